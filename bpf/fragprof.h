@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The wire format: every type that crosses between the BPF programs and the daemon.
+ *
+ * Included by the BPF object, by the unwinder's host build, and mirrored field by field in src/capture/wire.rs, where a test holds
+ * the mirror against the types' BTF. Plain fixed-width types only, no implicit padding, sizes asserted at the end.
+ *
+ * Times are CLOCK_MONOTONIC nanoseconds. Addresses are user addresses of the watched process.
+ */
+#ifndef FRAGPROF_H
+#define FRAGPROF_H
+
+/* Watched processes at a time. A slot is an index into the target table and travels in every record and cookie, so that no program
+ * needs a hash lookup to know whose event it sees. 1024 x 64 B = 64 KiB. */
+#define FP_TARGETS_MAX 1024
+
+/* Frames of one stack. Real stacks of servers and JVMs stay below 100; 128 x 8 B = 1 KiB a definition. */
+#define FP_FRAMES_MAX 128
+
+/* Allocator calls of one thread that may be open at once without being nested: one, plus signal handlers on an alternate stack that
+ * interrupt it. A call beyond the limit replaces the oldest and is counted (FP_CNT_CALL_ABANDONED). */
+#define FP_CALLS_MAX 4
+
+/* What a record says. The value is the first byte of each record. */
+enum fp_record_kind {
+	FP_REC_ALLOC = 1,        /* struct fp_alloc: a block was handed out */
+	FP_REC_FREE = 2,         /* struct fp_free: a block is about to be taken back (sent at entry) */
+	FP_REC_REALLOC_FREE = 3, /* struct fp_free: as FREE, by realloc; undone by REALLOC_FAIL of the same thread */
+	FP_REC_REALLOC_FAIL = 4, /* struct fp_free: the realloc failed, the block lives on */
+	FP_REC_STACK = 5,        /* struct fp_stack: defines a stack hash, before the first record that uses it */
+	FP_REC_VM = 6,           /* struct fp_vm: the address space changed */
+	FP_REC_EXEC = 7,         /* struct fp_life: the process replaced its image */
+	FP_REC_FORK = 8,         /* struct fp_life: a child exists; other = child's pid */
+	FP_REC_EXIT = 9,         /* struct fp_life: the process is gone (last thread); other = exit code */
+	FP_REC_OOM = 10,         /* struct fp_life: the kernel picked the process as OOM victim */
+	FP_REC_NEED_TABLE = 11,  /* struct fp_need_table: a pc had no unwind table yet */
+};
+
+/* Starts every record. 24 bytes. */
+struct fp_head {
+	unsigned char kind;       /* enum fp_record_kind */
+	unsigned char function;   /* index into the daemon's function table: which entry point (malloc, calloc, ...) */
+	unsigned short slot;      /* target slot, < FP_TARGETS_MAX */
+	unsigned int generation;  /* of the slot: a record of a slot's former owner is recognised and dropped */
+	unsigned int tid;         /* kernel thread id, initial pid namespace */
+	unsigned int pad;
+	unsigned long long time;  /* CLOCK_MONOTONIC, ns */
+};
+
+/* FP_REC_ALLOC. 48 bytes. */
+struct fp_alloc {
+	struct fp_head head;
+	unsigned long long addr;  /* block handed out, never 0 */
+	unsigned long long size;  /* bytes asked for */
+	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
+};
+
+/* FP_REC_FREE, FP_REC_REALLOC_FREE, FP_REC_REALLOC_FAIL. 40 bytes. */
+struct fp_free {
+	struct fp_head head;
+	unsigned long long addr;
+	unsigned long long stack; /* stack hash with --free-stacks, else 0 */
+};
+
+/* Why a walk ended. Stored in each stack, counted, shown. Mirrored by src/unwind/mod.rs. */
+enum fp_unwind_end {
+	FP_END_NONE = 0,           /* not ended: never on the wire */
+	FP_END_COMPLETE = 1,       /* reached the thread's or the process's entry: undefined return address */
+	FP_END_FRAME_LIMIT = 2,    /* FP_FRAMES_MAX or the configured depth */
+	FP_END_NO_MAPPING = 3,     /* pc in no known executable mapping */
+	FP_END_NO_TABLE = 4,       /* the mapping's table is not loaded (yet, or refused by the budget) */
+	FP_END_NO_ROW = 5,         /* the table has no row for this pc */
+	FP_END_UNSUPPORTED = 6,    /* a rule of a form the unwinder does not evaluate */
+	FP_END_READ_FAULT = 7,     /* stack memory could not be read (swapped out, guard page) */
+	FP_END_NO_PROGRESS = 8,    /* the CFA did not rise: corrupt stack or table */
+	FP_END_BAD_PC = 9,         /* return address 0 or outside user space, where a frame was expected */
+	FP_END_JIT = 10,           /* a JIT or interpreter region whose frame pointers do not hold */
+	FP_END_TRAMPOLINE = 11,    /* a return trampoline whose original address was not found */
+	FP_END_FP_ONLY = 12,       /* walked by frame pointers alone: no claim of truth */
+	FP_END_MAX
+};
+
+/* Flags in the top byte of a frame word; the address is the low 56 bits. */
+#define FP_FRAME_ADDR_MASK ((1ULL << 56) - 1)
+#define FP_FRAME_EXACT (1ULL << 56)   /* the address is the instruction itself (leaf, interrupted frame), not a return address */
+#define FP_FRAME_GUESSED (1ULL << 57) /* found by a guarded frame-pointer step */
+#define FP_FRAME_JIT (1ULL << 58)     /* in an anonymous executable region */
+#define FP_FRAME_SIGNAL (1ULL << 59)  /* a signal trampoline */
+
+/* FP_REC_STACK: header, then len frame words, leaf first. 40 bytes + 8 len. */
+struct fp_stack {
+	struct fp_head head;
+	unsigned long long hash;  /* of (slot generation, frames, end); never 0 */
+	unsigned short len;       /* frames that follow, <= FP_FRAMES_MAX */
+	unsigned char end;        /* enum fp_unwind_end */
+	unsigned char pad[5];
+	unsigned long long frames[]; /* FP_FRAME_* | address */
+};
+
+/* What happened to the address space. */
+enum fp_vm_op {
+	FP_VM_MMAP = 1,    /* addr, len, prot, flags as granted */
+	FP_VM_MUNMAP = 2,  /* addr, len */
+	FP_VM_MREMAP = 3,  /* addr = old address, len = old length, addr2 = new address, len2 = new length */
+	FP_VM_BRK = 4,     /* addr = break before the call, addr2 = break after */
+	FP_VM_MADVISE = 5, /* addr, len, flags = advice */
+	FP_VM_MPROTECT = 6,/* addr, len, prot */
+};
+
+/* FP_REC_VM. 80 bytes. Only calls that succeeded. */
+struct fp_vm {
+	struct fp_head head;
+	unsigned long long addr;
+	unsigned long long len;
+	unsigned long long addr2;
+	unsigned long long len2;
+	unsigned int op;          /* enum fp_vm_op */
+	unsigned int prot;        /* PROT_* */
+	unsigned int flags;       /* MAP_* or the advice */
+	int fd;                   /* mmap's file descriptor, -1 = anonymous */
+	unsigned long long stack; /* hash, 0 = none */
+};
+
+/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT, FP_REC_OOM. 48 bytes. */
+struct fp_life {
+	struct fp_head head;
+	unsigned int pid;
+	unsigned int other;
+	char comm[16];            /* as the kernel has it, may hold any byte; ends at the first 0 */
+};
+
+/* FP_REC_NEED_TABLE. 32 bytes. */
+struct fp_need_table {
+	struct fp_head head;
+	unsigned long long pc;
+};
+
+/* What the programs count, per CPU, summed by the daemon; every one is shown to the user. Mirrored by src/capture/counters.rs with
+ * a description each. */
+enum fp_counter {
+	FP_CNT_ALLOC = 0,          /* allocation records sent */
+	FP_CNT_FREE,               /* free records sent */
+	FP_CNT_STACK,              /* stack definitions sent */
+	FP_CNT_VM,                 /* address-space records sent */
+	FP_CNT_LIFE,               /* life-cycle records sent */
+	FP_CNT_LOST_ALLOC,         /* ring full: allocation record lost */
+	FP_CNT_LOST_FREE,          /* ring full: free record lost */
+	FP_CNT_LOST_STACK,         /* ring full: stack definition lost, sent again with the next use */
+	FP_CNT_LOST_VM,            /* ring full: address-space record lost */
+	FP_CNT_LOST_LIFE,          /* ring full: life-cycle record lost */
+	FP_CNT_NESTED,             /* inner allocator calls that an outer one already covers */
+	FP_CNT_CALL_ABANDONED,     /* calls that never returned (longjmp, exception, cancelled thread) */
+	FP_CNT_RETURN_UNMATCHED,   /* returns without their entry */
+	FP_CNT_NO_THREAD_STATE,    /* thread state could not be allocated: event lost */
+	FP_CNT_NO_WALK_STATE,      /* walk state could not be allocated: stack lost */
+	FP_CNT_STALE_SLOT,         /* hits for a slot that is no longer in use */
+	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
+	FP_CNT_WALK,               /* stacks walked */
+	FP_CNT_WALK_REUSED,        /* of these, whole walks proven unchanged and reused */
+	FP_CNT_WALK_TAIL_REUSED,   /* of these, walks whose outer frames were proven unchanged and reused */
+	FP_CNT_FRAMES,             /* frames found by the tables */
+	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
+	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
+};
+
+/* A target's row in the target table, written by the daemon, lost-counts by the programs. 64 bytes. */
+struct fp_target {
+	unsigned int tgid;        /* 0 = slot free */
+	unsigned int generation;  /* raised each time the slot gets a new owner */
+	unsigned int shard;       /* ring buffer that carries this process's records */
+	unsigned int flags;       /* FP_TARGET_* */
+	unsigned long long lost_alloc; /* records lost of this target, by kind: its ledger is lossy from the first on */
+	unsigned long long lost_free;
+	unsigned long long lost_other;
+	unsigned long long abandoned;  /* calls that never returned */
+	unsigned long long hits;       /* probe hits */
+	unsigned long long mm_id;      /* identifies the address space for the unwinder's mapping table (the pid of its owner) */
+};
+#define FP_TARGET_STACKS (1u << 0)      /* take stacks */
+#define FP_TARGET_FREE_STACKS (1u << 1) /* take stacks of frees too */
+#define FP_TARGET_VM (1u << 2)          /* send address-space records */
+
+/* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
+ * Registers are DWARF numbers of x86-64 (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8-15 r8-r15). */
+enum fp_op {
+	FP_OP_ALLOC = 1,        /* size in size_reg, times count_reg if present; result is the block */
+	FP_OP_FREE = 2,         /* block in ptr_reg; no return probe */
+	FP_OP_REALLOC = 3,      /* block in ptr_reg, new size in size_reg (times count_reg); result is the block */
+	FP_OP_POSIX_MEMALIGN = 4, /* size in size_reg, address of the result in ptr_reg; result 0 = success */
+	FP_OP_XALLOCX = 5,      /* block in ptr_reg resized in place; result is its usable size */
+};
+#define FP_COOKIE_OP(c) ((unsigned int)((c) & 0xff))
+#define FP_COOKIE_FUNCTION(c) ((unsigned int)(((c) >> 8) & 0xff))
+#define FP_COOKIE_SIZE_REG(c) ((unsigned int)(((c) >> 16) & 0x1f))
+#define FP_COOKIE_COUNT_REG(c) ((unsigned int)(((c) >> 21) & 0x1f))
+#define FP_COOKIE_PTR_REG(c) ((unsigned int)(((c) >> 26) & 0x1f))
+#define FP_COOKIE_SLOT(c) ((unsigned int)(((c) >> 32) & 0xffff))
+#define FP_COOKIE_SP_WORDS(c) ((unsigned int)(((c) >> 48) & 0xff)) /* words pushed between entry and site */
+#define FP_NO_REG 0x1f
+
+#define FP_ASSERT_SIZE(type, size) _Static_assert(sizeof(type) == (size), #type " changed size: change the mirror too")
+FP_ASSERT_SIZE(struct fp_head, 24);
+FP_ASSERT_SIZE(struct fp_alloc, 48);
+FP_ASSERT_SIZE(struct fp_free, 40);
+FP_ASSERT_SIZE(struct fp_stack, 40);
+FP_ASSERT_SIZE(struct fp_vm, 80);
+FP_ASSERT_SIZE(struct fp_life, 48);
+FP_ASSERT_SIZE(struct fp_need_table, 32);
+FP_ASSERT_SIZE(struct fp_target, 64);
+
+#endif

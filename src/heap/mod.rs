@@ -1,0 +1,1 @@
+//! Address ranges of a heap: extents, residency and per-page occupancy. Pure, fed by snapshots and events.

@@ -1,0 +1,1 @@
+//! Outstanding allocations of a process, by address and by stack. Pure.

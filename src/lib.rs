@@ -1,0 +1,45 @@
+//! fragprof finds out who holds a service's memory: how much of its heap is live, free but held, trimmable and pinned, which call
+//! stacks own and pin it, and what to do about it, for unmodified processes, from outside.
+//!
+//! The modules are the way of the data:
+//!
+//! ```text
+//! target  →  probe  →  capture  →  ledger ─┐
+//!    │                                      ├→ fragmentation → profile → surfaces
+//!    └────→  census ─────────→  heap  ──────┘                            (cli, tui, server, metrics)
+//!            recorder drives them for `record` and `top`
+//! ```
+//!
+//! | module | job | needs root |
+//! |---|---|---|
+//! | [`target`] | which process, its mappings, its files, its allocators | reads `/proc` |
+//! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
+//! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
+//! | [`unwind`] | `.eh_frame` to compact tables for the BPF unwinder | no |
+//! | [`ledger`] | outstanding allocations by address and by stack | no |
+//! | [`heap`] | address ranges: extents, residency, occupancy of pages | no |
+//! | [`census`] | the allocators' own metadata, read from outside | reads memory |
+//! | [`fragmentation`] | the ladder, pinning, blocking, growth, verdicts | no |
+//! | [`symbol`] | addresses to function names and lines | reads files |
+//! | [`profile`] | the one profile model and its encoders | no |
+//! | [`recorder`] | a recording from attach to profile | yes |
+//!
+//! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
+
+pub mod capture;
+pub mod census;
+pub mod cli;
+pub mod error;
+pub mod fragmentation;
+pub mod heap;
+pub mod ledger;
+pub mod metrics;
+pub mod probe;
+pub mod profile;
+pub mod recorder;
+pub mod server;
+pub mod symbol;
+pub mod target;
+pub mod tui;
+pub mod units;
+pub mod unwind;

@@ -1,0 +1,5 @@
+//! The `fragprof` command.
+
+fn main() -> std::process::ExitCode {
+    fragprof::cli::main()
+}

@@ -1,0 +1,1 @@
+//! The one profile model, its encoders (pprof, folded, SVG, JSON) and the difference of two profiles.

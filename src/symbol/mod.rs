@@ -1,0 +1,1 @@
+//! Addresses to frames: function, file, line and module.

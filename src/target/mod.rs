@@ -1,0 +1,1 @@
+//! Which process: identity, mappings, mapped files and build ids, allocator detection.

@@ -1,0 +1,99 @@
+//! Newtypes that keep numbers of different kinds apart.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! number {
+    ($(#[$meta:meta])* $name:ident($inner:ty)) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl From<$inner> for $name {
+            fn from(value: $inner) -> Self {
+                Self(value)
+            }
+        }
+    };
+}
+
+number! {
+    /// A process id in the initial pid namespace (the kernel's tgid).
+    Pid(u32)
+}
+number! {
+    /// A virtual address of the watched process.
+    Addr(u64)
+}
+number! {
+    /// An offset in an ELF file, in bytes from its start. Not a virtual address: segments map one to the other.
+    FileOffset(u64)
+}
+number! {
+    /// A dense number of a call stack within one ledger, from 0.
+    StackId(u32)
+}
+number! {
+    /// The BPF programs' 64-bit hash of a stack; 0 = no stack.
+    StackHash(u64)
+}
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for FileOffset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A number of bytes, shown to people in binary units with three significant digits (`1.50 MiB`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct HumanBytes(pub u64);
+
+impl fmt::Display for HumanBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        let mut value = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        // 1023.95 would print as 1024: go to the next unit first.
+        while value >= 999.5 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        let decimals = if value < 9.995 { 2 } else if value < 99.95 { 1 } else { 0 };
+        f.pad(&format!("{value:.decimals$} {}", UNITS[unit]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_with_three_digits_and_a_binary_unit() {
+        let shown = |n: u64| HumanBytes(n).to_string();
+        assert_eq!(shown(0), "0 B");
+        assert_eq!(shown(1023), "1023 B");
+        assert_eq!(shown(1024), "1.00 KiB");
+        assert_eq!(shown(1536 * 1024), "1.50 MiB");
+        assert_eq!(shown(25 * 1024 * 1024 + 512 * 1024), "25.5 MiB");
+        assert_eq!(shown(1023 * 1024), "1.00 MiB");
+        assert_eq!(shown(640 << 20), "640 MiB");
+        assert_eq!(shown(u64::MAX), "16.0 EiB");
+    }
+}
