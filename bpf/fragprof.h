@@ -21,6 +21,10 @@
  * interrupt it. A call beyond the limit replaces the oldest and is counted (FP_CNT_CALL_ABANDONED). */
 #define FP_CALLS_MAX 4
 
+/* Ring buffers. A process's records all go through one of them and so keep their order; more than a consumer thread a core does not
+ * pay. */
+#define FP_SHARDS_MAX 16
+
 /* What a record says. The value is the first byte of each record. */
 enum fp_record_kind {
 	FP_REC_ALLOC = 1,        /* struct fp_alloc: a block was handed out */
@@ -32,8 +36,7 @@ enum fp_record_kind {
 	FP_REC_EXEC = 7,         /* struct fp_life: the process replaced its image */
 	FP_REC_FORK = 8,         /* struct fp_life: a child exists; other = child's pid */
 	FP_REC_EXIT = 9,         /* struct fp_life: the process is gone (last thread); other = exit code */
-	FP_REC_OOM = 10,         /* struct fp_life: the kernel picked the process as OOM victim */
-	FP_REC_NEED_TABLE = 11,  /* struct fp_need_table: a pc had no unwind table yet */
+	FP_REC_NEED_TABLE = 10,  /* struct fp_need_table: a pc had no unwind table yet */
 };
 
 /* Starts every record. 24 bytes. */
@@ -102,7 +105,7 @@ enum fp_vm_op {
 	FP_VM_MMAP = 1,    /* addr, len, prot, flags as granted */
 	FP_VM_MUNMAP = 2,  /* addr, len */
 	FP_VM_MREMAP = 3,  /* addr = old address, len = old length, addr2 = new address, len2 = new length */
-	FP_VM_BRK = 4,     /* addr = break before the call, addr2 = break after */
+	FP_VM_BRK = 4,     /* addr = break after the call */
 	FP_VM_MADVISE = 5, /* addr, len, flags = advice */
 	FP_VM_MPROTECT = 6,/* addr, len, prot */
 };
@@ -121,7 +124,7 @@ struct fp_vm {
 	unsigned long long stack; /* hash, 0 = none */
 };
 
-/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT, FP_REC_OOM. 48 bytes. */
+/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 48 bytes. */
 struct fp_life {
 	struct fp_head head;
 	unsigned int pid;
@@ -154,6 +157,7 @@ enum fp_counter {
 	FP_CNT_NO_THREAD_STATE,    /* thread state could not be allocated: event lost */
 	FP_CNT_NO_WALK_STATE,      /* walk state could not be allocated: stack lost */
 	FP_CNT_STALE_SLOT,         /* hits for a slot that is no longer in use */
+	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be remembered as sent: it is sent again with the next use */
 	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
 	FP_CNT_WALK,               /* stacks walked */
 	FP_CNT_WALK_REUSED,        /* of these, whole walks proven unchanged and reused */

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * Allocator entry and return -> records.
+ *
+ * A site's cookie says which call it is and which registers hold its arguments (fragprof.h). The outermost call of a thread is
+ * remembered between its entry and its return; calls made from inside it (calloc -> malloc, realloc(NULL) -> malloc, new -> malloc) are
+ * covered by it and only counted. Frees are sent at entry, before the block can be handed out again; allocations at return.
+ *
+ * A call may never return (exception out of operator new, longjmp, cancelled thread). It is recognised when a later entry of the
+ * thread does not lie below it on the stack, or lies below it but the word at its stack pointer is no longer the return trampoline
+ * that the kernel put there: then the frame is gone. So no thread falls silent because one return was missed. A signal handler on an
+ * alternate stack is neither: its calls stack up beside the interrupted one.
+ */
+#ifndef FRAGPROF_ALLOC_BPF_H
+#define FRAGPROF_ALLOC_BPF_H
+
+#include "maps.bpf.h"
+#include "unwind.bpf.h"
+
+/* x86-64: DWARF register number -> value at the probe. rdi and rsi first: nearly all arguments are there. */
+static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
+{
+	switch (number) {
+	case 5: return regs->di;
+	case 4: return regs->si;
+	case 1: return regs->dx;
+	case 2: return regs->cx;
+	case 0: return regs->ax;
+	case 3: return regs->bx;
+	case 6: return regs->bp;
+	case 7: return regs->sp;
+	case 8: return regs->r8;
+	case 9: return regs->r9;
+	case 10: return regs->r10;
+	case 11: return regs->r11;
+	case 12: return regs->r12;
+	case 13: return regs->r13;
+	case 14: return regs->r14;
+	case 15: return regs->r15;
+	default: return 0;
+	}
+}
+
+static __always_inline struct fp_thread *fp_thread_of_current(void)
+{
+	struct fp_thread *thread;
+
+	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!thread)
+		fp_count(FP_CNT_NO_THREAD_STATE);
+	return thread;
+}
+
+/* The bytes a call asks for. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
+static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
+{
+	__u64 size = fp_register(regs, FP_COOKIE_SIZE_REG(cookie));
+
+	if (FP_COOKIE_COUNT_REG(cookie) != FP_NO_REG)
+		size *= fp_register(regs, FP_COOKIE_COUNT_REG(cookie));
+	return size;
+}
+
+static __always_inline bool fp_on_alternate_stack(struct task_struct *task, __u64 sp)
+{
+	return sp > task->sas_ss_sp && sp - task->sas_ss_sp <= task->sas_ss_size;
+}
+
+/* Whether the frame of an open call is still on the stack: its return address is the trampoline. */
+static __always_inline bool fp_call_is_open(struct fp_thread *thread, struct task_struct *task, struct fp_call *call)
+{
+	__u64 word = 0;
+
+	if (!thread->trampoline)
+		thread->trampoline = BPF_CORE_READ(task, mm, uprobes_state.xol_area, vaddr);
+	bpf_probe_read_user(&word, sizeof(word), (void *)call->sp);
+	return word == thread->trampoline;
+}
+
+/* Drops calls that never returned; says whether the entry at sp is covered by a call that is still open. */
+static __always_inline bool fp_is_nested(struct fp_thread *thread, struct fp_target *target, __u64 sp)
+{
+	struct task_struct *task;
+	struct fp_call *call;
+	bool here, there;
+	int i;
+
+	if (!thread->depth)
+		return false;
+	task = bpf_get_current_task_btf();
+	here = fp_on_alternate_stack(task, sp);
+	for (i = 0; i < FP_CALLS_MAX; i++) {
+		__u32 top = thread->depth - 1;
+
+		if (top >= FP_CALLS_MAX)
+			return false;
+		call = &thread->calls[top];
+		there = fp_on_alternate_stack(task, call->sp);
+		if (here && !there)
+			return false; /* a signal handler interrupted that call */
+		if (here == there && sp < call->sp && fp_call_is_open(thread, task, call)) {
+			fp_count(FP_CNT_NESTED);
+			return true;
+		}
+		thread->depth = top;
+		fp_count(FP_CNT_CALL_ABANDONED);
+		__sync_fetch_and_add(&target->abandoned, 1);
+	}
+	return false;
+}
+
+/* Sends the walk's definition unless this target's has been sent. */
+static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+{
+	__u64 key = walk->hash ^ (((__u64)target->generation << 32 | slot) * 0x9e3779b97f4a7c15ULL);
+	struct fp_stack *record = &walk->record;
+	void *ring;
+	__u32 size;
+	__u8 one = 1;
+
+	if (walk->defined == target->generation)
+		return;
+	if (bpf_map_lookup_elem(&stacks_sent, &key)) {
+		walk->defined = target->generation;
+		return;
+	}
+	ring = bpf_map_lookup_elem(&rings, &target->shard);
+	if (!ring)
+		return;
+	fp_fill_head(&record->head, target, slot, FP_REC_STACK, 0);
+	record->hash = walk->hash;
+	record->len = walk->len;
+	record->end = walk->end;
+	size = walk->len;
+	if (size > FP_FRAMES_MAX)
+		size = FP_FRAMES_MAX;
+	size = sizeof(*record) + size * sizeof(__u64);
+	if (bpf_ringbuf_output(ring, record, size, BPF_RB_NO_WAKEUP)) {
+		fp_lost(target, FP_CNT_LOST_STACK);
+		return;
+	}
+	fp_count(FP_CNT_STACK);
+	walk->defined = target->generation;
+	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
+		fp_count(FP_CNT_STACK_TABLE_FULL);
+}
+
+/* Takes the stack at the probe; its hash, or 0 if none could be taken. */
+static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, __u32 slot)
+{
+	struct fp_walk *walk = unwind_user(regs, (__u32)target->mm_id);
+
+	if (!walk)
+		return 0;
+	fp_define_stack(walk, target, slot);
+	return walk->hash;
+}
+
+static __always_inline void fp_send_free(struct fp_target *target, __u64 cookie, __u8 kind, __u64 addr, __u64 stack)
+{
+	struct fp_free *record =
+		FP_RESERVE(struct fp_free, target, FP_COOKIE_SLOT(cookie), kind, FP_COOKIE_FUNCTION(cookie), FP_CNT_LOST_FREE);
+
+	if (!record)
+		return;
+	record->addr = addr;
+	record->stack = stack;
+	fp_submit(record);
+	fp_count(FP_CNT_FREE);
+}
+
+static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie, __u64 addr, __u64 size, __u64 stack)
+{
+	struct fp_alloc *record = FP_RESERVE(struct fp_alloc, target, FP_COOKIE_SLOT(cookie), FP_REC_ALLOC, FP_COOKIE_FUNCTION(cookie),
+					     FP_CNT_LOST_ALLOC);
+
+	if (!record)
+		return;
+	record->addr = addr;
+	record->size = size;
+	record->stack = stack;
+	fp_submit(record);
+	fp_count(FP_CNT_ALLOC);
+}
+
+/* At a site, on the way in. Returns the call's sequence number if its return is wanted, else 0. */
+static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
+{
+	__u32 slot = FP_COOKIE_SLOT(cookie), op = FP_COOKIE_OP(cookie);
+	struct fp_target *target = fp_target_of(slot);
+	struct fp_thread *thread;
+	struct fp_call *call;
+	__u64 sp, ptr = 0, stack = 0;
+	__u32 top;
+
+	if (!target) {
+		fp_count(FP_CNT_STALE_SLOT);
+		return 0;
+	}
+	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
+		ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
+	if (op == FP_OP_FREE && !ptr)
+		return 0;
+	thread = fp_thread_of_current();
+	if (!thread) {
+		fp_lost(target, op == FP_OP_FREE ? FP_CNT_LOST_FREE : FP_CNT_LOST_ALLOC);
+		return 0;
+	}
+	sp = regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie);
+	if (fp_is_nested(thread, target, sp))
+		return 0;
+
+	if (op == FP_OP_FREE) {
+		if (target->flags & FP_TARGET_FREE_STACKS)
+			stack = fp_take_stack(regs, target, slot);
+		fp_send_free(target, cookie, FP_REC_FREE, ptr, stack);
+		return 0;
+	}
+
+	if (target->flags & FP_TARGET_STACKS)
+		stack = fp_take_stack(regs, target, slot);
+	if (op == FP_OP_REALLOC && ptr)
+		fp_send_free(target, cookie, FP_REC_REALLOC_FREE, ptr, 0);
+
+	top = thread->depth;
+	if (top >= FP_CALLS_MAX) {
+		top = FP_CALLS_MAX - 1;
+		fp_count(FP_CNT_CALL_ABANDONED);
+		__sync_fetch_and_add(&target->abandoned, 1);
+	}
+	call = &thread->calls[top];
+	call->sp = sp;
+	call->size = fp_size_of(regs, cookie);
+	call->ptr = ptr;
+	call->stack = stack;
+	call->sequence = ++thread->sequence;
+	thread->depth = top + 1;
+	return call->sequence;
+}
+
+/* At the return of the call with this sequence number (session), or of the call whose frame the stack pointer has just left
+ * (sequence 0: entry and return are separate links, and returns of nested calls come here too). */
+static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence)
+{
+	__u32 slot = FP_COOKIE_SLOT(cookie), op = FP_COOKIE_OP(cookie), top;
+	struct fp_target *target = fp_target_of(slot);
+	struct fp_thread *thread;
+	struct fp_call call;
+	__u64 result = regs->ax, block = 0;
+	int i;
+
+	if (!target)
+		return;
+	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
+	if (!thread)
+		return;
+	for (i = 0; i < FP_CALLS_MAX; i++) {
+		top = thread->depth - 1;
+		if (top >= FP_CALLS_MAX)
+			break;
+		if (sequence ? thread->calls[top].sequence == sequence : thread->calls[top].sp + 8 == regs->sp)
+			goto found;
+		if (!sequence)
+			return;
+		thread->depth = top;
+		fp_count(FP_CNT_CALL_ABANDONED);
+		__sync_fetch_and_add(&target->abandoned, 1);
+	}
+	if (sequence)
+		fp_count(FP_CNT_RETURN_UNMATCHED);
+	return;
+found:
+	call = thread->calls[top & (FP_CALLS_MAX - 1)];
+	thread->depth = top;
+
+	switch (op) {
+	case FP_OP_POSIX_MEMALIGN:
+		if (!(__u32)result)
+			bpf_probe_read_user(&block, sizeof(block), (void *)call.ptr);
+		break;
+	case FP_OP_XALLOCX:
+		/* Resized in place: the block is the same, its usable size is the result. */
+		fp_send_free(target, cookie, FP_REC_FREE, call.ptr, 0);
+		block = call.ptr;
+		call.size = result;
+		break;
+	case FP_OP_REALLOC:
+		block = result;
+		/* realloc(p, 0) that returns NULL has freed the block (glibc, tcmalloc); with a size it has failed. */
+		if (!block && call.ptr && call.size)
+			fp_send_free(target, cookie, FP_REC_REALLOC_FAIL, call.ptr, 0);
+		break;
+	default:
+		block = result;
+	}
+	if (block)
+		fp_send_alloc(target, cookie, block, call.size, call.stack);
+	else
+		fp_count(FP_CNT_ALLOC_FAILED);
+}
+
+#endif

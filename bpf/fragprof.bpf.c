@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * fragprof's BPF programs.
+ *
+ * What they do, and no more: notice that a watched process allocated, freed, changed its address space, or lived and died; take the
+ * call stack of an allocation; and put a record of it into the process's ring buffer. Nothing is aggregated here: a hash table in the
+ * kernel would cost more than the record (2.4 us against 2.2 us a malloc/free pair) and could not be corrected afterwards.
+ *
+ * The price of a probe is its trap: ~0.7 us where the kernel emulates the probed instruction, ~9 us where it must single-step it. So
+ * the daemon chooses the instruction (src/probe/placement.rs) and says in the site's cookie where the arguments are; one program
+ * serves every entry point of every allocator.
+ *
+ * Three ways to attach the same two functions, best first; the daemon takes what the kernel can do:
+ *   session   one link, entry and return paired by the kernel, returns of nested calls never trap (6.13)
+ *   multi     one link for entries, one for returns (6.6)
+ *   single    a perf event for each site (5.15, for the attach cookie)
+ *
+ * Everything that is dropped is counted where it is dropped (enum fp_counter). Uprobe programs can be preempted, so nothing between
+ * two helper calls may live in per-CPU memory; state is in task storage, where only its own thread can reach it.
+ */
+#include "vmlinux.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "alloc.bpf.h"
+#include "fragprof.h"
+#include "lifecycle.bpf.h"
+#include "maps.bpf.h"
+#include "unwind.bpf.h"
+#include "vm.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+extern bool bpf_session_is_return(void) __ksym __weak;
+extern __u64 *bpf_session_cookie(void) __ksym __weak;
+
+SEC("uprobe.session")
+int alloc_session(struct pt_regs *regs)
+{
+	__u64 *sequence = bpf_session_cookie();
+	__u64 cookie = bpf_get_attach_cookie(regs);
+
+	if (bpf_session_is_return()) {
+		fp_alloc_return(regs, cookie, *sequence);
+		return 0;
+	}
+	*sequence = fp_alloc_enter(regs, cookie);
+	return *sequence ? 0 : 1; /* 1: the kernel does not even set up the return */
+}
+
+SEC("uprobe.multi")
+int alloc_entry_multi(struct pt_regs *regs)
+{
+	fp_alloc_enter(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uretprobe.multi")
+int alloc_return_multi(struct pt_regs *regs)
+{
+	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0);
+	return 0;
+}
+
+SEC("uprobe")
+int alloc_entry(struct pt_regs *regs)
+{
+	fp_alloc_enter(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uretprobe")
+int alloc_return(struct pt_regs *regs)
+{
+	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0);
+	return 0;
+}
+
+SEC("fexit/__x64_sys_mmap")
+int BPF_PROG(vm_mmap, struct pt_regs *args, long result)
+{
+	return fp_mmap_done(args, result);
+}
+
+SEC("fexit/__x64_sys_munmap")
+int BPF_PROG(vm_munmap, struct pt_regs *args, long result)
+{
+	return fp_munmap_done(args, result);
+}
+
+SEC("fexit/__x64_sys_mremap")
+int BPF_PROG(vm_mremap, struct pt_regs *args, long result)
+{
+	return fp_mremap_done(args, result);
+}
+
+SEC("fexit/__x64_sys_brk")
+int BPF_PROG(vm_brk, struct pt_regs *args, long result)
+{
+	return fp_brk_done(args, result);
+}
+
+SEC("fexit/__x64_sys_madvise")
+int BPF_PROG(vm_madvise, struct pt_regs *args, long result)
+{
+	return fp_madvise_done(args, result);
+}
+
+SEC("fexit/__x64_sys_mprotect")
+int BPF_PROG(vm_mprotect, struct pt_regs *args, long result)
+{
+	return fp_mprotect_done(args, result);
+}
+
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(life_exec, struct task_struct *task)
+{
+	return fp_exec_done(task);
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(life_fork, struct task_struct *parent, struct task_struct *child)
+{
+	return fp_fork_done(parent, child);
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(life_exit, struct task_struct *task)
+{
+	return fp_exit_done(task);
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * exec, fork and exit of watched processes -> records, through the process's own ring, so that they stand in order between its
+ * allocations.
+ */
+#ifndef FRAGPROF_LIFECYCLE_BPF_H
+#define FRAGPROF_LIFECYCLE_BPF_H
+
+#include "maps.bpf.h"
+#include "vm.bpf.h"
+
+static __always_inline void fp_send_life(__u8 kind, __u32 other)
+{
+	struct fp_target *target;
+	struct fp_life *record;
+	__u32 slot;
+
+	target = fp_target_of_current(&slot);
+	if (!target)
+		return;
+	record = FP_RESERVE(struct fp_life, target, slot, kind, 0, FP_CNT_LOST_LIFE);
+	if (!record)
+		return;
+	record->pid = bpf_get_current_pid_tgid() >> 32;
+	record->other = other;
+	if (bpf_get_current_comm(record->comm, sizeof(record->comm)))
+		record->comm[0] = 0;
+	fp_submit(record);
+	fp_count(FP_CNT_LIFE);
+}
+
+/* The new image has new stacks, a new return trampoline and no open call. */
+static __always_inline int fp_exec_done(struct task_struct *task)
+{
+	struct fp_thread *thread = bpf_task_storage_get(&threads, task, NULL, 0);
+
+	if (thread) {
+		thread->depth = 0;
+		thread->trampoline = 0;
+	}
+	fp_send_life(FP_REC_EXEC, 0);
+	return 0;
+}
+
+static __always_inline int fp_fork_done(struct task_struct *parent, struct task_struct *child)
+{
+	/* sched_process_fork fires for threads too. */
+	if (child->pid == child->tgid)
+		fp_send_life(FP_REC_FORK, child->pid);
+	return 0;
+}
+
+static __always_inline int fp_exit_done(struct task_struct *task)
+{
+	/* The last thread of the group: do_exit has already counted it out. */
+	if (BPF_CORE_READ(task, signal, live.counter) == 0)
+		fp_send_life(FP_REC_EXIT, task->exit_code);
+	return 0;
+}
+
+#endif

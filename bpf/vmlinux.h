@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The few kernel types the programs read, written by hand: only the fields used, found at load time by CO-RE relocation, so neither
+ * their order nor the fields left out matter. Enumerations and map types come from the uapi headers.
+ */
+#ifndef FRAGPROF_VMLINUX_H
+#define FRAGPROF_VMLINUX_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+
+typedef int pid_t;
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+/* arch/x86/include/asm/ptrace.h: the kernel's own struct, field names without the uapi's r prefix. */
+struct pt_regs {
+	unsigned long r15, r14, r13, r12, bp, bx;
+	unsigned long r11, r10, r9, r8, ax, cx, dx, si, di;
+	unsigned long orig_ax, ip, cs, flags, sp, ss;
+};
+
+/* mm/uprobes: the page of return trampolines and out-of-line slots, [uprobes] in /proc/PID/maps. */
+struct xol_area {
+	unsigned long vaddr;
+};
+
+struct uprobes_state {
+	struct xol_area *xol_area;
+};
+
+struct mm_struct {
+	struct uprobes_state uprobes_state;
+};
+
+/* include/linux/uprobes.h: one pending return probe of a thread. stack = address of the swapped return address. */
+struct return_instance {
+	unsigned long stack;
+	unsigned long orig_ret_vaddr;
+	struct return_instance *next;
+};
+
+struct uprobe_task {
+	struct return_instance *return_instances;
+};
+
+struct signal_struct {
+	int group_exit_code;
+	struct {
+		int counter;
+	} live;
+};
+
+struct task_struct {
+	pid_t pid;
+	pid_t tgid;
+	char comm[16];
+	int exit_code;
+	unsigned long sas_ss_sp;
+	unsigned long sas_ss_size;
+	struct mm_struct *mm;
+	struct signal_struct *signal;
+	struct uprobe_task *utask;
+};
+
+#pragma clang attribute pop
+
+#endif
