@@ -17,26 +17,39 @@
 #include "maps.bpf.h"
 #include "unwind.bpf.h"
 
+/* Loads a saved register by an instruction of its own: left to itself the compiler folds the cases below into one load at a computed
+ * offset of the context, which the verifier refuses. struct pt_regs is uapi on x86-64, its offsets are fixed. */
+#define FP_LOAD(regs, field)                                                                            \
+	({                                                                                              \
+		__u64 value_;                                                                           \
+		asm volatile("%0 = *(u64 *)(%1 + %2)"                                                   \
+			     : "=r"(value_)                                                             \
+			     : "r"(regs), "i"(__builtin_offsetof(struct pt_regs, field)));              \
+		value_;                                                                                 \
+	})
+
 /* x86-64: DWARF register number -> value at the probe. rdi and rsi first: nearly all arguments are there. */
 static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
 {
+	if (number == 5)
+		return FP_LOAD(regs, di);
+	if (number == 4)
+		return FP_LOAD(regs, si);
 	switch (number) {
-	case 5: return regs->di;
-	case 4: return regs->si;
-	case 1: return regs->dx;
-	case 2: return regs->cx;
-	case 0: return regs->ax;
-	case 3: return regs->bx;
-	case 6: return regs->bp;
-	case 7: return regs->sp;
-	case 8: return regs->r8;
-	case 9: return regs->r9;
-	case 10: return regs->r10;
-	case 11: return regs->r11;
-	case 12: return regs->r12;
-	case 13: return regs->r13;
-	case 14: return regs->r14;
-	case 15: return regs->r15;
+	case 0: return FP_LOAD(regs, ax);
+	case 1: return FP_LOAD(regs, dx);
+	case 2: return FP_LOAD(regs, cx);
+	case 3: return FP_LOAD(regs, bx);
+	case 6: return FP_LOAD(regs, bp);
+	case 7: return FP_LOAD(regs, sp);
+	case 8: return FP_LOAD(regs, r8);
+	case 9: return FP_LOAD(regs, r9);
+	case 10: return FP_LOAD(regs, r10);
+	case 11: return FP_LOAD(regs, r11);
+	case 12: return FP_LOAD(regs, r12);
+	case 13: return FP_LOAD(regs, r13);
+	case 14: return FP_LOAD(regs, r14);
+	case 15: return FP_LOAD(regs, r15);
 	default: return 0;
 	}
 }
@@ -197,6 +210,8 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 		fp_count(FP_CNT_STALE_SLOT);
 		return 0;
 	}
+	if (!(target->flags & FP_TARGET_ON))
+		return 0;
 	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
 		ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
 	if (op == FP_OP_FREE && !ptr)

@@ -78,40 +78,10 @@ int alloc_return(struct pt_regs *regs)
 	return 0;
 }
 
-SEC("fexit/__x64_sys_mmap")
-int BPF_PROG(vm_mmap, struct pt_regs *args, long result)
+SEC("tp_btf/sys_exit")
+int BPF_PROG(vm_change, struct pt_regs *regs, long result)
 {
-	return fp_mmap_done(args, result);
-}
-
-SEC("fexit/__x64_sys_munmap")
-int BPF_PROG(vm_munmap, struct pt_regs *args, long result)
-{
-	return fp_munmap_done(args, result);
-}
-
-SEC("fexit/__x64_sys_mremap")
-int BPF_PROG(vm_mremap, struct pt_regs *args, long result)
-{
-	return fp_mremap_done(args, result);
-}
-
-SEC("fexit/__x64_sys_brk")
-int BPF_PROG(vm_brk, struct pt_regs *args, long result)
-{
-	return fp_brk_done(args, result);
-}
-
-SEC("fexit/__x64_sys_madvise")
-int BPF_PROG(vm_madvise, struct pt_regs *args, long result)
-{
-	return fp_madvise_done(args, result);
-}
-
-SEC("fexit/__x64_sys_mprotect")
-int BPF_PROG(vm_mprotect, struct pt_regs *args, long result)
-{
-	return fp_mprotect_done(args, result);
+	return fp_syscall_done(regs, result);
 }
 
 SEC("tp_btf/sched_process_exec")

@@ -177,12 +177,14 @@ struct fp_target {
 	unsigned long long lost_free;
 	unsigned long long lost_other;
 	unsigned long long abandoned;  /* calls that never returned */
-	unsigned long long hits;       /* probe hits */
+	unsigned long long spare;
 	unsigned long long mm_id;      /* identifies the address space for the unwinder's mapping table (the pid of its owner) */
 };
 #define FP_TARGET_STACKS (1u << 0)      /* take stacks */
 #define FP_TARGET_FREE_STACKS (1u << 1) /* take stacks of frees too */
 #define FP_TARGET_VM (1u << 2)          /* send address-space records */
+#define FP_TARGET_ON (1u << 3)          /* take new calls; set when all probes are in, cleared before the first is taken out, so that
+                                         * no block is seen allocated whose free would be missed */
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
  * Registers are DWARF numbers of x86-64 (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8-15 r8-r15). */

@@ -15,9 +15,11 @@
 #include "fragprof.h"
 
 /* Watched processes, by slot. The daemon writes a row before it attaches the first probe that names the slot and raises the
- * generation when the slot is given away; programs only add to the loss counts. Lookup is inlined: 2 ns. */
+ * generation when the slot is given away; programs only add to the loss counts. Mapped by the daemon, so that it can switch a target
+ * on and off by one store while the counts go on. Lookup is inlined: 2 ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, FP_TARGETS_MAX);
 	__type(key, __u32);
 	__type(value, struct fp_target);

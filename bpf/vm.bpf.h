@@ -2,9 +2,9 @@
 /*
  * Changes of a watched process's address space -> records.
  *
- * The programs hang on the exit of the system call's own function (fexit), where arguments and result are both at hand: no state
- * between two tracepoints, and no slow path for every system call of the machine, which syscall tracepoints turn on. They run for
- * every process; a hash lookup sends the unwatched away.
+ * One program on the raw tracepoint at the end of every system call, where arguments (still in the saved registers) and result are both
+ * at hand: no state between two tracepoints, no tracefs. It runs for every process; the system call's number sends nearly all away, a
+ * hash lookup the unwatched. docs/design/0002 has the price and what was tried instead.
  *
  * Only calls that succeeded are sent. A call made by the allocator itself carries the stack of the allocation it serves.
  */
@@ -74,53 +74,58 @@ static __always_inline int fp_send_vm(__u32 op, const struct fp_vm_args *args)
 	return 0;
 }
 
-static __always_inline int fp_mmap_done(struct pt_regs *args, long result)
+/* x86-64 system call numbers (arch/x86/entry/syscalls/syscall_64.tbl). */
+enum fp_syscall {
+	FP_SYS_MMAP = 9,
+	FP_SYS_MPROTECT = 10,
+	FP_SYS_MUNMAP = 11,
+	FP_SYS_BRK = 12,
+	FP_SYS_MREMAP = 25,
+	FP_SYS_MADVISE = 28,
+};
+
+/* regs: as saved at the call: orig_ax is its number, di, si, dx, r10, r8 its arguments. */
+static __always_inline int fp_syscall_done(struct pt_regs *regs, long result)
 {
-	struct fp_vm_args vm = {
-		.addr = result,
-		.len = args->si,
-		.prot = args->dx,
-		.flags = args->r10,
-		.fd = args->r8,
-	};
+	struct fp_vm_args vm = { .addr = regs->di, .len = regs->si };
+	__u32 op;
 
-	return fp_failed(result) ? 0 : fp_send_vm(FP_VM_MMAP, &vm);
-}
-
-static __always_inline int fp_munmap_done(struct pt_regs *args, long result)
-{
-	struct fp_vm_args vm = { .addr = args->di, .len = args->si };
-
-	return fp_failed(result) ? 0 : fp_send_vm(FP_VM_MUNMAP, &vm);
-}
-
-static __always_inline int fp_mremap_done(struct pt_regs *args, long result)
-{
-	struct fp_vm_args vm = { .addr = args->di, .len = args->si, .addr2 = result, .len2 = args->dx, .flags = args->r10 };
-
-	return fp_failed(result) ? 0 : fp_send_vm(FP_VM_MREMAP, &vm);
-}
-
-/* brk returns the break as it now is, and never fails otherwise; brk(0) only asks. */
-static __always_inline int fp_brk_done(struct pt_regs *args, long result)
-{
-	struct fp_vm_args vm = { .addr = result };
-
-	return args->di ? fp_send_vm(FP_VM_BRK, &vm) : 0;
-}
-
-static __always_inline int fp_madvise_done(struct pt_regs *args, long result)
-{
-	struct fp_vm_args vm = { .addr = args->di, .len = args->si, .flags = args->dx };
-
-	return fp_failed(result) ? 0 : fp_send_vm(FP_VM_MADVISE, &vm);
-}
-
-static __always_inline int fp_mprotect_done(struct pt_regs *args, long result)
-{
-	struct fp_vm_args vm = { .addr = args->di, .len = args->si, .prot = args->dx };
-
-	return fp_failed(result) ? 0 : fp_send_vm(FP_VM_MPROTECT, &vm);
+	switch (regs->orig_ax) {
+	case FP_SYS_MMAP:
+		op = FP_VM_MMAP;
+		vm.addr = result;
+		vm.prot = regs->dx;
+		vm.flags = regs->r10;
+		vm.fd = regs->r8;
+		break;
+	case FP_SYS_MUNMAP:
+		op = FP_VM_MUNMAP;
+		break;
+	case FP_SYS_BRK:
+		/* Returns the break as it now is and never fails otherwise; brk(0) only asks. */
+		if (!regs->di)
+			return 0;
+		op = FP_VM_BRK;
+		vm.addr = result;
+		vm.len = 0;
+		break;
+	case FP_SYS_MREMAP:
+		op = FP_VM_MREMAP;
+		vm.addr2 = result;
+		vm.len2 = regs->dx;
+		break;
+	case FP_SYS_MADVISE:
+		op = FP_VM_MADVISE;
+		vm.flags = regs->dx;
+		break;
+	case FP_SYS_MPROTECT:
+		op = FP_VM_MPROTECT;
+		vm.prot = regs->dx;
+		break;
+	default:
+		return 0;
+	}
+	return fp_failed(result) ? 0 : fp_send_vm(op, &vm);
 }
 
 #endif

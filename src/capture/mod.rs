@@ -1,1 +1,312 @@
 //! The BPF edge: the only module that knows libbpf. Loads and attaches the programs, consumes the rings, decodes records.
+//!
+//! ```text
+//! Capture::load ──→ add_target ──→ attach ──→ (records flow into the Sinks) ──→ drop Attached ──→ remove_target
+//!        │                                            ↑
+//!        └──→ read(sinks): one named thread a ring ───┘
+//! ```
+//!
+//! Loading and attaching happen on the caller's thread, so that a missing permission or a refusal of the verifier is an error the
+//! caller can report. Threads start only after.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
+use crate::units::{FileOffset, Pid};
+
+pub mod counters;
+mod load;
+pub mod ring;
+mod slots;
+mod targets;
+pub mod wire;
+
+pub use counters::Counters;
+pub use load::{AttachMethod, Offer};
+pub use ring::{Readers, Sink};
+pub use slots::Slot;
+
+/// Why capture cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused to load the programs, in every form there is.
+    #[error("cannot load the BPF programs: {reason}\n{hint}")]
+    Load {
+        /// What the kernel or libbpf said of the last try.
+        reason: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// A probe could not be attached.
+    #[error("cannot attach {sites} probes to {path} in process {pid}: {source}")]
+    Attach {
+        /// The process.
+        pid: Pid,
+        /// File that holds the allocator, as given to the kernel.
+        path: String,
+        /// Probe sites in it.
+        sites: usize,
+        /// The kernel's reason.
+        source: libbpf_rs::Error,
+    },
+    /// All target slots are in use.
+    #[error("{max} processes are watched already: no slot is free")]
+    TooManyTargets {
+        /// The limit.
+        max: u32,
+    },
+    /// A map operation failed; a fault of the daemon, not of its input.
+    #[error("BPF map {map}: {source}")]
+    Map {
+        /// The map.
+        map: &'static str,
+        /// What the kernel said.
+        source: libbpf_rs::Error,
+    },
+    /// A reader thread could not be started.
+    #[error("cannot start a reader thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// How to load and what to reserve.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Ring buffers, 1 to [`wire::SHARDS_MAX`]; a process's records all go through one.
+    pub shards: u32,
+    /// Bytes of each ring buffer; rounded up to a power of two, at least a page. Kernel memory, locked.
+    pub ring_bytes: u32,
+    /// Attach by this method only, to measure or to test a fallback; `None` takes the best the kernel has.
+    pub method: Option<AttachMethod>,
+}
+
+/// Default size of a ring buffer. Two threads in a tight malloc/free loop make about 90 MB of records a second; 32 MiB hold the third
+/// of a second that a reader may be kept from the CPU by the very threads it watches.
+pub const RING_BYTES: u32 = 32 << 20;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { shards: 1, ring_bytes: RING_BYTES, method: None }
+    }
+}
+
+/// A probe site in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttachSite {
+    /// Of the instruction.
+    pub offset: FileOffset,
+    /// `FP_COOKIE_*` without the slot, which [`Capture::attach`] fills in.
+    pub cookie: u64,
+    /// Whether the call's return is wanted: the site must then have rsp as at the function's entry.
+    pub with_return: bool,
+}
+
+/// The sites of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachFile {
+    /// Path by which the kernel finds the file's inode.
+    pub path: PathBuf,
+    /// Sites, any order, no offset twice.
+    pub sites: Vec<AttachSite>,
+}
+
+/// What to take of a process, as `TARGET_*` bits.
+#[derive(Debug, Clone, Copy)]
+pub struct TargetFlags(pub u32);
+
+/// Records of a target that found their ring full, and calls that never returned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TargetLoss {
+    /// Allocation records.
+    pub allocations: u64,
+    /// Free records.
+    pub frees: u64,
+    /// Other records.
+    pub others: u64,
+    /// Calls that never returned: allocated or not, nobody knows.
+    pub abandoned: u64,
+}
+
+/// Probes that are in place; dropping it takes them out (about 90 ms: the kernel waits for running probes to finish).
+#[must_use]
+#[derive(Debug)]
+pub struct Attached {
+    links: Vec<Link>,
+}
+
+impl Attached {
+    /// Links held.
+    pub fn links(&self) -> usize {
+        self.links.len()
+    }
+}
+
+/// The loaded programs and their maps.
+#[derive(Debug)]
+pub struct Capture {
+    object: Object,
+    offer: Offer,
+    rings: Vec<MapHandle>,
+    slots: Mutex<slots::Slots>,
+    targets: targets::TargetTable,
+    /// Programs that run for every process: address space, life cycle.
+    _machine_wide: Vec<Link>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Capture {
+    /// Loads the programs in the best form the kernel takes, makes the rings, and attaches what runs for every process.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with the reason and what to do: a missing capability, a kernel without the features needed.
+    pub fn load(config: &Config) -> Result<Self> {
+        let (object, offer) = load::load(config.method)?;
+        let shards = config.shards.clamp(1, wire::SHARDS_MAX);
+        let rings = make_rings(&object, shards, config.ring_bytes)?;
+        let machine_wide = load::attach_machine_wide(&object)?;
+        let targets = targets::TargetTable::map(&load::map(&object, "targets"))?;
+        Ok(Self { object, offer, rings, slots: Mutex::default(), targets, _machine_wide: machine_wide })
+    }
+
+    /// What the kernel turned out to offer.
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// Number of ring buffers.
+    pub fn shards(&self) -> u32 {
+        self.rings.len() as u32
+    }
+
+    /// Starts one reader thread a ring; `sinks` has one for each shard.
+    pub fn read(&self, sinks: Vec<Box<dyn Sink>>) -> Result<Readers> {
+        ring::start(&self.rings, sinks)
+    }
+
+    /// Registers a process. Its records go through `shard`; nothing is probed yet, and no call is taken until [`Capture::switch`].
+    pub fn add_target(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
+        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: wire::TARGETS_MAX })?;
+        self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
+        self.update("slot_of_tgid", &pid.0.to_ne_bytes(), &u32::from(slot.index).to_ne_bytes())?;
+        Ok(slot)
+    }
+
+    /// Takes a process's calls, or not: between the two states its probes may be put in and taken out one by one.
+    pub fn switch(&self, slot: Slot, on: bool) {
+        self.targets.switch(slot, on);
+    }
+
+    /// Forgets a process. Its probes must be out ([`Attached`] dropped); records still in the ring are told apart by the generation.
+    pub fn remove_target(&self, pid: Pid, slot: Slot) -> Result<()> {
+        // The entry may name a newer slot of a reused pid already.
+        let index = u32::from(slot.index).to_ne_bytes();
+        let map = self.map("slot_of_tgid");
+        let map_error = |source| Error::Map { map: "slot_of_tgid", source };
+        if map.lookup(&pid.0.to_ne_bytes(), MapFlags::ANY).map_err(map_error)?.as_deref() == Some(index.as_slice()) {
+            map.delete(&pid.0.to_ne_bytes()).map_err(map_error)?;
+        }
+        self.targets.disown(slot);
+        lock(&self.slots).release(slot);
+        Ok(())
+    }
+
+    /// Puts probes at the sites, for this process alone.
+    ///
+    /// # Errors
+    /// [`Error::Attach`]; probes of the call that were already in place are out again.
+    pub fn attach(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
+        let mut links = Vec::new();
+        for file in files.iter().filter(|file| !file.sites.is_empty()) {
+            self.attach_file(pid, slot, file, &mut links).map_err(|source| Error::Attach {
+                pid,
+                path: file.path.display().to_string(),
+                sites: file.sites.len(),
+                source,
+            })?;
+        }
+        Ok(Attached { links })
+    }
+
+    fn attach_file(&self, pid: Pid, slot: Slot, file: &AttachFile, links: &mut Vec<Link>) -> libbpf_rs::Result<()> {
+        let with_slot = |cookie: u64| cookie | u64::from(slot.index) << 32;
+        let multi = |sites: &[&AttachSite], retprobe, session| UprobeMultiOpts {
+            offsets: sites.iter().map(|site| site.offset.0 as usize).collect(),
+            cookies: sites.iter().map(|site| with_slot(site.cookie)).collect(),
+            retprobe,
+            session,
+            ..Default::default()
+        };
+        let pid = pid.0 as i32;
+        let all: Vec<&AttachSite> = file.sites.iter().collect();
+        let returns: Vec<&AttachSite> = file.sites.iter().filter(|site| site.with_return).collect();
+        match self.offer.method {
+            AttachMethod::Session => {
+                let program = load::program(&self.object, "alloc_session")?;
+                links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(&all, false, true))?);
+            }
+            AttachMethod::Multi => {
+                // Returns first: an entry whose return probe is missing would look like a call that never returned.
+                if !returns.is_empty() {
+                    let program = load::program(&self.object, "alloc_return_multi")?;
+                    links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(&returns, true, false))?);
+                }
+                let program = load::program(&self.object, "alloc_entry_multi")?;
+                links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(&all, false, false))?);
+            }
+            AttachMethod::Single => {
+                let entry = load::program(&self.object, "alloc_entry")?;
+                let back = load::program(&self.object, "alloc_return")?;
+                for (program, sites, retprobe) in [(&back, &returns, true), (&entry, &all, false)] {
+                    for site in sites {
+                        let opts = UprobeOpts { cookie: with_slot(site.cookie), retprobe, ..Default::default() };
+                        links.push(program.attach_uprobe_with_opts(pid, &file.path, site.offset.0 as usize, opts)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The programs' counters, summed over the CPUs.
+    pub fn counters(&self) -> Result<Counters> {
+        let map = self.map("counters");
+        let rows = map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(|source| Error::Map { map: "counters", source })?;
+        Ok(Counters::from_rows(&rows.unwrap_or_default()))
+    }
+
+    /// What was lost of a target so far.
+    pub fn loss(&self, slot: Slot) -> TargetLoss {
+        self.targets.loss(slot)
+    }
+
+    fn map(&self, name: &'static str) -> libbpf_rs::Map<'_> {
+        load::map(&self.object, name)
+    }
+
+    fn update(&self, map: &'static str, key: &[u8], value: &[u8]) -> Result<()> {
+        self.map(map).update(key, value, MapFlags::ANY).map_err(|source| Error::Map { map, source })
+    }
+}
+
+fn make_rings(object: &Object, shards: u32, ring_bytes: u32) -> Result<Vec<MapHandle>> {
+    let bytes = ring_bytes.max(4096).checked_next_power_of_two().unwrap_or(1 << 31);
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let map_error = |source| Error::Map { map: "rings", source };
+    let outer = load::map(object, "rings");
+    (0..shards)
+        .map(|shard| {
+            let ring = MapHandle::create(MapType::RingBuf, Some("fragprof_ring"), 0, 0, bytes, &options).map_err(map_error)?;
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&ring)).to_ne_bytes();
+            outer.update(&shard.to_ne_bytes(), &fd, MapFlags::ANY).map_err(map_error)?;
+            Ok(ring)
+        })
+        .collect()
+}

@@ -1,0 +1,96 @@
+//! The programs' counters: what was sent, lost, dropped and why. The order is that of `enum fp_counter` in `bpf/fragprof.h`.
+
+/// Name and description of each counter before the per-reason unwind ends, in wire order.
+pub const DESCRIPTIONS: [(&str, &str); 22] = [
+    ("allocations", "allocation records sent"),
+    ("frees", "free records sent"),
+    ("stacks", "stack definitions sent"),
+    ("vm_changes", "address-space records sent"),
+    ("life_events", "life-cycle records sent"),
+    ("lost_allocations", "allocation records lost because the ring buffer was full"),
+    ("lost_frees", "free records lost because the ring buffer was full"),
+    ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
+    ("lost_vm_changes", "address-space records lost because the ring buffer was full"),
+    ("lost_life_events", "life-cycle records lost because the ring buffer was full"),
+    ("nested_calls", "inner allocator calls covered by an outer one"),
+    ("abandoned_calls", "allocator calls that never returned (exception, longjmp, cancelled thread)"),
+    ("unmatched_returns", "returns of allocator calls whose entry was not seen"),
+    ("no_thread_state", "events lost because thread state could not be allocated"),
+    ("no_walk_state", "stacks lost because walk state could not be allocated"),
+    ("stale_hits", "probe hits for a process that is no longer watched"),
+    ("stack_table_full", "stack definitions that could not be remembered as sent"),
+    ("failed_calls", "allocator calls that returned failure"),
+    ("walks", "stacks walked"),
+    ("walks_reused", "walks proven unchanged and reused whole"),
+    ("walks_tail_reused", "walks whose outer frames were proven unchanged and reused"),
+    ("frames", "frames found by the unwind tables"),
+];
+
+/// `FP_END_MAX`: the reasons for a walk's end, counted behind [`DESCRIPTIONS`].
+pub const ENDS: usize = 13;
+/// `FP_CNT_MAX`.
+pub const COUNTERS: usize = DESCRIPTIONS.len() + ENDS;
+
+/// A reading of all counters, summed over the CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    values: [u64; COUNTERS],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { values: [0; COUNTERS] }
+    }
+}
+
+impl Counters {
+    /// Sums the per-CPU rows as the kernel hands them out. Bytes beyond the known counters are ignored.
+    pub fn from_rows(rows: &[Vec<u8>]) -> Self {
+        let mut values = [0u64; COUNTERS];
+        for row in rows {
+            for (value, bytes) in values.iter_mut().zip(row.as_chunks::<8>().0) {
+                *value = value.wrapping_add(u64::from_ne_bytes(*bytes));
+            }
+        }
+        Self { values }
+    }
+
+    /// A counter by its name in [`DESCRIPTIONS`]; 0 for a name that is not there.
+    pub fn get(&self, name: &str) -> u64 {
+        DESCRIPTIONS.iter().position(|(n, _)| *n == name).map_or(0, |i| self.values[i])
+    }
+
+    /// Walks that ended for this reason (`enum fp_unwind_end`).
+    pub fn ends(&self, reason: u8) -> u64 {
+        self.values.get(DESCRIPTIONS.len() + usize::from(reason)).copied().unwrap_or(0)
+    }
+
+    /// Name, description and value of each counter.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + '_ {
+        DESCRIPTIONS.iter().zip(self.values).map(|((name, text), value)| (*name, *text, value))
+    }
+
+    /// What was counted since an earlier reading.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut values = self.values;
+        for (value, before) in values.iter_mut().zip(earlier.values) {
+            *value = value.wrapping_sub(before);
+        }
+        Self { values }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_all_cpus_are_summed_by_name() {
+        let row = |first: u64| (0..COUNTERS as u64).flat_map(|i| (first + i).to_ne_bytes()).collect::<Vec<u8>>();
+        let counters = Counters::from_rows(&[row(0), row(100)]);
+        assert_eq!(counters.get("allocations"), 100);
+        assert_eq!(counters.get("frees"), 102);
+        assert_eq!(counters.ends(0), 2 * DESCRIPTIONS.len() as u64 + 100);
+        assert_eq!(counters.get("no such"), 0);
+    }
+}

@@ -1,0 +1,217 @@
+//! Loading the BPF object in the best form this kernel takes.
+//!
+//! What a kernel can do is found by doing it, never by its version number: 6.1 loads `uprobe.multi` programs and refuses to attach them,
+//! distributions carry features back, lockdown and capabilities take them away.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut, UprobeMultiOpts, UprobeOpts};
+
+use super::{Error, Result};
+
+/// The compiled programs, aligned as the ELF reader wants them.
+static OBJECT: &[u8] = {
+    #[repr(C, align(8))]
+    struct Aligned<T: ?Sized>(T);
+    static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/fragprof.bpf.o")));
+    &ALIGNED.0
+};
+
+/// How entry and return probes are attached, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachMethod {
+    /// One link for entries and returns, paired by the kernel (6.13).
+    Session,
+    /// One link for entries, one for returns (6.6).
+    Multi,
+    /// A perf event for each site (5.15).
+    Single,
+}
+
+impl AttachMethod {
+    /// All, best first.
+    pub const ALL: [Self; 3] = [Self::Session, Self::Multi, Self::Single];
+
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Session => &["alloc_session"],
+            Self::Multi => &["alloc_entry_multi", "alloc_return_multi"],
+            Self::Single => &["alloc_entry", "alloc_return"],
+        }
+    }
+}
+
+impl fmt::Display for AttachMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Session => "uprobe_multi session",
+            Self::Multi => "uprobe_multi",
+            Self::Single => "perf-event uprobes",
+        })
+    }
+}
+
+/// What the kernel turned out to offer, with the reasons for what it did not.
+#[derive(Debug, Clone)]
+pub struct Offer {
+    /// How probes are attached.
+    pub method: AttachMethod,
+    /// Better methods that were tried, and why they did not work.
+    pub refused: Vec<(AttachMethod, String)>,
+}
+
+/// Run for every process of the machine: its address space and its life.
+const MACHINE_WIDE: [&str; 4] = ["vm_change", "life_exec", "life_fork", "life_exit"];
+
+/// Where libbpf's messages of the current load go: the verifier's refusal is in them.
+static MESSAGES: Mutex<String> = Mutex::new(String::new());
+/// Of a verifier log, the end says why.
+const MESSAGES_KEPT: usize = 64 << 10;
+
+fn keep_message(level: PrintLevel, text: String) {
+    if level == PrintLevel::Debug {
+        return;
+    }
+    tracing::debug!(target: "libbpf", "{}", text.trim_end());
+    let mut messages = MESSAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    if messages.len() < MESSAGES_KEPT {
+        messages.push_str(&text);
+    }
+}
+
+/// The one line of libbpf's messages that names the cause.
+fn cause(messages: &str) -> Option<String> {
+    let line = messages
+        .lines()
+        .map(str::trim)
+        .rfind(|line| !line.is_empty() && !line.contains("END PROG LOAD LOG") && !line.starts_with("processed ") && !line.contains("failed to load"))?;
+    Some(line.trim_start_matches("libbpf: ").to_owned())
+}
+
+/// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself attaches.
+pub fn load(wanted: Option<AttachMethod>) -> Result<(Object, Offer)> {
+    libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
+    let mut refused = Vec::new();
+    for method in AttachMethod::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
+        MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        match try_load(method) {
+            Ok(object) => return Ok((object, Offer { method, refused })),
+            Err(error) => {
+                let messages = std::mem::take(&mut *MESSAGES.lock().unwrap_or_else(PoisonError::into_inner));
+                refused.push((method, cause(&messages).map_or_else(|| format!("{error:#}"), |cause| format!("{error:#} ({cause})"))));
+            }
+        }
+    }
+    let reason = refused.iter().map(|(method, reason)| format!("{method}: {reason}")).collect::<Vec<_>>().join("; ");
+    Err(Error::Load { reason, hint: hint() })
+}
+
+/// What to do when nothing loads.
+fn hint() -> String {
+    // SAFETY: geteuid has no preconditions.
+    let root = unsafe { libc::geteuid() } == 0;
+    if root {
+        "this kernel or this container does not permit BPF: fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before \
+         kernel 6.6), BTF at /sys/kernel/btf/vmlinux and a kernel of 5.17 or later; `fragprof doctor` names what is missing"
+            .to_owned()
+    } else {
+        "fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before kernel 6.6): run it as root (sudo)".to_owned()
+    }
+}
+
+fn try_load(method: AttachMethod) -> libbpf_rs::Result<Object> {
+    let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(OBJECT)?;
+    for mut program in open.progs_mut() {
+        let name = program.name().to_owned();
+        let name = name.to_string_lossy();
+        program.set_autoload(method.programs().contains(&&*name) || MACHINE_WIDE.contains(&&*name));
+    }
+    let object = open.load()?;
+    try_attach(&object, method)?;
+    Ok(object)
+}
+
+/// Something of this very process to put a probe on; never called.
+#[inline(never)]
+extern "C" fn attach_here() {
+    std::hint::black_box(());
+}
+
+/// Attaches to [`attach_here`] in this process and lets go again.
+fn try_attach(object: &Object, method: AttachMethod) -> libbpf_rs::Result<()> {
+    let invalid = |what: &str| libbpf_rs::Error::from(std::io::Error::other(what.to_owned()));
+    let offset = own_file_offset(attach_here as *const () as u64).ok_or_else(|| invalid("own executable not found in /proc/self/maps"))?;
+    let pid = std::process::id() as i32;
+    let name = method.programs()[0];
+    let program = program(object, name)?;
+    match method {
+        AttachMethod::Single => {
+            drop(program.attach_uprobe_with_opts(pid, "/proc/self/exe", offset as usize, UprobeOpts { cookie: u64::MAX, ..Default::default() })?);
+        }
+        AttachMethod::Session | AttachMethod::Multi => {
+            let opts = UprobeMultiOpts {
+                offsets: vec![offset as usize],
+                cookies: vec![u64::MAX],
+                session: method == AttachMethod::Session,
+                ..Default::default()
+            };
+            drop(program.attach_uprobe_multi_with_opts(pid, "/proc/self/exe", "", opts)?);
+        }
+    }
+    Ok(())
+}
+
+fn own_file_offset(address: u64) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let offset = u64::from_str_radix(fields.nth(1)?, 16).ok()?;
+        (start..end).contains(&address).then(|| address - start + offset)
+    })
+}
+
+/// A program by name.
+pub fn program<'o>(object: &'o Object, name: &str) -> libbpf_rs::Result<ProgramMut<'o>> {
+    object
+        .progs_mut()
+        .find(|program| program.name() == name)
+        .ok_or_else(|| libbpf_rs::Error::from(std::io::Error::new(std::io::ErrorKind::NotFound, format!("no BPF program {name}"))))
+}
+
+/// A map by name. The names are those of maps.bpf.h; a test loads the object and asks for each.
+pub fn map<'o>(object: &'o Object, name: &'static str) -> Map<'o> {
+    match object.maps().find(|map| map.name() == name) {
+        Some(map) => map,
+        None => unreachable!("the BPF object has no map {name}"),
+    }
+}
+
+/// Attaches what runs for every process of the machine and sends the unwatched away.
+pub fn attach_machine_wide(object: &Object) -> Result<Vec<Link>> {
+    MACHINE_WIDE.iter().map(|name| program(object, name)?.attach_trace()).collect::<libbpf_rs::Result<Vec<Link>>>().map_err(|error| Error::Load {
+        reason: format!("cannot attach to the kernel's life-cycle and mapping events: {error:#}"),
+        hint: hint(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_the_last_telling_line_of_the_log() {
+        let log = "libbpf: prog 'x': BPF program load failed: Invalid argument\nlibbpf: prog 'x': -- BEGIN PROG LOAD LOG --\n0: R1=ctx()\n\
+                   invalid mem access 'scalar'\nprocessed 12 insns (limit 1000000)\n-- END PROG LOAD LOG --\nlibbpf: failed to load object 'fragprof'\n";
+        assert_eq!(cause(log).as_deref(), Some("invalid mem access 'scalar'"));
+        assert_eq!(cause("\n"), None);
+    }
+
+    #[test]
+    fn the_offset_of_an_own_function_is_found() {
+        assert!(own_file_offset(attach_here as *const () as u64).is_some());
+        assert_eq!(own_file_offset(0), None);
+    }
+}

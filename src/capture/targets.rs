@@ -1,0 +1,103 @@
+//! The target table, mapped: rows that the programs read while the daemon writes them.
+
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use libbpf_rs::Map;
+
+use super::wire::{TARGET_ON, TARGETS_MAX, TargetRow};
+use super::{Error, Result, Slot, TargetLoss};
+use crate::units::Pid;
+
+/// Bytes of the mapping: an array map's values lie one behind the other.
+const TABLE_BYTES: usize = TARGETS_MAX as usize * size_of::<TargetRow>();
+
+/// The mapping of the BPF array `targets`.
+#[derive(Debug)]
+pub struct TargetTable {
+    rows: NonNull<TargetRow>,
+}
+
+// SAFETY: the rows are atomics in shared memory; the pointer is never moved nor freed before drop.
+unsafe impl Send for TargetTable {}
+// SAFETY: as above.
+unsafe impl Sync for TargetTable {}
+
+impl TargetTable {
+    /// Maps the table.
+    pub fn map(map: &Map<'_>) -> Result<Self> {
+        let map_error = |source: std::io::Error| Error::Map { map: "targets", source: source.into() };
+        // SAFETY: a fresh shared mapping of a map created with BPF_F_MMAPABLE and at least TABLE_BYTES of values; the kernel checks both.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                TABLE_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                map.as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(map_error(std::io::Error::last_os_error()));
+        }
+        let rows = NonNull::new(address.cast()).ok_or_else(|| map_error(std::io::Error::other("mapped at address 0")))?;
+        Ok(Self { rows })
+    }
+
+    fn row(&self, slot: Slot) -> &TargetRow {
+        let index = usize::from(slot.index).min(TARGETS_MAX as usize - 1);
+        // SAFETY: the mapping holds TARGETS_MAX rows of atomics, valid for every bit pattern, and lives as long as self.
+        unsafe { self.rows.add(index).as_ref() }
+    }
+
+    /// Gives the row to a process, switched off. The tgid is stored last: only then does the row count as in use.
+    pub fn own(&self, slot: Slot, pid: Pid, shard: u32, flags: u32) {
+        let row = self.row(slot);
+        row.generation.store(slot.generation, Ordering::Relaxed);
+        row.shard.store(shard, Ordering::Relaxed);
+        row.flags.store(flags & !TARGET_ON, Ordering::Relaxed);
+        row.mm_id.store(u64::from(pid.0), Ordering::Relaxed);
+        for count in [&row.lost_alloc, &row.lost_free, &row.lost_other, &row.abandoned] {
+            count.store(0, Ordering::Relaxed);
+        }
+        row.tgid.store(pid.0, Ordering::Release);
+    }
+
+    /// The row belongs to nobody.
+    pub fn disown(&self, slot: Slot) {
+        self.row(slot).tgid.store(0, Ordering::Release);
+    }
+
+    /// Sets or clears `TARGET_ON`.
+    pub fn switch(&self, slot: Slot, on: bool) {
+        let flags = &self.row(slot).flags;
+        if on {
+            flags.fetch_or(TARGET_ON, Ordering::AcqRel);
+        } else {
+            flags.fetch_and(!TARGET_ON, Ordering::AcqRel);
+        }
+    }
+
+    /// The counts of a row; nothing if it has another owner by now.
+    pub fn loss(&self, slot: Slot) -> TargetLoss {
+        let row = self.row(slot);
+        if row.generation.load(Ordering::Acquire) != slot.generation {
+            return TargetLoss::default();
+        }
+        TargetLoss {
+            allocations: row.lost_alloc.load(Ordering::Relaxed),
+            frees: row.lost_free.load(Ordering::Relaxed),
+            others: row.lost_other.load(Ordering::Relaxed),
+            abandoned: row.abandoned.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for TargetTable {
+    fn drop(&mut self) {
+        // SAFETY: unmaps exactly what `map` mapped; no reference outlives self.
+        unsafe { libc::munmap(self.rows.as_ptr().cast(), TABLE_BYTES) };
+    }
+}

@@ -1,0 +1,415 @@
+//! The Rust side of `bpf/fragprof.h`: the records as they lie in the ring, and their decoding.
+//!
+//! A record comes from our own programs, yet it is read with checks: a record of unknown kind or short length is counted as malformed
+//! and skipped, never trusted.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use crate::units::{Addr, StackHash};
+
+/// `FP_TARGETS_MAX`: watched processes at a time.
+pub const TARGETS_MAX: u32 = 1024;
+/// `FP_FRAMES_MAX`: frames of one stack.
+pub const FRAMES_MAX: usize = 128;
+/// `FP_SHARDS_MAX`: ring buffers.
+pub const SHARDS_MAX: u32 = 16;
+
+/// `FP_TARGET_STACKS`: take the stack of each allocation.
+pub const TARGET_STACKS: u32 = 1 << 0;
+/// `FP_TARGET_FREE_STACKS`: take the stack of each free too.
+pub const TARGET_FREE_STACKS: u32 = 1 << 1;
+/// `FP_TARGET_VM`: send changes of the address space.
+pub const TARGET_VM: u32 = 1 << 2;
+/// `FP_TARGET_ON`: take new calls. Set when all probes are in, cleared before the first is taken out.
+pub const TARGET_ON: u32 = 1 << 3;
+
+const REC_ALLOC: u8 = 1;
+const REC_FREE: u8 = 2;
+const REC_REALLOC_FREE: u8 = 3;
+const REC_REALLOC_FAIL: u8 = 4;
+const REC_STACK: u8 = 5;
+const REC_VM: u8 = 6;
+const REC_EXEC: u8 = 7;
+const REC_FORK: u8 = 8;
+const REC_EXIT: u8 = 9;
+const REC_NEED_TABLE: u8 = 10;
+
+/// `struct fp_head`: starts every record.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Head {
+    /// What the record says.
+    pub kind: u8,
+    /// Which entry point: an index into the function table of [`crate::probe`].
+    pub function: u8,
+    /// Target slot.
+    pub slot: u16,
+    /// Generation of the slot: records of its former owner are told apart by it.
+    pub generation: u32,
+    /// Kernel thread id, initial pid namespace.
+    pub tid: u32,
+    pad: u32,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub time_ns: u64,
+}
+
+/// `struct fp_alloc`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawAlloc {
+    head: Head,
+    addr: u64,
+    size: u64,
+    stack: u64,
+}
+
+/// `struct fp_free`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawFree {
+    head: Head,
+    addr: u64,
+    stack: u64,
+}
+
+/// `struct fp_stack` without its frames.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawStack {
+    head: Head,
+    hash: u64,
+    len: u16,
+    end: u8,
+    pad: [u8; 5],
+}
+
+/// `struct fp_vm`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawVm {
+    head: Head,
+    addr: u64,
+    len: u64,
+    addr2: u64,
+    len2: u64,
+    op: u32,
+    prot: u32,
+    flags: u32,
+    fd: i32,
+    stack: u64,
+}
+
+/// `struct fp_life`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawLife {
+    head: Head,
+    pid: u32,
+    other: u32,
+    comm: [u8; 16],
+}
+
+/// `struct fp_need_table`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawNeedTable {
+    head: Head,
+    pc: u64,
+}
+
+/// `struct fp_target`: a row of the target table. The programs read it, and add to the counts, while the daemon has it mapped.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct TargetRow {
+    /// Process id, 0 = slot free.
+    pub tgid: AtomicU32,
+    /// Raised each time the slot gets a new owner.
+    pub generation: AtomicU32,
+    /// Ring buffer of this process's records.
+    pub shard: AtomicU32,
+    /// `TARGET_*`.
+    pub flags: AtomicU32,
+    /// Allocation records lost.
+    pub lost_alloc: AtomicU64,
+    /// Free records lost.
+    pub lost_free: AtomicU64,
+    /// Other records lost.
+    pub lost_other: AtomicU64,
+    /// Calls that never returned.
+    pub abandoned: AtomicU64,
+    spare: AtomicU64,
+    /// Address space for the unwinder's mapping table.
+    pub mm_id: AtomicU64,
+}
+
+const _: () = {
+    assert!(size_of::<Head>() == 24);
+    assert!(size_of::<RawAlloc>() == 48);
+    assert!(size_of::<RawFree>() == 40);
+    assert!(size_of::<RawStack>() == 40);
+    assert!(size_of::<RawVm>() == 80);
+    assert!(size_of::<RawLife>() == 48);
+    assert!(size_of::<RawNeedTable>() == 32);
+    assert!(size_of::<TargetRow>() == 64);
+};
+
+/// `enum fp_vm_op` with its arguments: what happened to the address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VmChange {
+    /// New mapping of `len` bytes at `addr`.
+    Mmap {
+        /// Start as granted.
+        addr: Addr,
+        /// Bytes as asked for (the kernel rounds up to pages).
+        len: u64,
+        /// `PROT_*`.
+        prot: u32,
+        /// `MAP_*`.
+        flags: u32,
+        /// File descriptor, −1 for anonymous memory.
+        fd: i32,
+    },
+    /// Removal of a range.
+    Munmap {
+        /// Start.
+        addr: Addr,
+        /// Bytes.
+        len: u64,
+    },
+    /// A mapping moved or resized.
+    Mremap {
+        /// Old start.
+        old: Addr,
+        /// Old length, bytes.
+        old_len: u64,
+        /// New start.
+        new: Addr,
+        /// New length, bytes.
+        new_len: u64,
+    },
+    /// The program break is now here.
+    Brk {
+        /// Break after the call.
+        end: Addr,
+    },
+    /// Advice for a range.
+    Madvise {
+        /// Start.
+        addr: Addr,
+        /// Bytes.
+        len: u64,
+        /// `MADV_*`.
+        advice: u32,
+    },
+    /// New protection for a range.
+    Mprotect {
+        /// Start.
+        addr: Addr,
+        /// Bytes.
+        len: u64,
+        /// `PROT_*`.
+        prot: u32,
+    },
+}
+
+/// What a record says, without its head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Body<'a> {
+    /// A block was handed out.
+    Alloc {
+        /// The block.
+        addr: Addr,
+        /// Bytes asked for.
+        size: u64,
+        /// Stack of the call, 0 = none.
+        stack: StackHash,
+    },
+    /// A block is about to be taken back.
+    Free {
+        /// The block.
+        addr: Addr,
+        /// Stack of the call, 0 = not taken.
+        stack: StackHash,
+    },
+    /// As `Free`, by a realloc that may still fail.
+    ReallocFree {
+        /// The old block.
+        addr: Addr,
+    },
+    /// The thread's realloc failed: the old block lives on.
+    ReallocFail {
+        /// The old block.
+        addr: Addr,
+    },
+    /// What a stack hash stands for.
+    Stack {
+        /// The hash.
+        hash: StackHash,
+        /// Frame words, leaf first (`FP_FRAME_*` in the top byte).
+        frames: &'a [u64],
+        /// `enum fp_unwind_end`.
+        end: u8,
+    },
+    /// The address space changed.
+    Vm {
+        /// How.
+        change: VmChange,
+        /// Stack of the allocator call that did it, 0 = none.
+        stack: StackHash,
+    },
+    /// The process replaced its image.
+    Exec {
+        /// Its new name, as the kernel has it: may hold any byte.
+        comm: [u8; 16],
+    },
+    /// A child exists.
+    Fork {
+        /// The child's pid.
+        child: u32,
+    },
+    /// The process is gone.
+    Exit {
+        /// Wait status as in `wait(2)`.
+        code: u32,
+    },
+    /// A pc had no unwind table.
+    NeedTable {
+        /// The pc.
+        pc: Addr,
+    },
+}
+
+/// A decoded record.
+#[derive(Debug, Clone, Copy)]
+pub struct Record<'a> {
+    /// Who and when.
+    pub head: Head,
+    /// What.
+    pub body: Body<'a>,
+}
+
+/// A record that does not have the form of its kind. Only a fault in the programs or the daemon makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed record of kind {kind}, {len} bytes")]
+pub struct Malformed {
+    /// First byte, 0 if there is none.
+    pub kind: u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Decodes a record as it lies in the ring (8-byte aligned).
+pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Malformed> {
+    decode_checked(bytes).ok_or(Malformed { kind: bytes.first().copied().unwrap_or(0), len: bytes.len() })
+}
+
+fn raw<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Option<&T> {
+    T::ref_from_prefix(bytes).ok().map(|(raw, _)| raw)
+}
+
+fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
+    let head = *raw::<Head>(bytes)?;
+    let body = match head.kind {
+        REC_ALLOC => {
+            let r = raw::<RawAlloc>(bytes)?;
+            Body::Alloc { addr: Addr(r.addr), size: r.size, stack: StackHash(r.stack) }
+        }
+        REC_FREE => {
+            let r = raw::<RawFree>(bytes)?;
+            Body::Free { addr: Addr(r.addr), stack: StackHash(r.stack) }
+        }
+        REC_REALLOC_FREE => Body::ReallocFree { addr: Addr(raw::<RawFree>(bytes)?.addr) },
+        REC_REALLOC_FAIL => Body::ReallocFail { addr: Addr(raw::<RawFree>(bytes)?.addr) },
+        REC_STACK => {
+            let (r, rest) = RawStack::ref_from_prefix(bytes).ok()?;
+            let len = usize::from(r.len);
+            if len > FRAMES_MAX {
+                return None;
+            }
+            let (frames, _) = <[u64]>::ref_from_prefix_with_elems(rest, len).ok()?;
+            Body::Stack { hash: StackHash(r.hash), frames, end: r.end }
+        }
+        REC_VM => {
+            let r = raw::<RawVm>(bytes)?;
+            Body::Vm { change: vm_change(r)?, stack: StackHash(r.stack) }
+        }
+        REC_EXEC => Body::Exec { comm: raw::<RawLife>(bytes)?.comm },
+        REC_FORK => Body::Fork { child: raw::<RawLife>(bytes)?.other },
+        REC_EXIT => Body::Exit { code: raw::<RawLife>(bytes)?.other },
+        REC_NEED_TABLE => Body::NeedTable { pc: Addr(raw::<RawNeedTable>(bytes)?.pc) },
+        _ => return None,
+    };
+    Some(Record { head, body })
+}
+
+fn vm_change(r: &RawVm) -> Option<VmChange> {
+    let addr = Addr(r.addr);
+    Some(match r.op {
+        1 => VmChange::Mmap { addr, len: r.len, prot: r.prot, flags: r.flags, fd: r.fd },
+        2 => VmChange::Munmap { addr, len: r.len },
+        3 => VmChange::Mremap { old: addr, old_len: r.len, new: Addr(r.addr2), new_len: r.len2 },
+        4 => VmChange::Brk { end: addr },
+        5 => VmChange::Madvise { addr, len: r.len, advice: r.flags },
+        6 => VmChange::Mprotect { addr, len: r.len, prot: r.prot },
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[repr(C, align(8))]
+    struct Aligned<const N: usize>([u8; N]);
+
+    fn alloc_record() -> Aligned<48> {
+        let mut bytes = [0; 48];
+        bytes[0] = REC_ALLOC;
+        bytes[2..4].copy_from_slice(&7u16.to_le_bytes());
+        bytes[24..32].copy_from_slice(&0x7f00_0000_1000u64.to_le_bytes());
+        bytes[32..40].copy_from_slice(&100u64.to_le_bytes());
+        bytes[40..48].copy_from_slice(&0xabcdu64.to_le_bytes());
+        Aligned(bytes)
+    }
+
+    #[test]
+    fn an_allocation_is_decoded_field_by_field() {
+        let bytes = alloc_record();
+        let record = decode(&bytes.0).unwrap();
+        assert_eq!(record.head.slot, 7);
+        assert_eq!(record.body, Body::Alloc { addr: Addr(0x7f00_0000_1000), size: 100, stack: StackHash(0xabcd) });
+    }
+
+    #[test]
+    fn a_cut_record_is_refused_at_every_length() {
+        let bytes = alloc_record();
+        for len in 0..48 {
+            assert_eq!(decode(&bytes.0[..len]).unwrap_err().len, len);
+        }
+    }
+
+    #[test]
+    fn a_stack_that_claims_more_frames_than_it_has_is_refused() {
+        let mut bytes = Aligned([0; 56]);
+        bytes.0[0] = REC_STACK;
+        bytes.0[32] = 2;
+        assert!(matches!(decode(&bytes.0).unwrap().body, Body::Stack { frames: [0, 0], .. }));
+        bytes.0[32] = 3;
+        assert!(decode(&bytes.0).is_err());
+        bytes.0[33] = 0xff;
+        assert!(decode(&bytes.0).is_err());
+    }
+
+    #[test]
+    fn unknown_kinds_are_refused() {
+        for kind in [0, 11, 255] {
+            let mut bytes = Aligned([0; 128]);
+            bytes.0[0] = kind;
+            assert_eq!(decode(&bytes.0).unwrap_err().kind, kind);
+        }
+    }
+}
