@@ -61,6 +61,8 @@ static __always_inline struct fp_thread *fp_thread_of_current(void)
 	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!thread)
 		fp_count(FP_CNT_NO_THREAD_STATE);
+	else if (!thread->tid)
+		thread->tid = (__u32)bpf_get_current_pid_tgid();
 	return thread;
 }
 
@@ -140,7 +142,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	ring = bpf_map_lookup_elem(&rings, &target->shard);
 	if (!ring)
 		return;
-	fp_fill_head(&record->head, target, slot, FP_REC_STACK, 0);
+	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_STACK, 0);
 	record->hash = walk->hash;
 	record->len = walk->len;
 	record->end = walk->end;
@@ -152,7 +154,6 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 		fp_lost(target, FP_CNT_LOST_STACK);
 		return;
 	}
-	fp_count(FP_CNT_STACK);
 	walk->defined = target->generation;
 	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
 		fp_count(FP_CNT_STACK_TABLE_FULL);
@@ -169,23 +170,33 @@ static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_targe
 	return walk->hash;
 }
 
-static __always_inline void fp_send_free(struct fp_target *target, __u64 cookie, __u8 kind, __u64 addr, __u64 stack)
+static __always_inline void fp_send_free(struct fp_target *target, __u64 cookie, __u32 tid, __u8 kind, __u64 addr)
 {
-	struct fp_free *record =
-		FP_RESERVE(struct fp_free, target, FP_COOKIE_SLOT(cookie), kind, FP_COOKIE_FUNCTION(cookie), FP_CNT_LOST_FREE);
+	struct fp_free *record = FP_RESERVE(struct fp_free, target, FP_COOKIE_SLOT(cookie), tid, kind, FP_COOKIE_FUNCTION(cookie),
+					    FP_CNT_LOST_FREE);
+
+	if (!record)
+		return;
+	record->addr = addr;
+	fp_submit(record);
+}
+
+static __always_inline void fp_send_free_stack(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 stack)
+{
+	struct fp_free_stack *record = FP_RESERVE(struct fp_free_stack, target, FP_COOKIE_SLOT(cookie), tid, FP_REC_FREE_STACK,
+						  FP_COOKIE_FUNCTION(cookie), FP_CNT_LOST_FREE);
 
 	if (!record)
 		return;
 	record->addr = addr;
 	record->stack = stack;
 	fp_submit(record);
-	fp_count(FP_CNT_FREE);
 }
 
-static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie, __u64 addr, __u64 size, __u64 stack)
+static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 size, __u64 stack)
 {
-	struct fp_alloc *record = FP_RESERVE(struct fp_alloc, target, FP_COOKIE_SLOT(cookie), FP_REC_ALLOC, FP_COOKIE_FUNCTION(cookie),
-					     FP_CNT_LOST_ALLOC);
+	struct fp_alloc *record = FP_RESERVE(struct fp_alloc, target, FP_COOKIE_SLOT(cookie), tid, FP_REC_ALLOC,
+					     FP_COOKIE_FUNCTION(cookie), FP_CNT_LOST_ALLOC);
 
 	if (!record)
 		return;
@@ -193,49 +204,68 @@ static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie
 	record->size = size;
 	record->stack = stack;
 	fp_submit(record);
-	fp_count(FP_CNT_ALLOC);
 }
 
-/* At a site, on the way in. Returns the call's sequence number if its return is wanted, else 0. */
+/* A site's target if its calls are wanted. */
+static __always_inline struct fp_target *fp_target_on(__u64 cookie)
+{
+	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
+
+	if (!target)
+		fp_count(FP_CNT_STALE_SLOT);
+	return target && target->flags & FP_TARGET_ON ? target : NULL;
+}
+
+/* At the site of a function that frees. */
+static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
+{
+	struct fp_target *target = fp_target_on(cookie);
+	struct fp_thread *thread;
+	__u64 ptr;
+
+	if (!target)
+		return;
+	ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
+	if (!ptr)
+		return;
+	thread = fp_thread_of_current();
+	if (!thread) {
+		fp_lost(target, FP_CNT_LOST_FREE);
+		return;
+	}
+	if (fp_is_nested(thread, target, regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie)))
+		return;
+	if (target->flags & FP_TARGET_FREE_STACKS)
+		fp_send_free_stack(target, cookie, thread->tid, ptr, fp_take_stack(regs, target, FP_COOKIE_SLOT(cookie)));
+	else
+		fp_send_free(target, cookie, thread->tid, FP_REC_FREE, ptr);
+}
+
+/* At the site of a function that allocates. Returns the call's sequence number if its return is wanted, else 0. */
 static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 {
-	__u32 slot = FP_COOKIE_SLOT(cookie), op = FP_COOKIE_OP(cookie);
-	struct fp_target *target = fp_target_of(slot);
+	struct fp_target *target = fp_target_on(cookie);
 	struct fp_thread *thread;
 	struct fp_call *call;
 	__u64 sp, ptr = 0, stack = 0;
 	__u32 top;
 
-	if (!target) {
-		fp_count(FP_CNT_STALE_SLOT);
-		return 0;
-	}
-	if (!(target->flags & FP_TARGET_ON))
+	if (!target)
 		return 0;
 	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
 		ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
-	if (op == FP_OP_FREE && !ptr)
-		return 0;
 	thread = fp_thread_of_current();
 	if (!thread) {
-		fp_lost(target, op == FP_OP_FREE ? FP_CNT_LOST_FREE : FP_CNT_LOST_ALLOC);
+		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return 0;
 	}
 	sp = regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie);
 	if (fp_is_nested(thread, target, sp))
 		return 0;
-
-	if (op == FP_OP_FREE) {
-		if (target->flags & FP_TARGET_FREE_STACKS)
-			stack = fp_take_stack(regs, target, slot);
-		fp_send_free(target, cookie, FP_REC_FREE, ptr, stack);
-		return 0;
-	}
-
 	if (target->flags & FP_TARGET_STACKS)
-		stack = fp_take_stack(regs, target, slot);
-	if (op == FP_OP_REALLOC && ptr)
-		fp_send_free(target, cookie, FP_REC_REALLOC_FREE, ptr, 0);
+		stack = fp_take_stack(regs, target, FP_COOKIE_SLOT(cookie));
+	if (FP_COOKIE_OP(cookie) == FP_OP_REALLOC && ptr)
+		fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FREE, ptr);
 
 	top = thread->depth;
 	if (top >= FP_CALLS_MAX) {
@@ -257,8 +287,8 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
  * (sequence 0: entry and return are separate links, and returns of nested calls come here too). */
 static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence)
 {
-	__u32 slot = FP_COOKIE_SLOT(cookie), op = FP_COOKIE_OP(cookie), top;
-	struct fp_target *target = fp_target_of(slot);
+	__u32 op = FP_COOKIE_OP(cookie), top;
+	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
 	struct fp_thread *thread;
 	struct fp_call call;
 	__u64 result = regs->ax, block = 0;
@@ -295,7 +325,7 @@ found:
 		break;
 	case FP_OP_XALLOCX:
 		/* Resized in place: the block is the same, its usable size is the result. */
-		fp_send_free(target, cookie, FP_REC_FREE, call.ptr, 0);
+		fp_send_free(target, cookie, thread->tid, FP_REC_FREE, call.ptr);
 		block = call.ptr;
 		call.size = result;
 		break;
@@ -303,13 +333,13 @@ found:
 		block = result;
 		/* realloc(p, 0) that returns NULL has freed the block (glibc, tcmalloc); with a size it has failed. */
 		if (!block && call.ptr && call.size)
-			fp_send_free(target, cookie, FP_REC_REALLOC_FAIL, call.ptr, 0);
+			fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FAIL, call.ptr);
 		break;
 	default:
 		block = result;
 	}
 	if (block)
-		fp_send_alloc(target, cookie, block, call.size, call.stack);
+		fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
 	else
 		fp_count(FP_CNT_ALLOC_FAILED);
 }

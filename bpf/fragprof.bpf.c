@@ -10,8 +10,8 @@
  * the daemon chooses the instruction (src/probe/placement.rs) and says in the site's cookie where the arguments are; one program
  * serves every entry point of every allocator.
  *
- * Three ways to attach the same two functions, best first; the daemon takes what the kernel can do:
- *   session   one link, entry and return paired by the kernel, returns of nested calls never trap (6.13)
+ * Three ways to attach the same functions, best first; the daemon takes what the kernel can do:
+ *   session   entry and return in one link, paired by the kernel, returns of nested calls never trap (6.13)
  *   multi     one link for entries, one for returns (6.6)
  *   single    a perf event for each site (5.15, for the attach cookie)
  *
@@ -33,16 +33,15 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-extern bool bpf_session_is_return(void) __ksym __weak;
 extern __u64 *bpf_session_cookie(void) __ksym __weak;
 
+/* The session cookie is 0 on the way in and what was left there on the way out. */
 SEC("uprobe.session")
 int alloc_session(struct pt_regs *regs)
 {
-	__u64 *sequence = bpf_session_cookie();
-	__u64 cookie = bpf_get_attach_cookie(regs);
+	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
 
-	if (bpf_session_is_return()) {
+	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence);
 		return 0;
 	}
@@ -64,6 +63,13 @@ int alloc_return_multi(struct pt_regs *regs)
 	return 0;
 }
 
+SEC("uprobe.multi")
+int free_entry_multi(struct pt_regs *regs)
+{
+	fp_free_enter(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
 SEC("uprobe")
 int alloc_entry(struct pt_regs *regs)
 {
@@ -75,6 +81,13 @@ SEC("uretprobe")
 int alloc_return(struct pt_regs *regs)
 {
 	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0);
+	return 0;
+}
+
+SEC("uprobe")
+int free_entry(struct pt_regs *regs)
+{
+	fp_free_enter(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
 

@@ -37,20 +37,21 @@ enum fp_record_kind {
 	FP_REC_FORK = 8,         /* struct fp_life: a child exists; other = child's pid */
 	FP_REC_EXIT = 9,         /* struct fp_life: the process is gone (last thread); other = exit code */
 	FP_REC_NEED_TABLE = 10,  /* struct fp_need_table: a pc had no unwind table yet */
+	FP_REC_FREE_STACK = 11,  /* struct fp_free_stack: as FREE, with its stack (--free-stacks) */
 };
 
-/* Starts every record. 24 bytes. */
+/* Starts every record. 16 bytes: at a million records a second each byte is a megabyte through the caches of the watched process. */
 struct fp_head {
 	unsigned char kind;       /* enum fp_record_kind */
 	unsigned char function;   /* index into the daemon's function table: which entry point (malloc, calloc, ...) */
 	unsigned short slot;      /* target slot, < FP_TARGETS_MAX */
-	unsigned int generation;  /* of the slot: a record of a slot's former owner is recognised and dropped */
 	unsigned int tid;         /* kernel thread id, initial pid namespace */
-	unsigned int pad;
-	unsigned long long time;  /* CLOCK_MONOTONIC, ns */
+	unsigned long long stamp; /* low 48 bits: CLOCK_MONOTONIC, ns, wraps after 78 h (the reader knows the rest); high 16 bits: low bits
+	                           * of the slot's generation, by which a record of its former owner is recognised */
 };
+#define FP_STAMP_TIME_BITS 48
 
-/* FP_REC_ALLOC. 48 bytes. */
+/* FP_REC_ALLOC. 40 bytes. */
 struct fp_alloc {
 	struct fp_head head;
 	unsigned long long addr;  /* block handed out, never 0 */
@@ -58,11 +59,17 @@ struct fp_alloc {
 	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
 };
 
-/* FP_REC_FREE, FP_REC_REALLOC_FREE, FP_REC_REALLOC_FAIL. 40 bytes. */
+/* FP_REC_FREE, FP_REC_REALLOC_FREE, FP_REC_REALLOC_FAIL. 24 bytes. */
 struct fp_free {
 	struct fp_head head;
 	unsigned long long addr;
-	unsigned long long stack; /* stack hash with --free-stacks, else 0 */
+};
+
+/* FP_REC_FREE_STACK. 32 bytes. */
+struct fp_free_stack {
+	struct fp_head head;
+	unsigned long long addr;
+	unsigned long long stack; /* stack hash */
 };
 
 /* Why a walk ended. Stored in each stack, counted, shown. Mirrored by src/unwind/mod.rs. */
@@ -90,7 +97,7 @@ enum fp_unwind_end {
 #define FP_FRAME_JIT (1ULL << 58)     /* in an anonymous executable region */
 #define FP_FRAME_SIGNAL (1ULL << 59)  /* a signal trampoline */
 
-/* FP_REC_STACK: header, then len frame words, leaf first. 40 bytes + 8 len. */
+/* FP_REC_STACK: header, then len frame words, leaf first. 32 bytes + 8 len. */
 struct fp_stack {
 	struct fp_head head;
 	unsigned long long hash;  /* of (slot generation, frames, end); never 0 */
@@ -110,7 +117,7 @@ enum fp_vm_op {
 	FP_VM_MPROTECT = 6,/* addr, len, prot */
 };
 
-/* FP_REC_VM. 80 bytes. Only calls that succeeded. */
+/* FP_REC_VM. 72 bytes. Only calls that succeeded. */
 struct fp_vm {
 	struct fp_head head;
 	unsigned long long addr;
@@ -124,7 +131,7 @@ struct fp_vm {
 	unsigned long long stack; /* hash, 0 = none */
 };
 
-/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 48 bytes. */
+/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 40 bytes. */
 struct fp_life {
 	struct fp_head head;
 	unsigned int pid;
@@ -132,21 +139,16 @@ struct fp_life {
 	char comm[16];            /* as the kernel has it, may hold any byte; ends at the first 0 */
 };
 
-/* FP_REC_NEED_TABLE. 32 bytes. */
+/* FP_REC_NEED_TABLE. 24 bytes. */
 struct fp_need_table {
 	struct fp_head head;
 	unsigned long long pc;
 };
 
-/* What the programs count, per CPU, summed by the daemon; every one is shown to the user. Mirrored by src/capture/counters.rs with
- * a description each. */
+/* What the programs count, per CPU, summed by the daemon; every one is shown to the user. Records sent are counted by the reader, who
+ * sees them. Mirrored by src/capture/counters.rs with a description each. */
 enum fp_counter {
-	FP_CNT_ALLOC = 0,          /* allocation records sent */
-	FP_CNT_FREE,               /* free records sent */
-	FP_CNT_STACK,              /* stack definitions sent */
-	FP_CNT_VM,                 /* address-space records sent */
-	FP_CNT_LIFE,               /* life-cycle records sent */
-	FP_CNT_LOST_ALLOC,         /* ring full: allocation record lost */
+	FP_CNT_LOST_ALLOC = 0,     /* ring full: allocation record lost */
 	FP_CNT_LOST_FREE,          /* ring full: free record lost */
 	FP_CNT_LOST_STACK,         /* ring full: stack definition lost, sent again with the next use */
 	FP_CNT_LOST_VM,            /* ring full: address-space record lost */
@@ -205,13 +207,14 @@ enum fp_op {
 #define FP_NO_REG 0x1f
 
 #define FP_ASSERT_SIZE(type, size) _Static_assert(sizeof(type) == (size), #type " changed size: change the mirror too")
-FP_ASSERT_SIZE(struct fp_head, 24);
-FP_ASSERT_SIZE(struct fp_alloc, 48);
-FP_ASSERT_SIZE(struct fp_free, 40);
-FP_ASSERT_SIZE(struct fp_stack, 40);
-FP_ASSERT_SIZE(struct fp_vm, 80);
-FP_ASSERT_SIZE(struct fp_life, 48);
-FP_ASSERT_SIZE(struct fp_need_table, 32);
+FP_ASSERT_SIZE(struct fp_head, 16);
+FP_ASSERT_SIZE(struct fp_alloc, 40);
+FP_ASSERT_SIZE(struct fp_free, 24);
+FP_ASSERT_SIZE(struct fp_free_stack, 32);
+FP_ASSERT_SIZE(struct fp_stack, 32);
+FP_ASSERT_SIZE(struct fp_vm, 72);
+FP_ASSERT_SIZE(struct fp_life, 40);
+FP_ASSERT_SIZE(struct fp_need_table, 24);
 FP_ASSERT_SIZE(struct fp_target, 64);
 
 #endif

@@ -18,7 +18,7 @@ static __always_inline void fp_send_life(__u8 kind, __u32 other)
 	target = fp_target_of_current(&slot);
 	if (!target)
 		return;
-	record = FP_RESERVE(struct fp_life, target, slot, kind, 0, FP_CNT_LOST_LIFE);
+	record = FP_RESERVE(struct fp_life, target, slot, (__u32)bpf_get_current_pid_tgid(), kind, 0, FP_CNT_LOST_LIFE);
 	if (!record)
 		return;
 	record->pid = bpf_get_current_pid_tgid() >> 32;
@@ -26,7 +26,6 @@ static __always_inline void fp_send_life(__u8 kind, __u32 other)
 	if (bpf_get_current_comm(record->comm, sizeof(record->comm)))
 		record->comm[0] = 0;
 	fp_submit(record);
-	fp_count(FP_CNT_LIFE);
 }
 
 /* The new image has new stacks, a new return trampoline and no open call. */

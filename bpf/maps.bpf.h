@@ -64,7 +64,7 @@ struct fp_thread {
 	__u64 sequence;
 	__u64 trampoline; /* address of the return trampoline, 0 = not read yet */
 	__u32 depth;      /* open calls */
-	__u32 pad;
+	__u32 tid;        /* kernel thread id */
 };
 
 struct {
@@ -129,26 +129,25 @@ static __always_inline void fp_lost(struct fp_target *target, __u32 counter)
 		__sync_fetch_and_add(&target->lost_other, 1);
 }
 
-static __always_inline void fp_fill_head(struct fp_head *head, struct fp_target *target, __u32 slot, __u8 kind, __u8 function)
+static __always_inline void fp_fill_head(struct fp_head *head, struct fp_target *target, __u32 slot, __u32 tid, __u8 kind,
+					 __u8 function)
 {
 	head->kind = kind;
 	head->function = function;
 	head->slot = slot;
-	head->generation = target->generation;
-	head->tid = (__u32)bpf_get_current_pid_tgid();
-	head->pad = 0;
-	head->time = bpf_ktime_get_ns();
+	head->tid = tid;
+	head->stamp = (__u64)target->generation << FP_STAMP_TIME_BITS | (bpf_ktime_get_ns() & ((1ULL << FP_STAMP_TIME_BITS) - 1));
 }
 
 /* Reserves a record in the target's ring and fills its head; counts the loss if the ring is full. Submit with fp_submit. */
-#define FP_RESERVE(type, target, slot, kind, function, lost)                                        \
+#define FP_RESERVE(type, target, slot, tid, kind, function, lost)                                       \
 	({                                                                                          \
 		type *record_ = NULL;                                                               \
 		void *ring_ = bpf_map_lookup_elem(&rings, &(target)->shard);                        \
 		if (ring_)                                                                          \
 			record_ = bpf_ringbuf_reserve(ring_, sizeof(type), 0);                      \
 		if (record_)                                                                        \
-			fp_fill_head(&record_->head, target, slot, kind, function);                 \
+			fp_fill_head(&record_->head, target, slot, tid, kind, function);                 \
 		else                                                                                \
 			fp_lost(target, lost);                                                      \
 		record_;                                                                            \

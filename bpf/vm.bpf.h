@@ -57,7 +57,7 @@ static __always_inline int fp_send_vm(__u32 op, const struct fp_vm_args *args)
 	target = fp_target_of_current(&slot);
 	if (!target || !(target->flags & FP_TARGET_VM))
 		return 0;
-	record = FP_RESERVE(struct fp_vm, target, slot, FP_REC_VM, 0, FP_CNT_LOST_VM);
+	record = FP_RESERVE(struct fp_vm, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_VM, 0, FP_CNT_LOST_VM);
 	if (!record)
 		return 0;
 	record->addr = args->addr;
@@ -70,7 +70,6 @@ static __always_inline int fp_send_vm(__u32 op, const struct fp_vm_args *args)
 	record->fd = args->fd;
 	record->stack = fp_stack_of_open_call();
 	fp_submit(record);
-	fp_count(FP_CNT_VM);
 	return 0;
 }
 

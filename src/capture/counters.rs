@@ -1,12 +1,7 @@
 //! The programs' counters: what was sent, lost, dropped and why. The order is that of `enum fp_counter` in `bpf/fragprof.h`.
 
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 22] = [
-    ("allocations", "allocation records sent"),
-    ("frees", "free records sent"),
-    ("stacks", "stack definitions sent"),
-    ("vm_changes", "address-space records sent"),
-    ("life_events", "life-cycle records sent"),
+pub const DESCRIPTIONS: [(&str, &str); 17] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
@@ -88,8 +83,8 @@ mod tests {
     fn rows_of_all_cpus_are_summed_by_name() {
         let row = |first: u64| (0..COUNTERS as u64).flat_map(|i| (first + i).to_ne_bytes()).collect::<Vec<u8>>();
         let counters = Counters::from_rows(&[row(0), row(100)]);
-        assert_eq!(counters.get("allocations"), 100);
-        assert_eq!(counters.get("frees"), 102);
+        assert_eq!(counters.get("lost_allocations"), 100);
+        assert_eq!(counters.get("lost_frees"), 102);
         assert_eq!(counters.ends(0), 2 * DESCRIPTIONS.len() as u64 + 100);
         assert_eq!(counters.get("no such"), 0);
     }

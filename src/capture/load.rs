@@ -21,7 +21,7 @@ static OBJECT: &[u8] = {
 /// How entry and return probes are attached, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachMethod {
-    /// One link for entries and returns, paired by the kernel (6.13).
+    /// Entry and return in one link, paired by the kernel (6.13).
     Session,
     /// One link for entries, one for returns (6.6).
     Multi,
@@ -35,9 +35,9 @@ impl AttachMethod {
 
     fn programs(self) -> &'static [&'static str] {
         match self {
-            Self::Session => &["alloc_session"],
-            Self::Multi => &["alloc_entry_multi", "alloc_return_multi"],
-            Self::Single => &["alloc_entry", "alloc_return"],
+            Self::Session => &["alloc_session", "free_entry_multi"],
+            Self::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi"],
+            Self::Single => &["alloc_entry", "alloc_return", "free_entry"],
         }
     }
 }

@@ -99,7 +99,8 @@ pub struct AttachSite {
     pub offset: FileOffset,
     /// `FP_COOKIE_*` without the slot, which [`Capture::attach`] fills in.
     pub cookie: u64,
-    /// Whether the call's return is wanted: the site must then have rsp as at the function's entry.
+    /// Whether it is an allocating function, whose return is wanted too: the site must then have rsp as at the function's entry. A
+    /// freeing one is done at its entry.
     pub with_return: bool,
 }
 
@@ -242,31 +243,25 @@ impl Capture {
             ..Default::default()
         };
         let pid = pid.0 as i32;
-        let all: Vec<&AttachSite> = file.sites.iter().collect();
-        let returns: Vec<&AttachSite> = file.sites.iter().filter(|site| site.with_return).collect();
-        match self.offer.method {
-            AttachMethod::Session => {
-                let program = load::program(&self.object, "alloc_session")?;
-                links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(&all, false, true))?);
-            }
+        let (allocs, frees): (Vec<&AttachSite>, Vec<&AttachSite>) = file.sites.iter().partition(|site| site.with_return);
+        let plan: &[(&str, &[&AttachSite], bool)] = match self.offer.method {
+            AttachMethod::Session => &[("alloc_session", &allocs, false), ("free_entry_multi", &frees, false)],
+            // Returns before entries: an entry without its return probe would look like a call that never returned.
             AttachMethod::Multi => {
-                // Returns first: an entry whose return probe is missing would look like a call that never returned.
-                if !returns.is_empty() {
-                    let program = load::program(&self.object, "alloc_return_multi")?;
-                    links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(&returns, true, false))?);
-                }
-                let program = load::program(&self.object, "alloc_entry_multi")?;
-                links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(&all, false, false))?);
+                &[("alloc_return_multi", &allocs, true), ("alloc_entry_multi", &allocs, false), ("free_entry_multi", &frees, false)]
             }
-            AttachMethod::Single => {
-                let entry = load::program(&self.object, "alloc_entry")?;
-                let back = load::program(&self.object, "alloc_return")?;
-                for (program, sites, retprobe) in [(&back, &returns, true), (&entry, &all, false)] {
-                    for site in sites {
-                        let opts = UprobeOpts { cookie: with_slot(site.cookie), retprobe, ..Default::default() };
-                        links.push(program.attach_uprobe_with_opts(pid, &file.path, site.offset.0 as usize, opts)?);
-                    }
+            AttachMethod::Single => &[("alloc_return", &allocs, true), ("alloc_entry", &allocs, false), ("free_entry", &frees, false)],
+        };
+        for (name, sites, retprobe) in plan.iter().filter(|(_, sites, _)| !sites.is_empty()) {
+            let program = load::program(&self.object, name)?;
+            if self.offer.method == AttachMethod::Single {
+                for site in *sites {
+                    let opts = UprobeOpts { cookie: with_slot(site.cookie), retprobe: *retprobe, ..Default::default() };
+                    links.push(program.attach_uprobe_with_opts(pid, &file.path, site.offset.0 as usize, opts)?);
                 }
+            } else {
+                let session = *name == "alloc_session";
+                links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(sites, *retprobe, session))?);
             }
         }
         Ok(())

@@ -35,6 +35,9 @@ const REC_EXEC: u8 = 7;
 const REC_FORK: u8 = 8;
 const REC_EXIT: u8 = 9;
 const REC_NEED_TABLE: u8 = 10;
+const REC_FREE_STACK: u8 = 11;
+/// `FP_STAMP_TIME_BITS`.
+const STAMP_TIME_BITS: u32 = 48;
 
 /// `struct fp_head`: starts every record.
 #[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
@@ -46,13 +49,25 @@ pub struct Head {
     pub function: u8,
     /// Target slot.
     pub slot: u16,
-    /// Generation of the slot: records of its former owner are told apart by it.
-    pub generation: u32,
     /// Kernel thread id, initial pid namespace.
     pub tid: u32,
-    pad: u32,
-    /// CLOCK_MONOTONIC, nanoseconds.
-    pub time_ns: u64,
+    stamp: u64,
+}
+
+impl Head {
+    /// CLOCK_MONOTONIC in nanoseconds, given a reading of that clock within 39 hours of the record.
+    pub fn time_ns(&self, near_ns: u64) -> u64 {
+        let mask = (1 << STAMP_TIME_BITS) - 1;
+        let half = 1 << (STAMP_TIME_BITS - 1);
+        let ahead = (self.stamp & mask).wrapping_sub(near_ns & mask) & mask;
+        // In the upper half it lies behind.
+        if ahead < half { near_ns.wrapping_add(ahead) } else { near_ns.wrapping_sub((mask + 1) - ahead) }
+    }
+
+    /// Whether the record is of the slot's owner with this generation.
+    pub fn is_of(&self, generation: u32) -> bool {
+        (self.stamp >> STAMP_TIME_BITS) as u16 == generation as u16
+    }
 }
 
 /// `struct fp_alloc`.
@@ -69,6 +84,14 @@ struct RawAlloc {
 #[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct RawFree {
+    head: Head,
+    addr: u64,
+}
+
+/// `struct fp_free_stack`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawFreeStack {
     head: Head,
     addr: u64,
     stack: u64,
@@ -145,13 +168,14 @@ pub struct TargetRow {
 }
 
 const _: () = {
-    assert!(size_of::<Head>() == 24);
-    assert!(size_of::<RawAlloc>() == 48);
-    assert!(size_of::<RawFree>() == 40);
-    assert!(size_of::<RawStack>() == 40);
-    assert!(size_of::<RawVm>() == 80);
-    assert!(size_of::<RawLife>() == 48);
-    assert!(size_of::<RawNeedTable>() == 32);
+    assert!(size_of::<Head>() == 16);
+    assert!(size_of::<RawAlloc>() == 40);
+    assert!(size_of::<RawFree>() == 24);
+    assert!(size_of::<RawFreeStack>() == 32);
+    assert!(size_of::<RawStack>() == 32);
+    assert!(size_of::<RawVm>() == 72);
+    assert!(size_of::<RawLife>() == 40);
+    assert!(size_of::<RawNeedTable>() == 24);
     assert!(size_of::<TargetRow>() == 64);
 };
 
@@ -316,8 +340,9 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
             let r = raw::<RawAlloc>(bytes)?;
             Body::Alloc { addr: Addr(r.addr), size: r.size, stack: StackHash(r.stack) }
         }
-        REC_FREE => {
-            let r = raw::<RawFree>(bytes)?;
+        REC_FREE => Body::Free { addr: Addr(raw::<RawFree>(bytes)?.addr), stack: StackHash(0) },
+        REC_FREE_STACK => {
+            let r = raw::<RawFreeStack>(bytes)?;
             Body::Free { addr: Addr(r.addr), stack: StackHash(r.stack) }
         }
         REC_REALLOC_FREE => Body::ReallocFree { addr: Addr(raw::<RawFree>(bytes)?.addr) },
@@ -366,13 +391,13 @@ mod tests {
     #[repr(C, align(8))]
     struct Aligned<const N: usize>([u8; N]);
 
-    fn alloc_record() -> Aligned<48> {
-        let mut bytes = [0; 48];
+    fn alloc_record() -> Aligned<40> {
+        let mut bytes = [0; 40];
         bytes[0] = REC_ALLOC;
         bytes[2..4].copy_from_slice(&7u16.to_le_bytes());
-        bytes[24..32].copy_from_slice(&0x7f00_0000_1000u64.to_le_bytes());
-        bytes[32..40].copy_from_slice(&100u64.to_le_bytes());
-        bytes[40..48].copy_from_slice(&0xabcdu64.to_le_bytes());
+        bytes[16..24].copy_from_slice(&0x7f00_0000_1000u64.to_le_bytes());
+        bytes[24..32].copy_from_slice(&100u64.to_le_bytes());
+        bytes[32..40].copy_from_slice(&0xabcdu64.to_le_bytes());
         Aligned(bytes)
     }
 
@@ -387,26 +412,37 @@ mod tests {
     #[test]
     fn a_cut_record_is_refused_at_every_length() {
         let bytes = alloc_record();
-        for len in 0..48 {
+        for len in 0..40 {
             assert_eq!(decode(&bytes.0[..len]).unwrap_err().len, len);
         }
     }
 
     #[test]
     fn a_stack_that_claims_more_frames_than_it_has_is_refused() {
-        let mut bytes = Aligned([0; 56]);
+        let mut bytes = Aligned([0; 48]);
         bytes.0[0] = REC_STACK;
-        bytes.0[32] = 2;
+        bytes.0[24] = 2;
         assert!(matches!(decode(&bytes.0).unwrap().body, Body::Stack { frames: [0, 0], .. }));
-        bytes.0[32] = 3;
+        bytes.0[24] = 3;
         assert!(decode(&bytes.0).is_err());
-        bytes.0[33] = 0xff;
+        bytes.0[25] = 0xff;
         assert!(decode(&bytes.0).is_err());
     }
 
     #[test]
+    fn a_time_is_completed_from_a_clock_reading_on_either_side_of_a_wrap() {
+        let head = |time: u64| Head { kind: 1, function: 0, slot: 0, tid: 0, stamp: 5 << 48 | (time & ((1 << 48) - 1)) };
+        for time in [1_000u64, (1 << 48) - 5, (1 << 48) + 5, (3 << 48) + 123_456] {
+            for near in [time, time + 1_000_000, time.saturating_sub(1_000_000)] {
+                assert_eq!(head(time).time_ns(near), time, "near {near}");
+            }
+            assert!(head(time).is_of(5) && head(time).is_of(0x1_0005) && !head(time).is_of(6));
+        }
+    }
+
+    #[test]
     fn unknown_kinds_are_refused() {
-        for kind in [0, 11, 255] {
+        for kind in [0, 12, 255] {
             let mut bytes = Aligned([0; 128]);
             bytes.0[0] = kind;
             assert_eq!(decode(&bytes.0).unwrap_err().kind, kind);
