@@ -97,6 +97,30 @@ pub struct Placement {
     pub sp_words: u8,
     /// Whether a return probe belongs to it.
     pub has_return: bool,
+    /// Where it goes, if the instruction is an unconditional jump out of the straight line.
+    pub jump: Option<Jump>,
+}
+
+/// An unconditional jump, and which registers hold the arguments when it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Jump {
+    /// Virtual address of the target.
+    pub target: u64,
+    size: u16,
+    count: u16,
+    pointer: u16,
+}
+
+impl Jump {
+    /// Whether a function of `shape` at the target would find the same arguments where it expects them.
+    #[must_use]
+    pub fn passes_on(&self, shape: Shape) -> bool {
+        let finds = |index: Option<u8>, holders: u16| match index.and_then(argument_register) {
+            Some(register) => holders >> register.0 & 1 == 1,
+            None => holders == 0,
+        };
+        finds(shape.size, self.size) && finds(shape.count, self.count) && finds(shape.pointer, self.pointer)
+    }
 }
 
 /// The registers that hold an argument now, its own first.
@@ -207,11 +231,21 @@ pub fn place(code: &[u8], entry: u64, shape: Shape, emulation: Emulation, is_tar
         pointer: start.pointer.and_then(Holders::best),
         sp_words: 0,
         has_return,
+        jump: None,
     })
 }
 
 fn placement_at(instruction: &Instruction, entry: u64, state: &State, reason: Reason, has_return: bool) -> Placement {
+    let holders = |argument: Option<Holders>| argument.map_or(0, |a| a.set);
+    let leaves = matches!(instruction.code(), Code::Jmp_rel8_64 | Code::Jmp_rel32_64) && state.sp_words == 0;
+    let jump = leaves.then(|| Jump {
+        target: instruction.near_branch_target(),
+        size: holders(state.size),
+        count: holders(state.count),
+        pointer: holders(state.pointer),
+    });
     Placement {
+        jump,
         offset: (instruction.ip() - entry) as u32,
         instruction: text(instruction),
         reason,

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::branches::BranchTargets;
 use super::cookie::Cookie;
 use super::functions::{FUNCTIONS, FunctionId, Shape};
-use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
+use super::placement::{Emulation, Jump, Placement, WALK_BYTES_MAX, place};
 use crate::target::allocator::{Allocator, AllocatorModule, Detection, EntryPoint, detect};
 use crate::target::elf::{Elf, ReadAt};
 use crate::target::file::FileIdentity;
@@ -179,11 +179,11 @@ pub fn place_all<R: ReadAt>(
             let Some(shape) = entry_point.function.get().map(|f| f.shape) else {
                 return without("not in the table of functions".into());
             };
-            if let Some(target) = forwards_to(elf, entry_point, shape, entry_points, &slots) {
-                return without(format!("only jumps to {target}, which has a probe"));
-            }
             let code = elf.bytes_at(entry_point.vaddr, code_bytes(entry_point, function_starts));
             let placement = place(&code, entry_point.vaddr, shape, emulation, |vaddr| targets.contains(vaddr));
+            if let Some(target) = placement.jump.and_then(|jump| forwards_to(elf, entry_point, jump, shape, entry_points, &slots)) {
+                return without(format!("only jumps to {target}, which has a probe"));
+            }
             let Some(offset) = elf.offset_of(entry_point.vaddr + u64::from(placement.offset)) else {
                 return without("its code is not in the file".into());
             };
@@ -219,36 +219,33 @@ fn code_bytes(entry_point: &EntryPoint, function_starts: &[u64]) -> u64 {
     end.min(WALK_BYTES_MAX)
 }
 
-/// The entry point to which a function does nothing but jump, with its arguments as they are and the same meaning.
+/// The entry point to which a function does nothing but jump, handing on its arguments with the same meaning.
 ///
-/// A probe on both would see each call twice, and the second with the stack pointer of the first and its return address already
+/// A probe on both would see each call twice, and the second time with the first one's stack pointer and its return address already
 /// swapped. The jump goes to the function itself or through a stub of the procedure linkage table, whose slot names it.
 fn forwards_to<R: ReadAt>(
     elf: &Elf<R>,
     from: &EntryPoint,
+    jump: Jump,
     shape: Shape,
     entry_points: &[EntryPoint],
     slots: &[(u64, Vec<u8>)],
 ) -> Option<String> {
-    let jump = first_instruction(elf, from.vaddr)?;
-    if !matches!(jump.code(), Code::Jmp_rel32_64 | Code::Jmp_rel8_64) {
+    let hands_on = |to: Shape| to.op == shape.op && jump.passes_on(to);
+    if jump.target == from.vaddr {
         return None;
     }
-    let target = jump.near_branch_target();
-    if target == from.vaddr {
-        return None;
+    if let Some(entry_point) = entry_points.iter().find(|e| e.vaddr == jump.target) {
+        return hands_on(entry_point.function.get()?.shape).then(|| entry_point.symbols.first().cloned())?;
     }
-    if let Some(entry_point) = entry_points.iter().find(|e| e.vaddr == target) {
-        return (entry_point.function.get()?.shape == shape).then(|| entry_point.symbols.first().cloned())?;
-    }
-    let stub = first_instruction(elf, target)?;
+    let stub = first_instruction(elf, jump.target)?;
     if stub.code() != Code::Jmp_rm64 || !stub.is_ip_rel_memory_operand() {
         return None;
     }
     let slot = stub.ip_rel_memory_address();
     let (_, name) = slots.iter().find(|(vaddr, _)| *vaddr == slot)?;
     let function = FUNCTIONS.iter().find(|f| f.symbol.as_bytes() == name.as_slice())?;
-    (function.shape == shape).then(|| function.symbol.to_owned())
+    hands_on(function.shape).then(|| function.symbol.to_owned())
 }
 
 /// The instruction at `vaddr`, or the one behind it if that is `endbr64`.
