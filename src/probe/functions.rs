@@ -171,15 +171,16 @@ table! {
         "free_aligned_sized" => free(0);
         "reallocf" => realloc(0, 1);
         "vfree" => free(0);
-        "__libc_malloc" => alloc(0);
-        "__libc_calloc" => alloc_n(0, 1);
-        "__libc_realloc" => realloc(0, 1);
-        "__libc_reallocarray" => realloc_n(0, 1, 2);
-        "__libc_free" => free(0);
-        "__libc_cfree" => free(0);
-        "__libc_memalign" => alloc(1);
-        "__libc_valloc" => alloc(0);
-        "__libc_pvalloc" => alloc(0);
+        // The C library's own callers: the same functions, so the same names.
+        "__libc_malloc" as "malloc" => alloc(0);
+        "__libc_calloc" as "calloc" => alloc_n(0, 1);
+        "__libc_realloc" as "realloc" => realloc(0, 1);
+        "__libc_reallocarray" as "reallocarray" => realloc_n(0, 1, 2);
+        "__libc_free" as "free" => free(0);
+        "__libc_cfree" as "cfree" => free(0);
+        "__libc_memalign" as "memalign" => alloc(1);
+        "__libc_valloc" as "valloc" => alloc(0);
+        "__libc_pvalloc" as "pvalloc" => alloc(0);
     }
     Cxx {
         "_Znwm" as "operator new" => alloc(0);

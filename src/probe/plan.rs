@@ -168,6 +168,9 @@ pub fn place_all<R: ReadAt>(
     function_starts: &[u64],
     emulation: Emulation,
 ) -> Vec<Result<SitePlan, Unprobed>> {
+    if entry_points.is_empty() {
+        return Vec::new();
+    }
     let mut entries: Vec<u64> = entry_points.iter().map(|e| e.vaddr).collect();
     entries.sort_unstable();
     let targets = BranchTargets::search(elf, &entries, function_starts);

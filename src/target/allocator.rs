@@ -28,6 +28,11 @@ const FILES_MAX: usize = 4096;
 const LINK_MAP_MAX: usize = 4096;
 /// Entry points kept of one file. The table has under 256 names, and jemalloc's prefixed ones come on top.
 const ENTRY_POINTS_MAX: usize = 1024;
+/// Length of the longest symbol that matters: `_ZdlPvSt11align_val_tRKSt9nothrow_t` has 37 bytes, prefixes at most some 20.
+const NAME_BYTES_MAX: usize = 64;
+/// Prefixes of names like `malloc` told apart in one file. Large programs have some hundred (`xml_free`, `git_free`, …), of which at
+/// most one or two are jemalloc's.
+const PREFIXES_MAX: usize = 4096;
 
 /// An allocator by its implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -192,8 +197,15 @@ struct Markers {
     malloc: Option<u64>,
     exported_malloc: bool,
     exported_free: bool,
-    /// Prefixes before jemalloc's own names.
-    jemalloc_prefixes: Vec<String>,
+    prefixes: Vec<Prefix>,
+}
+
+/// A prefix before names of C or of jemalloc, with the number of symbols that have it.
+#[derive(Debug)]
+struct Prefix {
+    prefix: String,
+    own_names: u32,
+    c_names: u32,
 }
 
 /// A symbol that may be an entry point, before its owner is known.
@@ -214,6 +226,10 @@ pub fn identify<R: ReadAt>(elf: &Elf<R>) -> Found {
     let mut starts = Vec::new();
     elf.for_each_function(|function| {
         starts.push(function.vaddr);
+        // Most names of a C++ or Rust program are longer than any of ours.
+        if function.name.len() > NAME_BYTES_MAX {
+            return;
+        }
         note_markers(&mut markers, &function);
         let known = BY_SYMBOL.contains_key(function.name) || split_prefix(function.name).is_some();
         if known && let Ok(name) = std::str::from_utf8(function.name) {
@@ -250,13 +266,15 @@ pub fn identify<R: ReadAt>(elf: &Elf<R>) -> Found {
     }
     let functions: Vec<_> = by_address.into_values().collect();
     let allocator = owner.or_else(|| functions.first().map(|f| f.allocator)).unwrap_or(Allocator::Other);
-    let prefix = markers.jemalloc_prefixes.first().cloned().unwrap_or_default();
+    let is_jemalloc_s = |p: &&Prefix| !p.prefix.is_empty() && markers.is_jemalloc_prefix(&p.prefix);
+    let prefix = markers.prefixes.iter().find(is_jemalloc_s).map(|p| p.prefix.clone()).unwrap_or_default();
     Found { allocator, prefix, functions, function_starts: starts }
 }
 
 fn note_markers(markers: &mut Markers, function: &Function<'_>) {
     match function.name {
-        b"gnu_get_libc_version" => markers.gnu_libc = true,
+        // The first is in the shared library, the others in static programs.
+        b"gnu_get_libc_version" | b"_int_malloc" | b"_int_free" | b"malloc_consolidate" | b"ptmalloc_init" => markers.gnu_libc = true,
         b"__libc_start_main" => markers.libc_start = true,
         b"_dl_allocate_tls" => markers.loader = true,
         b"__libc_malloc_impl" | b"__simple_malloc" | b"__malloc_donate" | b"__malloc_alloc_meta" | b"__expand_heap" => markers.musl = true,
@@ -269,12 +287,29 @@ fn note_markers(markers: &mut Markers, function: &Function<'_>) {
         b"free" => markers.exported_free |= function.exported && function.table == SymbolTable::Dynamic,
         _ => {}
     }
-    if let Some((prefix, base)) = split_prefix_any(function.name)
-        && (find(Family::Jemalloc, base.as_bytes()).is_some() || base == "mallctl")
-        && !markers.jemalloc_prefixes.iter().any(|p| p == prefix)
-        && markers.jemalloc_prefixes.len() < 8
-    {
-        markers.jemalloc_prefixes.push(prefix.to_owned());
+    if let Some((prefix, base)) = split_prefix_any(function.name) {
+        markers.note_prefix(prefix, base);
+    }
+}
+
+impl Markers {
+    fn note_prefix(&mut self, prefix: &str, base: &str) {
+        let own = base == "mallctl" || find(Family::Jemalloc, base.as_bytes()).is_some();
+        let at = self.prefixes.iter().position(|p| p.prefix == prefix).or_else(|| {
+            (self.prefixes.len() < PREFIXES_MAX).then(|| {
+                self.prefixes.push(Prefix { prefix: prefix.to_owned(), own_names: 0, c_names: 0 });
+                self.prefixes.len() - 1
+            })
+        });
+        if let Some(entry) = at.and_then(|at| self.prefixes.get_mut(at)) {
+            entry.own_names += u32::from(own);
+            entry.c_names += u32::from(!own);
+        }
+    }
+
+    /// A prefix is jemalloc's if it stands before one of its own names and another name: `do_rallocx` alone is a helper of its own.
+    fn is_jemalloc_prefix(&self, prefix: &str) -> bool {
+        self.prefixes.iter().any(|p| p.prefix == prefix && p.own_names > 0 && p.own_names + p.c_names > 1)
     }
 }
 
@@ -299,6 +334,11 @@ fn split_prefix_any(name: &[u8]) -> Option<(&str, &str)> {
         "pvalloc",
         "reallocarray",
     ];
+    const ENDINGS: [&[u8]; 6] = [b"allocx", b"mallctl", b"alloc", b"free", b"memalign", b"reallocarray"];
+    // Decides for nearly every symbol of a large program.
+    if !ENDINGS.iter().any(|ending| name.ends_with(*ending)) {
+        return None;
+    }
     let name = std::str::from_utf8(name).ok()?;
     let split = |base: &'static str| {
         let prefix = name.strip_suffix(base)?;
@@ -330,7 +370,7 @@ fn owner_of_c_names(markers: &Markers, is_dynamic_program: bool) -> Option<Alloc
         Some(Allocator::Mimalloc)
     } else if markers.tcmalloc {
         Some(Allocator::Tcmalloc)
-    } else if markers.jemalloc_prefixes.iter().any(String::is_empty) {
+    } else if markers.is_jemalloc_prefix("") {
         Some(Allocator::Jemalloc)
     } else if c_library.is_some() {
         c_library
@@ -355,7 +395,7 @@ fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<
         return Some((function, allocator));
     }
     let (prefix, base) = split_prefix(name.as_bytes())?;
-    if !markers.jemalloc_prefixes.iter().any(|p| p == prefix) {
+    if !markers.is_jemalloc_prefix(prefix) {
         return None;
     }
     let function = find(Family::Jemalloc, base.as_bytes()).or_else(|| find(Family::C, base.as_bytes()))?;
