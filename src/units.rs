@@ -75,7 +75,13 @@ impl fmt::Display for HumanBytes {
             value /= 1024.0;
             unit += 1;
         }
-        let decimals = if value < 9.995 { 2 } else if value < 99.95 { 1 } else { 0 };
+        let decimals = if value < 9.995 {
+            2
+        } else if value < 99.95 {
+            1
+        } else {
+            0
+        };
         f.pad(&format!("{value:.decimals$} {}", UNITS[unit]))
     }
 }

@@ -1,1 +1,19 @@
 //! Where to probe: placement by disassembly, entry points of each allocator, and what this kernel can attach.
+//!
+//! ```text
+//! functions (entry points, call shapes) ─┐
+//! target::allocator (who is there) ──────┼→ plan (sites to attach, per file)
+//! placement (which instruction) ─────────┘        cookie (what a site tells the program)
+//! features (how to attach) ── decides ──→ capture
+//! ```
+
+pub mod branches;
+pub mod cookie;
+pub mod functions;
+pub mod placement;
+pub mod plan;
+
+pub use cookie::Cookie;
+pub use functions::{FunctionId, Op, Shape};
+pub use placement::{Emulation, Placement, place};
+pub use plan::{FilePlan, Plan, SitePlan, plan};

@@ -1,0 +1,134 @@
+//! Who jumps where: the direct branches and calls of a file that lead into given windows of code.
+//!
+//! A probe behind a function's entry must not be reached from anywhere but the entry. Whole libraries are searched, not only the
+//! function itself, because compilers move parts of it away (`malloc.cold`) and share tails between functions:
+//!
+//! - Branches with a 32-bit distance can come from anywhere. Every byte position is tried as such a branch, whether an instruction
+//!   starts there or not: that takes no decoding, misses none, and an accident (another instruction's bytes that look like a branch
+//!   into a window of some hundred bytes out of 4 GiB) only makes the probe dearer.
+//! - Branches with an 8-bit distance come from the neighbourhood, which is decoded, starting afresh at every known function.
+//! - Where a function starts, a call may come indirectly.
+
+use std::collections::BTreeSet;
+
+use iced_x86::{Decoder, DecoderOptions, OpKind};
+
+use super::placement::WALK_BYTES_MAX;
+use crate::target::elf::{Elf, ReadAt};
+
+/// Code searched in one file, in bytes. The largest programs (browsers) have about 200 MB; at about 1 GB/s.
+const CODE_BYTES_MAX: u64 = 512 << 20;
+/// Bytes read at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Longest branch with a 32-bit distance: two opcode bytes and four of distance.
+const BRANCH_BYTES_MAX: u64 = 6;
+/// How far a branch with an 8-bit distance reaches, and its own length.
+const SHORT_REACH_BYTES: u64 = 130;
+/// How far back a neighbouring function is decoded from its start.
+const NEIGHBOUR_BYTES_MAX: u64 = 64 << 10;
+
+/// The addresses in the windows that something leads to.
+#[derive(Debug, Default)]
+pub struct BranchTargets {
+    targets: BTreeSet<u64>,
+    /// Too much code to search: everything counts as a target.
+    unknown: bool,
+}
+
+impl BranchTargets {
+    /// Searches a file for what leads into the first [`WALK_BYTES_MAX`] bytes of the functions at `entries` (virtual addresses,
+    /// rising). `function_starts` are the addresses of all functions, rising.
+    #[must_use]
+    pub fn search<R: ReadAt>(elf: &Elf<R>, entries: &[u64], function_starts: &[u64]) -> Self {
+        let windows = Windows::new(entries);
+        let code_bytes = elf.segments().iter().filter(|s| s.executable).map(|s| s.file_bytes).fold(0, u64::saturating_add);
+        let mut targets: BTreeSet<u64> = function_starts.iter().copied().filter(|&start| windows.contains(start)).collect();
+        if code_bytes > CODE_BYTES_MAX {
+            return Self { targets, unknown: true };
+        }
+        for segment in elf.segments().iter().filter(|s| s.executable) {
+            let mut at = 0;
+            while at < segment.file_bytes {
+                let chunk = elf.bytes_at(segment.vaddr.wrapping_add(at), CHUNK_BYTES + BRANCH_BYTES_MAX);
+                far_targets(&chunk, segment.vaddr.wrapping_add(at), &windows, &mut targets);
+                at += CHUNK_BYTES;
+            }
+        }
+        for &entry in entries {
+            near_targets(elf, entry, function_starts, &windows, &mut targets);
+        }
+        Self { targets, unknown: false }
+    }
+
+    /// Whether something leads to `vaddr`.
+    #[must_use]
+    pub fn contains(&self, vaddr: u64) -> bool {
+        self.unknown || self.targets.contains(&vaddr)
+    }
+}
+
+/// The code whose targets matter.
+struct Windows<'a> {
+    entries: &'a [u64],
+    first: u64,
+    last: u64,
+}
+
+impl<'a> Windows<'a> {
+    fn new(entries: &'a [u64]) -> Self {
+        let first = entries.first().copied().unwrap_or(u64::MAX);
+        let last = entries.last().copied().unwrap_or(0).saturating_add(WALK_BYTES_MAX);
+        Self { entries, first, last }
+    }
+
+    fn contains(&self, vaddr: u64) -> bool {
+        // Most targets lie outside of all windows: look there first.
+        if vaddr <= self.first || vaddr > self.last {
+            return false;
+        }
+        let after = self.entries.partition_point(|&entry| entry < vaddr);
+        after.checked_sub(1).and_then(|i| self.entries.get(i)).is_some_and(|&entry| vaddr - entry <= WALK_BYTES_MAX)
+    }
+}
+
+fn far_targets(code: &[u8], vaddr: u64, windows: &Windows<'_>, targets: &mut BTreeSet<u64>) {
+    let mut note = |distance_at: usize| {
+        let Some(distance) = code.get(distance_at..distance_at + 4).and_then(|b| b.try_into().ok()).map(i32::from_le_bytes) else {
+            return;
+        };
+        let target = vaddr.wrapping_add(distance_at as u64 + 4).wrapping_add_signed(i64::from(distance));
+        if windows.contains(target) {
+            targets.insert(target);
+        }
+    };
+    for (at, &byte) in code.iter().enumerate() {
+        match byte {
+            // call, jmp
+            0xe8 | 0xe9 => note(at + 1),
+            // The second byte of jcc: 0f 80–8f.
+            0x80..=0x8f if at > 0 && code.get(at - 1) == Some(&0x0f) => note(at + 1),
+            _ => {}
+        }
+    }
+}
+
+fn near_targets<R: ReadAt>(elf: &Elf<R>, entry: u64, function_starts: &[u64], windows: &Windows<'_>, targets: &mut BTreeSet<u64>) {
+    let first_behind = function_starts.partition_point(|&start| start <= entry);
+    let earliest = entry.saturating_sub(SHORT_REACH_BYTES);
+    // The last function that starts at or before anything in reach.
+    let before = function_starts.partition_point(|&start| start <= earliest).checked_sub(1).and_then(|i| function_starts.get(i));
+    let start = before.copied().filter(|&start| entry - start <= NEIGHBOUR_BYTES_MAX).unwrap_or(entry);
+    let end = entry.saturating_add(WALK_BYTES_MAX + SHORT_REACH_BYTES);
+    let inner = function_starts.get(function_starts.partition_point(|&s| s <= start)..first_behind).unwrap_or_default();
+    let behind = function_starts.get(first_behind..).unwrap_or_default().iter().take_while(|&&s| s < end);
+    let mut from = start;
+    for &to in inner.iter().chain(behind).chain([&end]) {
+        let code = elf.bytes_at(from, to - from);
+        for instruction in &mut Decoder::with_ip(64, &code, from, DecoderOptions::NONE) {
+            if instruction.op0_kind() == OpKind::NearBranch64 && windows.contains(instruction.near_branch_target()) {
+                targets.insert(instruction.near_branch_target());
+            }
+        }
+        from = to;
+    }
+}

@@ -1,0 +1,159 @@
+//! The 64-bit word that a probe site hands to its program: which call it is and where its arguments are.
+//!
+//! Layout: `FP_COOKIE_*` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
+
+use super::functions::{FunctionId, Op};
+
+/// A register of x86-64 by its DWARF number (System V ABI, table 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Register(pub u8);
+
+impl Register {
+    /// The name as assemblers write it; `?` for a number that is no general register.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        const NAMES: [&str; 16] =
+            ["rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
+        NAMES.get(usize::from(self.0)).copied().unwrap_or("?")
+    }
+}
+
+/// FP_NO_REG: the call has no such argument.
+const NO_REGISTER: u64 = 0x1f;
+
+/// What a site tells its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cookie {
+    /// What the call does.
+    pub op: Op,
+    /// Which entry point it is.
+    pub function: FunctionId,
+    /// Where the size is at the site.
+    pub size: Option<Register>,
+    /// Where the count is, by which the size is multiplied.
+    pub count: Option<Register>,
+    /// Where the block's address, or the address of the result, is.
+    pub pointer: Option<Register>,
+    /// Words between the return address and the stack pointer at the site.
+    pub sp_words: u8,
+}
+
+impl Cookie {
+    /// The word for a target's slot.
+    #[must_use]
+    pub fn encode(&self, slot: u16) -> u64 {
+        let register = |r: Option<Register>| r.map_or(NO_REGISTER, |r| u64::from(r.0) & NO_REGISTER);
+        self.op as u64
+            | u64::from(self.function.0) << 8
+            | register(self.size) << 16
+            | register(self.count) << 21
+            | register(self.pointer) << 26
+            | u64::from(slot) << 32
+            | u64::from(self.sp_words) << 48
+    }
+
+    /// Takes a word apart into cookie and slot; `None` if its op is not known.
+    #[must_use]
+    pub fn decode(word: u64) -> Option<(Self, u16)> {
+        let byte = |shift: u32| (word >> shift & 0xff) as u8;
+        let register = |shift: u32| {
+            let number = word >> shift & NO_REGISTER;
+            (number != NO_REGISTER).then_some(Register(number as u8))
+        };
+        let cookie = Self {
+            op: Op::from_number(byte(0))?,
+            function: FunctionId(byte(8)),
+            size: register(16),
+            count: register(21),
+            pointer: register(26),
+            sp_words: byte(48),
+        };
+        Some((cookie, (word >> 32 & 0xffff) as u16))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fmt::Write as _;
+    use std::process::Command;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_cookie() -> impl Strategy<Value = (Cookie, u16)> {
+        let register = || proptest::option::of((0u8..16).prop_map(Register));
+        (1u8..=5, any::<u8>(), register(), register(), register(), any::<u8>(), any::<u16>()).prop_map(
+            |(op, function, size, count, pointer, sp_words, slot)| {
+                let op = Op::from_number(op).unwrap();
+                (Cookie { op, function: FunctionId(function), size, count, pointer, sp_words }, slot)
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_cookie_survives_encoding((cookie, slot) in any_cookie()) {
+            prop_assert_eq!(Cookie::decode(cookie.encode(slot)), Some((cookie, slot)));
+        }
+    }
+
+    #[test]
+    fn the_macros_of_the_wire_format_take_it_apart_the_same_way() {
+        let cookie = |op, function, size: Option<u8>, count: Option<u8>, pointer: Option<u8>, sp_words| Cookie {
+            op,
+            function: FunctionId(function),
+            size: size.map(Register),
+            count: count.map(Register),
+            pointer: pointer.map(Register),
+            sp_words,
+        };
+        let cases = [
+            (cookie(Op::Alloc, 0, Some(5), None, None, 0), 0u16),
+            (cookie(Op::Alloc, 255, Some(4), Some(5), None, 0), 0xffff),
+            (cookie(Op::Free, 17, None, None, Some(15), 255), 1023),
+            (cookie(Op::Realloc, 3, Some(1), Some(4), Some(5), 3), 7),
+            (cookie(Op::PosixMemalign, 4, Some(1), None, Some(5), 0), 512),
+            (cookie(Op::Xallocx, 5, Some(4), None, Some(0), 1), 1),
+        ];
+        let directory = tempfile::tempdir().unwrap();
+        let mut source = String::from("#include <stdio.h>\n#include \"fragprof.h\"\nint main(void) { unsigned long long c;\n");
+        let mut expected = String::new();
+        for (cookie, slot) in cases {
+            let register = |r: Option<Register>| r.map_or(0x1f, |r| r.0);
+            writeln!(
+                source,
+                "c = {}ULL; printf(\"%u %u %u %u %u %u %u\\n\", FP_COOKIE_OP(c), FP_COOKIE_FUNCTION(c), FP_COOKIE_SIZE_REG(c), \
+                 FP_COOKIE_COUNT_REG(c), FP_COOKIE_PTR_REG(c), FP_COOKIE_SLOT(c), FP_COOKIE_SP_WORDS(c));",
+                cookie.encode(slot)
+            )
+            .unwrap();
+            let op = match cookie.op {
+                Op::Alloc => 1,
+                Op::Free => 2,
+                Op::Realloc => 3,
+                Op::PosixMemalign => 4,
+                Op::Xallocx => 5,
+            };
+            writeln!(
+                expected,
+                "{op} {} {} {} {} {slot} {}",
+                cookie.function.0,
+                register(cookie.size),
+                register(cookie.count),
+                register(cookie.pointer),
+                cookie.sp_words
+            )
+            .unwrap();
+        }
+        source.push_str("_Static_assert(FP_OP_ALLOC == 1 && FP_OP_FREE == 2 && FP_OP_REALLOC == 3 && FP_OP_POSIX_MEMALIGN == 4 && FP_OP_XALLOCX == 5 && FP_NO_REG == 0x1f, \"\");\nreturn 0; }\n");
+        let (c, program) = (directory.path().join("cookie.c"), directory.path().join("cookie"));
+        std::fs::write(&c, source).unwrap();
+        let include = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf");
+        let compiled = Command::new("cc").arg("-I").arg(include).arg("-o").arg(&program).arg(&c).status().unwrap();
+        assert!(compiled.success());
+        let output = Command::new(&program).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    }
+}

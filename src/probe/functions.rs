@@ -1,0 +1,442 @@
+//! The allocators' entry points and the shapes of their calls.
+//!
+//! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
+//! `jemalloc.h`, gperftools 2.10 `tcmalloc.h`, mimalloc 2.1 `mimalloc.h`). Arguments are counted from 0 and all are integers or
+//! pointers, so argument n is in the nth register of the System V calling convention.
+//!
+//! Left out on purpose, because no register holds the size: `mi_strdup`, `mi_strndup`, `mi_realpath`, `mi_dupenv_s` and their
+//! relatives (a block of theirs is first seen when it is freed), jemalloc's experimental `smallocx_*` (returns a structure), and
+//! `mi_reallocarr` (takes the block through memory).
+
+use serde::Serialize;
+
+use super::cookie::Register;
+
+/// What a call does with blocks. Values are `enum fp_op` of bpf/fragprof.h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum Op {
+    /// Hands out a block; the result is its address, 0 = failed.
+    Alloc = 1,
+    /// Takes a block back.
+    Free = 2,
+    /// Takes a block back and hands out one with its contents, maybe at the same address; 0 = failed, the old one lives on.
+    Realloc = 3,
+    /// Hands out a block through memory; result 0 = success.
+    PosixMemalign = 4,
+    /// Resizes a block in place; the result is its usable size.
+    Xallocx = 5,
+}
+
+impl Op {
+    /// The op of a number of the wire format.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::Alloc, Self::Free, Self::Realloc, Self::PosixMemalign, Self::Xallocx].into_iter().find(|&op| op as u8 == number)
+    }
+
+    /// Whether the record needs what the call returns, hence a return probe.
+    #[must_use]
+    pub fn needs_return(self) -> bool {
+        self != Self::Free
+    }
+}
+
+/// Which arguments of a call matter, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// What the call does.
+    pub op: Op,
+    /// Bytes asked for, or bytes of one element.
+    pub size: Option<u8>,
+    /// Number of elements.
+    pub count: Option<u8>,
+    /// The block, or where the new block's address is stored (posix_memalign).
+    pub pointer: Option<u8>,
+}
+
+/// The register that holds argument `index` at a function's entry (System V ABI for x86-64, 3.2.3); `None` from the seventh on.
+#[must_use]
+pub fn argument_register(index: u8) -> Option<Register> {
+    // rdi rsi rdx rcx r8 r9
+    [5, 4, 1, 2, 8, 9].get(usize::from(index)).copied().map(Register)
+}
+
+/// Who defines a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// The C library's names; jemalloc defines them with its prefix too.
+    C,
+    /// C++ operators, where the allocator defines them itself.
+    Cxx,
+    /// jemalloc's own, with its prefix.
+    Jemalloc,
+    /// gperftools' own.
+    Tcmalloc,
+    /// mimalloc's own.
+    Mimalloc,
+}
+
+/// An entry point.
+#[derive(Debug, Clone, Copy)]
+pub struct Function {
+    /// The symbol, without an allocator's prefix.
+    pub symbol: &'static str,
+    /// What people are shown.
+    pub name: &'static str,
+    /// Who defines it.
+    pub family: Family,
+    /// Its call's shape.
+    pub shape: Shape,
+}
+
+/// Index of an entry point in [`FUNCTIONS`]: the `function` byte of each record. Not stable between versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct FunctionId(pub u8);
+
+impl FunctionId {
+    /// The entry point; `None` for a number beyond the table.
+    #[must_use]
+    pub fn get(self) -> Option<&'static Function> {
+        FUNCTIONS.get(usize::from(self.0))
+    }
+
+    /// What people are shown; `?` for a number beyond the table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.get().map_or("?", |f| f.name)
+    }
+}
+
+/// The entry point that a symbol (without prefix) names in a family.
+#[must_use]
+pub fn find(family: Family, symbol: &[u8]) -> Option<FunctionId> {
+    let index = FUNCTIONS.iter().position(|f| f.family == family && f.symbol.as_bytes() == symbol)?;
+    u8::try_from(index).ok().map(FunctionId)
+}
+
+const fn shape(op: Op, size: Option<u8>, count: Option<u8>, pointer: Option<u8>) -> Shape {
+    Shape { op, size, count, pointer }
+}
+const fn alloc(size: u8) -> Shape {
+    shape(Op::Alloc, Some(size), None, None)
+}
+const fn alloc_n(count: u8, size: u8) -> Shape {
+    shape(Op::Alloc, Some(size), Some(count), None)
+}
+const fn free(pointer: u8) -> Shape {
+    shape(Op::Free, None, None, Some(pointer))
+}
+const fn realloc(pointer: u8, size: u8) -> Shape {
+    shape(Op::Realloc, Some(size), None, Some(pointer))
+}
+const fn realloc_n(pointer: u8, count: u8, size: u8) -> Shape {
+    shape(Op::Realloc, Some(size), Some(count), Some(pointer))
+}
+const fn posix(pointer: u8, size: u8) -> Shape {
+    shape(Op::PosixMemalign, Some(size), None, Some(pointer))
+}
+const fn xallocx(pointer: u8, size: u8) -> Shape {
+    shape(Op::Xallocx, Some(size), None, Some(pointer))
+}
+
+macro_rules! table {
+    ($($family:ident { $($symbol:literal $(as $name:literal)? => $shape:expr;)* })*) => {
+        /// Every entry point known. Where several names have one address, the first in this order names it.
+        pub const FUNCTIONS: &[Function] = &[$($(
+            Function { symbol: $symbol, name: table!(@name $symbol $($name)?), family: Family::$family, shape: $shape },
+        )*)*];
+    };
+    (@name $symbol:literal) => { $symbol };
+    (@name $symbol:literal $name:literal) => { $name };
+}
+
+table! {
+    C {
+        "malloc" => alloc(0);
+        "calloc" => alloc_n(0, 1);
+        "realloc" => realloc(0, 1);
+        "reallocarray" => realloc_n(0, 1, 2);
+        "free" => free(0);
+        "cfree" => free(0);
+        "memalign" => alloc(1);
+        "aligned_alloc" => alloc(1);
+        "posix_memalign" => posix(0, 2);
+        "valloc" => alloc(0);
+        "pvalloc" => alloc(0);
+        // C23: (block, size) and (block, alignment, size).
+        "free_sized" => free(0);
+        "free_aligned_sized" => free(0);
+        "reallocf" => realloc(0, 1);
+        "vfree" => free(0);
+        // The C library's own callers: the same functions, so the same names.
+        "__libc_malloc" as "malloc" => alloc(0);
+        "__libc_calloc" as "calloc" => alloc_n(0, 1);
+        "__libc_realloc" as "realloc" => realloc(0, 1);
+        "__libc_reallocarray" as "reallocarray" => realloc_n(0, 1, 2);
+        "__libc_free" as "free" => free(0);
+        "__libc_cfree" as "cfree" => free(0);
+        "__libc_memalign" as "memalign" => alloc(1);
+        "__libc_valloc" as "valloc" => alloc(0);
+        "__libc_pvalloc" as "pvalloc" => alloc(0);
+    }
+    Cxx {
+        "_Znwm" as "operator new" => alloc(0);
+        "_Znam" as "operator new[]" => alloc(0);
+        "_ZnwmRKSt9nothrow_t" as "operator new(nothrow)" => alloc(0);
+        "_ZnamRKSt9nothrow_t" as "operator new[](nothrow)" => alloc(0);
+        "_ZnwmSt11align_val_t" as "operator new(align)" => alloc(0);
+        "_ZnamSt11align_val_t" as "operator new[](align)" => alloc(0);
+        "_ZnwmSt11align_val_tRKSt9nothrow_t" as "operator new(align, nothrow)" => alloc(0);
+        "_ZnamSt11align_val_tRKSt9nothrow_t" as "operator new[](align, nothrow)" => alloc(0);
+        "_ZdlPv" as "operator delete" => free(0);
+        "_ZdaPv" as "operator delete[]" => free(0);
+        "_ZdlPvm" as "operator delete(size)" => free(0);
+        "_ZdaPvm" as "operator delete[](size)" => free(0);
+        "_ZdlPvRKSt9nothrow_t" as "operator delete(nothrow)" => free(0);
+        "_ZdaPvRKSt9nothrow_t" as "operator delete[](nothrow)" => free(0);
+        "_ZdlPvSt11align_val_t" as "operator delete(align)" => free(0);
+        "_ZdaPvSt11align_val_t" as "operator delete[](align)" => free(0);
+        "_ZdlPvmSt11align_val_t" as "operator delete(size, align)" => free(0);
+        "_ZdaPvmSt11align_val_t" as "operator delete[](size, align)" => free(0);
+        "_ZdlPvSt11align_val_tRKSt9nothrow_t" as "operator delete(align, nothrow)" => free(0);
+        "_ZdaPvSt11align_val_tRKSt9nothrow_t" as "operator delete[](align, nothrow)" => free(0);
+    }
+    Jemalloc {
+        // (size, flags), (block, size, flags), (block, size, extra, flags), (block, size, flags), (block, flags).
+        "mallocx" => alloc(0);
+        "rallocx" => realloc(0, 1);
+        "xallocx" => xallocx(0, 1);
+        "sdallocx" => free(0);
+        "dallocx" => free(0);
+    }
+    Tcmalloc {
+        "tc_malloc" => alloc(0);
+        "tc_malloc_skip_new_handler" => alloc(0);
+        "tc_free" => free(0);
+        "tc_free_sized" => free(0);
+        "tc_realloc" => realloc(0, 1);
+        "tc_calloc" => alloc_n(0, 1);
+        "tc_cfree" => free(0);
+        "tc_memalign" => alloc(1);
+        "tc_posix_memalign" => posix(0, 2);
+        "tc_valloc" => alloc(0);
+        "tc_pvalloc" => alloc(0);
+        "tc_new" => alloc(0);
+        "tc_new_nothrow" => alloc(0);
+        "tc_newarray" => alloc(0);
+        "tc_newarray_nothrow" => alloc(0);
+        "tc_new_aligned" => alloc(0);
+        "tc_new_aligned_nothrow" => alloc(0);
+        "tc_newarray_aligned" => alloc(0);
+        "tc_newarray_aligned_nothrow" => alloc(0);
+        "tc_delete" => free(0);
+        "tc_delete_sized" => free(0);
+        "tc_delete_nothrow" => free(0);
+        "tc_deletearray" => free(0);
+        "tc_deletearray_sized" => free(0);
+        "tc_deletearray_nothrow" => free(0);
+        "tc_delete_aligned" => free(0);
+        "tc_delete_sized_aligned" => free(0);
+        "tc_delete_aligned_nothrow" => free(0);
+        "tc_deletearray_aligned" => free(0);
+        "tc_deletearray_sized_aligned" => free(0);
+        "tc_deletearray_aligned_nothrow" => free(0);
+    }
+    Mimalloc {
+        "mi_malloc" => alloc(0);
+        "mi_calloc" => alloc_n(0, 1);
+        "mi_realloc" => realloc(0, 1);
+        // Gives back the same block or nothing, and then the old one lives on: a realloc that never moves.
+        "mi_expand" => realloc(0, 1);
+        "mi__expand" => realloc(0, 1);
+        "mi_free" => free(0);
+        "mi_malloc_small" => alloc(0);
+        "mi_zalloc_small" => alloc(0);
+        "mi_zalloc" => alloc(0);
+        "mi_mallocn" => alloc_n(0, 1);
+        "mi_reallocn" => realloc_n(0, 1, 2);
+        "mi_reallocf" => realloc(0, 1);
+        "mi_malloc_aligned" => alloc(0);
+        "mi_malloc_aligned_at" => alloc(0);
+        "mi_zalloc_aligned" => alloc(0);
+        "mi_zalloc_aligned_at" => alloc(0);
+        "mi_calloc_aligned" => alloc_n(0, 1);
+        "mi_calloc_aligned_at" => alloc_n(0, 1);
+        "mi_realloc_aligned" => realloc(0, 1);
+        "mi_realloc_aligned_at" => realloc(0, 1);
+        "mi_heap_malloc" => alloc(1);
+        "mi_heap_zalloc" => alloc(1);
+        "mi_heap_calloc" => alloc_n(1, 2);
+        "mi_heap_mallocn" => alloc_n(1, 2);
+        "mi_heap_malloc_small" => alloc(1);
+        "mi_heap_realloc" => realloc(1, 2);
+        "mi_heap_reallocn" => realloc_n(1, 2, 3);
+        "mi_heap_reallocf" => realloc(1, 2);
+        "mi_heap_malloc_aligned" => alloc(1);
+        "mi_heap_malloc_aligned_at" => alloc(1);
+        "mi_heap_zalloc_aligned" => alloc(1);
+        "mi_heap_zalloc_aligned_at" => alloc(1);
+        "mi_heap_calloc_aligned" => alloc_n(1, 2);
+        "mi_heap_calloc_aligned_at" => alloc_n(1, 2);
+        "mi_heap_realloc_aligned" => realloc(1, 2);
+        "mi_heap_realloc_aligned_at" => realloc(1, 2);
+        "mi_rezalloc" => realloc(0, 1);
+        "mi_recalloc" => realloc_n(0, 1, 2);
+        "mi_rezalloc_aligned" => realloc(0, 1);
+        "mi_rezalloc_aligned_at" => realloc(0, 1);
+        "mi_recalloc_aligned" => realloc_n(0, 1, 2);
+        "mi_recalloc_aligned_at" => realloc_n(0, 1, 2);
+        "mi_heap_rezalloc" => realloc(1, 2);
+        "mi_heap_recalloc" => realloc_n(1, 2, 3);
+        "mi_heap_rezalloc_aligned" => realloc(1, 2);
+        "mi_heap_rezalloc_aligned_at" => realloc(1, 2);
+        "mi_heap_recalloc_aligned" => realloc_n(1, 2, 3);
+        "mi_heap_recalloc_aligned_at" => realloc_n(1, 2, 3);
+        "mi_cfree" => free(0);
+        "mi_posix_memalign" => posix(0, 2);
+        "mi_memalign" => alloc(1);
+        "mi_valloc" => alloc(0);
+        "mi_pvalloc" => alloc(0);
+        "mi_aligned_alloc" => alloc(1);
+        "mi_reallocarray" => realloc_n(0, 1, 2);
+        "mi_aligned_recalloc" => realloc_n(0, 1, 2);
+        "mi_aligned_offset_recalloc" => realloc_n(0, 1, 2);
+        "mi_free_size" => free(0);
+        "mi_free_size_aligned" => free(0);
+        "mi_free_aligned" => free(0);
+        "mi_new" => alloc(0);
+        "mi_new_aligned" => alloc(0);
+        "mi_new_nothrow" => alloc(0);
+        "mi_new_aligned_nothrow" => alloc(0);
+        "mi_new_n" => alloc_n(0, 1);
+        "mi_new_realloc" => realloc(0, 1);
+        "mi_new_reallocn" => realloc_n(0, 1, 2);
+        "mi_heap_alloc_new" => alloc(1);
+        "mi_heap_alloc_new_n" => alloc_n(1, 2);
+    }
+}
+
+// The record's byte numbers them all.
+const _: () = assert!(FUNCTIONS.len() <= 256);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// Parameter names of each function that a C header declares, in order: an account of the shapes that is not ours.
+    fn declared(header: &str, is_function: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<String>> {
+        let text = std::fs::read_to_string(header).unwrap();
+        let mut functions = BTreeMap::new();
+        for statement in text.split(';') {
+            let Some(open) = statement.find('(') else { continue };
+            // Attributes come before the name on some lines: take the first `name(` that is one.
+            let mut at = open;
+            loop {
+                let name: String = statement[..at]
+                    .chars()
+                    .rev()
+                    .take_while(|c| c.is_alphanumeric() || *c == '_')
+                    .collect::<Vec<_>>()
+                    .iter()
+                    .rev()
+                    .collect();
+                if is_function(&name) {
+                    let inside = &statement[at + 1..at + statement[at..].find(')').unwrap()];
+                    let names = inside
+                        .split(',')
+                        .map(|p| {
+                            p.chars().rev().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<Vec<_>>().iter().rev().collect()
+                        })
+                        .collect();
+                    functions.entry(name).or_insert(names);
+                    break;
+                }
+                match statement[at + 1..].find('(') {
+                    Some(next) => at += 1 + next,
+                    None => break,
+                }
+            }
+        }
+        functions
+    }
+
+    fn expect(function: &Function, parameters: &[String], role: impl Fn(&str) -> Option<&'static str>) {
+        let index = |wanted: &str| parameters.iter().position(|p| role(p) == Some(wanted)).map(|i| i as u8);
+        assert_eq!(function.shape.pointer, index("pointer"), "{} {parameters:?}", function.symbol);
+        if function.shape.op == Op::Free {
+            return;
+        }
+        assert_eq!(function.shape.size, index("size"), "{} {parameters:?}", function.symbol);
+        assert_eq!(function.shape.count, index("count"), "{} {parameters:?}", function.symbol);
+    }
+
+    #[test]
+    fn mimalloc_s_shapes_are_those_of_its_header() {
+        let header = declared("/usr/include/mimalloc.h", |name| {
+            name.starts_with("mi_") && !name.starts_with("mi_attr") && !name.starts_with("mi_decl")
+        });
+        let mut checked = 0;
+        for function in FUNCTIONS.iter().filter(|f| f.family == Family::Mimalloc) {
+            let parameters = header.get(function.symbol).unwrap_or_else(|| panic!("{} is not declared", function.symbol));
+            expect(function, parameters, |name| match name {
+                "p" => Some("pointer"),
+                "size" | "newsize" => Some("size"),
+                "count" | "newcount" => Some("count"),
+                _ => None,
+            });
+            checked += 1;
+        }
+        assert!(checked > 60);
+    }
+
+    #[test]
+    fn tcmalloc_s_shapes_are_those_of_its_header() {
+        let header = declared("/usr/include/gperftools/tcmalloc.h", |name| name.starts_with("tc_"));
+        for function in FUNCTIONS.iter().filter(|f| f.family == Family::Tcmalloc) {
+            let parameters = header.get(function.symbol).unwrap_or_else(|| panic!("{} is not declared", function.symbol));
+            expect(function, parameters, |name| match name {
+                "p" | "ptr" => Some("pointer"),
+                "size" | "__size" => Some("size"),
+                "nmemb" => Some("count"),
+                _ => None,
+            });
+        }
+    }
+
+    #[test]
+    fn jemalloc_s_shapes_are_those_of_its_header() {
+        let header = declared("/usr/include/jemalloc/jemalloc.h", |name| name.starts_with("je_"));
+        for function in FUNCTIONS.iter().filter(|f| f.family == Family::Jemalloc) {
+            let parameters = &header[&format!("je_{}", function.symbol)];
+            expect(function, parameters, |name| match name {
+                "ptr" => Some("pointer"),
+                "size" => Some("size"),
+                _ => None,
+            });
+        }
+    }
+
+    #[test]
+    fn no_symbol_is_listed_twice() {
+        let symbols: BTreeSet<_> = FUNCTIONS.iter().map(|f| f.symbol).collect();
+        assert_eq!(symbols.len(), FUNCTIONS.len());
+    }
+
+    #[test]
+    fn every_argument_that_a_shape_names_is_in_a_register() {
+        for function in FUNCTIONS {
+            let Shape { op, size, count, pointer } = function.shape;
+            for index in [size, count, pointer].into_iter().flatten() {
+                assert!(argument_register(index).is_some(), "{}", function.symbol);
+            }
+            assert_eq!(size.is_some(), op != Op::Free, "{}", function.symbol);
+            assert_eq!(pointer.is_some(), op != Op::Alloc, "{}", function.symbol);
+        }
+    }
+}

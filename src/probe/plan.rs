@@ -1,0 +1,260 @@
+//! The probes of a process: every entry point of every allocator in it, with the place chosen for each, ready to attach.
+
+use std::path::PathBuf;
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
+use thiserror::Error;
+
+use super::branches::BranchTargets;
+use super::cookie::Cookie;
+use super::functions::{FUNCTIONS, FunctionId, Shape};
+use super::placement::{Emulation, Jump, Placement, WALK_BYTES_MAX, place};
+use crate::target::allocator::{Allocator, AllocatorModule, Detection, EntryPoint, detect};
+use crate::target::elf::{Elf, ReadAt};
+use crate::target::file::FileIdentity;
+use crate::target::maps::Mapping;
+use crate::target::process::{Process, TargetError};
+use crate::units::FileOffset;
+
+/// Why a process cannot be probed.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// The process cannot be watched at all.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// A Go program without a C library.
+    #[error("pid {pid} ({comm}) is a Go program without a C allocator: its heap is the Go runtime's, use Go's own heap profile")]
+    GoWithoutLibc {
+        /// The process.
+        pid: u32,
+        /// Its name.
+        comm: String,
+    },
+    /// No allocator was found.
+    #[error("found no allocator in pid {pid} ({comm}): none of its files has a symbol malloc (a stripped static program?){}", and_notes(.notes))]
+    NoAllocator {
+        /// The process.
+        pid: u32,
+        /// Its name.
+        comm: String,
+        /// What could not be looked at.
+        notes: Vec<String>,
+    },
+}
+
+fn and_notes(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("; {note}")).collect()
+}
+
+/// One probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SitePlan {
+    /// The entry point.
+    pub function: FunctionId,
+    /// All its symbols, that of `function` first.
+    pub symbols: Vec<String>,
+    /// Its allocator.
+    pub allocator: Allocator,
+    /// Virtual address of the function's entry in the file.
+    pub entry_vaddr: u64,
+    /// File offset of the instruction that carries the probe.
+    pub offset: FileOffset,
+    /// The place and the reason for it.
+    pub placement: Placement,
+    /// What the site tells its program, but for the target's slot.
+    pub cookie: Cookie,
+}
+
+/// An entry point that gets no probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unprobed {
+    /// The entry point.
+    pub function: FunctionId,
+    /// All its symbols, that of `function` first.
+    pub symbols: Vec<String>,
+    /// Why, as a sentence.
+    pub reason: String,
+}
+
+/// The probes of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePlan {
+    /// The path to give to the kernel.
+    pub attach_path: PathBuf,
+    /// The path in the process's root, for people.
+    pub display_path: PathBuf,
+    /// Which file it is.
+    pub identity: FileIdentity,
+    /// Its first executable mapping in the process.
+    pub mapping: Mapping,
+    /// The allocator that owns the C names in it, or the only one.
+    pub allocator: Allocator,
+    /// Whether the program's `malloc` resolves here.
+    pub serves_malloc: bool,
+    /// The probes, by file offset of their functions.
+    pub sites: Vec<SitePlan>,
+    /// Entry points without a probe.
+    pub unprobed: Vec<Unprobed>,
+}
+
+/// The probes of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Files with probes, by rising address in the process.
+    pub files: Vec<FilePlan>,
+    /// What could not be looked at, and what people should know.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Number of probes.
+    #[must_use]
+    pub fn site_count(&self) -> usize {
+        self.files.iter().map(|f| f.sites.len()).sum()
+    }
+}
+
+/// Finds the allocators of a process and chooses the place of every probe.
+///
+/// # Errors
+/// If the process cannot be watched, or has no allocator that can.
+pub fn plan(process: &Process, emulation: Emulation) -> Result<Plan, PlanError> {
+    let Detection { modules, mut notes, main_is_go } = detect(process)?;
+    let mut files = Vec::new();
+    for module in modules {
+        if module.is_go {
+            notes.push(format!(
+                "{}: the allocator in this Go binary is not probed, because a return probe would break Go's stacks",
+                module.file.display_path.display()
+            ));
+            continue;
+        }
+        files.push(plan_file(module, emulation));
+    }
+    let (pid, comm) = (process.pid().0, process.comm().to_owned());
+    match (files.is_empty(), main_is_go) {
+        (true, true) => Err(PlanError::GoWithoutLibc { pid, comm }),
+        (true, false) => Err(PlanError::NoAllocator { pid, comm, notes }),
+        (false, _) => Ok(Plan { files, notes }),
+    }
+}
+
+fn plan_file(module: AllocatorModule, emulation: Emulation) -> FilePlan {
+    let elf = &module.file.elf;
+    let mut sites = Vec::new();
+    let mut unprobed = Vec::new();
+    for outcome in place_all(elf, &module.functions, &module.function_starts, emulation) {
+        match outcome {
+            Ok(site) => sites.push(site),
+            Err(without) => unprobed.push(without),
+        }
+    }
+    FilePlan {
+        attach_path: module.file.attach_path,
+        display_path: module.file.display_path,
+        identity: module.file.identity,
+        mapping: module.mapping,
+        allocator: module.allocator,
+        serves_malloc: module.serves_malloc,
+        sites,
+        unprobed,
+    }
+}
+
+/// Places the probes of all entry points of a file.
+pub fn place_all<R: ReadAt>(
+    elf: &Elf<R>,
+    entry_points: &[EntryPoint],
+    function_starts: &[u64],
+    emulation: Emulation,
+) -> Vec<Result<SitePlan, Unprobed>> {
+    if entry_points.is_empty() {
+        return Vec::new();
+    }
+    let mut entries: Vec<u64> = entry_points.iter().map(|e| e.vaddr).collect();
+    entries.sort_unstable();
+    let targets = BranchTargets::search(elf, &entries, function_starts);
+    let slots = elf.linkage_slots();
+    entry_points
+        .iter()
+        .map(|entry_point| {
+            let without = |reason: String| Err(Unprobed { function: entry_point.function, symbols: entry_point.symbols.clone(), reason });
+            let Some(shape) = entry_point.function.get().map(|f| f.shape) else {
+                return without("not in the table of functions".into());
+            };
+            let code = elf.bytes_at(entry_point.vaddr, code_bytes(entry_point, function_starts));
+            let placement = place(&code, entry_point.vaddr, shape, emulation, |vaddr| targets.contains(vaddr));
+            if let Some(target) = placement.jump.and_then(|jump| forwards_to(elf, entry_point, jump, shape, entry_points, &slots)) {
+                return without(format!("only jumps to {target}, which has a probe"));
+            }
+            let Some(offset) = elf.offset_of(entry_point.vaddr + u64::from(placement.offset)) else {
+                return without("its code is not in the file".into());
+            };
+            let cookie = Cookie {
+                op: shape.op,
+                function: entry_point.function,
+                size: placement.size,
+                count: placement.count,
+                pointer: placement.pointer,
+                sp_words: placement.sp_words,
+            };
+            Ok(SitePlan {
+                function: entry_point.function,
+                symbols: entry_point.symbols.clone(),
+                allocator: entry_point.allocator,
+                entry_vaddr: entry_point.vaddr,
+                offset,
+                placement,
+                cookie,
+            })
+        })
+        .collect()
+}
+
+/// Bytes to read of a function: up to its end, where that is known, else up to the next function.
+fn code_bytes(entry_point: &EntryPoint, function_starts: &[u64]) -> u64 {
+    let end = if entry_point.size > 0 {
+        entry_point.size
+    } else {
+        let next = function_starts.get(function_starts.partition_point(|&start| start <= entry_point.vaddr));
+        next.map_or(WALK_BYTES_MAX, |next| next - entry_point.vaddr)
+    };
+    end.min(WALK_BYTES_MAX)
+}
+
+/// The entry point to which a function does nothing but jump, handing on its arguments with the same meaning.
+///
+/// A probe on both would see each call twice, and the second time with the first one's stack pointer and its return address already
+/// swapped. The jump goes to the function itself or through a stub of the procedure linkage table, whose slot names it.
+fn forwards_to<R: ReadAt>(
+    elf: &Elf<R>,
+    from: &EntryPoint,
+    jump: Jump,
+    shape: Shape,
+    entry_points: &[EntryPoint],
+    slots: &[(u64, Vec<u8>)],
+) -> Option<String> {
+    let hands_on = |to: Shape| to.op == shape.op && jump.passes_on(to);
+    if jump.target == from.vaddr {
+        return None;
+    }
+    if let Some(entry_point) = entry_points.iter().find(|e| e.vaddr == jump.target) {
+        return hands_on(entry_point.function.get()?.shape).then(|| entry_point.symbols.first().cloned())?;
+    }
+    let stub = first_instruction(elf, jump.target)?;
+    if stub.code() != Code::Jmp_rm64 || !stub.is_ip_rel_memory_operand() {
+        return None;
+    }
+    let slot = stub.ip_rel_memory_address();
+    let (_, name) = slots.iter().find(|(vaddr, _)| *vaddr == slot)?;
+    let function = FUNCTIONS.iter().find(|f| f.symbol.as_bytes() == name.as_slice())?;
+    hands_on(function.shape).then(|| function.symbol.to_owned())
+}
+
+/// The instruction at `vaddr`, or the one behind it if that is `endbr64`.
+fn first_instruction<R: ReadAt>(elf: &Elf<R>, vaddr: u64) -> Option<Instruction> {
+    let code = elf.bytes_at(vaddr, 32);
+    let mut instructions = Decoder::with_ip(64, &code, vaddr, DecoderOptions::NONE).into_iter();
+    let first = instructions.next()?;
+    if first.code() == Code::Endbr64 { instructions.next() } else { Some(first) }
+}

@@ -1,0 +1,565 @@
+//! Which allocators are in a process, which functions they offer, and which of them serves `malloc`.
+//!
+//! Every executable mapping's dynamic and static symbols are looked at: an allocator may be the C library's, preloaded, linked into the
+//! program, or a second one with prefixed names. A process can have several at once, and all are reported with their functions: the C
+//! library's `malloc` is still reached when another one interposes it (from a `dlmopen` namespace, from a library linked with
+//! `-Bsymbolic`, before a late `dlopen` took over), and a probe that is never hit costs nothing.
+//!
+//! The dynamic loader is left out: before glibc 2.32 ld.so exported a minimal `malloc` of its own, which serves only until the C
+//! library is relocated; newer ones keep it under local names (`__minimal_malloc`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
+use serde::Serialize;
+
+use super::elf::{Elf, Function, ReadAt, SymbolTable};
+use super::file::{FileError, MappedFile};
+use super::maps::{Mapping, Maps};
+use super::process::{Process, TargetError, read_bounded};
+use crate::probe::functions::{FUNCTIONS, Family, FunctionId, find};
+use crate::units::Addr;
+
+/// Executable files looked at in one process. The largest seen (desktop programs) map about 400.
+const FILES_MAX: usize = 4096;
+/// Libraries followed in the dynamic loader's list.
+const LINK_MAP_MAX: usize = 4096;
+/// Entry points kept of one file. The table has under 256 names, and jemalloc's prefixed ones come on top.
+const ENTRY_POINTS_MAX: usize = 1024;
+/// Length of the longest symbol that matters: `_ZdlPvSt11align_val_tRKSt9nothrow_t` has 37 bytes, prefixes at most some 20.
+const NAME_BYTES_MAX: usize = 64;
+/// Prefixes of names like `malloc` told apart in one file. Large programs have some hundred (`xml_free`, `git_free`, …), of which at
+/// most one or two are jemalloc's.
+const PREFIXES_MAX: usize = 4096;
+
+/// An allocator by its implementation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Allocator {
+    /// The GNU C library's.
+    Glibc,
+    /// musl's, old or mallocng.
+    Musl,
+    /// jemalloc.
+    Jemalloc,
+    /// gperftools' or Google's tcmalloc.
+    Tcmalloc,
+    /// mimalloc.
+    Mimalloc,
+    /// Some other definition of `malloc` and `free`: an allocator not known here, or a wrapper around another.
+    Other,
+}
+
+impl Allocator {
+    /// Its name, as people write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Glibc => "glibc",
+            Self::Musl => "musl",
+            Self::Jemalloc => "jemalloc",
+            Self::Tcmalloc => "tcmalloc",
+            Self::Mimalloc => "mimalloc",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// A function through which blocks are handed out or taken back. Names with one address are one entry point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntryPoint {
+    /// Which one: the first in the table's order among its names.
+    pub function: FunctionId,
+    /// Its allocator.
+    pub allocator: Allocator,
+    /// All its symbols, that of `function` first.
+    pub symbols: Vec<String>,
+    /// Its virtual address in the file.
+    pub vaddr: u64,
+    /// Its length in bytes; 0 = not known.
+    pub size: u64,
+}
+
+/// A file with at least one allocator in it.
+#[derive(Debug)]
+pub struct AllocatorModule {
+    /// The allocator that owns the C names here, or the only one.
+    pub allocator: Allocator,
+    /// Prefix of jemalloc's names (`je_`, `_rjem_`), empty without one.
+    pub prefix: String,
+    /// Its first executable mapping.
+    pub mapping: Mapping,
+    /// The file.
+    pub file: MappedFile,
+    /// Every entry point of every allocator in the file, by address.
+    pub functions: Vec<EntryPoint>,
+    /// Whether the program's `malloc` resolves to this file's. False for all where the loader's list cannot be read.
+    pub serves_malloc: bool,
+    /// The Go toolchain linked the file: no return probe may be set in it.
+    pub is_go: bool,
+    /// Addresses of every function in the file, rising, without repetition.
+    pub function_starts: Vec<u64>,
+}
+
+/// What was found in a process.
+#[derive(Debug, Default)]
+pub struct Detection {
+    /// Files with allocators, by rising address of their mapping.
+    pub modules: Vec<AllocatorModule>,
+    /// What could not be looked at, and what people should know, as sentences.
+    pub notes: Vec<String>,
+    /// The main program was linked by Go.
+    pub main_is_go: bool,
+}
+
+/// Looks for allocators in a process.
+///
+/// # Errors
+/// If its mappings cannot be read. Single files that cannot be opened become notes.
+pub fn detect(process: &Process) -> Result<Detection, TargetError> {
+    let maps = process.maps()?;
+    let mut detection = Detection::default();
+    let entry_address = program_entry(process);
+    let mut main: Option<(u64, Addr)> = None;
+    for mapping in distinct_files(&maps, &mut detection.notes) {
+        let file = match MappedFile::open(process, mapping) {
+            Ok(file) => file,
+            // Data files are mapped executable too (JIT caches, Java archives).
+            Err(FileError::Elf { source: super::elf::ElfError::NotElf, .. }) => continue,
+            Err(error) => {
+                detection.notes.push(error.to_string());
+                continue;
+            }
+        };
+        let is_main = entry_address.is_some_and(|entry| {
+            maps.executable_files().any(|m| m.inode == mapping.inode && m.device == mapping.device && m.contains(entry))
+        });
+        if is_main {
+            detection.main_is_go = file.elf.is_go();
+            main = runtime_address(&file.elf, mapping, file.elf.debug_word_vaddr()).map(|word| (word, mapping.start));
+        }
+        let found = identify(&file.elf);
+        if !found.functions.is_empty() {
+            detection.modules.push(AllocatorModule {
+                allocator: found.allocator,
+                prefix: found.prefix,
+                mapping: mapping.clone(),
+                is_go: file.elf.is_go(),
+                file,
+                functions: found.functions,
+                serves_malloc: false,
+                function_starts: found.function_starts,
+            });
+        }
+    }
+    mark_serving(process, &maps, main.map(|(word, _)| word), &mut detection.modules);
+    Ok(detection)
+}
+
+/// The first executable mapping of each file.
+fn distinct_files<'a>(maps: &'a Maps, notes: &mut Vec<String>) -> Vec<&'a Mapping> {
+    let mut files: Vec<&Mapping> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for mapping in maps.executable_files().filter(|m| seen.insert((m.device, m.inode))) {
+        if files.len() == FILES_MAX {
+            notes.push(format!("more than {FILES_MAX} executable files are mapped: the others were not looked at"));
+            break;
+        }
+        files.push(mapping);
+    }
+    files
+}
+
+/// What the symbols of one file tell.
+#[derive(Debug)]
+pub struct Found {
+    /// Owner of the C names, or the only allocator.
+    pub allocator: Allocator,
+    /// jemalloc's prefix.
+    pub prefix: String,
+    /// Entry points by address; empty = no allocator here.
+    pub functions: Vec<EntryPoint>,
+    /// Every function's address, rising.
+    pub function_starts: Vec<u64>,
+}
+
+/// Symbols that tell who is who, seen or not.
+#[derive(Debug, Default)]
+struct Markers {
+    gnu_libc: bool,
+    libc_start: bool,
+    loader: bool,
+    musl: bool,
+    tcmalloc: bool,
+    mimalloc: Option<u64>,
+    malloc: Option<u64>,
+    exported_malloc: bool,
+    exported_free: bool,
+    prefixes: Vec<Prefix>,
+}
+
+/// A prefix before names of C or of jemalloc, with the number of symbols that have it.
+#[derive(Debug)]
+struct Prefix {
+    prefix: String,
+    own_names: u32,
+    c_names: u32,
+}
+
+/// A symbol that may be an entry point, before its owner is known.
+struct Candidate {
+    name: String,
+    vaddr: u64,
+    size: u64,
+}
+
+static BY_SYMBOL: LazyLock<HashMap<&'static [u8], FunctionId>> =
+    LazyLock::new(|| FUNCTIONS.iter().filter_map(|f| Some((f.symbol.as_bytes(), find(f.family, f.symbol.as_bytes())?))).collect());
+
+/// Finds the allocators in a file by its symbols.
+#[must_use]
+pub fn identify<R: ReadAt>(elf: &Elf<R>) -> Found {
+    let mut markers = Markers::default();
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut starts = Vec::new();
+    elf.for_each_function(|function| {
+        starts.push(function.vaddr);
+        // Most names of a C++ or Rust program are longer than any of ours.
+        if function.name.len() > NAME_BYTES_MAX {
+            return;
+        }
+        note_markers(&mut markers, &function);
+        let known = BY_SYMBOL.contains_key(function.name) || split_prefix(function.name).is_some();
+        if known && let Ok(name) = std::str::from_utf8(function.name) {
+            candidates.push(Candidate { name: name.to_owned(), vaddr: function.vaddr, size: function.size });
+        }
+    });
+    starts.sort_unstable();
+    starts.dedup();
+    let owner = owner_of_c_names(&markers, elf.has_interpreter());
+    let mut by_address: BTreeMap<u64, EntryPoint> = BTreeMap::new();
+    for candidate in candidates {
+        let Some((function, allocator)) = attribute(&candidate.name, &markers, owner) else { continue };
+        if by_address.len() == ENTRY_POINTS_MAX && !by_address.contains_key(&candidate.vaddr) {
+            continue;
+        }
+        let entry = by_address.entry(candidate.vaddr).or_insert_with(|| EntryPoint {
+            function,
+            allocator,
+            symbols: Vec::new(),
+            vaddr: candidate.vaddr,
+            size: candidate.size,
+        });
+        entry.size = entry.size.max(candidate.size);
+        if entry.symbols.contains(&candidate.name) {
+            continue;
+        }
+        if function < entry.function || entry.symbols.is_empty() {
+            entry.function = function;
+            entry.allocator = allocator;
+            entry.symbols.insert(0, candidate.name);
+        } else {
+            entry.symbols.push(candidate.name);
+        }
+    }
+    let functions: Vec<_> = by_address.into_values().collect();
+    let allocator = owner.or_else(|| functions.first().map(|f| f.allocator)).unwrap_or(Allocator::Other);
+    let is_jemalloc_s = |p: &&Prefix| !p.prefix.is_empty() && markers.is_jemalloc_prefix(&p.prefix);
+    let prefix = markers.prefixes.iter().find(is_jemalloc_s).map(|p| p.prefix.clone()).unwrap_or_default();
+    Found { allocator, prefix, functions, function_starts: starts }
+}
+
+fn note_markers(markers: &mut Markers, function: &Function<'_>) {
+    match function.name {
+        // The first is in the shared library, the others in static programs.
+        b"gnu_get_libc_version" | b"_int_malloc" | b"_int_free" | b"malloc_consolidate" | b"ptmalloc_init" => markers.gnu_libc = true,
+        b"__libc_start_main" => markers.libc_start = true,
+        b"_dl_allocate_tls" => markers.loader = true,
+        b"__libc_malloc_impl" | b"__simple_malloc" | b"__malloc_donate" | b"__malloc_alloc_meta" | b"__expand_heap" => markers.musl = true,
+        b"tc_malloc" | b"TCMallocInternalMalloc" | b"MallocExtension_Internal_GetNumericProperty" => markers.tcmalloc = true,
+        b"mi_malloc" => markers.mimalloc = Some(function.vaddr),
+        b"malloc" => {
+            markers.malloc = Some(function.vaddr);
+            markers.exported_malloc |= function.exported && function.table == SymbolTable::Dynamic;
+        }
+        b"free" => markers.exported_free |= function.exported && function.table == SymbolTable::Dynamic,
+        _ => {}
+    }
+    if let Some((prefix, base)) = split_prefix_any(function.name) {
+        markers.note_prefix(prefix, base);
+    }
+}
+
+impl Markers {
+    fn note_prefix(&mut self, prefix: &str, base: &str) {
+        let own = base == "mallctl" || find(Family::Jemalloc, base.as_bytes()).is_some();
+        let at = self.prefixes.iter().position(|p| p.prefix == prefix).or_else(|| {
+            (self.prefixes.len() < PREFIXES_MAX).then(|| {
+                self.prefixes.push(Prefix { prefix: prefix.to_owned(), own_names: 0, c_names: 0 });
+                self.prefixes.len() - 1
+            })
+        });
+        if let Some(entry) = at.and_then(|at| self.prefixes.get_mut(at)) {
+            entry.own_names += u32::from(own);
+            entry.c_names += u32::from(!own);
+        }
+    }
+
+    /// A prefix is jemalloc's if it stands before one of its own names and another name: `do_rallocx` alone is a helper of its own.
+    fn is_jemalloc_prefix(&self, prefix: &str) -> bool {
+        self.prefixes.iter().any(|p| p.prefix == prefix && p.own_names > 0 && p.own_names + p.c_names > 1)
+    }
+}
+
+/// Splits `_rjem_mallocx` into (`_rjem_`, `mallocx`): a prefix is empty or ends with an underscore and holds nothing but letters,
+/// digits and underscores; the base is one of jemalloc's own or the C names, or `mallctl`.
+fn split_prefix_any(name: &[u8]) -> Option<(&str, &str)> {
+    const BASES: [&str; 16] = [
+        "mallocx",
+        "rallocx",
+        "xallocx",
+        "sdallocx",
+        "dallocx",
+        "mallctl",
+        "malloc",
+        "calloc",
+        "realloc",
+        "free",
+        "memalign",
+        "aligned_alloc",
+        "posix_memalign",
+        "valloc",
+        "pvalloc",
+        "reallocarray",
+    ];
+    const ENDINGS: [&[u8]; 6] = [b"allocx", b"mallctl", b"alloc", b"free", b"memalign", b"reallocarray"];
+    // Decides for nearly every symbol of a large program.
+    if !ENDINGS.iter().any(|ending| name.ends_with(*ending)) {
+        return None;
+    }
+    let name = std::str::from_utf8(name).ok()?;
+    let split = |base: &'static str| {
+        let prefix = name.strip_suffix(base)?;
+        let fits = prefix.is_empty() || (prefix.ends_with('_') && prefix.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
+        fits.then_some((prefix, base))
+    };
+    BASES.into_iter().find_map(split)
+}
+
+fn split_prefix(name: &[u8]) -> Option<(&str, &str)> {
+    split_prefix_any(name).filter(|(prefix, _)| !prefix.is_empty())
+}
+
+/// Whose the names without prefix are. `None` if nobody in this file defines them for others.
+fn owner_of_c_names(markers: &Markers, is_dynamic_program: bool) -> Option<Allocator> {
+    // The loader's own, and nothing else, unless it is musl's, which is loader and library in one.
+    if markers.loader && !markers.libc_start {
+        return None;
+    }
+    let c_library = if markers.gnu_libc {
+        Some(Allocator::Glibc)
+    } else if markers.musl || markers.libc_start {
+        Some(Allocator::Musl)
+    } else {
+        None
+    };
+    markers.malloc?;
+    if markers.mimalloc.is_some() && (markers.mimalloc == markers.malloc || c_library.is_none()) {
+        Some(Allocator::Mimalloc)
+    } else if markers.tcmalloc {
+        Some(Allocator::Tcmalloc)
+    } else if markers.is_jemalloc_prefix("") {
+        Some(Allocator::Jemalloc)
+    } else if c_library.is_some() {
+        c_library
+    } else {
+        // A local helper that happens to be called `malloc` is no allocator; two exported names are meant as one.
+        let exported = markers.exported_malloc && markers.exported_free;
+        (exported || !is_dynamic_program && markers.exported_malloc).then_some(Allocator::Other)
+    }
+}
+
+/// The entry point that a symbol is, and its allocator, given who owns the C names. `None` if it is none of an allocator here.
+fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<(FunctionId, Allocator)> {
+    if let Some(&function) = BY_SYMBOL.get(name.as_bytes()) {
+        let allocator = match function.get()?.family {
+            Family::C => owner?,
+            // The C library's are libstdc++'s, which call malloc: a static program would have each call twice.
+            Family::Cxx => owner.filter(|o| !matches!(o, Allocator::Glibc | Allocator::Musl))?,
+            Family::Jemalloc => Allocator::Jemalloc,
+            Family::Tcmalloc => Allocator::Tcmalloc,
+            Family::Mimalloc => Allocator::Mimalloc,
+        };
+        return Some((function, allocator));
+    }
+    let (prefix, base) = split_prefix(name.as_bytes())?;
+    if !markers.is_jemalloc_prefix(prefix) {
+        return None;
+    }
+    let function = find(Family::Jemalloc, base.as_bytes()).or_else(|| find(Family::C, base.as_bytes()))?;
+    Some((function, Allocator::Jemalloc))
+}
+
+/// Address of the program's first instruction, from the auxiliary vector (AT_ENTRY = 9).
+fn program_entry(process: &Process) -> Option<Addr> {
+    const AT_ENTRY: u64 = 9;
+    let bytes = read_bounded(&process.directory().join("auxv"), 64 << 10).ok()?;
+    bytes.chunks_exact(16).find_map(|pair| {
+        let word = |at: usize| pair.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        (word(0)? == AT_ENTRY).then(|| word(8).map(Addr))?
+    })
+}
+
+/// Where a virtual address of a file is in the process, given one of the file's mappings.
+fn runtime_address<R: ReadAt>(elf: &Elf<R>, mapping: &Mapping, vaddr: Option<u64>) -> Option<u64> {
+    let mapped_vaddr = elf.vaddr_of(mapping.offset)?;
+    Some(mapping.start.0.wrapping_sub(mapped_vaddr).wrapping_add(vaddr?))
+}
+
+/// Marks the module whose `malloc` the program's calls resolve to: the first in the dynamic loader's list, whose order is that of the
+/// lookup for everything loaded at start. A static program has only its own.
+fn mark_serving(process: &Process, maps: &Maps, debug_word: Option<u64>, modules: &mut [AllocatorModule]) {
+    let exports_malloc = |module: &AllocatorModule| {
+        let mut exports = false;
+        module.file.elf.for_each_function(|f| exports |= f.name == b"malloc" && f.exported && f.table == SymbolTable::Dynamic);
+        exports
+    };
+    let Some(debug_word) = debug_word else {
+        let is_static = |m: &AllocatorModule| !m.file.elf.has_interpreter() && m.file.elf.dynamic().needed.is_empty();
+        if let [only] = modules
+            && is_static(only)
+        {
+            only.serves_malloc = only.functions.iter().any(|f| f.symbols.iter().any(|s| s == "malloc"));
+        }
+        return;
+    };
+    for dynamic_section in link_map(process, debug_word) {
+        let Some(owner) = maps.find(Addr(dynamic_section)) else { continue };
+        let module = modules.iter_mut().find(|m| m.mapping.inode == owner.inode && m.mapping.device == owner.device);
+        if let Some(module) = module
+            && exports_malloc(module)
+        {
+            module.serves_malloc = true;
+            return;
+        }
+    }
+}
+
+/// Addresses of the dynamic sections of all loaded files in the loader's order (glibc and musl, link.h: `struct r_debug { int version;
+/// struct link_map *map; … }`, `struct link_map { addr, name, ld, next, prev }`).
+fn link_map(process: &Process, debug_word: u64) -> Vec<u64> {
+    let Ok(memory) = File::open(process.directory().join("mem")) else { return Vec::new() };
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        FileExt::read_exact_at(&memory, &mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes)).filter(|&value| value != 0)
+    };
+    let mut sections = Vec::new();
+    let mut next = word(debug_word).and_then(|debug| word(debug.wrapping_add(8)));
+    while let Some(entry) = next {
+        if sections.len() == LINK_MAP_MAX {
+            break;
+        }
+        sections.extend(word(entry.wrapping_add(16)));
+        next = word(entry.wrapping_add(24));
+    }
+    sections
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::units::Pid;
+
+    fn in_file(path: &str) -> Found {
+        identify(&Elf::parse(File::open(path).unwrap()).unwrap())
+    }
+
+    fn names(found: &Found) -> Vec<&str> {
+        found.functions.iter().flat_map(|f| &f.symbols).map(String::as_str).collect()
+    }
+
+    #[test]
+    fn each_library_is_recognised_with_its_own_functions() {
+        let cases = [
+            ("/lib/x86_64-linux-gnu/libc.so.6", Allocator::Glibc, &["malloc", "free", "reallocarray", "posix_memalign", "pvalloc"][..]),
+            ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", Allocator::Jemalloc, &["malloc", "mallocx", "sdallocx", "_ZdlPvm"]),
+            ("/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", Allocator::Tcmalloc, &["malloc", "tc_new", "_ZnwmSt11align_val_t"]),
+            ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", Allocator::Tcmalloc, &["malloc", "_Znwm", "cfree"]),
+            ("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", Allocator::Mimalloc, &["malloc", "mi_heap_malloc", "_Znam", "mi_expand"]),
+            ("/usr/lib/x86_64-linux-musl/libc.so", Allocator::Musl, &["malloc", "free", "aligned_alloc"]),
+        ];
+        for (path, allocator, functions) in cases {
+            let found = in_file(path);
+            assert_eq!(found.allocator, allocator, "{path}");
+            for function in functions {
+                assert!(names(&found).contains(function), "{path} {function}: {:?}", names(&found));
+            }
+        }
+    }
+
+    #[test]
+    fn libraries_that_only_use_an_allocator_are_not_one() {
+        for path in ["/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libstdc++.so.6", "/bin/cat", "/usr/bin/gdb"] {
+            assert_eq!(names(&in_file(path)), [""; 0], "{path}");
+        }
+    }
+
+    #[test]
+    fn names_at_one_address_are_one_entry_point() {
+        let found = in_file("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2");
+        let free = found.functions.iter().find(|f| f.symbols[0] == "free").unwrap();
+        for alias in ["_ZdlPv", "_ZdaPv", "mi_free", "__libc_free"] {
+            assert!(free.symbols.iter().any(|s| s == alias), "{alias}: {:?}", free.symbols);
+        }
+    }
+
+    #[test]
+    fn prefixes_of_jemalloc_are_split_off_and_others_are_not() {
+        assert_eq!(split_prefix_any(b"_rjem_mallocx"), Some(("_rjem_", "mallocx")));
+        assert_eq!(split_prefix_any(b"mallocx"), Some(("", "mallocx")));
+        assert_eq!(split_prefix_any(b"je_smallocx"), None);
+        assert_eq!(split_prefix_any(b"unrelated"), None);
+        assert_eq!(split_prefix_any(b"Ze-_free"), None);
+    }
+
+    /// A program that says when it runs, and waits.
+    fn waiting(program: &str, arguments: &[&str], preload: Option<&str>) -> Child {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(library) = preload {
+            command.env("LD_PRELOAD", library);
+        }
+        command.spawn().unwrap()
+    }
+
+    fn detected(child: &mut Child) -> Detection {
+        use std::io::{Read, Write};
+        // `cat` answers once it runs its main function.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let detection = detect(&Process::open(Pid(child.id())).unwrap()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        detection
+    }
+
+    #[test]
+    fn malloc_is_served_by_the_c_library_or_by_what_is_preloaded() {
+        for (preload, serving) in [
+            (None, Allocator::Glibc),
+            (Some("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"), Allocator::Jemalloc),
+            (Some("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), Allocator::Tcmalloc),
+            (Some("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2"), Allocator::Mimalloc),
+        ] {
+            let detection = detected(&mut waiting("/bin/cat", &[], preload));
+            let serves: Vec<_> = detection.modules.iter().filter(|m| m.serves_malloc).map(|m| m.allocator).collect();
+            assert_eq!(serves, [serving]);
+            assert!(detection.modules.iter().any(|m| m.allocator == Allocator::Glibc));
+        }
+    }
+}

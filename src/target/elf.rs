@@ -1,0 +1,630 @@
+//! Bounded reading of foreign ELF files: segments, addresses, symbols, build id, relocations.
+//!
+//! The layouts are `object`'s (System V ABI, ELF-64). Only 64-bit little-endian files are read, and only the ranges that are asked
+//! for, with `pread`: a mapped file that somebody truncates would kill the reader with SIGBUS. Every count and length from the file
+//! is checked against the file's size and a limit before anything is allocated.
+//!
+//! Three kinds of number name a place, and this module is where they meet: a *virtual address* as the file has it (`vaddr`, what
+//! symbols hold), a *file offset* (what the kernel's uprobes want), and an *address* of the process (see
+//! [`super::maps::Mapping::address_of`]).
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use object::LittleEndian as LE;
+use object::elf;
+use object::pod::{Pod, slice_from_all_bytes};
+use thiserror::Error;
+
+use crate::units::FileOffset;
+
+/// Program headers of one file. Real files have about 15.
+const SEGMENTS_MAX: usize = 1024;
+/// Section headers of one file. Kernels' and `-ffunction-sections` objects reach some 10,000; linked programs stay below 100.
+const SECTIONS_MAX: usize = 65_535;
+/// Bytes of one table (symbols, strings, relocations). A browser's string table, the largest seen, has about 300 MB.
+const TABLE_BYTES_MAX: u64 = 512 << 20;
+/// Bytes of the notes of one file.
+const NOTES_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a build id: SHA-1 has 20, the longest in use 32.
+const BUILD_ID_BYTES_MAX: usize = 64;
+/// Entries of the dynamic section. Real ones have about 40, and one more for each needed library.
+const DYNAMIC_ENTRIES_MAX: usize = 16_384;
+/// Symbols counted through DT_GNU_HASH when the section headers are gone.
+const HASHED_SYMBOLS_MAX: u64 = 1 << 22;
+
+/// Why a file is not read.
+#[derive(Debug, Error)]
+pub enum ElfError {
+    /// Not an ELF file.
+    #[error("not an ELF file")]
+    NotElf,
+    /// Another kind of ELF file.
+    #[error("not a 64-bit little-endian x86-64 ELF file")]
+    WrongClass,
+    /// A table lies outside the file or has an impossible size.
+    #[error("truncated or damaged ELF file: {what} ({bytes} bytes at offset {offset:#x}) does not fit")]
+    OutOfBounds {
+        /// What was to be read.
+        what: &'static str,
+        /// Where.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// Reading failed.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Something that can be read at offsets.
+pub trait ReadAt {
+    /// Length in bytes.
+    ///
+    /// # Errors
+    /// As the source's.
+    fn length(&self) -> io::Result<u64>;
+    /// Fills `out` from `offset`.
+    ///
+    /// # Errors
+    /// If there are fewer bytes, or as the source's.
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+impl ReadAt for File {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, out, offset)
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(out.len());
+        out.copy_from_slice(self.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// The linker's fingerprint of a file (note NT_GNU_BUILD_ID).
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BuildId(pub Vec<u8>);
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A PT_LOAD segment: which bytes of the file appear at which virtual addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Offset of its first byte in the file.
+    pub offset: u64,
+    /// Its first virtual address.
+    pub vaddr: u64,
+    /// Bytes that come from the file.
+    pub file_bytes: u64,
+    /// Whether it is executable.
+    pub executable: bool,
+}
+
+/// Where a symbol was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SymbolTable {
+    /// `.dynsym`: what takes part in dynamic linking.
+    Dynamic,
+    /// `.symtab`: for debuggers, absent from stripped files.
+    Static,
+}
+
+/// A function's symbol, borrowed from its table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function<'a> {
+    /// Name without a version.
+    pub name: &'a [u8],
+    /// Its virtual address in the file; lies in an executable segment.
+    pub vaddr: u64,
+    /// Its length in bytes, 0 where the file does not say.
+    pub size: u64,
+    /// Whether other files can link against it (global or weak, not hidden).
+    pub exported: bool,
+    /// The table it is in.
+    pub table: SymbolTable,
+}
+
+/// A symbol table and its strings, read whole.
+#[derive(Debug, Default)]
+struct Table {
+    symbols: Vec<u8>,
+    strings: Vec<u8>,
+}
+
+impl Table {
+    fn name(&self, offset: u32) -> &[u8] {
+        let tail = self.strings.get(offset as usize..).unwrap_or_default();
+        tail.iter().position(|&b| b == 0).and_then(|end| tail.get(..end)).unwrap_or_default()
+    }
+
+    fn symbols(&self) -> &[elf::Sym64<LE>] {
+        pods(&self.symbols)
+    }
+}
+
+/// The whole `T`s in `bytes`.
+fn pods<T: Pod>(bytes: &[u8]) -> &[T] {
+    let whole = bytes.len() - bytes.len() % size_of::<T>();
+    bytes.get(..whole).and_then(|b| slice_from_all_bytes(b).ok()).unwrap_or_default()
+}
+
+/// What the dynamic section says.
+#[derive(Debug, Default, Clone)]
+pub struct Dynamic {
+    /// The library's own name.
+    pub soname: Option<String>,
+    /// The libraries it needs, in link order.
+    pub needed: Vec<String>,
+}
+
+/// A parsed ELF file that stays open.
+pub struct Elf<R> {
+    reader: R,
+    length: u64,
+    segments: Vec<Segment>,
+    notes: Vec<(u64, u64)>,
+    dynamic: Vec<(i64, u64)>,
+    dynamic_vaddr: u64,
+    sections: Vec<elf::SectionHeader64<LE>>,
+    section_names: Vec<u8>,
+    has_interpreter: bool,
+}
+
+impl<R> fmt::Debug for Elf<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Elf").field("length", &self.length).field("segments", &self.segments).finish_non_exhaustive()
+    }
+}
+
+impl<R: ReadAt> Elf<R> {
+    /// Reads the headers.
+    ///
+    /// # Errors
+    /// If it is no 64-bit x86-64 ELF file, or its program headers do not fit the file. Damaged section headers are taken as absent.
+    pub fn parse(reader: R) -> Result<Self, ElfError> {
+        let length = reader.length()?;
+        let mut elf = Self {
+            reader,
+            length,
+            segments: Vec::new(),
+            notes: Vec::new(),
+            dynamic: Vec::new(),
+            dynamic_vaddr: 0,
+            sections: Vec::new(),
+            section_names: Vec::new(),
+            has_interpreter: false,
+        };
+        let header_bytes = elf.read("the ELF header", 0, size_of::<elf::FileHeader64<LE>>() as u64).map_err(|_| ElfError::NotElf)?;
+        let header = *pods::<elf::FileHeader64<LE>>(&header_bytes).first().ok_or(ElfError::NotElf)?;
+        if header_bytes.get(..4) != Some(b"\x7fELF") {
+            return Err(ElfError::NotElf);
+        }
+        // EI_CLASS, EI_DATA and e_machine.
+        if header_bytes.get(4..6) != Some(&[2, 1]) || header.e_machine.get(LE) != elf::EM_X86_64 {
+            return Err(ElfError::WrongClass);
+        }
+        elf.read_segments(&header)?;
+        if elf.read_sections(&header).is_err() {
+            elf.sections.clear();
+        }
+        Ok(elf)
+    }
+
+    fn read(&self, what: &'static str, offset: u64, bytes: u64) -> Result<Vec<u8>, ElfError> {
+        let out_of_bounds = ElfError::OutOfBounds { what, offset, bytes };
+        if bytes > TABLE_BYTES_MAX || offset.checked_add(bytes).is_none_or(|end| end > self.length) {
+            return Err(out_of_bounds);
+        }
+        let mut out = vec![0; usize::try_from(bytes).map_err(|_| out_of_bounds)?];
+        self.reader.read_exact_at(&mut out, offset)?;
+        Ok(out)
+    }
+
+    fn read_segments(&mut self, header: &elf::FileHeader64<LE>) -> Result<(), ElfError> {
+        let count = usize::from(header.e_phnum.get(LE)).min(SEGMENTS_MAX);
+        if count > 0 && usize::from(header.e_phentsize.get(LE)) != size_of::<elf::ProgramHeader64<LE>>() {
+            return Err(ElfError::WrongClass);
+        }
+        let bytes = (count * size_of::<elf::ProgramHeader64<LE>>()) as u64;
+        let table = self.read("the program headers", header.e_phoff.get(LE), bytes)?;
+        let mut dynamic = None;
+        for segment in pods::<elf::ProgramHeader64<LE>>(&table) {
+            let (offset, file_bytes) = (segment.p_offset.get(LE), segment.p_filesz.get(LE));
+            match segment.p_type.get(LE) {
+                elf::PT_LOAD => {
+                    // What lies beyond the end of the file cannot be read or probed.
+                    let file_bytes = file_bytes.min(self.length.saturating_sub(offset));
+                    let executable = segment.p_flags.get(LE).0 & elf::PF_X.0 != 0;
+                    self.segments.push(Segment { offset, vaddr: segment.p_vaddr.get(LE), file_bytes, executable });
+                }
+                elf::PT_NOTE => self.notes.push((offset, file_bytes)),
+                elf::PT_DYNAMIC => {
+                    dynamic = Some((offset, file_bytes));
+                    self.dynamic_vaddr = segment.p_vaddr.get(LE);
+                }
+                elf::PT_INTERP => self.has_interpreter = true,
+                _ => {}
+            }
+        }
+        if let Some((offset, bytes)) = dynamic {
+            let bytes = bytes.min((DYNAMIC_ENTRIES_MAX * size_of::<elf::Dyn64<LE>>()) as u64);
+            let table = self.read("the dynamic section", offset, bytes).unwrap_or_default();
+            self.dynamic = pods::<elf::Dyn64<LE>>(&table)
+                .iter()
+                .map(|entry| (entry.d_tag.get(LE).0, entry.d_val.get(LE)))
+                .take_while(|&(tag, _)| tag != elf::DT_NULL.0)
+                .collect();
+        }
+        Ok(())
+    }
+
+    fn read_sections(&mut self, header: &elf::FileHeader64<LE>) -> Result<(), ElfError> {
+        let count = usize::from(header.e_shnum.get(LE)).min(SECTIONS_MAX);
+        if count == 0 || usize::from(header.e_shentsize.get(LE)) != size_of::<elf::SectionHeader64<LE>>() {
+            return Ok(());
+        }
+        let bytes = (count * size_of::<elf::SectionHeader64<LE>>()) as u64;
+        let table = self.read("the section headers", header.e_shoff.get(LE), bytes)?;
+        self.sections = pods::<elf::SectionHeader64<LE>>(&table).to_vec();
+        if let Some(names) = self.sections.get(usize::from(header.e_shstrndx.get(LE).0)).copied() {
+            self.section_names = self.section_bytes("the section names", &names)?;
+        }
+        Ok(())
+    }
+
+    fn section_bytes(&self, what: &'static str, section: &elf::SectionHeader64<LE>) -> Result<Vec<u8>, ElfError> {
+        if section.sh_type.get(LE) == elf::SHT_NOBITS {
+            return Ok(Vec::new());
+        }
+        self.read(what, section.sh_offset.get(LE), section.sh_size.get(LE))
+    }
+
+    /// The PT_LOAD segments, in the file's order.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Whether a dynamic loader starts it.
+    #[must_use]
+    pub fn has_interpreter(&self) -> bool {
+        self.has_interpreter
+    }
+
+    /// Whether it has a section of this name.
+    #[must_use]
+    pub fn has_section(&self, name: &[u8]) -> bool {
+        self.sections.iter().any(|section| {
+            let at = section.sh_name.get(LE) as usize;
+            self.section_names.get(at..).is_some_and(|tail| tail.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))
+        })
+    }
+
+    /// Whether the Go toolchain linked it (its build information has a section of its own, also in stripped files).
+    #[must_use]
+    pub fn is_go(&self) -> bool {
+        self.has_section(b".go.buildinfo") || self.has_section(b".note.go.buildid")
+    }
+
+    /// File offset of the byte at `vaddr`; `None` outside the file's segments.
+    #[must_use]
+    pub fn offset_of(&self, vaddr: u64) -> Option<FileOffset> {
+        let segment = self.segments.iter().find(|s| vaddr.checked_sub(s.vaddr).is_some_and(|distance| distance < s.file_bytes))?;
+        segment.offset.checked_add(vaddr - segment.vaddr).map(FileOffset)
+    }
+
+    /// Virtual address of the byte at a file offset: in an executable segment if one covers it, else in any.
+    #[must_use]
+    pub fn vaddr_of(&self, offset: FileOffset) -> Option<u64> {
+        let covers = |s: &&Segment| offset.0.checked_sub(s.offset).is_some_and(|distance| distance < s.file_bytes);
+        let segment = self.segments.iter().filter(covers).max_by_key(|s| s.executable)?;
+        segment.vaddr.checked_add(offset.0 - segment.offset)
+    }
+
+    /// Up to `bytes_max` bytes from `vaddr` on, as many as its segment has in the file; empty outside.
+    #[must_use]
+    pub fn bytes_at(&self, vaddr: u64, bytes_max: u64) -> Vec<u8> {
+        let Some(segment) = self.segments.iter().find(|s| vaddr.checked_sub(s.vaddr).is_some_and(|d| d < s.file_bytes)) else {
+            return Vec::new();
+        };
+        let distance = vaddr - segment.vaddr;
+        let bytes = bytes_max.min(segment.file_bytes - distance);
+        let Some(offset) = segment.offset.checked_add(distance) else { return Vec::new() };
+        self.read("code", offset, bytes).unwrap_or_default()
+    }
+
+    /// The build id, from the notes.
+    #[must_use]
+    pub fn build_id(&self) -> Option<BuildId> {
+        self.notes.iter().find_map(|&(offset, bytes)| {
+            let notes = self.read("the notes", offset, bytes.min(NOTES_BYTES_MAX)).ok()?;
+            find_build_id(&notes)
+        })
+    }
+
+    fn dynamic_value(&self, tag: elf::DynamicTag) -> Option<u64> {
+        self.dynamic.iter().find(|&&(t, _)| t == tag.0).map(|&(_, value)| value)
+    }
+
+    /// Virtual address of the word in which the dynamic loader leaves the address of its list of libraries (`struct r_debug`) for
+    /// debuggers; `None` in a file without a DT_DEBUG entry (a library, a static program).
+    #[must_use]
+    pub fn debug_word_vaddr(&self) -> Option<u64> {
+        let index = self.dynamic.iter().position(|&(tag, _)| tag == elf::DT_DEBUG.0)?;
+        self.dynamic_vaddr.checked_add(index as u64 * size_of::<elf::Dyn64<LE>>() as u64 + 8)
+    }
+
+    fn dynamic_bytes(&self, what: &'static str, vaddr: u64, bytes: u64) -> Result<Vec<u8>, ElfError> {
+        let offset = self.offset_of(vaddr).ok_or(ElfError::OutOfBounds { what, offset: vaddr, bytes })?;
+        self.read(what, offset.0, bytes)
+    }
+
+    fn dynamic_strings(&self) -> Vec<u8> {
+        let (Some(vaddr), Some(bytes)) = (self.dynamic_value(elf::DT_STRTAB), self.dynamic_value(elf::DT_STRSZ)) else {
+            return Vec::new();
+        };
+        self.dynamic_bytes("the dynamic strings", vaddr, bytes).unwrap_or_default()
+    }
+
+    /// The library's name and needs.
+    #[must_use]
+    pub fn dynamic(&self) -> Dynamic {
+        let table = Table { symbols: Vec::new(), strings: self.dynamic_strings() };
+        let text = |value: u64| String::from_utf8_lossy(table.name(u32::try_from(value).unwrap_or(u32::MAX))).into_owned();
+        Dynamic {
+            soname: self.dynamic_value(elf::DT_SONAME).map(text),
+            needed: self.dynamic.iter().filter(|&&(tag, _)| tag == elf::DT_NEEDED.0).map(|&(_, value)| text(value)).collect(),
+        }
+    }
+
+    fn table_of_sections(&self, kind: elf::SectionType) -> Option<Table> {
+        let section = self.sections.iter().find(|s| s.sh_type.get(LE) == kind)?;
+        let strings = self.sections.get(section.sh_link.get(LE) as usize)?;
+        Some(Table {
+            symbols: self.section_bytes("a symbol table", section).ok()?,
+            strings: self.section_bytes("a string table", strings).ok()?,
+        })
+    }
+
+    /// `.dynsym`, from the sections or, where they were stripped away, from the dynamic section.
+    fn dynamic_table(&self) -> Table {
+        self.table_of_sections(elf::SHT_DYNSYM).or_else(|| self.dynamic_table_without_sections()).unwrap_or_default()
+    }
+
+    fn dynamic_table_without_sections(&self) -> Option<Table> {
+        let vaddr = self.dynamic_value(elf::DT_SYMTAB)?;
+        let count = self.hashed_symbols().or_else(|| self.gnu_hashed_symbols())?.min(HASHED_SYMBOLS_MAX);
+        let bytes = count.checked_mul(size_of::<elf::Sym64<LE>>() as u64)?;
+        Some(Table { symbols: self.dynamic_bytes("the dynamic symbols", vaddr, bytes).ok()?, strings: self.dynamic_strings() })
+    }
+
+    /// Number of dynamic symbols by DT_HASH: its second word, nchain, equals it.
+    fn hashed_symbols(&self) -> Option<u64> {
+        let words = self.dynamic_bytes("DT_HASH", self.dynamic_value(elf::DT_HASH)?, 8).ok()?;
+        Some(u64::from(u32::from_le_bytes(words.get(4..8)?.try_into().ok()?)))
+    }
+
+    /// Number of dynamic symbols by DT_GNU_HASH: the end of the chain that starts last.
+    fn gnu_hashed_symbols(&self) -> Option<u64> {
+        let table = self.dynamic_value(elf::DT_GNU_HASH)?;
+        let word = |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let header = self.dynamic_bytes("DT_GNU_HASH", table, 16).ok()?;
+        let (buckets, first, bloom) = (word(&header, 0)?, word(&header, 4)?, word(&header, 8)?);
+        let buckets_at = table.checked_add(16)?.checked_add(u64::from(bloom) * 8)?;
+        let starts = self.dynamic_bytes("DT_GNU_HASH", buckets_at, u64::from(buckets) * 4).ok()?;
+        let mut last = starts.chunks_exact(4).filter_map(|b| word(b, 0)).max()?;
+        if last < first {
+            return Some(u64::from(first));
+        }
+        let chains_at = buckets_at.checked_add(u64::from(buckets) * 4)?;
+        // The chain's end is marked by the lowest bit of its hash.
+        while u64::from(last) < HASHED_SYMBOLS_MAX {
+            let at = chains_at.checked_add(u64::from(last - first) * 4)?;
+            let hash = word(&self.dynamic_bytes("DT_GNU_HASH", at, 4).ok()?, 0)?;
+            last = last.checked_add(1)?;
+            if hash & 1 == 1 {
+                return Some(u64::from(last));
+            }
+        }
+        None
+    }
+
+    /// Calls `visit` for every function of the dynamic, then of the static symbol table. Functions that lie in no executable segment
+    /// are left out, and so are indirect ones (STT_GNU_IFUNC), whose address is that of a resolver.
+    pub fn for_each_function(&self, mut visit: impl FnMut(Function<'_>)) {
+        let tables = [(SymbolTable::Dynamic, Some(self.dynamic_table())), (SymbolTable::Static, self.table_of_sections(elf::SHT_SYMTAB))];
+        for (kind, table) in tables {
+            let Some(table) = table else { continue };
+            for symbol in table.symbols() {
+                let vaddr = symbol.st_value.get(LE);
+                let defined = symbol.st_shndx.get(LE).0 != elf::SHN_UNDEF.0;
+                let info = symbol.st_info.0;
+                if !defined || info & 0xf != elf::STT_FUNC.0 || !self.is_code(vaddr) {
+                    continue;
+                }
+                // st_other's low two bits: 0 = default, 3 = protected; both can be linked against.
+                let exported = info >> 4 != elf::STB_LOCAL.0 && matches!(symbol.st_other.0 & 3, 0 | 3);
+                let name = table.name(symbol.st_name.get(LE));
+                visit(Function { name, vaddr, size: symbol.st_size.get(LE), exported, table: kind });
+            }
+        }
+    }
+
+    /// Whether `vaddr` lies in an executable segment.
+    #[must_use]
+    pub fn is_code(&self, vaddr: u64) -> bool {
+        self.segments.iter().any(|s| s.executable && vaddr.checked_sub(s.vaddr).is_some_and(|distance| distance < s.file_bytes))
+    }
+
+    /// The names that the dynamic loader writes into slots of the global offset table: (virtual address of the slot, name), in no
+    /// order. A PLT stub jumps through such a slot.
+    #[must_use]
+    pub fn linkage_slots(&self) -> Vec<(u64, Vec<u8>)> {
+        let symbols = self.dynamic_table();
+        let mut slots = Vec::new();
+        let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)];
+        for (address, size) in tables {
+            let (Some(vaddr), Some(bytes)) = (self.dynamic_value(address), self.dynamic_value(size)) else { continue };
+            let Ok(table) = self.dynamic_bytes("the relocations", vaddr, bytes) else { continue };
+            for relocation in pods::<elf::Rela64<LE>>(&table) {
+                let info = relocation.r_info.get(LE);
+                let kind = (info & 0xffff_ffff) as u32;
+                if kind != elf::R_X86_64_JUMP_SLOT.0 && kind != elf::R_X86_64_GLOB_DAT.0 {
+                    continue;
+                }
+                let symbol = usize::try_from(info >> 32).ok().and_then(|index| symbols.symbols().get(index));
+                if let Some(symbol) = symbol {
+                    slots.push((relocation.r_offset.get(LE), symbols.name(symbol.st_name.get(LE)).to_vec()));
+                }
+            }
+        }
+        slots
+    }
+}
+
+/// Looks for the note (name `GNU`, type NT_GNU_BUILD_ID). Notes are padded to 4 bytes (8 in PT_NOTEs of GNU properties, which hold no
+/// build id).
+fn find_build_id(notes: &[u8]) -> Option<BuildId> {
+    const NT_GNU_BUILD_ID: u32 = 3;
+    let mut rest = notes;
+    while let Some(header) = rest.get(..12) {
+        let word = |at: usize| header.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
+        let (name_bytes, description_bytes, kind) = (word(0) as usize, word(4) as usize, word(8));
+        let name = rest.get(12..12usize.checked_add(name_bytes)?)?;
+        let description_at = 12usize.checked_add(name_bytes.checked_next_multiple_of(4)?)?;
+        let description = rest.get(description_at..description_at.checked_add(description_bytes)?)?;
+        if name == b"GNU\0" && kind == NT_GNU_BUILD_ID && description_bytes <= BUILD_ID_BYTES_MAX {
+            return Some(BuildId(description.to_vec()));
+        }
+        rest = rest.get(description_at.checked_add(description_bytes.checked_next_multiple_of(4)?)?..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+    use std::process::Command;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIBRARY: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+
+    fn functions<R: ReadAt>(elf: &Elf<R>, table: SymbolTable) -> BTreeMap<String, u64> {
+        let mut found = BTreeMap::new();
+        elf.for_each_function(|f| {
+            if f.table == table {
+                found.insert(String::from_utf8_lossy(f.name).into_owned(), f.vaddr);
+            }
+        });
+        found
+    }
+
+    #[test]
+    fn dynamic_functions_are_those_that_nm_lists() {
+        let elf = Elf::parse(File::open(LIBRARY).unwrap()).unwrap();
+        let ours = functions(&elf, SymbolTable::Dynamic);
+        let nm = Command::new("nm").args(["-D", "--defined-only", "--without-symbol-versions", LIBRARY]).output().unwrap();
+        let mut seen = 0;
+        for line in String::from_utf8(nm.stdout).unwrap().lines() {
+            let mut fields = line.split_whitespace();
+            let (vaddr, kind, name) = (fields.next().unwrap(), fields.next().unwrap(), fields.next().unwrap());
+            if matches!(kind, "T" | "W") && ["malloc", "free", "calloc", "realloc", "posix_memalign"].contains(&name) {
+                assert_eq!(ours[name], u64::from_str_radix(vaddr, 16).unwrap(), "{name}");
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 5);
+    }
+
+    #[test]
+    fn a_file_without_section_headers_has_the_same_dynamic_functions() {
+        let bytes = std::fs::read(LIBRARY).unwrap();
+        let whole = functions(&Elf::parse(bytes.clone()).unwrap(), SymbolTable::Dynamic);
+        let mut stripped = bytes;
+        // e_shoff, e_shnum, e_shstrndx.
+        stripped[0x28..0x30].fill(0);
+        stripped[0x3c..0x40].fill(0);
+        assert_eq!(functions(&Elf::parse(stripped).unwrap(), SymbolTable::Dynamic), whole);
+        assert!(whole.len() > 1000);
+    }
+
+    #[test]
+    fn the_build_id_is_the_one_readelf_shows() {
+        let shown = String::from_utf8(Command::new("readelf").args(["-n", LIBRARY]).output().unwrap().stdout).unwrap();
+        let expected = shown.lines().find_map(|l| l.trim().strip_prefix("Build ID: ")).unwrap();
+        assert_eq!(Elf::parse(File::open(LIBRARY).unwrap()).unwrap().build_id().unwrap().to_string(), expected);
+    }
+
+    #[test]
+    fn a_virtual_address_and_its_file_offset_map_to_one_another() {
+        let elf = Elf::parse(File::open(LIBRARY).unwrap()).unwrap();
+        let text = elf.segments().iter().find(|s| s.executable).unwrap();
+        let offset = elf.offset_of(text.vaddr + 77).unwrap();
+        assert_eq!(offset.0, text.offset + 77);
+        assert_eq!(elf.vaddr_of(offset), Some(text.vaddr + 77));
+        assert_eq!(elf.offset_of(u64::MAX), None);
+    }
+
+    /// Everything the crate asks of a foreign file.
+    fn exercise(bytes: Vec<u8>) {
+        let Ok(elf) = Elf::parse(bytes) else { return };
+        let mut last = 0;
+        elf.for_each_function(|f| last = f.vaddr);
+        let _ = (elf.build_id(), elf.dynamic(), elf.linkage_slots(), elf.is_go(), elf.bytes_at(last, 64), elf.offset_of(last));
+        let _ = elf.vaddr_of(FileOffset(last));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn a_damaged_file_never_panics(
+            damage in proptest::collection::vec((0usize..0x6000, any::<u8>()), 1..40),
+            header in proptest::collection::vec((0usize..0x400, any::<u8>()), 0..8),
+            cut in proptest::option::of(0usize..150_000),
+            strip in any::<bool>(),
+        ) {
+            let mut bytes = std::fs::read("/lib/x86_64-linux-gnu/libmimalloc.so.2").unwrap();
+            for (at, byte) in damage.into_iter().chain(header) {
+                if let Some(b) = bytes.get_mut(at) { *b = byte; }
+            }
+            if strip { bytes[0x28..0x30].fill(0); }
+            if let Some(cut) = cut { bytes.truncate(cut); }
+            exercise(bytes);
+        }
+
+        #[test]
+        fn noise_behind_a_good_magic_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0".to_vec();
+            bytes.extend(noise);
+            exercise(bytes);
+        }
+    }
+}

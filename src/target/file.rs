@@ -1,0 +1,157 @@
+//! The file behind a mapping: how to open it, how to name it to the kernel, and which file it is.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::elf::{BuildId, Elf, ElfError};
+use super::maps::{Backing, Mapping};
+use super::process::Process;
+
+/// Why a mapped file cannot be used.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// The mapping has no file.
+    #[error("the mapping at {start:#x} has no file behind it")]
+    NoFile {
+        /// Its first address.
+        start: u64,
+    },
+    /// Neither way to the file worked.
+    #[error("cannot open {path} of pid {pid}, neither through map_files ({by_address}) nor by its path ({by_path})")]
+    Open {
+        /// The process.
+        pid: u32,
+        /// Path in the process's root.
+        path: PathBuf,
+        /// Why `/proc/PID/map_files` did not work.
+        by_address: io::Error,
+        /// Why `/proc/PID/root` did not work.
+        by_path: io::Error,
+    },
+    /// Another file is at that path now.
+    #[error("{path} of pid {pid} was replaced since it was mapped, and map_files cannot be opened (needs CAP_CHECKPOINT_RESTORE)")]
+    Replaced {
+        /// The process.
+        pid: u32,
+        /// Path in the process's root.
+        path: PathBuf,
+    },
+    /// Not an ELF file that can be read.
+    #[error("{path}: {source}")]
+    Elf {
+        /// Path in the process's root.
+        path: PathBuf,
+        /// Why.
+        source: ElfError,
+    },
+}
+
+/// Which file it is. Equal for two mappings of one file as long as nobody writes to it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// `st_dev` of the opened file.
+    pub device: u64,
+    /// `st_ino` of the opened file.
+    pub inode: u64,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Time of the last write, ns since 1970.
+    pub modified_ns: i128,
+    /// The linker's note, if the file has one: the same for copies of a file in several images.
+    pub build_id: Option<BuildId>,
+}
+
+/// An opened file of a mapping.
+#[derive(Debug)]
+pub struct MappedFile {
+    /// What the kernel is told when a probe is attached: a path below `/proc/PID`. Good while the process lives and keeps the
+    /// mapping; the kernel resolves it once, at the attach.
+    pub attach_path: PathBuf,
+    /// What people are shown: the path in the process's root.
+    pub display_path: PathBuf,
+    /// Which file it is.
+    pub identity: FileIdentity,
+    /// The file, parsed.
+    pub elf: Elf<File>,
+}
+
+impl MappedFile {
+    /// Opens the file behind `mapping`: by address through `/proc/PID/map_files`, which also works for deleted and replaced files,
+    /// else by path through `/proc/PID/root`, where the inode must be the mapping's.
+    ///
+    /// # Errors
+    /// If there is no file, it cannot be opened, it is another file by now, or it is no ELF file.
+    pub fn open(process: &Process, mapping: &Mapping) -> Result<Self, FileError> {
+        let Backing::File { path, .. } = &mapping.backing else {
+            return Err(FileError::NoFile { start: mapping.start.0 });
+        };
+        let pid = process.pid().0;
+        let by_address = process.directory().join(format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0));
+        let (file, attach_path) = match File::open(&by_address) {
+            Ok(file) => (file, by_address),
+            Err(by_address) => {
+                let by_path = path_in_root(process, path);
+                let file = File::open(&by_path).map_err(|by_path| FileError::Open { pid, path: path.clone(), by_address, by_path })?;
+                // Overlay and btrfs show another device in maps than in stat; the inode number is the same.
+                let inode = file.metadata().map(|m| m.ino()).unwrap_or(0);
+                if inode != mapping.inode {
+                    return Err(FileError::Replaced { pid, path: path.clone() });
+                }
+                (file, by_path)
+            }
+        };
+        let error = |source| FileError::Elf { path: path.clone(), source };
+        let metadata = file.metadata().map_err(|source| error(ElfError::Io(source)))?;
+        if !metadata.is_file() {
+            return Err(error(ElfError::NotElf));
+        }
+        let elf = Elf::parse(file).map_err(error)?;
+        let identity = FileIdentity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size_bytes: metadata.len(),
+            modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+            build_id: elf.build_id(),
+        };
+        Ok(Self { attach_path, display_path: path.clone(), identity, elf })
+    }
+}
+
+/// `/proc/PID/root/…` for a path in the process's root.
+fn path_in_root(process: &Process, path: &Path) -> PathBuf {
+    let mut full = process.directory().join("root").into_os_string();
+    full.push(path);
+    full.into()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::units::Pid;
+
+    #[test]
+    fn a_deleted_executable_is_still_opened_and_recognised() {
+        let directory = tempfile::tempdir().unwrap();
+        let copy = directory.path().join("my cat");
+        std::fs::copy("/bin/cat", &copy).unwrap();
+        let mut child = Command::new(&copy).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(Pid(child.id())).unwrap();
+        std::fs::remove_file(&copy).unwrap();
+        let maps = process.maps().unwrap();
+        let mapping = maps.executable_files().find(|m| m.path() == Some(&copy)).unwrap();
+        let opened = MappedFile::open(&process, mapping).unwrap();
+        let original = Elf::parse(File::open("/bin/cat").unwrap()).unwrap();
+        assert!(opened.identity.build_id.is_some());
+        assert_eq!(opened.identity.build_id, original.build_id());
+        assert!(opened.attach_path.exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

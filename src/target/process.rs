@@ -1,0 +1,351 @@
+//! A process: identity, liveness, kind. The edge to `/proc/PID`.
+//!
+//! Identity is (pid, start time): a reused pid has another start time and is never taken for the old process.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::maps::Maps;
+use crate::units::Pid;
+
+/// Bytes read of `/proc/PID/maps`: [`super::maps::MAPPINGS_MAX`] lines of the usual ~100 bytes, and room for long paths.
+const MAPS_BYTES_MAX: u64 = 256 << 20;
+/// Bytes read of `stat`, `status` and the like, which take at most a few KiB.
+const SMALL_FILE_BYTES_MAX: u64 = 64 << 10;
+/// PF_KTHREAD of the kernel's `task->flags` (include/linux/sched.h), shown as field 9 of `/proc/PID/stat`.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// Why a process cannot be watched.
+#[derive(Debug, Error)]
+pub enum TargetError {
+    /// No such process.
+    #[error("no process with pid {pid}: it has ended, or the pid is of another pid namespace")]
+    NotFound {
+        /// The pid asked for.
+        pid: Pid,
+    },
+    /// The number is of a thread.
+    #[error("{tid} is a thread of process {pid}: give the process, -p {pid}")]
+    IsThread {
+        /// The number asked for.
+        tid: Pid,
+        /// The process it belongs to.
+        pid: Pid,
+    },
+    /// A kernel thread: it has no user memory.
+    #[error("pid {pid} ({comm}) is a kernel thread: it has no heap")]
+    KernelThread {
+        /// The pid asked for.
+        pid: Pid,
+        /// Its name.
+        comm: String,
+    },
+    /// Dead, not yet reaped.
+    #[error("pid {pid} ({comm}) is a zombie: it has ended and waits for its parent to notice")]
+    Zombie {
+        /// The pid asked for.
+        pid: Pid,
+        /// Its name.
+        comm: String,
+    },
+    /// Not a 64-bit x86 program.
+    #[error("pid {pid} ({comm}) is not a 64-bit x86 program ({found}): only x86-64 processes can be watched")]
+    WrongClass {
+        /// The pid asked for.
+        pid: Pid,
+        /// Its name.
+        comm: String,
+        /// What the ELF header says.
+        found: String,
+    },
+    /// The rights are missing.
+    #[error("no right to read {path} of pid {pid}: run as root or with CAP_SYS_PTRACE (and in the process's user namespace)")]
+    Denied {
+        /// The pid asked for.
+        pid: Pid,
+        /// What could not be read.
+        path: PathBuf,
+    },
+    /// The process changed under our hands: it ended or its pid was taken by another.
+    #[error("process {pid} ended meanwhile")]
+    Gone {
+        /// The pid.
+        pid: Pid,
+    },
+    /// A `/proc` file was not of the known form.
+    #[error("{path} is not of the known form")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Something else went wrong.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Who a process is. Two processes never have the same one while the machine is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId {
+    /// The pid in the namespace of the `/proc` that is mounted here.
+    pub pid: Pid,
+    /// Start time in clock ticks since boot (field 22 of `/proc/PID/stat`).
+    pub start_ticks: u64,
+}
+
+/// What `/proc/PID/stat` says of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// The name, at most 15 bytes, lossy where it is not UTF-8.
+    pub comm: String,
+    /// State letter: `R`, `S`, `D`, `Z`, `T`, `X`, …
+    pub state: u8,
+    /// The kernel's task flags.
+    pub flags: u64,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    /// Parses `/proc/PID/stat`. The name is in parentheses and may hold any byte, parentheses and newlines too: it ends at the last
+    /// closing one. `None` if the bytes are not of that form.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let open = bytes.iter().position(|&b| b == b'(')?;
+        let close = bytes.iter().rposition(|&b| b == b')')?;
+        let comm = String::from_utf8_lossy(bytes.get(open + 1..close)?).into_owned();
+        let rest = std::str::from_utf8(bytes.get(close + 1..)?).ok()?;
+        let mut fields = rest.split_ascii_whitespace();
+        // Fields count from 1; pid is 1, comm 2, so the first one here is 3 (proc_pid_stat(5)).
+        let state = *fields.next()?.as_bytes().first()?;
+        let flags = fields.nth(5)?.parse().ok()?;
+        let start_ticks = fields.nth(12)?.parse().ok()?;
+        Some(Self { comm, state, flags, start_ticks })
+    }
+
+    /// Whether it is a kernel thread.
+    #[must_use]
+    pub fn is_kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+}
+
+/// A process that can be watched.
+#[derive(Debug)]
+pub struct Process {
+    id: ProcessId,
+    comm: String,
+    inner_pid: Pid,
+    directory: PathBuf,
+    /// Refers to this very process, whatever becomes of its number; `None` on kernels before 5.3.
+    pidfd: Option<OwnedFd>,
+}
+
+impl Process {
+    /// Finds the process and checks that it is one that can be watched.
+    ///
+    /// # Errors
+    /// [`TargetError`] says which kind of process it is, or what right is missing.
+    pub fn open(pid: Pid) -> Result<Self, TargetError> {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        let read = |name: &str| {
+            let path = directory.join(name);
+            read_bounded(&path, SMALL_FILE_BYTES_MAX).map_err(|source| classify(pid, &path, source))
+        };
+        let stat_path = directory.join("stat");
+        // The pidfd first, then the number's start time, then whether both still hold: no other process slips in between.
+        let pidfd = i32::try_from(pid.0)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+        let stat = Stat::parse(&read("stat")?).ok_or(TargetError::Malformed { path: stat_path })?;
+        let status = read("status")?;
+        let tgid = status_field(&status, b"Tgid:").and_then(last_number).map_or(pid, Pid);
+        if tgid != pid {
+            return Err(TargetError::IsThread { tid: pid, pid: tgid });
+        }
+        if stat.is_kernel_thread() {
+            return Err(TargetError::KernelThread { pid, comm: stat.comm });
+        }
+        if stat.is_dead() {
+            return Err(TargetError::Zombie { pid, comm: stat.comm });
+        }
+        // The last number is the innermost namespace's, the first the one of this /proc.
+        let inner_pid = status_field(&status, b"NSpid:").and_then(last_number).map_or(pid, Pid);
+        let process = Self { id: ProcessId { pid, start_ticks: stat.start_ticks }, comm: stat.comm, inner_pid, directory, pidfd };
+        process.check_class()?;
+        Ok(process)
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// The pid in the namespace of the `/proc` mounted here.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.id.pid
+    }
+
+    /// The pid by which the process knows itself (its innermost pid namespace): names `/tmp/perf-PID.map`.
+    #[must_use]
+    pub fn inner_pid(&self) -> Pid {
+        self.inner_pid
+    }
+
+    /// The name of its main thread when it was opened.
+    #[must_use]
+    pub fn comm(&self) -> &str {
+        &self.comm
+    }
+
+    /// `/proc/PID`.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// A descriptor of the process, readable (poll) once it has ended; `None` before Linux 5.3.
+    #[must_use]
+    pub fn pidfd(&self) -> Option<&OwnedFd> {
+        self.pidfd.as_ref()
+    }
+
+    /// Whether it still runs: the number exists, with the same start time, and is no zombie.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX)
+            .ok()
+            .and_then(|bytes| Stat::parse(&bytes))
+            .is_some_and(|stat| stat.start_ticks == self.id.start_ticks && !stat.is_dead())
+    }
+
+    /// Its mappings at this moment.
+    ///
+    /// # Errors
+    /// If the process is gone or the right to read is missing.
+    pub fn maps(&self) -> Result<Maps, TargetError> {
+        let path = self.directory.join("maps");
+        let bytes = read_bounded(&path, MAPS_BYTES_MAX).map_err(|source| classify(self.id.pid, &path, source))?;
+        if !self.is_alive() {
+            return Err(TargetError::Gone { pid: self.id.pid });
+        }
+        Ok(Maps::parse(&bytes))
+    }
+
+    fn check_class(&self) -> Result<(), TargetError> {
+        let path = self.directory.join("exe");
+        let mut header = [0u8; 20];
+        let mut file = File::open(&path).map_err(|source| classify(self.id.pid, &path, source))?;
+        if file.read_exact(&mut header).is_err() {
+            return Err(TargetError::Malformed { path });
+        }
+        let machine = u16::from_le_bytes([header[18], header[19]]);
+        match (header[4], machine) {
+            (2, 62) => Ok(()),
+            (1, _) => Err(self.wrong_class("a 32-bit ELF file".into())),
+            (_, machine) => Err(self.wrong_class(format!("ELF machine number {machine}"))),
+        }
+    }
+
+    fn wrong_class(&self, found: String) -> TargetError {
+        TargetError::WrongClass { pid: self.id.pid, comm: self.comm.clone(), found }
+    }
+}
+
+/// Reads at most `bytes_max` bytes of a file whose size `/proc` does not tell.
+pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+pub(crate) fn classify(pid: Pid, path: &Path, source: io::Error) -> TargetError {
+    match source.raw_os_error() {
+        // ESRCH comes from a file opened before the process ended.
+        Some(libc::ENOENT | libc::ESRCH) if !Path::new(&format!("/proc/{pid}/stat")).exists() => TargetError::NotFound { pid },
+        Some(libc::ESRCH) => TargetError::Gone { pid },
+        Some(libc::EACCES | libc::EPERM) => TargetError::Denied { pid, path: path.to_path_buf() },
+        _ => TargetError::Io { path: path.to_path_buf(), source },
+    }
+}
+
+fn status_field<'a>(status: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    status.split(|&b| b == b'\n').find_map(|line| line.strip_prefix(name))
+}
+
+fn last_number(field: &[u8]) -> Option<u32> {
+    std::str::from_utf8(field).ok()?.split_ascii_whitespace().last()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_and_a_newline_does_not_confuse_stat() {
+        let line = b"77 (a) R (b\n c) S 1 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 123456 1000 200 18446744073709551615\n";
+        let stat = Stat::parse(line).unwrap();
+        assert_eq!(stat, Stat { comm: "a) R (b\n c".into(), state: b'S', flags: 4_194_560, start_ticks: 123_456 });
+        assert!(!stat.is_kernel_thread());
+    }
+
+    #[test]
+    fn a_cut_off_stat_is_no_stat() {
+        let line = b"77 (cat) S 1 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 123456";
+        assert!(Stat::parse(line).is_some());
+        for len in 0..line.len() - 6 {
+            assert_eq!(Stat::parse(&line[..len]), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn a_running_process_is_opened_and_its_end_noticed() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(Pid(child.id())).unwrap();
+        assert!(process.is_alive());
+        assert!(process.maps().unwrap().executable_files().count() > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+        assert!(matches!(process.maps(), Err(TargetError::NotFound { .. })));
+    }
+
+    #[test]
+    fn a_zombie_is_called_a_zombie() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pidfd = rustix::process::pidfd_open(
+            rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .unwrap();
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)], None).unwrap();
+        assert!(matches!(Process::open(Pid(child.id())), Err(TargetError::Zombie { .. })));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_pid_that_nobody_has_is_not_found() {
+        // pid_max is at most 2^22.
+        assert!(matches!(Process::open(Pid(1 << 23)), Err(TargetError::NotFound { .. })));
+    }
+}
