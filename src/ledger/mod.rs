@@ -1,1 +1,588 @@
 //! Outstanding allocations of a process, by address and by stack. Pure.
+//!
+//! A [`Ledger`] takes the [`Event`]s of one process in order and knows at each moment which blocks are outstanding, who asked for
+//! them, what each stack held at the process's high-water mark, and how long blocks live. It never guesses: what it was not shown is
+//! counted in [`LedgerStats`], and after a loss every block whose free may have been missed is *doubtful*, by stack.
+//!
+//! ```text
+//! Event ──▶ Ledger ──┬─▶ Outstanding   address → size, stack, birth     (outstanding.rs)
+//!                    ├─▶ Stacks        hash → id, frames, totals, peak  (stacks.rs)
+//!                    ├─▶ Histogram     sizes and lifetimes              (histogram.rs)
+//!                    └─▶ LedgerStats   what was wrong or missing        (stats.rs)
+//! ```
+//!
+//! # Memory
+//! | what | bytes |
+//! |---|---|
+//! | a live block, stack id included | 16 / load: 20–28 while the heap grows, at most 32 after it shrank |
+//! | a live block of 16 MiB and more, or at an odd address | about 50 |
+//! | a stack | 64 (hot) + 80 (cold) + about 20 (hash map) + 8 a frame; 640 for histograms of the first 32,768 |
+//! | a process | 24 KiB + 16 KiB of table |
+//!
+//! So 10 M live blocks are 200–320 MB; a table of the usual form (a hash map from address to a 24-byte value) takes 350–700 MB.
+//!
+//! # Time
+//! Births are kept in ticks of 256 ns since the ledger's origin, 40 bits. When the clock reaches 2^40 ticks (3.3 days), the origin
+//! moves forward by half of that, and older births become "at least 1.6 days ago": lifetimes beyond fall into too low a bucket there,
+//! never shorter ones. A lifetime is known to ± 256 ns; the buckets begin at 1 µs.
+//!
+//! # Peak by stack
+//! Each new high of the live bytes gets a number. Before a stack's live bytes change for the first time after a high, they are saved
+//! with its number; a stack whose saved number is not the last high's has not changed since. So the share of each stack in the
+//! high-water mark is exact and costs one comparison an event.
+
+mod event;
+mod histogram;
+mod outstanding;
+mod stacks;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod unmapped;
+
+use std::collections::HashMap;
+
+pub use event::Event;
+pub use histogram::{BUCKETS, Histogram};
+pub use outstanding::{Block, Outstanding, SortedBlocks};
+use stacks::Stacks;
+pub use stacks::{NO_STACK, STACKS_BEYOND_LIMIT, StackHistograms, StackLimits, StackTotals};
+pub use stats::LedgerStats;
+use unmapped::UnmappedRanges;
+
+use crate::units::{Addr, StackHash, StackId};
+
+/// A tick is 2^8 ns.
+const TICK_SHIFT: u32 = 8;
+/// Ticks that a birth can hold.
+const TICKS_MAX: u64 = 1 << outstanding::BIRTH_BITS;
+/// User space ends at 2^56 with five-level page tables (x86-64 `TASK_SIZE_MAX`). A block beyond is a decoding error.
+const ADDRESS_SPACE_END: u64 = 1 << 56;
+/// Reallocs under way at a time, one a thread: Linux's default `kernel.threads-max` on a large host is a few hundred thousand, but a
+/// process with more than 65,536 threads inside realloc at once does not exist; leftovers of ended threads do.
+const REALLOCS_MAX: usize = 1 << 16;
+/// Distance of the prefetch in a batch, in events: about the time of one cache miss.
+const PREFETCH_AHEAD: usize = 8;
+
+/// Sums of a process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LedgerTotals {
+    /// Allocations since the ledger began.
+    pub allocations: u64,
+    /// Bytes asked for by them.
+    pub allocated_bytes: u64,
+    /// Frees of known blocks.
+    pub frees: u64,
+    /// Bytes of them.
+    pub freed_bytes: u64,
+    /// Blocks outstanding.
+    pub live: u64,
+    /// Bytes outstanding.
+    pub live_bytes: u64,
+    /// Highest live bytes so far.
+    pub peak_bytes: u64,
+    /// Blocks outstanding at that moment.
+    pub peak_live: u64,
+    /// When that was, CLOCK_MONOTONIC ns; 0 = no allocation yet.
+    pub peak_time_ns: u64,
+    /// Of the live blocks, those whose free may have been missed.
+    pub doubtful: u64,
+    /// Bytes of them.
+    pub doubtful_bytes: u64,
+}
+
+/// One stack's account.
+#[derive(Debug, Clone, Copy)]
+pub struct StackView<'a> {
+    /// Dense number within this ledger.
+    pub id: StackId,
+    /// The BPF programs' hash; 0 for [`NO_STACK`] and [`STACKS_BEYOND_LIMIT`].
+    pub hash: StackHash,
+    /// Frame words, leaf first. Empty if they never came.
+    pub frames: &'a [u64],
+    /// Why the walk ended (`enum fp_unwind_end`).
+    pub end: u8,
+    /// What it did and holds.
+    pub totals: StackTotals,
+}
+
+/// Blocks and bytes of an address range.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RangeLive {
+    /// Blocks that start in the range.
+    pub live: u64,
+    /// Bytes of them that lie in the range, and of blocks that reach into it from below.
+    pub live_bytes: u64,
+}
+
+/// A realloc whose outcome is not known yet.
+#[derive(Debug, Clone, Copy)]
+struct OpenRealloc {
+    addr: Addr,
+    /// What was freed; `None` if the block was not known.
+    freed: Option<Freed>,
+}
+
+/// A free that may be taken back.
+#[derive(Debug, Clone, Copy)]
+struct Freed {
+    block: Block,
+    lifetime_bucket: usize,
+    /// Who freed it, if recorded.
+    by: Option<StackId>,
+}
+
+/// The ledger of one process. See the module's documentation.
+#[derive(Clone)]
+pub struct Ledger {
+    /// Tick 0, CLOCK_MONOTONIC ns.
+    origin_ns: u64,
+    outstanding: Outstanding,
+    stacks: Stacks,
+    reallocs: HashMap<u32, OpenRealloc>,
+    unmapped: UnmappedRanges,
+    totals: LedgerTotals,
+    /// Number of the last high of the live bytes, from 1.
+    peak: u64,
+    /// Blocks born at this tick or before may have been freed unseen.
+    doubtful_until: Option<u64>,
+    /// The latest tick of any event.
+    latest_tick: u64,
+    histograms: StackHistograms,
+    by_function: Box<[u64; 256]>,
+    stats: LedgerStats,
+}
+
+impl Ledger {
+    /// An empty ledger that begins at a time (CLOCK_MONOTONIC ns). Earlier events are taken as of that time.
+    pub fn new(start_ns: u64, limits: StackLimits) -> Self {
+        Self {
+            origin_ns: start_ns,
+            outstanding: Outstanding::default(),
+            stacks: Stacks::new(limits),
+            reallocs: HashMap::new(),
+            unmapped: UnmappedRanges::default(),
+            totals: LedgerTotals::default(),
+            peak: 1,
+            doubtful_until: None,
+            latest_tick: 0,
+            histograms: StackHistograms::default(),
+            by_function: Box::new([0; 256]),
+            stats: LedgerStats::default(),
+        }
+    }
+
+    /// The ledger of a child that was forked at this moment: its heap is a copy of the parent's. Blocks and stacks are the parent's,
+    /// counts and peak begin anew (with what is live as `inherited`), doubt is inherited.
+    pub fn fork(&self) -> Self {
+        let mut child = self.clone();
+        child.stacks.restart();
+        // The forking thread is the only one that lives on in the child, and it is not in realloc.
+        child.reallocs.clear();
+        let live = (self.totals.live, self.totals.live_bytes);
+        child.totals = LedgerTotals {
+            live: live.0,
+            live_bytes: live.1,
+            peak_live: live.0,
+            peak_bytes: live.1,
+            peak_time_ns: self.time_ns(self.latest_tick),
+            doubtful: self.totals.doubtful,
+            doubtful_bytes: self.totals.doubtful_bytes,
+            ..LedgerTotals::default()
+        };
+        child.peak = 1;
+        child.histograms = StackHistograms::default();
+        child.by_function = Box::new([0; 256]);
+        child.stats = LedgerStats::default();
+        child
+    }
+
+    /// Takes events in order. Faster than one at a time: the table's slots are fetched ahead.
+    pub fn apply_batch(&mut self, events: &[Event<'_>]) {
+        for (index, event) in events.iter().enumerate() {
+            if let Some(Event::Alloc { addr, .. } | Event::Free { addr, .. } | Event::ReallocFree { addr, .. }) =
+                events.get(index + PREFETCH_AHEAD)
+            {
+                self.outstanding.prefetch(*addr);
+            }
+            self.apply(event);
+        }
+    }
+
+    /// Takes one event.
+    #[inline]
+    pub fn apply(&mut self, event: &Event<'_>) {
+        match *event {
+            Event::Alloc { addr, size_bytes, stack, tid, time_ns, function } => {
+                self.alloc(addr, size_bytes, stack, tid, time_ns, function);
+            }
+            Event::Free { addr, stack, time_ns, .. } => {
+                self.free(addr, stack, time_ns);
+            }
+            Event::ReallocFree { addr, stack, tid, time_ns } => self.realloc_free(addr, stack, tid, time_ns),
+            Event::ReallocFail { addr, tid } => self.realloc_fail(addr, tid),
+            Event::DefineStack { hash, frames, end } => self.stacks.define(hash, frames, end),
+            Event::Unmapped { start, end, time_ns } => self.unmap(start, end, time_ns),
+            Event::Loss { alloc, free, other, time_ns } => self.loss(alloc, free, other, time_ns),
+            Event::Gap { start_ns, end_ns } => self.gap(start_ns, end_ns),
+        }
+    }
+
+    /// Sums of the process. Blocks in ranges that were unmapped since the last [`settle`](Self::settle) are still counted.
+    pub fn totals(&self) -> LedgerTotals {
+        self.totals
+    }
+
+    /// What was wrong, missing or corrected.
+    pub fn stats(&self) -> LedgerStats {
+        LedgerStats {
+            stacks_refused: self.stacks.stacks_refused,
+            frames_refused: self.stacks.frames_refused,
+            stacks_undefined: self.stacks.undefined(),
+            ..self.stats
+        }
+    }
+
+    /// Whether anything that the books should hold was lost: live figures by stack are then bounded by what is doubtful, and may lack
+    /// allocations.
+    pub fn is_lossy(&self) -> bool {
+        let LedgerStats { lost_allocs, lost_frees, gaps, .. } = self.stats;
+        lost_allocs | lost_frees | gaps != 0
+    }
+
+    /// Every stack that was named, by id.
+    pub fn stacks(&self) -> impl Iterator<Item = StackView<'_>> {
+        (0..self.stacks.len()).map(|id| self.stack(StackId(id)))
+    }
+
+    /// One stack's account; all zeros for an id that was not given out.
+    pub fn stack(&self, id: StackId) -> StackView<'_> {
+        StackView {
+            id,
+            hash: self.stacks.hash(id),
+            frames: self.stacks.frames(id),
+            end: self.stacks.end(id),
+            totals: self.stacks.totals(id, self.peak),
+        }
+    }
+
+    /// Number of stack ids given out; ids are below it.
+    pub fn stacks_len(&self) -> u32 {
+        self.stacks.len()
+    }
+
+    /// Sizes and lifetimes of all blocks.
+    pub fn histograms(&self) -> &StackHistograms {
+        &self.histograms
+    }
+
+    /// Sizes and lifetimes of one stack's blocks; `None` beyond the limit of stacks with histograms.
+    pub fn stack_histograms(&self, id: StackId) -> Option<&StackHistograms> {
+        self.stacks.histograms(id)
+    }
+
+    /// Allocations by entry point, in the numbering of [`Event::Alloc`].
+    pub fn allocations_by_function(&self) -> &[u64; 256] {
+        &self.by_function
+    }
+
+    /// The outstanding blocks. Call [`settle`](Self::settle) before.
+    pub fn outstanding(&self) -> &Outstanding {
+        &self.outstanding
+    }
+
+    /// Bytes of the table of blocks, slack included.
+    pub fn table_bytes(&self) -> u64 {
+        self.outstanding.memory_bytes()
+    }
+
+    /// Whether the free of a block may have been missed.
+    #[inline]
+    pub fn is_doubtful(&self, block: &Block) -> bool {
+        self.doubtful_until.is_some_and(|tick| block.birth_tick <= tick)
+    }
+
+    /// When a block was born, CLOCK_MONOTONIC ns, to 256 ns; births more than 1.6 days ago may be given as later than they were.
+    pub fn birth_ns(&self, block: &Block) -> u64 {
+        self.time_ns(block.birth_tick)
+    }
+
+    /// Live blocks and bytes of a range, in one sweep over all blocks. For several ranges use [`live_by_range`](Self::live_by_range).
+    pub fn live_in_range(&self, start: Addr, end: Addr) -> RangeLive {
+        self.live_by_range(&[(start, end)])[0]
+    }
+
+    /// Live blocks and bytes of disjoint ranges sorted by address, in one sweep over all blocks. A block that crosses from one range
+    /// into another is counted where it starts, its bytes where they lie.
+    pub fn live_by_range(&self, ranges: &[(Addr, Addr)]) -> Vec<RangeLive> {
+        let mut live = vec![RangeLive::default(); ranges.len()];
+        for block in self.outstanding.iter() {
+            let (first, last) = (block.addr.0, block.addr.0.saturating_add(block.size_bytes));
+            // The first range that ends behind the block's start.
+            let mut index = ranges.partition_point(|&(_, end)| end.0 <= first);
+            while let Some(&(start, end)) = ranges.get(index) {
+                // A block of no bytes starts somewhere all the same.
+                let starts_here = (start.0..end.0).contains(&first);
+                if start.0 >= last && !starts_here {
+                    break;
+                }
+                live[index].live += u64::from(starts_here);
+                live[index].live_bytes += last.min(end.0).saturating_sub(first.max(start.0));
+                index += 1;
+            }
+        }
+        live
+    }
+
+    /// The live blocks that the test accepts, sorted by address: a copy of 16 bytes a block. Call [`settle`](Self::settle) before.
+    pub fn sorted_blocks(&self, keep: impl FnMut(&Block) -> bool) -> SortedBlocks {
+        self.outstanding.sorted(keep)
+    }
+
+    /// Takes out the blocks of ranges that were unmapped.
+    pub fn settle(&mut self) {
+        if self.unmapped.is_empty() {
+            return;
+        }
+        let unmapped = std::mem::take(&mut self.unmapped);
+        let (first, last) = unmapped.bounds();
+        let gone = |block: &Block| (first..last).contains(&block.addr.0) && unmapped.covers(block.addr.0, block.birth_tick);
+        // Nearly always there is nothing to take out, and looking is cheaper than sweeping the table.
+        if self.outstanding.iter().any(|block| gone(&block)) {
+            let (blocks, bytes) = self.correct_where(gone);
+            self.stats.unmapped += blocks;
+            self.stats.unmapped_bytes += bytes;
+        }
+    }
+
+    /// Takes out the blocks that are proven dead, for instance by a census: those for which the test says no. Counted as corrections.
+    /// Returns how many went and their bytes. Call [`settle`](Self::settle) before.
+    pub fn prune(&mut self, mut is_live: impl FnMut(&Block) -> bool) -> (u64, u64) {
+        let (blocks, bytes) = self.correct_where(|block| !is_live(block));
+        self.stats.pruned += blocks;
+        self.stats.pruned_bytes += bytes;
+        (blocks, bytes)
+    }
+
+    fn correct_where(&mut self, mut gone: impl FnMut(&Block) -> bool) -> (u64, u64) {
+        let mut outstanding = std::mem::take(&mut self.outstanding);
+        let (mut blocks, mut bytes) = (0, 0);
+        outstanding.retain(|block| {
+            if !gone(block) {
+                return true;
+            }
+            self.correct(block);
+            blocks += 1;
+            bytes += block.size_bytes;
+            false
+        });
+        self.outstanding = outstanding;
+        (blocks, bytes)
+    }
+
+    #[inline]
+    fn tick(&mut self, time_ns: u64) -> u64 {
+        let mut tick = time_ns.saturating_sub(self.origin_ns) >> TICK_SHIFT;
+        if tick >= TICKS_MAX {
+            self.rebase(tick);
+            tick = time_ns.saturating_sub(self.origin_ns) >> TICK_SHIFT;
+        }
+        self.latest_tick = self.latest_tick.max(tick);
+        tick
+    }
+
+    /// Moves the origin forward so that a tick fits the lower half of a birth's range.
+    #[cold]
+    fn rebase(&mut self, tick: u64) {
+        self.settle();
+        let half = TICKS_MAX / 2;
+        let ticks = tick / half * half;
+        self.origin_ns = self.origin_ns.saturating_add(ticks << TICK_SHIFT);
+        self.latest_tick = self.latest_tick.saturating_sub(ticks);
+        // Births before the new origin become 0 if they are doubtful and 1 if not, so that they can still be told apart.
+        let until = self.doubtful_until;
+        let birth = |old: u64| {
+            let earliest = u64::from(until.is_some_and(|until| old > until));
+            old.saturating_sub(ticks).max(earliest)
+        };
+        self.outstanding.rebase(birth);
+        for open in self.reallocs.values_mut() {
+            if let Some(freed) = &mut open.freed {
+                freed.block.birth_tick = birth(freed.block.birth_tick);
+            }
+        }
+        self.doubtful_until = until.map(|until| until.saturating_sub(ticks));
+    }
+
+    fn time_ns(&self, tick: u64) -> u64 {
+        self.origin_ns.saturating_add(tick << TICK_SHIFT)
+    }
+
+    #[inline]
+    fn alloc(&mut self, addr: Addr, size_bytes: u64, stack: StackHash, tid: u32, time_ns: u64, function: u8) {
+        if !self.reallocs.is_empty() {
+            self.reallocs.remove(&tid);
+        }
+        let plausible = addr.0 != 0
+            && addr.0.checked_add(size_bytes).is_some_and(|end| end <= ADDRESS_SPACE_END)
+            && self.totals.live_bytes.checked_add(size_bytes).is_some();
+        if !plausible {
+            self.stats.implausible += 1;
+            return;
+        }
+        let birth_tick = self.tick(time_ns);
+        let block = Block { addr, size_bytes, stack: self.stacks.id(stack), birth_tick };
+        if let Some(old) = self.outstanding.insert(&block) {
+            self.displace(&old);
+        }
+        let size_bucket = Histogram::bucket(size_bytes);
+        self.stacks.alloc(block.stack, size_bytes, size_bucket, self.peak);
+        self.histograms.sizes.add(size_bucket);
+        self.by_function[usize::from(function)] += 1;
+        self.totals.allocations += 1;
+        self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(size_bytes);
+        self.enter(&block, time_ns);
+    }
+
+    /// A block whose address was handed out again.
+    #[cold]
+    fn displace(&mut self, old: &Block) {
+        self.correct(old);
+        if self.unmapped.covers(old.addr.0, old.birth_tick) {
+            self.stats.unmapped += 1;
+            self.stats.unmapped_bytes += old.size_bytes;
+        } else {
+            self.stats.missed_frees += 1;
+            self.stats.missed_free_bytes += old.size_bytes;
+        }
+    }
+
+    /// Accounts for a block that goes without a free event. The caller takes it out of the table.
+    fn correct(&mut self, block: &Block) {
+        self.stacks.correct(block.stack, block.size_bytes, self.peak);
+        self.leave(block);
+    }
+
+    /// The process's side of a block that becomes live.
+    #[inline]
+    fn enter(&mut self, block: &Block, time_ns: u64) {
+        let totals = &mut self.totals;
+        totals.live += 1;
+        totals.live_bytes += block.size_bytes;
+        if totals.live_bytes > totals.peak_bytes {
+            (totals.peak_bytes, totals.peak_live, totals.peak_time_ns) = (totals.live_bytes, totals.live, time_ns);
+            self.peak += 1;
+        }
+        if self.is_doubtful(block) {
+            self.doubt(block, true);
+        }
+    }
+
+    /// The process's side of a block that is live no longer.
+    #[inline]
+    fn leave(&mut self, block: &Block) {
+        self.totals.live -= 1;
+        self.totals.live_bytes -= block.size_bytes;
+        if self.is_doubtful(block) {
+            self.doubt(block, false);
+        }
+    }
+
+    #[cold]
+    fn doubt(&mut self, block: &Block, comes: bool) {
+        self.stacks.doubt(block.stack, block.size_bytes, comes);
+        if comes {
+            self.totals.doubtful += 1;
+            self.totals.doubtful_bytes += block.size_bytes;
+        } else {
+            self.totals.doubtful -= 1;
+            self.totals.doubtful_bytes -= block.size_bytes;
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, addr: Addr, stack: StackHash, time_ns: u64) -> Option<Freed> {
+        let tick = self.tick(time_ns);
+        let Some(block) = self.outstanding.remove(addr) else {
+            self.stats.unknown_frees += 1;
+            self.stats.unknown_frees_after_loss += u64::from(self.is_lossy());
+            return None;
+        };
+        let lifetime_us = (tick.saturating_sub(block.birth_tick) << TICK_SHIFT) / 1000;
+        let bucket = Histogram::bucket(lifetime_us);
+        self.stacks.free(block.stack, block.size_bytes, bucket, self.peak);
+        self.histograms.lifetimes.add(bucket);
+        self.totals.frees += 1;
+        self.totals.freed_bytes = self.totals.freed_bytes.saturating_add(block.size_bytes);
+        self.leave(&block);
+        let by = (stack.0 != 0).then(|| self.stacks.id(stack));
+        if let Some(by) = by {
+            self.stacks.freed_here(by, block.size_bytes);
+        }
+        Some(Freed { block, lifetime_bucket: bucket, by })
+    }
+
+    fn realloc_free(&mut self, addr: Addr, stack: StackHash, tid: u32, time_ns: u64) {
+        let freed = self.free(addr, stack, time_ns);
+        if self.reallocs.len() < REALLOCS_MAX || self.reallocs.contains_key(&tid) {
+            self.reallocs.insert(tid, OpenRealloc { addr, freed });
+        } else {
+            self.stats.reallocs_refused += 1;
+        }
+    }
+
+    fn realloc_fail(&mut self, addr: Addr, tid: u32) {
+        let open = self.reallocs.remove(&tid).filter(|open| open.addr == addr);
+        let fits =
+            |freed: &Freed| self.outstanding.get(addr).is_none() && self.totals.live_bytes.checked_add(freed.block.size_bytes).is_some();
+        let Some(Freed { block, lifetime_bucket, by }) = open.and_then(|open| open.freed).filter(fits) else {
+            self.stats.reallocs_unmatched += 1;
+            return;
+        };
+        self.outstanding.insert(&block);
+        self.stacks.unfree(block.stack, block.size_bytes, lifetime_bucket, self.peak);
+        if let Some(by) = by {
+            self.stacks.unfreed_here(by, block.size_bytes);
+        }
+        self.histograms.lifetimes.take(lifetime_bucket);
+        self.totals.frees -= 1;
+        self.totals.freed_bytes = self.totals.freed_bytes.saturating_sub(block.size_bytes);
+        self.enter(&block, self.time_ns(self.latest_tick));
+        self.stats.reallocs_failed += 1;
+    }
+
+    fn unmap(&mut self, start: Addr, end: Addr, time_ns: u64) {
+        let tick = self.tick(time_ns);
+        self.unmapped.add(start.0, end.0, tick);
+        if self.unmapped.is_full() {
+            self.settle();
+            self.unmapped.clear();
+        }
+    }
+
+    fn loss(&mut self, alloc: u64, free: u64, other: u64, time_ns: u64) {
+        let stats = &mut self.stats;
+        stats.lost_allocs = stats.lost_allocs.saturating_add(alloc);
+        stats.lost_frees = stats.lost_frees.saturating_add(free);
+        stats.lost_other = stats.lost_other.saturating_add(other);
+        // A lost allocation is missing from the books, but it cannot make a freed block look alive.
+        if free > 0 {
+            self.doubt_all(time_ns);
+        }
+    }
+
+    fn gap(&mut self, start_ns: u64, end_ns: u64) {
+        self.stats.gaps += 1;
+        self.stats.gap_ns = self.stats.gap_ns.saturating_add(end_ns.saturating_sub(start_ns));
+        self.doubt_all(end_ns);
+    }
+
+    /// From here on every block that is live, or turns out to have been born before, is doubtful.
+    fn doubt_all(&mut self, time_ns: u64) {
+        let tick = self.tick(time_ns);
+        self.doubtful_until = Some(self.latest_tick.max(tick));
+        self.stacks.doubt_all();
+        self.totals.doubtful = self.totals.live;
+        self.totals.doubtful_bytes = self.totals.live_bytes;
+    }
+}

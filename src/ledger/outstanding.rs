@@ -1,0 +1,398 @@
+//! The outstanding blocks of one process: address → size, stack and birth, in 16 bytes a slot.
+//!
+//! An open-addressing table in hash order: slots are probed linearly from the block's home, `home = hash × capacity >> 64`, and the
+//! occupied slots are sorted by hash from the first to the last. That order buys three things: a search for an absent address stops
+//! early; a deletion shifts back what stands behind it and leaves no tombstone; and the table is resized *in place*, by sequential
+//! sweeps, to any capacity (the blocks are pushed together, then dealt out again in the same order), so that growing needs no second
+//! table beside the first.
+//!
+//! ```text
+//! slot:  key   = addr >> 3 (44 bits) | stack id (20 bits)      key 0 = empty
+//!        value = size (24 bits)      | birth tick (40 bits)
+//! ```
+//!
+//! Memory: 16 bytes a slot, loaded to at most 4/5 and, after growing by 7/5, to at least 4/7; shrunk when less than half full. So
+//! 20 to 28 bytes a live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (address above 2^47 or
+//! not a multiple of 8, 16 MiB and more) go to a hash map; the largest share they can have of a heap is one in 16 MiB.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use crate::units::{Addr, StackId};
+
+/// One outstanding block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Block {
+    /// Start of the block.
+    pub addr: Addr,
+    /// Bytes asked for.
+    pub size_bytes: u64,
+    /// Who asked.
+    pub stack: StackId,
+    /// When, in ticks of the ledger's clock.
+    pub birth_tick: u64,
+}
+
+/// Stack ids fit 20 bits, all ones included.
+pub(super) const STACK_ID_BITS: u32 = 20;
+/// Births fit 40 bits.
+pub(super) const BIRTH_BITS: u32 = 40;
+
+const STACK_MASK: u64 = (1 << STACK_ID_BITS) - 1;
+const BIRTH_MASK: u64 = (1 << BIRTH_BITS) - 1;
+/// Sizes in a slot are below this; user addresses of ordinary processes are below `ADDR_LIMIT`.
+const SIZE_LIMIT: u64 = 1 << (64 - BIRTH_BITS);
+const ADDR_LIMIT: u64 = 1 << 47;
+const ADDR_SHIFT: u32 = 3;
+
+/// Homes of the smallest table: 16 KiB, so that a ledger of an idle process costs little.
+const CAPACITY_MIN: usize = 1024;
+/// Slots behind the last home for the run that starts there. At load 4/5 a run is longer than this with probability e^-28 (the queue
+/// of an M/D/1 server); if it happens the tail is doubled.
+const TAIL_MIN: usize = 64;
+
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(16))]
+struct Slot {
+    key: u64,
+    value: u64,
+}
+
+impl Slot {
+    const EMPTY: Self = Self { key: 0, value: 0 };
+
+    /// The block in slot form, if it fits.
+    #[inline]
+    fn pack(block: &Block) -> Option<Self> {
+        let addr = block.addr.0;
+        let fits =
+            fits_addr(addr) && block.size_bytes < SIZE_LIMIT && u64::from(block.stack.0) <= STACK_MASK && block.birth_tick <= BIRTH_MASK;
+        fits.then_some(Self {
+            key: (addr >> ADDR_SHIFT) << STACK_ID_BITS | u64::from(block.stack.0),
+            value: block.size_bytes << BIRTH_BITS | block.birth_tick,
+        })
+    }
+
+    #[inline]
+    fn unpack(self) -> Block {
+        Block {
+            addr: Addr((self.key >> STACK_ID_BITS) << ADDR_SHIFT),
+            size_bytes: self.value >> BIRTH_BITS,
+            stack: StackId((self.key & STACK_MASK) as u32),
+            birth_tick: self.value & BIRTH_MASK,
+        }
+    }
+
+    #[inline]
+    fn is_empty(self) -> bool {
+        self.key == 0
+    }
+}
+
+/// Whether an address can be a slot's key. 0 cannot: it marks the empty slot.
+#[inline]
+fn fits_addr(addr: u64) -> bool {
+    addr != 0 && addr < ADDR_LIMIT && addr & ((1 << ADDR_SHIFT) - 1) == 0
+}
+
+/// The table. All operations are exact for every block; a slot is merely the cheap form.
+#[derive(Clone)]
+pub struct Outstanding {
+    /// `capacity` homes and a tail.
+    slots: Vec<Slot>,
+    capacity: usize,
+    tail: usize,
+    /// Occupied slots.
+    packed: usize,
+    /// Blocks that do not fit a slot, by address.
+    outliers: HashMap<u64, Block>,
+    /// Chosen at random, so that no watched process can choose addresses that collide.
+    seed: u64,
+}
+
+impl Default for Outstanding {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            capacity: 0,
+            tail: TAIL_MIN,
+            packed: 0,
+            outliers: HashMap::new(),
+            seed: RandomState::new().hash_one(0_u64),
+        }
+    }
+}
+
+/// Where an address is, or where it would go.
+enum Found {
+    At(usize),
+    Missing(usize),
+}
+
+impl Outstanding {
+    /// Number of blocks.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.packed + self.outliers.len()
+    }
+
+    /// Whether there is no block.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that the table occupies, slack included.
+    pub fn memory_bytes(&self) -> u64 {
+        let outlier_bytes = size_of::<(u64, Block)>() + 1;
+        (self.slots.capacity() * size_of::<Slot>() + self.outliers.capacity() * outlier_bytes) as u64
+    }
+
+    /// Adds a block. Returns the block that stood at the same address, which is gone.
+    #[inline]
+    pub fn insert(&mut self, block: &Block) -> Option<Block> {
+        let Some(slot) = Slot::pack(block) else {
+            let displaced = self.remove(block.addr);
+            self.outliers.insert(block.addr.0, *block);
+            return displaced;
+        };
+        let displaced = if self.outliers.is_empty() { None } else { self.outliers.remove(&block.addr.0) };
+        if (self.packed + 1) * 5 > self.capacity * 4 {
+            self.rebuild((self.capacity * 7 / 5).max(CAPACITY_MIN), |_| true);
+        }
+        loop {
+            match self.find(slot.key) {
+                Found::At(index) => return Some(std::mem::replace(&mut self.slots[index], slot).unpack()),
+                Found::Missing(index) => {
+                    let end = self.slots[index..].iter().position(|slot| slot.is_empty());
+                    if let Some(length) = end {
+                        self.slots.copy_within(index..index + length, index + 1);
+                        self.slots[index] = slot;
+                        self.packed += 1;
+                        return displaced;
+                    }
+                    self.tail *= 2;
+                    self.rebuild(self.capacity, |_| true);
+                }
+            }
+        }
+    }
+
+    /// Takes a block out.
+    #[inline]
+    pub fn remove(&mut self, addr: Addr) -> Option<Block> {
+        if fits_addr(addr.0)
+            && self.capacity > 0
+            && let Found::At(index) = self.find(Self::key(addr))
+        {
+            let block = self.slots[index].unpack();
+            self.close(index);
+            self.packed -= 1;
+            if self.packed * 2 < self.capacity && self.capacity > CAPACITY_MIN {
+                self.rebuild((self.packed * 3 / 2).max(CAPACITY_MIN), |_| true);
+            }
+            return Some(block);
+        }
+        if self.outliers.is_empty() { None } else { self.outliers.remove(&addr.0) }
+    }
+
+    /// The block that starts at an address.
+    pub fn get(&self, addr: Addr) -> Option<Block> {
+        if fits_addr(addr.0)
+            && self.capacity > 0
+            && let Found::At(index) = self.find(Self::key(addr))
+        {
+            return Some(self.slots[index].unpack());
+        }
+        self.outliers.get(&addr.0).copied()
+    }
+
+    /// Asks the processor to fetch the slots of an address that is about to be looked up.
+    #[inline]
+    pub fn prefetch(&self, addr: Addr) {
+        #[cfg(target_arch = "x86_64")]
+        if self.capacity > 0 {
+            let home = self.home(self.hash(Self::key(addr)));
+            let line: *const Slot = &self.slots[home];
+            // SAFETY: a prefetch reads nothing and may be given any address; this one is inside the table.
+            unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast()) };
+        }
+    }
+
+    /// All blocks, in no useful order.
+    pub fn iter(&self) -> impl Iterator<Item = Block> + '_ {
+        let packed = self.slots.iter().filter(|slot| !slot.is_empty()).map(|slot| slot.unpack());
+        packed.chain(self.outliers.values().copied())
+    }
+
+    /// Keeps the blocks that the test accepts, in one sweep.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Block) -> bool) {
+        self.outliers.retain(|_, block| keep(block));
+        if self.capacity > 0 {
+            self.rebuild(self.capacity, |slot| keep(&slot.unpack()));
+            if self.packed * 2 < self.capacity && self.capacity > CAPACITY_MIN {
+                self.rebuild((self.packed * 3 / 2).max(CAPACITY_MIN), |_| true);
+            }
+        }
+    }
+
+    /// Gives every block a new birth, which must not be later than the old one.
+    pub(super) fn rebase(&mut self, birth: impl Fn(u64) -> u64) {
+        for slot in self.slots.iter_mut().filter(|slot| !slot.is_empty()) {
+            slot.value = slot.value & !BIRTH_MASK | birth(slot.value & BIRTH_MASK) & BIRTH_MASK;
+        }
+        for block in self.outliers.values_mut() {
+            block.birth_tick = birth(block.birth_tick);
+        }
+    }
+
+    /// A copy of the blocks that the test accepts, sorted by address: 16 bytes a block.
+    pub fn sorted(&self, mut keep: impl FnMut(&Block) -> bool) -> SortedBlocks {
+        let mut packed: Vec<(u64, u64)> =
+            self.slots.iter().filter(|slot| !slot.is_empty() && keep(&slot.unpack())).map(|slot| (slot.key, slot.value)).collect();
+        packed.sort_unstable();
+        let mut outliers: Vec<Block> = self.outliers.values().filter(|block| keep(block)).copied().collect();
+        outliers.sort_unstable();
+        SortedBlocks { packed, outliers }
+    }
+
+    #[inline]
+    fn key(addr: Addr) -> u64 {
+        (addr.0 >> ADDR_SHIFT) << STACK_ID_BITS
+    }
+
+    /// Mixes a key's address. A bijection of the address, so two blocks never have the same hash.
+    #[inline]
+    fn hash(&self, key: u64) -> u64 {
+        let mixed = ((key >> STACK_ID_BITS) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93)
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.capacity as u128) >> 64) as usize
+    }
+
+    #[inline]
+    fn find(&self, key: u64) -> Found {
+        let hash = self.hash(key);
+        let mut index = self.home(hash);
+        while let Some(slot) = self.slots.get(index) {
+            if slot.is_empty() {
+                break;
+            }
+            if (slot.key ^ key) >> STACK_ID_BITS == 0 {
+                return Found::At(index);
+            }
+            if self.hash(slot.key) > hash {
+                break;
+            }
+            index += 1;
+        }
+        Found::Missing(index)
+    }
+
+    /// Empties a slot and shifts back those behind it that are not at home.
+    #[inline]
+    fn close(&mut self, index: usize) {
+        let mut end = index + 1;
+        while let Some(slot) = self.slots.get(end) {
+            if slot.is_empty() || self.home(self.hash(slot.key)) == end {
+                break;
+            }
+            end += 1;
+        }
+        self.slots.copy_within(index + 1..end, index);
+        self.slots[end - 1] = Slot::EMPTY;
+    }
+
+    /// Resizes in place: pushes the slots to keep together at the front, moves them to the end, and deals them out from there. Dealing
+    /// never overtakes what is still to be dealt, because all of it fits behind the place that is written.
+    #[cold]
+    fn rebuild(&mut self, capacity: usize, mut keep: impl FnMut(Slot) -> bool) {
+        let mut packed = 0;
+        for index in 0..self.slots.len() {
+            let slot = self.slots[index];
+            if !slot.is_empty() && keep(slot) {
+                self.slots[packed] = slot;
+                packed += 1;
+            }
+        }
+        self.packed = packed;
+        self.capacity = capacity.max(packed);
+        let mut front = 0;
+        loop {
+            let total = self.capacity + self.tail;
+            // The blocks stand at `front..front + packed`; all else is rubbish.
+            if total < self.slots.len() {
+                self.slots.copy_within(front..front + packed, 0);
+                front = 0;
+                self.slots.truncate(total);
+                self.slots.shrink_to_fit();
+            } else {
+                self.slots.reserve_exact(total - self.slots.len());
+                self.slots.resize(total, Slot::EMPTY);
+            }
+            let source = total - packed;
+            self.slots.copy_within(front..front + packed, source);
+            self.slots[..source].fill(Slot::EMPTY);
+            if self.deal(source) {
+                return;
+            }
+            // The last run does not fit the tail. Nothing is lost: the blocks are in order, without holes in between kept apart.
+            front = 0;
+            let mut write = 0;
+            for index in 0..self.slots.len() {
+                let slot = self.slots[index];
+                if !slot.is_empty() {
+                    self.slots[write] = slot;
+                    write += 1;
+                }
+            }
+            self.tail *= 2;
+        }
+    }
+
+    /// Deals the blocks in `source..` out to their places. False if one had to be put before its home for lack of a tail.
+    fn deal(&mut self, source: usize) -> bool {
+        let mut next = 0;
+        let mut fits = true;
+        for read in source..self.slots.len() {
+            let slot = std::mem::take(&mut self.slots[read]);
+            let place = self.home(self.hash(slot.key)).max(next);
+            fits &= place <= read;
+            let place = place.min(read);
+            self.slots[place] = slot;
+            next = place + 1;
+        }
+        fits
+    }
+}
+
+/// Blocks sorted by address, made by [`Outstanding::sorted`].
+pub struct SortedBlocks {
+    packed: Vec<(u64, u64)>,
+    outliers: Vec<Block>,
+}
+
+impl SortedBlocks {
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.packed.len() + self.outliers.len()
+    }
+
+    /// Whether there is no block.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The blocks by ascending address.
+    pub fn iter(&self) -> impl Iterator<Item = Block> + '_ {
+        let mut packed = self.packed.iter().map(|&(key, value)| Slot { key, value }.unpack()).peekable();
+        let mut outliers = self.outliers.iter().copied().peekable();
+        std::iter::from_fn(move || match (packed.peek(), outliers.peek()) {
+            (Some(left), Some(right)) if right.addr < left.addr => outliers.next(),
+            (Some(_), _) => packed.next(),
+            (None, _) => outliers.next(),
+        })
+    }
+}

@@ -1,0 +1,302 @@
+//! The ledger against a model that keeps everything in ordinary maps and recomputes what it is asked.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, HashMap};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Times of the tests are multiples of this, so that a tick tells them apart.
+const STEP_NS: u64 = 1024;
+
+#[derive(Debug, Clone)]
+enum Op {
+    Alloc { addr: u64, size: u64, stack: u64, tid: u32 },
+    Free { addr: u64, stack: u64 },
+    ReallocFree { addr: u64, tid: u32 },
+    ReallocFail { tid: u32 },
+    Unmap { start: u64, len: u64 },
+    LostFree,
+    LostAlloc,
+    Gap,
+    Fork,
+    Prune { modulus: u64 },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct ModelBlock {
+    size: u64,
+    stack: u64,
+    birth: u64,
+    doubtful: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Account {
+    allocations: u64,
+    allocated: u64,
+    frees: u64,
+    freed: u64,
+    corrections: u64,
+    corrected: u64,
+    inherited: u64,
+    inherited_bytes: u64,
+    freed_here: u64,
+}
+
+#[derive(Clone, Default)]
+struct Model {
+    blocks: BTreeMap<u64, ModelBlock>,
+    accounts: HashMap<u64, Account>,
+    reallocs: HashMap<u32, (u64, Option<(ModelBlock, u64)>)>,
+    lifetimes_us: Vec<u64>,
+    unknown_frees: u64,
+    peak: u64,
+    at_peak: HashMap<u64, (u64, u64)>,
+    loss_until: Option<u64>,
+}
+
+impl Model {
+    fn account(&mut self, stack: u64) -> &mut Account {
+        self.accounts.entry(stack).or_default()
+    }
+
+    fn live_by_stack(&self) -> HashMap<u64, (u64, u64)> {
+        let mut by_stack = HashMap::new();
+        for block in self.blocks.values() {
+            let entry: &mut (u64, u64) = by_stack.entry(block.stack).or_default();
+            entry.0 += 1;
+            entry.1 += block.size;
+        }
+        by_stack
+    }
+
+    fn note_peak(&mut self) {
+        let live = self.blocks.values().map(|block| block.size).sum();
+        if live > self.peak {
+            self.peak = live;
+            self.at_peak = self.live_by_stack();
+        }
+    }
+
+    fn correct(&mut self, addr: u64) {
+        let block = self.blocks.remove(&addr).unwrap();
+        let account = self.account(block.stack);
+        account.corrections += 1;
+        account.corrected += block.size;
+    }
+
+    fn free(&mut self, addr: u64, now: u64) -> Option<ModelBlock> {
+        let Some(block) = self.blocks.remove(&addr) else {
+            self.unknown_frees += 1;
+            return None;
+        };
+        let account = self.account(block.stack);
+        account.frees += 1;
+        account.freed += block.size;
+        self.lifetimes_us.push((now - block.birth) / 1000);
+        Some(block)
+    }
+
+    fn doubt_all(&mut self, now: u64) {
+        self.loss_until = Some(now);
+        self.blocks.values_mut().for_each(|block| block.doubtful = true);
+    }
+
+    fn fork(&self) -> Self {
+        let mut child = Self { blocks: self.blocks.clone(), loss_until: self.loss_until, ..Self::default() };
+        for (stack, (count, bytes)) in child.live_by_stack() {
+            *child.account(stack) = Account { inherited: count, inherited_bytes: bytes, ..Account::default() };
+        }
+        child.note_peak();
+        child
+    }
+}
+
+/// One process: the ledger and its model, told the same.
+#[derive(Clone)]
+struct Pair {
+    ledger: Ledger,
+    model: Model,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self { ledger: Ledger::new(0, StackLimits::default()), model: Model::default() }
+    }
+
+    fn apply(&mut self, op: &Op, now: u64) -> Option<Self> {
+        let (ledger, model) = (&mut self.ledger, &mut self.model);
+        match *op {
+            Op::Alloc { addr, size, stack, tid } => {
+                ledger.apply(&Event::Alloc { addr: Addr(addr), size_bytes: size, stack: StackHash(stack), tid, time_ns: now, function: 1 });
+                model.reallocs.remove(&tid);
+                if model.blocks.contains_key(&addr) {
+                    model.correct(addr);
+                }
+                let account = model.account(stack);
+                account.allocations += 1;
+                account.allocated += size;
+                model.blocks.insert(addr, ModelBlock { size, stack, birth: now, doubtful: false });
+                model.note_peak();
+            }
+            Op::Free { addr, stack } => {
+                ledger.apply(&Event::Free { addr: Addr(addr), stack: StackHash(stack), tid: 1, time_ns: now });
+                if model.free(addr, now).is_some() && stack != 0 {
+                    model.account(stack).freed_here += 1;
+                }
+            }
+            Op::ReallocFree { addr, tid } => {
+                ledger.apply(&Event::ReallocFree { addr: Addr(addr), stack: StackHash(0), tid, time_ns: now });
+                let freed = model.free(addr, now).map(|block| {
+                    let lifetime_us = (now - block.birth) / 1000;
+                    (block, lifetime_us)
+                });
+                model.reallocs.insert(tid, (addr, freed));
+            }
+            Op::ReallocFail { tid } => {
+                let Some((addr, freed)) = model.reallocs.remove(&tid) else { return None };
+                ledger.apply(&Event::ReallocFail { addr: Addr(addr), tid });
+                if let Some((block, lifetime_us)) = freed.filter(|_| !model.blocks.contains_key(&addr)) {
+                    let account = model.account(block.stack);
+                    account.frees -= 1;
+                    account.freed -= block.size;
+                    let doubtful = model.loss_until.is_some_and(|until| block.birth <= until);
+                    let index = model.lifetimes_us.iter().position(|&known| known == lifetime_us).unwrap();
+                    model.lifetimes_us.swap_remove(index);
+                    model.blocks.insert(addr, ModelBlock { doubtful, ..block });
+                    model.note_peak();
+                }
+            }
+            Op::Unmap { start, len } => {
+                ledger.apply(&Event::Unmapped { start: Addr(start), end: Addr(start + len), time_ns: now });
+                let gone: Vec<u64> = model.blocks.range(start..start + len).map(|(&addr, _)| addr).collect();
+                gone.into_iter().for_each(|addr| model.correct(addr));
+                // What the ledger defers must be as if it had been done at once; settling now and then keeps the comparison honest.
+                ledger.settle();
+            }
+            Op::LostFree => {
+                // The block is gone in truth and nobody told the ledger: it must keep it, in doubt.
+                ledger.apply(&Event::Loss { alloc: 0, free: 1, other: 0, time_ns: now });
+                model.doubt_all(now);
+            }
+            Op::LostAlloc => ledger.apply(&Event::Loss { alloc: 1, free: 0, other: 0, time_ns: now }),
+            Op::Gap => {
+                ledger.apply(&Event::Gap { start_ns: now, end_ns: now });
+                model.doubt_all(now);
+            }
+            Op::Fork => return Some(Self { ledger: ledger.fork(), model: model.fork() }),
+            Op::Prune { modulus } => {
+                ledger.prune(|block| block.addr.0 / 16 % modulus != 0);
+                let gone: Vec<u64> = model.blocks.keys().copied().filter(|addr| addr / 16 % modulus == 0).collect();
+                gone.into_iter().for_each(|addr| model.correct(addr));
+            }
+        }
+        None
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let (ledger, model) = (&self.ledger, &self.model);
+        let shown: Vec<(u64, u64)> = ledger.sorted_blocks(|_| true).iter().map(|block| (block.addr.0, block.size_bytes)).collect();
+        let truth: Vec<(u64, u64)> = model.blocks.iter().map(|(&addr, block)| (addr, block.size)).collect();
+        prop_assert_eq!(shown, truth);
+        prop_assert_eq!(ledger.totals().live_bytes, model.blocks.values().map(|block| block.size).sum::<u64>());
+        prop_assert_eq!(ledger.totals().peak_bytes, model.peak);
+        prop_assert_eq!(ledger.stats().unknown_frees, model.unknown_frees);
+        let mut lifetimes = [0; BUCKETS];
+        for &lifetime_us in &model.lifetimes_us {
+            lifetimes[(0..63).find(|&bit| lifetime_us < 1 << bit).unwrap()] += 1;
+        }
+        prop_assert_eq!(ledger.histograms().lifetimes.counts(), &lifetimes);
+        let of_stacks: u64 = ledger.stacks().map(|view| ledger.stack_histograms(view.id).unwrap().lifetimes.total()).sum();
+        prop_assert_eq!(of_stacks, model.lifetimes_us.len() as u64);
+        let live = model.live_by_stack();
+        for view in ledger.stacks() {
+            if view.id == STACKS_BEYOND_LIMIT {
+                prop_assert_eq!(view.totals, StackTotals::default());
+                continue;
+            }
+            let hash = view.hash.0;
+            let account = model.accounts.get(&hash).cloned().unwrap_or_default();
+            let totals = view.totals;
+            let shown = Account {
+                allocations: totals.allocations,
+                allocated: totals.allocated_bytes,
+                frees: totals.frees,
+                freed: totals.freed_bytes,
+                corrections: totals.corrections,
+                corrected: totals.correction_bytes,
+                inherited: totals.inherited,
+                inherited_bytes: totals.inherited_bytes,
+                freed_here: totals.freed_here,
+            };
+            prop_assert_eq!(shown, account, "stack {}", hash);
+            prop_assert_eq!((totals.live, totals.live_bytes), live.get(&hash).copied().unwrap_or_default());
+            prop_assert_eq!((totals.at_peak, totals.at_peak_bytes), model.at_peak.get(&hash).copied().unwrap_or_default());
+            let doubtful: Vec<&ModelBlock> = model.blocks.values().filter(|block| block.doubtful && block.stack == hash).collect();
+            prop_assert_eq!(totals.doubtful, doubtful.len() as u64);
+            prop_assert_eq!(totals.doubtful_bytes, doubtful.iter().map(|block| block.size).sum::<u64>());
+        }
+        for block in ledger.outstanding().iter() {
+            let truth = &model.blocks[&block.addr.0];
+            prop_assert_eq!(ledger.birth_ns(&block), truth.birth);
+            prop_assert_eq!(ledger.is_doubtful(&block), truth.doubtful);
+        }
+        Ok(())
+    }
+}
+
+/// Few addresses, so that they are used again and again; some that do not fit a slot.
+fn any_addr() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        8 => (1..40_u64).prop_map(|n| 0x5555_0000_0000 + n * 16),
+        1 => (1..4_u64).prop_map(|n| 0x5555_0000_0000 + n * 16 + 3),
+        1 => (1..4_u64).prop_map(|n| (1 << 50) + n * 16),
+    ]
+}
+
+fn any_size() -> impl Strategy<Value = u64> {
+    prop_oneof![6 => 0..200_u64, 1 => 0..1_u64 << 25, 1 => (1_u64 << 24) - 1..(1 << 24) + 2, 1 => Just(5_u64 << 32)]
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let tid = 1..4_u32;
+    prop_oneof![
+        30 => (any_addr(), any_size(), 0..6_u64, tid.clone()).prop_map(|(addr, size, stack, tid)| Op::Alloc { addr, size, stack, tid }),
+        20 => (any_addr(), 0..3_u64).prop_map(|(addr, stack)| Op::Free { addr, stack }),
+        4 => (any_addr(), tid.clone()).prop_map(|(addr, tid)| Op::ReallocFree { addr, tid }),
+        3 => tid.prop_map(|tid| Op::ReallocFail { tid }),
+        1 => (any_addr(), 1..300_u64).prop_map(|(start, len)| Op::Unmap { start, len }),
+        1 => Just(Op::LostFree),
+        1 => Just(Op::LostAlloc),
+        1 => Just(Op::Gap),
+        1 => Just(Op::Fork),
+        1 => (2..9_u64).prop_map(|modulus| Op::Prune { modulus }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn the_books_of_interleaved_processes_agree_with_a_naive_model(
+        ops in prop::collection::vec((0..3_usize, any_op()), 1..250)
+    ) {
+        let mut processes = vec![Pair::new()];
+        for (step, (process, op)) in ops.iter().enumerate() {
+            let now = (step as u64 + 1) * STEP_NS;
+            let index = process % processes.len();
+            if let Some(child) = processes[index].apply(op, now) {
+                // A fourth child takes the place of the first process, as a reused pid does.
+                if processes.len() < 3 { processes.push(child) } else { processes[0] = child }
+            }
+            if step % 16 == 0 {
+                processes[index].check()?;
+            }
+        }
+        for process in &processes {
+            process.check()?;
+        }
+    }
+}
