@@ -1,1 +1,25 @@
 //! The one profile model, its encoders (pprof, folded, SVG, JSON) and the difference of two profiles.
+//!
+//! A recording fills a [`Profile`]; `report`, `flamegraph`, `export` and `diff` read it back from a pprof file. Nothing here reads the
+//! clock, the terminal or another process.
+//!
+//! ```text
+//! recorder → Profile → pprof::write → file → pprof::read → Profile → text, folded, SVG, JSON, diff
+//! ```
+
+pub mod diff;
+pub mod folded;
+pub mod glue;
+pub mod json;
+pub mod kind;
+pub mod meta;
+pub mod model;
+pub mod pprof;
+pub mod sanitize;
+pub mod svg;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use kind::{KindSet, ValueKind, Values};
+pub use meta::{Counter, HeapSummary, Metadata, Mode, Process};
+pub use model::{Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};

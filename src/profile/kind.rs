@@ -1,0 +1,182 @@
+//! The kinds of value a stack carries: their pprof sample types, their JSON keys, and the words for people.
+
+use serde::{Deserialize, Serialize};
+
+/// Number of kinds; the length of [`Values`].
+pub const KINDS: usize = 11;
+
+/// One kind of value. The order is that of the pprof sample types and stable: the first seven are fixed, extra ones come after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum ValueKind {
+    /// Allocations made during the recording. A count.
+    AllocObjects = 0,
+    /// Bytes asked for by the allocations made during the recording.
+    AllocSpace,
+    /// Allocations outstanding at the end of the recording. A count.
+    InuseObjects,
+    /// Bytes asked for by the allocations outstanding at the end of the recording.
+    InuseSpace,
+    /// Free bytes that the stack's live bytes keep from going back: on each page with live and free bytes, each live allocation is
+    /// charged with the free bytes in proportion to its live bytes on that page.
+    PinnedSpace,
+    /// Whole free pages under the highest live chunk of a heap, which the allocator would return if that chunk went.
+    BlockedSpace,
+    /// Bytes by which the stack made the heap grow while free bytes for the request existed.
+    GrowthSpace,
+    /// Bytes outstanding at the high-water mark of the process's recorded live bytes.
+    PeakSpace,
+    /// The part of [`InuseSpace`](Self::InuseSpace) of which it is not certain that it still lives, because records were lost.
+    DoubtfulSpace,
+    /// Allocations that outlived the recording's survivor age. A count.
+    SurvivorObjects,
+    /// Bytes of the allocations that outlived the recording's survivor age.
+    SurvivorSpace,
+}
+
+impl ValueKind {
+    /// Every kind, in sample-type order.
+    pub const ALL: [ValueKind; KINDS] = [
+        Self::AllocObjects,
+        Self::AllocSpace,
+        Self::InuseObjects,
+        Self::InuseSpace,
+        Self::PinnedSpace,
+        Self::BlockedSpace,
+        Self::GrowthSpace,
+        Self::PeakSpace,
+        Self::DoubtfulSpace,
+        Self::SurvivorObjects,
+        Self::SurvivorSpace,
+    ];
+
+    /// The kinds that every profile file carries, whether measured or not, so that tools find the same columns each time.
+    pub const ALWAYS_WRITTEN: usize = 7;
+
+    /// The pprof sample type, such as `inuse_space`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllocObjects => "alloc_objects",
+            Self::AllocSpace => "alloc_space",
+            Self::InuseObjects => "inuse_objects",
+            Self::InuseSpace => "inuse_space",
+            Self::PinnedSpace => "pinned_space",
+            Self::BlockedSpace => "blocked_space",
+            Self::GrowthSpace => "growth_space",
+            Self::PeakSpace => "peak_space",
+            Self::DoubtfulSpace => "doubtful_space",
+            Self::SurvivorObjects => "survivor_objects",
+            Self::SurvivorSpace => "survivor_space",
+        }
+    }
+
+    /// The pprof unit: `count` or `bytes`.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::AllocObjects | Self::InuseObjects | Self::SurvivorObjects => "count",
+            _ => "bytes",
+        }
+    }
+
+    /// The key in JSON output, unit last. The first seven and `peak_inuse_bytes` are a stable interface.
+    pub fn json_key(self) -> &'static str {
+        match self {
+            Self::AllocObjects => "allocations",
+            Self::AllocSpace => "allocated_bytes",
+            Self::InuseObjects => "inuse_allocations",
+            Self::InuseSpace => "inuse_bytes",
+            Self::PinnedSpace => "pinned_bytes",
+            Self::BlockedSpace => "blocked_bytes",
+            Self::GrowthSpace => "growth_bytes",
+            Self::PeakSpace => "peak_inuse_bytes",
+            Self::DoubtfulSpace => "doubtful_bytes",
+            Self::SurvivorObjects => "survivor_allocations",
+            Self::SurvivorSpace => "survivor_bytes",
+        }
+    }
+
+    /// Place in [`Values`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// The values of one stack, or their totals, one per kind. Bytes or counts, as [`ValueKind::unit`] says. Sums saturate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Values([u64; KINDS]);
+
+impl Values {
+    /// The value of a kind.
+    pub fn get(&self, kind: ValueKind) -> u64 {
+        self.0[kind.index()]
+    }
+
+    /// Sets the value of a kind.
+    pub fn set(&mut self, kind: ValueKind, value: u64) {
+        self.0[kind.index()] = value;
+    }
+
+    /// The same values with one kind set, for building a row in one expression.
+    #[must_use]
+    pub fn with(mut self, kind: ValueKind, value: u64) -> Self {
+        self.set(kind, value);
+        self
+    }
+
+    /// Adds another row, kind by kind.
+    pub fn add(&mut self, other: &Values) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine = mine.saturating_add(theirs);
+        }
+    }
+
+    /// Whether every value is 0.
+    pub fn is_zero(&self) -> bool {
+        self.0.iter().all(|&v| v == 0)
+    }
+}
+
+/// Which kinds a profile measured. A kind outside the set is unknown, which is not 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct KindSet(u16);
+
+impl KindSet {
+    /// No kind.
+    pub const EMPTY: KindSet = KindSet(0);
+
+    /// The set with one kind more.
+    #[must_use]
+    pub const fn with(self, kind: ValueKind) -> Self {
+        Self(self.0 | 1 << kind as u8)
+    }
+
+    /// Whether the kind was measured.
+    pub fn contains(self, kind: ValueKind) -> bool {
+        self.0 & (1 << kind as u8) != 0
+    }
+
+    /// The kinds of the set, in sample-type order.
+    pub fn iter(self) -> impl Iterator<Item = ValueKind> {
+        ValueKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
+    }
+}
+
+impl FromIterator<ValueKind> for KindSet {
+    fn from_iter<I: IntoIterator<Item = ValueKind>>(kinds: I) -> Self {
+        kinds.into_iter().fold(Self::EMPTY, Self::with)
+    }
+}
+
+impl Serialize for KindSet {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter().map(ValueKind::name))
+    }
+}
+
+impl<'de> Deserialize<'de> for KindSet {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Names that are not known are left out: a newer fragprof may have more kinds.
+        let names = Vec::<String>::deserialize(deserializer)?;
+        Ok(ValueKind::ALL.into_iter().filter(|kind| names.iter().any(|name| name == kind.name())).collect())
+    }
+}

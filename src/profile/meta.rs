@@ -1,0 +1,156 @@
+//! What a profile says about itself: how it was taken, of which processes, what was lost, and what is in doubt.
+
+use serde::{Deserialize, Serialize};
+
+use super::kind::KindSet;
+
+/// How the values came about; decides what they may claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Every allocation and free of the recording was traced.
+    #[default]
+    Exact,
+    /// Traced in windows that a budget sized; values are estimates.
+    Governed,
+    /// Sampled by an emitter in the process; values are estimates.
+    Sampled,
+    /// Read from a file that another tool wrote.
+    Imported,
+}
+
+impl Mode {
+    /// The mode's name, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Governed => "governed",
+            Self::Sampled => "sampled",
+            Self::Imported => "imported",
+        }
+    }
+}
+
+/// A named count with words for people, such as one kind of loss.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    /// Name in snake_case, unit last where it is not a plain count. A key in JSON.
+    pub name: String,
+    /// The count.
+    pub value: u64,
+    /// What it counts and what that means for the values, as one phrase.
+    pub description: String,
+}
+
+impl Counter {
+    /// A counter from its three parts.
+    pub fn new(name: impl Into<String>, value: u64, description: impl Into<String>) -> Self {
+        Self { name: name.into(), value, description: description.into() }
+    }
+}
+
+/// The ladder of a process's malloc heap at the end of the recording, in bytes. `None` = not known.
+///
+/// extent ≥ resident ≥ live; free = resident − live = trimmable + pinned, as far as the parts are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HeapSummary {
+    /// Address space that the allocator holds.
+    pub extent_bytes: Option<u64>,
+    /// The part of the extent that is in RAM.
+    pub resident_bytes: Option<u64>,
+    /// Chunks in use, with their rounding where that is known.
+    pub live_bytes: Option<u64>,
+    /// Whole free pages: what a trim gives back.
+    pub trimmable_bytes: Option<u64>,
+    /// Free bytes on pages that also hold a live byte.
+    pub pinned_bytes: Option<u64>,
+    /// Bytes of which it is not known whether they are live or free, such as what was allocated before the recording.
+    pub unknown_bytes: Option<u64>,
+}
+
+impl HeapSummary {
+    /// `1 − live / resident`, in 0..=1; 0 is perfect. `None` where a part is not known or nothing is resident. Live bytes above
+    /// resident ones (untouched or swapped pages) give 0.
+    pub fn fragmentation_ratio(&self) -> Option<f64> {
+        let (live, resident) = (self.live_bytes?, self.resident_bytes?);
+        (resident > 0).then(|| (1.0 - live as f64 / resident as f64).max(0.0))
+    }
+
+    /// `extent / live`, ≥ 1 in an intact heap. `None` where a part is not known or nothing is live.
+    pub fn extent_ratio(&self) -> Option<f64> {
+        let (extent, live) = (self.extent_bytes?, self.live_bytes?);
+        (live > 0).then(|| extent as f64 / live as f64)
+    }
+}
+
+/// One process of a profile.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Process {
+    /// Process id in the initial pid namespace.
+    pub pid: u32,
+    /// The kernel's name of the process, at the end of the recording. Any text.
+    pub comm: String,
+    /// The allocators that were traced, such as `glibc 2.36`.
+    pub allocators: Vec<String>,
+    /// Whether records of this process were lost: its live bytes are then partly in doubt.
+    pub lossy: bool,
+    /// Highest sum of recorded live bytes. `None` = not measured.
+    pub peak_inuse_bytes: Option<u64>,
+    /// The heap's ladder. `None` = not measured.
+    pub heap: Option<HeapSummary>,
+}
+
+/// What a profile says about itself. Travels as one JSON object in a comment of the pprof file, so new fields need a default.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metadata {
+    /// Program and version that recorded, such as `fragprof 0.1.0`.
+    pub tool: String,
+    /// How the values came about.
+    pub mode: Mode,
+    /// Start of the recording, nanoseconds since the Unix epoch; 0 = not known.
+    pub start_unix_ns: u64,
+    /// Length of the recording in seconds; 0 = a moment.
+    pub duration_s: f64,
+    /// Age in seconds from which an allocation counts as a survivor. `None` = survivors were not measured.
+    pub survivor_age_s: Option<f64>,
+    /// The kinds that were measured.
+    pub kinds: KindSet,
+    /// The recorded processes.
+    pub processes: Vec<Process>,
+    /// What was lost, by kind. Zeros may be left in: they say that the kind is counted.
+    pub losses: Vec<Counter>,
+    /// How many stack walks ended for which reason; the reason named [`COMPLETE`] is the good one.
+    pub stack_ends: Vec<Counter>,
+    /// What the recording did that a reader should know, such as `a library was loaded and probed after 3 s`.
+    pub notes: Vec<String>,
+    /// What the values do not cover, such as `allocations made before the recording are not in the live bytes`.
+    pub limits: Vec<String>,
+    /// Reasons to doubt a value, such as `123 frees were lost: live bytes are an upper bound`.
+    pub doubts: Vec<String>,
+}
+
+/// Name of the stack-end reason of a walk that reached the thread's entry.
+pub const COMPLETE: &str = "complete";
+
+impl Metadata {
+    /// Share of the walks that reached the thread's entry, in 0..=1. `None` when no walk was counted.
+    pub fn stacks_complete_ratio(&self) -> Option<f64> {
+        let total: u128 = self.stack_ends.iter().map(|c| u128::from(c.value)).sum();
+        let complete: u128 = self.stack_ends.iter().filter(|c| c.name == COMPLETE).map(|c| u128::from(c.value)).sum();
+        (total > 0).then(|| complete as f64 / total as f64)
+    }
+
+    /// Highest sum of recorded live bytes over the processes. Of several processes it is the sum of their peaks, which need not have
+    /// been at the same moment. `None` when none was measured.
+    pub fn peak_inuse_bytes(&self) -> Option<u64> {
+        self.processes.iter().filter_map(|p| p.peak_inuse_bytes).reduce(u64::saturating_add)
+    }
+
+    /// The process of a pid.
+    pub fn process(&self, pid: u32) -> Option<&Process> {
+        self.processes.iter().find(|p| p.pid == pid)
+    }
+}

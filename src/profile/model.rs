@@ -1,0 +1,187 @@
+//! The profile: interned frames, interned stacks of them, and the values of each stack.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::kind::{ValueKind, Values};
+use super::meta::Metadata;
+
+/// Name of the frame that owns what no known stack owns.
+pub const UNATTRIBUTED: &str = "[unattributed]";
+
+/// One function of a call stack. Texts are as found in the target's files, so any character may be in them: they are made safe where
+/// they are shown ([`super::sanitize`]).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Demangled function name, or a stand-in such as `[libfoo.so+0x123]`. Never empty.
+    pub function: Arc<str>,
+    /// Source file, empty = not known.
+    pub file: Arc<str>,
+    /// Source line in `file`, from 1; 0 = not known.
+    pub line: u32,
+    /// Path of the mapped file, or a name in brackets such as `[vdso]`; empty = not known.
+    pub module: Arc<str>,
+    /// Build id of the module in lower-case hex, empty = none.
+    pub build_id: Arc<str>,
+    /// Address of the instruction in the module's own address space, as `nm` and `addr2line -e` take it, so that it is the same in
+    /// every run and process; the address in the process where there is no module. 0 = not known.
+    pub address: u64,
+    /// How the frame was found.
+    pub flags: FrameFlags,
+}
+
+impl Frame {
+    /// A frame of which only a name is known.
+    pub fn named(function: impl Into<Arc<str>>) -> Self {
+        let empty: Arc<str> = Arc::from("");
+        Self {
+            function: function.into(),
+            file: empty.clone(),
+            line: 0,
+            module: empty.clone(),
+            build_id: empty,
+            address: 0,
+            flags: FrameFlags::default(),
+        }
+    }
+}
+
+/// How a frame was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct FrameFlags {
+    /// The compiler inlined this function into the next frame of the stack, its caller, with which it shares address, module and the
+    /// other flags.
+    pub inlined: bool,
+    /// Found by a guarded frame-pointer step: likely, not proven.
+    pub guessed: bool,
+    /// In generated code.
+    pub jit: bool,
+}
+
+/// Index of a frame in its [`Profile`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrameId(u32);
+
+/// One call stack of one process, with its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stack {
+    /// Process id, 0 = not known.
+    pub pid: u32,
+    /// Frames, leaf first.
+    pub frames: Arc<[FrameId]>,
+    /// Why the walk ended before the thread's entry. `None` = it did not, or this is not known.
+    pub truncated: Option<Arc<str>>,
+    /// The values.
+    pub values: Values,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct StackKey {
+    pid: u32,
+    frames: Arc<[FrameId]>,
+    truncated: Option<Arc<str>>,
+}
+
+/// The one model that every recording ends in and every surface reads.
+#[derive(Default)]
+pub struct Profile {
+    /// What the profile says about itself.
+    pub meta: Metadata,
+    frames: Vec<Frame>,
+    frame_ids: HashMap<Frame, FrameId>,
+    stacks: Vec<Stack>,
+    stack_indices: HashMap<StackKey, usize>,
+}
+
+impl Profile {
+    /// An empty profile.
+    pub fn new(meta: Metadata) -> Self {
+        Self { meta, ..Self::default() }
+    }
+
+    /// Adds values to a stack, which is made if it is new. `frames` is leaf first; an empty one is taken as [`UNATTRIBUTED`].
+    ///
+    /// `truncated` says why the walk ended early, and keeps apart stacks that look the same only because a walk was cut.
+    pub fn add(&mut self, pid: u32, frames: &[Frame], truncated: Option<&str>, values: &Values) {
+        let ids: Vec<FrameId> = if frames.is_empty() {
+            vec![self.intern(&Frame::named(UNATTRIBUTED))]
+        } else {
+            frames.iter().map(|frame| self.intern(frame)).collect()
+        };
+        self.add_ids(pid, ids.into(), truncated.map(Arc::from), values);
+    }
+
+    /// As [`add`](Self::add), with frames interned before in this profile. For a caller that adds one frame to many stacks.
+    pub fn add_ids(&mut self, pid: u32, frames: Arc<[FrameId]>, truncated: Option<Arc<str>>, values: &Values) {
+        let key = StackKey { pid, frames: frames.clone(), truncated: truncated.clone() };
+        let next = self.stacks.len();
+        let index = *self.stack_indices.entry(key).or_insert(next);
+        match self.stacks.get_mut(index) {
+            Some(stack) => stack.values.add(values),
+            None => self.stacks.push(Stack { pid, frames, truncated, values: *values }),
+        }
+    }
+
+    /// The id of a frame, the same for equal frames.
+    pub fn intern(&mut self, frame: &Frame) -> FrameId {
+        if let Some(&id) = self.frame_ids.get(frame) {
+            return id;
+        }
+        let id = FrameId(u32::try_from(self.frames.len()).unwrap_or(u32::MAX));
+        self.frames.push(frame.clone());
+        self.frame_ids.insert(frame.clone(), id);
+        id
+    }
+
+    /// The stacks, in the order they were added.
+    pub fn stacks(&self) -> &[Stack] {
+        &self.stacks
+    }
+
+    /// The frames, in the order they were added; a [`FrameId`] is an index into them.
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// The frame of an id of this profile.
+    ///
+    /// # Panics
+    /// If the id is of another profile.
+    pub fn frame(&self, id: FrameId) -> &Frame {
+        &self.frames[id.0 as usize]
+    }
+
+    /// The frames of a stack of this profile, leaf first.
+    pub fn frames_of<'a>(&'a self, stack: &'a Stack) -> impl DoubleEndedIterator<Item = &'a Frame> + ExactSizeIterator {
+        stack.frames.iter().map(|&id| self.frame(id))
+    }
+
+    /// Sums over the stacks. The peak is that of the metadata where it is known, which stacks need not add up to.
+    pub fn totals(&self) -> Values {
+        let mut totals = Values::default();
+        for stack in &self.stacks {
+            totals.add(&stack.values);
+        }
+        if let Some(peak) = self.meta.peak_inuse_bytes() {
+            totals.set(ValueKind::PeakSpace, peak);
+        }
+        totals
+    }
+
+    /// The stacks with a value of the kind, largest first; equal ones in the order of their frames' names, so that output is stable.
+    pub fn ranked(&self, kind: ValueKind) -> Vec<&Stack> {
+        let mut ranked: Vec<&Stack> = self.stacks.iter().filter(|stack| stack.values.get(kind) > 0).collect();
+        ranked.sort_by(|a, b| {
+            let names = |stack| self.frames_of(stack).map(|frame| &frame.function);
+            b.values.get(kind).cmp(&a.values.get(kind)).then_with(|| names(a).cmp(names(b))).then(a.pid.cmp(&b.pid))
+        });
+        ranked
+    }
+}
+
+impl FrameId {
+    /// Index into [`Profile::frames`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}

@@ -1,0 +1,33 @@
+//! The profile file: gzipped pprof, which `go tool pprof`, Pyroscope, Parca and speedscope open as it is.
+//!
+//! What pprof has no field for travels where other tools leave it alone: the metadata as one JSON object in a comment that starts with
+//! [`METADATA_COMMENT`]; the process, a cut walk and guessed frames as labels of the sample. So [`read`] gives back what [`write`] was
+//! given.
+
+pub mod proto;
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use read::{ReadError, read, read_file};
+pub use write::{encode, write};
+
+/// Start of the comment that holds the metadata. `go tool pprof` does not show comments that start with `#`.
+pub const METADATA_COMMENT: &str = "#fragprof ";
+
+/// Numeric sample label: the process id.
+pub const LABEL_PID: &str = "pid";
+/// String sample label: the process's name.
+pub const LABEL_COMM: &str = "comm";
+/// String sample label: why the stack walk ended before the thread's entry.
+pub const LABEL_TRUNCATED: &str = "stack_truncated";
+/// Numeric sample label, one for each: index in the sample's locations, leaf = 0, of a location found by a guarded frame-pointer step.
+/// The unit keeps pprof from dropping the 0.
+pub const LABEL_GUESSED: &str = "guessed_frame";
+/// Unit of [`LABEL_GUESSED`].
+pub const LABEL_GUESSED_UNIT: &str = "index";
+/// Module name of generated code; a frame of it is a JIT frame.
+pub const MODULE_JIT: &str = "[jit]";
+/// Most [`LABEL_GUESSED`] labels of a sample that are read: the most frames that a recorded stack has.
+pub const GUESSED_MAX: usize = 128;

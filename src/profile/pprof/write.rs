@@ -1,0 +1,212 @@
+//! Profile to pprof.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use prost::Message;
+
+use super::proto;
+use super::{LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT};
+use crate::profile::kind::ValueKind;
+use crate::profile::model::{Frame, FrameId, Profile, Stack};
+
+/// Writes the profile as gzipped pprof.
+///
+/// # Errors
+/// What the writer reports.
+pub fn write(profile: &Profile, out: impl Write) -> io::Result<()> {
+    let mut gzip = GzEncoder::new(out, Compression::default());
+    gzip.write_all(&encode(profile).encode_to_vec())?;
+    gzip.finish()?.flush()
+}
+
+/// The profile as a pprof message.
+///
+/// The seven fixed sample types are always there; of the others, those that were measured. Values above `i64::MAX` are written as that.
+pub fn encode(profile: &Profile) -> proto::Profile {
+    let mut encoder = Encoder::default();
+    let kinds: Vec<ValueKind> = ValueKind::ALL
+        .into_iter()
+        .enumerate()
+        .filter(|&(i, kind)| i < ValueKind::ALWAYS_WRITTEN || profile.meta.kinds.contains(kind))
+        .map(|(_, kind)| kind)
+        .collect();
+    let sample_type = kinds.iter().map(|kind| encoder.value_type(kind.name(), kind.unit())).collect();
+    let sample = profile
+        .stacks()
+        .iter()
+        .map(|stack| {
+            let locations = encoder.locations(profile, &stack.frames);
+            proto::Sample {
+                location_id: locations.iter().map(|l| l.id).collect(),
+                value: kinds.iter().map(|&kind| signed(stack.values.get(kind))).collect(),
+                label: encoder.labels(profile, stack, &locations),
+            }
+        })
+        .collect();
+
+    let meta = &profile.meta;
+    // A map of plain values cannot fail to serialise; if it ever does, the file is still a profile, without its metadata.
+    let comment = serde_json::to_string(meta).map(|json| encoder.strings.id(&format!("{METADATA_COMMENT}{json}")));
+    let period_type = Some(encoder.value_type("space", "bytes"));
+    let default_sample_type = encoder.strings.id(ValueKind::InuseSpace.name());
+    proto::Profile {
+        sample_type,
+        sample,
+        mapping: encoder.mappings,
+        location: encoder.locations,
+        function: encoder.functions,
+        drop_frames: 0,
+        keep_frames: 0,
+        time_nanos: signed(meta.start_unix_ns),
+        duration_nanos: (meta.duration_s * 1e9) as i64, // `as` saturates, and takes NaN to 0
+        period_type,
+        // One: every byte stands for itself.
+        period: 1,
+        comment: comment.into_iter().collect(),
+        default_sample_type,
+        doc_url: 0,
+        string_table: encoder.strings.texts,
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// A location's id and whether it is a guess.
+#[derive(Clone, Copy)]
+struct LocationRef {
+    id: u64,
+    guessed: bool,
+}
+
+#[derive(Default)]
+struct Encoder {
+    strings: Strings,
+    mappings: Vec<proto::Mapping>,
+    mapping_ids: HashMap<(i64, i64), u64>,
+    locations: Vec<proto::Location>,
+    location_ids: HashMap<Vec<FrameId>, u64>,
+    functions: Vec<proto::Function>,
+    function_ids: HashMap<(i64, i64), u64>,
+}
+
+impl Encoder {
+    fn value_type(&mut self, name: &str, unit: &str) -> proto::ValueType {
+        proto::ValueType { r#type: self.strings.id(name), unit: self.strings.id(unit) }
+    }
+
+    /// A stack's locations: each is a frame with the frames that were inlined into it before it.
+    fn locations(&mut self, profile: &Profile, frames: &[FrameId]) -> Vec<LocationRef> {
+        let ends_location = |id: &FrameId| !profile.frame(*id).flags.inlined;
+        frames
+            .split_inclusive(ends_location)
+            .map(|group| {
+                let id = match self.location_ids.get(group) {
+                    Some(&id) => id,
+                    None => self.new_location(profile, group),
+                };
+                LocationRef { id, guessed: group.iter().any(|&f| profile.frame(f).flags.guessed) }
+            })
+            .collect()
+    }
+
+    fn new_location(&mut self, profile: &Profile, group: &[FrameId]) -> u64 {
+        let id = self.locations.len() as u64 + 1;
+        // The last frame is the function that the address is in.
+        let (address, mapping_id) = match group.last() {
+            Some(&outer) => (profile.frame(outer).address, self.mapping(profile.frame(outer), group.len() > 1)),
+            None => (0, 0),
+        };
+        let line = group
+            .iter()
+            .map(|&frame| {
+                let frame = profile.frame(frame);
+                proto::Line { function_id: self.function(frame), line: i64::from(frame.line), column: 0 }
+            })
+            .collect();
+        self.locations.push(proto::Location { id, mapping_id, address, line, is_folded: false });
+        self.location_ids.insert(group.to_vec(), id);
+        id
+    }
+
+    /// Addresses are those of the module's file, so a mapping starts at 0 and reaches over the highest address that was seen.
+    fn mapping(&mut self, frame: &Frame, has_inlined: bool) -> u64 {
+        if frame.module.is_empty() {
+            return 0;
+        }
+        let key = (self.strings.id(&frame.module), self.strings.id(&frame.build_id));
+        let next = self.mappings.len() as u64 + 1;
+        let id = *self.mapping_ids.entry(key).or_insert(next);
+        if id == next {
+            // Names were looked up once and for all: tools must not try again with what they find under that path on their machine.
+            let has_functions = true;
+            self.mappings.push(proto::Mapping { id, filename: key.0, build_id: key.1, has_functions, ..Default::default() });
+        }
+        if let Some(mapping) = usize::try_from(id - 1).ok().and_then(|i| self.mappings.get_mut(i)) {
+            const PAGE: u64 = 4096;
+            mapping.memory_limit = mapping.memory_limit.max(frame.address.saturating_add(PAGE) & !(PAGE - 1));
+            mapping.has_filenames |= !frame.file.is_empty();
+            mapping.has_line_numbers |= frame.line != 0;
+            mapping.has_inline_frames |= has_inlined;
+        }
+        id
+    }
+
+    fn function(&mut self, frame: &Frame) -> u64 {
+        let key = (self.strings.id(&frame.function), self.strings.id(&frame.file));
+        let next = self.functions.len() as u64 + 1;
+        let id = *self.function_ids.entry(key).or_insert(next);
+        if id == next {
+            self.functions.push(proto::Function { id, name: key.0, system_name: key.0, filename: key.1, start_line: 0 });
+        }
+        id
+    }
+
+    fn labels(&mut self, profile: &Profile, stack: &Stack, locations: &[LocationRef]) -> Vec<proto::Label> {
+        let mut labels = Vec::new();
+        if stack.pid != 0 {
+            labels.push(proto::Label { key: self.strings.id(LABEL_PID), num: i64::from(stack.pid), ..Default::default() });
+            if let Some(process) = profile.meta.process(stack.pid).filter(|p| !p.comm.is_empty()) {
+                let (key, str) = (self.strings.id(LABEL_COMM), self.strings.id(&process.comm));
+                labels.push(proto::Label { key, str, ..Default::default() });
+            }
+        }
+        if let Some(reason) = stack.truncated.as_deref().filter(|reason| !reason.is_empty()) {
+            let (key, str) = (self.strings.id(LABEL_TRUNCATED), self.strings.id(reason));
+            labels.push(proto::Label { key, str, ..Default::default() });
+        }
+        for (index, _) in locations.iter().enumerate().filter(|(_, l)| l.guessed) {
+            let (key, num_unit) = (self.strings.id(LABEL_GUESSED), self.strings.id(LABEL_GUESSED_UNIT));
+            labels.push(proto::Label { key, num: index as i64, num_unit, ..Default::default() });
+        }
+        labels
+    }
+}
+
+/// The string table. Its first entry is the empty string.
+struct Strings {
+    texts: Vec<String>,
+    ids: HashMap<String, i64>,
+}
+
+impl Default for Strings {
+    fn default() -> Self {
+        Self { texts: vec![String::new()], ids: HashMap::from([(String::new(), 0)]) }
+    }
+}
+
+impl Strings {
+    fn id(&mut self, text: &str) -> i64 {
+        if let Some(&id) = self.ids.get(text) {
+            return id;
+        }
+        let id = self.texts.len() as i64;
+        self.texts.push(text.to_owned());
+        self.ids.insert(text.to_owned(), id);
+        id
+    }
+}

@@ -1,0 +1,215 @@
+//! Symbols of ELF files through blazesym, which reads symbol tables, DWARF, debug links, build ids and MiniDebugInfo.
+//!
+//! blazesym keeps every file that it opened, with what it parsed. [`ElfSymbols`] holds it within limits: beyond them the files that were
+//! not used for longest are dropped and read again when they are needed.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use blazesym::symbolize::evict::{self, Evict};
+use blazesym::symbolize::source::{Elf, Source};
+use blazesym::symbolize::{CodeInfo, Input, Symbolized, Symbolizer};
+use object::read::ReadCache;
+use object::read::elf::ElfFile64;
+use object::{Object, ObjectSegment};
+
+use super::capped;
+use super::demangle::demangle;
+
+/// Files that are held open and parsed at a time. Each takes a file descriptor, of which a process has 1024 by default.
+pub const FILES_MAX: usize = 256;
+/// Sum of the sizes of the files held at a time. What is parsed of a file takes up to about its size in memory.
+pub const FILE_BYTES_MAX: u64 = 1 << 30;
+/// Functions inlined into one another at one address. DWARF may nest without end; real code stays below 50.
+pub const INLINED_MAX: usize = 64;
+
+/// One function at an address.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Symbol {
+    /// Demangled name, never empty.
+    pub function: String,
+    /// Source file, empty = not known.
+    pub file: String,
+    /// Source line from 1, 0 = not known.
+    pub line: u32,
+}
+
+/// Where symbols of a file come from. The one implementation that reads files is [`ElfSymbols`]; tests have their own.
+pub trait FileSymbols {
+    /// The functions at an address of the file: the innermost inlined one first, the function itself last. Empty when nothing is known.
+    fn symbols(&mut self, file: &OpenedFile, address: u64) -> Vec<Symbol>;
+}
+
+/// A file that symbols are looked up in.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// Path that opens exactly this file now.
+    pub path: PathBuf,
+    /// Which file it is.
+    pub id: FileId,
+    /// Its loaded segments: (file offset, length in the file, address).
+    segments: Vec<(u64, u64, u64)>,
+}
+
+/// Which file it is; equal for two paths of one file as long as nobody writes to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+    size_bytes: u64,
+    modified: (i64, i64),
+}
+
+impl OpenedFile {
+    /// Takes the file at `path`; of `file`, if one is given, where the path leads to another or nowhere by now. `None` if neither can be
+    /// opened.
+    pub fn open(path: &Path, file: Option<&File>) -> Option<Self> {
+        let known = file.and_then(identity);
+        let by_path = || File::open(path).ok().and_then(|f| identity(&f).map(|id| (f, id)));
+        let (opened, id, path) = match (by_path(), known) {
+            (Some((opened, id)), None) => (opened, id, path.to_path_buf()),
+            // The path is better where it is the same file: debug links are looked for beside it.
+            (Some((opened, id)), Some(known)) if id == known => (opened, id, path.to_path_buf()),
+            (_, Some(known)) => {
+                let path = PathBuf::from(format!("/proc/self/fd/{}", file?.as_raw_fd()));
+                (File::open(&path).ok()?, known, path)
+            }
+            (None, None) => return None,
+        };
+        Some(Self { path, id, segments: segments(opened) })
+    }
+
+    /// The address, in the file's own address space, of a byte of the file. `None` = the file loads no such byte.
+    pub fn address_of(&self, offset: u64) -> Option<u64> {
+        self.segments.iter().find_map(|&(start, len, address)| {
+            let distance = offset.checked_sub(start)?;
+            (distance < len).then(|| address.wrapping_add(distance))
+        })
+    }
+}
+
+/// `None` for anything but a regular file: opening and mapping others may block or act.
+fn identity(file: &File) -> Option<FileId> {
+    let meta = file.metadata().ok().filter(|meta| meta.is_file())?;
+    Some(FileId { device: meta.dev(), inode: meta.ino(), size_bytes: meta.size(), modified: (meta.mtime(), meta.mtime_nsec()) })
+}
+
+/// The loaded segments of an ELF file; none if it is not one.
+fn segments(file: File) -> Vec<(u64, u64, u64)> {
+    /// Programs have two to ten loaded segments.
+    const SEGMENTS_MAX: usize = 256;
+    let cache = ReadCache::new(file);
+    let Ok(elf) = ElfFile64::<object::Endianness, _>::parse(&cache) else { return Vec::new() };
+    elf.segments()
+        .take(SEGMENTS_MAX)
+        .map(|segment| {
+            let (offset, len) = segment.file_range();
+            (offset, len, segment.address())
+        })
+        .collect()
+}
+
+/// Symbols of ELF files, read with blazesym.
+pub struct ElfSymbols {
+    inner: Symbolizer,
+    /// Files that the inner symbolizer holds: path to open, size, and when last used.
+    held: HashMap<FileId, Held>,
+    held_bytes: u64,
+    clock: u64,
+    /// Files dropped to stay within the limits.
+    pub evictions: u64,
+    /// Files whose contents made the reader panic; they are not read again.
+    pub broken: HashSet<FileId>,
+}
+
+struct Held {
+    path: PathBuf,
+    used: u64,
+}
+
+impl Default for ElfSymbols {
+    fn default() -> Self {
+        Self { inner: inner(), held: HashMap::new(), held_bytes: 0, clock: 0, evictions: 0, broken: HashSet::new() }
+    }
+}
+
+/// Demangling is done here, with limits.
+fn inner() -> Symbolizer {
+    Symbolizer::builder().enable_code_info(true).enable_inlined_fns(true).enable_demangling(false).build()
+}
+
+impl ElfSymbols {
+    /// Makes room for a file and marks it as used.
+    fn hold(&mut self, file: &OpenedFile) {
+        self.clock += 1;
+        if let Some(held) = self.held.get_mut(&file.id) {
+            held.used = self.clock;
+            // The path of its first use may have gone with its process.
+            if held.path == file.path {
+                return;
+            }
+            let old = std::mem::replace(&mut held.path, file.path.clone());
+            self.evict(&old);
+            return;
+        }
+        while !self.held.is_empty() && (self.held.len() >= FILES_MAX || self.held_bytes.saturating_add(file.id.size_bytes) > FILE_BYTES_MAX)
+        {
+            let Some((&oldest, _)) = self.held.iter().min_by_key(|(_, held)| held.used) else { break };
+            if let Some(held) = self.held.remove(&oldest) {
+                self.held_bytes = self.held_bytes.saturating_sub(oldest.size_bytes);
+                self.evictions += 1;
+                self.evict(&held.path);
+            }
+        }
+        self.held_bytes = self.held_bytes.saturating_add(file.id.size_bytes);
+        self.held.insert(file.id, Held { path: file.path.clone(), used: self.clock });
+    }
+
+    fn evict(&mut self, path: &Path) {
+        // It fails only for kinds of data that are not used here.
+        let _ = self.inner.evict(&Evict::Elf(evict::Elf::new(path)));
+    }
+}
+
+impl FileSymbols for ElfSymbols {
+    fn symbols(&mut self, file: &OpenedFile, address: u64) -> Vec<Symbol> {
+        if self.broken.contains(&file.id) {
+            return Vec::new();
+        }
+        self.hold(file);
+        let source = Source::Elf(Elf::new(&file.path));
+        // The file is the watched process's: whatever is in it must not end this program. After a panic nothing of the reader is used.
+        let looked_up = catch_unwind(AssertUnwindSafe(|| {
+            self.inner.symbolize_single(&source, Input::VirtOffset(address)).ok().map(|found| symbols_of(&found)).unwrap_or_default()
+        }));
+        looked_up.unwrap_or_else(|_| {
+            self.broken.insert(file.id);
+            self.inner = inner();
+            self.held.clear();
+            self.held_bytes = 0;
+            Vec::new()
+        })
+    }
+}
+
+fn symbols_of(found: &Symbolized<'_>) -> Vec<Symbol> {
+    let Some(sym) = found.as_sym() else { return Vec::new() };
+    let own = symbol(&sym.name, sym.code_info.as_deref());
+    let inlined = sym.inlined.iter().take(INLINED_MAX).map(|f| symbol(&f.name, f.code_info.as_ref()));
+    let mut symbols: Vec<Symbol> = std::iter::once(own).chain(inlined).collect();
+    symbols.reverse();
+    // DWARF may leave a function without a name.
+    for symbol in symbols.iter_mut().filter(|s| s.function.is_empty()) {
+        symbol.function = "[unnamed function]".to_owned();
+    }
+    symbols
+}
+
+fn symbol(name: &str, code: Option<&CodeInfo<'_>>) -> Symbol {
+    let file = code.map(|code| capped(&code.to_path().to_string_lossy()).into_owned()).unwrap_or_default();
+    Symbol { function: demangle(name).into_owned(), file, line: code.and_then(|code| code.line).unwrap_or(0) }
+}

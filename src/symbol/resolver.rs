@@ -1,0 +1,236 @@
+//! Frame words to frames, with a cache.
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::elf::{ElfSymbols, FileSymbols, OpenedFile, Symbol};
+use super::space::{AddressSpace, Backing, Module, Region};
+use super::{WORD_ADDRESS, WORD_EXACT, WORD_GUESSED, WORD_JIT, WORD_SIGNAL, vdso};
+use crate::profile::pprof::MODULE_JIT;
+use crate::profile::{Frame, FrameFlags};
+
+/// Addresses whose frames are kept: about 200 bytes each. A large service's stacks touch some ten thousand.
+pub const ADDRESSES_MAX: usize = 256 << 10;
+/// Modules whose opened file is remembered. A process maps up to a few hundred.
+pub const MODULES_MAX: usize = 16 << 10;
+
+/// What the symbolizer did and what it had to forget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Frame words asked for.
+    pub words: u64,
+    /// Of these, looked up in a file because the cache did not have them.
+    pub lookups: u64,
+    /// Lookups that found no function.
+    pub unnamed: u64,
+    /// Times that a full cache was emptied.
+    pub cache_resets: u64,
+    /// Files that were closed to stay within the limits, and read again if needed.
+    pub file_evictions: u64,
+    /// Files that could not be opened any more, or broke their reader.
+    pub unreadable_files: u64,
+}
+
+/// Names frames. Not for sharing between threads.
+pub struct Symbolizer<S = ElfSymbols> {
+    files: S,
+    vdso: Option<Arc<Module>>,
+    modules: HashMap<ModuleKey, Arc<OpenedModule>>,
+    frames: HashMap<(ModuleKey, u64), Arc<[Frame]>>,
+    texts: HashMap<Box<str>, Arc<str>>,
+    counters: Counters,
+}
+
+/// A module is the same one as long as its [`Module`] lives; the cache keeps it alive, so the address is not used again meanwhile.
+type ModuleKey = usize;
+
+struct OpenedModule {
+    /// Keeps the key from being used again.
+    module: Arc<Module>,
+    name: Arc<str>,
+    build_id: Arc<str>,
+    file: Option<OpenedFile>,
+}
+
+impl Default for Symbolizer<ElfSymbols> {
+    fn default() -> Self {
+        Self::with_files(ElfSymbols::default())
+    }
+}
+
+impl Symbolizer<ElfSymbols> {
+    /// A symbolizer that reads ELF files.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What was done and forgotten.
+    pub fn counters(&self) -> Counters {
+        let broken = self.files.broken.len() as u64;
+        Counters { file_evictions: self.files.evictions, unreadable_files: self.counters.unreadable_files + broken, ..self.counters }
+    }
+}
+
+impl<S: FileSymbols> Symbolizer<S> {
+    fn with_files(files: S) -> Self {
+        Self { files, vdso: None, modules: HashMap::new(), frames: HashMap::new(), texts: HashMap::new(), counters: Counters::default() }
+    }
+
+    /// The frames of a stack, leaf first: one for each word, and before it those of functions inlined there.
+    pub fn stack(&mut self, space: &AddressSpace, words: &[u64]) -> Vec<Frame> {
+        let mut frames = Vec::with_capacity(words.len() + words.len() / 2);
+        for &word in words {
+            frames.extend(self.frames(space, word).iter().cloned());
+        }
+        frames
+    }
+
+    /// The frames of one word: functions inlined there, innermost first, then the function itself. Never empty.
+    ///
+    /// A return address points behind its call, perhaps into the next function or line: the byte before it is looked up.
+    pub fn frames(&mut self, space: &AddressSpace, word: u64) -> Arc<[Frame]> {
+        self.counters.words += 1;
+        let address = word & WORD_ADDRESS;
+        let exact = word & (WORD_EXACT | WORD_SIGNAL) != 0;
+        let address = if exact { address } else { address.saturating_sub(1) };
+        let flags = FrameFlags { inlined: false, guessed: word & WORD_GUESSED != 0, jit: false };
+        let known = match space.find(address) {
+            Some(region) => self.in_region(space, region, address, word & WORD_JIT != 0),
+            None => self.in_named("[unknown]", "", address, false),
+        };
+        if !flags.guessed {
+            return known;
+        }
+        known.iter().map(|frame| Frame { flags: FrameFlags { guessed: true, ..frame.flags }, ..frame.clone() }).collect()
+    }
+
+    fn in_region(&mut self, space: &AddressSpace, region: &Region, address: u64, jit: bool) -> Arc<[Frame]> {
+        match &region.backing {
+            Backing::File(module) => {
+                let module = module.clone();
+                self.in_module(&module, (address - region.start).wrapping_add(region.offset), jit)
+            }
+            Backing::Vdso => match self.vdso_module() {
+                Some(module) => self.in_module(&module, address - region.start, false),
+                None => self.in_named("[vdso]", "[vdso]", address - region.start, false),
+            },
+            Backing::Anonymous => {
+                let name = space.perf_map().and_then(|map| map.find(address));
+                self.in_named(name.as_deref().unwrap_or("[jit]"), MODULE_JIT, address, true)
+            }
+            // Kernel-made regions such as [uprobes] and [vsyscall], and generated code in named anonymous memory.
+            Backing::Named(name) => match space.perf_map().and_then(|map| map.find(address)) {
+                Some(function) => self.in_named(&function, MODULE_JIT, address, true),
+                None => {
+                    let name = name.clone();
+                    self.in_named(&name, &name, address, false)
+                }
+            },
+        }
+    }
+
+    fn in_named(&mut self, function: &str, module: &str, address: u64, jit: bool) -> Arc<[Frame]> {
+        let frame = Frame {
+            module: self.text(module),
+            address,
+            flags: FrameFlags { jit, ..FrameFlags::default() },
+            ..Frame::named(self.text(function))
+        };
+        Arc::new([frame])
+    }
+
+    fn in_module(&mut self, module: &Arc<Module>, offset: u64, jit: bool) -> Arc<[Frame]> {
+        let key = Arc::as_ptr(module) as ModuleKey;
+        if let Some(frames) = self.frames.get(&(key, offset)) {
+            return frames.clone();
+        }
+        self.make_room();
+        let opened = self.opened(key, module);
+        self.counters.lookups += 1;
+        let address = opened.file.as_ref().and_then(|file| file.address_of(offset));
+        let symbols = match (&opened.file, address) {
+            (Some(file), Some(address)) => self.files.symbols(file, address),
+            _ => Vec::new(),
+        };
+        let address = address.unwrap_or(offset);
+        let symbols = if symbols.is_empty() {
+            self.counters.unnamed += 1;
+            let name = opened.name.rsplit('/').next().unwrap_or_default();
+            vec![Symbol { function: format!("[{name}+{address:#x}]"), ..Symbol::default() }]
+        } else {
+            symbols
+        };
+        let last = symbols.len() - 1;
+        // Generated code in a file is generated code only where the file has no name for it.
+        let jit = jit && opened.file.is_none();
+        let frames: Arc<[Frame]> = symbols
+            .iter()
+            .enumerate()
+            .map(|(i, symbol)| Frame {
+                function: self.text(&symbol.function),
+                file: self.text(&symbol.file),
+                line: symbol.line,
+                module: opened.name.clone(),
+                build_id: opened.build_id.clone(),
+                address,
+                flags: FrameFlags { inlined: i < last, guessed: false, jit },
+            })
+            .collect();
+        self.frames.insert((key, offset), frames.clone());
+        frames
+    }
+
+    /// Empties the caches when one is full: simpler than choosing, and as rare as the limits are wide.
+    fn make_room(&mut self) {
+        if self.frames.len() >= ADDRESSES_MAX || self.modules.len() >= MODULES_MAX {
+            self.counters.cache_resets += 1;
+            self.frames.clear();
+            self.modules.clear();
+            self.texts.clear();
+        }
+    }
+
+    fn opened(&mut self, key: ModuleKey, module: &Arc<Module>) -> Arc<OpenedModule> {
+        if let Some(opened) = self.modules.get(&key) {
+            return opened.clone();
+        }
+        let file = OpenedFile::open(&module.open_path, module.file.as_ref());
+        self.counters.unreadable_files += u64::from(file.is_none());
+        let build_id: String = module.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let opened = Arc::new(OpenedModule {
+            module: module.clone(),
+            name: self.text(&super::capped(&module.path)),
+            build_id: self.text(&build_id),
+            file,
+        });
+        debug_assert_eq!(Arc::as_ptr(&opened.module) as ModuleKey, key);
+        self.modules.insert(key, opened.clone());
+        opened
+    }
+
+    fn vdso_module(&mut self) -> Option<Arc<Module>> {
+        if self.vdso.is_none() {
+            let file = vdso::image().ok()?;
+            let open_path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            let module = Module { path: "[vdso]".into(), open_path, file: Some(file), build_id: Vec::new() };
+            self.vdso = Some(Arc::new(module));
+        }
+        self.vdso.clone()
+    }
+
+    /// One copy of each text.
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return known.clone();
+        }
+        let shared: Arc<str> = text.into();
+        // Texts of frames that are not cached by address (unknown and generated code) are bounded here.
+        if self.texts.len() >= ADDRESSES_MAX {
+            self.texts.clear();
+        }
+        self.texts.insert(text.into(), shared.clone());
+        shared
+    }
+}

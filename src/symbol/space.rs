@@ -1,0 +1,162 @@
+//! The executable part of a process's address space, kept so that stacks can be named after the process is gone. Pure: plain values in,
+//! plain values out.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::perf_map::PerfMap;
+
+/// A file that code is mapped from.
+#[derive(Debug)]
+pub struct Module {
+    /// Path in the process's root, as people are shown it.
+    pub path: String,
+    /// Path by which this program opens it, such as `/proc/PID/root/usr/lib/libc.so.6` or `/proc/PID/map_files/…`.
+    pub open_path: PathBuf,
+    /// The file, opened while the process lived: serves deleted files, and processes that are gone. `None` = only the path.
+    pub file: Option<File>,
+    /// Build id, empty = none.
+    pub build_id: Vec<u8>,
+}
+
+/// What lies behind a region.
+#[derive(Debug, Clone)]
+pub enum Backing {
+    /// A mapped file.
+    File(Arc<Module>),
+    /// The kernel's virtual dynamic shared object.
+    Vdso,
+    /// Anonymous memory: generated code.
+    Anonymous,
+    /// Something else that the kernel or the process named, such as `[vsyscall]` or `[uprobes]`.
+    Named(String),
+}
+
+/// A range of executable memory.
+#[derive(Debug, Clone)]
+pub struct Region {
+    /// First address.
+    pub start: u64,
+    /// First address after it.
+    pub end: u64,
+    /// Offset in the file of the byte at `start`; 0 without a file.
+    pub offset: u64,
+    /// What lies behind it.
+    pub backing: Backing,
+}
+
+/// The executable regions of one process.
+#[derive(Debug, Default)]
+pub struct AddressSpace {
+    pid: u32,
+    regions: Vec<Region>,
+    perf_map: Option<PerfMap>,
+}
+
+impl AddressSpace {
+    /// The space of a process. Regions may come in any order; of two that overlap, as after a mapping was replaced between two looks,
+    /// the later one in `regions` wins where they do.
+    pub fn new(pid: u32, regions: Vec<Region>) -> Self {
+        let mut space = Self { pid, regions: Vec::new(), perf_map: None };
+        space.update(regions);
+        space
+    }
+
+    /// Adds a later look at the process: what is mapped now replaces what was mapped there; what is gone stays known, because earlier
+    /// stacks name it.
+    pub fn update(&mut self, regions: Vec<Region>) {
+        for region in regions.into_iter().filter(|r| r.start < r.end) {
+            self.cut(region.start, region.end);
+            let at = self.regions.partition_point(|r| r.start < region.start);
+            self.regions.insert(at, region);
+        }
+    }
+
+    /// Takes `start..end` out of the regions.
+    fn cut(&mut self, start: u64, end: u64) {
+        let first = self.regions.partition_point(|r| r.end <= start);
+        let last = self.regions.partition_point(|r| r.start < end);
+        if first >= last {
+            return;
+        }
+        let mut rest = Vec::new();
+        for old in self.regions.drain(first..last) {
+            if old.start < start {
+                rest.push(Region { end: start, ..old.clone() });
+            }
+            if old.end > end {
+                rest.push(Region { start: end, offset: old.offset.wrapping_add(end - old.start), ..old });
+            }
+        }
+        self.regions.splice(first..first, rest);
+    }
+
+    /// Gives the process's perf map, which names generated code.
+    pub fn set_perf_map(&mut self, perf_map: PerfMap) {
+        self.perf_map = Some(perf_map);
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The perf map, if there is one.
+    pub(super) fn perf_map(&self) -> Option<&PerfMap> {
+        self.perf_map.as_ref()
+    }
+
+    /// The region that an address lies in.
+    pub fn find(&self, address: u64) -> Option<&Region> {
+        let at = self.regions.partition_point(|r| r.end <= address);
+        self.regions.get(at).filter(|r| r.start <= address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn region(start: u64, end: u64, name: &str) -> Region {
+        Region { start, end, offset: start * 10, backing: Backing::Named(name.into()) }
+    }
+
+    fn name_at(space: &AddressSpace, address: u64) -> Option<(String, u64)> {
+        let region = space.find(address)?;
+        match &region.backing {
+            Backing::Named(name) => Some((name.clone(), region.offset + (address - region.start))),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_later_mapping_replaces_what_it_covers_and_no_more() {
+        let mut space = AddressSpace::new(1, vec![region(100, 200, "old")]);
+        space.update(vec![region(120, 130, "new")]);
+        assert_eq!(name_at(&space, 99), None);
+        assert_eq!(name_at(&space, 119), Some(("old".into(), 1019)));
+        assert_eq!(name_at(&space, 120), Some(("new".into(), 1200)));
+        assert_eq!(name_at(&space, 130), Some(("old".into(), 1030)));
+        assert_eq!(name_at(&space, 200), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_lookup_equals_a_plain_array_of_addresses(updates in prop::collection::vec((0u64..60, 1u64..20), 0..30)) {
+            let mut naive: Vec<Option<(String, u64)>> = vec![None; 100];
+            let mut space = AddressSpace::default();
+            for (i, &(start, len)) in updates.iter().enumerate() {
+                space.update(vec![region(start, start + len, &i.to_string())]);
+                for address in start..start + len {
+                    naive[address as usize] = Some((i.to_string(), start * 10 + (address - start)));
+                }
+            }
+            for (address, expected) in naive.iter().enumerate() {
+                prop_assert_eq!(&name_at(&space, address as u64), expected);
+            }
+        }
+    }
+}
