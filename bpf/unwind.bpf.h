@@ -1,53 +1,628 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* The stack of the current thread, by frame pointers. */
+/*
+ * The user stack of the current thread, by unwind tables.
+ *
+ * One step finds the mapping of a pc, the row that covers it, and by the row's rule the caller's stack pointer, rbp and pc. bpf_loop
+ * repeats it: one program, no tail calls, and the verifier looks at one step only. All state lives in the thread's own storage: uprobe
+ * programs can be preempted, so per-CPU scratch could be trampled.
+ *
+ * Stack words are read through a window of 512 bytes, because one copy of 512 bytes costs hardly more than one of 8 and the next
+ * frames' words are mostly near.
+ *
+ * Every walk ends with a reason (enum fp_unwind_end).
+ */
 #ifndef FRAGPROF_UNWIND_BPF_H
 #define FRAGPROF_UNWIND_BPF_H
 
-#include "maps.bpf.h"
+#ifndef FP_HOST
+#include "unwind_maps.bpf.h"
+#endif
 
-struct fp_walk {
-	__u64 hash;
-	__u32 len;
-	__u32 end;
-	__u32 defined;
-	__u32 pad;
-	struct fp_stack record; /* with frames behind */
-	__u64 frames[FP_FRAMES_MAX];
+/* First address that no user code has: 47 bits, of which the last page is never mapped. */
+#define FP_USER_END ((1ULL << 47) - 4096)
+
+/* Words of the window, and how many of them lie below the word asked for: registers are saved below the return address, which is read
+ * first. */
+#define FP_WINDOW_WORDS 64
+#define FP_WINDOW_BELOW 8
+
+/* The farthest a frame pointer may lie above the stack pointer to be believed where no table vouches for it. */
+#define FP_FRAME_BYTES_MAX (1ULL << 20)
+
+/* Value of an rbp that is not known: not aligned, so nothing is ever read through it. */
+#define FP_BP_UNKNOWN 1ULL
+
+/* Between two requests for a table of the same process. */
+#define FP_ASK_INTERVAL_NS 100000000ULL
+
+/* Pending return probes of a thread: the kernel's MAX_URETPROBE_DEPTH. */
+#define FP_RETURNS_MAX 64
+
+/* What the registers of a frame are besides pc, sp and bp. */
+enum fp_registers {
+	FP_REGS_NONE = 0,   /* not known: a caller's frame */
+	FP_REGS_LEAF = 1,   /* in walk->leaf */
+	FP_REGS_SIGNAL = 2, /* in the struct sigcontext at walk->sigcontext */
 };
 
+struct fp_walk {
+	/* Result. */
+	__u64 hash;
+	__u64 need_pc;          /* not 0: ask the daemon for the table of this pc (rate limited here) */
+	__u32 len;
+	__u32 end;              /* enum fp_unwind_end */
+	__u32 defined;          /* the caller's: what it has been sent to; 0 after each change of the walk */
+	__u32 mm_id;
+	struct fp_stack record; /* so that record and frames can be sent in one piece */
+	__u64 frames[FP_FRAMES_MAX];
+
+	/* The frame reached. */
+	__u64 pc;
+	__u64 sp;
+	__u64 bp;
+	__u64 sigcontext;
+	__u32 registers;        /* enum fp_registers */
+	__u32 flags;            /* FP_FRAME_* of the frame, shifted right by 32 */
+	__u64 trampoline;       /* the kernel's return trampoline, 0 = not looked up */
+
+	/* The mapping and the table last used. */
+	struct fp_mapping mapping;
+	__u32 table_ready;
+	__u32 first_granule;
+	__u32 granules;
+	__u32 rules_block;
+	__u32 rows_block;
+	__u32 pad;
+
+	/* Stack memory at window_base; ~0 = nothing. */
+	__u64 window_base;
+	__u64 window[FP_WINDOW_WORDS];
+
+	__u64 leaf[16];         /* registers at the probe, by DWARF number */
+};
+
+#ifndef FP_HOST
+/* A thread's walk: 2 KiB a thread that allocates. Lives and dies with the thread; only its own thread touches it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct fp_walk);
 } walks SEC(".maps");
+#endif
 
-static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 mm_id)
+/* Reads the word at addr of the stack. */
+static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64 *value)
 {
-	struct fp_walk *walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	__u64 hash = 0xcbf29ce484222325ULL, fp, next[2];
+	__u64 distance = addr - walk->window_base;
+
+	if (distance > 8 * (FP_WINDOW_WORDS - 1) || (distance & 7)) {
+		__u64 base = addr - 8 * FP_WINDOW_BELOW;
+
+		if (bpf_probe_read_user(walk->window, sizeof(walk->window), (void *)base)) {
+			/* The end of the stack, or a page that is not there. */
+			walk->window_base = ~0ULL;
+			return !bpf_probe_read_user(value, sizeof(*value), (void *)addr);
+		}
+		walk->window_base = base;
+		distance = 8 * FP_WINDOW_BELOW;
+	}
+	*value = walk->window[(distance >> 3) & (FP_WINDOW_WORDS - 1)];
+	return true;
+}
+
+/* Finds the mapping of pc and leaves it in walk->mapping. */
+static __noinline bool fp_find_mapping(struct fp_walk *walk, __u64 pc)
+{
+	const struct fp_mappings_header *header;
+	const struct fp_mappings *block;
+	const struct fp_mapping *mapping;
+	__u32 key = 0, low, high, i, at = 0;
+	void *table;
+
+	if (!walk)
+		return false;
+	if (pc - walk->mapping.begin < walk->mapping.end - walk->mapping.begin)
+		return true;
+	key = walk->mm_id;
+	table = bpf_map_lookup_elem(&mapping_tables, &key);
+	if (!table)
+		return false;
+	key = 0;
+	header = bpf_map_lookup_elem(table, &key);
+	if (!header || !header->mappings || header->mappings > FP_MAPPINGS_MAX)
+		return false;
+
+	/* The last block whose first mapping does not begin above pc. */
+	low = 1;
+	high = (header->mappings + FP_MAPPINGS_PER_BLOCK - 1) / FP_MAPPINGS_PER_BLOCK;
+	for (i = 0; i < FP_MAPPING_BLOCK_STEPS; i++) {
+		if (low >= high)
+			break;
+		key = (low + high + 1) / 2;
+		block = bpf_map_lookup_elem(table, &key);
+		if (!block)
+			return false;
+		if (block->mapping[0].begin <= pc)
+			low = key;
+		else
+			high = key - 1;
+	}
+	key = low;
+	block = bpf_map_lookup_elem(table, &key);
+	if (!block)
+		return false;
+	/* Unused entries at the end begin at the top of the address space. */
+	if (block->mapping[4].begin <= pc)
+		at = 4;
+	if (block->mapping[(at + 2) & 7].begin <= pc)
+		at += 2;
+	if (block->mapping[(at + 1) & 7].begin <= pc)
+		at += 1;
+	mapping = &block->mapping[at & 7];
+	if (pc < mapping->begin || pc >= mapping->end)
+		return false;
+	walk->mapping = *mapping;
+	walk->table_ready = 0;
+	return true;
+}
+
+/* Notes where the parts of the mapping's table are. */
+static __always_inline bool fp_open_table(struct fp_walk *walk, void *table)
+{
+	struct fp_unwind_clock *clock;
+	struct fp_table_header *header;
+	__u32 zero = 0;
+
+	if (walk->table_ready)
+		return true;
+	header = bpf_map_lookup_elem(table, &zero);
+	if (!header)
+		return false;
+	walk->first_granule = header->first_granule;
+	walk->granules = header->granules;
+	walk->rules_block = header->rules_block;
+	walk->rows_block = header->rows_block;
+	walk->table_ready = 1;
+	clock = bpf_map_lookup_elem(&unwind_clock, &zero);
+	if (clock && header->last_used != clock->tick)
+		header->last_used = clock->tick;
+	return true;
+}
+
+/* All ones if a < b, else 0; both below 2^63. */
+static __always_inline __u64 fp_below(__u64 a, __u64 b)
+{
+	return (__u64)((__s64)(a - b) >> 63);
+}
+
+/* Finds the rule of the file address addr in the mapping's table. FP_END_NONE if there is one. */
+static __always_inline __u32 fp_find_rule(struct fp_walk *walk, __u64 addr, struct fp_rule *rule)
+{
+	const struct fp_index *index;
+	const struct fp_rows *rows = NULL;
+	const struct fp_rules *rules;
+	__u64 granule, pc = addr & 0xffff, at, end, step, id;
+	__u32 key = walk->mapping.file, first, next, low, high, i;
+	void *table;
+
+	table = bpf_map_lookup_elem(&tables, &key);
+	if (!table || !fp_open_table(walk, table))
+		return FP_END_NO_TABLE;
+	granule = (addr >> FP_GRANULE_SHIFT) - walk->first_granule;
+	if (granule >= walk->granules)
+		return FP_END_NO_ROW;
+	key = 1 + (__u32)granule / FP_INDEX_GRANULES;
+	index = bpf_map_lookup_elem(table, &key);
+	if (!index)
+		return FP_END_NO_ROW;
+	i = (__u32)granule % FP_INDEX_GRANULES;
+	first = index->first_row[i & (FP_ROWS_PER_BLOCK - 1)];
+	next = index->first_row[(i + 1) & (FP_ROWS_PER_BLOCK - 1)];
+
+	if (first < next) {
+		/* The last block with a row of this granule that does not lie above pc. */
+		low = first / FP_ROWS_PER_BLOCK;
+		high = (next - 1) / FP_ROWS_PER_BLOCK;
+		for (i = 0; i < FP_ROW_BLOCK_STEPS; i++) {
+			__u32 middle = (low + high + 1) / 2;
+
+			if (low >= high)
+				break;
+			key = walk->rows_block + middle;
+			rows = bpf_map_lookup_elem(table, &key);
+			if (!rows)
+				return FP_END_NO_ROW;
+			if (rows->pc[0] <= pc)
+				low = middle;
+			else
+				high = middle - 1;
+		}
+		key = walk->rows_block + low;
+		rows = bpf_map_lookup_elem(table, &key);
+		if (!rows)
+			return FP_END_NO_ROW;
+		at = first / FP_ROWS_PER_BLOCK == low ? first % FP_ROWS_PER_BLOCK : 0;
+		end = (next - 1) / FP_ROWS_PER_BLOCK == low ? (next - 1) % FP_ROWS_PER_BLOCK + 1 : FP_ROWS_PER_BLOCK;
+		if (rows->pc[at & (FP_ROWS_PER_BLOCK - 1)] > pc)
+			rows = NULL; /* only ever the granule's first row */
+	}
+	if (rows) {
+		/* The last row from at to end that does not lie above pc; without branches, which nobody could predict. */
+#pragma unroll
+		for (step = FP_ROWS_PER_BLOCK / 2; step; step /= 2) {
+			__u64 try = at + step;
+
+			at += step & fp_below(try, end) & ~fp_below(pc, rows->pc[try & (FP_ROWS_PER_BLOCK - 1)]);
+		}
+		id = rows->rule[at & (FP_ROWS_PER_BLOCK - 1)];
+	} else {
+		/* pc lies before the granule's first row: the row before it goes on. */
+		if (!first)
+			return FP_END_NO_ROW;
+		first -= 1;
+		key = walk->rows_block + first / FP_ROWS_PER_BLOCK;
+		rows = bpf_map_lookup_elem(table, &key);
+		if (!rows)
+			return FP_END_NO_ROW;
+		id = rows->rule[first & (FP_ROWS_PER_BLOCK - 1)];
+	}
+	if (!id)
+		return FP_END_NO_ROW;
+	key = walk->rules_block + (__u32)id / FP_RULES_PER_BLOCK;
+	rules = bpf_map_lookup_elem(table, &key);
+	if (!rules)
+		return FP_END_NO_ROW;
+	*rule = rules->rule[id & (FP_RULES_PER_BLOCK - 1)];
+	return FP_END_NONE;
+}
+
+/* struct sigcontext's offset of a register, by DWARF number (arch/x86/include/uapi/asm/sigcontext.h). */
+static __always_inline __u32 fp_sigcontext_offset(__u32 reg)
+{
+	switch (reg) {
+	case 0: return 104;  /* rax */
+	case 1: return 96;   /* rdx */
+	case 2: return 112;  /* rcx */
+	case 3: return 88;   /* rbx */
+	case 4: return 72;   /* rsi */
+	case 5: return 64;   /* rdi */
+	case 6: return 80;   /* rbp */
+	case 7: return 120;  /* rsp */
+	default: return 8 * (reg - 8); /* r8 to r15 */
+	}
+}
+
+/* struct ucontext begins with flags, link and the alternate stack; then the sigcontext. */
+#define FP_UCONTEXT_SIGCONTEXT 40
+#define FP_SIGCONTEXT_RIP 128
+
+static __always_inline bool fp_register_of(struct fp_walk *walk, __u32 reg, __u64 *value)
+{
+	if (reg == 7) {
+		*value = walk->sp;
+		return true;
+	}
+	if (reg == 6) {
+		*value = walk->bp;
+		return true;
+	}
+	if (walk->registers == FP_REGS_LEAF) {
+		*value = walk->leaf[reg & 15];
+		return true;
+	}
+	if (walk->registers == FP_REGS_SIGNAL)
+		return fp_read_word(walk, walk->sigcontext + fp_sigcontext_offset(reg & 15), value);
+	return false;
+}
+
+/* The frame that a signal interrupted: its registers lie at sp. */
+static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
+{
+	__u64 sigcontext = walk->sp + FP_UCONTEXT_SIGCONTEXT, pc, sp, bp;
+
+	if (!fp_read_word(walk, sigcontext + fp_sigcontext_offset(6), &bp) ||
+	    !fp_read_word(walk, sigcontext + fp_sigcontext_offset(7), &sp) ||
+	    !fp_read_word(walk, sigcontext + FP_SIGCONTEXT_RIP, &pc))
+		return FP_END_READ_FAULT;
+	walk->pc = pc;
+	walk->sp = sp;
+	walk->bp = bp;
+	walk->sigcontext = sigcontext;
+	walk->registers = FP_REGS_SIGNAL;
+	walk->flags = FP_FRAME_EXACT >> 32;
+	return FP_END_NONE;
+}
+
+/* One step by frame pointer, believed only if the frame pointer points a little way up the stack and the word beside it into known
+ * code. `failed` is the reason to end otherwise. */
+static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 flags, __u32 failed)
+{
+	__u64 bp = walk->bp, caller_bp, caller_pc;
+
+	/* The ABI asks the outermost frame to have rbp = 0 (psABI 3.4.1); musl's assembly without tables does it. */
+	if (!bp)
+		return FP_END_COMPLETE;
+	if ((bp & 7) || bp < walk->sp || bp - walk->sp > FP_FRAME_BYTES_MAX)
+		return failed;
+	if (!fp_read_word(walk, bp + 8, &caller_pc) || !fp_read_word(walk, bp, &caller_bp))
+		return failed;
+	if (caller_pc >= FP_USER_END || !fp_find_mapping(walk, caller_pc))
+		return failed;
+	walk->pc = caller_pc;
+	walk->sp = bp + 16;
+	walk->bp = caller_bp;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = flags >> 32;
+	return FP_END_NONE;
+}
+
+/* mov $15, %rax or %eax; syscall: how every libc returns from a signal handler. The kernel's ABI makes it the same everywhere, and
+ * musl's has no table. */
+static __always_inline bool fp_is_signal_return(__u64 pc)
+{
+	__u64 code[2] = {};
+
+	if (bpf_probe_read_user(code, 9, (void *)pc))
+		return false;
+	return (code[0] == 0x0f0000000fc0c748ULL && (code[1] & 0xff) == 0x05) ||
+	       (code[0] & 0x00ffffffffffffffULL) == 0x00050f0000000fb8ULL;
+}
+
+/* By the rule of the pc. */
+static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_rule *rule, __u64 addr)
+{
+	__u32 reg = rule->registers & 15, reg2 = rule->registers >> 4;
+	__u64 base, index, cfa, bp = walk->bp, pc;
+
+	switch (rule->cfa) {
+	case FP_CFA_REGISTER:
+		if (!fp_register_of(walk, reg, &base))
+			return FP_END_UNSUPPORTED;
+		cfa = base + (__s64)rule->offset;
+		break;
+	case FP_CFA_DEREF:
+	case FP_CFA_DEREF_INDEX:
+		if (!fp_register_of(walk, reg, &base))
+			return FP_END_UNSUPPORTED;
+		if (rule->cfa == FP_CFA_DEREF_INDEX) {
+			if (!fp_register_of(walk, reg2, &index))
+				return FP_END_UNSUPPORTED;
+			base += 8 * index;
+		}
+		if (!fp_read_word(walk, base + (__s64)rule->deref_offset, &cfa))
+			return FP_END_READ_FAULT;
+		cfa += (__s64)rule->deref_add;
+		break;
+	case FP_CFA_PLT:
+		cfa = walk->sp + 8 + ((addr & 15) >= (__u32)rule->offset ? 8 : 0);
+		break;
+	case FP_CFA_SIGNAL:
+		return fp_step_signal(walk);
+	case FP_CFA_END:
+		return FP_END_COMPLETE;
+	default:
+		return FP_END_UNSUPPORTED;
+	}
+	/* Only a leaf's frame can hold nothing but the return address. */
+	if (cfa < walk->sp + 8)
+		return FP_END_NO_PROGRESS;
+
+	if (rule->saved >> 4 == FP_RA_IN_REGISTER) {
+		if (!fp_register_of(walk, reg2, &pc))
+			return FP_END_UNSUPPORTED;
+	} else if (!fp_read_word(walk, cfa - 8, &pc)) {
+		return FP_END_READ_FAULT;
+	}
+
+	switch (rule->saved & 15) {
+	case FP_BP_SAME:
+		break;
+	case FP_BP_AT_CFA:
+		if (!fp_read_word(walk, cfa + 8 * (__s64)rule->bp_slot, &bp))
+			return FP_END_READ_FAULT;
+		break;
+	case FP_BP_AT_BP:
+		if (!fp_read_word(walk, walk->bp + 8 * (__s64)rule->bp_slot, &bp))
+			return FP_END_READ_FAULT;
+		break;
+	case FP_BP_AT_SP:
+		if (!fp_read_word(walk, walk->sp + 8 * (__s64)rule->bp_slot, &bp))
+			return FP_END_READ_FAULT;
+		break;
+	default:
+		bp = FP_BP_UNKNOWN;
+	}
+	walk->pc = pc;
+	walk->sp = cfa;
+	walk->bp = bp;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = 0;
+	return FP_END_NONE;
+}
+
+#ifndef FP_HOST
+/* If pc is the return trampoline, the return address that it stands for. The kernel keeps one entry a pending return probe, the newest
+ * first, with the stack address of the word it replaced; entries of frames that longjmp has left may lie between. */
+static __noinline __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct return_instance *instance;
+	struct xol_area *area;
 	int i;
 
+	area = task->mm->uprobes_state.xol_area;
+	if (!area || area->vaddr != pc)
+		return 0;
+	instance = task->utask->return_instances;
+	for (i = 0; i < FP_RETURNS_MAX && instance; i++) {
+		if (instance->stack == slot)
+			return instance->orig_ret_vaddr;
+		instance = instance->next;
+	}
+	return pc;
+}
+#endif
+
+/* One frame: finds its mapping, appends it, and steps to its caller. */
+static __always_inline __u32 fp_step(struct fp_walk *walk)
+{
+	__u64 pc = walk->pc, flags = (__u64)walk->flags << 32, addr;
+	struct fp_rule rule;
+	bool known;
+	__u32 end;
+
+	if (!pc || pc >= FP_USER_END)
+		return FP_END_BAD_PC;
+	known = fp_find_mapping(walk, pc);
+	if (!known && !flags) {
+		/* The word that a return probe replaced lies just below the caller's stack pointer. */
+		pc = fp_resolve_trampoline(pc, walk->sp - 8);
+		if (pc == walk->pc)
+			return FP_END_TRAMPOLINE;
+		if (pc) {
+			walk->pc = pc;
+			known = fp_find_mapping(walk, pc);
+		} else {
+			pc = walk->pc;
+		}
+	}
+	if (walk->len >= FP_FRAMES_MAX)
+		return FP_END_FRAME_LIMIT;
+	if (known && walk->mapping.kind == FP_MAPPING_JIT)
+		flags |= FP_FRAME_JIT;
+	walk->frames[walk->len & (FP_FRAMES_MAX - 1)] = pc | flags;
+	walk->len += 1;
+	if (!known)
+		return FP_END_NO_MAPPING;
+	if (walk->mapping.kind == FP_MAPPING_JIT)
+		return fp_step_frame_pointer(walk, 0, FP_END_JIT);
+
+	end = FP_END_NO_ROW;
+	addr = pc - walk->mapping.bias;
+	if (walk->mapping.kind == FP_MAPPING_FILE) {
+		/* A return address may be the first byte of the next function, or of another row: its call lies before it. */
+		end = fp_find_rule(walk, addr - !(flags & FP_FRAME_EXACT), &rule);
+		if (end == FP_END_NONE) {
+			if (rule.cfa == FP_CFA_SIGNAL)
+				walk->frames[(walk->len - 1) & (FP_FRAMES_MAX - 1)] = pc | flags | FP_FRAME_SIGNAL;
+			return fp_step_rule(walk, &rule, addr);
+		}
+		if (end == FP_END_NO_TABLE)
+			return end;
+	}
+	if (!(flags & FP_FRAME_EXACT) && fp_is_signal_return(pc)) {
+		walk->frames[(walk->len - 1) & (FP_FRAMES_MAX - 1)] = pc | flags | FP_FRAME_SIGNAL;
+		return fp_step_signal(walk);
+	}
+	return fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
+}
+
+struct fp_walk_loop {
+	struct fp_walk *walk;
+};
+
+static long fp_walk_loop(__u32 i, struct fp_walk_loop *loop)
+{
+	struct fp_walk *walk = loop->walk;
+
+	walk->end = fp_step(walk);
+	return walk->end != FP_END_NONE;
+}
+
+static long fp_hash_loop(__u32 i, struct fp_walk_loop *loop)
+{
+	struct fp_walk *walk = loop->walk;
+	__u64 hash = walk->hash ^ walk->frames[(walk->len - 1 - i) & (FP_FRAMES_MAX - 1)];
+
+	hash *= 0x9e3779b97f4a7c15ULL;
+	walk->hash = hash ^ hash >> 32;
+	return 0;
+}
+
+/* Asks for a table if the walk ended for want of one, but not again for a while. */
+static __always_inline void fp_ask_for_table(struct fp_walk *walk)
+{
+	struct fp_mappings_header *header;
+	__u32 key = walk->mm_id;
+	void *table;
+	__u64 now;
+
+	if (walk->end != FP_END_NO_TABLE && walk->end != FP_END_NO_MAPPING)
+		return;
+	table = bpf_map_lookup_elem(&mapping_tables, &key);
+	if (!table)
+		return;
+	key = 0;
+	header = bpf_map_lookup_elem(table, &key);
+	if (!header)
+		return;
+	now = bpf_ktime_get_ns();
+	if (now - header->asked < FP_ASK_INTERVAL_NS)
+		return;
+	header->asked = now;
+	walk->need_pc = walk->pc;
+}
+
+/*
+ * Walks the current thread's user stack from regs, whose pc is the probed instruction. mm_id names the address space in
+ * mapping_tables. The result is in walk: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0), need_pc
+ * (if not 0, the daemon should be asked for a table), and defined, which is 0 unless the caller set it for this very stack. NULL if
+ * there was no memory for it, which is counted.
+ */
+static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 mm_id)
+{
+	struct fp_walk_loop loop;
+	struct fp_walk *walk;
+	__u64 hash;
+
+	walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!walk) {
 		fp_count(FP_CNT_NO_WALK_STATE);
 		return NULL;
 	}
-	walk->frames[0] = regs->ip | FP_FRAME_EXACT;
-	walk->len = 1;
-	fp = regs->bp;
-	for (i = 1; i < 32; i++) {
-		if (bpf_probe_read_user(next, sizeof(next), (void *)fp) || !next[1])
-			break;
-		walk->frames[i] = next[1] & FP_FRAME_ADDR_MASK;
-		hash = (hash ^ next[1]) * 0x100000001b3ULL;
-		walk->len = i + 1;
-		if (next[0] <= fp)
-			break;
-		fp = next[0];
-	}
-	walk->end = FP_END_FP_ONLY;
-	walk->hash = (hash ^ regs->ip) | 1;
-	walk->defined = 0;
+	hash = walk->hash;
+	walk->leaf[0] = regs->ax;
+	walk->leaf[1] = regs->dx;
+	walk->leaf[2] = regs->cx;
+	walk->leaf[3] = regs->bx;
+	walk->leaf[4] = regs->si;
+	walk->leaf[5] = regs->di;
+	walk->leaf[8] = regs->r8;
+	walk->leaf[9] = regs->r9;
+	walk->leaf[10] = regs->r10;
+	walk->leaf[11] = regs->r11;
+	walk->leaf[12] = regs->r12;
+	walk->leaf[13] = regs->r13;
+	walk->leaf[14] = regs->r14;
+	walk->leaf[15] = regs->r15;
+	walk->pc = regs->ip;
+	walk->sp = regs->sp;
+	walk->bp = regs->bp;
+	walk->registers = FP_REGS_LEAF;
+	walk->flags = FP_FRAME_EXACT >> 32;
+	walk->mm_id = mm_id;
+	walk->mapping.begin = 0;
+	walk->mapping.end = 0;
+	walk->table_ready = 0;
+	walk->window_base = ~0ULL;
+	walk->need_pc = 0;
+	walk->len = 0;
+	walk->end = FP_END_NONE;
+
+	loop.walk = walk;
+	bpf_loop(FP_FRAMES_MAX + 1, fp_walk_loop, &loop, 0);
+	walk->hash = (walk->end + 1) * 0xff51afd7ed558ccdULL;
+	bpf_loop(walk->len, fp_hash_loop, &loop, 0);
+	if (!walk->hash)
+		walk->hash = 1;
+	if (walk->hash != hash)
+		walk->defined = 0;
+	fp_ask_for_table(walk);
+
+	fp_count(FP_CNT_WALK);
+	fp_count_add(FP_CNT_FRAMES, walk->len);
+	fp_count(FP_CNT_END_FIRST + walk->end);
 	return walk;
 }
 

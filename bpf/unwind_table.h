@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * What the daemon writes and the unwinder reads: a file's unwind table, and a process's mapping table.
+ *
+ * Both are arrays of 256-byte blocks (four cache lines; the kernel rounds array values up to 8 bytes, so rows of 4 bytes must come in
+ * blocks to cost 4 bytes). Mirrored by src/unwind/layout.rs, which builds them; tests hold the two against each other.
+ *
+ * A file's table, all parts in one array, so that it appears and disappears as a whole:
+ *
+ *   block 0              struct fp_table_header
+ *   index_block ...      struct fp_index: for each granule of 4 KiB of text, the number of its first row
+ *   rules_block ...      struct fp_rules: the distinct rules
+ *   rows_block ...       struct fp_rows: address and rule of each row, in order of address
+ *
+ * A row holds from its address to the next row's. Rule 0 says that nothing is known (a gap between functions). A granule without a row
+ * of its own continues the row before it.
+ *
+ * A process's mapping table: block 0 is struct fp_mappings_header, then struct fp_mappings, sorted by address.
+ */
+#ifndef FRAGPROF_UNWIND_TABLE_H
+#define FRAGPROF_UNWIND_TABLE_H
+
+#define FP_BLOCK_BYTES 256
+
+/* Text covered by one index entry. 4 KiB hold ~70 rows in ordinary code: one or two blocks to search. */
+#define FP_GRANULE_SHIFT 12
+
+/* Granules of one index block. Its last entry repeats the next block's first, so that a granule's first row and the next granule's
+ * are always found in one block. */
+#define FP_INDEX_GRANULES 63
+
+#define FP_ROWS_PER_BLOCK 64
+#define FP_RULES_PER_BLOCK 32
+#define FP_MAPPINGS_PER_BLOCK 8
+
+/* Executable mappings of a process. A JVM or a browser has a few hundred; 8192 in blocks of 8 are found in 10 steps. */
+#define FP_MAPPINGS_MAX 8192
+
+/* A granule has at most 4096 rows, one a byte, so 65 blocks at most: 7 steps find the block. */
+#define FP_ROW_BLOCK_STEPS 7
+#define FP_MAPPING_BLOCK_STEPS 10
+
+struct fp_block {
+	unsigned long long words[FP_BLOCK_BYTES / 8];
+};
+
+struct fp_table_header {
+	unsigned int first_granule; /* of the file's text, in file addresses (p_vaddr) */
+	unsigned int granules;
+	unsigned int rules_block;
+	unsigned int rows_block;
+	unsigned int rows;
+	unsigned int last_used;     /* daemon's clock tick at the last use; written by the unwinder, for eviction */
+};
+
+struct fp_index {
+	unsigned int first_row[FP_INDEX_GRANULES + 1];
+};
+
+struct fp_rows {
+	unsigned short pc[FP_ROWS_PER_BLOCK];   /* low 16 bits of the file address */
+	unsigned short rule[FP_ROWS_PER_BLOCK];
+};
+
+/* How the caller's stack pointer (the canonical frame address, CFA) is found. */
+enum fp_cfa {
+	FP_CFA_NONE = 0,        /* nothing known */
+	FP_CFA_REGISTER = 1,    /* reg + offset */
+	FP_CFA_DEREF = 2,       /* *(reg + deref_offset) + deref_add */
+	FP_CFA_DEREF_INDEX = 3, /* *(reg + 8 * reg2 + deref_offset) + deref_add */
+	FP_CFA_PLT = 4,         /* rsp + 8, and 8 more from the offset'th byte of a 16-byte PLT entry on */
+	FP_CFA_SIGNAL = 5,      /* a signal trampoline: the interrupted registers lie at rsp (struct ucontext) */
+	FP_CFA_END = 6,         /* the outermost frame: its return address is undefined */
+	FP_CFA_UNSUPPORTED = 7, /* a rule that has no form here */
+};
+
+/* Where the caller's rbp is. */
+enum fp_saved_bp {
+	FP_BP_SAME = 0,   /* still in rbp */
+	FP_BP_AT_CFA = 1, /* at CFA + 8 * bp_slot */
+	FP_BP_AT_BP = 2,  /* at rbp + 8 * bp_slot */
+	FP_BP_AT_SP = 3,  /* at rsp + 8 * bp_slot */
+	FP_BP_LOST = 4,   /* undefined, or in a place that has no form here: what the caller needs of it cannot be had */
+};
+
+/* Where the return address is. */
+enum fp_saved_ra {
+	FP_RA_AT_CFA = 0,      /* at CFA - 8 */
+	FP_RA_IN_REGISTER = 1, /* in reg2 (glibc's vfork) */
+};
+
+/* One rule, 8 bytes. Registers are DWARF numbers; other ones than rbp and rsp are known only where all are: in the first frame and
+ * in one interrupted by a signal. */
+struct fp_rule {
+	unsigned char cfa;       /* enum fp_cfa */
+	unsigned char registers; /* reg, reg2 << 4 */
+	unsigned char saved;     /* enum fp_saved_bp, enum fp_saved_ra << 4 */
+	signed char bp_slot;
+	union {
+		int offset;
+		struct {
+			short deref_offset;
+			short deref_add;
+		};
+	};
+};
+
+struct fp_rules {
+	struct fp_rule rule[FP_RULES_PER_BLOCK];
+};
+
+/* What a mapping is to the unwinder. */
+enum fp_mapping_kind {
+	FP_MAPPING_FILE = 1,   /* has a table, or will */
+	FP_MAPPING_JIT = 2,    /* anonymous code: frame pointers */
+	FP_MAPPING_NO_CFI = 3, /* a file without unwind information, or whose table was refused */
+};
+
+struct fp_mapping {
+	unsigned long long begin;
+	unsigned long long end;
+	unsigned long long bias; /* subtracted from an address gives the file's address (p_vaddr) */
+	unsigned int file;       /* index in the outer map of tables */
+	unsigned int kind;       /* enum fp_mapping_kind */
+};
+
+struct fp_mappings_header {
+	unsigned int mappings;
+	unsigned int pad;
+	unsigned long long asked; /* when a table was last asked for, CLOCK_MONOTONIC ns; written by the unwinder */
+};
+
+struct fp_mappings {
+	struct fp_mapping mapping[FP_MAPPINGS_PER_BLOCK];
+};
+
+_Static_assert(sizeof(struct fp_block) == FP_BLOCK_BYTES, "fp_block");
+_Static_assert(sizeof(struct fp_index) == FP_BLOCK_BYTES, "fp_index");
+_Static_assert(sizeof(struct fp_rows) == FP_BLOCK_BYTES, "fp_rows");
+_Static_assert(sizeof(struct fp_rules) == FP_BLOCK_BYTES, "fp_rules");
+_Static_assert(sizeof(struct fp_mappings) == FP_BLOCK_BYTES, "fp_mappings");
+_Static_assert(sizeof(struct fp_rule) == 8, "fp_rule");
+_Static_assert(sizeof(struct fp_mapping) == 32, "fp_mapping");
+
+#endif
