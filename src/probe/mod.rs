@@ -9,11 +9,13 @@
 
 pub mod branches;
 pub mod cookie;
+pub mod features;
 pub mod functions;
 pub mod placement;
 pub mod plan;
 
 pub use cookie::Cookie;
+pub use features::Features;
 pub use functions::{FunctionId, Op, Shape};
 pub use placement::{Emulation, Placement, place};
 pub use plan::{FilePlan, Plan, SitePlan, plan};

@@ -34,6 +34,17 @@ pub struct Emulation {
     pub long_nops: bool,
 }
 
+impl Emulation {
+    /// What the uprobes of a kernel release emulate. Releases tell nothing for certain, and here they need not: a wrong guess makes a
+    /// probe dearer, never wrong. Long `nop`s since 6.18 at the latest (`emulate_nop_insn`).
+    #[must_use]
+    pub fn of_release(release: &str) -> Self {
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        Self { long_nops: version >= (6, 18) }
+    }
+}
+
 /// Why a site was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {

@@ -122,7 +122,7 @@ pub fn detect(process: &Process) -> Result<Detection, TargetError> {
     let maps = process.maps()?;
     let mut detection = Detection::default();
     let entry_address = program_entry(process);
-    let mut main: Option<(u64, Addr)> = None;
+    let mut debug_word = None;
     for mapping in distinct_files(&maps, &mut detection.notes) {
         let file = match MappedFile::open(process, mapping) {
             Ok(file) => file,
@@ -138,7 +138,8 @@ pub fn detect(process: &Process) -> Result<Detection, TargetError> {
         });
         if is_main {
             detection.main_is_go = file.elf.is_go();
-            main = runtime_address(&file.elf, mapping, file.elf.debug_word_vaddr()).map(|word| (word, mapping.start));
+            let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
+            debug_word = bias.zip(file.elf.debug_word_vaddr()).map(|(bias, vaddr)| bias.wrapping_add(vaddr));
         }
         let found = identify(&file.elf);
         if !found.functions.is_empty() {
@@ -154,7 +155,7 @@ pub fn detect(process: &Process) -> Result<Detection, TargetError> {
             });
         }
     }
-    mark_serving(process, &maps, main.map(|(word, _)| word), &mut detection.modules);
+    mark_serving(process, &maps, debug_word, &mut detection.modules);
     Ok(detection)
 }
 
@@ -336,7 +337,7 @@ fn split_prefix_any(name: &[u8]) -> Option<(&str, &str)> {
     ];
     const ENDINGS: [&[u8]; 6] = [b"allocx", b"mallctl", b"alloc", b"free", b"memalign", b"reallocarray"];
     // Decides for nearly every symbol of a large program.
-    if !ENDINGS.iter().any(|ending| name.ends_with(*ending)) {
+    if !ENDINGS.iter().any(|ending| name.ends_with(ending)) {
         return None;
     }
     let name = std::str::from_utf8(name).ok()?;
@@ -410,12 +411,6 @@ fn program_entry(process: &Process) -> Option<Addr> {
         let word = |at: usize| pair.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
         (word(0)? == AT_ENTRY).then(|| word(8).map(Addr))?
     })
-}
-
-/// Where a virtual address of a file is in the process, given one of the file's mappings.
-fn runtime_address<R: ReadAt>(elf: &Elf<R>, mapping: &Mapping, vaddr: Option<u64>) -> Option<u64> {
-    let mapped_vaddr = elf.vaddr_of(mapping.offset)?;
-    Some(mapping.start.0.wrapping_sub(mapped_vaddr).wrapping_add(vaddr?))
 }
 
 /// Marks the module whose `malloc` the program's calls resolve to: the first in the dynamic loader's list, whose order is that of the

@@ -336,12 +336,19 @@ impl<R: ReadAt> Elf<R> {
         segment.offset.checked_add(vaddr - segment.vaddr).map(FileOffset)
     }
 
-    /// Virtual address of the byte at a file offset: in an executable segment if one covers it, else in any.
+    /// What must be added to a virtual address of the file to get the address in a process that maps the file's bytes from
+    /// `mapping_offset` on executable at `mapping_start`; wraps around for files that are linked above where they lie.
+    ///
+    /// The kernel maps whole pages, so a mapping starts up to a page before its segment where the segment does not start on a page
+    /// (lld's layout): the mapping's first byte then belongs to the segment before, whose addresses are a page apart.
     #[must_use]
-    pub fn vaddr_of(&self, offset: FileOffset) -> Option<u64> {
-        let covers = |s: &&Segment| offset.0.checked_sub(s.offset).is_some_and(|distance| distance < s.file_bytes);
-        let segment = self.segments.iter().filter(covers).max_by_key(|s| s.executable)?;
-        segment.vaddr.checked_add(offset.0 - segment.offset)
+    pub fn load_bias(&self, mapping_start: u64, mapping_offset: FileOffset) -> Option<u64> {
+        const PAGE_MASK: u64 = !0xfff;
+        let segment = self.segments.iter().filter(|s| s.executable).find(|s| {
+            let first_page = s.offset & PAGE_MASK;
+            first_page <= mapping_offset.0 && mapping_offset.0 < s.offset.saturating_add(s.file_bytes)
+        })?;
+        Some(mapping_start.wrapping_sub(mapping_offset.0).wrapping_add(segment.offset).wrapping_sub(segment.vaddr))
     }
 
     /// Up to `bytes_max` bytes from `vaddr` on, as many as its segment has in the file; empty outside.
@@ -583,12 +590,21 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_address_and_its_file_offset_map_to_one_another() {
+    fn the_load_bias_is_right_where_segments_share_a_page() {
+        // Text at offset 0x1a10 and virtual address 0x2a10, as lld lays it out; data before it in the same page.
+        let segment = |offset, vaddr, executable| Segment { offset, vaddr, file_bytes: 0x1000, executable };
+        let mut elf = Elf::parse(std::fs::read(LIBRARY).unwrap()).unwrap();
+        elf.segments = vec![segment(0xa10, 0xa10, false), segment(0x1a10, 0x2a10, true)];
+        // The loader maps the page at offset 0x1000 where address 0x2000 of the file belongs.
+        assert_eq!(elf.load_bias(0x7000_0000 + 0x2000, FileOffset(0x1000)), Some(0x7000_0000));
+    }
+
+    #[test]
+    fn a_virtual_address_is_found_in_the_file_through_its_segment() {
         let elf = Elf::parse(File::open(LIBRARY).unwrap()).unwrap();
         let text = elf.segments().iter().find(|s| s.executable).unwrap();
         let offset = elf.offset_of(text.vaddr + 77).unwrap();
         assert_eq!(offset.0, text.offset + 77);
-        assert_eq!(elf.vaddr_of(offset), Some(text.vaddr + 77));
         assert_eq!(elf.offset_of(u64::MAX), None);
     }
 
@@ -598,7 +614,7 @@ mod tests {
         let mut last = 0;
         elf.for_each_function(|f| last = f.vaddr);
         let _ = (elf.build_id(), elf.dynamic(), elf.linkage_slots(), elf.is_go(), elf.bytes_at(last, 64), elf.offset_of(last));
-        let _ = elf.vaddr_of(FileOffset(last));
+        let _ = elf.load_bias(last, FileOffset(last));
     }
 
     proptest! {

@@ -1,0 +1,247 @@
+//! `fragprof doctor`: what this kernel, these permissions and a process allow. The page to paste into a bug report.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::error::{ExitStatus, Failed};
+use crate::probe::cookie::Register;
+use crate::probe::features::{Capability, Features, Support};
+use crate::probe::plan::{FilePlan, Plan, PlanError, SitePlan, plan};
+use crate::target::process::{Process, TargetError};
+use crate::units::Pid;
+
+/// Shows what this kernel, these permissions and a process allow.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Also show the allocators of this process and where each of their functions would be probed.
+    #[arg(short, long)]
+    pub pid: Option<u32>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Prints the page.
+///
+/// # Errors
+/// If the process cannot be watched (the kernel's part is printed first), or the output cannot be written.
+pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyhow::Result<()> {
+    let target = args.pid.map(|pid| inspect(Pid(pid), features));
+    if args.json {
+        let mut page = json!({ "kernel": kernel_json(features) });
+        if let (Some(Ok((process, plan))), Some(page)) = (&target, page.as_object_mut()) {
+            page.insert("process".into(), process_json(process, plan));
+        }
+        serde_json::to_writer_pretty(&mut *out, &page)?;
+        writeln!(out)?;
+    } else {
+        write_kernel(features, out)?;
+        if let Some(Ok((process, plan))) = &target {
+            write_process(process, plan, out)?;
+        }
+    }
+    match target {
+        Some(Err(error)) => Err(failed(&error).into()),
+        _ => Ok(()),
+    }
+}
+
+fn inspect(pid: Pid, features: &Features) -> Result<(Process, Plan), PlanError> {
+    let process = Process::open(pid)?;
+    let plan = plan(&process, features.emulation())?;
+    Ok((process, plan))
+}
+
+/// The exit status of a process that cannot be watched.
+fn failed(error: &PlanError) -> Failed {
+    let status = match error {
+        PlanError::Target(TargetError::Denied { .. }) => ExitStatus::Unsupported,
+        _ => ExitStatus::Target,
+    };
+    Failed::new(status, error.to_string())
+}
+
+/// The kernel's offers, in the order of the page.
+fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 9] {
+    [
+        ("uprobe_session", "uprobe_multi session", &features.uprobe_session),
+        ("uprobe_multi", "uprobe_multi", &features.uprobe_multi),
+        ("perf_uprobe", "perf-event uprobes", &features.perf_uprobe),
+        ("attach_cookie", "attach cookies", &features.attach_cookie),
+        ("ring_buffer", "ring buffers", &features.ring_buffer),
+        ("task_storage", "task storage", &features.task_storage),
+        ("bpf_loop", "bpf_loop", &features.bpf_loop),
+        ("btf", "kernel types (BTF)", &features.btf),
+        ("tracefs", "tracefs", &features.tracefs),
+    ]
+}
+
+fn write_kernel(features: &Features, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "kernel {}", features.kernel_release)?;
+    for (_, name, support) in offers(features) {
+        match support {
+            Support::Yes => writeln!(out, "  {name:<22} yes")?,
+            Support::No(reason) => writeln!(out, "  {name:<22} no: {reason}")?,
+            Support::Unknown => writeln!(out, "  {name:<22} not tried")?,
+        }
+    }
+    writeln!(out, "  {:<22} {}", "long nops emulated", if features.long_nops_emulated { "yes" } else { "no" })?;
+    match features.attach() {
+        Ok(method) => writeln!(out, "  probes are attached by {}", attach_name(method))?,
+        Err(missing) => writeln!(out, "  nothing can be recorded: {missing}")?,
+    }
+    writeln!(out, "permissions")?;
+    for capability in Capability::ALL {
+        writeln!(out, "  {:<22} {}", capability.name(), if features.capabilities.contains(&capability) { "yes" } else { "no" })?;
+    }
+    match features.perf_event_paranoid {
+        Some(level) => writeln!(out, "  {:<22} {level}", "perf_event_paranoid"),
+        None => writeln!(out, "  {:<22} cannot be read", "perf_event_paranoid"),
+    }
+}
+
+fn attach_name(method: crate::probe::features::Attach) -> &'static str {
+    use crate::probe::features::Attach;
+    match method {
+        Attach::Session => "uprobe_multi sessions",
+        Attach::Multi => "uprobe_multi, entries and returns apart",
+        Attach::PerfEvents => "perf-event uprobes, one for each site",
+    }
+}
+
+fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "process {} ({})", process.pid(), process.comm())?;
+    if process.inner_pid() != process.pid() {
+        writeln!(out, "  is pid {} in its own pid namespace", process.inner_pid())?;
+    }
+    for file in &plan.files {
+        write_file(file, out)?;
+    }
+    for note in &plan.notes {
+        writeln!(out, "  note: {note}")?;
+    }
+    Ok(())
+}
+
+fn write_file(file: &FilePlan, out: &mut dyn Write) -> io::Result<()> {
+    let serves = if file.serves_malloc { ", serves malloc" } else { "" };
+    writeln!(out, "  {} in {}{serves}", file.allocator.name(), file.display_path.display())?;
+    if let Some(build_id) = &file.identity.build_id {
+        writeln!(out, "    build id {build_id}")?;
+    }
+    for site in &file.sites {
+        let instruction = format!("{:#x}+{:<3} {}", site.entry_vaddr, site.placement.offset, site.placement.instruction);
+        writeln!(
+            out,
+            "    {:<24} {instruction:<44} {} ({})",
+            site.function.name(),
+            site.placement.reason.text(),
+            arguments(site).iter().map(|(role, register)| format!("{role} in {}", register.name())).collect::<Vec<_>>().join(", "),
+        )?;
+    }
+    for without in &file.unprobed {
+        writeln!(out, "    {:<24} no probe: {}", without.function.name(), without.reason)?;
+    }
+    Ok(())
+}
+
+fn arguments(site: &SitePlan) -> Vec<(&'static str, Register)> {
+    let roles = [("size", site.placement.size), ("count", site.placement.count), ("pointer", site.placement.pointer)];
+    roles.into_iter().filter_map(|(role, register)| Some((role, register?))).collect()
+}
+
+fn kernel_json(features: &Features) -> Value {
+    let mut value = json!({
+        "release": features.kernel_release,
+        "long_nops_emulated": features.long_nops_emulated,
+        "perf_event_paranoid": features.perf_event_paranoid,
+        "capabilities": features.capabilities,
+        "attach": features.attach().ok(),
+    });
+    if let Some(object) = value.as_object_mut() {
+        for (key, _, support) in offers(features) {
+            object.insert(key.into(), json!(support));
+        }
+    }
+    value
+}
+
+fn process_json(process: &Process, plan: &Plan) -> Value {
+    json!({
+        "pid": process.pid(),
+        "inner_pid": process.inner_pid(),
+        "comm": process.comm(),
+        "notes": plan.notes,
+        "files": plan.files.iter().map(file_json).collect::<Vec<_>>(),
+    })
+}
+
+fn file_json(file: &FilePlan) -> Value {
+    let site = |site: &SitePlan| {
+        let registers: serde_json::Map<_, _> =
+            arguments(site).into_iter().map(|(role, register)| (role.to_owned(), json!(register.name()))).collect();
+        json!({
+            "function": site.function.name(),
+            "symbols": site.symbols,
+            "allocator": site.allocator,
+            "entry_vaddr": site.entry_vaddr,
+            "offset_bytes": site.placement.offset,
+            "file_offset_bytes": site.offset,
+            "instruction": site.placement.instruction,
+            "emulated": site.placement.reason.is_emulated(),
+            "reason": site.placement.reason.text(),
+            "arguments": registers,
+            "pushed_words": site.placement.sp_words,
+            "return_probe": site.placement.has_return,
+        })
+    };
+    json!({
+        "path": file.display_path.to_string_lossy(),
+        "attach_path": file.attach_path.to_string_lossy(),
+        "build_id": file.identity.build_id.as_ref().map(ToString::to_string),
+        "allocator": file.allocator,
+        "serves_malloc": file.serves_malloc,
+        "sites": file.sites.iter().map(site).collect::<Vec<_>>(),
+        "unprobed": file.unprobed.iter().map(|u| json!({
+            "function": u.function.name(), "symbols": u.symbols, "reason": u.reason,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn page(args: &DoctorArgs) -> (String, anyhow::Result<()>) {
+        let mut out = Vec::new();
+        let result = run(args, &Features::of_host(), &mut out);
+        (String::from_utf8(out).unwrap(), result)
+    }
+
+    #[test]
+    fn the_page_of_a_process_names_its_allocator_and_the_instructions() {
+        // This very process: a Rust program on the C library's malloc.
+        let (text, result) = page(&DoctorArgs { pid: Some(std::process::id()), json: false });
+        result.unwrap();
+        assert!(text.contains("glibc in ") && text.contains("serves malloc"), "{text}");
+        assert!(
+            text.lines().any(|l| l.trim().starts_with("free ") && l.contains("emulated by the kernel") && l.contains("pointer in rdi"))
+        );
+        let (json, result) = page(&DoctorArgs { pid: Some(std::process::id()), json: true });
+        result.unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let sites = json["process"]["files"][0]["sites"].as_array().unwrap();
+        assert!(sites.iter().any(|s| s["function"] == "malloc" && s["arguments"]["size"] == "rdi" && s["return_probe"] == true));
+    }
+
+    #[test]
+    fn a_missing_process_is_a_target_failure_behind_the_kernel_s_page() {
+        let (text, result) = page(&DoctorArgs { pid: Some(1 << 23), json: false });
+        assert!(text.starts_with("kernel "));
+        let error = result.unwrap_err();
+        assert_eq!(error.downcast_ref::<Failed>().unwrap().status, ExitStatus::Target);
+    }
+}
