@@ -1,1 +1,110 @@
-//! stub
+//! The difference of two profiles, stack by stack.
+//!
+//! Stacks are matched by the names of their functions: addresses, lines and process ids of two runs have nothing to say to one another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::kind::ValueKind;
+use super::model::{Frame, Profile, Stack};
+
+/// One stack in both profiles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiffRow<'a> {
+    /// Frames, leaf first, of the newer profile where it has the stack.
+    pub frames: Vec<&'a Frame>,
+    /// Value in the older profile.
+    pub old: u64,
+    /// Value in the newer profile.
+    pub new: u64,
+}
+
+impl DiffRow<'_> {
+    /// What was added; negative where the stack shrank.
+    pub fn delta(&self) -> i128 {
+        i128::from(self.new) - i128::from(self.old)
+    }
+}
+
+/// The difference of two profiles by one kind.
+#[derive(Debug)]
+pub struct Diff<'a> {
+    /// Stacks that changed, the largest change first.
+    pub rows: Vec<DiffRow<'a>>,
+    /// Sum over all stacks of the older profile.
+    pub old_total: u64,
+    /// Sum over all stacks of the newer profile.
+    pub new_total: u64,
+}
+
+/// Compares two profiles.
+pub fn compare<'a>(old: &'a Profile, new: &'a Profile, kind: ValueKind) -> Diff<'a> {
+    let mut rows: HashMap<Vec<Arc<str>>, DiffRow<'a>> = HashMap::new();
+    let (mut old_total, mut new_total) = (0u64, 0u64);
+    for (profile, is_new) in [(new, true), (old, false)] {
+        for stack in profile.stacks().iter().filter(|stack| stack.values.get(kind) > 0) {
+            let value = stack.values.get(kind);
+            let row =
+                rows.entry(names(profile, stack)).or_insert_with(|| DiffRow { frames: profile.frames_of(stack).collect(), old: 0, new: 0 });
+            let (side, total) = if is_new { (&mut row.new, &mut new_total) } else { (&mut row.old, &mut old_total) };
+            *side = side.saturating_add(value);
+            *total = total.saturating_add(value);
+        }
+    }
+    let mut rows: Vec<(Vec<Arc<str>>, DiffRow<'a>)> = rows.into_iter().filter(|(_, row)| row.delta() != 0).collect();
+    rows.sort_by(|(a_names, a), (b_names, b)| b.delta().abs().cmp(&a.delta().abs()).then_with(|| a_names.cmp(b_names)));
+    Diff { rows: rows.into_iter().map(|(_, row)| row).collect(), old_total, new_total }
+}
+
+fn names(profile: &Profile, stack: &Stack) -> Vec<Arc<str>> {
+    profile.frames_of(stack).map(|frame| frame.function.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::profile::Values;
+    use crate::profile::testing::frame;
+
+    fn profile(pid: u32, base: u64, rows: &[(&[&str], u64)]) -> Profile {
+        let mut profile = Profile::default();
+        for (names, value) in rows {
+            let frames: Vec<Frame> = names.iter().map(|&n| Frame { address: base, line: pid, ..frame(n, 1) }).collect();
+            profile.add(pid, &frames, None, &Values::default().with(ValueKind::InuseSpace, *value));
+        }
+        profile
+    }
+
+    #[test]
+    fn stacks_of_two_runs_are_matched_by_name_and_the_largest_change_comes_first() {
+        let old = profile(1, 0x1000, &[(&["a", "main"], 100), (&["b", "main"], 50), (&["gone", "main"], 7), (&["same"], 3)]);
+        let new = profile(2, 0x9000, &[(&["b", "main"], 900), (&["a", "main"], 40), (&["same"], 3)]);
+        let diff = compare(&old, &new, ValueKind::InuseSpace);
+        let rows: Vec<(String, i128)> = diff.rows.iter().map(|row| (row.frames[0].function.to_string(), row.delta())).collect();
+        assert_eq!(rows, [("b".to_owned(), 850), ("a".to_owned(), -60), ("gone".to_owned(), -7)]);
+        assert_eq!((diff.old_total, diff.new_total), (160, 943));
+    }
+
+    proptest! {
+        #[test]
+        fn the_changes_add_up_to_the_change_of_the_totals(
+            old in prop::collection::vec(("[ab]{1,2}", 0u64..1000), 0..12),
+            new in prop::collection::vec(("[ab]{1,2}", 0u64..1000), 0..12),
+        ) {
+            let of = |rows: &[(String, u64)]| {
+                let mut profile = Profile::default();
+                for (name, value) in rows {
+                    profile.add(1, &[frame(name, 1)], None, &Values::default().with(ValueKind::InuseSpace, *value));
+                }
+                profile
+            };
+            let (a, b) = (of(&old), of(&new));
+            let diff = compare(&a, &b, ValueKind::InuseSpace);
+            let sum: i128 = diff.rows.iter().map(DiffRow::delta).sum();
+            let total = |rows: &[(String, u64)]| rows.iter().map(|(_, v)| i128::from(*v)).sum::<i128>();
+            prop_assert_eq!(sum, total(&new) - total(&old));
+        }
+    }
+}

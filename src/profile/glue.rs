@@ -1,1 +1,161 @@
-//! stub
+//! Which frames are the allocator and the standard libraries' allocation code, so that a stack can be titled by the function that
+//! asked for the memory. Pure.
+
+use super::model::Frame;
+
+/// Functions of the allocators' interface, exactly.
+const ENTRY_POINTS: &[&str] = &[
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "memalign",
+    "aligned_alloc",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "mallocx",
+    "rallocx",
+    "xallocx",
+    "mmap",
+    "mmap64",
+    "__mmap",
+    "brk",
+    "sbrk",
+    "__sbrk",
+    "mremap",
+    "tmalloc_large",
+    "sysmalloc",
+    "strdup",
+    "__strdup",
+    "strndup",
+    "__strndup",
+];
+
+/// Starts of names: allocator internals, `operator new`, and what C++ and Rust's libraries put between it and the program.
+const PREFIXES: &[&str] = &[
+    "operator new",
+    "__libc_malloc",
+    "__libc_calloc",
+    "__libc_realloc",
+    "__libc_memalign",
+    "__GI___libc_",
+    "__GI_",
+    "__default_morecore",
+    "__glibc_morecore",
+    "_int_malloc",
+    "_int_realloc",
+    "_int_memalign",
+    "_mid_memalign",
+    "tcache_",
+    "arena_get",
+    "je_",
+    "_rjem_",
+    "mi_",
+    "_mi_",
+    "tc_malloc",
+    "tc_new",
+    "tc_calloc",
+    "tc_realloc",
+    "tcmalloc::",
+    "(anonymous namespace)::do_malloc",
+    "__gnu_cxx::new_allocator<",
+    "std::__new_allocator<",
+    "std::allocator<",
+    "std::allocator_traits<",
+    "std::_Vector_base<",
+    "std::__allocated_ptr",
+    "std::__allocate_guarded",
+    "std::__cxx11::basic_string<",
+    "std::basic_string<",
+    "std::__detail::_Hashtable_alloc<",
+    "std::_Rb_tree<",
+    "std::__cxx11::_List_base<",
+    "std::__cxx11::list<",
+    "std::_Deque_base<",
+    "std::make_unique<",
+    "std::make_shared<",
+    "std::allocate_shared<",
+    "std::__shared_count<",
+    "std::__shared_ptr<",
+    "std::shared_ptr<",
+    "__rust_",
+    "__rdl_",
+    "__rg_",
+    "alloc::",
+    "<alloc::",
+    "<std::alloc::",
+    "std::alloc::",
+    "std::sys::alloc::",
+    "hashbrown::raw::",
+];
+
+/// Member functions that only grow a container: `std::vector<…>::push_back` and the like. The name starts with the first part and holds
+/// the second.
+const MEMBERS: &[(&str, &str)] = &[
+    ("std::vector<", ">::_M_"),
+    ("std::vector<", ">::push_back"),
+    ("std::vector<", ">::emplace_back"),
+    ("std::vector<", ">::reserve"),
+    ("std::vector<", ">::resize"),
+    ("std::vector<", ">::vector"),
+    ("std::vector<", ">::insert"),
+    ("std::deque<", ">::_M_"),
+    ("std::deque<", ">::push_back"),
+    ("std::map<", ">::operator[]"),
+    ("std::unordered_map<", ">::operator[]"),
+    ("std::_Hashtable<", ">::"),
+    ("std::__detail::_Map_base<", ">::operator[]"),
+    ("void std::vector<", ">::_M_"),
+    ("void std::__cxx11::basic_string<", ">::_M_"),
+];
+
+/// Whether a function is an allocator's, or a standard library's on the way to one.
+pub fn is_allocation_code(function: &str) -> bool {
+    ENTRY_POINTS.contains(&function)
+        || PREFIXES.iter().any(|start| function.starts_with(start))
+        || MEMBERS.iter().any(|(start, part)| function.starts_with(start) && function.contains(part))
+}
+
+/// How many frames at the leaf are allocation code. Where all are, none: a stack needs a title.
+pub fn leading_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> usize {
+    let all = frames.len();
+    let leading = frames.take_while(|frame| is_allocation_code(&frame.function)).count();
+    if leading == all { 0 } else { leading }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn title<'a>(functions: &[&'a str]) -> &'a str {
+        let frames: Vec<Frame> = functions.iter().map(|&f| Frame::named(f)).collect();
+        functions[leading_frames(frames.iter())]
+    }
+
+    #[test]
+    fn a_stack_is_titled_by_the_function_that_asked_for_memory() {
+        assert_eq!(title(&["malloc", "operator new(unsigned long)", "shop::create(int)", "main"]), "shop::create(int)");
+        assert_eq!(
+            title(&[
+                "operator new(unsigned long)",
+                "std::__new_allocator<int>::allocate(unsigned long, void const*)",
+                "void std::vector<int, std::allocator<int> >::_M_realloc_insert<int>(int&&)",
+                "std::vector<int, std::allocator<int> >::push_back(int&&)",
+                "shop::fill(std::vector<int>&)",
+            ]),
+            "shop::fill(std::vector<int>&)"
+        );
+        assert_eq!(title(&["malloc", "__rdl_alloc", "alloc::raw_vec::RawVec<T,A>::grow_one", "cart::fill"]), "cart::fill");
+    }
+
+    #[test]
+    fn a_function_of_the_program_is_never_skipped_because_its_arguments_hold_a_container() {
+        assert_eq!(title(&["malloc", "shop::index(std::vector<int>::iterator)", "main"]), "shop::index(std::vector<int>::iterator)");
+    }
+
+    #[test]
+    fn a_stack_of_allocation_code_alone_is_titled_by_its_leaf() {
+        assert_eq!(title(&["malloc", "je_arena_init"]), "malloc");
+    }
+}

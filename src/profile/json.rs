@@ -1,1 +1,196 @@
-//! stub
+//! The profile as one JSON object, as `report --json` and `export --format json` print it.
+//!
+//! Keys are in snake_case with the unit last. A value that was not measured is `null`, never 0. Stable keys: `duration_s`, `mode`,
+//! `totals`, `losses`, `stacks_complete_ratio`, `stacks` with `frames` leaf first, and in `totals` and each stack those of
+//! [`ValueKind::json_key`] for the seven fixed kinds and the peak.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::kind::{KindSet, ValueKind, Values};
+use super::meta::{Counter, HeapSummary, Process};
+use super::model::{Frame, Profile, Stack};
+
+/// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them.
+pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String {
+    let ranked = profile.ranked(by);
+    let shown = top.unwrap_or(usize::MAX).min(ranked.len());
+    let meta = &profile.meta;
+    let mut totals_kinds = meta.kinds;
+    if meta.peak_inuse_bytes().is_some() {
+        totals_kinds = totals_kinds.with(ValueKind::PeakSpace);
+    }
+    let report = Report {
+        tool: &meta.tool,
+        mode: meta.mode.name(),
+        start_unix_ns: (meta.start_unix_ns > 0).then_some(meta.start_unix_ns),
+        duration_s: meta.duration_s,
+        survivor_age_s: meta.survivor_age_s,
+        by: by.json_key(),
+        totals: Numbers { values: profile.totals(), kinds: totals_kinds },
+        losses: counts(&meta.losses),
+        stacks_complete_ratio: meta.stacks_complete_ratio(),
+        stack_ends: counts(&meta.stack_ends),
+        doubts: &meta.doubts,
+        limits: &meta.limits,
+        notes: &meta.notes,
+        processes: meta.processes.iter().map(process).collect(),
+        stacks_with_value: ranked.len(),
+        stacks: ranked[..shown].iter().map(|stack| row(profile, stack)).collect(),
+    };
+    // Plain numbers, texts and lists: this cannot fail.
+    let mut text = serde_json::to_string(&report).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    tool: &'a str,
+    mode: &'static str,
+    start_unix_ns: Option<u64>,
+    duration_s: f64,
+    survivor_age_s: Option<f64>,
+    by: &'static str,
+    totals: Numbers,
+    losses: BTreeMap<&'a str, u64>,
+    stacks_complete_ratio: Option<f64>,
+    stack_ends: BTreeMap<&'a str, u64>,
+    doubts: &'a [String],
+    limits: &'a [String],
+    notes: &'a [String],
+    processes: Vec<ProcessRow<'a>>,
+    stacks_with_value: usize,
+    stacks: Vec<StackRow<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProcessRow<'a> {
+    pid: u32,
+    comm: &'a str,
+    allocators: &'a [String],
+    lossy: bool,
+    peak_inuse_bytes: Option<u64>,
+    #[serde(flatten)]
+    heap: HeapSummary,
+    fragmentation_ratio: Option<f64>,
+    extent_ratio: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct StackRow<'a> {
+    pid: Option<u32>,
+    truncated: Option<&'a str>,
+    frames: Vec<FrameRow<'a>>,
+    #[serde(flatten)]
+    values: Numbers,
+}
+
+#[derive(Serialize)]
+struct FrameRow<'a> {
+    function: &'a str,
+    file: Option<&'a str>,
+    line: Option<u32>,
+    module: Option<&'a str>,
+    /// Text, `0x…`: JSON readers lose digits of large numbers.
+    address: Option<String>,
+    build_id: Option<&'a str>,
+    inlined: bool,
+    guessed: bool,
+    jit: bool,
+}
+
+fn counts(counters: &[Counter]) -> BTreeMap<&str, u64> {
+    counters.iter().map(|counter| (counter.name.as_str(), counter.value)).collect()
+}
+
+fn process(process: &Process) -> ProcessRow<'_> {
+    let heap = process.heap.unwrap_or_default();
+    ProcessRow {
+        pid: process.pid,
+        comm: &process.comm,
+        allocators: &process.allocators,
+        lossy: process.lossy,
+        peak_inuse_bytes: process.peak_inuse_bytes,
+        heap,
+        fragmentation_ratio: heap.fragmentation_ratio(),
+        extent_ratio: heap.extent_ratio(),
+    }
+}
+
+fn row<'a>(profile: &'a Profile, stack: &'a Stack) -> StackRow<'a> {
+    StackRow {
+        pid: (stack.pid != 0).then_some(stack.pid),
+        truncated: stack.truncated.as_deref(),
+        frames: profile.frames_of(stack).map(frame).collect(),
+        values: Numbers { values: stack.values, kinds: profile.meta.kinds },
+    }
+}
+
+fn frame(frame: &Frame) -> FrameRow<'_> {
+    fn known(text: &str) -> Option<&str> {
+        (!text.is_empty()).then_some(text)
+    }
+    FrameRow {
+        function: &frame.function,
+        file: known(&frame.file),
+        line: (frame.line != 0).then_some(frame.line),
+        module: known(&frame.module),
+        address: (frame.address != 0).then(|| format!("{:#x}", frame.address)),
+        build_id: known(&frame.build_id),
+        inlined: frame.flags.inlined,
+        guessed: frame.flags.guessed,
+        jit: frame.flags.jit,
+    }
+}
+
+/// The values under their keys: the fixed ones always, the others where they were measured.
+struct Numbers {
+    values: Values,
+    kinds: KindSet,
+}
+
+impl Serialize for Numbers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for kind in ValueKind::ALL {
+            let measured = self.kinds.contains(kind);
+            if measured || kind.index() < ValueKind::ALWAYS_WRITTEN || kind == ValueKind::PeakSpace {
+                map.serialize_entry(kind.json_key(), &measured.then(|| self.values.get(kind)))?;
+            }
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::profile::testing::shop;
+
+    #[test]
+    fn the_report_object_has_its_fixed_keys_and_values() {
+        let json: serde_json::Value = serde_json::from_str(&to_string(&shop(), ValueKind::PinnedSpace, Some(1))).unwrap();
+        insta::assert_json_snapshot!(json);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_null_and_not_zero() {
+        let mut profile = shop();
+        profile.meta.kinds = KindSet::EMPTY.with(ValueKind::InuseSpace);
+        profile.meta.processes.clear();
+        let json: serde_json::Value = serde_json::from_str(&to_string(&profile, ValueKind::InuseSpace, None)).unwrap();
+        for key in
+            ["allocations", "allocated_bytes", "inuse_allocations", "pinned_bytes", "blocked_bytes", "growth_bytes", "peak_inuse_bytes"]
+        {
+            assert_eq!(json["totals"][key], serde_json::Value::Null, "{key}");
+            assert!(json["totals"].as_object().unwrap().contains_key(key), "{key}");
+            assert_eq!(json["stacks"][0][key], serde_json::Value::Null, "{key}");
+        }
+        assert_eq!(json["totals"]["inuse_bytes"], (15 << 20) + (400 << 10) + 100);
+        assert_eq!(json["stacks"].as_array().unwrap().len(), 3);
+    }
+}

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-use super::{NAME_BYTES_MAX, capped};
+use super::{NAME_BYTES_MAX, capped, prefix};
 
 /// Longest mangled name that is taken apart, in bytes. Substitutions make the output grow much faster than the input, and so the time.
 const MANGLED_BYTES_MAX: usize = 16 << 10;
@@ -62,7 +62,7 @@ impl Write for Bounded {
             self.text.push_str(part);
             return Ok(());
         }
-        self.text.push_str(&part[..part.floor_char_boundary(room)]);
+        self.text.push_str(prefix(part, room));
         self.full = true;
         Err(fmt::Error)
     }

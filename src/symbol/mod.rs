@@ -42,8 +42,13 @@ fn capped(name: &str) -> std::borrow::Cow<'_, str> {
     if name.len() <= NAME_BYTES_MAX {
         return name.into();
     }
-    let end = name.floor_char_boundary(NAME_BYTES_MAX);
-    format!("{}…", &name[..end]).into()
+    format!("{}…", prefix(name, NAME_BYTES_MAX)).into()
+}
+
+/// The longest start of a text that has at most `bytes_max` bytes and ends between two characters.
+fn prefix(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    &text[..end]
 }
 
 #[cfg(test)]
