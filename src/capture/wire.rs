@@ -64,9 +64,14 @@ impl Head {
         if ahead < half { near_ns.wrapping_add(ahead) } else { near_ns.wrapping_sub((mask + 1) - ahead) }
     }
 
+    /// The low bits of the slot's generation.
+    pub fn generation_low(&self) -> u16 {
+        (self.stamp >> STAMP_TIME_BITS) as u16
+    }
+
     /// Whether the record is of the slot's owner with this generation.
     pub fn is_of(&self, generation: u32) -> bool {
-        (self.stamp >> STAMP_TIME_BITS) as u16 == generation as u16
+        self.generation_low() == generation as u16
     }
 }
 
