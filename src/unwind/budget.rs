@@ -1,0 +1,1 @@
+//! Which tables stay in memory: least recently used go first.
