@@ -19,6 +19,7 @@ pub mod counters;
 mod load;
 pub mod ring;
 mod slots;
+pub mod tables;
 mod targets;
 pub mod wire;
 
@@ -26,6 +27,7 @@ pub use counters::Counters;
 pub use load::{AttachMethod, Offer};
 pub use ring::{Readers, Sink};
 pub use slots::Slot;
+pub use tables::Tables;
 
 /// Why capture cannot go on.
 #[derive(Debug, thiserror::Error)]
