@@ -12,8 +12,8 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
 use crate::units::{FileOffset, Pid};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
 
 pub mod counters;
 mod load;
@@ -292,10 +292,8 @@ impl Capture {
 
 fn make_rings(object: &Object, shards: u32, ring_bytes: u32) -> Result<Vec<MapHandle>> {
     let bytes = ring_bytes.max(4096).checked_next_power_of_two().unwrap_or(1 << 31);
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
+    let options =
+        libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t, ..Default::default() };
     let map_error = |source| Error::Map { map: "rings", source };
     let outer = load::map(object, "rings");
     (0..shards)

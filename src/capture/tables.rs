@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, Object};
 
 use super::{Error, Result, load};
-use crate::target::file::FileError;
 use crate::target::elf::ElfError;
+use crate::target::file::FileError;
 use crate::target::{Backing, FileIdentity, MappedFile, Mapping, Maps, Process};
 use crate::unwind::budget::{Admission, Budget};
 use crate::unwind::elf::{Elf, Image, Segment};
@@ -239,10 +239,7 @@ impl Tables {
         if let Some(files) = state.processes.remove(&mm_id) {
             state.release(&files);
             drop(state);
-            self.shared
-                .mapping_tables
-                .delete(&mm_id.to_ne_bytes())
-                .map_err(|source| Error::Map { map: "mapping_tables", source })?;
+            self.shared.mapping_tables.delete(&mm_id.to_ne_bytes()).map_err(|source| Error::Map { map: "mapping_tables", source })?;
         }
         Ok(())
     }

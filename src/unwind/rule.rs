@@ -188,15 +188,12 @@ where
     S: UnwindSection<EndianSlice<'a, LittleEndian>>,
 {
     Some(match rule {
-        CfaRule::RegisterAndOffset { register, offset } => Cfa::Register {
-            reg: u8::try_from(register.0).ok().filter(|&reg| reg < 16)?,
-            offset: i32::try_from(*offset).ok()?,
-        },
+        CfaRule::RegisterAndOffset { register, offset } => {
+            Cfa::Register { reg: u8::try_from(register.0).ok().filter(|&reg| reg < 16)?, offset: i32::try_from(*offset).ok()? }
+        }
         CfaRule::Expression(expression) => match expression::form(expression.get(section))? {
             Form::Register { reg, offset } => Cfa::Register { reg, offset },
-            Form::Deref { reg, offset, add } => {
-                Cfa::Deref { reg, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? }
-            }
+            Form::Deref { reg, offset, add } => Cfa::Deref { reg, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? },
             Form::DerefIndex { reg, index, offset, add } => {
                 Cfa::DerefIndex { reg, index, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? }
             }

@@ -4,9 +4,6 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Set before the programs are loaded. */
-const volatile __u32 mm_id = 0;
-
 /* The last stack, for a test that stops the target at the probe. */
 struct last_stack {
 	__u64 hash;
@@ -29,7 +26,7 @@ int walk_and_copy(struct pt_regs *regs)
 {
 	__u32 zero = 0, i;
 	struct last_stack *out = bpf_map_lookup_elem(&last, &zero);
-	struct fp_walk *walk = unwind_user(regs, mm_id);
+	struct fp_walk *walk = unwind_user(regs, bpf_get_current_pid_tgid() >> 32);
 
 	if (!out || !walk)
 		return 0;
@@ -46,7 +43,7 @@ int walk_and_copy(struct pt_regs *regs)
 SEC("uprobe")
 int walk_only(struct pt_regs *regs)
 {
-	unwind_user(regs, mm_id);
+	unwind_user(regs, bpf_get_current_pid_tgid() >> 32);
 	return 0;
 }
 
