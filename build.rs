@@ -23,11 +23,9 @@ fn main() -> Result<()> {
         "-Wall",
         "-Wextra",
         "-Werror",
-        "-Wno-unused-parameter",                 // BPF_PROG's hidden context
+        "-Wno-unused-parameter",                   // BPF_PROG's hidden context
         "-Wno-gnu-variable-sized-type-not-at-end", // a record's header with its frames behind
     ]);
-    builder.build().context(
-        "cannot compile bpf/fragprof.bpf.c: is clang (>= 12) installed? `make deps` installs what the build needs",
-    )?;
+    builder.build().context("cannot compile bpf/fragprof.bpf.c: is clang (>= 12) installed? `make deps` installs what the build needs")?;
     Ok(())
 }

@@ -217,6 +217,7 @@ static __always_inline __u32 fp_find_rule(struct fp_walk *walk, __u64 addr, stru
 	if (!index)
 		return FP_END_NO_ROW;
 	i = (__u32)granule % FP_INDEX_GRANULES;
+	barrier_var(i); /* or the compiler drops the masks, by which the verifier knows the bounds */
 	first = index->first_row[i & (FP_ROWS_PER_BLOCK - 1)];
 	next = index->first_row[(i + 1) & (FP_ROWS_PER_BLOCK - 1)];
 

@@ -82,10 +82,9 @@ fn keep_message(level: PrintLevel, text: String) {
 
 /// The one line of libbpf's messages that names the cause.
 fn cause(messages: &str) -> Option<String> {
-    let line = messages
-        .lines()
-        .map(str::trim)
-        .rfind(|line| !line.is_empty() && !line.contains("END PROG LOAD LOG") && !line.starts_with("processed ") && !line.contains("failed to load"))?;
+    let line = messages.lines().map(str::trim).rfind(|line| {
+        !line.is_empty() && !line.contains("END PROG LOAD LOG") && !line.starts_with("processed ") && !line.contains("failed to load")
+    })?;
     Some(line.trim_start_matches("libbpf: ").to_owned())
 }
 
@@ -147,7 +146,12 @@ fn try_attach(object: &Object, method: AttachMethod) -> libbpf_rs::Result<()> {
     let program = program(object, name)?;
     match method {
         AttachMethod::Single => {
-            drop(program.attach_uprobe_with_opts(pid, "/proc/self/exe", offset as usize, UprobeOpts { cookie: u64::MAX, ..Default::default() })?);
+            drop(program.attach_uprobe_with_opts(
+                pid,
+                "/proc/self/exe",
+                offset as usize,
+                UprobeOpts { cookie: u64::MAX, ..Default::default() },
+            )?);
         }
         AttachMethod::Session | AttachMethod::Multi => {
             let opts = UprobeMultiOpts {
@@ -191,9 +195,8 @@ pub fn map<'o>(object: &'o Object, name: &'static str) -> Map<'o> {
 
 /// Attaches what runs for every process of the machine and sends the unwatched away.
 pub fn attach_machine_wide(object: &Object) -> Result<Vec<Link>> {
-    MACHINE_WIDE.iter().map(|name| program(object, name)?.attach_trace()).collect::<libbpf_rs::Result<Vec<Link>>>().map_err(|error| Error::Load {
-        reason: format!("cannot attach to the kernel's life-cycle and mapping events: {error:#}"),
-        hint: hint(),
+    MACHINE_WIDE.iter().map(|name| program(object, name)?.attach_trace()).collect::<libbpf_rs::Result<Vec<Link>>>().map_err(|error| {
+        Error::Load { reason: format!("cannot attach to the kernel's life-cycle and mapping events: {error:#}"), hint: hint() }
     })
 }
 

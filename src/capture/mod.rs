@@ -12,13 +12,14 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
 use crate::units::{FileOffset, Pid};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
 
 pub mod counters;
 mod load;
 pub mod ring;
 mod slots;
+pub mod tables;
 mod targets;
 pub mod wire;
 
@@ -26,6 +27,7 @@ pub use counters::Counters;
 pub use load::{AttachMethod, Offer};
 pub use ring::{Readers, Sink};
 pub use slots::Slot;
+pub use tables::Tables;
 
 /// Why capture cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -290,10 +292,8 @@ impl Capture {
 
 fn make_rings(object: &Object, shards: u32, ring_bytes: u32) -> Result<Vec<MapHandle>> {
     let bytes = ring_bytes.max(4096).checked_next_power_of_two().unwrap_or(1 << 31);
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
+    let options =
+        libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t, ..Default::default() };
     let map_error = |source| Error::Map { map: "rings", source };
     let outer = load::map(object, "rings");
     (0..shards)

@@ -70,9 +70,8 @@ pub fn start(rings: &[MapHandle], sinks: Vec<Box<dyn Sink>>) -> Result<Readers> 
     for (shard, (ring, sink)) in rings.iter().zip(sinks).enumerate() {
         let ring = MapHandle::try_from(ring).map_err(|source| Error::Map { map: "rings", source })?;
         let (stop, malformed) = (Arc::clone(&readers.stop), Arc::clone(&readers.malformed));
-        let thread = std::thread::Builder::new()
-            .name(format!("fragprof-ring-{shard}"))
-            .spawn(move || read_ring(&ring, sink, &stop, &malformed))?;
+        let thread =
+            std::thread::Builder::new().name(format!("fragprof-ring-{shard}")).spawn(move || read_ring(&ring, sink, &stop, &malformed))?;
         readers.threads.push(thread);
     }
     Ok(readers)

@@ -30,14 +30,7 @@ impl TargetTable {
         let map_error = |source: std::io::Error| Error::Map { map: "targets", source: source.into() };
         // SAFETY: a fresh shared mapping of a map created with BPF_F_MMAPABLE and at least TABLE_BYTES of values; the kernel checks both.
         let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                TABLE_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_fd().as_raw_fd(),
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), TABLE_BYTES, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, map.as_fd().as_raw_fd(), 0)
         };
         if address == libc::MAP_FAILED {
             return Err(map_error(std::io::Error::last_os_error()));

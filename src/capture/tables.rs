@@ -1,0 +1,694 @@
+//! The unwinder's tables in the kernel: which files have one, which processes map them where.
+//!
+//! ```text
+//! sync_process ──→ a number for each mapped file ──→ small files at once, ──→ inner map filled through mmap ──→ outer entry
+//!                                                    large ones on a thread          (published last, removed first)
+//! ```
+//!
+//! A table belongs to a file, not to a process: files with the same build id and size share one. What does not fit into the budget, has
+//! no unwind information or is corrupt keeps its number and its reason, so that `doctor` can show it and nobody tries again for nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, Object};
+
+use super::{Error, Result, load};
+use crate::target::elf::ElfError;
+use crate::target::file::FileError;
+use crate::target::{Backing, FileIdentity, MappedFile, Mapping, Maps, Process};
+use crate::unwind::budget::{Admission, Budget};
+use crate::unwind::elf::{Elf, Image, Segment};
+use crate::unwind::layout::{BLOCK_BYTES, FILES_MAX, HEADER_LAST_USED, MappingKind};
+use crate::unwind::mappings::{self, CodeMapping};
+use crate::unwind::rows::Counts;
+use crate::unwind::{self, Table};
+
+/// How long a call converts files itself; the rest goes to the thread. Half of what attaching may take in all.
+const AT_ONCE: Duration = Duration::from_millis(150);
+/// Files that wait for the thread: each holds a file descriptor.
+const QUEUE_MAX: usize = 256;
+/// Files smaller than this are converted at once even when the time is up: it takes less than handing them over.
+const SMALL_FILE_BYTES: u64 = 64 << 10;
+/// First address that user code cannot have, as in unwind.bpf.h: `[vsyscall]` lies above.
+const USER_END: u64 = (1 << 47) - 4096;
+/// Bytes of the vdso; it has two pages on today's kernels.
+const VDSO_BYTES_MAX: u64 = 1 << 20;
+
+/// What became of a file's table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TableState {
+    /// In the kernel.
+    Loaded,
+    /// Waits to be converted.
+    Pending,
+    /// Was in the kernel; comes back when a walk asks for it.
+    Evicted,
+    /// There is none.
+    Refused(String),
+}
+
+/// A file and its table, for `doctor`.
+#[derive(Debug, Clone)]
+pub struct FileStatus {
+    /// Path in the process that brought it.
+    pub path: PathBuf,
+    /// What became of its table.
+    pub state: TableState,
+    /// Rows of the table, 0 without one.
+    pub rows: usize,
+    /// Bytes of the table.
+    pub bytes: u64,
+    /// What conversion saw and refused.
+    pub counts: Counts,
+    /// Address spaces that map it.
+    pub users: usize,
+}
+
+/// The sum over all files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Files known.
+    pub files: usize,
+    /// Files whose table is in the kernel.
+    pub loaded: usize,
+    /// Files that wait for conversion.
+    pub pending: usize,
+    /// Bytes of all tables in the kernel.
+    pub bytes: u64,
+    /// Bytes that they may take.
+    pub budget_bytes: u64,
+    /// Rows of all tables in the kernel.
+    pub rows: usize,
+    /// Rows of a form that the unwinder does not evaluate, in these.
+    pub rows_unsupported: u64,
+    /// Tables thrown out for others since the start.
+    pub evictions: u64,
+    /// Files without a table, by reason.
+    pub refused: Vec<(String, usize)>,
+    /// Executable mappings left out because a process had too many.
+    pub mappings_left_out: u64,
+}
+
+/// What a synchronisation did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Executable mappings of the process.
+    pub mappings: usize,
+    /// Files (and the vdso) among them.
+    pub files: usize,
+    /// Tables brought into the kernel now.
+    pub loaded: usize,
+    /// Files whose table is still to come.
+    pub pending: usize,
+    /// Files without a table.
+    pub without_table: usize,
+    /// Mappings left out because there were too many.
+    pub left_out: usize,
+}
+
+/// Two files that are one to the unwinder: by build id and size, else by everything the file system tells.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum FileKey {
+    BuildId(Vec<u8>, u64),
+    Identity(FileIdentity),
+}
+
+#[derive(Debug)]
+struct FileEntry {
+    key: FileKey,
+    path: PathBuf,
+    state: TableState,
+    segments: Vec<Segment>,
+    map: Option<MapHandle>,
+    rows: usize,
+    bytes: u64,
+    counts: Counts,
+    users: usize,
+}
+
+/// What a table is made from.
+#[derive(Debug)]
+enum Source {
+    File(File),
+    Memory(Vec<u8>),
+}
+
+impl Image for Source {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            Self::File(file) => Image::read_at(file, offset, buffer),
+            Self::Memory(bytes) => bytes.as_slice().read_at(offset, buffer),
+        }
+    }
+
+    fn length(&self) -> std::io::Result<u64> {
+        match self {
+            Self::File(file) => Image::length(file),
+            Self::Memory(bytes) => bytes.as_slice().length(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    files: HashMap<u32, FileEntry>,
+    by_key: HashMap<FileKey, u32>,
+    next_number: u32,
+    budget: Budget,
+    /// Files that each address space maps.
+    processes: HashMap<u32, Vec<u32>>,
+    queue: VecDeque<(u32, Source)>,
+    stop: bool,
+    generation: u32,
+    evictions: u64,
+    mappings_left_out: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    tables: MapHandle,
+    mapping_tables: MapHandle,
+    clock: MapHandle,
+    state: Mutex<State>,
+    wake: Condvar,
+    start: Instant,
+}
+
+/// The tables of all watched processes.
+#[derive(Debug)]
+pub struct Tables {
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl Tables {
+    /// Takes over the unwinder's maps of a loaded object and starts the thread that converts large files.
+    ///
+    /// # Errors
+    /// If a map's descriptor cannot be duplicated or the thread not started.
+    pub fn new(object: &Object, budget_bytes: u64) -> Result<Self> {
+        let handle = |name| MapHandle::try_from(&load::map(object, name)).map_err(|source| Error::Map { map: name, source });
+        let state = State {
+            files: HashMap::new(),
+            by_key: HashMap::new(),
+            next_number: 0,
+            budget: Budget::new(budget_bytes),
+            processes: HashMap::new(),
+            queue: VecDeque::new(),
+            stop: false,
+            generation: 0,
+            evictions: 0,
+            mappings_left_out: 0,
+        };
+        let shared = Arc::new(Shared {
+            tables: handle("tables")?,
+            mapping_tables: handle("mapping_tables")?,
+            clock: handle("unwind_clock")?,
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            start: Instant::now(),
+        });
+        let for_worker = Arc::clone(&shared);
+        let worker = std::thread::Builder::new().name("fragprof-tables".into()).spawn(move || for_worker.work())?;
+        Ok(Self { shared, worker: Some(worker) })
+    }
+
+    /// Brings an address space's mapping table and its files' tables up to date. Call it when a process is attached, after exec and
+    /// dlopen, and when a walk asked for a table. Large files come later, on the thread: until then walks end with
+    /// [`unwind::End::NoTable`].
+    ///
+    /// # Errors
+    /// If a map cannot be made or changed. A file without a table is no error: the report counts it.
+    pub fn sync_process(&self, process: &Process, mm_id: u32, maps: &Maps) -> Result<Report> {
+        self.shared.sync_process(process, mm_id, maps)
+    }
+
+    /// Drops an address space's mapping table. Its files' tables stay until their room is needed.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn forget_process(&self, mm_id: u32) -> Result<()> {
+        let mut state = self.shared.lock();
+        if let Some(files) = state.processes.remove(&mm_id) {
+            state.release(&files);
+            drop(state);
+            self.shared.mapping_tables.delete(&mm_id.to_ne_bytes()).map_err(|source| Error::Map { map: "mapping_tables", source })?;
+        }
+        Ok(())
+    }
+
+    /// The sum over all files.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let state = self.shared.lock();
+        let mut status = Status {
+            files: state.files.len(),
+            bytes: state.budget.used_bytes(),
+            budget_bytes: state.budget.limit_bytes(),
+            evictions: state.evictions,
+            mappings_left_out: state.mappings_left_out,
+            ..Default::default()
+        };
+        let mut refused: HashMap<&str, usize> = HashMap::new();
+        for file in state.files.values() {
+            match &file.state {
+                TableState::Loaded => {
+                    status.loaded += 1;
+                    status.rows += file.rows;
+                    status.rows_unsupported += file.counts.rows_unsupported;
+                }
+                TableState::Pending => status.pending += 1,
+                TableState::Evicted => {}
+                TableState::Refused(reason) => *refused.entry(reason).or_default() += 1,
+            }
+        }
+        status.refused = refused.into_iter().map(|(reason, files)| (reason.to_owned(), files)).collect();
+        status.refused.sort();
+        status
+    }
+
+    /// The files that an address space maps, in order of path.
+    #[must_use]
+    pub fn files_of(&self, mm_id: u32) -> Vec<FileStatus> {
+        let state = self.shared.lock();
+        let numbers = state.processes.get(&mm_id).map(Vec::as_slice).unwrap_or_default();
+        let mut files: Vec<FileStatus> = numbers.iter().filter_map(|number| state.files.get(number)).map(FileEntry::status).collect();
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        files
+    }
+
+    /// Waits until no file waits for conversion, at most this long; says whether that is so.
+    #[must_use]
+    pub fn wait_until_loaded(&self, timeout: Duration) -> bool {
+        let state = self.shared.lock();
+        let pending = |state: &mut State| state.files.values().any(|file| file.state == TableState::Pending);
+        let waited = self.shared.wake.wait_timeout_while(state, timeout, pending).unwrap_or_else(PoisonError::into_inner);
+        !waited.1.timed_out()
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.wake.notify_all();
+        if let Some(worker) = self.worker.take() {
+            // A panic of the thread has been reported by the thread.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl FileEntry {
+    fn status(&self) -> FileStatus {
+        FileStatus {
+            path: self.path.clone(),
+            state: self.state.clone(),
+            rows: self.rows,
+            bytes: self.bytes,
+            counts: self.counts,
+            users: self.users,
+        }
+    }
+}
+
+impl State {
+    fn release(&mut self, files: &[u32]) {
+        for number in files {
+            let Some(file) = self.files.get_mut(number) else { continue };
+            file.users = file.users.saturating_sub(1);
+            if file.users == 0 && matches!(file.state, TableState::Evicted | TableState::Refused(_)) {
+                self.drop_file(*number);
+            }
+        }
+    }
+
+    fn drop_file(&mut self, number: u32) {
+        if let Some(file) = self.files.remove(&number) {
+            self.by_key.remove(&file.key);
+            self.budget.remove(number);
+        }
+    }
+
+    /// A number that no file has, the one given out longest ago: a walk that still holds a former file's number must not find another's
+    /// table. `None` if all are taken.
+    fn take_number(&mut self) -> Option<u32> {
+        (0..FILES_MAX).find_map(|_| {
+            let number = self.next_number;
+            self.next_number = (number + 1) % FILES_MAX;
+            (!self.files.contains_key(&number)).then_some(number)
+        })
+    }
+}
+
+/// An executable mapping whose file has been looked up.
+struct Found {
+    number: u32,
+    kind: MappingKind,
+    bias: u64,
+}
+
+const NOTHING: Found = Found { number: 0, kind: MappingKind::NoCfi, bias: 0 };
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seconds since the start: the unit of eviction.
+    fn tick(&self) -> u32 {
+        // From 1: a header's 0 means never used.
+        u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(1)
+    }
+
+    fn sync_process(&self, process: &Process, mm_id: u32, maps: &Maps) -> Result<Report> {
+        let mut report = Report::default();
+        let mut code: Vec<CodeMapping> = Vec::new();
+        let mut files: Vec<u32> = Vec::new();
+        let mut fresh: Vec<(u32, Source)> = Vec::new();
+        for mapping in maps.mappings.iter().filter(|mapping| mapping.permissions.execute && mapping.start.0 < USER_END) {
+            let found = match &mapping.backing {
+                // Return trampolines are recognised by their address.
+                Backing::Named(name) if name == "[uprobes]" => continue,
+                Backing::Named(name) if name == "[vdso]" => self.find_vdso(process, mapping, &mut fresh),
+                Backing::File { .. } => self.find_file(process, mapping, &mut fresh),
+                _ => Found { kind: MappingKind::Jit, ..NOTHING },
+            };
+            report.mappings += 1;
+            if found.kind == MappingKind::File && !files.contains(&found.number) {
+                files.push(found.number);
+            }
+            let whole = CodeMapping { begin: mapping.start.0, end: mapping.end.0, bias: found.bias, file: found.number, kind: found.kind };
+            match code.last_mut() {
+                // Generated code often comes in many small pieces.
+                Some(last) if last.kind == MappingKind::Jit && whole.kind == MappingKind::Jit && last.end == whole.begin => {
+                    last.end = whole.end;
+                }
+                _ => code.push(whole),
+            }
+        }
+        report.files = files.len();
+
+        report.loaded = self.convert_at_once(fresh)?;
+        let (blocks, left_out) = mappings::to_blocks(&code);
+        report.left_out = left_out;
+        let map = filled_map("fp_mappings", &blocks)?;
+        let mut state = self.lock();
+        state.mappings_left_out += left_out as u64;
+        for number in &files {
+            match state.files.get_mut(number) {
+                Some(file) => {
+                    file.users += 1;
+                    match file.state {
+                        TableState::Pending => report.pending += 1,
+                        TableState::Refused(_) => report.without_table += 1,
+                        TableState::Loaded | TableState::Evicted => {}
+                    }
+                }
+                None => report.without_table += 1,
+            }
+        }
+        if let Some(before) = state.processes.insert(mm_id, files) {
+            state.release(&before);
+        }
+        drop(state);
+        self.publish("mapping_tables", &self.mapping_tables, &[(mm_id, &map)])?;
+        self.raise_generation()?;
+        Ok(report)
+    }
+
+    /// The number of a mapped file; files not seen before, and evicted ones, are added to `fresh`.
+    fn find_file(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> Found {
+        let file = match MappedFile::open(process, mapping) {
+            Ok(file) => file,
+            // Memory that a program shares with itself to write code into has a file, but no ELF file.
+            Err(FileError::Elf { source: ElfError::NotElf, .. }) => return Found { kind: MappingKind::Jit, ..NOTHING },
+            Err(error) => {
+                tracing::debug!(pid = process.pid().0, %error, "no unwind table");
+                return NOTHING;
+            }
+        };
+        let key = match &file.identity.build_id {
+            Some(id) => FileKey::BuildId(id.0.clone(), file.identity.size_bytes),
+            None => FileKey::Identity(file.identity.clone()),
+        };
+        let source = || File::open(&file.attach_path).map(Source::File);
+        self.find(key, file.display_path, mapping.start.0, mapping.offset.0, source, fresh)
+    }
+
+    /// The vdso has no file: it is read from the process's memory.
+    fn find_vdso(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> Found {
+        let bytes = File::open(process.directory().join("mem")).and_then(|memory| {
+            let mut bytes = vec![0; usize::try_from(mapping.len().min(VDSO_BYTES_MAX)).unwrap_or(0)];
+            memory.read_exact_at(&mut bytes, mapping.start.0)?;
+            Ok(bytes)
+        });
+        let Ok(bytes) = bytes else { return NOTHING };
+        let Some(id) = Elf::parse(bytes.as_slice()).ok().and_then(|elf| elf.build_id()) else { return NOTHING };
+        let key = FileKey::BuildId(id, bytes.len() as u64);
+        self.find(key, "[vdso]".into(), mapping.start.0, 0, || Ok(Source::Memory(bytes.clone())), fresh)
+    }
+
+    fn find(
+        &self,
+        key: FileKey,
+        path: PathBuf,
+        begin: u64,
+        offset: u64,
+        source: impl FnOnce() -> std::io::Result<Source>,
+        fresh: &mut Vec<(u32, Source)>,
+    ) -> Found {
+        let mut state = self.lock();
+        let number = match state.by_key.get(&key) {
+            Some(&number) => number,
+            None => {
+                let Some(number) = state.take_number() else { return NOTHING };
+                let entry = FileEntry {
+                    key: key.clone(),
+                    path,
+                    state: TableState::Evicted,
+                    segments: Vec::new(),
+                    map: None,
+                    rows: 0,
+                    bytes: 0,
+                    counts: Counts::default(),
+                    users: 0,
+                };
+                state.files.insert(number, entry);
+                state.by_key.insert(key, number);
+                number
+            }
+        };
+        let Some(file) = state.files.get_mut(&number) else { return NOTHING };
+        if file.state == TableState::Evicted {
+            let opened = source().and_then(|source| {
+                let elf = Elf::parse(&source).map_err(std::io::Error::other)?;
+                file.segments = elf.segments;
+                Ok(source)
+            });
+            match opened {
+                Ok(source) => {
+                    file.state = TableState::Pending;
+                    fresh.push((number, source));
+                }
+                Err(error) => file.state = TableState::Refused(error.to_string()),
+            }
+        }
+        let kind = if matches!(file.state, TableState::Refused(_)) { MappingKind::NoCfi } else { MappingKind::File };
+        match mappings::bias_of(&file.segments, begin, offset) {
+            Some(bias) => Found { number, kind, bias },
+            None => Found { number, kind: MappingKind::NoCfi, bias: 0 },
+        }
+    }
+
+    /// Converts what can be converted in the time there is, small files first, and hands the rest to the thread.
+    fn convert_at_once(&self, mut fresh: Vec<(u32, Source)>) -> Result<usize> {
+        let begun = Instant::now();
+        let mut converted = Vec::new();
+        let mut later = Vec::new();
+        fresh.sort_by_key(|(_, source)| source.length().unwrap_or(u64::MAX));
+        for (number, source) in fresh {
+            let small = source.length().is_ok_and(|bytes| bytes < SMALL_FILE_BYTES);
+            if begun.elapsed() < AT_ONCE || small || self.lock().queue.len() + later.len() >= QUEUE_MAX {
+                converted.push((number, Table::read(&source)));
+            } else {
+                later.push((number, source));
+            }
+        }
+        if !later.is_empty() {
+            self.lock().queue.extend(later);
+            self.wake.notify_all();
+        }
+        self.load(converted)
+    }
+
+    /// Brings converted tables into the kernel; returns how many.
+    fn load(&self, converted: Vec<(u32, std::result::Result<Table, unwind::Error>)>) -> Result<usize> {
+        let mut loaded = Vec::new();
+        for (number, table) in converted {
+            let table = match table {
+                Ok(table) => table,
+                Err(error) => {
+                    self.refuse(number, error.to_string());
+                    continue;
+                }
+            };
+            let bytes = table.bytes() as u64;
+            self.note_uses(bytes);
+            let admission = self.lock().budget.admit(number, bytes, self.tick());
+            match admission {
+                Admission::Refused => self.refuse(number, "the table does not fit into the budget beside those in use".into()),
+                Admission::Admitted { evict } => {
+                    self.evict(&evict)?;
+                    let map = filled_map("fp_table", &table.to_bytes())?;
+                    loaded.push((number, map, table));
+                }
+            }
+        }
+        let entries: Vec<(u32, &MapHandle)> = loaded.iter().map(|(number, map, _)| (*number, map)).collect();
+        self.publish("tables", &self.tables, &entries)?;
+        let count = loaded.len();
+        let mut state = self.lock();
+        for (number, map, table) in loaded {
+            if let Some(file) = state.files.get_mut(&number) {
+                file.state = TableState::Loaded;
+                file.rows = table.rows().rows.len();
+                file.bytes = table.bytes() as u64;
+                file.counts = table.counts();
+                file.map = Some(map);
+            }
+        }
+        drop(state);
+        self.wake.notify_all();
+        self.raise_generation()?;
+        Ok(count)
+    }
+
+    fn refuse(&self, number: u32, reason: String) {
+        if let Some(file) = self.lock().files.get_mut(&number) {
+            tracing::debug!(path = %file.path.display(), reason, "no unwind table");
+            file.state = TableState::Refused(reason);
+        }
+        self.wake.notify_all();
+    }
+
+    /// Before tables are evicted: learns from their headers when they were last used.
+    fn note_uses(&self, bytes: u64) {
+        let mut state = self.lock();
+        if state.budget.fits(bytes) {
+            return;
+        }
+        let state = &mut *state;
+        for (number, file) in &state.files {
+            let header = file.map.as_ref().and_then(|map| map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok().flatten());
+            let last_used = header.as_deref().and_then(|header| header.get(HEADER_LAST_USED..)?.first_chunk().copied());
+            if let Some(tick) = last_used {
+                state.budget.touch(*number, u32::from_le_bytes(tick));
+            }
+        }
+    }
+
+    /// The entry first, then the map: a walk that found the map keeps it until it is done.
+    fn evict(&self, numbers: &[u32]) -> Result<()> {
+        for number in numbers {
+            self.tables.delete(&number.to_ne_bytes()).map_err(|source| Error::Map { map: "tables", source })?;
+            let mut state = self.lock();
+            state.evictions += 1;
+            if let Some(file) = state.files.get_mut(number) {
+                file.state = TableState::Evicted;
+                file.map = None;
+                if file.users == 0 {
+                    state.drop_file(*number);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets entries of an outer map. In one call where the kernel can: each call waits for an RCU grace period, some 20 ms.
+    fn publish(&self, name: &'static str, outer: &MapHandle, entries: &[(u32, &MapHandle)]) -> Result<()> {
+        let fd = |map: &MapHandle| map.as_fd().as_raw_fd().to_ne_bytes();
+        if entries.len() > 1 {
+            let keys: Vec<u8> = entries.iter().flat_map(|(key, _)| key.to_ne_bytes()).collect();
+            let values: Vec<u8> = entries.iter().flat_map(|(_, map)| fd(map)).collect();
+            let count = u32::try_from(entries.len()).unwrap_or(0);
+            if outer.update_batch(&keys, &values, count, MapFlags::ANY, MapFlags::ANY).is_ok() {
+                return Ok(());
+            }
+        }
+        for (key, map) in entries {
+            outer.update(&key.to_ne_bytes(), &fd(map), MapFlags::ANY).map_err(|source| Error::Map { map: name, source })?;
+        }
+        Ok(())
+    }
+
+    /// Tells the unwinder that what it remembers may not hold any more, and the time.
+    fn raise_generation(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.generation = state.generation.wrapping_add(1);
+        self.write_clock(state.generation)
+    }
+
+    fn write_clock(&self, generation: u32) -> Result<()> {
+        let mut value = [0; 8];
+        value[..4].copy_from_slice(&generation.to_ne_bytes());
+        value[4..].copy_from_slice(&self.tick().to_ne_bytes());
+        let error = |source| Error::Map { map: "unwind_clock", source };
+        self.clock.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).map_err(error)
+    }
+
+    /// The thread: converts what waits, and tells the unwinder the time once a second.
+    fn work(&self) {
+        let mut state = self.lock();
+        while !state.stop {
+            if let Some((number, source)) = state.queue.pop_front() {
+                drop(state);
+                if let Err(error) = self.load(vec![(number, Table::read(&source))]) {
+                    self.refuse(number, error.to_string());
+                }
+                state = self.lock();
+                continue;
+            }
+            if let Err(error) = self.write_clock(state.generation) {
+                tracing::warn!(%error, "the unwinder's clock stands still: tables may be evicted in the wrong order");
+            }
+            state = self.wake.wait_timeout(state, Duration::from_secs(1)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A new inner map that holds these blocks.
+fn filled_map(name: &'static str, blocks: &[u8]) -> Result<MapHandle> {
+    let error = |source| Error::Map { map: name, source };
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        map_flags: libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP,
+        ..Default::default()
+    };
+    let entries = u32::try_from(blocks.len() / BLOCK_BYTES).unwrap_or(u32::MAX);
+    let map = MapHandle::create(MapType::Array, Some(name), 4, BLOCK_BYTES as u32, entries, &options).map_err(error)?;
+    let length = blocks.len();
+    // SAFETY: a new mapping at a place that the kernel picks; nothing else knows of it.
+    let memory = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            length,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+            rustix::mm::MapFlags::SHARED,
+            &map,
+            0,
+        )
+    }
+    .map_err(|errno| error(libbpf_rs::Error::from(std::io::Error::from(errno))))?;
+    // SAFETY: the mapping has `length` bytes, is writable, and is not the slice's memory; no one else uses the map yet.
+    unsafe { std::ptr::copy_nonoverlapping(blocks.as_ptr(), memory.cast::<u8>(), length) };
+    // SAFETY: unmaps what was mapped above; no reference to it is left.
+    unsafe { rustix::mm::munmap(memory, length) }.map_err(|errno| error(libbpf_rs::Error::from(std::io::Error::from(errno))))?;
+    Ok(map)
+}

@@ -1,0 +1,59 @@
+//! A process's executable mappings as the blocks that the unwinder reads.
+
+use super::elf::Segment;
+use super::layout::{BLOCK_BYTES, MAPPINGS_MAX, MAPPINGS_PER_BLOCK, MappingKind, put_u32, put_u64};
+
+/// One executable mapping: `struct fp_mapping`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodeMapping {
+    /// First address.
+    pub begin: u64,
+    /// First address after it.
+    pub end: u64,
+    /// Subtracted from an address gives the file's own address.
+    pub bias: u64,
+    /// Number of the file's table; of no meaning without one.
+    pub file: u32,
+    /// What it is.
+    pub kind: MappingKind,
+}
+
+/// The difference between addresses in memory and in the file, for a mapping of file offset `offset` at `begin`; `None` if no
+/// executable segment lies there.
+#[must_use]
+pub fn bias_of(segments: &[Segment], begin: u64, offset: u64) -> Option<u64> {
+    /// Segments are mapped from the start of their first page.
+    const PAGE: u64 = 4096;
+    let segment = segments.iter().find(|segment| {
+        let first = segment.offset & !(PAGE - 1);
+        segment.executable && first <= offset && offset < segment.offset.saturating_add(segment.file_bytes)
+    })?;
+    // The file's address of the byte at `offset`; both differences may be negative.
+    let address = segment.address.wrapping_add(offset.wrapping_sub(segment.offset));
+    Some(begin.wrapping_sub(address))
+}
+
+/// The blocks of a process's mapping table, and how many mappings it had to leave out.
+#[must_use]
+pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
+    let mut sorted = mappings.to_vec();
+    sorted.sort_by_key(|mapping| mapping.begin);
+    sorted.dedup_by_key(|mapping| mapping.begin);
+    let left_out = sorted.len().saturating_sub(MAPPINGS_MAX);
+    sorted.truncate(MAPPINGS_MAX);
+
+    let blocks = sorted.len().div_ceil(MAPPINGS_PER_BLOCK);
+    let mut bytes = vec![0; (1 + blocks) * BLOCK_BYTES];
+    put_u32(&mut bytes, 0, u32::try_from(sorted.len()).unwrap_or(0));
+    for (i, place) in bytes.chunks_exact_mut(32).skip(BLOCK_BYTES / 32).enumerate() {
+        // The search goes by `begin` alone: entries not used lie above every address.
+        let unused = CodeMapping { begin: u64::MAX, end: u64::MAX, bias: 0, file: 0, kind: MappingKind::NoCfi };
+        let mapping = sorted.get(i).unwrap_or(&unused);
+        put_u64(place, 0, mapping.begin);
+        put_u64(place, 8, mapping.end);
+        put_u64(place, 16, mapping.bias);
+        put_u32(place, 24, mapping.file);
+        put_u32(place, 28, mapping.kind as u32);
+    }
+    (bytes, left_out)
+}

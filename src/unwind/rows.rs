@@ -1,0 +1,311 @@
+//! `.eh_frame` or `.debug_frame` to rows: address and rule, sorted, without repetition.
+//!
+//! A row holds from its address to the next row's. Where functions leave a gap that may hold code, a row without a rule ends the
+//! function before it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use gimli::{BaseAddresses, CieOrFde, DebugFrame, EhFrame, EndianSlice, LittleEndian, UnwindContext};
+
+use super::Error;
+use super::elf::{Format, Segment, UnwindSection};
+use super::rule::Rule;
+
+/// Rows of one file. The largest seen has 1.2 M (LLVM); 8 M rows are 32 MiB of table, half the default budget.
+pub const ROWS_MAX: usize = 8 << 20;
+/// Functions of one file, and CIEs and other entries with them. 1.2 M rows came from 161,000.
+const ENTRIES_MAX: usize = 4 << 20;
+/// Distinct rules of one file: a row has 16 bits for the number. The whole of a distribution has 3,884.
+const RULES_MAX: usize = u16::MAX as usize;
+
+/// The number of the rule that says nothing.
+pub const NO_RULE: u16 = 0;
+
+/// A gap between functions up to this many bytes is taken for padding (functions are aligned to 16).
+const GAP_BYTES_PADDING: u64 = 15;
+/// In a file that may hold assembly without rows (a C library, a static program), only gaps too small for any function that is ever
+/// on a stack: the smallest, a signal trampoline, has 7 bytes.
+const GAP_BYTES_PADDING_ASSEMBLY: u64 = 6;
+
+/// One row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// First address, in the file's own address space.
+    pub address: u64,
+    /// Number of the rule, [`NO_RULE`] = nothing known.
+    pub rule: u16,
+}
+
+/// What conversion saw, and what it refused. All are numbers of things in one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Functions (FDEs) converted.
+    pub functions: u64,
+    /// Functions outside the executable segments, with an empty or overflowing range, or of a discarded section (address 0).
+    pub functions_refused: u64,
+    /// Functions, or rests of them, whose instructions are corrupt: what was read before is kept.
+    pub functions_corrupt: u64,
+    /// Functions that begin inside another one: the other is cut short.
+    pub functions_overlapping: u64,
+    /// Rows read.
+    pub rows_read: u64,
+    /// Rows of a form that the unwinder does not evaluate.
+    pub rows_unsupported: u64,
+    /// Rows whose rule found no number any more.
+    pub rules_refused: u64,
+    /// The section itself broke off: its later functions are missing.
+    pub sections_corrupt: u64,
+}
+
+/// A file's rows and rules.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    /// Sorted by address, no two with the same address, no two neighbours with the same rule.
+    pub rows: Vec<Row>,
+    /// Packed rules by number; number 0 is [`NO_RULE`].
+    pub rules: Vec<u64>,
+    /// What was seen and refused.
+    pub counts: Counts,
+}
+
+/// Converts a file's unwind information. `segments` bound the addresses that are believed; `precise_gaps` is set for files that may hold
+/// assembly without rows.
+///
+/// # Errors
+/// If there are more rows than the limit. Corrupt parts are counted and left out.
+pub fn convert(section: &UnwindSection, segments: &[Segment], precise_gaps: bool) -> Result<Rows, Error> {
+    let bases = BaseAddresses::default().set_eh_frame(section.address).set_text(text_base(segments));
+    let gap_bytes = if precise_gaps { GAP_BYTES_PADDING_ASSEMBLY } else { GAP_BYTES_PADDING };
+    match section.format {
+        Format::EhFrame => {
+            let mut frame = EhFrame::new(&section.bytes, LittleEndian);
+            frame.set_address_size(8);
+            Converter::new(segments).run(&frame, &bases, gap_bytes)
+        }
+        Format::DebugFrame => {
+            let mut frame = DebugFrame::from(EndianSlice::new(&section.bytes, LittleEndian));
+            frame.set_address_size(8);
+            Converter::new(segments).run(&frame, &bases, gap_bytes)
+        }
+    }
+}
+
+/// `DW_EH_PE_textrel` is relative to the text; x86-64 compilers do not use it.
+fn text_base(segments: &[Segment]) -> u64 {
+    segments.iter().filter(|segment| segment.executable).map(|segment| segment.address).min().unwrap_or(0)
+}
+
+/// A function's rows, as a part of all rows in the order of the section.
+#[derive(Debug, Clone, Copy)]
+struct Function {
+    begin: u64,
+    end: u64,
+    first_row: u32,
+    rows: u32,
+}
+
+struct Converter<'s> {
+    segments: &'s [Segment],
+    rows: Vec<Row>,
+    functions: Vec<Function>,
+    rules: Rules,
+    counts: Counts,
+}
+
+impl<'s> Converter<'s> {
+    fn new(segments: &'s [Segment]) -> Self {
+        Self { segments, rows: Vec::new(), functions: Vec::new(), rules: Rules::new(), counts: Counts::default() }
+    }
+
+    fn run<'a, S>(mut self, section: &S, bases: &BaseAddresses, gap_bytes: u64) -> Result<Rows, Error>
+    where
+        S: gimli::UnwindSection<EndianSlice<'a, LittleEndian>>,
+        S::Offset: std::hash::Hash + Eq + Copy,
+    {
+        let mut context = UnwindContext::new();
+        let mut cies = HashMap::new();
+        let mut entries = section.entries(bases);
+        for _ in 0..ENTRIES_MAX {
+            let partial = match entries.next() {
+                Ok(Some(CieOrFde::Fde(partial))) => partial,
+                Ok(Some(CieOrFde::Cie(_))) => continue,
+                Ok(None) => break,
+                Err(_) => {
+                    self.counts.sections_corrupt += 1;
+                    break;
+                }
+            };
+            let fde = partial.parse(|section, bases, offset| match cies.get(&offset) {
+                Some(cie) => Ok(Clone::clone(cie)),
+                None => {
+                    let cie: gimli::CommonInformationEntry<_> = section.cie_from_offset(bases, offset)?;
+                    cies.insert(offset, cie.clone());
+                    Ok(cie)
+                }
+            });
+            match fde {
+                Ok(fde) => self.function(section, bases, &fde, &mut context)?,
+                Err(_) => self.counts.functions_corrupt += 1,
+            }
+        }
+        Ok(self.join(gap_bytes))
+    }
+
+    fn function<'a, S>(
+        &mut self,
+        section: &S,
+        bases: &BaseAddresses,
+        fde: &gimli::FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>,
+        context: &mut UnwindContext<usize>,
+    ) -> Result<(), Error>
+    where
+        S: gimli::UnwindSection<EndianSlice<'a, LittleEndian>>,
+    {
+        let begin = fde.initial_address();
+        let Some(end) = begin.checked_add(fde.len()).filter(|&end| begin != 0 && end > begin && self.is_text(begin, end)) else {
+            self.counts.functions_refused += 1;
+            return Ok(());
+        };
+        let too_many = Error::TooLarge { what: "unwind rows", limit: ROWS_MAX as u64 };
+        let first_row = u32::try_from(self.rows.len()).map_err(|_| too_many.clone())?;
+        if fde.is_signal_trampoline() {
+            let rule = self.rules.number_of(Rule::SIGNAL);
+            self.counts.rows_read += 1;
+            self.rows.push(Row { address: begin, rule });
+        } else {
+            match fde.rows(section, bases, context) {
+                Ok(mut table) => loop {
+                    match table.next_row() {
+                        Ok(Some(row)) => {
+                            let address = row.start_address();
+                            let rule = Rule::from_row(row, section);
+                            self.counts.rows_read += 1;
+                            if rule == Rule::UNSUPPORTED {
+                                self.counts.rows_unsupported += 1;
+                            }
+                            let rule = self.rules.number_of(rule);
+                            // An instruction stream may run past its function's end, or turn back.
+                            let last = self.rows.get(first_row as usize..).and_then(<[Row]>::last);
+                            if address < begin || address >= end || last.is_some_and(|last| address < last.address) {
+                                self.counts.functions_corrupt += 1;
+                                break;
+                            }
+                            if self.rows.len() >= ROWS_MAX {
+                                return Err(too_many);
+                            }
+                            self.rows.push(Row { address, rule });
+                        }
+                        Ok(None) => break,
+                        Err(_) => {
+                            self.counts.functions_corrupt += 1;
+                            break;
+                        }
+                    }
+                },
+                Err(_) => self.counts.functions_corrupt += 1,
+            }
+        }
+        let rows = u32::try_from(self.rows.len()).map_err(|_| too_many)? - first_row;
+        self.counts.functions += 1;
+        self.functions.push(Function { begin, end, first_row, rows });
+        Ok(())
+    }
+
+    fn is_text(&self, begin: u64, end: u64) -> bool {
+        self.segments.iter().any(|segment| segment.executable && segment.contains(begin) && segment.contains(end - 1))
+    }
+
+    /// Puts the functions in order of address and marks the gaps between them.
+    fn join(mut self, gap_bytes: u64) -> Rows {
+        self.functions.sort_by_key(|function| function.begin);
+        let mut joined = Joined { rows: Vec::with_capacity(self.rows.len()) };
+        for (i, function) in self.functions.iter().enumerate() {
+            let next = self.functions.get(i + 1).map(|next| next.begin);
+            let end = match next {
+                Some(next) if next < function.end => {
+                    self.counts.functions_overlapping += 1;
+                    next
+                }
+                _ => function.end,
+            };
+            let rows = self.rows.get(function.first_row as usize..).and_then(|rest| rest.get(..function.rows as usize));
+            for row in rows.unwrap_or_default().iter().filter(|row| row.address < end) {
+                joined.push(*row);
+            }
+            if next.is_none_or(|next| next.saturating_sub(end) > gap_bytes) {
+                joined.push(Row { address: end, rule: NO_RULE });
+            }
+        }
+        self.counts.rules_refused = self.rules.refused;
+        Rows { rows: joined.rows, rules: self.rules.packed, counts: self.counts }
+    }
+}
+
+struct Joined {
+    rows: Vec<Row>,
+}
+
+impl Joined {
+    fn push(&mut self, row: Row) {
+        if self.rows.last().is_some_and(|last| last.address == row.address) {
+            self.rows.pop();
+        }
+        if self.rows.last().is_none_or(|last| last.rule != row.rule) {
+            self.rows.push(row);
+        }
+    }
+}
+
+/// Gives each distinct rule a number.
+struct Rules {
+    packed: Vec<u64>,
+    numbers: HashMap<u64, u16, BuildHasherDefault<Mix>>,
+    refused: u64,
+}
+
+impl Rules {
+    fn new() -> Self {
+        Self { packed: vec![0], numbers: HashMap::default(), refused: 0 }
+    }
+
+    fn number_of(&mut self, rule: Rule) -> u16 {
+        let packed = rule.pack();
+        if let Some(&number) = self.numbers.get(&packed) {
+            return number;
+        }
+        match u16::try_from(self.packed.len()) {
+            Ok(number) if self.packed.len() < RULES_MAX => {
+                self.packed.push(packed);
+                self.numbers.insert(packed, number);
+                number
+            }
+            _ => {
+                self.refused += 1;
+                NO_RULE
+            }
+        }
+    }
+}
+
+/// A multiplication: packed rules differ in few bits, and a file that made its rules collide would only slow its own conversion, by a
+/// factor that [`RULES_MAX`] bounds.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}

@@ -1,0 +1,133 @@
+//! A file's rows as the blocks that the unwinder reads.
+
+use super::Error;
+use super::elf::{Elf, Image};
+use super::layout::{BLOCK_BYTES, GRANULE_SHIFT, INDEX_GRANULES, ROWS_PER_BLOCK, RULES_PER_BLOCK, put_u16, put_u32, put_u64};
+use super::rows::{self, Counts, Rows};
+
+/// Granules of one file: 4 GiB of text, more than the code models of x86-64 can link; its index takes 4 MiB.
+const GRANULES_MAX: u64 = 1 << 20;
+
+/// A file's unwind table, ready to be written.
+#[derive(Debug, Clone)]
+pub struct Table {
+    first_granule: u32,
+    /// First row of each granule, and one more: the number of rows.
+    index: Vec<u32>,
+    rows: Rows,
+}
+
+impl Table {
+    /// Reads a file and builds its table.
+    ///
+    /// # Errors
+    /// If the file has no unwind information, is no ELF file, or exceeds a limit.
+    pub fn read<I: Image + ?Sized>(image: &I) -> Result<Self, Error> {
+        let elf = Elf::parse(image)?;
+        let section = elf.unwind_section()?;
+        Self::build(rows::convert(&section, &elf.segments, !elf.needs_libraries())?)
+    }
+
+    /// Builds the index over sorted rows.
+    ///
+    /// # Errors
+    /// If there is no row, or the text spans more than the limit.
+    pub fn build(rows: Rows) -> Result<Self, Error> {
+        let (Some(first), Some(last)) = (rows.rows.first(), rows.rows.last()) else { return Err(Error::NoUnwindInformation) };
+        let too_wide = Error::TooLarge { what: "granules of text", limit: GRANULES_MAX };
+        let first_granule = first.address >> GRANULE_SHIFT;
+        let granules = (last.address >> GRANULE_SHIFT).saturating_sub(first_granule) + 1;
+        if granules > GRANULES_MAX {
+            return Err(too_wide);
+        }
+        let mut index = Vec::with_capacity(usize::try_from(granules).unwrap_or(0) + 1);
+        let mut row = 0u32;
+        for granule in first_granule..first_granule + granules {
+            index.push(row);
+            while rows.rows.get(row as usize).is_some_and(|row| row.address >> GRANULE_SHIFT == granule) {
+                row += 1;
+            }
+        }
+        index.push(row);
+        Ok(Self { first_granule: u32::try_from(first_granule).map_err(|_| too_wide)?, index, rows })
+    }
+
+    /// Blocks that it takes.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.rows_block() + self.rows.rows.len().div_ceil(ROWS_PER_BLOCK)
+    }
+
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.blocks() * BLOCK_BYTES
+    }
+
+    /// Its rows.
+    #[must_use]
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// What conversion saw and refused.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.rows.counts
+    }
+
+    fn granules(&self) -> usize {
+        self.index.len().saturating_sub(1)
+    }
+
+    fn rules_block(&self) -> usize {
+        1 + self.granules().div_ceil(INDEX_GRANULES)
+    }
+
+    fn rows_block(&self) -> usize {
+        self.rules_block() + self.rows.rules.len().div_ceil(RULES_PER_BLOCK)
+    }
+
+    /// Writes the blocks. `out` must have [`Self::bytes`] bytes, all 0; what does not fit is left out.
+    pub fn write(&self, out: &mut [u8]) {
+        // All of these fit: a table has at most ROWS_MAX / 64 + GRANULES_MAX / 63 + 65536 / 32 blocks.
+        let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        for (i, value) in
+            [self.first_granule, word(self.granules()), word(self.rules_block()), word(self.rows_block()), word(self.rows.rows.len())]
+                .into_iter()
+                .enumerate()
+        {
+            put_u32(out, 4 * i, value);
+        }
+        for (i, granules) in self.index.chunks(INDEX_GRANULES).enumerate() {
+            let block = (1 + i) * BLOCK_BYTES;
+            // The next block's first, or for the last block nothing: its granules end with the number of rows.
+            let next = self.index.get((i + 1) * INDEX_GRANULES);
+            for (j, &first_row) in granules.iter().chain(next).enumerate() {
+                // A number of granules that fills its blocks leaves only the number of rows for one more, which it need not have.
+                if i * INDEX_GRANULES + j <= self.granules() && block < self.rules_block() * BLOCK_BYTES {
+                    put_u32(out, block + 4 * j, first_row);
+                }
+            }
+        }
+        for (i, &rule) in self.rows.rules.iter().enumerate() {
+            put_u64(out, self.rules_block() * BLOCK_BYTES + 8 * i, rule);
+        }
+        for (i, rows) in self.rows.rows.chunks(ROWS_PER_BLOCK).enumerate() {
+            let block = (self.rows_block() + i) * BLOCK_BYTES;
+            for (j, row) in rows.iter().enumerate() {
+                let [low, high, ..] = row.address.to_le_bytes();
+                put_u16(out, block + 2 * j, u16::from_le_bytes([low, high]));
+                put_u16(out, block + 2 * (ROWS_PER_BLOCK + j), row.rule);
+            }
+        }
+    }
+
+    /// The blocks in memory of their own.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes()];
+        self.write(&mut bytes);
+        bytes
+    }
+}

@@ -1,0 +1,5 @@
+//! The unwinder against other unwinders: gimli's full evaluation and framehop on recorded stacks, gdb on live ones.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod lab;
+mod live;

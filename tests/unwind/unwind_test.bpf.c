@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/* The unwinder alone, for comparing its stacks with a debugger's and for measuring it. */
+#include "../../bpf/unwind.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* The last stack, for a test that stops the target at the probe. */
+struct last_stack {
+	__u64 hash;
+	__u64 walks;
+	__u64 need_pc;
+	__u32 len;
+	__u32 end;
+	__u64 frames[FP_FRAMES_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct last_stack);
+} last SEC(".maps");
+
+SEC("uprobe")
+int walk_and_copy(struct pt_regs *regs)
+{
+	__u32 zero = 0, i;
+	struct last_stack *out = bpf_map_lookup_elem(&last, &zero);
+	struct fp_walk *walk = unwind_user(regs, bpf_get_current_pid_tgid() >> 32);
+
+	if (!out || !walk)
+		return 0;
+	out->hash = walk->hash;
+	out->len = walk->len;
+	out->end = walk->end;
+	out->need_pc = walk->need_pc;
+	for (i = 0; i < FP_FRAMES_MAX; i++)
+		out->frames[i] = walk->frames[i];
+	out->walks++;
+	return 0;
+}
+
+SEC("uprobe")
+int walk_only(struct pt_regs *regs)
+{
+	unwind_user(regs, bpf_get_current_pid_tgid() >> 32);
+	return 0;
+}
+
+SEC("uprobe")
+int empty(struct pt_regs *regs)
+{
+	return 0;
+}
