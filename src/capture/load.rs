@@ -3,12 +3,12 @@
 //! What a kernel can do is found by doing it, never by its version number: 6.1 loads `uprobe.multi` programs and refuses to attach them,
 //! distributions carry features back, lockdown and capabilities take them away.
 
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut, UprobeMultiOpts, UprobeOpts};
 
 use super::{Error, Result};
+use crate::probe::features::Attach;
 
 /// The compiled programs, aligned as the ELF reader wants them.
 static OBJECT: &[u8] = {
@@ -18,37 +18,12 @@ static OBJECT: &[u8] = {
     &ALIGNED.0
 };
 
-/// How entry and return probes are attached, best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachMethod {
-    /// Entry and return in one link, paired by the kernel (6.13).
-    Session,
-    /// One link for entries, one for returns (6.6).
-    Multi,
-    /// A perf event for each site (5.15).
-    Single,
-}
-
-impl AttachMethod {
-    /// All, best first.
-    pub const ALL: [Self; 3] = [Self::Session, Self::Multi, Self::Single];
-
-    fn programs(self) -> &'static [&'static str] {
-        match self {
-            Self::Session => &["alloc_session", "free_entry_multi"],
-            Self::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi"],
-            Self::Single => &["alloc_entry", "alloc_return", "free_entry"],
-        }
-    }
-}
-
-impl fmt::Display for AttachMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Session => "uprobe_multi session",
-            Self::Multi => "uprobe_multi",
-            Self::Single => "perf-event uprobes",
-        })
+/// The programs that a method needs.
+fn programs(method: Attach) -> &'static [&'static str] {
+    match method {
+        Attach::Session => &["alloc_session", "free_entry_multi"],
+        Attach::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi"],
+        Attach::PerfEvents => &["alloc_entry", "alloc_return", "free_entry"],
     }
 }
 
@@ -56,9 +31,9 @@ impl fmt::Display for AttachMethod {
 #[derive(Debug, Clone)]
 pub struct Offer {
     /// How probes are attached.
-    pub method: AttachMethod,
+    pub method: Attach,
     /// Better methods that were tried, and why they did not work.
-    pub refused: Vec<(AttachMethod, String)>,
+    pub refused: Vec<(Attach, String)>,
 }
 
 /// Run for every process of the machine: its address space and its life.
@@ -89,10 +64,10 @@ fn cause(messages: &str) -> Option<String> {
 }
 
 /// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself attaches.
-pub fn load(wanted: Option<AttachMethod>) -> Result<(Object, Offer)> {
+pub fn load(wanted: Option<Attach>) -> Result<(Object, Offer)> {
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
     let mut refused = Vec::new();
-    for method in AttachMethod::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
+    for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
         match try_load(method) {
             Ok(object) => return Ok((object, Offer { method, refused })),
@@ -119,12 +94,12 @@ fn hint() -> String {
     }
 }
 
-fn try_load(method: AttachMethod) -> libbpf_rs::Result<Object> {
+fn try_load(method: Attach) -> libbpf_rs::Result<Object> {
     let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(OBJECT)?;
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
-        program.set_autoload(method.programs().contains(&&*name) || MACHINE_WIDE.contains(&&*name));
+        program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name));
     }
     let object = open.load()?;
     try_attach(&object, method)?;
@@ -138,14 +113,14 @@ extern "C" fn attach_here() {
 }
 
 /// Attaches to [`attach_here`] in this process and lets go again.
-fn try_attach(object: &Object, method: AttachMethod) -> libbpf_rs::Result<()> {
+fn try_attach(object: &Object, method: Attach) -> libbpf_rs::Result<()> {
     let invalid = |what: &str| libbpf_rs::Error::from(std::io::Error::other(what.to_owned()));
     let offset = own_file_offset(attach_here as *const () as u64).ok_or_else(|| invalid("own executable not found in /proc/self/maps"))?;
     let pid = std::process::id() as i32;
-    let name = method.programs()[0];
+    let name = programs(method)[0];
     let program = program(object, name)?;
     match method {
-        AttachMethod::Single => {
+        Attach::PerfEvents => {
             drop(program.attach_uprobe_with_opts(
                 pid,
                 "/proc/self/exe",
@@ -153,11 +128,11 @@ fn try_attach(object: &Object, method: AttachMethod) -> libbpf_rs::Result<()> {
                 UprobeOpts { cookie: u64::MAX, ..Default::default() },
             )?);
         }
-        AttachMethod::Session | AttachMethod::Multi => {
+        Attach::Session | Attach::Multi => {
             let opts = UprobeMultiOpts {
                 offsets: vec![offset as usize],
                 cookies: vec![u64::MAX],
-                session: method == AttachMethod::Session,
+                session: method == Attach::Session,
                 ..Default::default()
             };
             drop(program.attach_uprobe_multi_with_opts(pid, "/proc/self/exe", "", opts)?);

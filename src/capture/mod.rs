@@ -12,6 +12,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::probe::features::Attach;
 use crate::units::{FileOffset, Pid};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
 
@@ -24,7 +25,7 @@ mod targets;
 pub mod wire;
 
 pub use counters::Counters;
-pub use load::{AttachMethod, Offer};
+pub use load::Offer;
 pub use ring::{Readers, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
@@ -81,7 +82,7 @@ pub struct Config {
     /// Bytes of each ring buffer; rounded up to a power of two, at least a page. Kernel memory, locked.
     pub ring_bytes: u32,
     /// Attach by this method only, to measure or to test a fallback; `None` takes the best the kernel has.
-    pub method: Option<AttachMethod>,
+    pub method: Option<Attach>,
 }
 
 /// Default size of a ring buffer. Two threads in a tight malloc/free loop make about 90 MB of records a second; 32 MiB hold the third
@@ -247,16 +248,16 @@ impl Capture {
         let pid = pid.0 as i32;
         let (allocs, frees): (Vec<&AttachSite>, Vec<&AttachSite>) = file.sites.iter().partition(|site| site.with_return);
         let plan: &[(&str, &[&AttachSite], bool)] = match self.offer.method {
-            AttachMethod::Session => &[("alloc_session", &allocs, false), ("free_entry_multi", &frees, false)],
+            Attach::Session => &[("alloc_session", &allocs, false), ("free_entry_multi", &frees, false)],
             // Returns before entries: an entry without its return probe would look like a call that never returned.
-            AttachMethod::Multi => {
+            Attach::Multi => {
                 &[("alloc_return_multi", &allocs, true), ("alloc_entry_multi", &allocs, false), ("free_entry_multi", &frees, false)]
             }
-            AttachMethod::Single => &[("alloc_return", &allocs, true), ("alloc_entry", &allocs, false), ("free_entry", &frees, false)],
+            Attach::PerfEvents => &[("alloc_return", &allocs, true), ("alloc_entry", &allocs, false), ("free_entry", &frees, false)],
         };
         for (name, sites, retprobe) in plan.iter().filter(|(_, sites, _)| !sites.is_empty()) {
             let program = load::program(&self.object, name)?;
-            if self.offer.method == AttachMethod::Single {
+            if self.offer.method == Attach::PerfEvents {
                 for site in *sites {
                     let opts = UprobeOpts { cookie: with_slot(site.cookie), retprobe: *retprobe, ..Default::default() };
                     links.push(program.attach_uprobe_with_opts(pid, &file.path, site.offset.0 as usize, opts)?);

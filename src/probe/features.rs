@@ -4,6 +4,7 @@
 //! system tell, and decides.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 
 use serde::{Serialize, Serializer};
@@ -132,6 +133,27 @@ pub enum Attach {
     Multi,
     /// A perf event for each site.
     PerfEvents,
+}
+
+impl Attach {
+    /// All, best first.
+    pub const ALL: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvents];
+
+    /// Its name for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Session => "uprobe_multi session",
+            Self::Multi => "uprobe_multi",
+            Self::PerfEvents => "perf-event uprobes",
+        }
+    }
+}
+
+impl fmt::Display for Attach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Why nothing can be attached.

@@ -1,1 +1,425 @@
 //! A recording from attach to profile: drives target, probe, capture, ledger and census for `record` and `top`.
+//!
+//! ```text
+//!                     ┌── ring thread: LedgerSink → Shard (ledgers) ──┐
+//! Capture ── rings ───┤                    │ notices                  ├──→ view (top), finish → Profile
+//!                     └────────────────────┼──────────────────────────┘
+//!                              Recorder::step (caller's thread):
+//!                 probes new code, children and images; counts what was lost
+//! ```
+//!
+//! The caller's thread owns everything that attaches and detaches. Nothing in the target is changed but the probed instructions, which
+//! the kernel restores when the links are dropped, even if this process is killed.
+
+mod build;
+mod launch;
+mod sink;
+mod space;
+mod target;
+mod watched;
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub use launch::LaunchError;
+use sink::{LedgerSink, Notice, SharedShard, lock};
+use target::Target;
+pub use watched::Watched;
+
+use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
+use crate::ledger::{Event, Ledger, StackLimits};
+use crate::probe::features::Features;
+use crate::probe::plan::PlanError;
+use crate::profile::Profile;
+use crate::target::{Process, TargetError};
+use crate::units::Pid;
+
+/// Notices that may wait for the driver. A storm of children beyond it is counted, and every process is looked at anew.
+const NOTICES_MAX: usize = 4096;
+/// How often losses are read and ended processes noticed even without a notice.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Why a recording cannot be made or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The programs could not be loaded or attached.
+    #[error(transparent)]
+    Capture(#[from] capture::Error),
+    /// The process cannot be watched, or has nothing to probe.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The process cannot be looked at.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The command could not be started.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+}
+
+/// What to record, and how.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Watch the children of the watched too.
+    pub follow_children: bool,
+    /// Take the stacks of frees.
+    pub free_stacks: bool,
+    /// Bytes of each ring buffer; `None` = [`capture::RING_BYTES`].
+    pub ring_bytes: Option<u32>,
+    /// Attach by this method instead of the best one.
+    pub method: Option<crate::probe::features::Attach>,
+    /// Take no stacks at all, to measure what they cost.
+    pub no_stacks: bool,
+}
+
+/// CLOCK_MONOTONIC in nanoseconds, the clock of the records.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+/// A recording under way.
+pub struct Recorder {
+    capture: Capture,
+    features: Features,
+    options: Options,
+    shards: Vec<SharedShard>,
+    readers: Option<Readers>,
+    notices: Receiver<Notice>,
+    notices_lost: Arc<AtomicU64>,
+    notices_lost_seen: u64,
+    targets: HashMap<u16, Target>,
+    ended: Vec<Target>,
+    children_ignored: u64,
+    notes: Vec<String>,
+    started: Instant,
+    started_at: SystemTime,
+    checked: Instant,
+}
+
+impl Recorder {
+    /// Loads the programs and starts reading; no process is watched yet.
+    ///
+    /// # Errors
+    /// If BPF is not permitted here or the kernel lacks what is needed.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let config = capture::Config {
+            shards: 1,
+            ring_bytes: options.ring_bytes.unwrap_or(capture::RING_BYTES),
+            method: options.method,
+        };
+        let capture = Capture::load(&config)?;
+        let features = Features::of_host();
+        let (sender, notices) = sync_channel(NOTICES_MAX);
+        let notices_lost = Arc::<AtomicU64>::default();
+        let shards: Vec<SharedShard> = (0..capture.shards()).map(|_| SharedShard::default()).collect();
+        let sinks = shards
+            .iter()
+            .map(|shard| {
+                lock(shard).follow_children = options.follow_children;
+                Box::new(LedgerSink::new(Arc::clone(shard), sender.clone(), Arc::clone(&notices_lost))) as Box<dyn capture::Sink>
+            })
+            .collect();
+        let readers = capture.read(sinks)?;
+        Ok(Self {
+            capture,
+            features,
+            options,
+            shards,
+            readers: Some(readers),
+            notices,
+            notices_lost,
+            notices_lost_seen: 0,
+            targets: HashMap::new(),
+            ended: Vec::new(),
+            children_ignored: 0,
+            notes: Vec::new(),
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+            checked: Instant::now(),
+        })
+    }
+
+    /// Watches a running process from now on.
+    ///
+    /// # Errors
+    /// If it cannot be watched; nothing of it stays behind then.
+    pub fn watch(&mut self, pid: Pid) -> Result<(), Error> {
+        let process = Process::open(pid)?;
+        let slot = self.register(process, None)?;
+        match self.probe(slot) {
+            Ok(()) => {
+                self.switch_on(slot);
+                Ok(())
+            }
+            Err(error) => {
+                self.forget(slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a command and watches it from its first instruction on.
+    ///
+    /// # Errors
+    /// If it cannot be started, or has nothing to probe by the time it reaches its entry point.
+    pub fn launch(&mut self, command: &[OsString]) -> Result<Child, Error> {
+        let mut slot = None;
+        let mut failure = None;
+        let mut child = launch::launch(command, |pid| {
+            let step = match slot {
+                None => Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None)).map(|new| {
+                    slot = Some(new);
+                    self.switch_on(new);
+                    // The dynamic linker is there, the C library not yet: nothing to probe is no failure now.
+                    self.probe(new)
+                }),
+                Some(slot) => Ok(self.probe(slot)),
+            };
+            failure = match step {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) | Err(error) => Some(error),
+            };
+        })?;
+        if let Some(error) = failure {
+            drop(child.kill());
+            drop(child.wait());
+            if let Some(slot) = slot {
+                self.forget(slot);
+            }
+            return Err(error);
+        }
+        Ok(child)
+    }
+
+    /// Does what is due for up to `wait`: probes new code, children and images, reads losses. Returns whether any watched process is
+    /// left.
+    pub fn step(&mut self, wait: Duration) -> bool {
+        let deadline = Instant::now() + wait;
+        while !self.targets.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.notices.recv_timeout(left.min(CHECK_INTERVAL)) {
+                Ok(notice) => self.act(notice),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.checked.elapsed() >= CHECK_INTERVAL {
+                self.check();
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        !self.targets.is_empty()
+    }
+
+    /// Calls `look` with each watched process's books, for a live view.
+    pub fn view(&self, mut look: impl FnMut(&Process, &Watched)) {
+        for (slot, target) in &self.targets {
+            if let Some(watched) = lock(&self.shards[target.shard]).watched.get(slot) {
+                look(&target.process, watched);
+            }
+        }
+    }
+
+    /// The programs' counters.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read its map.
+    pub fn counters(&self) -> Result<Counters, Error> {
+        Ok(self.capture.counters()?)
+    }
+
+    /// Time since the recording began.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Ends the recording: takes no more calls, drains the rings, takes the probes out, and builds the profile.
+    pub fn finish(mut self) -> Result<Profile, Error> {
+        for (slot, target) in &mut self.targets {
+            target.look_at_the_end(*slot);
+        }
+        for target in self.targets.values() {
+            self.capture.switch(target.slot, false);
+        }
+        let duration = self.started.elapsed();
+        self.check_losses();
+        let malformed = self.readers.take().map_or(0, Readers::stop);
+        self.check_losses();
+        let counters = self.capture.counters()?;
+        let start_unix_ns = self.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        let mut all: Vec<Target> = self.targets.drain().map(|(_, target)| target).chain(self.ended.drain(..)).collect();
+        all.sort_by_key(|target| target.process.pid());
+        let facts = build::Facts {
+            start_unix_ns,
+            duration,
+            counters,
+            malformed,
+            children_ignored: self.children_ignored,
+            notices_lost: self.notices_lost.load(Ordering::Relaxed),
+            notes: std::mem::take(&mut self.notes),
+        };
+        let profile = build::profile(facts, &mut all, &self.shards);
+        Ok(profile)
+    }
+
+    fn register(&mut self, process: Process, inherited: Option<Ledger>) -> Result<u16, Error> {
+        let pid = process.pid();
+        let shard = 0;
+        let mut flags = wire::TARGET_VM;
+        if !self.options.no_stacks {
+            flags |= wire::TARGET_STACKS;
+        }
+        if self.options.free_stacks {
+            flags |= wire::TARGET_FREE_STACKS;
+        }
+        let slot = self.capture.add_target(pid, shard, TargetFlags(flags))?;
+        let ledger = inherited.unwrap_or_else(|| Ledger::new(monotonic_ns(), StackLimits::default()));
+        let shard = shard as usize;
+        lock(&self.shards[shard]).watched.insert(slot.index, Watched::new(pid, slot, ledger));
+        self.targets.insert(slot.index, Target::new(process, slot, shard));
+        Ok(slot.index)
+    }
+
+    /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
+    fn probe(&mut self, slot: u16) -> Result<(), Error> {
+        match self.targets.get_mut(&slot) {
+            Some(target) => target.probe(&self.capture, &self.features),
+            None => Ok(()),
+        }
+    }
+
+    fn switch_on(&mut self, slot: u16) {
+        if let Some(target) = self.targets.get(&slot) {
+            self.capture.switch(target.slot, true);
+        }
+    }
+
+    /// Drops a target that was never watched.
+    fn forget(&mut self, slot: u16) {
+        if let Some(mut target) = self.targets.remove(&slot) {
+            lock(&self.shards[target.shard]).watched.remove(&slot);
+            target.detach();
+            if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    fn act(&mut self, notice: Notice) {
+        match notice {
+            Notice::Fork { child, slot } => self.meet_child(slot, child),
+            Notice::Exec { slot } => self.new_image(slot),
+            Notice::Exit { slot } => self.retire(slot),
+            Notice::Mapped { slot } => self.new_code(slot),
+            Notice::NeedTable { .. } => {}
+        }
+    }
+
+    fn meet_child(&mut self, parent: u16, child: Pid) {
+        if !self.options.follow_children {
+            self.children_ignored += 1;
+            return;
+        }
+        let Some(shard) = self.targets.get(&parent).map(|target| target.shard) else { return };
+        let inherited = lock(&self.shards[shard]).inherited.remove(&child);
+        let forked_ns = monotonic_ns();
+        let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited));
+        let slot = match watched {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.notes.push(format!("child {child} was not watched: {error}"));
+                return;
+            }
+        };
+        // A child of vfork still runs in its parent's memory: its own begins with the exec, which is noticed.
+        if let Err(error) = self.probe(slot) {
+            tracing::debug!("child {child}: {error}");
+        }
+        self.switch_on(slot);
+        self.gap(slot, forked_ns);
+    }
+
+    fn new_image(&mut self, slot: u16) {
+        let began_ns = monotonic_ns();
+        let Some(target) = self.targets.get_mut(&slot) else { return };
+        target.exec();
+        let probed_before = target.probed();
+        match self.probe(slot) {
+            Ok(()) => {}
+            Err(error) => self.notes.push(format!("after an exec: {error}")),
+        }
+        // What shares its allocator's file with the old image was probed all along.
+        if self.targets.get(&slot).is_some_and(|target| target.probed() != probed_before) {
+            self.gap(slot, began_ns);
+        }
+    }
+
+    fn new_code(&mut self, slot: u16) {
+        let began_ns = monotonic_ns();
+        let Some(before) = self.targets.get(&slot).map(Target::probed) else { return };
+        if let Err(error) = self.probe(slot) {
+            tracing::debug!("new code: {error}");
+        }
+        if self.targets.get(&slot).is_some_and(|target| target.probed() > before) {
+            self.notes.push(format!(
+                "process {}: a library with an allocator of its own was loaded and probed {:.1} s into the recording; its first allocations may be missing",
+                self.targets.get(&slot).map_or(Pid(0), |target| target.process.pid()),
+                self.started.elapsed().as_secs_f64()
+            ));
+            self.gap(slot, began_ns);
+        }
+    }
+
+    /// From `start_ns` until now not everything of the process was seen.
+    fn gap(&mut self, slot: u16, start_ns: u64) {
+        let Some(target) = self.targets.get(&slot) else { return };
+        if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
+            watched.ledger.apply(&Event::Gap { start_ns, end_ns: monotonic_ns() });
+        }
+    }
+
+    /// The process is gone: its slot goes to the next one, its books stay.
+    fn retire(&mut self, slot: u16) {
+        self.check_losses();
+        let Some(mut target) = self.targets.remove(&slot) else { return };
+        target.detach();
+        target.books = lock(&self.shards[target.shard]).watched.remove(&slot);
+        if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
+            tracing::warn!("{error}");
+        }
+        self.ended.push(target);
+    }
+
+    fn check(&mut self) {
+        self.checked = Instant::now();
+        self.check_losses();
+        let lost = self.notices_lost.load(Ordering::Relaxed);
+        if lost != self.notices_lost_seen {
+            self.notices_lost_seen = lost;
+            for slot in self.targets.keys().copied().collect::<Vec<_>>() {
+                self.new_code(slot);
+            }
+        }
+        // An exit whose record was lost.
+        let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();
+        for slot in gone {
+            self.retire(slot);
+        }
+    }
+
+    /// Tells the ledgers what was lost of their records since the last look.
+    fn check_losses(&mut self) {
+        for (slot, target) in &mut self.targets {
+            let Some((alloc, free, other)) = target.new_losses(&self.capture) else { continue };
+            if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(slot) {
+                watched.ledger.apply(&Event::Loss { alloc, free, other, time_ns: monotonic_ns() });
+            }
+        }
+    }
+}

@@ -26,9 +26,10 @@ impl Modules {
     fn region(&mut self, process: &Process, mapping: &Mapping) -> Region {
         let backing = match &mapping.backing {
             Backing::File { .. } => SymbolBacking::File(self.module(process, mapping)),
-            Backing::Vdso => SymbolBacking::Vdso,
-            Backing::Anonymous => SymbolBacking::Anonymous,
-            other => SymbolBacking::Named(name_of(other)),
+            Backing::Named(name) if name == "[vdso]" => SymbolBacking::Vdso,
+            // The name of anonymous memory does not change what it is: generated code.
+            Backing::Named(name) if !name.starts_with("[anon:") => SymbolBacking::Named(name.clone()),
+            Backing::Named(_) | Backing::Anonymous => SymbolBacking::Anonymous,
         };
         Region { start: mapping.start.0, end: mapping.end.0, offset: mapping.offset.0, backing }
     }
@@ -41,18 +42,11 @@ impl Modules {
         let path = mapping.path().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
         let opened = MappedFile::open(process, mapping).ok();
         let open_path = opened.as_ref().map_or_else(|| PathBuf::from(&path), |file| file.attach_path.clone());
-        let build_id = opened.and_then(|file| file.identity.build_id).map(|id| id.as_bytes().to_vec()).unwrap_or_default();
+        let build_id = opened.and_then(|file| file.identity.build_id).map(|id| id.0).unwrap_or_default();
         let file = (self.by_file.len() < OPEN_FILES_MAX).then(|| File::open(&open_path).ok()).flatten();
         let module = Arc::new(Module { path, open_path, file, build_id });
         self.by_file.insert(key, Arc::clone(&module));
         module
-    }
-}
-
-fn name_of(backing: &Backing) -> String {
-    match backing {
-        Backing::Special(name) => name.clone(),
-        _ => String::new(),
     }
 }
 

@@ -1,0 +1,182 @@
+//! From the books to the profile.
+
+use std::time::Duration;
+
+use super::sink::{SharedShard, lock};
+use super::target::Target;
+use super::watched::Watched;
+use crate::capture::Counters;
+use crate::capture::counters::ENDS;
+use crate::ledger::{Ledger, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
+use crate::profile::{Counter, Frame, KindSet, Metadata, Mode, Profile, ValueKind, Values, meta};
+use crate::symbol::{AddressSpace, Symbolizer};
+use crate::unwind::End;
+
+/// What the recorder knows beside the books.
+pub struct Facts {
+    pub start_unix_ns: u64,
+    pub duration: Duration,
+    pub counters: Counters,
+    pub malformed: u64,
+    pub children_ignored: u64,
+    pub notices_lost: u64,
+    pub notes: Vec<String>,
+}
+
+/// What exact mode measures.
+const KINDS: [ValueKind; 7] = [
+    ValueKind::AllocObjects,
+    ValueKind::AllocSpace,
+    ValueKind::InuseObjects,
+    ValueKind::InuseSpace,
+    ValueKind::GrowthSpace,
+    ValueKind::PeakSpace,
+    ValueKind::DoubtfulSpace,
+];
+
+/// Builds the profile of all targets.
+pub fn profile(facts: Facts, targets: &mut [Target], shards: &[SharedShard]) -> Profile {
+    let mut profile = Profile::new(metadata(&facts));
+    let mut symbolizer = Symbolizer::new();
+    for target in targets.iter_mut() {
+        let books = target.books.take().or_else(|| lock(&shards[target.shard]).watched.remove(&target.slot.index));
+        let Some(mut books) = books else { continue };
+        books.ledger.settle();
+        add_process(&mut profile, &mut symbolizer, target, &books);
+    }
+    profile
+}
+
+fn metadata(facts: &Facts) -> Metadata {
+    let counters = &facts.counters;
+    let mut losses: Vec<Counter> = ["lost_allocations", "lost_frees", "lost_stacks", "lost_vm_changes", "lost_life_events", "no_thread_state", "no_walk_state"]
+        .iter()
+        .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
+        .map(|(name, text, value)| Counter::new(name, value, text))
+        .collect();
+    losses.push(Counter::new("malformed_records", facts.malformed, "records that could not be read"));
+    losses.push(Counter::new("lost_notices", facts.notices_lost, "notices of new code or children that came too fast; every process was looked at anew"));
+    let stack_ends = (1..ENDS as u8)
+        .filter_map(|reason| Some((End::from_wire(reason)?, counters.ends(reason))))
+        .filter(|(_, value)| *value > 0)
+        .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
+        .collect();
+    let mut notes = facts.notes.clone();
+    if facts.children_ignored > 0 {
+        notes.push(format!("{} child processes were not watched (--children watches them)", facts.children_ignored));
+    }
+    Metadata {
+        tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
+        mode: Mode::Exact,
+        start_unix_ns: facts.start_unix_ns,
+        duration_s: facts.duration.as_secs_f64(),
+        kinds: KindSet::from_iter(KINDS),
+        losses,
+        stack_ends,
+        notes,
+        limits: vec!["blocks allocated before the recording are not in it: what they hold is unknown, not free".into()],
+        ..Metadata::default()
+    }
+}
+
+fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, books: &Watched) {
+    let pid = target.process.pid().0;
+    let totals = books.ledger.totals();
+    profile.meta.processes.push(meta::Process {
+        pid,
+        comm: target.process.comm().to_owned(),
+        allocators: target.allocators.clone(),
+        lossy: books.ledger.is_lossy(),
+        peak_inuse_bytes: Some(totals.peak_bytes),
+        heap: None,
+    });
+    for note in &target.notes {
+        profile.meta.notes.push(format!("process {pid}: {note}"));
+    }
+    doubts(profile, pid, target, books);
+    // Of an image before an exec only what it did counts: its memory is gone.
+    for past in &books.past {
+        add_ledger(profile, symbolizer, &target.space, pid, past, |view| {
+            Values::default().with(ValueKind::AllocObjects, view.totals.allocations).with(ValueKind::AllocSpace, view.totals.allocated_bytes)
+        });
+    }
+    add_ledger(profile, symbolizer, &target.space, pid, &books.ledger, |view| {
+        let t = &view.totals;
+        Values::default()
+            .with(ValueKind::AllocObjects, t.allocations)
+            .with(ValueKind::AllocSpace, t.allocated_bytes)
+            .with(ValueKind::InuseObjects, t.live)
+            .with(ValueKind::InuseSpace, t.live_bytes)
+            .with(ValueKind::PeakSpace, t.at_peak_bytes)
+            .with(ValueKind::DoubtfulSpace, t.doubtful_bytes)
+            .with(ValueKind::GrowthSpace, books.growth_bytes.get(&view.hash.0).copied().unwrap_or(0))
+    });
+}
+
+fn add_ledger(
+    profile: &mut Profile,
+    symbolizer: &mut Symbolizer,
+    space: &AddressSpace,
+    pid: u32,
+    ledger: &Ledger,
+    values: impl Fn(&StackView<'_>) -> Values,
+) {
+    for view in ledger.stacks() {
+        let values = values(&view);
+        if values.is_zero() {
+            continue;
+        }
+        let end = End::from_wire(view.end);
+        if view.frames.is_empty() {
+            let name = match view.id {
+                NO_STACK => "[no stack]",
+                STACKS_BEYOND_LIMIT => "[stacks beyond the limit]",
+                _ => "[stack lost]",
+            };
+            profile.add(pid, &[Frame::named(name)], None, &values);
+            continue;
+        }
+        let frames = symbolizer.stack(space, view.frames);
+        profile.add(pid, &frames, end.filter(|end| *end != End::Complete).map(End::description), &values);
+    }
+}
+
+/// What a reader must know before believing a number of this process.
+fn doubts(profile: &mut Profile, pid: u32, target: &Target, books: &Watched) {
+    let stats = books.ledger.stats();
+    let totals = books.ledger.totals();
+    let loss = target.loss();
+    let mut doubt = |count: u64, text: String| {
+        if count > 0 {
+            profile.meta.doubts.push(format!("process {pid}: {text}"));
+        }
+    };
+    doubt(
+        loss.allocations + loss.frees,
+        format!(
+            "{} allocation and {} free records were lost: {} live blocks ({} bytes) are doubtful, and some live ones may be missing",
+            loss.allocations, loss.frees, totals.doubtful, totals.doubtful_bytes
+        ),
+    );
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
+    doubt(loss.abandoned, format!("{} allocator calls never returned: whether they allocated is unknown", loss.abandoned));
+    doubt(stats.missed_frees, format!("{} blocks ({} bytes) were freed unseen: their addresses were handed out again", stats.missed_frees, stats.missed_free_bytes));
+    doubt(stats.stacks_refused, format!("{} stacks beyond the limit are summed in one row", stats.stacks_refused));
+    doubt(stats.stacks_undefined, format!("{} stacks were lost: their allocations are in one row", stats.stacks_undefined));
+    doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
+    if stats.unknown_frees > 0 {
+        profile.meta.notes.push(format!("process {pid}: {} blocks allocated before the recording were freed in it", stats.unknown_frees));
+    }
+}
+
+/// `NoMapping` → `no_mapping`.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::with_capacity(name.len() + 4);
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.push(c.to_ascii_lowercase());
+    }
+    snake
+}

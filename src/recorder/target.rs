@@ -1,0 +1,134 @@
+//! The driver's side of a watched process: its probes, its code, and what is needed to name its stacks after it is gone.
+
+use std::collections::HashMap;
+
+use super::space::{self, Modules};
+use super::{Error, Watched};
+use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
+use crate::probe::features::Features;
+use crate::probe::plan::{FilePlan, plan};
+use crate::symbol::AddressSpace;
+use crate::target::{Maps, Process};
+
+/// A file of the process, by device and inode.
+type FileKey = (u64, u64);
+
+/// A watched process as the driver sees it.
+pub struct Target {
+    pub process: Process,
+    pub slot: Slot,
+    pub shard: usize,
+    /// The probed files with their links.
+    attached: HashMap<FileKey, Attached>,
+    /// Names of the allocators probed, in the order met.
+    pub allocators: Vec<String>,
+    /// Executable code seen so far.
+    pub space: AddressSpace,
+    /// Mappings at the end of the recording, if the process still lived.
+    pub maps: Option<Maps>,
+    modules: Modules,
+    pub notes: Vec<String>,
+    loss: TargetLoss,
+    /// The books, once the process is gone and its slot given away.
+    pub books: Option<Watched>,
+}
+
+impl Target {
+    pub fn new(process: Process, slot: Slot, shard: usize) -> Self {
+        let space = AddressSpace::new(process.pid().0, Vec::new());
+        Self {
+            process,
+            slot,
+            shard,
+            attached: HashMap::new(),
+            allocators: Vec::new(),
+            space,
+            maps: None,
+            modules: Modules::default(),
+            notes: Vec::new(),
+            loss: TargetLoss::default(),
+            books: None,
+        }
+    }
+
+    /// Number of files with probes.
+    pub fn probed(&self) -> usize {
+        self.attached.len()
+    }
+
+    /// Records lost in all.
+    pub fn loss(&self) -> TargetLoss {
+        self.loss
+    }
+
+    /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
+    pub fn probe(&mut self, capture: &Capture, features: &Features) -> Result<(), Error> {
+        let maps = self.process.maps()?;
+        let regions = self.modules.regions(&self.process, &maps);
+        self.space.update(regions);
+        let plan = plan(&self.process, features.emulation())?;
+        let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
+        self.attached.retain(|attached, _| keys.contains(attached));
+        for file in &plan.files {
+            if self.attached.contains_key(&key(file)) {
+                continue;
+            }
+            let attached = capture.attach(self.process.pid(), self.slot, &[attach_file(file)])?;
+            self.attached.insert(key(file), attached);
+            let name = file.allocator.to_string();
+            if !self.allocators.contains(&name) {
+                self.allocators.push(name);
+            }
+        }
+        for note in plan.notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+        Ok(())
+    }
+
+    /// The process has a new image; its probes in files that the old one mapped too still work.
+    pub fn exec(&mut self) {
+        if let Ok(process) = Process::open(self.process.pid()) {
+            self.process = process;
+        }
+    }
+
+    /// What only a live process can tell: the last look at its code and its memory.
+    pub fn look_at_the_end(&mut self, _slot: u16) {
+        if let Ok(maps) = self.process.maps() {
+            let regions = self.modules.regions(&self.process, &maps);
+            self.space.update(regions);
+            self.maps = Some(maps);
+        }
+        space::read_perf_map(&self.process, &mut self.space);
+    }
+
+    /// Takes all probes out.
+    pub fn detach(&mut self) {
+        self.attached.clear();
+    }
+
+    /// Allocation, free and other records lost since the last call; `None` if none were.
+    pub fn new_losses(&mut self, capture: &Capture) -> Option<(u64, u64, u64)> {
+        let loss = capture.loss(self.slot);
+        let before = std::mem::replace(&mut self.loss, loss);
+        let new =
+            (loss.allocations.saturating_sub(before.allocations), loss.frees.saturating_sub(before.frees), loss.others.saturating_sub(before.others));
+        (new != (0, 0, 0)).then_some(new)
+    }
+}
+
+fn key(file: &FilePlan) -> FileKey {
+    (file.identity.device, file.identity.inode)
+}
+
+fn attach_file(file: &FilePlan) -> AttachFile {
+    let sites = file.sites.iter().map(|site| AttachSite {
+        offset: site.offset,
+        cookie: site.cookie.encode(0),
+        with_return: site.cookie.op.needs_return(),
+    });
+    AttachFile { path: file.attach_path.clone(), sites: sites.collect() }
+}
