@@ -17,6 +17,7 @@ use crate::units::{FileOffset, Pid};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
 
 pub mod counters;
+mod features;
 mod load;
 pub mod ring;
 mod slots;
@@ -25,6 +26,7 @@ mod targets;
 pub mod wire;
 
 pub use counters::Counters;
+pub use features::features;
 pub use load::Offer;
 pub use ring::{Readers, Sink};
 pub use slots::Slot;
@@ -81,6 +83,8 @@ pub struct Config {
     pub shards: u32,
     /// Bytes of each ring buffer; rounded up to a power of two, at least a page. Kernel memory, locked.
     pub ring_bytes: u32,
+    /// Bytes of kernel memory for unwind tables; the least recently used go when it is spent.
+    pub tables_bytes: u64,
     /// Attach by this method only, to measure or to test a fallback; `None` takes the best the kernel has.
     pub method: Option<Attach>,
 }
@@ -89,9 +93,12 @@ pub struct Config {
 /// of a second that a reader may be kept from the CPU by the very threads it watches.
 pub const RING_BYTES: u32 = 32 << 20;
 
+/// Default budget of the unwind tables in kernel memory: 16 M rows, more than the code of a whole distribution has.
+pub const TABLES_BYTES: u64 = 64 << 20;
+
 impl Default for Config {
     fn default() -> Self {
-        Self { shards: 1, ring_bytes: RING_BYTES, method: None }
+        Self { shards: 1, ring_bytes: RING_BYTES, tables_bytes: TABLES_BYTES, method: None }
     }
 }
 
@@ -155,6 +162,7 @@ pub struct Capture {
     rings: Vec<MapHandle>,
     slots: Mutex<slots::Slots>,
     targets: targets::TargetTable,
+    tables: Tables,
     /// Programs that run for every process: address space, life cycle.
     _machine_wide: Vec<Link>,
 }
@@ -173,13 +181,19 @@ impl Capture {
         let shards = config.shards.clamp(1, wire::SHARDS_MAX);
         let rings = make_rings(&object, shards, config.ring_bytes)?;
         let machine_wide = load::attach_machine_wide(&object)?;
+        let tables = Tables::new(&object, config.tables_bytes)?;
         let targets = targets::TargetTable::map(&load::map(&object, "targets"))?;
-        Ok(Self { object, offer, rings, slots: Mutex::default(), targets, _machine_wide: machine_wide })
+        Ok(Self { object, offer, rings, slots: Mutex::default(), targets, tables, _machine_wide: machine_wide })
     }
 
     /// What the kernel turned out to offer.
     pub fn offer(&self) -> &Offer {
         &self.offer
+    }
+
+    /// The unwind tables.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Number of ring buffers.

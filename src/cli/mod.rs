@@ -1,10 +1,61 @@
 //! One file a subcommand: argument parsing, then a call.
 
+pub mod by;
+pub mod diff;
 pub mod doctor;
+pub mod export;
+pub mod flamegraph;
+pub mod output;
+pub mod record;
+pub mod report;
 
 use std::process::ExitCode;
 
+use clap::{Parser, Subcommand};
+
+use crate::error::{ExitStatus, Failed};
+
+/// Finds out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Record(record::RecordArgs),
+    Report(report::ReportArgs),
+    Flamegraph(flamegraph::FlamegraphArgs),
+    Export(export::ExportArgs),
+    Diff(diff::DiffArgs),
+    Doctor(doctor::DoctorArgs),
+}
+
 /// Runs the command line and returns its exit status.
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    logging();
+    let done = match Cli::parse().command {
+        Command::Record(args) => record::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Flamegraph(args) => flamegraph::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Diff(args) => diff::run(&args),
+        Command::Doctor(args) => doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fragprof: {error:#}");
+            let status = error.downcast_ref::<Failed>().map_or(ExitStatus::Failure, |failed| failed.status);
+            ExitCode::from(status as u8)
+        }
+    }
+}
+
+/// Log lines go to standard error: warnings by default, more with `FRAGPROF_LOG=debug`.
+fn logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FRAGPROF_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
 }

@@ -3,7 +3,7 @@
 
 use super::model::Frame;
 
-/// Functions of the allocators' interface, exactly.
+/// Functions of the allocators' interfaces, exactly; Go's are for its own profiles.
 const ENTRY_POINTS: &[&str] = &[
     "malloc",
     "calloc",
@@ -30,6 +30,10 @@ const ENTRY_POINTS: &[&str] = &[
     "__strdup",
     "strndup",
     "__strndup",
+    "runtime.mallocgc",
+    "runtime.newobject",
+    "runtime.makeslice",
+    "runtime.growslice",
 ];
 
 /// Starts of names: allocator internals, `operator new`, and what C++ and Rust's libraries put between it and the program.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use super::diff::Diff;
 use super::kind::{KindSet, ValueKind, Values};
 use super::meta::{Counter, HeapSummary, Process};
 use super::model::{Frame, Profile, Stack};
@@ -44,6 +45,40 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
     let mut text = serde_json::to_string(&report).unwrap_or_default();
     text.push('\n');
     text
+}
+
+/// The JSON text of a difference, ending in a newline: changed stacks, the largest change first, at most `top` of them.
+pub fn diff_to_string(diff: &Diff<'_>, by: ValueKind, top: Option<usize>) -> String {
+    let rows = diff.rows.iter().take(top.unwrap_or(usize::MAX));
+    let report = DiffReport {
+        by: by.json_key(),
+        old_total: diff.old_total,
+        new_total: diff.new_total,
+        stacks_changed: diff.rows.len(),
+        stacks: rows
+            .map(|row| DiffStack { frames: row.frames.iter().map(|f| frame(f)).collect(), old: row.old, new: row.new, delta: row.delta() })
+            .collect(),
+    };
+    let mut text = serde_json::to_string(&report).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+#[derive(Serialize)]
+struct DiffReport<'a> {
+    by: &'static str,
+    old_total: u64,
+    new_total: u64,
+    stacks_changed: usize,
+    stacks: Vec<DiffStack<'a>>,
+}
+
+#[derive(Serialize)]
+struct DiffStack<'a> {
+    frames: Vec<FrameRow<'a>>,
+    old: u64,
+    new: u64,
+    delta: i128,
 }
 
 #[derive(Serialize)]

@@ -19,6 +19,7 @@ pub mod sanitize;
 pub mod svg;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod text;
 
 pub use kind::{KindSet, ValueKind, Values};
 pub use meta::{Counter, HeapSummary, Metadata, Mode, Process};

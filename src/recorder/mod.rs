@@ -111,6 +111,7 @@ impl Recorder {
             shards: 1,
             ring_bytes: options.ring_bytes.unwrap_or(capture::RING_BYTES),
             method: options.method,
+            ..capture::Config::default()
         };
         let capture = Capture::load(&config)?;
         let features = Features::of_host();
@@ -304,7 +305,7 @@ impl Recorder {
     fn forget(&mut self, slot: u16) {
         if let Some(mut target) = self.targets.remove(&slot) {
             lock(&self.shards[target.shard]).watched.remove(&slot);
-            target.detach();
+            target.detach(&self.capture);
             if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
                 tracing::warn!("{error}");
             }
@@ -317,7 +318,10 @@ impl Recorder {
             Notice::Exec { slot } => self.new_image(slot),
             Notice::Exit { slot } => self.retire(slot),
             Notice::Mapped { slot } => self.new_code(slot),
-            Notice::NeedTable { .. } => {}
+            Notice::NeedTable { slot, pc } => {
+                tracing::debug!("slot {slot}: no unwind table at {pc}");
+                self.new_code(slot);
+            }
         }
     }
 
@@ -388,7 +392,7 @@ impl Recorder {
     fn retire(&mut self, slot: u16) {
         self.check_losses();
         let Some(mut target) = self.targets.remove(&slot) else { return };
-        target.detach();
+        target.detach(&self.capture);
         target.books = lock(&self.shards[target.shard]).watched.remove(&slot);
         if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
             tracing::warn!("{error}");

@@ -66,6 +66,9 @@ impl Target {
         let maps = self.process.maps()?;
         let regions = self.modules.regions(&self.process, &maps);
         self.space.update(regions);
+        if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
+            self.note(format!("no unwind tables: {error}"));
+        }
         let plan = plan(&self.process, features.emulation())?;
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
@@ -75,17 +78,21 @@ impl Target {
             }
             let attached = capture.attach(self.process.pid(), self.slot, &[attach_file(file)])?;
             self.attached.insert(key(file), attached);
-            let name = file.allocator.to_string();
+            let name = file.allocator.name().to_owned();
             if !self.allocators.contains(&name) {
                 self.allocators.push(name);
             }
         }
         for note in plan.notes {
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
+            self.note(note);
         }
         Ok(())
+    }
+
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
     }
 
     /// The process has a new image; its probes in files that the old one mapped too still work.
@@ -106,8 +113,11 @@ impl Target {
     }
 
     /// Takes all probes out.
-    pub fn detach(&mut self) {
+    pub fn detach(&mut self, capture: &Capture) {
         self.attached.clear();
+        if let Err(error) = capture.tables().forget_process(self.process.pid().0) {
+            tracing::warn!("{error}");
+        }
     }
 
     /// Allocation, free and other records lost since the last call; `None` if none were.

@@ -277,7 +277,6 @@ impl<'a> Tables<'a> {
         }
         let merged_of = found.len();
         let imported = || Metadata {
-            tool: "another tool".to_owned(),
             mode: Mode::Imported,
             start_unix_ns: self.time_nanos.max(0) as u64,
             duration_s: self.duration_nanos.max(0) as f64 / 1e9,

@@ -1,0 +1,192 @@
+//! `fragprof record`: traces every allocation and free of processes, and writes a profile.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{ArgGroup, Args, ValueEnum};
+
+use super::output;
+use crate::capture;
+use crate::error::{ExitStatus, Failed};
+use crate::probe::plan::PlanError;
+use crate::profile::{Profile, ValueKind, pprof};
+use crate::recorder::{self, Options, Recorder};
+use crate::target::TargetError;
+use crate::units::{HumanBytes, Pid};
+
+/// Trace every allocation and free of processes and write a profile
+///
+/// Each malloc and free of the target costs about 2 µs while the recording runs. Read the profile with `fragprof report`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
+pub struct RecordArgs {
+    /// Process to record; may be given several times
+    #[arg(short, long, value_name = "PID")]
+    pub pid: Vec<u32>,
+    /// Time to record, such as 500ms, 10s or 2m; until Ctrl-C or the end of the processes if not given
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// How to record
+    #[arg(long, value_enum, default_value_t = Mode::Exact)]
+    pub mode: Mode,
+    /// File to write
+    #[arg(short, long, value_name = "FILE", default_value = "fragprof.pb.gz")]
+    pub output: PathBuf,
+    /// Watch child processes too (always so for a command)
+    #[arg(long)]
+    pub children: bool,
+    /// Take the stacks of frees too
+    #[arg(long)]
+    pub free_stacks: bool,
+    /// Size of the buffer between the kernel and fragprof, in KiB; a power of two
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(4..=(1 << 20)), hide_short_help = true)]
+    pub buffer_kib: Option<u32>,
+    /// Command to start and record, after --
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// How to record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Every allocation and free
+    Exact,
+}
+
+/// Parses `10s`, `1.5m`, `500ms`, `1h`; a bare number is seconds.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit_s = match &text[digits.len()..] {
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        unit => return Err(format!("unknown unit {unit}: use ms, s, m or h")),
+    };
+    let value: f64 = digits.parse().map_err(|_| format!("{text} is not a time such as 10s"))?;
+    let seconds = value * unit_s;
+    if !(0.001..=1e7).contains(&seconds) {
+        return Err(format!("{text} is not between 1ms and 2777h"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Records.
+///
+/// # Errors
+/// If a process cannot be watched or the profile not written.
+pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
+    // Before anything is attached: a recording that cannot be written is a waste.
+    output::check_writable(&args.output)?;
+    let stop = stop_flag()?;
+    let options =
+        Options { follow_children: args.children || !args.command.is_empty(), free_stacks: args.free_stacks, ring_bytes: args.buffer_kib.map(|kib| kib << 10), ..Options::default() };
+    let mut recorder = Recorder::new(options).map_err(failed)?;
+    let mut child = start(args, &mut recorder)?;
+
+    let who = if args.command.is_empty() { format!("{} process{}", args.pid.len(), if args.pid.len() == 1 { "" } else { "es" }) } else { args.command[0].to_string_lossy().into_owned() };
+    let until = args.duration.map_or_else(|| "until Ctrl-C or its end".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()));
+    eprintln!("fragprof: recording {who} {until}");
+    while !stop.load(Ordering::Relaxed) {
+        let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(recorder.elapsed()));
+        if left.is_zero() || !recorder.step(left.min(Duration::from_millis(100))) {
+            break;
+        }
+    }
+    let profile = recorder.finish().map_err(failed)?;
+    let written = write(&profile, &args.output);
+    end_child(args, child.as_mut());
+    written?;
+    eprintln!("{}", summary(&profile, args));
+    Ok(())
+}
+
+fn start(args: &RecordArgs, recorder: &mut Recorder) -> anyhow::Result<Option<Child>> {
+    if !args.command.is_empty() {
+        return Ok(Some(recorder.launch(&args.command).map_err(failed)?));
+    }
+    for pid in &args.pid {
+        recorder.watch(Pid(*pid)).map_err(failed)?;
+    }
+    Ok(None)
+}
+
+/// The command outlives a recording that was cut short; one that has ended is reaped.
+fn end_child(args: &RecordArgs, child: Option<&mut Child>) {
+    if let Some(child) = child
+        && let Ok(Some(status)) = child.try_wait()
+        && !status.success()
+    {
+        eprintln!("fragprof: {} ended with {status}", args.command[0].to_string_lossy());
+    }
+}
+
+fn write(profile: &Profile, path: &std::path::Path) -> anyhow::Result<()> {
+    output::to_file(path, |out| pprof::write(profile, out)).with_context(|| format!("cannot write the profile to {}", path.display()))
+}
+
+fn summary(profile: &Profile, args: &RecordArgs) -> String {
+    let totals = profile.totals();
+    let file = args.output.display();
+    let mut text = format!(
+        "fragprof: {:.1} s: {} allocations of {}, {} live in {} blocks\n",
+        profile.meta.duration_s,
+        totals.get(ValueKind::AllocObjects),
+        HumanBytes(totals.get(ValueKind::AllocSpace)),
+        HumanBytes(totals.get(ValueKind::InuseSpace)),
+        totals.get(ValueKind::InuseObjects),
+    );
+    for doubt in &profile.meta.doubts {
+        text.push_str(&format!("fragprof: doubt: {doubt}\n"));
+    }
+    text.push_str(&format!("fragprof: wrote {file}; read it with: fragprof report {file}"));
+    text
+}
+
+/// Set by SIGINT, SIGTERM and SIGHUP; a second SIGINT ends the command at once, as if nobody listened.
+pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop)).context("cannot listen for signals")?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot listen for signals")?;
+    }
+    Ok(stop)
+}
+
+/// The exit status that belongs to a recorder's error.
+pub fn failed(error: recorder::Error) -> anyhow::Error {
+    let status = match &error {
+        recorder::Error::Capture(capture::Error::Load { .. }) => ExitStatus::Unsupported,
+        recorder::Error::Target(TargetError::Denied { .. }) | recorder::Error::Plan(PlanError::Target(TargetError::Denied { .. })) => {
+            ExitStatus::Unsupported
+        }
+        recorder::Error::Target(_) | recorder::Error::Plan(_) | recorder::Error::Launch(_) | recorder::Error::Capture(capture::Error::Attach { .. }) => {
+            ExitStatus::Target
+        }
+        recorder::Error::Capture(_) => ExitStatus::Failure,
+    };
+    Failed::new(status, error.to_string()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_unit_and_nonsense_is_refused() {
+        assert_eq!(parse_duration("10s").unwrap(), Duration::from_secs(10));
+        assert_eq!(parse_duration("1.5m").unwrap(), Duration::from_secs(90));
+        assert_eq!(parse_duration("250ms").unwrap(), Duration::from_millis(250));
+        assert_eq!(parse_duration("3").unwrap(), Duration::from_secs(3));
+        for bad in ["", "s", "-1s", "0s", "10y", "nan", "inf", "1e300h", "1ös"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

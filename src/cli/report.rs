@@ -1,0 +1,57 @@
+//! `fragprof report`: a profile file for people, or as JSON.
+
+use std::path::{Path, PathBuf};
+
+use super::by::By;
+use super::output;
+use crate::error::{ExitStatus, Failed};
+use crate::profile::text::{self, Layout};
+use crate::profile::{Profile, json, pprof};
+
+/// Shows who holds the memory: the stacks of a profile by one of its values
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// Profile file (gzipped pprof)
+    pub file: PathBuf,
+    /// Value to rank stacks by
+    #[arg(long, value_enum, default_value_t = By::Live)]
+    pub by: By,
+    /// Stacks to show [default: 20, with --json all]
+    #[arg(long, value_name = "N")]
+    pub top: Option<usize>,
+    /// Callers to show of each stack
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub callers: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Stacks shown when `--top` is not given.
+const TOP_DEFAULT: usize = 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// If the file is no heap profile or does not have the value, or if the output cannot be written.
+pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
+    let profile = load(&args.file)?;
+    let view = args.by.measured_in(&profile, &args.file)?;
+    if args.json {
+        return output::print(&json::to_string(&profile, view.kind, args.top));
+    }
+    output::print(&text::report(&profile, view, layout(args.top, args.callers)))
+}
+
+/// The layout for standard output.
+pub(super) fn layout(top: Option<usize>, callers: usize) -> Layout {
+    Layout { columns: output::columns(), colour: output::colour(), top: top.unwrap_or(TOP_DEFAULT), callers }
+}
+
+/// Reads a profile file.
+///
+/// # Errors
+/// With exit status 2 and the path.
+pub fn load(path: &Path) -> anyhow::Result<Profile> {
+    Ok(pprof::read_file(path).map_err(|error| Failed::new(ExitStatus::Usage, format!("{}: {error}", path.display())))?)
+}

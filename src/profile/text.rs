@@ -1,0 +1,546 @@
+//! The report for people: an honest header and a table of stacks, each with its chain of callers. Pure; width and colour are given.
+
+use std::fmt::Write;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::diff::{Diff, DiffRow};
+use super::kind::ValueKind;
+use super::meta::{Counter, Metadata, Mode, Process};
+use super::model::{Frame, Profile, Stack};
+use super::{glue, sanitize};
+use crate::units::HumanBytes;
+
+/// How to lay out a report.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    /// Columns of the terminal; `None` = do not cut lines.
+    pub columns: Option<usize>,
+    /// Whether to use colours.
+    pub colour: bool,
+    /// Stacks shown.
+    pub top: usize,
+    /// Callers shown of each stack; the rest are counted.
+    pub callers: usize,
+}
+
+/// What the report ranks by: the value, the count that goes with it, and the words for both.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    /// The kind of value.
+    pub kind: ValueKind,
+    /// The matching count, where there is one.
+    pub count: Option<ValueKind>,
+    /// Column head, such as `LIVE`.
+    pub head: &'static str,
+    /// In a sentence, such as `live bytes`.
+    pub words: &'static str,
+}
+
+/// Narrowest layout: below this, lines wrap rather than say nothing.
+const COLUMNS_MIN: usize = 60;
+/// Counters shown of a list: there are at most some twenty kinds.
+const COUNTERS_SHOWN_MAX: usize = 32;
+/// Sentences shown of a list in the header.
+const SENTENCES_SHOWN_MAX: usize = 16;
+/// Processes shown in the header.
+const PROCESSES_SHOWN_MAX: usize = 16;
+
+/// The report of a profile.
+pub fn report(profile: &Profile, view: View, layout: Layout) -> String {
+    let mut page = Page::new(layout);
+    header(&mut page, profile);
+    stacks(&mut page, profile, view);
+    page.text
+}
+
+/// The report of a difference.
+pub fn diff(old: &Profile, new: &Profile, diff: &Diff<'_>, view: View, layout: Layout) -> String {
+    let mut page = Page::new(layout);
+    let signed = |delta: i128| signed(view.kind, delta);
+    let total = i128::from(diff.new_total) - i128::from(diff.old_total);
+    page.field(view.words, &format!("{} → {} ({})", number(view.kind, diff.old_total), number(view.kind, diff.new_total), signed(total)));
+    for (name, meta) in [("old", &old.meta), ("new", &new.meta)] {
+        page.field(name, &recording(meta));
+        page.sentences("  doubt", &meta.doubts, Tone::Warn);
+    }
+    if matches!(view.kind, ValueKind::AllocSpace | ValueKind::GrowthSpace) && old.meta.duration_s != new.meta.duration_s {
+        page.field("note", "the recordings differ in length: compare rates, not bytes");
+    }
+    page.line("");
+    if diff.rows.is_empty() {
+        page.line("no stack changed");
+        return page.text;
+    }
+    page.head(&format!("{:>11} {:>10} {:>10}  STACK", "CHANGE", "OLD", "NEW"));
+    for row in diff.rows.iter().take(layout.top) {
+        let prefix = format!("{:>11} {:>10} {:>10}  ", signed(row.delta()), number(view.kind, row.old), number(view.kind, row.new));
+        page.stack(&prefix, &row.frames, None, 0);
+    }
+    page.rest(diff.rows.len(), rest_of(&diff.rows, layout.top, signed));
+    page.text
+}
+
+fn rest_of(rows: &[DiffRow<'_>], top: usize, signed: impl Fn(i128) -> String) -> String {
+    signed(rows.iter().skip(top).map(DiffRow::delta).sum())
+}
+
+fn signed(kind: ValueKind, delta: i128) -> String {
+    let size = u64::try_from(delta.unsigned_abs()).unwrap_or(u64::MAX);
+    let sign = match delta {
+        0 => "",
+        1.. => "+",
+        _ => "−",
+    };
+    format!("{sign}{}", number(kind, size))
+}
+
+fn number(kind: ValueKind, value: u64) -> String {
+    if kind.unit() == "bytes" { HumanBytes(value).to_string() } else { grouped(value) }
+}
+
+/// A count with its digits in groups of three.
+fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "–".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
+}
+
+fn ratio(value: Option<f64>) -> String {
+    value.map_or_else(|| "not known".to_owned(), |value| format!("{value:.2}"))
+}
+
+fn bytes(value: Option<u64>) -> String {
+    value.map_or_else(|| "not known".to_owned(), |value| HumanBytes(value).to_string())
+}
+
+/// One line on how a profile was taken.
+fn recording(meta: &Metadata) -> String {
+    let mut text = match meta.mode {
+        Mode::Imported => "a profile of another tool".to_owned(),
+        mode => format!("{} recording", mode.name()),
+    };
+    if meta.duration_s > 0.0 {
+        let _ = write!(text, " of {:.1} s", meta.duration_s);
+    }
+    if meta.start_unix_ns > 0 {
+        let _ = write!(text, ", started {}", utc(meta.start_unix_ns));
+    }
+    if !meta.tool.is_empty() {
+        let _ = write!(text, ", by {}", sanitize::terminal(&meta.tool));
+    }
+    text
+}
+
+/// Date and time in UTC, to the second (days to civil date: the proleptic Gregorian calendar in eras of 400 years).
+fn utc(unix_ns: u64) -> String {
+    let since = UNIX_EPOCH + Duration::from_nanos(unix_ns);
+    let seconds = since.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Years from March, so that the leap day is the last day of a year; day 0 is 0000-03-01.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = year_of_era + era * 400 + next_year;
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
+}
+
+fn header(page: &mut Page, profile: &Profile) {
+    let meta = &profile.meta;
+    page.field("recording", &recording(meta));
+    for process in meta.processes.iter().take(PROCESSES_SHOWN_MAX) {
+        self::process(page, process);
+    }
+    if meta.processes.len() > PROCESSES_SHOWN_MAX {
+        page.field("", &format!("and {} more processes", meta.processes.len() - PROCESSES_SHOWN_MAX));
+    }
+    let totals = profile.totals();
+    let has = |kind| meta.kinds.contains(kind);
+    if has(ValueKind::InuseSpace) {
+        let mut text = HumanBytes(totals.get(ValueKind::InuseSpace)).to_string();
+        if has(ValueKind::InuseObjects) {
+            let _ = write!(text, " in {} allocations", grouped(totals.get(ValueKind::InuseObjects)));
+        }
+        if let Some(peak) = meta.peak_inuse_bytes() {
+            let _ = write!(text, ", peak {}", HumanBytes(peak));
+        }
+        let doubtful = totals.get(ValueKind::DoubtfulSpace);
+        if doubtful > 0 {
+            let _ = write!(text, ", of which {} in doubt", HumanBytes(doubtful));
+        }
+        page.field("live", &text);
+    }
+    if has(ValueKind::AllocSpace) {
+        let mut text = HumanBytes(totals.get(ValueKind::AllocSpace)).to_string();
+        if has(ValueKind::AllocObjects) {
+            let _ = write!(text, " in {} allocations", grouped(totals.get(ValueKind::AllocObjects)));
+        }
+        if meta.duration_s > 0.0 {
+            let rate = totals.get(ValueKind::AllocSpace) as f64 / meta.duration_s;
+            let _ = write!(text, " ({}/s)", HumanBytes(rate as u64));
+        }
+        page.field("allocated", &text);
+    }
+    if let Some(complete) = meta.stacks_complete_ratio() {
+        let mut text = format!("{}% complete", floor_percent(complete));
+        let early: Vec<Counter> = meta.stack_ends.iter().filter(|c| c.name != super::meta::COMPLETE && c.value > 0).cloned().collect();
+        if !early.is_empty() {
+            let _ = write!(text, "; ended early: {}", counters(&early));
+        }
+        page.field("stacks", &text);
+    }
+    let lost: Vec<Counter> = meta.losses.iter().filter(|c| c.value > 0).cloned().collect();
+    if !lost.is_empty() {
+        page.toned("losses", &counters(&lost), Tone::Warn);
+    } else if meta.mode != Mode::Imported {
+        page.field("losses", if meta.losses.is_empty() { "not counted" } else { "none" });
+    }
+    page.sentences("doubt", &meta.doubts, Tone::Warn);
+    page.sentences("limit", &meta.limits, Tone::Plain);
+    page.sentences("note", &meta.notes, Tone::Plain);
+    page.line("");
+}
+
+/// A percentage that says 100 only of the whole.
+fn floor_percent(share: f64) -> String {
+    let tenths = (share * 1000.0 + 1e-9).floor() / 10.0;
+    if tenths == tenths.trunc() { format!("{tenths:.0}") } else { format!("{tenths:.1}") }
+}
+
+fn counters(counters: &[Counter]) -> String {
+    let mut parts: Vec<String> = counters
+        .iter()
+        .take(COUNTERS_SHOWN_MAX)
+        .map(|c| {
+            let name = sanitize::terminal(&c.name).replace('_', " ");
+            if c.description.is_empty() {
+                format!("{name} {}", grouped(c.value))
+            } else {
+                format!("{name} {} ({})", grouped(c.value), sanitize::terminal(&c.description))
+            }
+        })
+        .collect();
+    if counters.len() > COUNTERS_SHOWN_MAX {
+        parts.push(format!("{} more kinds", counters.len() - COUNTERS_SHOWN_MAX));
+    }
+    parts.join(", ")
+}
+
+fn process(page: &mut Page, process: &Process) {
+    let mut text = if process.comm.is_empty() { "process".to_owned() } else { sanitize::terminal(&process.comm).into_owned() };
+    let _ = write!(text, " (pid {})", process.pid);
+    if !process.allocators.is_empty() {
+        let _ = write!(text, ", {}", sanitize::terminal(&process.allocators.join(", ")));
+    }
+    if process.lossy {
+        text.push_str(", records lost");
+    }
+    page.field("process", &text);
+    let Some(heap) = &process.heap else { return };
+    page.field(
+        "heap",
+        &format!(
+            "extent {} ≥ resident {} ≥ live {}; fragmentation ratio {}, extent ratio {}",
+            bytes(heap.extent_bytes),
+            bytes(heap.resident_bytes),
+            bytes(heap.live_bytes),
+            ratio(heap.fragmentation_ratio()),
+            ratio(heap.extent_ratio()),
+        ),
+    );
+    if heap.trimmable_bytes.is_some() || heap.pinned_bytes.is_some() || heap.unknown_bytes.is_some_and(|unknown| unknown > 0) {
+        let mut text = format!("trimmable {}, pinned {}", bytes(heap.trimmable_bytes), bytes(heap.pinned_bytes));
+        if let Some(unknown) = heap.unknown_bytes.filter(|&unknown| unknown > 0) {
+            let _ = write!(text, "; not known whether live or free: {}", HumanBytes(unknown));
+        }
+        page.field("free", &text);
+    }
+}
+
+fn stacks(page: &mut Page, profile: &Profile, view: View) {
+    let ranked = profile.ranked(view.kind);
+    let total = ranked.iter().fold(0u64, |sum, stack| sum.saturating_add(stack.values.get(view.kind)));
+    if ranked.is_empty() {
+        page.line(&format!("no stack has any {}", view.words));
+        return;
+    }
+    let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
+    let count_head = if count.is_some() { format!(" {:>9}", "COUNT") } else { String::new() };
+    page.head(&format!("{:>10} {:>6}{count_head}  STACK", view.head, "%"));
+    let several = profile.meta.processes.len() > 1;
+    for stack in ranked.iter().take(page.layout.top) {
+        let value = stack.values.get(view.kind);
+        let count = count.map(|count| format!(" {:>9}", grouped(stack.values.get(count)))).unwrap_or_default();
+        let prefix = format!("{:>10} {:>6}{count}  ", number(view.kind, value), percent(value, total));
+        let frames: Vec<&Frame> = profile.frames_of(stack).collect();
+        page.stack(&prefix, &frames, stack.truncated.as_deref(), if several { stack.pid } else { 0 });
+    }
+    let rest = ranked.iter().skip(page.layout.top).fold(0u64, |sum, stack: &&Stack| sum.saturating_add(stack.values.get(view.kind)));
+    page.rest(ranked.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
+}
+
+#[derive(Clone, Copy)]
+enum Tone {
+    Plain,
+    Strong,
+    Faint,
+    Warn,
+}
+
+/// A page of text that fits its width.
+struct Page {
+    text: String,
+    layout: Layout,
+}
+
+impl Page {
+    fn new(layout: Layout) -> Self {
+        Self { text: String::new(), layout }
+    }
+
+    fn painted(&mut self, text: &str, tone: Tone) {
+        let code = match tone {
+            Tone::Plain => "",
+            Tone::Strong => "\x1b[1m",
+            Tone::Faint => "\x1b[2m",
+            Tone::Warn => "\x1b[33m",
+        };
+        if self.layout.colour && !code.is_empty() {
+            let _ = write!(self.text, "{code}{text}\x1b[0m");
+        } else {
+            self.text.push_str(text);
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        self.text.push_str(text);
+        self.text.push('\n');
+    }
+
+    fn head(&mut self, text: &str) {
+        self.painted(text, Tone::Strong);
+        self.text.push('\n');
+    }
+
+    fn columns(&self) -> usize {
+        self.layout.columns.map_or(usize::MAX, |columns| columns.max(COLUMNS_MIN))
+    }
+
+    /// A named line of the header, wrapped under itself.
+    fn field(&mut self, name: &str, text: &str) {
+        self.toned(name, text, Tone::Plain);
+    }
+
+    fn toned(&mut self, name: &str, text: &str, tone: Tone) {
+        const NAME_COLUMNS: usize = 11;
+        for (i, part) in wrapped(text, self.columns().saturating_sub(NAME_COLUMNS)).iter().enumerate() {
+            let name = format!("{:<NAME_COLUMNS$}", if i == 0 { name } else { "" });
+            self.painted(&name, Tone::Strong);
+            self.painted(part, tone);
+            self.text.push('\n');
+        }
+    }
+
+    fn sentences(&mut self, name: &str, sentences: &[String], tone: Tone) {
+        for sentence in sentences.iter().take(SENTENCES_SHOWN_MAX) {
+            self.toned(name, &sanitize::terminal(sentence), tone);
+        }
+        if sentences.len() > SENTENCES_SHOWN_MAX {
+            self.toned(name, &format!("and {} more", sentences.len() - SENTENCES_SHOWN_MAX), tone);
+        }
+    }
+
+    /// A stack: its title after the prefix, its callers below.
+    fn stack(&mut self, prefix: &str, frames: &[&Frame], truncated: Option<&str>, pid: u32) {
+        let skipped = glue::leading_frames(frames.iter().copied());
+        let indent = " ".repeat(prefix.chars().count());
+        let room = self.columns().saturating_sub(indent.len());
+        let Some((title, callers)) = frames.get(skipped..).and_then(<[_]>::split_first) else { return };
+        self.painted(prefix, Tone::Strong);
+        let process = if pid == 0 { String::new() } else { format!("[{pid}] ") };
+        self.frame(&process, title, room, Tone::Strong);
+        for caller in callers.iter().take(self.layout.callers) {
+            self.text.push_str(&indent);
+            self.frame("  ← ", caller, room, Tone::Plain);
+        }
+        let more = callers.len().saturating_sub(self.layout.callers);
+        if more > 0 {
+            self.text.push_str(&indent);
+            self.painted(&format!("  … {more} more"), Tone::Faint);
+            self.text.push('\n');
+        }
+        if let Some(reason) = truncated {
+            self.text.push_str(&indent);
+            self.painted(&format!("  … cut: {}", sanitize::terminal(reason).replace('_', " ")), Tone::Warn);
+            self.text.push('\n');
+        }
+    }
+
+    fn frame(&mut self, lead: &str, frame: &Frame, room: usize, tone: Tone) {
+        let name = sanitize::terminal(&frame.function);
+        let mut place = place(frame);
+        if frame.flags.guessed {
+            place.push_str("  (guessed)");
+        }
+        let room = room.saturating_sub(lead.chars().count());
+        // The function matters more: the place gives way first, to its end, down to a third.
+        let place_room = room.saturating_sub(name.chars().count() + 2).max(room / 3);
+        let place = shortened_front(&place, place_room);
+        let name_room = if place.is_empty() { room } else { room.saturating_sub(place.chars().count() + 2) };
+        self.text.push_str(lead);
+        self.painted(&shortened_middle(&name, name_room), tone);
+        if !place.is_empty() {
+            self.text.push_str("  ");
+            self.painted(&place, Tone::Faint);
+        }
+        self.text.push('\n');
+    }
+
+    fn rest(&mut self, rows: usize, value: String) {
+        if rows > self.layout.top {
+            let text = format!("{} more stacks with {value}: show more with --top", grouped((rows - self.layout.top) as u64));
+            self.painted(&text, Tone::Faint);
+            self.text.push('\n');
+        }
+    }
+}
+
+/// Where a frame is: file and line, or the module.
+fn place(frame: &Frame) -> String {
+    let file = sanitize::terminal(&frame.file);
+    match (file.is_empty(), frame.line) {
+        (false, 0) => file.into_owned(),
+        (false, line) => format!("{file}:{line}"),
+        (true, _) => {
+            let module = frame.module.rsplit('/').next().unwrap_or_default();
+            // A stand-in name says the module already.
+            if frame.function.starts_with('[') { String::new() } else { sanitize::terminal(module).into_owned() }
+        }
+    }
+}
+
+/// A text cut to a width, its middle replaced: the start and the end of a name say most.
+fn shortened_middle(text: &str, columns: usize) -> String {
+    let length = text.chars().count();
+    if length <= columns {
+        return text.to_owned();
+    }
+    let kept = columns.saturating_sub(1);
+    let tail = kept / 2;
+    text.chars().take(kept - tail).chain(['…']).chain(text.chars().skip(length - tail)).collect()
+}
+
+/// A text cut to a width, its front replaced: the end of a path says most.
+fn shortened_front(text: &str, columns: usize) -> String {
+    let length = text.chars().count();
+    if length <= columns {
+        return text.to_owned();
+    }
+    std::iter::once('…').chain(text.chars().skip(length - columns.saturating_sub(1))).collect()
+}
+
+/// A text in lines of at most so many columns, broken at spaces; a longer word stands alone.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > columns {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::profile::diff::compare;
+    use crate::profile::testing::shop;
+
+    const LIVE: View = View { kind: ValueKind::InuseSpace, count: Some(ValueKind::InuseObjects), head: "LIVE", words: "live bytes" };
+    const PLAIN: Layout = Layout { columns: Some(100), colour: false, top: 20, callers: 10 };
+
+    #[test]
+    fn the_report_shows_header_losses_doubts_and_stacks() {
+        insta::assert_snapshot!(report(&shop(), LIVE, PLAIN));
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_shorter_lines() {
+        let text = report(&shop(), LIVE, Layout { columns: Some(60), ..PLAIN });
+        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn the_rest_is_summed_up() {
+        let text = report(&shop(), LIVE, Layout { top: 1, callers: 1, ..PLAIN });
+        assert!(text.contains("2 more stacks with 400 KiB (2.5%): show more with --top"), "{text}");
+        assert!(text.contains("  … 1 more\n"), "{text}");
+    }
+
+    #[test]
+    fn colours_only_when_asked_and_no_escape_of_the_target_ever() {
+        assert!(!report(&shop(), LIVE, PLAIN).contains('\x1b'));
+        let coloured = report(&shop(), LIVE, Layout { colour: true, ..PLAIN });
+        assert!(coloured.contains("\x1b[1m"));
+        assert!(!coloured.contains("\x1b[31m"), "the function name's own escape sequence");
+    }
+
+    #[test]
+    fn a_difference_shows_what_changed() {
+        let old = shop();
+        let mut new = shop();
+        let frames: Vec<Frame> = old.frames_of(&old.stacks()[0]).cloned().collect();
+        new.add(4242, &frames, None, &crate::profile::Values::default().with(ValueKind::InuseSpace, 5 << 20));
+        insta::assert_snapshot!(diff(&old, &new, &compare(&old, &new, ValueKind::InuseSpace), LIVE, PLAIN));
+    }
+
+    // Expected dates by `date -u -d @N`.
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_782_399_000_000_000), "2000-02-28 23:59:59 UTC");
+        assert_eq!(utc(951_782_400_000_000_000), "2000-02-29 00:00:00 UTC");
+        assert_eq!(utc(1_795_257_600_000_000_000), "2026-11-21 10:40:00 UTC");
+        assert_eq!(utc(4_107_542_400_000_000_000), "2100-03-01 00:00:00 UTC");
+    }
+
+    #[test]
+    fn almost_all_is_not_all() {
+        assert_eq!(floor_percent(0.9999), "99.9");
+        assert_eq!(floor_percent(1.0), "100");
+        assert_eq!(floor_percent(0.995), "99.5");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_wider_than_the_terminal(columns in 60usize..140, name in "\\PC{0,200}") {
+            let mut profile = shop();
+            profile.add(4242, &[Frame::named(name)], None, &crate::profile::Values::default().with(ValueKind::InuseSpace, 5));
+            let text = report(&profile, LIVE, Layout { columns: Some(columns), ..PLAIN });
+            for line in text.lines() {
+                prop_assert!(line.chars().count() <= columns, "{}", line);
+            }
+        }
+    }
+}
