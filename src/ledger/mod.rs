@@ -556,7 +556,6 @@ impl Ledger {
         self.unmapped.add(start.0, end.0, tick);
         if self.unmapped.is_full() {
             self.settle();
-            self.unmapped.clear();
         }
     }
 

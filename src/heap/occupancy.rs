@@ -1,0 +1,370 @@
+//! What lies on each page of a heap: live, held, free and unknown bytes.
+//!
+//! Input are heap ranges and spans (blocks or chunks), both sorted by address. The heap is laid out as a sequence of segments (a span,
+//! or the gap before the next), and the segments are cut at page ends. Memory is one page's list of spans, whatever the heap's size.
+
+use std::ops::Range;
+
+use super::extents::{Coverage, HeapRange};
+use crate::units::StackId;
+
+/// A base page, bytes.
+pub const PAGE_BYTES: u64 = 4096;
+/// A huge page, bytes.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// A stretch of heap with an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub start: u64,
+    /// Length; a span of 0 bytes lies nowhere.
+    pub bytes: u64,
+    /// Whose it is.
+    pub owner: Owner,
+}
+
+/// Whose bytes a span's are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// Live, of a known stack.
+    Stack(StackId),
+    /// Live, of no known stack.
+    Unattributed,
+    /// Neither live nor free: the allocator's own structures, or bytes of which nothing is known.
+    Held,
+}
+
+/// Which pages are in RAM. `page` is an address divided by [`PAGE_BYTES`], `huge_page` by [`HUGE_PAGE_BYTES`].
+pub trait PageStates {
+    /// Whether a base page is in RAM.
+    fn is_resident(&self, page: u64) -> bool;
+    /// Whether a huge page backs the whole of an aligned 2 MiB.
+    fn is_huge(&self, huge_page: u64) -> bool;
+}
+
+/// All pages resident, none huge: for a heap whose residency is not known, an upper bound.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AllResident;
+
+impl PageStates for AllResident {
+    fn is_resident(&self, _: u64) -> bool {
+        true
+    }
+    fn is_huge(&self, _: u64) -> bool {
+        false
+    }
+}
+
+/// A piece of a heap range: a span's part, or a gap between spans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// Addresses.
+    pub range: Range<u64>,
+    /// What it is.
+    pub kind: SegmentKind,
+    /// Whether a span begins here; a span that crosses from one range into the next is one span in two segments.
+    pub begins: bool,
+}
+
+/// What a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Live bytes, of this stack or of none that is known.
+    Live(Option<StackId>),
+    /// Neither live nor free.
+    Held,
+    /// A gap in a range whose blocks are all known.
+    Free,
+    /// A gap in a range that may hold blocks that are not known.
+    Unknown,
+}
+
+/// What did not fit the picture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Misfits {
+    /// Bytes of spans outside every heap range.
+    pub outside_bytes: u64,
+    /// Bytes that two spans claim; the first has them.
+    pub overlap_bytes: u64,
+}
+
+/// Lays out the ranges as segments, by address, without holes within a range.
+pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut visit: impl FnMut(&Segment)) -> Misfits {
+    let mut misfits = Misfits::default();
+    let mut ranges = ranges.iter();
+    let mut current = ranges.next();
+    // Everything below is laid out; everything below `claimed` is some span's.
+    let mut cursor = current.map_or(0, |range| range.range.start);
+    let mut claimed = 0;
+    let gap = |range: &HeapRange, from: u64, to: u64, visit: &mut dyn FnMut(&Segment)| {
+        if from < to {
+            let kind = if range.coverage == Coverage::Complete { SegmentKind::Free } else { SegmentKind::Unknown };
+            visit(&Segment { range: from..to, kind, begins: false });
+        }
+    };
+    for span in spans {
+        let end = span.start.saturating_add(span.bytes);
+        let mut start = span.start.max(claimed);
+        misfits.overlap_bytes += start.min(end) - span.start;
+        claimed = claimed.max(end);
+        let kind = match span.owner {
+            Owner::Stack(stack) => SegmentKind::Live(Some(stack)),
+            Owner::Unattributed => SegmentKind::Live(None),
+            Owner::Held => SegmentKind::Held,
+        };
+        let mut begins = true;
+        while start < end {
+            let Some(range) = current else {
+                misfits.outside_bytes += end - start;
+                break;
+            };
+            if range.range.end <= start {
+                gap(range, cursor, range.range.end, &mut visit);
+                current = ranges.next();
+                cursor = current.map_or(cursor, |next| next.range.start);
+                continue;
+            }
+            let inside = start.max(range.range.start).min(end);
+            misfits.outside_bytes += inside - start;
+            let stop = end.min(range.range.end);
+            if inside < stop {
+                gap(range, cursor, inside, &mut visit);
+                visit(&Segment { range: inside..stop, kind, begins });
+                begins = false;
+                cursor = stop;
+            }
+            start = inside.max(stop);
+        }
+    }
+    while let Some(range) = current {
+        gap(range, cursor, range.range.end, &mut visit);
+        current = ranges.next();
+        cursor = current.map_or(cursor, |next| next.range.start);
+    }
+    misfits
+}
+
+/// A page of the heap and what lies on it. The four kinds of bytes add up to the part of the page that heap ranges cover.
+#[derive(Debug, Clone, Copy)]
+pub struct PageView<'a> {
+    /// First address.
+    pub start: u64,
+    /// [`PAGE_BYTES`] or [`HUGE_PAGE_BYTES`].
+    pub bytes: u64,
+    /// Whether it is in RAM.
+    pub resident: bool,
+    /// Bytes of live spans.
+    pub live_bytes: u64,
+    /// Bytes that are neither live nor free.
+    pub held_bytes: u64,
+    /// Bytes that are free for certain.
+    pub free_bytes: u64,
+    /// Bytes that may be of blocks from before the recording.
+    pub unknown_bytes: u64,
+    /// The live spans' parts on the page by address, with their stack.
+    pub parts: &'a [(Option<StackId>, u64)],
+}
+
+impl PageView<'_> {
+    /// Bytes that heap ranges cover.
+    pub fn extent_bytes(&self) -> u64 {
+        self.live_bytes + self.held_bytes + self.free_bytes + self.unknown_bytes
+    }
+
+    /// Whether it is a huge page.
+    pub fn is_huge(&self) -> bool {
+        self.bytes == HUGE_PAGE_BYTES
+    }
+}
+
+/// Visits each page that a heap range touches, by address. A huge page is one page.
+pub fn pages(
+    ranges: &[HeapRange],
+    spans: impl IntoIterator<Item = Span>,
+    states: &impl PageStates,
+    visit: impl FnMut(&PageView<'_>),
+) -> Misfits {
+    let mut cutter = Cutter { states, visit, page: 0..0, huge: None, sums: [0; 4], parts: Vec::new() };
+    let misfits = segments(ranges, spans, |segment| cutter.add(segment));
+    cutter.flush();
+    misfits
+}
+
+/// Cuts segments at page ends.
+struct Cutter<'a, S, F> {
+    states: &'a S,
+    visit: F,
+    /// The page being filled; empty before the first.
+    page: Range<u64>,
+    /// The last answer about a huge page.
+    huge: Option<(u64, bool)>,
+    /// Live, held, free, unknown bytes of the page.
+    sums: [u64; 4],
+    parts: Vec<(Option<StackId>, u64)>,
+}
+
+impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
+    fn add(&mut self, segment: &Segment) {
+        let Range { mut start, end } = segment.range;
+        while start < end {
+            if start >= self.page.end {
+                self.flush();
+                self.page = self.page_of(start);
+            }
+            let stop = end.min(self.page.end);
+            let bytes = stop - start;
+            let sum = match segment.kind {
+                SegmentKind::Live(stack) => {
+                    self.parts.push((stack, bytes));
+                    0
+                }
+                SegmentKind::Held => 1,
+                SegmentKind::Free => 2,
+                SegmentKind::Unknown => 3,
+            };
+            self.sums[sum] += bytes;
+            start = stop;
+        }
+    }
+
+    fn page_of(&mut self, addr: u64) -> Range<u64> {
+        let huge_page = addr / HUGE_PAGE_BYTES;
+        let huge = match self.huge {
+            Some((known, huge)) if known == huge_page => huge,
+            _ => self.states.is_huge(huge_page),
+        };
+        self.huge = Some((huge_page, huge));
+        let bytes = if huge { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let start = addr / bytes * bytes;
+        start..start.saturating_add(bytes)
+    }
+
+    fn flush(&mut self) {
+        let [live_bytes, held_bytes, free_bytes, unknown_bytes] = std::mem::take(&mut self.sums);
+        if live_bytes | held_bytes | free_bytes | unknown_bytes == 0 {
+            return;
+        }
+        let (start, bytes) = (self.page.start, self.page.end - self.page.start);
+        let resident = bytes == HUGE_PAGE_BYTES || self.states.is_resident(start / PAGE_BYTES);
+        (self.visit)(&PageView { start, bytes, resident, live_bytes, held_bytes, free_bytes, unknown_bytes, parts: &self.parts });
+        self.parts.clear();
+    }
+}
+
+/// The sums of a heap, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Address space of the heap ranges.
+    pub extent_bytes: u64,
+    /// Of it, in RAM.
+    pub resident_bytes: u64,
+    /// Live bytes.
+    pub live_bytes: u64,
+    /// Live bytes in RAM.
+    pub resident_live_bytes: u64,
+    /// In RAM, neither live nor free.
+    pub resident_held_bytes: u64,
+    /// In RAM, possibly of blocks from before the recording.
+    pub resident_unknown_bytes: u64,
+    /// Free for certain, in RAM: trimmable, pinned, and what lies on pages with held or unknown bytes but nothing live.
+    pub resident_free_bytes: u64,
+    /// Of it, on pages that are free from end to end.
+    pub trimmable_bytes: u64,
+    /// Of it, on pages with a live byte.
+    pub pinned_bytes: u64,
+}
+
+impl Occupancy {
+    /// Adds a page.
+    pub fn add(&mut self, page: &PageView<'_>) {
+        self.extent_bytes += page.extent_bytes();
+        self.live_bytes += page.live_bytes;
+        if !page.resident {
+            return;
+        }
+        self.resident_bytes += page.extent_bytes();
+        self.resident_live_bytes += page.live_bytes;
+        self.resident_held_bytes += page.held_bytes;
+        self.resident_unknown_bytes += page.unknown_bytes;
+        self.resident_free_bytes += page.free_bytes;
+        if page.live_bytes > 0 {
+            self.pinned_bytes += page.free_bytes;
+        } else if page.free_bytes == page.bytes {
+            self.trimmable_bytes += page.free_bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::extents::RegionKind;
+    use super::*;
+
+    fn range(range: Range<u64>, coverage: Coverage) -> HeapRange {
+        HeapRange { range, kind: RegionKind::Anonymous, coverage }
+    }
+
+    fn live(start: u64, bytes: u64) -> Span {
+        Span { start, bytes, owner: Owner::Stack(StackId(7)) }
+    }
+
+    struct Only(u64);
+    impl PageStates for Only {
+        fn is_resident(&self, page: u64) -> bool {
+            page == self.0
+        }
+        fn is_huge(&self, _: u64) -> bool {
+            false
+        }
+    }
+
+    fn occupancy(ranges: &[HeapRange], spans: &[Span], states: &impl PageStates) -> (Occupancy, Misfits) {
+        let mut occupancy = Occupancy::default();
+        let misfits = pages(ranges, spans.iter().copied(), states, |page| occupancy.add(page));
+        (occupancy, misfits)
+    }
+
+    #[test]
+    fn a_block_across_pages_counts_on_each_with_the_bytes_that_lie_there() {
+        let mut seen = Vec::new();
+        pages(&[range(0x1000..0x4000, Coverage::Complete)], [live(0x1f00, 0x1200)], &AllResident, |page| {
+            seen.push((page.start, page.live_bytes, page.free_bytes));
+        });
+        assert_eq!(seen, [(0x1000, 0x100, 0xf00), (0x2000, 0x1000, 0), (0x3000, 0x100, 0xf00)]);
+    }
+
+    #[test]
+    fn what_may_be_older_than_the_recording_is_unknown_and_never_free() {
+        let (occupancy, _) = occupancy(&[range(0x1000..0x3000, Coverage::Partial)], &[live(0x1000, 0x800)], &AllResident);
+        assert_eq!(occupancy.resident_unknown_bytes, 0x1800);
+        assert_eq!((occupancy.resident_free_bytes, occupancy.pinned_bytes, occupancy.trimmable_bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn only_pages_in_ram_count_as_trimmable_or_pinned() {
+        let (occupancy, _) = occupancy(&[range(0x1000..0x4000, Coverage::Complete)], &[live(0x1000, 1)], &Only(2));
+        assert_eq!((occupancy.resident_bytes, occupancy.trimmable_bytes, occupancy.pinned_bytes), (0x1000, 0x1000, 0));
+        assert_eq!((occupancy.live_bytes, occupancy.resident_live_bytes), (1, 0));
+    }
+
+    #[test]
+    fn bytes_outside_the_heap_and_bytes_claimed_twice_are_counted_apart() {
+        let spans = [live(0x800, 0x900), live(0x1000, 0x200), live(0x1ff0, 0x20), live(0x9000, 5)];
+        let (occupancy, misfits) = occupancy(&[range(0x1000..0x2000, Coverage::Complete)], &spans, &AllResident);
+        assert_eq!(misfits, Misfits { outside_bytes: 0x800 + 0x10 + 5, overlap_bytes: 0x100 });
+        assert_eq!(occupancy.live_bytes, 0x200 + 0x10);
+    }
+
+    #[test]
+    fn a_block_over_two_touching_ranges_is_one_span() {
+        let ranges = [range(0x1000..0x2000, Coverage::Partial), range(0x2000..0x3000, Coverage::Complete)];
+        let mut begins = 0;
+        let mut live_bytes = 0;
+        segments(&ranges, [live(0x1ff0, 0x20)], |segment| {
+            begins += u32::from(segment.begins);
+            live_bytes += if matches!(segment.kind, SegmentKind::Live(_)) { segment.range.end - segment.range.start } else { 0 };
+        });
+        assert_eq!((begins, live_bytes), (1, 0x20));
+    }
+}
