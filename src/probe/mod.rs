@@ -10,6 +10,7 @@
 pub mod branches;
 pub mod cookie;
 pub mod features;
+pub mod forward;
 pub mod functions;
 pub mod placement;
 pub mod plan;

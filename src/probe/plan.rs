@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use thiserror::Error;
 
 use super::branches::BranchTargets;
 use super::cookie::Cookie;
-use super::functions::{FUNCTIONS, FunctionId, Shape};
-use super::placement::{Emulation, Jump, Placement, WALK_BYTES_MAX, place};
+use super::forward::Forwarding;
+use super::functions::FunctionId;
+use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use crate::target::allocator::{Allocator, AllocatorModule, Detection, EntryPoint, detect};
 use crate::target::elf::{Elf, ReadAt};
 use crate::target::file::FileIdentity;
@@ -72,6 +72,8 @@ pub struct Unprobed {
     pub function: FunctionId,
     /// All its symbols, that of `function` first.
     pub symbols: Vec<String>,
+    /// Virtual address of the function's entry in the file.
+    pub entry_vaddr: u64,
     /// Why, as a sentence.
     pub reason: String,
 }
@@ -174,18 +176,25 @@ pub fn place_all<R: ReadAt>(
     let mut entries: Vec<u64> = entry_points.iter().map(|e| e.vaddr).collect();
     entries.sort_unstable();
     let targets = BranchTargets::search(elf, &entries, function_starts);
-    let slots = elf.linkage_slots();
+    let forwarding = Forwarding::new(elf, entry_points);
     entry_points
         .iter()
         .map(|entry_point| {
-            let without = |reason: String| Err(Unprobed { function: entry_point.function, symbols: entry_point.symbols.clone(), reason });
+            let without = |reason: String| {
+                Err(Unprobed {
+                    function: entry_point.function,
+                    symbols: entry_point.symbols.clone(),
+                    entry_vaddr: entry_point.vaddr,
+                    reason,
+                })
+            };
             let Some(shape) = entry_point.function.get().map(|f| f.shape) else {
                 return without("not in the table of functions".into());
             };
             let code = elf.bytes_at(entry_point.vaddr, code_bytes(entry_point, function_starts));
             let placement = place(&code, entry_point.vaddr, shape, emulation, |vaddr| targets.contains(vaddr));
-            if let Some(target) = placement.jump.and_then(|jump| forwards_to(elf, entry_point, jump, shape, entry_points, &slots)) {
-                return without(format!("only jumps to {target}, which has a probe"));
+            if let Some(reason) = forwarding.covers(entry_point, shape, &placement) {
+                return without(reason);
             }
             let Some(offset) = elf.offset_of(entry_point.vaddr + u64::from(placement.offset)) else {
                 return without("its code is not in the file".into());
@@ -220,41 +229,4 @@ fn code_bytes(entry_point: &EntryPoint, function_starts: &[u64]) -> u64 {
         next.map_or(WALK_BYTES_MAX, |next| next - entry_point.vaddr)
     };
     end.min(WALK_BYTES_MAX)
-}
-
-/// The entry point to which a function does nothing but jump, handing on its arguments with the same meaning.
-///
-/// A probe on both would see each call twice, and the second time with the first one's stack pointer and its return address already
-/// swapped. The jump goes to the function itself or through a stub of the procedure linkage table, whose slot names it.
-fn forwards_to<R: ReadAt>(
-    elf: &Elf<R>,
-    from: &EntryPoint,
-    jump: Jump,
-    shape: Shape,
-    entry_points: &[EntryPoint],
-    slots: &[(u64, Vec<u8>)],
-) -> Option<String> {
-    let hands_on = |to: Shape| to.op == shape.op && jump.passes_on(to);
-    if jump.target == from.vaddr {
-        return None;
-    }
-    if let Some(entry_point) = entry_points.iter().find(|e| e.vaddr == jump.target) {
-        return hands_on(entry_point.function.get()?.shape).then(|| entry_point.symbols.first().cloned())?;
-    }
-    let stub = first_instruction(elf, jump.target)?;
-    if stub.code() != Code::Jmp_rm64 || !stub.is_ip_rel_memory_operand() {
-        return None;
-    }
-    let slot = stub.ip_rel_memory_address();
-    let (_, name) = slots.iter().find(|(vaddr, _)| *vaddr == slot)?;
-    let function = FUNCTIONS.iter().find(|f| f.symbol.as_bytes() == name.as_slice())?;
-    hands_on(function.shape).then(|| function.symbol.to_owned())
-}
-
-/// The instruction at `vaddr`, or the one behind it if that is `endbr64`.
-fn first_instruction<R: ReadAt>(elf: &Elf<R>, vaddr: u64) -> Option<Instruction> {
-    let code = elf.bytes_at(vaddr, 32);
-    let mut instructions = Decoder::with_ip(64, &code, vaddr, DecoderOptions::NONE).into_iter();
-    let first = instructions.next()?;
-    if first.code() == Code::Endbr64 { instructions.next() } else { Some(first) }
 }

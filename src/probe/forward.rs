@@ -1,0 +1,116 @@
+//! Entry points that need no probe because they always hand on to another one that has it.
+//!
+//! - A function that does nothing but jump to another with its arguments in place (`operator new[]` → `operator new`, `aligned_alloc` →
+//!   `mi_aligned_alloc`). Probes on both would see each call twice, and the second time with the first one's stack pointer and its
+//!   return address already swapped.
+//! - A function that frees, and on every way from its site calls or jumps to another that frees (jemalloc's sized and aligned
+//!   `operator delete` → `sdallocx`). Frees have no return probe by which the inner call could be told to be one, so the block would be
+//!   freed twice. It is taken for granted that such a function hands on the block that it was given.
+//!
+//! The other function is found by address in the same file, or by name where the way leads through the procedure linkage table.
+
+use std::collections::BTreeSet;
+
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
+
+use super::functions::{FUNCTIONS, Op, Shape};
+use super::placement::Placement;
+use crate::target::allocator::EntryPoint;
+use crate::target::elf::{Elf, ReadAt};
+
+/// Bytes of a function whose ways are followed: wrappers are short.
+const WRAPPER_BYTES_MAX: u64 = 512;
+
+/// What a file's entry points hand on to.
+pub struct Forwarding<'a, R> {
+    elf: &'a Elf<R>,
+    entry_points: &'a [EntryPoint],
+    /// Slots of the global offset table and the names bound to them.
+    slots: Vec<(u64, Vec<u8>)>,
+}
+
+/// An entry point that is called or jumped to.
+struct Callee {
+    name: String,
+    shape: Shape,
+}
+
+impl<'a, R: ReadAt> Forwarding<'a, R> {
+    /// Of a file with these entry points.
+    #[must_use]
+    pub fn new(elf: &'a Elf<R>, entry_points: &'a [EntryPoint]) -> Self {
+        Self { elf, entry_points, slots: elf.linkage_slots() }
+    }
+
+    /// Why `from`, whose probe would go to `placement`, needs none: a sentence; `None` if it does.
+    #[must_use]
+    pub fn covers(&self, from: &EntryPoint, shape: Shape, placement: &Placement) -> Option<String> {
+        if let Some(jump) = placement.jump {
+            let callee = self.callee_at(jump.target).filter(|_| jump.target != from.vaddr)?;
+            let hands_on = callee.shape.op == shape.op && jump.passes_on(callee.shape);
+            return hands_on.then(|| format!("only jumps to {}, which has a probe", callee.name));
+        }
+        if shape.op != Op::Free {
+            return None;
+        }
+        let callee = self.always_reached(from, from.vaddr + u64::from(placement.offset))?;
+        Some(format!("always calls {callee}, which has a probe"))
+    }
+
+    /// The entry point at an address, or behind the linkage stub there.
+    fn callee_at(&self, target: u64) -> Option<Callee> {
+        if let Some(entry_point) = self.entry_points.iter().find(|e| e.vaddr == target) {
+            return Some(Callee { name: entry_point.symbols.first()?.clone(), shape: entry_point.function.get()?.shape });
+        }
+        let stub = self.stub_jump(target)?;
+        if stub.code() != Code::Jmp_rm64 || !stub.is_ip_rel_memory_operand() {
+            return None;
+        }
+        let slot = stub.ip_rel_memory_address();
+        let (_, name) = self.slots.iter().find(|(vaddr, _)| *vaddr == slot)?;
+        let function = FUNCTIONS.iter().find(|f| f.symbol.as_bytes() == name.as_slice())?;
+        Some(Callee { name: function.symbol.to_owned(), shape: function.shape })
+    }
+
+    /// The first instruction of a stub; `endbr64` may precede it.
+    fn stub_jump(&self, vaddr: u64) -> Option<Instruction> {
+        let code = self.elf.bytes_at(vaddr, 32);
+        let mut instructions = Decoder::with_ip(64, &code, vaddr, DecoderOptions::NONE).into_iter();
+        let first = instructions.next()?;
+        if first.code() == Code::Endbr64 { instructions.next() } else { Some(first) }
+    }
+
+    /// The freeing function that every way from `site` on reaches before the function returns.
+    fn always_reached(&self, from: &EntryPoint, site: u64) -> Option<String> {
+        let end = from.vaddr.checked_add(from.size.min(WRAPPER_BYTES_MAX))?;
+        let code = self.elf.bytes_at(from.vaddr, end - from.vaddr);
+        let mut reached = None;
+        let mut seen = BTreeSet::new();
+        let mut ways = vec![site];
+        while let Some(vaddr) = ways.pop() {
+            if !seen.insert(vaddr) {
+                continue;
+            }
+            let bytes = vaddr.checked_sub(from.vaddr).and_then(|at| code.get(usize::try_from(at).ok()?..)).filter(|b| !b.is_empty())?;
+            let instruction = Decoder::with_ip(64, bytes, vaddr, DecoderOptions::NONE).decode();
+            let target = (instruction.op0_kind() == OpKind::NearBranch64).then(|| instruction.near_branch_target());
+            match instruction.flow_control() {
+                _ if instruction.is_invalid() => return None,
+                FlowControl::Next => ways.push(instruction.next_ip()),
+                FlowControl::ConditionalBranch => ways.extend([instruction.next_ip(), target?]),
+                FlowControl::UnconditionalBranch if target.is_some_and(|t| t > from.vaddr && t < end) => ways.extend(target),
+                flow @ (FlowControl::UnconditionalBranch | FlowControl::Call) => {
+                    let frees = |callee: &Callee| callee.shape.op == Op::Free && target != Some(from.vaddr);
+                    match self.callee_at(target?).filter(frees) {
+                        Some(callee) => reached = Some(callee.name),
+                        // A helper on the way: computes something and comes back.
+                        None if flow == FlowControl::Call => ways.push(instruction.next_ip()),
+                        None => return None,
+                    }
+                }
+                _ => return None,
+            }
+        }
+        reached
+    }
+}
