@@ -13,12 +13,10 @@ use std::path::{Path, PathBuf};
 use blazesym::symbolize::evict::{self, Evict};
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Symbolized, Symbolizer};
-use object::read::ReadCache;
-use object::read::elf::ElfFile64;
-use object::{Object, ObjectSegment};
 
 use super::capped;
 use super::demangle::demangle;
+use crate::target::elf::{Elf as ElfHeaders, Segment};
 
 /// Files that are held open and parsed at a time. Each takes a file descriptor, of which a process has 1024 by default.
 pub const FILES_MAX: usize = 256;
@@ -51,8 +49,8 @@ pub struct OpenedFile {
     pub path: PathBuf,
     /// Which file it is.
     pub id: FileId,
-    /// Its loaded segments: (file offset, length in the file, address).
-    segments: Vec<(u64, u64, u64)>,
+    /// Its loaded segments; none if it is not an ELF file.
+    segments: Vec<Segment>,
 }
 
 /// Which file it is; equal for two paths of one file as long as nobody writes to it.
@@ -80,14 +78,19 @@ impl OpenedFile {
             }
             (None, None) => return None,
         };
-        Some(Self { path, id, segments: segments(opened) })
+        let segments = ElfHeaders::parse(opened).map(|elf| elf.segments().to_vec()).unwrap_or_default();
+        Some(Self { path, id, segments })
     }
 
-    /// The address, in the file's own address space, of a byte of the file. `None` = the file loads no such byte.
+    /// The address, in the file's own address space, of a byte of the file's code. `None` = the file loads no such byte.
+    ///
+    /// Executable segments come first: where segments do not start on pages (lld's layout), the kernel maps a page that two of them
+    /// share twice, and code is in the executable one.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
-        self.segments.iter().find_map(|&(start, len, address)| {
-            let distance = offset.checked_sub(start)?;
-            (distance < len).then(|| address.wrapping_add(distance))
+        let mut code_first = [true, false].into_iter().flat_map(|code| self.segments.iter().filter(move |s| s.executable == code));
+        code_first.find_map(|segment| {
+            let distance = offset.checked_sub(segment.offset)?;
+            (distance < segment.file_bytes).then(|| segment.vaddr.wrapping_add(distance))
         })
     }
 }
@@ -96,21 +99,6 @@ impl OpenedFile {
 fn identity(file: &File) -> Option<FileId> {
     let meta = file.metadata().ok().filter(|meta| meta.is_file())?;
     Some(FileId { device: meta.dev(), inode: meta.ino(), size_bytes: meta.size(), modified: (meta.mtime(), meta.mtime_nsec()) })
-}
-
-/// The loaded segments of an ELF file; none if it is not one.
-fn segments(file: File) -> Vec<(u64, u64, u64)> {
-    /// Programs have two to ten loaded segments.
-    const SEGMENTS_MAX: usize = 256;
-    let cache = ReadCache::new(file);
-    let Ok(elf) = ElfFile64::<object::Endianness, _>::parse(&cache) else { return Vec::new() };
-    elf.segments()
-        .take(SEGMENTS_MAX)
-        .map(|segment| {
-            let (offset, len) = segment.file_range();
-            (offset, len, segment.address())
-        })
-        .collect()
 }
 
 /// Symbols of ELF files, read with blazesym.

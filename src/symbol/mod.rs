@@ -1,6 +1,7 @@
 //! Addresses to frames: function, file, line and module, with inlined functions.
 //!
 //! ```text
+//! process ─ snapshot::Snapshots ─→ space::AddressSpace
 //! frame word ─ space::AddressSpace ─→ (module, address in its file) ─ elf::ElfSymbols ─→ symbols ─ demangle ─→ Frame
 //!                    └─ generated code ─ perf_map::PerfMap ───────────────────────────────────────────────────┘
 //! ```
@@ -15,11 +16,13 @@ mod demangle;
 mod elf;
 mod perf_map;
 mod resolver;
+mod snapshot;
 mod space;
 mod vdso;
 
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
 pub use resolver::{Counters, Symbolizer};
+pub use snapshot::{KEPT_FILES_MAX, Snapshots};
 pub use space::{AddressSpace, Backing, Module, Region};
 
 /// The address in a frame word; the rest are flags. `FP_FRAME_ADDR_MASK` of bpf/fragprof.h.

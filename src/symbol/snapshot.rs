@@ -1,0 +1,221 @@
+//! What symbolization needs of a live process, taken from `/proc`: the edge of this module.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use super::perf_map::PerfMap;
+use super::space::{AddressSpace, Backing, Module, Region};
+use crate::target::{self, FileIdentity, MappedFile, Process, TargetError};
+
+/// Modules remembered for sharing between processes. Only those still in use take memory beyond their entry.
+const MODULES_MAX: usize = 16 << 10;
+/// Files kept open because no path leads to them once their process is gone (deleted, or in a container). A process may have 1024
+/// descriptors by default, and probes, rings and symbol files need theirs.
+pub const KEPT_FILES_MAX: usize = 256;
+
+/// Takes snapshots of processes. A file that several map is one [`Module`].
+#[derive(Debug, Default)]
+pub struct Snapshots {
+    modules: HashMap<FileIdentity, Weak<Module>>,
+    /// Files that are not kept open although only their process leads to them: beyond [`KEPT_FILES_MAX`]. Their functions have no names
+    /// once the process is gone.
+    pub refused_files: u64,
+}
+
+impl Snapshots {
+    /// The executable part of a process's address space now, with its perf map if it has one.
+    ///
+    /// # Errors
+    /// If its mappings cannot be read.
+    pub fn take(&mut self, process: &Process) -> Result<AddressSpace, TargetError> {
+        let mut space = AddressSpace::new(process.pid().0, self.regions(process)?);
+        if let Some(map) = perf_map(process) {
+            space.set_perf_map(map);
+        }
+        Ok(space)
+    }
+
+    /// Looks at a process again: after a library was loaded, and before it is gone.
+    ///
+    /// # Errors
+    /// If its mappings cannot be read; the space stays as it was.
+    pub fn refresh(&mut self, space: &mut AddressSpace, process: &Process) -> Result<(), TargetError> {
+        let regions = self.regions(process)?;
+        space.update(regions);
+        if let Some(map) = perf_map(process) {
+            space.set_perf_map(map);
+        }
+        Ok(())
+    }
+
+    fn regions(&mut self, process: &Process) -> Result<Vec<Region>, TargetError> {
+        let maps = process.maps()?;
+        let executable = maps.mappings.iter().filter(|mapping| mapping.permissions.execute);
+        let region = |mapping: &target::Mapping| Region {
+            start: mapping.start.0,
+            end: mapping.end.0,
+            offset: mapping.offset.0,
+            backing: self.backing(process, mapping),
+        };
+        Ok(executable.map(region).collect())
+    }
+
+    fn backing(&mut self, process: &Process, mapping: &target::Mapping) -> Backing {
+        match &mapping.backing {
+            target::Backing::Anonymous => Backing::Anonymous,
+            target::Backing::Named(name) if name == "[vdso]" => Backing::Vdso,
+            target::Backing::Named(name) => Backing::Named(name.clone()),
+            target::Backing::File { path, .. } => Backing::File(self.module(process, mapping, path)),
+        }
+    }
+
+    fn module(&mut self, process: &Process, mapping: &target::Mapping, path: &Path) -> Arc<Module> {
+        let shown = path.to_string_lossy().into_owned();
+        let Ok(mapped) = MappedFile::open(process, mapping) else {
+            // Not an ELF file, or gone: its frames are named by the path alone.
+            return Arc::new(Module { path: shown, open_path: PathBuf::new(), file: None, build_id: Vec::new() });
+        };
+        if let Some(known) = self.modules.get(&mapped.identity).and_then(Weak::upgrade) {
+            return known;
+        }
+        let build_id = mapped.identity.build_id.as_ref().map(|id| id.0.clone()).unwrap_or_default();
+        let module = if same_file(path, &mapped.identity) {
+            Module { path: shown, open_path: path.to_path_buf(), file: None, build_id }
+        } else {
+            let file = self.kept(&mapped.attach_path);
+            Module { path: shown, open_path: mapped.attach_path, file, build_id }
+        };
+        let module = Arc::new(module);
+        if self.modules.len() >= MODULES_MAX {
+            self.modules.retain(|_, module| module.strong_count() > 0);
+        }
+        if self.modules.len() < MODULES_MAX {
+            self.modules.insert(mapped.identity, Arc::downgrade(&module));
+        }
+        module
+    }
+
+    fn kept(&mut self, path: &Path) -> Option<File> {
+        let kept = self.modules.values().filter_map(Weak::upgrade).filter(|module| module.file.is_some()).count();
+        if kept >= KEPT_FILES_MAX {
+            self.refused_files += 1;
+            return None;
+        }
+        File::open(path).ok()
+    }
+}
+
+/// Whether a path of the process leads to the same file here, without the process: it then outlives it.
+fn same_file(path: &Path, identity: &FileIdentity) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| {
+        (meta.dev(), meta.ino(), meta.len()) == (identity.device, identity.inode, identity.size_bytes)
+            && i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()) == identity.modified_ns
+    })
+}
+
+/// The perf map that a just-in-time compiler of the process wrote.
+///
+/// The path is opened within the process's root and no further: what its links lead to is the process's choice.
+fn perf_map(process: &Process) -> Option<PerfMap> {
+    let root = File::open(process.directory().join("root")).ok()?;
+    let path = format!("tmp/perf-{}.map", process.inner_pid());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let file = rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve).ok()?;
+    PerfMap::read(File::from(file)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::symbol::{Symbolizer, WORD_EXACT};
+    use crate::units::Pid;
+
+    const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((noinline)) int shop_create(int id) { return id + getpid(); }
+int main(void) {
+    printf("%p %d\n", (void *)shop_create, shop_create(1) == 0);
+    fflush(stdout);
+    pause();
+}
+"#;
+
+    fn started(dir: &Path) -> (Child, u64) {
+        let (source, program) = (dir.join("shop.c"), dir.join("shop"));
+        std::fs::write(&source, PROGRAM).unwrap();
+        assert!(Command::new("cc").args(["-O1", "-g", "-o"]).arg(&program).arg(&source).status().unwrap().success());
+        let mut child = Command::new(&program).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = u64::from_str_radix(line.split(' ').next().unwrap().trim_start_matches("0x"), 16).unwrap();
+        (child, address)
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_function_of_a_process_that_is_gone_is_still_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (child, address) = started(dir.path());
+        let space = Snapshots::default().take(&Process::open(Pid(child.id())).unwrap()).unwrap();
+        end(child);
+        let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
+        assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
+        assert_eq!(&*frames[0].module, dir.path().join("shop").to_str().unwrap());
+    }
+
+    #[test]
+    fn so_is_one_whose_program_was_deleted_before_it_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (child, address) = started(dir.path());
+        std::fs::remove_file(dir.path().join("shop")).unwrap();
+        let space = Snapshots::default().take(&Process::open(Pid(child.id())).unwrap()).unwrap();
+        end(child);
+        let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
+        assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
+        assert!(!frames[0].build_id.is_empty());
+    }
+
+    #[test]
+    fn two_processes_share_the_modules_they_map() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, address) = started(dir.path());
+        let second = Command::new(dir.path().join("shop")).stdout(Stdio::null()).spawn().unwrap();
+        let mut snapshots = Snapshots::default();
+        let spaces = [&first, &second].map(|child| snapshots.take(&Process::open(Pid(child.id())).unwrap()));
+        let one = spaces[0].as_ref().unwrap().find(address).unwrap().clone();
+        let Backing::File(module) = &one.backing else { panic!("{one:?}") };
+        assert!(Arc::strong_count(module) >= 3, "both spaces and this clone");
+        end(first);
+        end(second);
+    }
+
+    #[test]
+    fn the_vdso_is_found_and_a_perf_map_names_generated_code() {
+        let dir = tempfile::tempdir().unwrap();
+        let (child, _) = started(dir.path());
+        let path = format!("/tmp/perf-{}.map", child.id());
+        std::fs::write(&path, "1000 10 jitted\n").unwrap();
+        let process = Process::open(Pid(child.id())).unwrap();
+        let space = Snapshots::default().take(&process).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let vdso = process.maps().unwrap().mappings.into_iter().find(|m| m.backing == target::Backing::Named("[vdso]".into())).unwrap();
+        end(child);
+        assert!(matches!(space.find(vdso.start.0).unwrap().backing, Backing::Vdso));
+        assert_eq!(space.perf_map().unwrap().find(0x1004).as_deref(), Some("jitted"));
+    }
+}
