@@ -84,12 +84,20 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     // Before anything is attached: a recording that cannot be written is a waste.
     output::check_writable(&args.output)?;
     let stop = stop_flag()?;
-    let options =
-        Options { follow_children: args.children || !args.command.is_empty(), free_stacks: args.free_stacks, ring_bytes: args.buffer_kib.map(|kib| kib << 10), ..Options::default() };
+    let options = Options {
+        follow_children: args.children || !args.command.is_empty(),
+        free_stacks: args.free_stacks,
+        ring_bytes: args.buffer_kib.map(|kib| kib << 10),
+        ..Options::default()
+    };
     let mut recorder = Recorder::new(options).map_err(failed)?;
     let mut child = start(args, &mut recorder)?;
 
-    let who = if args.command.is_empty() { format!("{} process{}", args.pid.len(), if args.pid.len() == 1 { "" } else { "es" }) } else { args.command[0].to_string_lossy().into_owned() };
+    let who = if args.command.is_empty() {
+        format!("{} process{}", args.pid.len(), if args.pid.len() == 1 { "" } else { "es" })
+    } else {
+        args.command[0].to_string_lossy().into_owned()
+    };
     let until = args.duration.map_or_else(|| "until Ctrl-C or its end".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()));
     eprintln!("fragprof: recording {who} {until}");
     while !stop.load(Ordering::Relaxed) {
@@ -165,9 +173,10 @@ pub fn failed(error: recorder::Error) -> anyhow::Error {
         recorder::Error::Target(TargetError::Denied { .. }) | recorder::Error::Plan(PlanError::Target(TargetError::Denied { .. })) => {
             ExitStatus::Unsupported
         }
-        recorder::Error::Target(_) | recorder::Error::Plan(_) | recorder::Error::Launch(_) | recorder::Error::Capture(capture::Error::Attach { .. }) => {
-            ExitStatus::Target
-        }
+        recorder::Error::Target(_)
+        | recorder::Error::Plan(_)
+        | recorder::Error::Launch(_)
+        | recorder::Error::Capture(capture::Error::Attach { .. }) => ExitStatus::Target,
         recorder::Error::Capture(_) => ExitStatus::Failure,
     };
     Failed::new(status, error.to_string()).into()

@@ -49,13 +49,18 @@ pub fn profile(facts: Facts, targets: &mut [Target], shards: &[SharedShard]) -> 
 
 fn metadata(facts: &Facts) -> Metadata {
     let counters = &facts.counters;
-    let mut losses: Vec<Counter> = ["lost_allocations", "lost_frees", "lost_stacks", "lost_vm_changes", "lost_life_events", "no_thread_state", "no_walk_state"]
-        .iter()
-        .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
-        .map(|(name, text, value)| Counter::new(name, value, text))
-        .collect();
+    let mut losses: Vec<Counter> =
+        ["lost_allocations", "lost_frees", "lost_stacks", "lost_vm_changes", "lost_life_events", "no_thread_state", "no_walk_state"]
+            .iter()
+            .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
+            .map(|(name, text, value)| Counter::new(name, value, text))
+            .collect();
     losses.push(Counter::new("malformed_records", facts.malformed, "records that could not be read"));
-    losses.push(Counter::new("lost_notices", facts.notices_lost, "notices of new code or children that came too fast; every process was looked at anew"));
+    losses.push(Counter::new(
+        "lost_notices",
+        facts.notices_lost,
+        "notices of new code or children that came too fast; every process was looked at anew",
+    ));
     let stack_ends = (1..ENDS as u8)
         .filter_map(|reason| Some((End::from_wire(reason)?, counters.ends(reason))))
         .filter(|(_, value)| *value > 0)
@@ -97,7 +102,9 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Targ
     // Of an image before an exec only what it did counts: its memory is gone.
     for past in &books.past {
         add_ledger(profile, symbolizer, &target.space, pid, past, |view| {
-            Values::default().with(ValueKind::AllocObjects, view.totals.allocations).with(ValueKind::AllocSpace, view.totals.allocated_bytes)
+            Values::default()
+                .with(ValueKind::AllocObjects, view.totals.allocations)
+                .with(ValueKind::AllocSpace, view.totals.allocated_bytes)
         });
     }
     add_ledger(profile, symbolizer, &target.space, pid, &books.ledger, |view| {
@@ -160,7 +167,13 @@ fn doubts(profile: &mut Profile, pid: u32, target: &Target, books: &Watched) {
     );
     doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
     doubt(loss.abandoned, format!("{} allocator calls never returned: whether they allocated is unknown", loss.abandoned));
-    doubt(stats.missed_frees, format!("{} blocks ({} bytes) were freed unseen: their addresses were handed out again", stats.missed_frees, stats.missed_free_bytes));
+    doubt(
+        stats.missed_frees,
+        format!(
+            "{} blocks ({} bytes) were freed unseen: their addresses were handed out again",
+            stats.missed_frees, stats.missed_free_bytes
+        ),
+    );
     doubt(stats.stacks_refused, format!("{} stacks beyond the limit are summed in one row", stats.stacks_refused));
     doubt(stats.stacks_undefined, format!("{} stacks were lost: their allocations are in one row", stats.stacks_undefined));
     doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));

@@ -138,7 +138,9 @@ fn entry_point(pid: i32) -> io::Result<u64> {
     auxv.as_chunks::<16>()
         .0
         .iter()
-        .map(|pair| (u64::from_ne_bytes(pair[..8].try_into().unwrap_or_default()), u64::from_ne_bytes(pair[8..].try_into().unwrap_or_default())))
+        .map(|pair| {
+            (u64::from_ne_bytes(pair[..8].try_into().unwrap_or_default()), u64::from_ne_bytes(pair[8..].try_into().unwrap_or_default()))
+        })
         .find_map(|(kind, value)| (kind == libc::AT_ENTRY).then_some(value))
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no AT_ENTRY in the auxiliary vector"))
 }

@@ -14,7 +14,6 @@
 mod build;
 mod launch;
 mod sink;
-mod space;
 mod target;
 mod watched;
 
@@ -36,6 +35,7 @@ use crate::ledger::{Event, Ledger, StackLimits};
 use crate::probe::features::Features;
 use crate::probe::plan::PlanError;
 use crate::profile::Profile;
+use crate::symbol::Snapshots;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
 
@@ -86,6 +86,7 @@ pub fn monotonic_ns() -> u64 {
 pub struct Recorder {
     capture: Capture,
     features: Features,
+    snapshots: Snapshots,
     options: Options,
     shards: Vec<SharedShard>,
     readers: Option<Readers>,
@@ -129,6 +130,7 @@ impl Recorder {
         Ok(Self {
             capture,
             features,
+            snapshots: Snapshots::default(),
             options,
             shards,
             readers: Some(readers),
@@ -242,8 +244,8 @@ impl Recorder {
 
     /// Ends the recording: takes no more calls, drains the rings, takes the probes out, and builds the profile.
     pub fn finish(mut self) -> Result<Profile, Error> {
-        for (slot, target) in &mut self.targets {
-            target.look_at_the_end(*slot);
+        for target in self.targets.values_mut() {
+            target.look_at_the_end(&mut self.snapshots);
         }
         for target in self.targets.values() {
             self.capture.switch(target.slot, false);
@@ -290,7 +292,7 @@ impl Recorder {
     /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
         match self.targets.get_mut(&slot) {
-            Some(target) => target.probe(&self.capture, &self.features),
+            Some(target) => target.probe(&self.capture, &self.features, &mut self.snapshots),
             None => Ok(()),
         }
     }

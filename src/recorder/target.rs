@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::space::{self, Modules};
 use super::{Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::probe::features::Features;
 use crate::probe::plan::{FilePlan, plan};
-use crate::symbol::AddressSpace;
+use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::{Maps, Process};
 
 /// A file of the process, by device and inode.
@@ -26,7 +25,6 @@ pub struct Target {
     pub space: AddressSpace,
     /// Mappings at the end of the recording, if the process still lived.
     pub maps: Option<Maps>,
-    modules: Modules,
     pub notes: Vec<String>,
     loss: TargetLoss,
     /// The books, once the process is gone and its slot given away.
@@ -44,7 +42,6 @@ impl Target {
             allocators: Vec::new(),
             space,
             maps: None,
-            modules: Modules::default(),
             notes: Vec::new(),
             loss: TargetLoss::default(),
             books: None,
@@ -62,10 +59,9 @@ impl Target {
     }
 
     /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
-    pub fn probe(&mut self, capture: &Capture, features: &Features) -> Result<(), Error> {
+    pub fn probe(&mut self, capture: &Capture, features: &Features, snapshots: &mut Snapshots) -> Result<(), Error> {
         let maps = self.process.maps()?;
-        let regions = self.modules.regions(&self.process, &maps);
-        self.space.update(regions);
+        snapshots.refresh(&mut self.space, &self.process)?;
         if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
         }
@@ -103,13 +99,12 @@ impl Target {
     }
 
     /// What only a live process can tell: the last look at its code and its memory.
-    pub fn look_at_the_end(&mut self, _slot: u16) {
-        if let Ok(maps) = self.process.maps() {
-            let regions = self.modules.regions(&self.process, &maps);
-            self.space.update(regions);
-            self.maps = Some(maps);
+    pub fn look_at_the_end(&mut self, snapshots: &mut Snapshots) {
+        // A process that ended a moment ago keeps what was seen of it before.
+        if let Err(error) = snapshots.refresh(&mut self.space, &self.process) {
+            tracing::debug!("{error}");
         }
-        space::read_perf_map(&self.process, &mut self.space);
+        self.maps = self.process.maps().ok();
     }
 
     /// Takes all probes out.
@@ -124,8 +119,11 @@ impl Target {
     pub fn new_losses(&mut self, capture: &Capture) -> Option<(u64, u64, u64)> {
         let loss = capture.loss(self.slot);
         let before = std::mem::replace(&mut self.loss, loss);
-        let new =
-            (loss.allocations.saturating_sub(before.allocations), loss.frees.saturating_sub(before.frees), loss.others.saturating_sub(before.others));
+        let new = (
+            loss.allocations.saturating_sub(before.allocations),
+            loss.frees.saturating_sub(before.frees),
+            loss.others.saturating_sub(before.others),
+        );
         (new != (0, 0, 0)).then_some(new)
     }
 }

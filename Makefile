@@ -1,0 +1,46 @@
+# fragprof: what a person types. `make help` lists it.
+
+CARGO ?= cargo
+FRAGPROF := target/release/fragprof
+# What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
+BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
+TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+.PHONY: deps
+deps: ## install what the build needs
+	@scripts/install-packages.sh $(BUILD_PACKAGES)
+
+.PHONY: test-deps
+test-deps: deps ## install what the tests need
+	@scripts/install-packages.sh $(TEST_PACKAGES)
+
+.PHONY: build
+build: deps ## the release binary
+	$(CARGO) build --release
+
+.PHONY: demo
+demo: build ## the main job, on a small service that leaks and fragments
+	demo/run.sh $(FRAGPROF)
+
+.PHONY: test
+test: test-deps lint ## everything: format, lints, unit, property and integration tests
+	@scripts/mount-kernel-filesystems.sh
+	$(CARGO) test -- --test-threads=2
+
+.PHONY: lint
+lint: deps ## formatting and clippy, warnings are errors
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+
+.PHONY: bench
+bench: build ## the figures of exact mode, as ratios measured in one run
+	$(FRAGPROF) bench
+
+.PHONY: bench-ledger
+bench-ledger: deps ## the ledger's figures
+	$(CARGO) bench --bench ledger

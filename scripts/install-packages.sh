@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages named, saying which; does nothing for those that are there.
+set -euo pipefail
+
+# A toolchain that was installed by other means than the distribution's packages counts as there.
+present() {
+	case "$1" in
+	golang-go) command -v go >/dev/null ;;
+	nodejs) command -v node >/dev/null ;;
+	default-jdk-headless) command -v javac >/dev/null ;;
+	python3 | clang | gcc | g++ | make | gdb | valgrind | pkg-config) command -v "$1" >/dev/null ;;
+	*) dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed ;;
+	esac
+}
+
+missing=()
+for package in "$@"; do
+	present "$package" || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+	echo "please install what these Debian packages contain: ${missing[*]}" >&2
+	exit 1
+fi
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+	if ! command -v sudo >/dev/null; then
+		echo "please install these packages as root: apt-get install ${missing[*]}" >&2
+		exit 1
+	fi
+	as_root=(sudo)
+fi
+echo "installing: ${missing[*]}"
+"${as_root[@]}" apt-get update -qq
+# Services that come with a package (redis) are not to be started for a test.
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
