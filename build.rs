@@ -1,4 +1,4 @@
-//! Compiles the BPF object with clang, for embedding.
+//! Compiles the BPF objects with clang, for embedding.
 
 use std::env;
 use std::path::PathBuf;
@@ -11,13 +11,20 @@ use libbpf_cargo::SkeletonBuilder;
 const BPF_CPU: &str = "-mcpu=v3";
 
 fn main() -> Result<()> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join("fragprof.bpf.o");
     println!("cargo::rerun-if-changed=bpf");
+    compile("fragprof")?;
+    compile("floor")
+}
+
+/// Compiles `bpf/NAME.bpf.c` to `OUT_DIR/NAME.bpf.o`.
+fn compile(name: &str) -> Result<()> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(format!("{name}.bpf.o"));
+    let source = format!("bpf/{name}.bpf.c");
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
     // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look.
     let asm = format!("-idirafter/usr/include/{arch}-linux-gnu");
     let mut builder = SkeletonBuilder::new();
-    builder.source("bpf/fragprof.bpf.c").obj(&out).clang_args([
+    builder.source(&source).obj(&out).clang_args([
         BPF_CPU,
         &asm,
         "-Wall",
@@ -26,6 +33,5 @@ fn main() -> Result<()> {
         "-Wno-unused-parameter",                   // BPF_PROG's hidden context
         "-Wno-gnu-variable-sized-type-not-at-end", // a record's header with its frames behind
     ]);
-    builder.build().context("cannot compile bpf/fragprof.bpf.c: is clang (>= 12) installed? `make deps` installs what the build needs")?;
-    Ok(())
+    builder.build().with_context(|| format!("cannot compile {source}: is clang (>= 12) installed? `make deps` installs what the build needs"))
 }

@@ -10,13 +10,19 @@ use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, Prin
 use super::{Error, Result};
 use crate::probe::features::Attach;
 
-/// The compiled programs, aligned as the ELF reader wants them.
-static OBJECT: &[u8] = {
-    #[repr(C, align(8))]
-    struct Aligned<T: ?Sized>(T);
-    static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/fragprof.bpf.o")));
-    &ALIGNED.0
-};
+/// A compiled object, aligned as the ELF reader wants it.
+macro_rules! aligned_object {
+    ($name:literal) => {{
+        #[repr(C, align(8))]
+        struct Aligned<T: ?Sized>(T);
+        static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/", $name)));
+        &ALIGNED.0
+    }};
+}
+pub(super) use aligned_object;
+
+/// The compiled programs.
+static OBJECT: &[u8] = aligned_object!("fragprof.bpf.o");
 
 /// The programs that a method needs.
 fn programs(method: Attach) -> &'static [&'static str] {
@@ -82,7 +88,7 @@ pub fn load(wanted: Option<Attach>) -> Result<(Object, Offer)> {
 }
 
 /// What to do when nothing loads.
-fn hint() -> String {
+pub fn hint() -> String {
     // SAFETY: geteuid has no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
     if root {

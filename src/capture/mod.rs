@@ -18,6 +18,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMulti
 
 pub mod counters;
 mod features;
+pub mod floor;
 mod load;
 pub mod ring;
 mod slots;

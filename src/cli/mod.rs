@@ -1,5 +1,6 @@
 //! One file a subcommand: argument parsing, then a call.
 
+pub mod bench;
 pub mod by;
 pub mod diff;
 pub mod doctor;
@@ -31,6 +32,7 @@ enum Command {
     Export(export::ExportArgs),
     Diff(diff::DiffArgs),
     Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
 }
 
 /// Runs the command line and returns its exit status.
@@ -42,6 +44,7 @@ pub fn main() -> ExitCode {
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock()),
     };
     match done {
