@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! functions (entry points, call shapes) ─┐
-//! target::allocator (who is there) ──────┼→ plan (sites to attach, per file)
+//! target::detect (who is there) ─────────┼→ plan (sites to attach, per file)
 //! placement (which instruction) ─────────┘        cookie (what a site tells the program)
 //! features (how to attach) ── decides ──→ capture
 //! ```
@@ -19,4 +19,4 @@ pub use cookie::Cookie;
 pub use features::Features;
 pub use functions::{FunctionId, Op, Shape};
 pub use placement::{Emulation, Placement, place};
-pub use plan::{FilePlan, Plan, SitePlan, plan};
+pub use plan::{FilePlan, Plan, Planner, SitePlan, plan};

@@ -1,6 +1,8 @@
 //! The probes of a process: every entry point of every allocator in it, with the place chosen for each, ready to attach.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -9,7 +11,8 @@ use super::cookie::Cookie;
 use super::forward::Forwarding;
 use super::functions::FunctionId;
 use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
-use crate::target::allocator::{Allocator, AllocatorModule, Detection, EntryPoint, detect};
+use crate::target::allocator::{Allocator, EntryPoint};
+use crate::target::detect::{AllocatorModule, Detection, Detector};
 use crate::target::elf::{Elf, ReadAt};
 use crate::target::file::FileIdentity;
 use crate::target::maps::Mapping;
@@ -116,51 +119,97 @@ impl Plan {
     }
 }
 
-/// Finds the allocators of a process and chooses the place of every probe.
-///
-/// # Errors
-/// If the process cannot be watched, or has no allocator that can.
-pub fn plan(process: &Process, emulation: Emulation) -> Result<Plan, PlanError> {
-    let Detection { modules, mut notes, main_is_go } = detect(process)?;
-    let mut files = Vec::new();
-    for module in modules {
-        if module.is_go {
-            notes.push(format!(
-                "{}: the allocator in this Go binary is not probed, because a return probe would break Go's stacks",
-                module.file.display_path.display()
-            ));
-            continue;
-        }
-        files.push(plan_file(module, emulation));
+/// Plans the probes of processes, and remembers by file what it found and chose: processes share their libraries, and one that maps
+/// new code is planned again.
+#[derive(Debug)]
+pub struct Planner {
+    emulation: Emulation,
+    detector: Detector,
+    placed: HashMap<FileIdentity, Arc<Placed>>,
+}
+
+/// Files whose placements are remembered: as many as there are different C libraries and allocators on a node, images included.
+const PLACED_FILES_MAX: usize = 1024;
+
+/// The probes of a file, wherever it is mapped.
+#[derive(Debug, Default)]
+struct Placed {
+    sites: Vec<SitePlan>,
+    unprobed: Vec<Unprobed>,
+}
+
+impl Planner {
+    /// For a kernel that emulates this.
+    #[must_use]
+    pub fn new(emulation: Emulation) -> Self {
+        Self { emulation, detector: Detector::default(), placed: HashMap::new() }
     }
-    let (pid, comm) = (process.pid().0, process.comm().to_owned());
-    match (files.is_empty(), main_is_go) {
-        (true, true) => Err(PlanError::GoWithoutLibc { pid, comm }),
-        (true, false) => Err(PlanError::NoAllocator { pid, comm, notes }),
-        (false, _) => Ok(Plan { files, notes }),
+
+    /// Finds the allocators of a process and chooses the place of every probe.
+    ///
+    /// # Errors
+    /// If the process cannot be watched, or has no allocator that can.
+    pub fn plan(&mut self, process: &Process) -> Result<Plan, PlanError> {
+        let Detection { modules, mut notes, main_is_go } = self.detector.detect(process)?;
+        let mut files = Vec::new();
+        for module in modules {
+            if module.is_go {
+                notes.push(format!(
+                    "{}: the allocator in this Go binary is not probed, because a return probe would break Go's stacks",
+                    module.file.display_path.display()
+                ));
+                continue;
+            }
+            files.push(self.plan_file(module));
+        }
+        let (pid, comm) = (process.pid().0, process.comm().to_owned());
+        match (files.is_empty(), main_is_go) {
+            (true, true) => Err(PlanError::GoWithoutLibc { pid, comm }),
+            (true, false) => Err(PlanError::NoAllocator { pid, comm, notes }),
+            (false, _) => Ok(Plan { files, notes }),
+        }
+    }
+
+    fn plan_file(&mut self, module: AllocatorModule) -> FilePlan {
+        let placed = self.place(&module);
+        FilePlan {
+            attach_path: module.file.attach_path,
+            display_path: module.file.display_path,
+            identity: module.file.identity,
+            mapping: module.mapping,
+            allocator: module.found.allocator,
+            serves_malloc: module.serves_malloc,
+            sites: placed.sites.clone(),
+            unprobed: placed.unprobed.clone(),
+        }
+    }
+
+    fn place(&mut self, module: &AllocatorModule) -> Arc<Placed> {
+        if let Some(placed) = self.placed.get(&module.file.identity) {
+            return Arc::clone(placed);
+        }
+        let mut placed = Placed::default();
+        for outcome in place_all(&module.file.elf, &module.found.functions, &module.found.function_starts, self.emulation) {
+            match outcome {
+                Ok(site) => placed.sites.push(site),
+                Err(without) => placed.unprobed.push(without),
+            }
+        }
+        let placed = Arc::new(placed);
+        if self.placed.len() >= PLACED_FILES_MAX {
+            self.placed.clear();
+        }
+        self.placed.insert(module.file.identity.clone(), Arc::clone(&placed));
+        placed
     }
 }
 
-fn plan_file(module: AllocatorModule, emulation: Emulation) -> FilePlan {
-    let elf = &module.file.elf;
-    let mut sites = Vec::new();
-    let mut unprobed = Vec::new();
-    for outcome in place_all(elf, &module.functions, &module.function_starts, emulation) {
-        match outcome {
-            Ok(site) => sites.push(site),
-            Err(without) => unprobed.push(without),
-        }
-    }
-    FilePlan {
-        attach_path: module.file.attach_path,
-        display_path: module.file.display_path,
-        identity: module.file.identity,
-        mapping: module.mapping,
-        allocator: module.allocator,
-        serves_malloc: module.serves_malloc,
-        sites,
-        unprobed,
-    }
+/// Plans the probes of one process, once.
+///
+/// # Errors
+/// As [`Planner::plan`].
+pub fn plan(process: &Process, emulation: Emulation) -> Result<Plan, PlanError> {
+    Planner::new(emulation).plan(process)
 }
 
 /// Places the probes of all entry points of a file.

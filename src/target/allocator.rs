@@ -1,31 +1,16 @@
-//! Which allocators are in a process, which functions they offer, and which of them serves `malloc`.
-//!
-//! Every executable mapping's dynamic and static symbols are looked at: an allocator may be the C library's, preloaded, linked into the
-//! program, or a second one with prefixed names. A process can have several at once, and all are reported with their functions: the C
-//! library's `malloc` is still reached when another one interposes it (from a `dlmopen` namespace, from a library linked with
-//! `-Bsymbolic`, before a late `dlopen` took over), and a probe that is never hit costs nothing.
+//! Which allocators are in a file and which functions they offer, by its dynamic and static symbols. Pure.
 //!
 //! The dynamic loader is left out: before glibc 2.32 ld.so exported a minimal `malloc` of its own, which serves only until the C
 //! library is relocated; newer ones keep it under local names (`__minimal_malloc`).
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
 use serde::Serialize;
 
 use super::elf::{Elf, Function, ReadAt, SymbolTable};
-use super::file::{FileError, MappedFile};
-use super::maps::{Mapping, Maps};
-use super::process::{Process, TargetError, read_bounded};
 use crate::probe::functions::{FUNCTIONS, Family, FunctionId, find};
-use crate::units::Addr;
 
-/// Executable files looked at in one process. The largest seen (desktop programs) map about 400.
-const FILES_MAX: usize = 4096;
-/// Libraries followed in the dynamic loader's list.
-const LINK_MAP_MAX: usize = 4096;
 /// Entry points kept of one file. The table has under 256 names, and jemalloc's prefixed ones come on top.
 const ENTRY_POINTS_MAX: usize = 1024;
 /// Length of the longest symbol that matters: `_ZdlPvSt11align_val_tRKSt9nothrow_t` has 37 bytes, prefixes at most some 20.
@@ -82,97 +67,6 @@ pub struct EntryPoint {
     pub size: u64,
 }
 
-/// A file with at least one allocator in it.
-#[derive(Debug)]
-pub struct AllocatorModule {
-    /// The allocator that owns the C names here, or the only one.
-    pub allocator: Allocator,
-    /// Prefix of jemalloc's names (`je_`, `_rjem_`), empty without one.
-    pub prefix: String,
-    /// Its first executable mapping.
-    pub mapping: Mapping,
-    /// The file.
-    pub file: MappedFile,
-    /// Every entry point of every allocator in the file, by address.
-    pub functions: Vec<EntryPoint>,
-    /// Whether the program's `malloc` resolves to this file's. False for all where the loader's list cannot be read.
-    pub serves_malloc: bool,
-    /// The Go toolchain linked the file: no return probe may be set in it.
-    pub is_go: bool,
-    /// Addresses of every function in the file, rising, without repetition.
-    pub function_starts: Vec<u64>,
-}
-
-/// What was found in a process.
-#[derive(Debug, Default)]
-pub struct Detection {
-    /// Files with allocators, by rising address of their mapping.
-    pub modules: Vec<AllocatorModule>,
-    /// What could not be looked at, and what people should know, as sentences.
-    pub notes: Vec<String>,
-    /// The main program was linked by Go.
-    pub main_is_go: bool,
-}
-
-/// Looks for allocators in a process.
-///
-/// # Errors
-/// If its mappings cannot be read. Single files that cannot be opened become notes.
-pub fn detect(process: &Process) -> Result<Detection, TargetError> {
-    let maps = process.maps()?;
-    let mut detection = Detection::default();
-    let entry_address = program_entry(process);
-    let mut debug_word = None;
-    for mapping in distinct_files(&maps, &mut detection.notes) {
-        let file = match MappedFile::open(process, mapping) {
-            Ok(file) => file,
-            // Data files are mapped executable too (JIT caches, Java archives).
-            Err(FileError::Elf { source: super::elf::ElfError::NotElf, .. }) => continue,
-            Err(error) => {
-                detection.notes.push(error.to_string());
-                continue;
-            }
-        };
-        let is_main = entry_address.is_some_and(|entry| {
-            maps.executable_files().any(|m| m.inode == mapping.inode && m.device == mapping.device && m.contains(entry))
-        });
-        if is_main {
-            detection.main_is_go = file.elf.is_go();
-            let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
-            debug_word = bias.zip(file.elf.debug_word_vaddr()).map(|(bias, vaddr)| bias.wrapping_add(vaddr));
-        }
-        let found = identify(&file.elf);
-        if !found.functions.is_empty() {
-            detection.modules.push(AllocatorModule {
-                allocator: found.allocator,
-                prefix: found.prefix,
-                mapping: mapping.clone(),
-                is_go: file.elf.is_go(),
-                file,
-                functions: found.functions,
-                serves_malloc: false,
-                function_starts: found.function_starts,
-            });
-        }
-    }
-    mark_serving(process, &maps, debug_word, &mut detection.modules);
-    Ok(detection)
-}
-
-/// The first executable mapping of each file.
-fn distinct_files<'a>(maps: &'a Maps, notes: &mut Vec<String>) -> Vec<&'a Mapping> {
-    let mut files: Vec<&Mapping> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    for mapping in maps.executable_files().filter(|m| seen.insert((m.device, m.inode))) {
-        if files.len() == FILES_MAX {
-            notes.push(format!("more than {FILES_MAX} executable files are mapped: the others were not looked at"));
-            break;
-        }
-        files.push(mapping);
-    }
-    files
-}
-
 /// What the symbols of one file tell.
 #[derive(Debug)]
 pub struct Found {
@@ -182,8 +76,10 @@ pub struct Found {
     pub prefix: String,
     /// Entry points by address; empty = no allocator here.
     pub functions: Vec<EntryPoint>,
-    /// Every function's address, rising.
+    /// Every function's address, rising, without repetition; empty where there is no entry point.
     pub function_starts: Vec<u64>,
+    /// Whether other files' calls of `malloc` can resolve to this one's.
+    pub exports_malloc: bool,
 }
 
 /// Symbols that tell who is who, seen or not.
@@ -269,7 +165,10 @@ pub fn identify<R: ReadAt>(elf: &Elf<R>) -> Found {
     let allocator = owner.or_else(|| functions.first().map(|f| f.allocator)).unwrap_or(Allocator::Other);
     let is_jemalloc_s = |p: &&Prefix| !p.prefix.is_empty() && markers.is_jemalloc_prefix(&p.prefix);
     let prefix = markers.prefixes.iter().find(is_jemalloc_s).map(|p| p.prefix.clone()).unwrap_or_default();
-    Found { allocator, prefix, functions, function_starts: starts }
+    if functions.is_empty() {
+        starts = Vec::new();
+    }
+    Found { allocator, prefix, functions, function_starts: starts, exports_malloc: markers.exported_malloc }
 }
 
 fn note_markers(markers: &mut Markers, function: &Function<'_>) {
@@ -403,72 +302,12 @@ fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<
     Some((function, Allocator::Jemalloc))
 }
 
-/// Address of the program's first instruction, from the auxiliary vector (AT_ENTRY = 9).
-fn program_entry(process: &Process) -> Option<Addr> {
-    const AT_ENTRY: u64 = 9;
-    let bytes = read_bounded(&process.directory().join("auxv"), 64 << 10).ok()?;
-    bytes.chunks_exact(16).find_map(|pair| {
-        let word = |at: usize| pair.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-        (word(0)? == AT_ENTRY).then(|| word(8).map(Addr))?
-    })
-}
-
-/// Marks the module whose `malloc` the program's calls resolve to: the first in the dynamic loader's list, whose order is that of the
-/// lookup for everything loaded at start. A static program has only its own.
-fn mark_serving(process: &Process, maps: &Maps, debug_word: Option<u64>, modules: &mut [AllocatorModule]) {
-    let exports_malloc = |module: &AllocatorModule| {
-        let mut exports = false;
-        module.file.elf.for_each_function(|f| exports |= f.name == b"malloc" && f.exported && f.table == SymbolTable::Dynamic);
-        exports
-    };
-    let Some(debug_word) = debug_word else {
-        let is_static = |m: &AllocatorModule| !m.file.elf.has_interpreter() && m.file.elf.dynamic().needed.is_empty();
-        if let [only] = modules
-            && is_static(only)
-        {
-            only.serves_malloc = only.functions.iter().any(|f| f.symbols.iter().any(|s| s == "malloc"));
-        }
-        return;
-    };
-    for dynamic_section in link_map(process, debug_word) {
-        let Some(owner) = maps.find(Addr(dynamic_section)) else { continue };
-        let module = modules.iter_mut().find(|m| m.mapping.inode == owner.inode && m.mapping.device == owner.device);
-        if let Some(module) = module
-            && exports_malloc(module)
-        {
-            module.serves_malloc = true;
-            return;
-        }
-    }
-}
-
-/// Addresses of the dynamic sections of all loaded files in the loader's order (glibc and musl, link.h: `struct r_debug { int version;
-/// struct link_map *map; … }`, `struct link_map { addr, name, ld, next, prev }`).
-fn link_map(process: &Process, debug_word: u64) -> Vec<u64> {
-    let Ok(memory) = File::open(process.directory().join("mem")) else { return Vec::new() };
-    let word = |address: u64| {
-        let mut bytes = [0; 8];
-        FileExt::read_exact_at(&memory, &mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes)).filter(|&value| value != 0)
-    };
-    let mut sections = Vec::new();
-    let mut next = word(debug_word).and_then(|debug| word(debug.wrapping_add(8)));
-    while let Some(entry) = next {
-        if sections.len() == LINK_MAP_MAX {
-            break;
-        }
-        sections.extend(word(entry.wrapping_add(16)));
-        next = word(entry.wrapping_add(24));
-    }
-    sections
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::process::{Child, Command, Stdio};
+    use std::fs::File;
 
     use super::*;
-    use crate::units::Pid;
 
     fn in_file(path: &str) -> Found {
         identify(&Elf::parse(File::open(path).unwrap()).unwrap())
@@ -520,41 +359,5 @@ mod tests {
         assert_eq!(split_prefix_any(b"je_smallocx"), None);
         assert_eq!(split_prefix_any(b"unrelated"), None);
         assert_eq!(split_prefix_any(b"Ze-_free"), None);
-    }
-
-    /// A program that says when it runs, and waits.
-    fn waiting(program: &str, arguments: &[&str], preload: Option<&str>) -> Child {
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(library) = preload {
-            command.env("LD_PRELOAD", library);
-        }
-        command.spawn().unwrap()
-    }
-
-    fn detected(child: &mut Child) -> Detection {
-        use std::io::{Read, Write};
-        // `cat` answers once it runs its main function.
-        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let detection = detect(&Process::open(Pid(child.id())).unwrap()).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        detection
-    }
-
-    #[test]
-    fn malloc_is_served_by_the_c_library_or_by_what_is_preloaded() {
-        for (preload, serving) in [
-            (None, Allocator::Glibc),
-            (Some("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"), Allocator::Jemalloc),
-            (Some("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), Allocator::Tcmalloc),
-            (Some("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2"), Allocator::Mimalloc),
-        ] {
-            let detection = detected(&mut waiting("/bin/cat", &[], preload));
-            let serves: Vec<_> = detection.modules.iter().filter(|m| m.serves_malloc).map(|m| m.allocator).collect();
-            assert_eq!(serves, [serving]);
-            assert!(detection.modules.iter().any(|m| m.allocator == Allocator::Glibc));
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! The file behind a mapping: how to open it, how to name it to the kernel, and which file it is.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -91,11 +91,11 @@ impl MappedFile {
         };
         let pid = process.pid().0;
         let by_address = process.directory().join(format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0));
-        let (file, attach_path) = match File::open(&by_address) {
+        let (file, attach_path) = match open_regular(&by_address) {
             Ok(file) => (file, by_address),
             Err(by_address) => {
                 let by_path = path_in_root(process, path);
-                let file = File::open(&by_path).map_err(|by_path| FileError::Open { pid, path: path.clone(), by_address, by_path })?;
+                let file = open_regular(&by_path).map_err(|by_path| FileError::Open { pid, path: path.clone(), by_address, by_path })?;
                 // Overlay and btrfs show another device in maps than in stat; the inode number is the same.
                 let inode = file.metadata().map(|m| m.ino()).unwrap_or(0);
                 if inode != mapping.inode {
@@ -121,6 +121,11 @@ impl MappedFile {
     }
 }
 
+/// Opens for reading without waiting: what a path names by now may be a pipe whose other end nobody holds.
+fn open_regular(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}
+
 /// `/proc/PID/root/…` for a path in the process's root.
 fn path_in_root(process: &Process, path: &Path) -> PathBuf {
     let mut full = process.directory().join("root").into_os_string();
@@ -131,18 +136,16 @@ fn path_in_root(process: &Process, path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::process::{Command, Stdio};
-
     use super::*;
-    use crate::units::Pid;
+    use crate::target::testing::Cat;
 
     #[test]
     fn a_deleted_executable_is_still_opened_and_recognised() {
         let directory = tempfile::tempdir().unwrap();
         let copy = directory.path().join("my cat");
         std::fs::copy("/bin/cat", &copy).unwrap();
-        let mut child = Command::new(&copy).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let process = Process::open(Pid(child.id())).unwrap();
+        let cat = Cat::start(&copy, None);
+        let process = Process::open(cat.pid()).unwrap();
         std::fs::remove_file(&copy).unwrap();
         let maps = process.maps().unwrap();
         let mapping = maps.executable_files().find(|m| m.path() == Some(&copy)).unwrap();
@@ -151,7 +154,5 @@ mod tests {
         assert!(opened.identity.build_id.is_some());
         assert_eq!(opened.identity.build_id, original.build_id());
         assert!(opened.attach_path.exists());
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
 }

@@ -1,18 +1,67 @@
 //! Which process: identity, mappings, mapped files and build ids, allocator detection.
 //!
 //! ```text
-//! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols) ──→ allocator (who serves malloc here)
+//! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols) ──→ allocator (what is in a file)
+//!         └──→ detect (what is in the process, and who serves malloc)
 //! ```
 //!
 //! Every path goes through `/proc/PID/map_files` or `/proc/PID/root`, so that containers, deleted and overlay files work.
 
 pub mod allocator;
+pub mod detect;
 pub mod elf;
 pub mod file;
 pub mod maps;
 pub mod process;
 
-pub use allocator::{Allocator, AllocatorModule, EntryPoint};
+pub use allocator::{Allocator, EntryPoint};
+pub use detect::{AllocatorModule, Detector};
 pub use file::{FileIdentity, MappedFile};
 pub use maps::{Backing, Mapping, Maps};
 pub use process::{Process, ProcessId, TargetError};
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! A process to look at.
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::{Read, Write};
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    /// A `cat`, or a copy of it, that has reached its main function: it has answered. Killed when dropped.
+    pub struct Cat(pub Child);
+
+    impl Cat {
+        /// Starts one, with a library loaded before all others.
+        pub fn start(program: &Path, preload: Option<&str>) -> Self {
+            let mut command = Command::new(program);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            if let Some(library) = preload {
+                command.env("LD_PRELOAD", library);
+            }
+            let mut child = command.spawn().unwrap();
+            child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+            child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            Self(child)
+        }
+
+        /// Its pid.
+        pub fn pid(&self) -> crate::units::Pid {
+            crate::units::Pid(self.0.id())
+        }
+
+        /// Kills it and waits for its end.
+        pub fn end(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    impl Drop for Cat {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}

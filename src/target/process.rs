@@ -256,16 +256,23 @@ impl Process {
         if file.read_exact(&mut header).is_err() {
             return Err(TargetError::Malformed { path });
         }
-        let machine = u16::from_le_bytes([header[18], header[19]]);
-        match (header[4], machine) {
-            (2, 62) => Ok(()),
-            (1, _) => Err(self.wrong_class("a 32-bit ELF file".into())),
-            (_, machine) => Err(self.wrong_class(format!("ELF machine number {machine}"))),
+        match foreign_class(header) {
+            None => Ok(()),
+            Some(found) => Err(TargetError::WrongClass { pid: self.id.pid, comm: self.comm.clone(), found }),
         }
     }
+}
 
-    fn wrong_class(&self, found: String) -> TargetError {
-        TargetError::WrongClass { pid: self.id.pid, comm: self.comm.clone(), found }
+/// What kind of program it is, from the first bytes of its file (e_ident's EI_CLASS and e_machine), unless it is an x86-64 one.
+fn foreign_class(header: [u8; 20]) -> Option<String> {
+    const ELF_CLASS_32: u8 = 1;
+    const ELF_CLASS_64: u8 = 2;
+    const EM_X86_64: u16 = 62;
+    let machine = u16::from_le_bytes([header[18], header[19]]);
+    match (header[4], machine) {
+        (ELF_CLASS_64, EM_X86_64) => None,
+        (ELF_CLASS_32, machine) => Some(format!("32-bit, ELF machine {machine}")),
+        (_, machine) => Some(format!("ELF machine {machine}")),
     }
 }
 
@@ -297,9 +304,10 @@ fn last_number(field: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::process::{Command, Stdio};
+    use std::process::Command;
 
     use super::*;
+    use crate::target::testing::Cat;
 
     #[test]
     fn a_name_with_parentheses_and_a_newline_does_not_confuse_stat() {
@@ -320,12 +328,11 @@ mod tests {
 
     #[test]
     fn a_running_process_is_opened_and_its_end_noticed() {
-        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::open(Pid(child.id())).unwrap();
+        let mut cat = Cat::start(Path::new("/bin/cat"), None);
+        let process = Process::open(cat.pid()).unwrap();
         assert!(process.is_alive());
         assert!(process.maps().unwrap().executable_files().count() > 0);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        cat.end();
         assert!(!process.is_alive());
         assert!(matches!(process.maps(), Err(TargetError::NotFound { .. })));
     }
@@ -341,6 +348,46 @@ mod tests {
         rustix::event::poll(&mut [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)], None).unwrap();
         assert!(matches!(Process::open(Pid(child.id())), Err(TargetError::Zombie { .. })));
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_program_of_another_kind_is_told_apart_by_its_header() {
+        let header = |class, machine: u16| {
+            let mut header = [0; 20];
+            header[..5].copy_from_slice(&[0x7f, b'E', b'L', b'F', class]);
+            header[18..].copy_from_slice(&machine.to_le_bytes());
+            header
+        };
+        assert_eq!(foreign_class(header(2, 62)), None);
+        // i386, x32 (64-bit instructions, 32-bit pointers) and AArch64.
+        assert_eq!(foreign_class(header(1, 3)).unwrap(), "32-bit, ELF machine 3");
+        assert_eq!(foreign_class(header(1, 62)).unwrap(), "32-bit, ELF machine 62");
+        assert_eq!(foreign_class(header(2, 183)).unwrap(), "ELF machine 183");
+    }
+
+    #[test]
+    fn a_thread_is_not_taken_for_a_process() {
+        let tid = std::thread::spawn(|| {
+            let tid = Pid(u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap());
+            Process::open(tid).map(|_| ()).map_err(|error| (error, tid))
+        });
+        let (error, tid) = tid.join().unwrap().unwrap_err();
+        assert!(matches!(error, TargetError::IsThread { tid: t, pid } if t == tid && pid.0 == std::process::id()));
+    }
+
+    #[test]
+    fn a_missing_right_is_named_with_its_file() {
+        let path = Path::new("/proc/1/exe");
+        for code in [libc::EACCES, libc::EPERM] {
+            let error = classify(Pid(1), path, io::Error::from_raw_os_error(code));
+            assert!(error.to_string().contains("/proc/1/exe of pid 1") && error.to_string().contains("CAP_SYS_PTRACE"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_thread_is_known_by_its_flag() {
+        let line = b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0\n";
+        assert!(Stat::parse(line).unwrap().is_kernel_thread());
     }
 
     #[test]

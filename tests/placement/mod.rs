@@ -2,6 +2,7 @@
 
 mod gdb;
 mod listing;
+mod programs;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,0 +1,216 @@
+//! Which allocators are in a process, and which of them serves `malloc`.
+//!
+//! Every executable mapping is looked at: an allocator may be the C library's, preloaded, linked into the program, or a second one with
+//! prefixed names. A process can have several at once, and all are reported with their functions: the C library's `malloc` is still
+//! reached when another one interposes it (from a `dlmopen` namespace, from a library linked with `-Bsymbolic`, before a late `dlopen`
+//! took over), and a probe that is never hit costs nothing.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::allocator::{Found, identify};
+use super::elf::ElfError;
+use super::file::{FileError, FileIdentity, MappedFile};
+use super::maps::{Mapping, Maps};
+use super::process::{Process, TargetError, read_bounded};
+use crate::units::Addr;
+
+/// Executable files looked at in one process. The largest seen (desktop programs) map about 400.
+const FILES_MAX: usize = 4096;
+/// Libraries followed in the dynamic loader's list.
+const LINK_MAP_MAX: usize = 4096;
+/// Files whose findings are remembered; most are "no allocator", some 200 bytes. A node's processes map some thousand different ones.
+const KNOWN_FILES_MAX: usize = 16_384;
+
+/// A file with at least one allocator in it.
+#[derive(Debug)]
+pub struct AllocatorModule {
+    /// Its first executable mapping.
+    pub mapping: Mapping,
+    /// The file.
+    pub file: MappedFile,
+    /// The allocators and their functions.
+    pub found: Arc<Found>,
+    /// Whether the program's `malloc` resolves to this file's. False for all where the loader's list cannot be read.
+    pub serves_malloc: bool,
+    /// The Go toolchain linked the file: no return probe may be set in it.
+    pub is_go: bool,
+}
+
+/// What was found in a process.
+#[derive(Debug, Default)]
+pub struct Detection {
+    /// Files with allocators, by rising address of their mapping.
+    pub modules: Vec<AllocatorModule>,
+    /// What could not be looked at, and what people should know, as sentences.
+    pub notes: Vec<String>,
+    /// The main program was linked by Go.
+    pub main_is_go: bool,
+}
+
+/// Looks for allocators, and remembers by file what it found: a process is looked at again whenever it maps new code, and processes
+/// share their libraries.
+#[derive(Debug, Default)]
+pub struct Detector {
+    known: HashMap<FileIdentity, Arc<Found>>,
+}
+
+/// What is known of the main program.
+#[derive(Debug, Default)]
+struct MainProgram {
+    /// Where the loader leaves the address of its list, if it has one.
+    debug_word: Option<u64>,
+    /// No loader starts it: its `malloc` is its own.
+    is_static: bool,
+    inode: u64,
+}
+
+impl Detector {
+    /// Looks for allocators in a process.
+    ///
+    /// # Errors
+    /// If its mappings cannot be read. Single files that cannot be opened become notes.
+    pub fn detect(&mut self, process: &Process) -> Result<Detection, TargetError> {
+        let maps = process.maps()?;
+        let mut detection = Detection::default();
+        let entry_address = program_entry(process);
+        let mut main = MainProgram::default();
+        for mapping in distinct_files(&maps, &mut detection.notes) {
+            let file = match MappedFile::open(process, mapping) {
+                Ok(file) => file,
+                // Data files are mapped executable too (JIT caches, Java archives).
+                Err(FileError::Elf { source: ElfError::NotElf, .. }) => continue,
+                Err(error) => {
+                    detection.notes.push(error.to_string());
+                    continue;
+                }
+            };
+            let is_main = entry_address.is_some_and(|entry| {
+                maps.executable_files().any(|m| m.inode == mapping.inode && m.device == mapping.device && m.contains(entry))
+            });
+            if is_main {
+                detection.main_is_go = file.elf.is_go();
+                let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
+                main = MainProgram {
+                    debug_word: bias.zip(file.elf.debug_word_vaddr()).map(|(bias, vaddr)| bias.wrapping_add(vaddr)),
+                    is_static: !file.elf.has_interpreter(),
+                    inode: mapping.inode,
+                };
+            }
+            let found = self.find(&file);
+            if !found.functions.is_empty() {
+                let (mapping, is_go) = (mapping.clone(), file.elf.is_go());
+                detection.modules.push(AllocatorModule { mapping, file, found, serves_malloc: false, is_go });
+            }
+        }
+        mark_serving(process, &maps, &main, &mut detection.modules);
+        Ok(detection)
+    }
+
+    fn find(&mut self, file: &MappedFile) -> Arc<Found> {
+        if let Some(found) = self.known.get(&file.identity) {
+            return Arc::clone(found);
+        }
+        let found = Arc::new(identify(&file.elf));
+        // Start over rather than keep an order: a node that fills it runs a rebuild loop, and looking again costs a millisecond.
+        if self.known.len() >= KNOWN_FILES_MAX {
+            self.known.clear();
+        }
+        self.known.insert(file.identity.clone(), Arc::clone(&found));
+        found
+    }
+}
+
+/// The first executable mapping of each file.
+fn distinct_files<'a>(maps: &'a Maps, notes: &mut Vec<String>) -> Vec<&'a Mapping> {
+    let mut files: Vec<&Mapping> = Vec::new();
+    let mut seen = HashSet::new();
+    for mapping in maps.executable_files().filter(|m| seen.insert((m.device, m.inode))) {
+        if files.len() == FILES_MAX {
+            notes.push(format!("more than {FILES_MAX} executable files are mapped: the others were not looked at"));
+            break;
+        }
+        files.push(mapping);
+    }
+    files
+}
+
+/// Address of the program's first instruction, from the auxiliary vector (AT_ENTRY = 9).
+fn program_entry(process: &Process) -> Option<Addr> {
+    const AT_ENTRY: u64 = 9;
+    let bytes = read_bounded(&process.directory().join("auxv"), 64 << 10).ok()?;
+    bytes.chunks_exact(16).find_map(|pair| {
+        let word = |at: usize| pair.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        (word(0)? == AT_ENTRY).then(|| word(8).map(Addr))?
+    })
+}
+
+/// Marks the module whose `malloc` the program's calls resolve to: the first in the dynamic loader's list, whose order is that of the
+/// lookup for everything loaded at start. A static program has only its own.
+fn mark_serving(process: &Process, maps: &Maps, main: &MainProgram, modules: &mut [AllocatorModule]) {
+    if main.is_static {
+        let defines = |m: &&mut AllocatorModule| m.found.functions.iter().any(|f| f.symbols.iter().any(|s| s == "malloc"));
+        if let Some(own) = modules.iter_mut().filter(|m| m.mapping.inode == main.inode).find(defines) {
+            own.serves_malloc = true;
+        }
+        return;
+    }
+    let Some(debug_word) = main.debug_word else { return };
+    for dynamic_section in link_map(process, debug_word) {
+        let Some(owner) = maps.find(Addr(dynamic_section)) else { continue };
+        let module = modules.iter_mut().find(|m| m.mapping.inode == owner.inode && m.mapping.device == owner.device);
+        if let Some(module) = module.filter(|m| m.found.exports_malloc) {
+            module.serves_malloc = true;
+            return;
+        }
+    }
+}
+
+/// Addresses of the dynamic sections of all loaded files in the loader's order (glibc and musl, link.h: `struct r_debug { int version;
+/// struct link_map *map; … }`, `struct link_map { addr, name, ld, next, prev }`).
+fn link_map(process: &Process, debug_word: u64) -> Vec<u64> {
+    let Ok(memory) = File::open(process.directory().join("mem")) else { return Vec::new() };
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes)).filter(|&value| value != 0)
+    };
+    let mut sections = Vec::new();
+    let mut next = word(debug_word).and_then(|debug| word(debug.wrapping_add(8)));
+    while let Some(entry) = next {
+        if sections.len() == LINK_MAP_MAX {
+            break;
+        }
+        sections.extend(word(entry.wrapping_add(16)));
+        next = word(entry.wrapping_add(24));
+    }
+    sections
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+
+    use super::*;
+    use crate::target::allocator::Allocator;
+    use crate::target::testing::Cat;
+
+    #[test]
+    fn malloc_is_served_by_the_c_library_or_by_what_is_preloaded() {
+        let mut detector = Detector::default();
+        for (preload, serving) in [
+            (None, Allocator::Glibc),
+            (Some("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"), Allocator::Jemalloc),
+            (Some("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), Allocator::Tcmalloc),
+            (Some("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2"), Allocator::Mimalloc),
+        ] {
+            let cat = Cat::start(Path::new("/bin/cat"), preload);
+            let detection = detector.detect(&Process::open(cat.pid()).unwrap()).unwrap();
+            let serves: Vec<_> = detection.modules.iter().filter(|m| m.serves_malloc).map(|m| m.found.allocator).collect();
+            assert_eq!(serves, [serving]);
+            assert!(detection.modules.iter().any(|m| m.found.allocator == Allocator::Glibc));
+        }
+    }
+}
