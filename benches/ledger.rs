@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use fragprof::ledger::{Event, Ledger, StackLimits};
@@ -134,7 +134,14 @@ fn measure(live: usize, pairs: usize) {
     let mut ledger = Ledger::new(0, StackLimits::default());
     let mut baseline = Baseline::default();
     let fill = churn.fill();
-    let fill_ledger = events_per_us(live, || fill.chunks(BATCH).for_each(|batch| ledger.apply_batch(batch)));
+    let mut pause = Duration::ZERO;
+    let fill_ledger = events_per_us(live, || {
+        for batch in fill.chunks(BATCH) {
+            let start = Instant::now();
+            ledger.apply_batch(batch);
+            pause = pause.max(start.elapsed());
+        }
+    });
     let fill_baseline = events_per_us(live, || fill.chunks(BATCH).for_each(|batch| baseline.apply(batch)));
     drop(fill);
     let (mut best, mut best_baseline) = (0_f64, 0_f64);
@@ -150,6 +157,7 @@ fn measure(live: usize, pairs: usize) {
     println!("  churn  {best:6.1} M events/s   {:5.2} x HashMap+foldhash ({best_baseline:.1})", best / best_baseline);
     println!("  fill   {fill_ledger:6.1} M events/s   {:5.2} x HashMap+foldhash ({fill_baseline:.1})", fill_ledger / fill_baseline);
     println!("  memory {per_block:6.1} B a block      {:5.2} x HashMap+foldhash ({per_block_baseline:.1})", per_block / per_block_baseline);
+    println!("  longest batch of {BATCH} while filling {:6.1} ms", pause.as_secs_f64() * 1e3);
     let view = |name: &str, look: &mut dyn FnMut()| {
         let start = Instant::now();
         look();

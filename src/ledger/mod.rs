@@ -391,12 +391,12 @@ impl Ledger {
         tick
     }
 
-    /// Moves the origin forward so that a tick fits the lower half of a birth's range.
+    /// Moves the origin forward so that a tick falls into the upper half of a birth's range.
     #[cold]
     fn rebase(&mut self, tick: u64) {
         self.settle();
         let half = TICKS_MAX / 2;
-        let ticks = tick / half * half;
+        let ticks = (tick / half - 1) * half;
         self.origin_ns = self.origin_ns.saturating_add(ticks << TICK_SHIFT);
         self.latest_tick = self.latest_tick.saturating_sub(ticks);
         // Births before the new origin become 0 if they are doubtful and 1 if not, so that they can still be told apart.
