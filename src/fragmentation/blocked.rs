@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::by_stack::BytesByStack;
 use crate::heap::extents::HeapRange;
-use crate::heap::occupancy::{HUGE_PAGE_BYTES, Misfits, PAGE_BYTES, PageStates, SegmentKind, Span, segments};
+use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PAGE_BYTES, PageStates, SegmentKind, Span, segments};
 use crate::units::StackId;
 
 /// Blocked bytes by stack.
@@ -113,7 +113,7 @@ fn resident_pages(range: &Range<u64>, states: &impl PageStates) -> u64 {
 mod tests {
     use super::*;
     use crate::heap::extents::{Coverage, RegionKind};
-    use crate::heap::occupancy::{AllResident, Owner};
+    use crate::heap::pages::{AllResident, Owner};
 
     fn range(range: Range<u64>, coverage: Coverage) -> HeapRange {
         HeapRange { range, kind: RegionKind::Brk, coverage }
