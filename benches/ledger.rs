@@ -10,6 +10,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
+use fragprof::fragmentation::survey::Survey;
+use fragprof::heap::extents::{Coverage, HeapRange, RegionKind};
+use fragprof::heap::footprint::Footprint;
+use fragprof::heap::pages::AllResident;
 use fragprof::ledger::{Event, Ledger, StackLimits};
 use fragprof::units::{Addr, StackHash};
 
@@ -172,8 +176,13 @@ fn measure(live: usize, pairs: usize) {
     });
     let ranges: Vec<_> = (0..64).map(|i| (Addr(start.0 + i * (1 << 24)), Addr(start.0 + (i + 1) * (1 << 24)))).collect();
     view("live bytes of 64 ranges", &mut || drop(black_box(ledger.live_by_range(&ranges))));
-    view("all blocks sorted by address", &mut || {
-        black_box(ledger.sorted_blocks(|_| true).len());
+    let mut sorted = None;
+    view("all blocks sorted by address", &mut || sorted = Some(ledger.sorted_blocks(|_| true)));
+    let Some(sorted) = sorted else { return };
+    let end = sorted.iter().last().map_or(0, |block| block.addr.0).next_multiple_of(4096) + 4096;
+    let heap = [HeapRange { range: 0x5555_5555_0000..end, kind: RegionKind::Brk, coverage: Coverage::Complete }];
+    view("pages and pinning of the heap", &mut || {
+        black_box(Survey::new(&heap, sorted.iter().map(|block| Footprint::Glibc.span(&block)), &AllResident).pinned.pages);
     });
 }
 

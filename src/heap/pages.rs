@@ -106,7 +106,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
     for span in spans {
         let end = span.start.saturating_add(span.bytes);
         let mut start = span.start.max(claimed);
-        misfits.overlap_bytes += start.min(end) - span.start;
+        misfits.overlap_bytes = misfits.overlap_bytes.saturating_add(start.min(end) - span.start);
         claimed = claimed.max(end);
         let kind = match span.owner {
             Owner::Stack(stack) => SegmentKind::Live(Some(stack)),
@@ -116,7 +116,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
         let mut begins = true;
         while start < end {
             let Some(range) = current else {
-                misfits.outside_bytes += end - start;
+                misfits.outside_bytes = misfits.outside_bytes.saturating_add(end - start);
                 break;
             };
             if range.range.end <= start {
@@ -126,7 +126,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
                 continue;
             }
             let inside = start.max(range.range.start).min(end);
-            misfits.outside_bytes += inside - start;
+            misfits.outside_bytes = misfits.outside_bytes.saturating_add(inside - start);
             let stop = end.min(range.range.end);
             if inside < stop {
                 gap(range, cursor, inside, &mut visit);

@@ -465,3 +465,38 @@ fn a_batch_says_the_same_as_its_events_one_by_one() {
     assert_eq!((whole.totals(), whole.stats()), (single.totals(), single.stats()));
     assert!(whole.stacks().zip(single.stacks()).all(|(left, right)| left.totals == right.totals));
 }
+
+fn any_number() -> impl Strategy<Value = u64> {
+    prop_oneof![0..200_u64, any::<u64>(), Just(u64::MAX), (0..64_u32).prop_map(|bit| 1 << bit)]
+}
+
+proptest! {
+    #[test]
+    fn no_event_however_absurd_breaks_the_balance(
+        events in prop::collection::vec((0..7_u8, any_number(), any_number(), any_number(), 0..3_u32), 1..200),
+    ) {
+        let mut ledger = Ledger::new(1000, StackLimits { stacks_max: 10, ..StackLimits::default() });
+        for (kind, first, second, time_ns, tid) in events {
+            let (addr, stack) = (Addr(first), StackHash(second % 20));
+            ledger.apply(&match kind {
+                0 | 1 => Event::Alloc { addr, size_bytes: second, stack, tid, time_ns, function: 255 },
+                2 => Event::Free { addr, stack, tid, time_ns },
+                3 => Event::ReallocFree { addr, stack, tid, time_ns },
+                4 => Event::ReallocFail { addr, tid },
+                5 => Event::Unmapped { start: addr, end: Addr(second), time_ns },
+                _ => Event::Loss { alloc: first, free: second, other: first, time_ns },
+            });
+            let totals = ledger.totals();
+            let blocks: Vec<Block> = ledger.outstanding().iter().collect();
+            prop_assert_eq!(totals.live_bytes, blocks.iter().map(|block| block.size_bytes).sum::<u64>());
+            let doubtful = blocks.iter().filter(|block| ledger.is_doubtful(block)).count() as u64;
+            prop_assert_eq!((totals.live, totals.doubtful), (blocks.len() as u64, doubtful));
+            let by_stack: u64 = ledger.stacks().map(|view| view.totals.live_bytes).sum();
+            prop_assert_eq!(by_stack, totals.live_bytes);
+            let peak_by_stack: u64 = ledger.stacks().map(|view| view.totals.at_peak_bytes).sum();
+            prop_assert_eq!(peak_by_stack, totals.peak_bytes);
+            prop_assert!(blocks.len() > 100 || ledger.live_in_range(Addr(0), Addr(u64::MAX)).live <= totals.live);
+        }
+        ledger.settle();
+    }
+}
