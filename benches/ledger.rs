@@ -7,9 +7,13 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
+use fragprof::fragmentation::survey::Survey;
+use fragprof::heap::extents::{Coverage, HeapRange, RegionKind};
+use fragprof::heap::footprint::Footprint;
+use fragprof::heap::pages::AllResident;
 use fragprof::ledger::{Event, Ledger, StackLimits};
 use fragprof::units::{Addr, StackHash};
 
@@ -134,7 +138,14 @@ fn measure(live: usize, pairs: usize) {
     let mut ledger = Ledger::new(0, StackLimits::default());
     let mut baseline = Baseline::default();
     let fill = churn.fill();
-    let fill_ledger = events_per_us(live, || fill.chunks(BATCH).for_each(|batch| ledger.apply_batch(batch)));
+    let mut pause = Duration::ZERO;
+    let fill_ledger = events_per_us(live, || {
+        for batch in fill.chunks(BATCH) {
+            let start = Instant::now();
+            ledger.apply_batch(batch);
+            pause = pause.max(start.elapsed());
+        }
+    });
     let fill_baseline = events_per_us(live, || fill.chunks(BATCH).for_each(|batch| baseline.apply(batch)));
     drop(fill);
     let (mut best, mut best_baseline) = (0_f64, 0_f64);
@@ -150,6 +161,7 @@ fn measure(live: usize, pairs: usize) {
     println!("  churn  {best:6.1} M events/s   {:5.2} x HashMap+foldhash ({best_baseline:.1})", best / best_baseline);
     println!("  fill   {fill_ledger:6.1} M events/s   {:5.2} x HashMap+foldhash ({fill_baseline:.1})", fill_ledger / fill_baseline);
     println!("  memory {per_block:6.1} B a block      {:5.2} x HashMap+foldhash ({per_block_baseline:.1})", per_block / per_block_baseline);
+    println!("  longest batch of {BATCH} while filling {:6.1} ms", pause.as_secs_f64() * 1e3);
     let view = |name: &str, look: &mut dyn FnMut()| {
         let start = Instant::now();
         look();
@@ -164,8 +176,13 @@ fn measure(live: usize, pairs: usize) {
     });
     let ranges: Vec<_> = (0..64).map(|i| (Addr(start.0 + i * (1 << 24)), Addr(start.0 + (i + 1) * (1 << 24)))).collect();
     view("live bytes of 64 ranges", &mut || drop(black_box(ledger.live_by_range(&ranges))));
-    view("all blocks sorted by address", &mut || {
-        black_box(ledger.sorted_blocks(|_| true).len());
+    let mut sorted = None;
+    view("all blocks sorted by address", &mut || sorted = Some(ledger.sorted_blocks(|_| true)));
+    let Some(sorted) = sorted else { return };
+    let end = sorted.iter().last().map_or(0, |block| block.addr.0).next_multiple_of(4096) + 4096;
+    let heap = [HeapRange { range: 0x5555_5555_0000..end, kind: RegionKind::Brk, coverage: Coverage::Complete }];
+    view("pages and pinning of the heap", &mut || {
+        black_box(Survey::new(&heap, sorted.iter().map(|block| Footprint::Glibc.span(&block)), &AllResident).pinned.pages);
     });
 }
 

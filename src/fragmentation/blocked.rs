@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::by_stack::BytesByStack;
 use crate::heap::extents::HeapRange;
-use crate::heap::occupancy::{HUGE_PAGE_BYTES, Misfits, PAGE_BYTES, PageStates, SegmentKind, Span, segments};
+use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PAGE_BYTES, PageStates, SegmentKind, Span, segments};
 use crate::units::StackId;
 
 /// Blocked bytes by stack.
@@ -113,7 +113,7 @@ fn resident_pages(range: &Range<u64>, states: &impl PageStates) -> u64 {
 mod tests {
     use super::*;
     use crate::heap::extents::{Coverage, RegionKind};
-    use crate::heap::occupancy::{AllResident, Owner};
+    use crate::heap::pages::{AllResident, Owner};
 
     fn range(range: Range<u64>, coverage: Coverage) -> HeapRange {
         HeapRange { range, kind: RegionKind::Brk, coverage }
@@ -127,7 +127,7 @@ mod tests {
     fn the_highest_live_chunk_is_charged_down_to_the_next() {
         let ranges = [range(0x10000..0x30000, Coverage::Complete)];
         let spans = [live(0x10000, 0x100, 1), live(0x18800, 0x100, 2), live(0x20800, 0x20, 3)];
-        let (blocked, _) = blocked_space(&[0x10000..0x30000], &ranges, spans, &AllResident);
+        let (blocked, _) = blocked_space(std::slice::from_ref(&(0x10000..0x30000)), &ranges, spans, &AllResident);
         // From 0x19000 to 0x20000: seven pages. What lies above the chunk is the top and goes back by itself.
         assert_eq!(blocked.bytes.of(StackId(3)), 7 * 4096);
         assert_eq!(blocked.bytes.total_bytes(), 7 * 4096);
@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn nothing_is_said_where_older_blocks_may_lie_under_the_highest_known_one() {
         let ranges = [range(0x10000..0x18000, Coverage::Partial), range(0x18000..0x20000, Coverage::Complete)];
-        let heaps = [0x10000..0x20000];
-        let (blocked, _) = blocked_space(&heaps, &ranges, [live(0x1c000, 16, 1)], &AllResident);
+        let heaps = std::slice::from_ref(&(0x10000..0x20000));
+        let (blocked, _) = blocked_space(heaps, &ranges, [live(0x1c000, 16, 1)], &AllResident);
         assert_eq!((blocked.bytes.total_bytes(), blocked.unknown_heaps), (0, 1));
-        let (blocked, _) = blocked_space(&heaps, &ranges, [live(0x18000, 16, 2), live(0x1c000, 16, 1)], &AllResident);
+        let (blocked, _) = blocked_space(heaps, &ranges, [live(0x18000, 16, 2), live(0x1c000, 16, 1)], &AllResident);
         assert_eq!((blocked.bytes.of(StackId(1)), blocked.unknown_heaps), (3 * 4096, 0));
     }
 }

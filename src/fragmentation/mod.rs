@@ -7,9 +7,11 @@
 //! | [`blocked`] | free pages under the highest live chunk of a heap |
 //! | [`growth`] | growth while free bytes were lying around |
 //! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
+//! | [`survey`] | one walk over a heap: sums by range, and pinning |
 
 pub mod blocked;
 pub mod by_stack;
 pub mod growth;
 pub mod pinned;
 pub mod ratio;
+pub mod survey;

@@ -7,7 +7,7 @@
 //! Integer bytes, none lost: the charges of a page are the steps of `floor(F × bytes so far / L)`, which ends at F.
 
 use super::by_stack::BytesByStack;
-use crate::heap::occupancy::PageView;
+use crate::heap::pages::PageView;
 
 /// Pinned bytes by stack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
     use crate::heap::extents::{Coverage, HeapRange, RegionKind};
-    use crate::heap::occupancy::{HUGE_PAGE_BYTES, Occupancy, Owner, PageStates, Span, pages};
+    use crate::heap::pages::{HUGE_PAGE_BYTES, Owner, PageStates, PageSums, Span, visit_pages};
     use crate::units::StackId;
 
     /// Pages by a bit pattern; the second huge page is one.
@@ -93,8 +93,8 @@ mod tests {
         #[test]
         fn charges_are_within_a_byte_of_the_definition_and_their_sum_is_exact(spans in any_spans(), pattern in any::<u64>()) {
             let states = Pattern(pattern);
-            let (mut pinned, mut occupancy) = (PinnedSpace::default(), Occupancy::default());
-            pages(&heap(), spans.iter().copied(), &states, |page| { pinned.add(page); occupancy.add(page) });
+            let (mut pinned, mut sums) = (PinnedSpace::default(), PageSums::default());
+            visit_pages(&heap(), spans.iter().copied(), &states, |page| { pinned.add(page); sums.add(page) });
 
             // The definition, byte by byte over whole pages, in floating point.
             let mut exact: BTreeMap<Option<StackId>, f64> = BTreeMap::new();
@@ -133,8 +133,8 @@ mod tests {
                 page_start = end;
             }
             prop_assert_eq!(pinned.bytes.total_bytes(), total);
-            prop_assert_eq!(occupancy.pinned_bytes, total);
-            prop_assert_eq!(occupancy.resident_bytes, resident);
+            prop_assert_eq!(sums.pinned_bytes, total);
+            prop_assert_eq!(sums.resident_bytes, resident);
             let sum: u64 = pinned.bytes.iter().map(|(_, bytes)| bytes).sum();
             prop_assert_eq!(sum + pinned.bytes.unattributed_bytes(), total);
             for (stack, share) in exact {
@@ -149,7 +149,7 @@ mod tests {
         let heap = [HeapRange { range: HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES, kind: RegionKind::Anonymous, coverage: Coverage::Complete }];
         let span = Span { start: HUGE_PAGE_BYTES + 5000, bytes: 1, owner: Owner::Stack(StackId(3)) };
         let mut pinned = PinnedSpace::default();
-        pages(&heap, [span], &Pattern(0), |page| pinned.add(page));
+        visit_pages(&heap, [span], &Pattern(0), |page| pinned.add(page));
         assert_eq!(pinned.bytes.of(StackId(3)), HUGE_PAGE_BYTES - 1);
         assert_eq!(pinned.on_huge_pages, pinned.bytes);
     }

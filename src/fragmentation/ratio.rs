@@ -9,18 +9,26 @@ pub struct Ratios {
     pub resident_bytes: u64,
     /// Address space of the heap.
     pub extent_bytes: u64,
+    /// Of the resident bytes, those of which it is not known whether they are free. They are taken as live, so that the fragmentation
+    /// ratio is a lower bound and the extent ratio too. 0 after a census that understood everything.
+    pub unknown_bytes: u64,
 }
 
 impl Ratios {
-    /// `1 − live / resident`; `None` if nothing is resident. Live bytes that were never touched or are swapped out can make live
+    /// `1 − (live + unknown) / resident`; `None` if nothing is resident. Live bytes that were never touched or are swapped out can make live
     /// larger than resident: that is no fragmentation, 0.
     pub fn fragmentation_ratio(&self) -> Option<f64> {
-        (self.resident_bytes > 0).then(|| (1.0 - self.live_bytes as f64 / self.resident_bytes as f64).max(0.0))
+        (self.resident_bytes > 0).then(|| (1.0 - self.used_bytes() / self.resident_bytes as f64).max(0.0))
     }
 
-    /// `extent / live`; `None` if nothing is live.
+    /// `extent / (live + unknown)`; `None` if nothing is either.
     pub fn extent_ratio(&self) -> Option<f64> {
-        (self.live_bytes > 0).then(|| self.extent_bytes as f64 / self.live_bytes as f64)
+        let used_bytes = self.used_bytes();
+        (used_bytes > 0.0).then(|| self.extent_bytes as f64 / used_bytes)
+    }
+
+    fn used_bytes(&self) -> f64 {
+        self.live_bytes as f64 + self.unknown_bytes as f64
     }
 }
 
@@ -30,9 +38,11 @@ mod tests {
 
     #[test]
     fn ratios_follow_their_definitions_and_are_absent_where_they_mean_nothing() {
-        let ratios = Ratios { live_bytes: 25, resident_bytes: 100, extent_bytes: 200 };
+        let ratios = Ratios { live_bytes: 25, resident_bytes: 100, extent_bytes: 200, unknown_bytes: 0 };
         assert_eq!((ratios.fragmentation_ratio(), ratios.extent_ratio()), (Some(0.75), Some(8.0)));
         assert_eq!(Ratios { live_bytes: 101, ..ratios }.fragmentation_ratio(), Some(0.0));
+        let partly_known = Ratios { unknown_bytes: 50, ..ratios };
+        assert_eq!(partly_known.fragmentation_ratio(), Some(0.25));
         let empty = Ratios::default();
         assert_eq!((empty.fragmentation_ratio(), empty.extent_ratio()), (None, None));
     }

@@ -65,12 +65,10 @@ pub enum VmEvent {
         /// New length.
         new_len: u64,
     },
-    /// The break moved.
+    /// The break is now here.
     Brk {
-        /// Break before.
-        before: u64,
-        /// Break after.
-        after: u64,
+        /// Break after the call.
+        end: u64,
     },
     /// Advice about a range.
     Madvise {
@@ -155,6 +153,8 @@ const REGIONS_MAX: usize = 1 << 20;
 #[derive(Debug, Clone, Default)]
 pub struct Extents {
     regions: RangeMap<Region>,
+    /// The break, rounded up to a page, if it is known.
+    brk: Option<u64>,
     refused: u64,
     purged_bytes: u64,
 }
@@ -166,6 +166,9 @@ impl Extents {
         for mapping in snapshot {
             let region = Region { kind: mapping.kind, writable: mapping.writable, observed: false };
             new.put(mapping.range.clone(), region);
+            if mapping.kind == RegionKind::Brk {
+                new.brk = Some(mapping.range.end);
+            }
         }
         new
     }
@@ -177,6 +180,7 @@ impl Extents {
         for (range, old) in self.regions.iter().filter(|(_, old)| old.observed) {
             new.regions.update(range, |_, region| Region { observed: region.kind == old.kind, ..region });
         }
+        new.brk = new.brk.or(self.brk);
         *self = new;
     }
 
@@ -193,14 +197,7 @@ impl Extents {
             }
             VmEvent::Munmap { addr, len } => self.remove(pages(addr, len)),
             VmEvent::Mremap { old_addr, old_len, new_addr, new_len } => self.mremap(&pages(old_addr, old_len), &pages(new_addr, new_len)),
-            VmEvent::Brk { before: old, after: new } => {
-                let (old, new) = (page_up(old), page_up(new));
-                if new <= old {
-                    return self.remove(new..old);
-                }
-                self.put(old..new, Region { kind: RegionKind::Brk, writable: true, observed: true });
-                ExtentChange { grown_bytes: new - old, ..ExtentChange::default() }
-            }
+            VmEvent::Brk { end } => self.brk(page_up(end)),
             VmEvent::Madvise { addr, len, advice } => {
                 if advice != MADV_DONTNEED && advice != MADV_FREE {
                     return ExtentChange::default();
@@ -278,6 +275,16 @@ impl Extents {
         change(was, 0)
     }
 
+    fn brk(&mut self, new: u64) -> ExtentChange {
+        // The first break that is seen says only where the area begins.
+        let old = self.brk.replace(new).unwrap_or(new);
+        if new <= old {
+            return self.remove(new..old);
+        }
+        self.put(old..new, Region { kind: RegionKind::Brk, writable: true, observed: true });
+        ExtentChange { grown_bytes: new - old, ..ExtentChange::default() }
+    }
+
     fn mremap(&mut self, old: &Range<u64>, new: &Range<u64>) -> ExtentChange {
         let was = self.extent_in(old.clone()) + if old.start == new.start { 0 } else { self.extent_in(new.clone()) };
         let mut moved = Vec::new();
@@ -349,15 +356,23 @@ mod tests {
     #[test]
     fn the_brk_area_is_known_from_where_the_recording_saw_it_grow() {
         let mut extents = Extents::new(&snapshot());
-        let change = extents.apply(&VmEvent::Brk { before: 0x20000, after: 0x24000 });
+        let change = extents.apply(&VmEvent::Brk { end: 0x24000 });
         assert_eq!(change.grown_bytes, 0x4000);
         let heap = extents.heap_ranges([]);
         assert_eq!(heap.len(), 2);
         assert_eq!((heap[0].coverage, heap[1].coverage), (Coverage::Partial, Coverage::Complete));
         assert_eq!(heap[1].range, 0x20000..0x24000);
-        let change = extents.apply(&VmEvent::Brk { before: 0x24000, after: 0x18000 });
+        let change = extents.apply(&VmEvent::Brk { end: 0x18000 });
         assert_eq!(change.shrunk_bytes, 0xc000);
         assert_eq!(extents.heap_ranges([])[0].range, 0x10000..0x18000);
+    }
+
+    #[test]
+    fn without_a_heap_the_first_break_says_where_it_begins() {
+        let mut extents = Extents::new(&[]);
+        assert_eq!(extents.apply(&VmEvent::Brk { end: 0x50000 }), ExtentChange::default());
+        assert_eq!(extents.apply(&VmEvent::Brk { end: 0x71000 }).grown_bytes, 0x21000);
+        assert_eq!(extents.heap_ranges([])[0].range, 0x50000..0x71000);
     }
 
     #[test]
@@ -410,7 +425,8 @@ mod tests {
             VmEvent::Munmap { addr: u64::MAX, len: u64::MAX },
             VmEvent::Mremap { old_addr: u64::MAX - 1, old_len: u64::MAX, new_addr: u64::MAX, new_len: 1 },
             VmEvent::Mremap { old_addr: BASE, old_len: 0x4000, new_addr: u64::MAX - 5, new_len: u64::MAX },
-            VmEvent::Brk { before: u64::MAX, after: 0 },
+            VmEvent::Brk { end: u64::MAX },
+            VmEvent::Brk { end: 0 },
             VmEvent::Mprotect { addr: 1, len: u64::MAX, prot: 0 },
             VmEvent::Madvise { addr: u64::MAX, len: 2, advice: MADV_FREE },
         ] {

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | [`ranges`] | disjoint address ranges with a value each |
 //! | [`extents`] | which mappings are heap, kept up to date by events |
-//! | [`occupancy`] | what lies on each page |
+//! | [`footprint`] | what an allocator adds to a block |
+//! | [`pages`] | spans of bytes cut at page ends: what lies on each page, and whose it is |
 
 pub mod extents;
-pub mod occupancy;
+pub mod footprint;
+pub mod pages;
 pub mod ranges;

@@ -16,8 +16,8 @@
 //! |---|---|
 //! | a live block, stack id included | 16 / load: 20–28 while the heap grows, at most 32 after it shrank |
 //! | a live block of 16 MiB and more, or at an odd address | about 50 |
-//! | a stack | 64 (hot) + 80 (cold) + about 20 (hash map) + 8 a frame; 640 for histograms of the first 32,768 |
-//! | a process | 24 KiB + 16 KiB of table |
+//! | a stack | 64 (hot) + 72 (cold) + about 20 (hash map) + 8 a frame; 640 for histograms of the first 32,768 |
+//! | a process | about 13 KiB, and 17 KiB of table from its first block on |
 //!
 //! So 10 M live blocks are 200–320 MB; a table of the usual form (a hash map from address to a 24-byte value) takes 350–700 MB.
 //!
@@ -391,12 +391,12 @@ impl Ledger {
         tick
     }
 
-    /// Moves the origin forward so that a tick fits the lower half of a birth's range.
+    /// Moves the origin forward so that a tick falls into the upper half of a birth's range.
     #[cold]
     fn rebase(&mut self, tick: u64) {
         self.settle();
         let half = TICKS_MAX / 2;
-        let ticks = tick / half * half;
+        let ticks = (tick / half - 1) * half;
         self.origin_ns = self.origin_ns.saturating_add(ticks << TICK_SHIFT);
         self.latest_tick = self.latest_tick.saturating_sub(ticks);
         // Births before the new origin become 0 if they are doubtful and 1 if not, so that they can still be told apart.

@@ -156,7 +156,7 @@ impl Pair {
                 model.reallocs.insert(tid, (addr, freed));
             }
             Op::ReallocFail { tid } => {
-                let Some((addr, freed)) = model.reallocs.remove(&tid) else { return None };
+                let (addr, freed) = model.reallocs.remove(&tid)?;
                 ledger.apply(&Event::ReallocFail { addr: Addr(addr), tid });
                 if let Some((block, lifetime_us)) = freed.filter(|_| !model.blocks.contains_key(&addr)) {
                     let account = model.account(block.stack);
@@ -298,5 +298,205 @@ proptest! {
         for process in &processes {
             process.check()?;
         }
+    }
+}
+
+/// What the kernel's ring did with a record.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Arrived,
+    Lost,
+    /// Arrived, and the losses so far were noticed after it.
+    Polled,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn every_block_that_is_dead_in_truth_and_alive_in_the_books_is_doubtful(
+        steps in prop::collection::vec(
+            (1..30_u64, any::<bool>(), prop_oneof![8 => Just(Fate::Arrived), 2 => Just(Fate::Lost), 1 => Just(Fate::Polled)]),
+            1..300,
+        ),
+    ) {
+        let mut ledger = Ledger::new(0, StackLimits::default());
+        let mut alive: HashMap<u64, u64> = HashMap::new();
+        let (mut lost_allocs, mut lost_frees) = (0, 0);
+        let last = steps.len() - 1;
+        for (step, (place, realloc, fate)) in steps.into_iter().enumerate() {
+            let (addr, now) = (place * 16, (step as u64 + 1) * STEP_NS);
+            let event = if alive.remove(&addr).is_some() {
+                lost_frees += u64::from(fate == Fate::Lost);
+                let (addr, stack) = (Addr(addr), StackHash(0));
+                if realloc {
+                    Event::ReallocFree { addr, stack, tid: 1, time_ns: now }
+                } else {
+                    Event::Free { addr, stack, tid: 1, time_ns: now }
+                }
+            } else {
+                lost_allocs += u64::from(fate == Fate::Lost);
+                alive.insert(addr, now);
+                alloc(addr, 8, 1, now)
+            };
+            if fate != Fate::Lost {
+                ledger.apply(&event);
+            }
+            if fate == Fate::Polled || step == last {
+                if lost_allocs | lost_frees > 0 {
+                    ledger.apply(&Event::Loss { alloc: lost_allocs, free: lost_frees, other: 0, time_ns: now });
+                }
+                (lost_allocs, lost_frees) = (0, 0);
+                for block in ledger.outstanding().iter() {
+                    // Alive is not enough: it must be the same allocation.
+                    let same = alive.get(&block.addr.0) == Some(&ledger.birth_ns(&block));
+                    prop_assert!(same || ledger.is_doubtful(&block), "{block:?}");
+                }
+                let truly_live = alive.len() as u64;
+                let totals = ledger.totals();
+                prop_assert!(totals.live - totals.doubtful <= truly_live);
+            }
+        }
+    }
+}
+
+fn alloc(addr: u64, size_bytes: u64, stack: u64, time_ns: u64) -> Event<'static> {
+    Event::Alloc { addr: Addr(addr), size_bytes, stack: StackHash(stack), tid: 1, time_ns, function: 0 }
+}
+
+fn free(addr: u64, time_ns: u64) -> Event<'static> {
+    Event::Free { addr: Addr(addr), stack: StackHash(0), tid: 1, time_ns }
+}
+
+#[test]
+fn stacks_beyond_the_limit_are_counted_and_charged_to_one_id() {
+    let mut ledger = Ledger::new(0, StackLimits { stacks_max: 3, frames_max: 4, histograms_max: 1 });
+    for hash in 1..=5 {
+        ledger.apply(&Event::DefineStack { hash: StackHash(hash), frames: &[hash, 100], end: 1 });
+        ledger.apply(&alloc(hash * 16, hash, hash, 0));
+    }
+    assert_eq!(ledger.stacks_len(), 3);
+    assert_eq!(ledger.stats().stacks_refused, 4);
+    assert_eq!(ledger.stack(StackId(2)).frames, [1, 100]);
+    assert_eq!(ledger.stack(STACKS_BEYOND_LIMIT).totals.live_bytes, 2 + 3 + 4 + 5);
+    ledger.apply(&free(5 * 16, 1));
+    assert_eq!(ledger.stack(STACKS_BEYOND_LIMIT).totals.frees, 1);
+    assert!(ledger.stack_histograms(StackId(2)).is_none());
+}
+
+#[test]
+fn frames_that_come_after_the_first_use_are_kept_once() {
+    let mut ledger = Ledger::new(0, StackLimits { frames_max: 3, ..StackLimits::default() });
+    ledger.apply(&alloc(16, 1, 9, 0));
+    assert_eq!(ledger.stats().stacks_undefined, 1);
+    ledger.apply(&Event::DefineStack { hash: StackHash(9), frames: &[7, 8], end: 1 });
+    ledger.apply(&Event::DefineStack { hash: StackHash(9), frames: &[1, 2], end: 2 });
+    let view = ledger.stack(StackId(2));
+    assert_eq!((view.frames, view.end, view.hash), (&[7, 8][..], 1, StackHash(9)));
+    ledger.apply(&Event::DefineStack { hash: StackHash(10), frames: &[1, 2], end: 1 });
+    let stats = ledger.stats();
+    assert_eq!((stats.frames_refused, stats.stacks_undefined), (1, 1));
+}
+
+#[test]
+fn a_recording_of_many_days_keeps_doubt_and_lower_bounds_of_lifetimes() {
+    const DAY_NS: u64 = 86_400_000_000_000;
+    let mut ledger = Ledger::new(5, StackLimits::default());
+    ledger.apply(&alloc(16, 1, 1, 5));
+    ledger.apply(&Event::Loss { alloc: 0, free: 1, other: 0, time_ns: 10_000 });
+    ledger.apply(&alloc(32, 2, 1, 20_000));
+    ledger.apply(&alloc(48, 4, 1, 10 * DAY_NS));
+    let totals = ledger.totals();
+    assert_eq!((totals.doubtful, totals.doubtful_bytes), (1, 1));
+    let doubtful: Vec<u64> = ledger.sorted_blocks(|block| ledger.is_doubtful(block)).iter().map(|block| block.addr.0).collect();
+    assert_eq!(doubtful, [16]);
+    for addr in [16, 32, 48] {
+        ledger.apply(&free(addr, 10 * DAY_NS + 3_000));
+    }
+    assert_eq!(ledger.totals().doubtful, 0);
+    let lifetimes = ledger.histograms().lifetimes.counts();
+    assert_eq!(lifetimes[2], 1, "3 us");
+    let days: u64 = lifetimes[Histogram::bucket(DAY_NS / 1000)..].iter().sum();
+    assert_eq!(days, 2, "at least a day");
+}
+
+#[test]
+fn a_block_goes_with_its_mapping_but_not_one_that_was_put_there_later() {
+    let mut ledger = Ledger::new(0, StackLimits::default());
+    ledger.apply(&alloc(0x10000, 10, 1, STEP_NS));
+    ledger.apply(&alloc(0x20000, 20, 1, STEP_NS));
+    ledger.apply(&Event::Unmapped { start: Addr(0x10000), end: Addr(0x11000), time_ns: 2 * STEP_NS });
+    ledger.apply(&alloc(0x10100, 40, 1, 3 * STEP_NS));
+    ledger.settle();
+    let stats = ledger.stats();
+    assert_eq!((stats.unmapped, stats.unmapped_bytes, stats.missed_frees), (1, 10, 0));
+    assert_eq!(ledger.totals().live_bytes, 60);
+}
+
+#[test]
+fn impossible_allocations_are_refused_and_counted() {
+    let mut ledger = Ledger::new(0, StackLimits::default());
+    for (addr, size) in [(0, 1), (16, u64::MAX), (u64::MAX, 1), (1 << 56, 1)] {
+        ledger.apply(&alloc(addr, size, 1, 0));
+    }
+    assert_eq!(ledger.stats().implausible, 4);
+    assert_eq!(ledger.totals(), LedgerTotals::default());
+}
+
+#[test]
+fn the_live_bytes_of_ranges_split_a_block_where_the_range_ends() {
+    let mut ledger = Ledger::new(0, StackLimits::default());
+    for (addr, size) in [(0x0ff0, 0x20), (0x1800, 0), (0x1ff0, 0x1020), (0x9000, 5)] {
+        ledger.apply(&alloc(addr, size, 1, 0));
+    }
+    let ranges = [(Addr(0x1000), Addr(0x2000)), (Addr(0x2000), Addr(0x3000)), (Addr(0x3000), Addr(0x4000))];
+    let live: Vec<(u64, u64)> = ledger.live_by_range(&ranges).iter().map(|range| (range.live, range.live_bytes)).collect();
+    assert_eq!(live, [(2, 0x20), (0, 0x1000), (0, 0x10)]);
+    assert_eq!(ledger.live_in_range(Addr(0), Addr(u64::MAX)), RangeLive { live: 4, live_bytes: 0x20 + 0x1020 + 5 });
+}
+
+#[test]
+fn a_batch_says_the_same_as_its_events_one_by_one() {
+    let events: Vec<Event<'_>> =
+        (0..5000_u64).map(|n| if n % 3 == 2 { free((n - 1) % 700 * 16 + 16, n) } else { alloc(n % 700 * 16 + 16, n, n % 5, n) }).collect();
+    let (mut whole, mut single) = (Ledger::new(0, StackLimits::default()), Ledger::new(0, StackLimits::default()));
+    whole.apply_batch(&events);
+    events.iter().for_each(|event| single.apply(event));
+    assert_eq!((whole.totals(), whole.stats()), (single.totals(), single.stats()));
+    assert!(whole.stacks().zip(single.stacks()).all(|(left, right)| left.totals == right.totals));
+}
+
+fn any_number() -> impl Strategy<Value = u64> {
+    prop_oneof![0..200_u64, any::<u64>(), Just(u64::MAX), (0..64_u32).prop_map(|bit| 1 << bit)]
+}
+
+proptest! {
+    #[test]
+    fn no_event_however_absurd_breaks_the_balance(
+        events in prop::collection::vec((0..7_u8, any_number(), any_number(), any_number(), 0..3_u32), 1..200),
+    ) {
+        let mut ledger = Ledger::new(1000, StackLimits { stacks_max: 10, ..StackLimits::default() });
+        for (kind, first, second, time_ns, tid) in events {
+            let (addr, stack) = (Addr(first), StackHash(second % 20));
+            ledger.apply(&match kind {
+                0 | 1 => Event::Alloc { addr, size_bytes: second, stack, tid, time_ns, function: 255 },
+                2 => Event::Free { addr, stack, tid, time_ns },
+                3 => Event::ReallocFree { addr, stack, tid, time_ns },
+                4 => Event::ReallocFail { addr, tid },
+                5 => Event::Unmapped { start: addr, end: Addr(second), time_ns },
+                _ => Event::Loss { alloc: first, free: second, other: first, time_ns },
+            });
+            let totals = ledger.totals();
+            let blocks: Vec<Block> = ledger.outstanding().iter().collect();
+            prop_assert_eq!(totals.live_bytes, blocks.iter().map(|block| block.size_bytes).sum::<u64>());
+            let doubtful = blocks.iter().filter(|block| ledger.is_doubtful(block)).count() as u64;
+            prop_assert_eq!((totals.live, totals.doubtful), (blocks.len() as u64, doubtful));
+            let by_stack: u64 = ledger.stacks().map(|view| view.totals.live_bytes).sum();
+            prop_assert_eq!(by_stack, totals.live_bytes);
+            let peak_by_stack: u64 = ledger.stacks().map(|view| view.totals.at_peak_bytes).sum();
+            prop_assert_eq!(peak_by_stack, totals.peak_bytes);
+            prop_assert!(blocks.len() > 100 || ledger.live_in_range(Addr(0), Addr(u64::MAX)).live <= totals.live);
+        }
+        ledger.settle();
     }
 }

@@ -106,7 +106,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
     for span in spans {
         let end = span.start.saturating_add(span.bytes);
         let mut start = span.start.max(claimed);
-        misfits.overlap_bytes += start.min(end) - span.start;
+        misfits.overlap_bytes = misfits.overlap_bytes.saturating_add(start.min(end) - span.start);
         claimed = claimed.max(end);
         let kind = match span.owner {
             Owner::Stack(stack) => SegmentKind::Live(Some(stack)),
@@ -116,7 +116,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
         let mut begins = true;
         while start < end {
             let Some(range) = current else {
-                misfits.outside_bytes += end - start;
+                misfits.outside_bytes = misfits.outside_bytes.saturating_add(end - start);
                 break;
             };
             if range.range.end <= start {
@@ -126,7 +126,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
                 continue;
             }
             let inside = start.max(range.range.start).min(end);
-            misfits.outside_bytes += inside - start;
+            misfits.outside_bytes = misfits.outside_bytes.saturating_add(inside - start);
             let stop = end.min(range.range.end);
             if inside < stop {
                 gap(range, cursor, inside, &mut visit);
@@ -179,7 +179,7 @@ impl PageView<'_> {
 }
 
 /// Visits each page that a heap range touches, by address. A huge page is one page.
-pub fn pages(
+pub fn visit_pages(
     ranges: &[HeapRange],
     spans: impl IntoIterator<Item = Span>,
     states: &impl PageStates,
@@ -254,7 +254,7 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
 
 /// The sums of a heap, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Occupancy {
+pub struct PageSums {
     /// Address space of the heap ranges.
     pub extent_bytes: u64,
     /// Of it, in RAM.
@@ -275,7 +275,7 @@ pub struct Occupancy {
     pub pinned_bytes: u64,
 }
 
-impl Occupancy {
+impl PageSums {
     /// Adds a page.
     pub fn add(&mut self, page: &PageView<'_>) {
         self.extent_bytes += page.extent_bytes();
@@ -319,16 +319,16 @@ mod tests {
         }
     }
 
-    fn occupancy(ranges: &[HeapRange], spans: &[Span], states: &impl PageStates) -> (Occupancy, Misfits) {
-        let mut occupancy = Occupancy::default();
-        let misfits = pages(ranges, spans.iter().copied(), states, |page| occupancy.add(page));
-        (occupancy, misfits)
+    fn sums_of(ranges: &[HeapRange], spans: &[Span], states: &impl PageStates) -> (PageSums, Misfits) {
+        let mut sums = PageSums::default();
+        let misfits = visit_pages(ranges, spans.iter().copied(), states, |page| sums.add(page));
+        (sums, misfits)
     }
 
     #[test]
     fn a_block_across_pages_counts_on_each_with_the_bytes_that_lie_there() {
         let mut seen = Vec::new();
-        pages(&[range(0x1000..0x4000, Coverage::Complete)], [live(0x1f00, 0x1200)], &AllResident, |page| {
+        visit_pages(&[range(0x1000..0x4000, Coverage::Complete)], [live(0x1f00, 0x1200)], &AllResident, |page| {
             seen.push((page.start, page.live_bytes, page.free_bytes));
         });
         assert_eq!(seen, [(0x1000, 0x100, 0xf00), (0x2000, 0x1000, 0), (0x3000, 0x100, 0xf00)]);
@@ -336,24 +336,24 @@ mod tests {
 
     #[test]
     fn what_may_be_older_than_the_recording_is_unknown_and_never_free() {
-        let (occupancy, _) = occupancy(&[range(0x1000..0x3000, Coverage::Partial)], &[live(0x1000, 0x800)], &AllResident);
-        assert_eq!(occupancy.resident_unknown_bytes, 0x1800);
-        assert_eq!((occupancy.resident_free_bytes, occupancy.pinned_bytes, occupancy.trimmable_bytes), (0, 0, 0));
+        let (sums, _) = sums_of(&[range(0x1000..0x3000, Coverage::Partial)], &[live(0x1000, 0x800)], &AllResident);
+        assert_eq!(sums.resident_unknown_bytes, 0x1800);
+        assert_eq!((sums.resident_free_bytes, sums.pinned_bytes, sums.trimmable_bytes), (0, 0, 0));
     }
 
     #[test]
     fn only_pages_in_ram_count_as_trimmable_or_pinned() {
-        let (occupancy, _) = occupancy(&[range(0x1000..0x4000, Coverage::Complete)], &[live(0x1000, 1)], &Only(2));
-        assert_eq!((occupancy.resident_bytes, occupancy.trimmable_bytes, occupancy.pinned_bytes), (0x1000, 0x1000, 0));
-        assert_eq!((occupancy.live_bytes, occupancy.resident_live_bytes), (1, 0));
+        let (sums, _) = sums_of(&[range(0x1000..0x4000, Coverage::Complete)], &[live(0x1000, 1)], &Only(2));
+        assert_eq!((sums.resident_bytes, sums.trimmable_bytes, sums.pinned_bytes), (0x1000, 0x1000, 0));
+        assert_eq!((sums.live_bytes, sums.resident_live_bytes), (1, 0));
     }
 
     #[test]
     fn bytes_outside_the_heap_and_bytes_claimed_twice_are_counted_apart() {
         let spans = [live(0x800, 0x900), live(0x1000, 0x200), live(0x1ff0, 0x20), live(0x9000, 5)];
-        let (occupancy, misfits) = occupancy(&[range(0x1000..0x2000, Coverage::Complete)], &spans, &AllResident);
+        let (sums, misfits) = sums_of(&[range(0x1000..0x2000, Coverage::Complete)], &spans, &AllResident);
         assert_eq!(misfits, Misfits { outside_bytes: 0x800 + 0x10 + 5, overlap_bytes: 0x100 });
-        assert_eq!(occupancy.live_bytes, 0x200 + 0x10);
+        assert_eq!(sums.live_bytes, 0x200 + 0x10);
     }
 
     #[test]

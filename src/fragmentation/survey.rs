@@ -1,0 +1,77 @@
+//! A heap looked at once: sums by range, and who pins what.
+
+use super::pinned::PinnedSpace;
+use super::ratio::Ratios;
+use crate::heap::extents::HeapRange;
+use crate::heap::pages::{Misfits, PageStates, PageSums, Span, visit_pages};
+
+/// What a walk over all pages of a heap found.
+#[derive(Debug, Clone, Default)]
+pub struct Survey {
+    /// The ranges, by address, each with its sums. A huge page that lies across ranges is booked where it begins.
+    pub ranges: Vec<(HeapRange, PageSums)>,
+    /// The sums of all ranges.
+    pub sums: PageSums,
+    /// Pinned bytes by stack.
+    pub pinned: PinnedSpace,
+    /// What did not fit the picture.
+    pub misfits: Misfits,
+}
+
+impl Survey {
+    /// Walks a heap. Ranges and spans are sorted by address.
+    pub fn new(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, states: &impl PageStates) -> Self {
+        let mut survey = Self { ranges: ranges.iter().map(|range| (range.clone(), PageSums::default())).collect(), ..Self::default() };
+        let mut index = 0;
+        survey.misfits = visit_pages(ranges, spans, states, |page| {
+            while survey.ranges.get(index).is_some_and(|(range, _)| range.range.end <= page.start) {
+                index += 1;
+            }
+            if let Some((_, sums)) = survey.ranges.get_mut(index) {
+                sums.add(page);
+            }
+            survey.sums.add(page);
+            survey.pinned.add(page);
+        });
+        survey
+    }
+
+    /// The heap's ratios with the bytes behind them.
+    pub fn ratios(&self) -> Ratios {
+        Ratios {
+            live_bytes: self.sums.live_bytes,
+            resident_bytes: self.sums.resident_bytes,
+            extent_bytes: self.sums.extent_bytes,
+            unknown_bytes: self.sums.resident_unknown_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::extents::{Coverage, RegionKind};
+    use crate::heap::pages::{AllResident, Owner};
+    use crate::units::StackId;
+
+    #[test]
+    fn each_range_has_its_own_sums_and_together_they_are_the_heaps() {
+        let range = |range, coverage| HeapRange { range, kind: RegionKind::Anonymous, coverage };
+        let ranges = [
+            range(0x1000..0x3000, Coverage::Complete),
+            range(0x3000..0x4000, Coverage::Partial),
+            range(0x9000..0xa000, Coverage::Complete),
+        ];
+        let live = |start, bytes| Span { start, bytes, owner: Owner::Stack(StackId(2)) };
+        let survey = Survey::new(&ranges, [live(0x2ff0, 0x20), live(0x9000, 0x1000)], &AllResident);
+        let by_range: Vec<_> = survey
+            .ranges
+            .iter()
+            .map(|(_, sums)| (sums.live_bytes, sums.trimmable_bytes, sums.pinned_bytes, sums.resident_unknown_bytes))
+            .collect();
+        assert_eq!(by_range, [(0x10, 0x1000, 0xff0, 0), (0x10, 0, 0, 0xff0), (0x1000, 0, 0, 0)]);
+        assert_eq!(survey.sums.live_bytes, 0x1020);
+        assert_eq!(survey.pinned.bytes.of(StackId(2)), 0xff0);
+        assert_eq!(survey.ratios().fragmentation_ratio(), Some(1.0 - (0x1020 + 0xff0) as f64 / 0x4000 as f64));
+    }
+}
