@@ -114,9 +114,30 @@ const MEMBERS: &[(&str, &str)] = &[
     ("void std::__cxx11::basic_string<", ">::_M_"),
 ];
 
-/// Whether a function is an allocator's, or a standard library's on the way to one.
-pub fn is_allocation_code(function: &str) -> bool {
+/// Parts of source paths of standard libraries: their inlined functions often have no full name in the debug information.
+const LIBRARY_SOURCES: &[&str] =
+    &["/include/c++/", "/c++/v1/", "/library/alloc/src/", "/library/std/src/alloc.rs", "/library/std/src/sys/alloc/"];
+
+/// Where threads and processes start: the same at the root of every stack.
+const STARTUP: &[&str] = &[
+    "_start",
+    "__libc_start_main",
+    "__libc_start_main_impl",
+    "__libc_start_main_alias_2",
+    "__libc_start_call_main",
+    "start_thread",
+    "clone",
+    "__clone",
+    "clone3",
+    "__clone3",
+    "__GI___clone3",
+];
+
+/// Whether a frame is an allocator's, or a standard library's on the way to one.
+fn is_allocation_code(frame: &Frame) -> bool {
+    let function = &*frame.function;
     ENTRY_POINTS.contains(&function)
+        || LIBRARY_SOURCES.iter().any(|part| frame.file.contains(part))
         || PREFIXES.iter().any(|start| function.starts_with(start))
         || MEMBERS.iter().any(|(start, part)| function.starts_with(start) && function.contains(part))
 }
@@ -124,13 +145,38 @@ pub fn is_allocation_code(function: &str) -> bool {
 /// How many frames at the leaf are allocation code. Where all are, none: a stack needs a title.
 pub fn leading_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> usize {
     let all = frames.len();
-    let leading = frames.take_while(|frame| is_allocation_code(&frame.function)).count();
+    let leading = frames.take_while(|frame| is_allocation_code(frame)).count();
     if leading == all { 0 } else { leading }
+}
+
+/// How many frames at the root only start the thread or the process. Where all do, none.
+pub fn startup_frames<'a>(frames: impl DoubleEndedIterator<Item = &'a Frame> + ExactSizeIterator) -> usize {
+    let all = frames.len();
+    let startup = frames.rev().take_while(|frame| STARTUP.contains(&&*frame.function)).count();
+    if startup == all { 0 } else { startup }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_inlined_library_function_is_known_by_its_source_file() {
+        let library = Frame { file: "/usr/include/c++/12/bits/unique_ptr.h".into(), ..Frame::named("make<Product>") };
+        let frames = [Frame::named("malloc"), library, Frame::named("load")];
+        assert_eq!(leading_frames(frames.iter()), 2);
+    }
+
+    #[test]
+    fn the_start_of_a_process_or_thread_is_recognised_at_the_root_alone() {
+        let frames = |names: &[&str]| names.iter().map(|&n| Frame::named(n)).collect::<Vec<_>>();
+        assert_eq!(
+            startup_frames(frames(&["malloc", "clone", "main", "__libc_start_call_main", "__libc_start_main_impl", "_start"]).iter()),
+            3
+        );
+        assert_eq!(startup_frames(frames(&["worker", "start_thread", "clone3"]).iter()), 2);
+        assert_eq!(startup_frames(frames(&["_start"]).iter()), 0);
+    }
 
     fn title<'a>(functions: &[&'a str]) -> &'a str {
         let frames: Vec<Frame> = functions.iter().map(|&f| Frame::named(f)).collect();

@@ -363,12 +363,14 @@ impl Page {
         }
     }
 
-    /// A stack: its title after the prefix, its callers below.
+    /// A stack: its title after the prefix, its callers below. Allocation code at the leaf and the process's start at the root are left
+    /// out: they are the same in every stack.
     fn stack(&mut self, prefix: &str, frames: &[&Frame], truncated: Option<&str>, pid: u32) {
-        let skipped = glue::leading_frames(frames.iter().copied());
+        let frames = &frames[glue::leading_frames(frames.iter().copied())..];
+        let frames = &frames[..frames.len() - glue::startup_frames(frames.iter().copied())];
         let indent = " ".repeat(prefix.chars().count());
         let room = self.columns().saturating_sub(indent.len());
-        let Some((title, callers)) = frames.get(skipped..).and_then(<[_]>::split_first) else { return };
+        let Some((title, callers)) = frames.split_first() else { return };
         self.painted(prefix, Tone::Strong);
         let process = if pid == 0 { String::new() } else { format!("[{pid}] ") };
         self.frame(&process, title, room, Tone::Strong);

@@ -6,7 +6,7 @@ use super::{Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::probe::features::Features;
 use crate::probe::plan::{FilePlan, plan};
-use crate::symbol::{AddressSpace, Snapshots};
+use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Maps, Process};
 
 /// A file of the process, by device and inode.
@@ -61,7 +61,7 @@ impl Target {
     /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
     pub fn probe(&mut self, capture: &Capture, features: &Features, snapshots: &mut Snapshots) -> Result<(), Error> {
         let maps = self.process.maps()?;
-        snapshots.refresh(&mut self.space, &self.process)?;
+        snapshots.update(&mut self.space, &self.process, &maps);
         if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
         }
@@ -101,10 +101,14 @@ impl Target {
     /// What only a live process can tell: the last look at its code and its memory.
     pub fn look_at_the_end(&mut self, snapshots: &mut Snapshots) {
         // A process that ended a moment ago keeps what was seen of it before.
-        if let Err(error) = snapshots.refresh(&mut self.space, &self.process) {
-            tracing::debug!("{error}");
+        match self.process.maps() {
+            Ok(maps) => {
+                snapshots.update(&mut self.space, &self.process, &maps);
+                self.maps = Some(maps);
+            }
+            Err(error) => tracing::debug!("{error}"),
         }
-        self.maps = self.process.maps().ok();
+        read_perf_map(&mut self.space, &self.process);
     }
 
     /// Takes all probes out.

@@ -22,7 +22,7 @@ mod vdso;
 
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
 pub use resolver::{Counters, Symbolizer};
-pub use snapshot::{KEPT_FILES_MAX, Snapshots};
+pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};
 pub use space::{AddressSpace, Backing, Module, Region};
 
 /// The address in a frame word; the rest are flags. `FP_FRAME_ADDR_MASK` of bpf/fragprof.h.

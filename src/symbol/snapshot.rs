@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::perf_map::PerfMap;
 use super::space::{AddressSpace, Backing, Module, Region};
-use crate::target::{self, FileIdentity, MappedFile, Process, TargetError};
+use crate::target::{self, MappedFile, Maps, Process};
 
 /// Modules remembered for sharing between processes. Only those still in use take memory beyond their entry.
 const MODULES_MAX: usize = 16 << 10;
@@ -18,43 +18,37 @@ const MODULES_MAX: usize = 16 << 10;
 /// descriptors by default, and probes, rings and symbol files need theirs.
 pub const KEPT_FILES_MAX: usize = 256;
 
-/// Takes snapshots of processes. A file that several map is one [`Module`].
+/// Fills address spaces from live processes. A file that several map is one [`Module`], opened once.
 #[derive(Debug, Default)]
 pub struct Snapshots {
-    modules: HashMap<FileIdentity, Weak<Module>>,
+    modules: HashMap<FileKey, Weak<Module>>,
+    kept_files: Vec<Weak<Module>>,
     /// Files that are not kept open although only their process leads to them: beyond [`KEPT_FILES_MAX`]. Their functions have no names
     /// once the process is gone.
     pub refused_files: u64,
 }
 
+/// Which file it is; equal for two mappings of one file as long as nobody writes to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct FileKey {
+    device: u64,
+    inode: u64,
+    size_bytes: u64,
+    modified_ns: i128,
+}
+
+impl FileKey {
+    fn of(path: &Path) -> Option<Self> {
+        let meta = std::fs::metadata(path).ok()?;
+        let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+        Some(Self { device: meta.dev(), inode: meta.ino(), size_bytes: meta.len(), modified_ns })
+    }
+}
+
 impl Snapshots {
-    /// The executable part of a process's address space now, with its perf map if it has one.
-    ///
-    /// # Errors
-    /// If its mappings cannot be read.
-    pub fn take(&mut self, process: &Process) -> Result<AddressSpace, TargetError> {
-        let mut space = AddressSpace::new(process.pid().0, self.regions(process)?);
-        if let Some(map) = perf_map(process) {
-            space.set_perf_map(map);
-        }
-        Ok(space)
-    }
-
-    /// Looks at a process again: after a library was loaded, and before it is gone.
-    ///
-    /// # Errors
-    /// If its mappings cannot be read; the space stays as it was.
-    pub fn refresh(&mut self, space: &mut AddressSpace, process: &Process) -> Result<(), TargetError> {
-        let regions = self.regions(process)?;
-        space.update(regions);
-        if let Some(map) = perf_map(process) {
-            space.set_perf_map(map);
-        }
-        Ok(())
-    }
-
-    fn regions(&mut self, process: &Process) -> Result<Vec<Region>, TargetError> {
-        let maps = process.maps()?;
+    /// Adds the executable part of a process's mappings to its space. Call it again when the mappings have changed and before the process
+    /// is gone.
+    pub fn update(&mut self, space: &mut AddressSpace, process: &Process, maps: &Maps) {
         let executable = maps.mappings.iter().filter(|mapping| mapping.permissions.execute);
         let region = |mapping: &target::Mapping| Region {
             start: mapping.start.0,
@@ -62,65 +56,69 @@ impl Snapshots {
             offset: mapping.offset.0,
             backing: self.backing(process, mapping),
         };
-        Ok(executable.map(region).collect())
+        space.update(executable.map(region).collect());
     }
 
     fn backing(&mut self, process: &Process, mapping: &target::Mapping) -> Backing {
         match &mapping.backing {
-            target::Backing::Anonymous => Backing::Anonymous,
-            target::Backing::Named(name) if name == "[vdso]" => Backing::Vdso,
-            target::Backing::Named(name) => Backing::Named(name.clone()),
             target::Backing::File { path, .. } => Backing::File(self.module(process, mapping, path)),
+            target::Backing::Named(name) if name == "[vdso]" => Backing::Vdso,
+            // A name that the process gave its anonymous memory does not change what it is: generated code.
+            target::Backing::Named(name) if !name.starts_with("[anon:") => Backing::Named(name.clone()),
+            target::Backing::Named(_) | target::Backing::Anonymous => Backing::Anonymous,
         }
     }
 
     fn module(&mut self, process: &Process, mapping: &target::Mapping, path: &Path) -> Arc<Module> {
+        let by_address = process.directory().join(format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0));
+        let key = FileKey::of(&by_address);
+        if let Some(known) = key.and_then(|key| self.modules.get(&key)).and_then(Weak::upgrade) {
+            return known;
+        }
         let shown = path.to_string_lossy().into_owned();
         let Ok(mapped) = MappedFile::open(process, mapping) else {
             // Not an ELF file, or gone: its frames are named by the path alone.
             return Arc::new(Module { path: shown, open_path: PathBuf::new(), file: None, build_id: Vec::new() });
         };
-        if let Some(known) = self.modules.get(&mapped.identity).and_then(Weak::upgrade) {
-            return known;
+        let id = &mapped.identity;
+        let key = FileKey { device: id.device, inode: id.inode, size_bytes: id.size_bytes, modified_ns: id.modified_ns };
+        let build_id = id.build_id.as_ref().map(|id| id.0.clone()).unwrap_or_default();
+        // A path that leads to the same file from here outlives the process; otherwise the file is kept open.
+        let (open_path, file) =
+            if FileKey::of(path) == Some(key) { (path.to_path_buf(), None) } else { self.opened_to_keep(mapped.attach_path) };
+        let module = Arc::new(Module { path: shown, open_path, file, build_id });
+        if module.file.is_some() {
+            self.kept_files.push(Arc::downgrade(&module));
         }
-        let build_id = mapped.identity.build_id.as_ref().map(|id| id.0.clone()).unwrap_or_default();
-        let module = if same_file(path, &mapped.identity) {
-            Module { path: shown, open_path: path.to_path_buf(), file: None, build_id }
-        } else {
-            let file = self.kept(&mapped.attach_path);
-            Module { path: shown, open_path: mapped.attach_path, file, build_id }
-        };
-        let module = Arc::new(module);
         if self.modules.len() >= MODULES_MAX {
             self.modules.retain(|_, module| module.strong_count() > 0);
         }
         if self.modules.len() < MODULES_MAX {
-            self.modules.insert(mapped.identity, Arc::downgrade(&module));
+            self.modules.insert(key, Arc::downgrade(&module));
         }
         module
     }
 
-    fn kept(&mut self, path: &Path) -> Option<File> {
-        let kept = self.modules.values().filter_map(Weak::upgrade).filter(|module| module.file.is_some()).count();
-        if kept >= KEPT_FILES_MAX {
+    fn opened_to_keep(&mut self, path: PathBuf) -> (PathBuf, Option<File>) {
+        self.kept_files.retain(|module| module.strong_count() > 0);
+        if self.kept_files.len() >= KEPT_FILES_MAX {
             self.refused_files += 1;
-            return None;
+            return (path, None);
         }
-        File::open(path).ok()
+        let file = File::open(&path).ok();
+        (path, file)
     }
 }
 
-/// Whether a path of the process leads to the same file here, without the process: it then outlives it.
-fn same_file(path: &Path, identity: &FileIdentity) -> bool {
-    std::fs::metadata(path).is_ok_and(|meta| {
-        (meta.dev(), meta.ino(), meta.len()) == (identity.device, identity.inode, identity.size_bytes)
-            && i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()) == identity.modified_ns
-    })
-}
-
-/// The perf map that a just-in-time compiler of the process wrote.
+/// Reads the perf map that a just-in-time compiler of the process wrote, if there is one, into its space.
 ///
 /// The path is opened within the process's root and no further: what its links lead to is the process's choice.
+pub fn read_perf_map(space: &mut AddressSpace, process: &Process) {
+    if let Some(map) = perf_map(process) {
+        space.set_perf_map(map);
+    }
+}
+
 fn perf_map(process: &Process) -> Option<PerfMap> {
     let root = File::open(process.directory().join("root")).ok()?;
     let path = format!("tmp/perf-{}.map", process.inner_pid());
@@ -162,6 +160,14 @@ int main(void) {
         (child, address)
     }
 
+    fn taken(snapshots: &mut Snapshots, child: &Child) -> AddressSpace {
+        let process = Process::open(Pid(child.id())).unwrap();
+        let mut space = AddressSpace::new(child.id(), Vec::new());
+        snapshots.update(&mut space, &process, &process.maps().unwrap());
+        read_perf_map(&mut space, &process);
+        space
+    }
+
     fn end(mut child: Child) {
         child.kill().unwrap();
         child.wait().unwrap();
@@ -171,7 +177,7 @@ int main(void) {
     fn a_function_of_a_process_that_is_gone_is_still_named() {
         let dir = tempfile::tempdir().unwrap();
         let (child, address) = started(dir.path());
-        let space = Snapshots::default().take(&Process::open(Pid(child.id())).unwrap()).unwrap();
+        let space = taken(&mut Snapshots::default(), &child);
         end(child);
         let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
@@ -183,7 +189,7 @@ int main(void) {
         let dir = tempfile::tempdir().unwrap();
         let (child, address) = started(dir.path());
         std::fs::remove_file(dir.path().join("shop")).unwrap();
-        let space = Snapshots::default().take(&Process::open(Pid(child.id())).unwrap()).unwrap();
+        let space = taken(&mut Snapshots::default(), &child);
         end(child);
         let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
@@ -196,8 +202,8 @@ int main(void) {
         let (first, address) = started(dir.path());
         let second = Command::new(dir.path().join("shop")).stdout(Stdio::null()).spawn().unwrap();
         let mut snapshots = Snapshots::default();
-        let spaces = [&first, &second].map(|child| snapshots.take(&Process::open(Pid(child.id())).unwrap()));
-        let one = spaces[0].as_ref().unwrap().find(address).unwrap().clone();
+        let spaces = [&first, &second].map(|child| taken(&mut snapshots, child));
+        let one = spaces[0].find(address).unwrap().clone();
         let Backing::File(module) = &one.backing else { panic!("{one:?}") };
         assert!(Arc::strong_count(module) >= 3, "both spaces and this clone");
         end(first);
@@ -211,7 +217,7 @@ int main(void) {
         let path = format!("/tmp/perf-{}.map", child.id());
         std::fs::write(&path, "1000 10 jitted\n").unwrap();
         let process = Process::open(Pid(child.id())).unwrap();
-        let space = Snapshots::default().take(&process).unwrap();
+        let space = taken(&mut Snapshots::default(), &child);
         std::fs::remove_file(&path).unwrap();
         let vdso = process.maps().unwrap().mappings.into_iter().find(|m| m.backing == target::Backing::Named("[vdso]".into())).unwrap();
         end(child);
