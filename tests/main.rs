@@ -1,1 +1,3 @@
 //! The integration tests: one binary, so that the library is linked once. Each module tests one part against somebody else's truth.
+
+mod census;
