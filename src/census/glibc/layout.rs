@@ -241,7 +241,8 @@ impl MallocPar {
         let (tcache_bins, tcache_bytes, unsorted) = (word_at(bytes, sbrk_at + 8), word_at(bytes, sbrk_at + 16), word_at(bytes, sbrk_at + 32));
         let anchored = is_heap_start(par.sbrk_base);
         let is_power = |bytes: u64| bytes == 0 || bytes.is_power_of_two();
-        let plausible = (anchored || par.sbrk_base == 0)
+        // Where brk was refused from the start, sbrk_base is some page of a mapping.
+        let plausible = (anchored || par.sbrk_base & 4095 == 0)
             && (anchored || (tcache_bins == 64 && tcache_bytes >= 32 && mmaps_limit == MMAPS_MAX_DEFAULT))
             && tcache_bins <= 128
             && tcache_bytes <= 8 << 20

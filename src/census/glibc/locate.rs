@@ -257,7 +257,7 @@ fn is_heap_start(maps: &Maps, addr: u64) -> bool {
     }
     let is_heap = |backing: &Backing| matches!(backing, Backing::Named(name) if name == "[heap]");
     if let Some(heap) = maps.mappings.iter().find(|mapping| is_heap(&mapping.backing)) {
-        return (heap.start.0..heap.start.0.saturating_add(4096)).contains(&addr) || (addr & 4095 == 0 && maps.find(crate::units::Addr(addr)).is_some());
+        return (heap.start.0..heap.start.0.saturating_add(4096)).contains(&addr);
     }
     maps.mappings
         .iter()

@@ -7,12 +7,15 @@ use std::ops::Range;
 
 use super::super::memory::{Memory, word_at};
 use super::layout::{FLAGS, IS_MMAPPED};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::{PAGE_BYTES, PageRuns};
 
 /// Pages without a chunk that end the search of a mapping in the first, quick pass.
 const EMPTY_PAGES_MAX: u32 = 4;
 /// Pages probed in all: 4 GiB of address space, a second of time.
 const PROBES_MAX: u64 = 1 << 18;
+
+/// Alignments tried: up to 1 GiB, a huge page of the largest size.
+const ALIGNMENT_BITS_MAX: u32 = 31;
 
 /// A chunk with a mapping of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +81,8 @@ fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &m
         *probes += 1;
         let found = if memory.read(at, &mut page) == page.len() { chunk_in_page(&page, at, range) } else { None };
         match found {
-            Some(chunk) if chunks.last().is_none_or(|last| last.start.saturating_add(last.bytes) <= chunk.start) => {
+            Some(found) if chunks.last().is_none_or(|last| last.start.saturating_add(last.bytes) <= found.start) => {
+                let chunk = if found.offset_bytes == 0 { aligned_within(memory, &runs, found) } else { found };
                 at = chunk.start.saturating_add(chunk.bytes);
                 chunks.push(chunk);
                 empty_pages = 0;
@@ -92,6 +96,31 @@ fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &m
             }
         }
     }
+}
+
+/// memalign leaves the header of the whole mapping where it was and writes another one in front of the aligned address. Where one of the
+/// alignments leads to such a header, that is the chunk.
+fn aligned_within(memory: &dyn Memory, runs: &PageRuns, whole: Mmapped) -> Mmapped {
+    let block = whole.start.saturating_add(16);
+    let mut before = 0;
+    for bits in 5..ALIGNMENT_BITS_MAX {
+        let Some(offset_bytes) = block.checked_next_multiple_of(1 << bits).map(|aligned| aligned - block) else { break };
+        if offset_bytes == before || offset_bytes.saturating_add(32) > whole.bytes {
+            continue;
+        }
+        before = offset_bytes;
+        let header = whole.start + offset_bytes;
+        let mut words = [0u8; 16];
+        if !runs.state_at(header).present || memory.read(header, &mut words) != words.len() {
+            continue;
+        }
+        let (prev_size, size) = (word_at(&words, 0) & !1, word_at(&words, 8));
+        let rest = whole.bytes - offset_bytes;
+        if prev_size == offset_bytes && size & FLAGS == IS_MMAPPED && [rest, rest - 16].contains(&(size & !FLAGS)) {
+            return Mmapped { offset_bytes, ..whole };
+        }
+    }
+    whole
 }
 
 /// The chunk whose header lies in the page at `addr`.

@@ -54,15 +54,15 @@ pub fn take(memory: &dyn Memory, maps: &Maps, places: &mut Places, level: Level,
     let mut layout = located.layout;
     let arenas = read_arenas(memory, &mut layout, &located.arenas, par.as_ref());
     let anonymous = anonymous_ranges(maps);
-    let regions = regions(memory, &layout, &arenas, par.as_ref(), &anonymous, brk_heap(maps, par.as_ref()));
+    let mut regions = regions(memory, &layout, &arenas, par.as_ref(), &anonymous, brk_heap(maps, par.as_ref()));
     let mut pages = PageCache::new(memory);
     let mut account = HeapAccount { allocator: "glibc".into(), overhead_bytes: regions.overhead_bytes, ..HeapAccount::default() };
-    account.arenas = arena_accounts(&arenas, &regions, &mut pages, &mut account);
     account.settings = par.as_ref().map(settings).unwrap_or_default();
     let mut quality = WalkQuality::default();
     let mut table = ChunkTable::for_glibc();
     match level {
         Level::Top | Level::Sampled => {
+            account.arenas = arena_accounts(&arenas, &regions, &mut pages, &mut account);
             account.extent_bytes = arenas.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add);
             account.top_bytes = arenas.iter().map(|arena| arena.top_bytes).fold(0, u64::saturating_add);
             if level == Level::Sampled {
@@ -90,8 +90,11 @@ pub fn take(memory: &dyn Memory, maps: &Maps, places: &mut Places, level: Level,
             walker.tcache_key = key;
             walker.fast_sizes = lists::fastbin_sizes(&arenas);
             walker.heaps = heap_span(&regions);
-            for plan in &regions.plans {
-                walker.walk(plan);
+            for (plan, (_, extent)) in regions.plans.iter().zip(&mut regions.extents) {
+                let end = walker.walk(plan);
+                if plan.bounds.goes_on_after_top {
+                    extent.end = end;
+                }
             }
             walker.table.sort_regions();
             if walker.tcache_key.is_none() {
@@ -103,6 +106,7 @@ pub fn take(memory: &dyn Memory, maps: &Maps, places: &mut Places, level: Level,
             quality.read_bytes = walker.pacer.read_bytes;
             table = walker.table;
             let own = read_arenas(memory, &mut layout, &located.arenas, par.as_ref());
+            account.arenas = arena_accounts(&arenas, &regions, &mut pages, &mut account);
             settle_extent(&mut account, &mut quality, &table, [&arenas, &own]);
             add_mmapped(memory, par.as_ref(), &regions, &mut table, &mut account, &mut quality)?;
             table.sort_regions();
@@ -273,7 +277,6 @@ fn add_mmapped(
 
 fn fill_account(table: &ChunkTable, account: &mut HeapAccount, quality: &WalkQuality) {
     let sums = Sums::of(table, &mut account.arenas);
-    let listed = sums.bytes_in(ChunkState::Mmapped);
     // The padding in front of aligned mmapped chunks was pushed as overhead; it is part of the mapping and so of mmapped_bytes.
     let padding: u64 = table
         .regions()
@@ -283,7 +286,6 @@ fn fill_account(table: &ChunkTable, account: &mut HeapAccount, quality: &WalkQua
         .filter(|chunk| chunk.state == ChunkState::Overhead)
         .map(|chunk| chunk.bytes)
         .sum();
-    debug_assert!(listed + padding <= account.mmapped_bytes.max(listed + padding));
     account.live_bytes = Some(sums.bytes_in(ChunkState::Live) + account.mmapped_bytes);
     account.live_allocations = Some(sums.chunks_in(ChunkState::Live) + account.mmapped_allocations);
     account.fastbin_bytes = Some(sums.bytes_in(ChunkState::Fastbin));

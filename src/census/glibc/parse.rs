@@ -119,6 +119,10 @@ pub fn parse(snapshot: &Snapshot, start: u64, bounds: &Bounds, records: &mut Vec
             };
         }
         if !sound {
+            // A fencepost's size is certain, whatever follows it.
+            if let Some(fencepost) = pending.take_if(|record| record.kind == Kind::Fencepost) {
+                records.push(fencepost);
+            }
             return Parsed { stop: pending.map_or(at, |record| record.start), broken: Some(at), is_done: false };
         }
         if let Some(mut before) = pending.take() {

@@ -363,6 +363,11 @@ impl RegionWalk {
         }
         let top = self.bounds.top.filter(|top| (self.at..self.bounds.end).contains(top));
         let end = found.or(top).unwrap_or(self.bounds.end).min(self.bounds.end).max(self.at);
+        if self.bounds.goes_on_after_top && found.or(top).is_none() {
+            // The kernel joined the heap's mapping with a neighbour that is none of malloc's.
+            self.at = end;
+            return;
+        }
         walker.commit_gap(end - self.at, found.is_none() && top.is_none());
         self.at = end;
     }
