@@ -1,1 +1,28 @@
-//! Allocator metadata read from outside: readers behind one trait, over live processes, core files and fixtures.
+//! Allocator metadata read from outside: how much of a heap is live, cached, free, trimmable and pinned, without a probe or a stop.
+//!
+//! ```text
+//! memory (live | core_file | fixture) ──→ detect → locate → walk ──→ account (+ chunks, for the join with the ledger)
+//!                                          glibc, jemalloc, musl, tcmalloc
+//! ```
+//!
+//! Layouts are found by structure, never by version. What is not understood is reported as unknown, never guessed; each result carries
+//! its own quality.
+
+pub mod account;
+pub mod chunks;
+pub mod glibc;
+pub mod live;
+pub mod memory;
+pub mod objects;
+pub mod pace;
+pub mod page_cache;
+pub mod quality;
+pub mod take;
+
+pub use account::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, SizeClass};
+pub use chunks::{Block, Chunk, ChunkState, ChunkTable};
+pub use live::LiveMemory;
+pub use memory::{Memory, MemoryError};
+pub use pace::Pace;
+pub use quality::WalkQuality;
+pub use take::{Options, Places, Taken, take};

@@ -1,0 +1,243 @@
+//! The figures of a census. Field names are those of `--json` and of the metrics.
+
+use serde::Serialize;
+
+use super::chunks::{ChunkState, ChunkTable};
+use super::quality::WalkQuality;
+use crate::heap::occupancy::Occupancy;
+
+/// How closely to look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond.
+    Top,
+    /// As top, and shares of live and free bytes from random windows, with their error: about 20 ms whatever the heap's size.
+    Sampled,
+    /// Every chunk.
+    Full,
+}
+
+/// One census of one process.
+#[derive(Debug, Clone, Serialize)]
+pub struct Census {
+    /// Process id.
+    pub pid: u32,
+    /// Name of the process.
+    pub comm: String,
+    /// How closely was looked.
+    pub level: Level,
+    /// The malloc heaps found.
+    pub heaps: Vec<HeapAccount>,
+    /// Resident bytes of the whole process.
+    pub rss_bytes: u64,
+    /// What else is resident.
+    pub not_malloc: Vec<NotMalloc>,
+    /// How good the figures are.
+    pub walk: WalkQuality,
+    /// Why a heap could not be read: allocators detected whose layout was not understood.
+    pub layout_unknown: Vec<String>,
+}
+
+/// Resident bytes that are not malloc's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NotMalloc {
+    /// What it is: `thread_stacks`, `main_stack`, `java_heap`, `code_cache`, `file_mappings`, `shared_memory`, `other_anonymous`, …
+    pub kind: &'static str,
+    /// Resident bytes.
+    pub resident_bytes: u64,
+    /// Mappings.
+    pub mappings: u64,
+}
+
+/// One heap. `None` (null) means that the level or the allocator does not tell.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct HeapAccount {
+    /// The allocator's name.
+    pub allocator: String,
+    /// The shape that was found.
+    pub layout: String,
+    /// Address space the allocator holds. extent = live + cached + free + top + overhead + unknown.
+    pub extent_bytes: u64,
+    /// Of the extent, in memory.
+    pub resident_bytes: u64,
+    /// Of the extent, in swap.
+    pub swapped_bytes: u64,
+    /// Of the extent, in memory in huge pages.
+    pub huge_bytes: u64,
+    /// Chunks in use with their rounding, mmapped ones included.
+    pub live_bytes: Option<u64>,
+    /// Chunks in use, mmapped ones included.
+    pub live_allocations: Option<u64>,
+    /// Estimate of `live_bytes` from a sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live_bytes_est: Option<u64>,
+    /// Standard error of the estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live_bytes_stderr: Option<u64>,
+    /// Freed chunks that thread caches and fastbins keep.
+    pub cached_bytes: Option<u64>,
+    /// Of them, in fastbins.
+    pub fastbin_bytes: Option<u64>,
+    /// Freed chunks in bins.
+    pub free_bytes: Option<u64>,
+    /// Number of chunks in bins.
+    pub free_chunks: Option<u64>,
+    /// The free ends of heaps.
+    pub top_bytes: u64,
+    /// The allocator's own data.
+    pub overhead_bytes: u64,
+    /// Neither understood nor read.
+    pub unknown_bytes: u64,
+    /// What `malloc_trim(0)`, or a purge, would give back now.
+    pub trimmable_bytes: Option<u64>,
+    /// Free bytes on resident pages that also hold live bytes.
+    pub pinned_bytes: Option<u64>,
+    /// Resident whole pages of free bytes that a trim does not give back: thread caches, tops of other arenas, partial pages.
+    pub kept_bytes: Option<u64>,
+    /// The largest run of free bytes.
+    pub largest_free_bytes: Option<u64>,
+    /// Chunks with mappings of their own: bytes.
+    pub mmapped_bytes: u64,
+    /// Chunks with mappings of their own: number.
+    pub mmapped_allocations: u64,
+    /// The arenas.
+    pub arenas: Vec<ArenaAccount>,
+    /// Chunks by size, powers of two.
+    pub size_classes: Vec<SizeClass>,
+    /// What the resident pages are full of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub occupancy: Option<Occupancy>,
+    /// Settings read from the allocator that remedies refer to.
+    pub settings: Vec<Setting>,
+}
+
+/// A setting of the allocator as the process has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// Its name as its documentation has it.
+    pub name: &'static str,
+    /// Its value.
+    pub value: u64,
+}
+
+/// One arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct ArenaAccount {
+    /// Address of its structure.
+    pub address: u64,
+    /// Threads attached to it, where the allocator counts them.
+    pub attached_threads: u64,
+    /// Pieces of address space it holds.
+    pub pieces: u64,
+    /// Its address space.
+    pub extent_bytes: u64,
+    /// Of it, in memory.
+    pub resident_bytes: u64,
+    /// Chunks in use.
+    pub live_bytes: u64,
+    /// Number of chunks in use.
+    pub live_allocations: u64,
+    /// Thread caches and fastbins.
+    pub cached_bytes: u64,
+    /// Bins.
+    pub free_bytes: u64,
+    /// Free ends.
+    pub top_bytes: u64,
+}
+
+/// Chunks of sizes up to a power of two (and above the one before).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct SizeClass {
+    /// Largest chunk of the class.
+    pub chunk_bytes_max: u64,
+    /// Live bytes.
+    pub live_bytes: u64,
+    /// Live chunks.
+    pub live_allocations: u64,
+    /// Free bytes, cached ones included, tops not.
+    pub free_bytes: u64,
+    /// Free chunks.
+    pub free_chunks: u64,
+}
+
+/// Sums over a chunk table.
+#[derive(Debug, Clone, Default)]
+pub struct Sums {
+    /// Bytes by [`ChunkState`].
+    pub bytes: [u64; 8],
+    /// Chunks by [`ChunkState`].
+    pub chunks: [u64; 8],
+    /// The largest run of neighbouring free bytes.
+    pub largest_free_bytes: u64,
+    /// By size.
+    pub size_classes: Vec<SizeClass>,
+}
+
+impl Sums {
+    /// Adds up a table; per-arena figures go to `arenas`.
+    #[must_use]
+    pub fn of(table: &ChunkTable, arenas: &mut [ArenaAccount]) -> Self {
+        let mut sums = Self::default();
+        let mut classes = [SizeClass::default(); 64];
+        for region in table.regions() {
+            let mut free_run = 0u64;
+            let mut own = ArenaAccount::default();
+            for chunk in table.chunks_of(region) {
+                let state = chunk.state as usize;
+                if let (Some(bytes), Some(chunks)) = (sums.bytes.get_mut(state), sums.chunks.get_mut(state)) {
+                    *bytes = bytes.saturating_add(chunk.bytes);
+                    *chunks += 1;
+                }
+                free_run = if chunk.state.is_free() { free_run.saturating_add(chunk.bytes) } else { 0 };
+                sums.largest_free_bytes = sums.largest_free_bytes.max(free_run);
+                match chunk.state {
+                    ChunkState::Live => {
+                        own.live_bytes += chunk.bytes;
+                        own.live_allocations += 1;
+                    }
+                    ChunkState::Tcache | ChunkState::Fastbin => own.cached_bytes += chunk.bytes,
+                    ChunkState::Free => own.free_bytes += chunk.bytes,
+                    ChunkState::Top => own.top_bytes += chunk.bytes,
+                    _ => {}
+                }
+                let bits = 64 - chunk.bytes.saturating_sub(1).leading_zeros() as usize;
+                if let Some(class) = classes.get_mut(bits.min(63)) {
+                    match chunk.state {
+                        ChunkState::Live | ChunkState::Mmapped => {
+                            class.live_bytes += chunk.bytes;
+                            class.live_allocations += 1;
+                        }
+                        ChunkState::Tcache | ChunkState::Fastbin | ChunkState::Free => {
+                            class.free_bytes += chunk.bytes;
+                            class.free_chunks += 1;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            if let Some(arena) = arenas.get_mut(region.arena as usize) {
+                arena.live_bytes += own.live_bytes;
+                arena.live_allocations += own.live_allocations;
+                arena.cached_bytes += own.cached_bytes;
+                arena.free_bytes += own.free_bytes;
+                arena.top_bytes += own.top_bytes;
+            }
+        }
+        let used = classes.iter().enumerate().filter(|(_, class)| class.live_allocations + class.free_chunks > 0);
+        sums.size_classes = used.map(|(bits, class)| SizeClass { chunk_bytes_max: 1 << bits, ..*class }).collect();
+        sums
+    }
+
+    /// Bytes in one state.
+    #[must_use]
+    pub fn bytes_in(&self, state: ChunkState) -> u64 {
+        self.bytes.get(state as usize).copied().unwrap_or(0)
+    }
+
+    /// Chunks in one state.
+    #[must_use]
+    pub fn chunks_in(&self, state: ChunkState) -> u64 {
+        self.chunks.get(state as usize).copied().unwrap_or(0)
+    }
+}

@@ -1,0 +1,339 @@
+//! Every chunk of a heap in a table of about four bytes a chunk: state, address and size, in walking order within each region.
+//!
+//! Chunks of a region follow one another without a gap, so only sizes are kept; every 64th address is kept too, so that an address is
+//! found in at most 64 steps. A 10 GiB heap of 64-byte chunks (168 million) takes 0.7 GiB, one of 256-byte chunks 180 MiB.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What a chunk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum ChunkState {
+    /// In use by the program.
+    Live = 0,
+    /// Freed, kept by a thread's cache.
+    Tcache = 1,
+    /// Freed, kept in a fastbin.
+    Fastbin = 2,
+    /// Freed, in a bin.
+    Free = 3,
+    /// The free end of a heap.
+    Top = 4,
+    /// The allocator's own: fenceposts.
+    Overhead = 5,
+    /// Could not be understood or read.
+    Unknown = 6,
+    /// In use by the program, with a mapping of its own.
+    Mmapped = 7,
+}
+
+impl ChunkState {
+    fn from_bits(bits: u32) -> Self {
+        match bits & 7 {
+            0 => Self::Live,
+            1 => Self::Tcache,
+            2 => Self::Fastbin,
+            3 => Self::Free,
+            4 => Self::Top,
+            5 => Self::Overhead,
+            6 => Self::Unknown,
+            _ => Self::Mmapped,
+        }
+    }
+
+    /// Whether its bytes are free for the allocator to hand out.
+    #[must_use]
+    pub fn is_free(self) -> bool {
+        matches!(self, Self::Tcache | Self::Fastbin | Self::Free | Self::Top)
+    }
+}
+
+/// One chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// Where the chunk begins.
+    pub start: u64,
+    /// Bytes of the chunk with its header.
+    pub bytes: u64,
+    /// What it is.
+    pub state: ChunkState,
+}
+
+impl Chunk {
+    /// First address after it.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes)
+    }
+}
+
+/// A chunk as the program sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// The address that the allocator returned.
+    pub addr: u64,
+    /// Bytes that the program may use there.
+    pub usable_bytes: u64,
+    /// Address and size with header.
+    pub chunk: Chunk,
+    /// Index of the arena; [`ARENA_NONE`] for a chunk with a mapping of its own.
+    pub arena: u32,
+}
+
+/// The arena of chunks that belong to none.
+pub const ARENA_NONE: u32 = u32::MAX;
+
+/// A gapless sequence of chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// First address.
+    pub start: u64,
+    /// First address after its last chunk.
+    pub end: u64,
+    /// Index of the arena it belongs to, in the census's list.
+    pub arena: u32,
+    entries: Range<usize>,
+}
+
+/// Sizes are multiples of 16, so 29 bits hold up to 8 GiB; the largest value means "in the side table".
+const SIZE_BITS_ESCAPE: u32 = (1 << 29) - 1;
+/// Entries between two kept addresses.
+const ANCHOR_EVERY: usize = 64;
+/// Entries of one block of the table: 256 KiB, so that growing never copies the whole table.
+const BLOCK_ENTRIES: usize = 1 << 16;
+/// Chunks kept at most: 1 GiB of table, a 16 GiB heap of 64-byte chunks. What lies beyond counts as unread.
+pub const CHUNKS_MAX: usize = 1 << 28;
+
+/// The chunks of a heap.
+#[derive(Debug, Clone, Default)]
+pub struct ChunkTable {
+    blocks: Vec<Vec<u32>>,
+    len: usize,
+    anchors: Vec<u64>,
+    huge: BTreeMap<usize, u64>,
+    regions: Vec<Region>,
+    header_bytes: u64,
+    borrowed_bytes: u64,
+}
+
+impl ChunkTable {
+    /// A table for glibc: the program's block begins 16 bytes into its chunk and borrows the first word of the next one.
+    #[must_use]
+    pub fn for_glibc() -> Self {
+        Self { header_bytes: 16, borrowed_bytes: 8, ..Self::default() }
+    }
+
+    /// A block of `usable_bytes` as the program sees it.
+    fn block_of(&self, chunk: Chunk, arena: u32) -> Block {
+        let borrowed = if chunk.state == ChunkState::Mmapped { 0 } else { self.borrowed_bytes };
+        Block {
+            addr: chunk.start.saturating_add(self.header_bytes),
+            usable_bytes: chunk.bytes.saturating_sub(self.header_bytes).saturating_add(borrowed),
+            chunk,
+            arena,
+        }
+    }
+
+    /// All blocks by rising address, whatever their state. Needs sorted regions.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.iter().map(|(arena, chunk)| self.block_of(chunk, arena))
+    }
+
+    /// The blocks in use by rising address: what a ledger of allocations is joined with. Needs sorted regions.
+    pub fn live_blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.blocks().filter(|block| matches!(block.chunk.state, ChunkState::Live | ChunkState::Mmapped))
+    }
+
+    /// Starts a region at `start`; chunks pushed from now on belong to it.
+    pub fn begin_region(&mut self, start: u64, arena: u32) {
+        self.regions.push(Region { start, end: start, arena, entries: self.len..self.len });
+    }
+
+    /// Appends a chunk to the current region. `false` if the table is full, no region was begun, or the chunk is empty.
+    pub fn push(&mut self, bytes: u64, state: ChunkState) -> bool {
+        let Some(region) = self.regions.last_mut() else { return false };
+        if self.len >= CHUNKS_MAX || bytes == 0 {
+            return false;
+        }
+        let units = bytes / 16;
+        let exact = bytes % 16 == 0 && units < u64::from(SIZE_BITS_ESCAPE);
+        let size_bits = if exact { u32::try_from(units).unwrap_or(SIZE_BITS_ESCAPE) } else { SIZE_BITS_ESCAPE };
+        if !exact {
+            self.huge.insert(self.len, bytes);
+        }
+        if self.len % ANCHOR_EVERY == 0 {
+            self.anchors.push(region.end);
+        }
+        if self.len % BLOCK_ENTRIES == 0 {
+            self.blocks.push(Vec::new());
+        }
+        if let Some(block) = self.blocks.last_mut() {
+            block.push(size_bits << 3 | state as u32);
+        }
+        self.len += 1;
+        region.end = region.end.saturating_add(bytes);
+        region.entries.end = self.len;
+        true
+    }
+
+    /// Number of chunks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The regions; by address once [`ChunkTable::sort_regions`] was called.
+    #[must_use]
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// End of the region that is being filled.
+    #[must_use]
+    pub fn end_of_current(&self) -> u64 {
+        self.regions.last().map_or(0, |region| region.end)
+    }
+
+    /// Puts the regions in the order of their addresses, as [`ChunkTable::find`] needs it.
+    pub fn sort_regions(&mut self) {
+        self.regions.sort_by_key(|region| region.start);
+    }
+
+    fn entry(&self, index: usize) -> u32 {
+        self.blocks.get(index / BLOCK_ENTRIES).and_then(|block| block.get(index % BLOCK_ENTRIES)).copied().unwrap_or(0)
+    }
+
+    fn bytes_of(&self, index: usize, entry: u32) -> u64 {
+        match entry >> 3 {
+            SIZE_BITS_ESCAPE => self.huge.get(&index).copied().unwrap_or(0),
+            units => u64::from(units) * 16,
+        }
+    }
+
+    /// The chunks of a region by rising address.
+    pub fn chunks_of<'a>(&'a self, region: &Region) -> impl Iterator<Item = Chunk> + use<'a> {
+        let mut start = region.start;
+        region.entries.clone().map(move |index| {
+            let entry = self.entry(index);
+            let bytes = self.bytes_of(index, entry);
+            let chunk = Chunk { start, bytes, state: ChunkState::from_bits(entry) };
+            start = start.saturating_add(bytes);
+            chunk
+        })
+    }
+
+    /// All chunks, region by region, with their arena's index. By rising address once the regions are sorted.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, Chunk)> + '_ {
+        self.regions.iter().flat_map(|region| self.chunks_of(region).map(move |chunk| (region.arena, chunk)))
+    }
+
+    fn locate(&self, addr: u64) -> Option<(usize, Chunk)> {
+        let after = self.regions.partition_point(|region| region.start <= addr);
+        let region = self.regions.get(after.checked_sub(1)?).filter(|region| addr < region.end)?;
+        let (mut index, mut start) = (region.entries.start, region.start);
+        // Kept addresses of this region: those of the entries that are multiples of ANCHOR_EVERY.
+        let first_anchor = region.entries.start.div_ceil(ANCHOR_EVERY);
+        let anchors = self.anchors.get(first_anchor..region.entries.end.div_ceil(ANCHOR_EVERY)).unwrap_or_default();
+        if let Some(last) = anchors.partition_point(|&anchor| anchor <= addr).checked_sub(1) {
+            index = (first_anchor + last) * ANCHOR_EVERY;
+            start = anchors.get(last).copied().unwrap_or(start);
+        }
+        while index < region.entries.end {
+            let entry = self.entry(index);
+            let bytes = self.bytes_of(index, entry);
+            if addr < start.saturating_add(bytes) {
+                return Some((index, Chunk { start, bytes, state: ChunkState::from_bits(entry) }));
+            }
+            start = start.saturating_add(bytes);
+            index += 1;
+        }
+        None
+    }
+
+    /// The chunk that contains `addr`. Needs sorted regions.
+    #[must_use]
+    pub fn find(&self, addr: u64) -> Option<Chunk> {
+        self.locate(addr).map(|(_, chunk)| chunk)
+    }
+
+    /// Gives the chunk that begins at `start` another state if `accept` agrees; returns the chunk as it was, if it was changed.
+    pub fn restate(&mut self, start: u64, state: ChunkState, accept: impl Fn(&Chunk) -> bool) -> Option<Chunk> {
+        let (index, chunk) = self.locate(start).filter(|(_, chunk)| chunk.start == start && accept(chunk))?;
+        let entry = self.blocks.get_mut(index / BLOCK_ENTRIES)?.get_mut(index % BLOCK_ENTRIES)?;
+        *entry = *entry & !7 | state as u32;
+        Some(chunk)
+    }
+
+    /// Whether a block at this address (as malloc returned it) is in use. `Some(false)` is a proof that it was freed; `Some(true)` says
+    /// only that some allocation lives there now; `None` where the walk knows nothing.
+    #[must_use]
+    pub fn is_live(&self, block: u64) -> Option<bool> {
+        let start = block.checked_sub(self.header_bytes)?;
+        let chunk = self.find(start)?;
+        match chunk.state {
+            ChunkState::Unknown => None,
+            ChunkState::Live | ChunkState::Mmapped => Some(chunk.start == start),
+            _ => Some(false),
+        }
+    }
+
+    /// Bytes that the table takes.
+    #[must_use]
+    pub fn table_bytes(&self) -> usize {
+        self.blocks.iter().map(|block| block.capacity() * 4).sum::<usize>() + self.anchors.capacity() * 8 + self.huge.len() * 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_chunk_larger_than_eight_gib_keeps_its_size() {
+        let mut table = ChunkTable::default();
+        table.begin_region(0x1000, 0);
+        assert!(table.push(20 << 30, ChunkState::Free));
+        assert!(table.push(48, ChunkState::Live));
+        assert_eq!(table.find(0x1000).unwrap().bytes, 20 << 30);
+        assert_eq!(table.find(0x1000 + (20 << 30)).unwrap().bytes, 48);
+    }
+
+    proptest! {
+        #[test]
+        fn every_address_is_found_as_a_plain_list_finds_it(
+            regions in proptest::collection::vec(proptest::collection::vec((1u64..40, 0u32..8), 0..200), 1..5)
+        ) {
+            let mut table = ChunkTable::default();
+            let mut naive = Vec::new();
+            // Regions are pushed from the highest to the lowest address, as old heaps of an arena may lie anywhere.
+            for (number, sizes) in regions.iter().enumerate() {
+                let mut at = 0x10_0000 * (10 - number as u64);
+                table.begin_region(at, number as u32);
+                for &(units, state) in sizes {
+                    let state = ChunkState::from_bits(state);
+                    table.push(units * 16, state);
+                    naive.push(Chunk { start: at, bytes: units * 16, state });
+                    at += units * 16;
+                }
+            }
+            table.sort_regions();
+            naive.sort_by_key(|chunk| chunk.start);
+            prop_assert_eq!(table.iter().map(|(_, chunk)| chunk).collect::<Vec<_>>(), naive.clone());
+            for chunk in &naive {
+                prop_assert_eq!(table.find(chunk.start), Some(*chunk));
+                prop_assert_eq!(table.find(chunk.end() - 1), Some(*chunk));
+            }
+            prop_assert_eq!(table.find(0), None);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Marks the chunks on singly linked lists, which look as if they were in use: fastbins and thread caches.
+
+use super::super::chunks::{Chunk, ChunkState};
+use super::super::memory::{Memory, word_at};
+use super::layout::{Arena, FLAGS, Layout, is_chunk_address};
+use super::tcache;
+use super::walk::Walker;
+
+/// Members of a fastbin followed: the largest heap's worth, so that a forged cycle ends.
+const FASTBIN_MEMBERS_MAX: usize = 1 << 24;
+/// Members followed by reading, where the walk could not keep them all: two seconds' worth.
+const FASTBIN_READS_MAX: u64 = 1 << 20;
+/// Members of a fastbin looked at to learn how links are stored.
+const LEARN_MEMBERS_MAX: usize = 32;
+
+/// Size of the chunks in fastbin number `index`.
+fn fastbin_bytes(index: usize) -> u64 {
+    32 + 16 * index as u64
+}
+
+/// Sizes for which some arena has a non-empty fastbin.
+#[must_use]
+pub fn fastbin_sizes(arenas: &[Arena]) -> Vec<u64> {
+    let count = arenas.iter().map(|arena| arena.fastbins.len()).max().unwrap_or(0);
+    let is_used = |&index: &usize| arenas.iter().any(|arena| arena.fastbins.get(index).is_some_and(|&head| head != 0));
+    (0..count).filter(is_used).map(fastbin_bytes).collect()
+}
+
+/// Learns from the fastbins' members whether links are protected.
+#[must_use]
+pub fn learn_links_from_fastbins(memory: &dyn Memory, arenas: &[Arena]) -> Option<bool> {
+    for arena in arenas {
+        for (index, &head) in arena.fastbins.iter().enumerate() {
+            let mut chunk = head;
+            for _ in 0..LEARN_MEMBERS_MAX {
+                if !is_chunk_address(chunk) {
+                    break;
+                }
+                let Some(bytes) = memory.bytes(chunk, 24) else { break };
+                if word_at(&bytes, 8) & !FLAGS != fastbin_bytes(index) {
+                    break;
+                }
+                let stored = word_at(&bytes, 16);
+                if stored == 0 {
+                    return Some(false);
+                }
+                let protected = stored ^ (chunk.wrapping_add(16) >> 12);
+                let leads_on = |addr: u64| {
+                    addr == 0
+                        || (is_chunk_address(addr)
+                            && memory.word(addr.wrapping_add(8)).is_some_and(|size| size & !FLAGS == fastbin_bytes(index)))
+                };
+                match (leads_on(protected), leads_on(stored)) {
+                    (true, false) => return Some(true),
+                    (false, true) => return Some(false),
+                    _ => chunk = protected,
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Follows every fastbin through the candidates that the walk kept, and marks its members.
+pub fn mark_fastbins(memory: &dyn Memory, walker: &mut Walker<'_>, layout: &Layout, arenas: &[Arena]) {
+    let mut candidates = std::mem::take(&mut walker.fast_candidates);
+    candidates.sort_unstable_by_key(|candidate| candidate.start);
+    let mut reads = 0;
+    for old in arenas {
+        // The heads as they are now fit the chunks that were walked last; at rest there is no difference.
+        let heads = memory.bytes(old.addr, 16 + 8 * layout.fastbins()).unwrap_or_default();
+        for index in 0..layout.fastbins() {
+            let mut chunk = word_at(&heads, 16 + 8 * index);
+            let bytes = fastbin_bytes(index);
+            let is_member = |found: &Chunk| matches!(found.state, ChunkState::Live | ChunkState::Tcache) && found.bytes == bytes;
+            for _ in 0..FASTBIN_MEMBERS_MAX {
+                if chunk == 0 {
+                    break;
+                }
+                let known = candidates.binary_search_by_key(&chunk, |candidate| candidate.start).ok().and_then(|at| candidates.get(at));
+                let next = match known {
+                    Some(candidate) => Some(candidate.next),
+                    None if walker.fast_candidates_refused > 0 && reads < FASTBIN_READS_MAX => {
+                        reads += 1;
+                        let place = chunk.wrapping_add(16);
+                        memory.word(place).map(|stored| layout.reveal(place, stored))
+                    }
+                    None => None,
+                };
+                // A chunk that is marked already closes a cycle: damage, or a list that changed meanwhile.
+                let marked = walker.table.restate(chunk, ChunkState::Fastbin, is_member).is_some();
+                let (Some(next), true) = (next, marked) else {
+                    walker.quality.broken_lists += 1;
+                    break;
+                };
+                chunk = next;
+            }
+        }
+    }
+}
+
+/// Finds the threads' caches among the chunks of their size and marks what their lists hold.
+pub fn mark_thread_caches(memory: &dyn Memory, walker: &mut Walker<'_>, layout: &mut Layout, count_max: u64) {
+    let places: Vec<(u64, u64)> = walker
+        .table
+        .iter()
+        .filter(|(_, chunk)| chunk.state == ChunkState::Live && tcache::is_cache_size(chunk.bytes))
+        .map(|(_, chunk)| (chunk.start, chunk.bytes))
+        .take(tcache::CANDIDATES_MAX)
+        .collect();
+    for (start, bytes) in places {
+        let Some(cache) = tcache::read(memory, layout, start.saturating_add(16), bytes, count_max) else { continue };
+        walker.quality.broken_lists += cache.broken_lists;
+        for (chunk, bytes) in cache.chunks {
+            walker.table.restate(chunk, ChunkState::Tcache, |found| found.state == ChunkState::Live && found.bytes == bytes);
+        }
+    }
+}

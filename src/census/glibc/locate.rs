@@ -1,0 +1,316 @@
+//! Finds glibc's main arena, its ring of arenas and `mp_` by their structure, without symbols; a found place is remembered by build id
+//! and verified on each use.
+
+use std::collections::HashMap;
+
+use super::super::memory::{Memory, word_at};
+use super::super::objects::{ObjectData, objects};
+use super::layout::{
+    Arena, BINS, BINS_BYTES, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, is_chunk_address, is_link,
+};
+use crate::target::elf::BuildId;
+use crate::target::{Backing, Maps};
+
+/// Arenas followed: glibc makes at most eight a core unless told otherwise; 4096 is 512 cores.
+const ARENAS_MAX: usize = 4096;
+/// Bins that must be empty (their heads refer to themselves) for a place to be taken as `bins` at first sight. By chance none is.
+const EMPTY_BINS_MIN: usize = 4;
+/// With fewer empty ones: bins whose first or last chunk points back at its head. A busy, fragmented arena had fewer than 4 empty.
+const CONFIRMED_BINS_MIN: usize = 16;
+/// Distances from an arena to its bins that are tried.
+const BINS_OFFSETS: std::ops::RangeInclusive<u64> = 16..=512;
+/// Heads that are looked at before all others, spread over the array, to turn most places down early.
+const FIRST_LOOKS: [usize; 3] = [BINS - 1, 0, 64];
+
+/// What was found.
+#[derive(Debug, Clone)]
+pub struct Located {
+    /// The object that owns the arena.
+    pub object: ObjectData,
+    /// Its data, as read when it was searched.
+    pub data: Vec<u8>,
+    /// What differs between releases.
+    pub layout: Layout,
+    /// The arenas' addresses; main_arena first.
+    pub arenas: Vec<u64>,
+    /// `mp_`, if it was found.
+    pub par: Option<MallocPar>,
+}
+
+/// Where things lie in an object's data, as distances from its mapping's base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    bins: u64,
+    par: Option<u64>,
+    tcache_key: Option<u64>,
+}
+
+/// Places found before, by build id. One for all processes of a machine.
+#[derive(Debug, Default)]
+pub struct Places {
+    by_build_id: HashMap<BuildId, Place>,
+}
+
+/// Build ids remembered: a node runs a few dozen libcs and static programs.
+const PLACES_MAX: usize = 1024;
+
+impl Places {
+    /// Number of objects remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_build_id.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_build_id.is_empty()
+    }
+
+    /// The word that marks chunks in thread caches, if its place was learned from another process of the same build.
+    #[must_use]
+    pub fn tcache_key(&self, memory: &dyn Memory, located: &Located) -> Option<u64> {
+        let place = self.by_build_id.get(&located.object.build_id(memory)?)?;
+        memory.word(located.object.base.wrapping_add(place.tcache_key?)).filter(|&key| key != 0)
+    }
+
+    /// Remembers where the word `key` lies, if it is one of the object's data.
+    pub fn learn_tcache_key(&mut self, memory: &dyn Memory, located: &Located, key: u64) {
+        let Some(index) = located.data.chunks_exact(8).position(|word| word_at(word, 0) == key) else { return };
+        let addr = located.object.range.start + 8 * index as u64;
+        if let Some(place) = located.object.build_id(memory).and_then(|id| self.by_build_id.get_mut(&id)) {
+            place.tcache_key = Some(addr.wrapping_sub(located.object.base));
+        }
+    }
+
+    fn remember(&mut self, id: BuildId, place: Place) {
+        if self.by_build_id.len() < PLACES_MAX || self.by_build_id.contains_key(&id) {
+            self.by_build_id.insert(id, place);
+        }
+    }
+}
+
+/// Finds the main arena. `None`: no loaded object has one that is in use (another allocator serves malloc, or none).
+#[must_use]
+pub fn locate(memory: &dyn Memory, maps: &Maps, places: &mut Places) -> Option<Located> {
+    for object in objects(maps) {
+        let build_id = object.build_id(memory);
+        if let Some(place) = build_id.as_ref().and_then(|id| places.by_build_id.get(id)).copied()
+            && let Some(found) = verify(memory, maps, &object, place)
+        {
+            return Some(found);
+        }
+        let data = object.read(memory);
+        let Some((bins, layout, arenas)) = search(memory, object.range.start, &data) else { continue };
+        let par = find_par(maps, object.range.start, &data, bins.wrapping_sub(layout.bins_offset));
+        if let Some(id) = build_id {
+            let from_base = |addr: u64| addr.wrapping_sub(object.base);
+            places.remember(id, Place { bins: from_base(bins), par: par.map(|par| from_base(par.addr)), tcache_key: None });
+        }
+        return Some(Located { object, data, layout, arenas, par });
+    }
+    None
+}
+
+/// Checks a remembered place against this process; nothing is taken on trust.
+fn verify(memory: &dyn Memory, maps: &Maps, object: &ObjectData, place: Place) -> Option<Located> {
+    let bins = object.base.wrapping_add(place.bins);
+    let bytes = memory.bytes(bins, END_AFTER_BINS as usize)?;
+    if !looks_like_bins(memory, bins, &bytes, 0) {
+        return None;
+    }
+    let (layout, arenas) = close_ring(memory, bins, word_at(&bytes, NEXT_AFTER_BINS as usize))?;
+    let par = place.par.and_then(|distance| {
+        let addr = object.base.wrapping_add(distance);
+        let bytes = memory.bytes(addr, PAR_BYTES)?;
+        (0..PAR_SHAPES.len()).find_map(|shape| MallocPar::parse(shape, addr, &bytes, |base| is_heap_start(maps, base)))
+    });
+    if par.is_none() && place.par.is_some() {
+        return None;
+    }
+    let data = object.read(memory);
+    Some(Located { object: object.clone(), data, layout, arenas, par })
+}
+
+fn search(memory: &dyn Memory, start: u64, data: &[u8]) -> Option<(u64, Layout, Vec<u64>)> {
+    let last = data.len().checked_sub(END_AFTER_BINS as usize)?;
+    for at in (0..=last).step_by(8) {
+        let bins = start + at as u64;
+        if !looks_like_bins(memory, bins, data, at) {
+            continue;
+        }
+        if let Some((layout, arenas)) = close_ring(memory, bins, word_at(data, at + NEXT_AFTER_BINS as usize)) {
+            return Some((bins, layout, arenas));
+        }
+    }
+    None
+}
+
+#[derive(PartialEq, Eq)]
+enum Head {
+    Empty,
+    Linked,
+    Wrong,
+}
+
+/// What the pair of list heads number `bin` looks like.
+fn head(bins: u64, data: &[u8], at: usize, bin: usize) -> Head {
+    let own = bins.wrapping_add(16 * bin as u64).wrapping_sub(16);
+    let (first, last) = (word_at(data, at + 16 * bin), word_at(data, at + 16 * bin + 8));
+    if first == own && last == own {
+        Head::Empty
+    } else if is_link(first) && is_link(last) {
+        Head::Linked
+    } else {
+        Head::Wrong
+    }
+}
+
+/// Whether `data[at..]`, which lies at address `bins`, can be an arena's bins.
+fn looks_like_bins(memory: &dyn Memory, bins: u64, data: &[u8], at: usize) -> bool {
+    if data.len() < at + BINS_BYTES as usize || FIRST_LOOKS.iter().any(|&bin| head(bins, data, at, bin) == Head::Wrong) {
+        return false;
+    }
+    let mut empty = 0;
+    for bin in 0..BINS {
+        match head(bins, data, at, bin) {
+            Head::Empty => empty += 1,
+            Head::Linked => {}
+            Head::Wrong => return false,
+        }
+    }
+    if empty >= EMPTY_BINS_MIN {
+        return true;
+    }
+    let mut confirmed = empty;
+    for bin in 0..BINS {
+        let own = bins.wrapping_add(16 * bin as u64).wrapping_sub(16);
+        let (first, last) = (word_at(data, at + 16 * bin), word_at(data, at + 16 * bin + 8));
+        // bk of the first chunk and fd of the last one lead back to the head.
+        if first != own && (memory.word(first.wrapping_add(24)) == Some(own) || memory.word(last.wrapping_add(16)) == Some(own)) {
+            confirmed += 1;
+        }
+        if confirmed >= CONFIRMED_BINS_MIN {
+            return true;
+        }
+    }
+    false
+}
+
+/// Follows `next` from arena to arena until it comes back, which tells how far an arena's start is from its bins.
+fn close_ring(memory: &dyn Memory, bins: u64, next: u64) -> Option<(Layout, Vec<u64>)> {
+    // A ring of one: the arena's own address.
+    if let Some(distance) = bins.checked_sub(next).filter(|distance| BINS_OFFSETS.contains(distance) && distance % 8 == 0) {
+        return Some((Layout::with_bins_at(distance), vec![next]));
+    }
+    BINS_OFFSETS.step_by(8).find_map(|distance| follow_ring(memory, bins.checked_sub(distance)?, distance, next))
+}
+
+fn follow_ring(memory: &dyn Memory, main: u64, distance: u64, first: u64) -> Option<(Layout, Vec<u64>)> {
+    let mut arenas = vec![main];
+    let mut arena = first;
+    while arenas.len() <= ARENAS_MAX {
+        if arena == main {
+            let mut layout = Layout::with_bins_at(distance);
+            // A non-main arena lies right behind the heap_info of its first heap, which is aligned to far more than a page.
+            layout.heap_info_bytes = arenas.get(1).map_or(0, |arena| arena & 4095);
+            return Some((layout, arenas));
+        }
+        if !is_chunk_address(arena) || !memory.word(arena.wrapping_add(distance)).is_some_and(is_link) {
+            return None;
+        }
+        arenas.push(arena);
+        arena = memory.word(arena.wrapping_add(distance).wrapping_add(NEXT_AFTER_BINS))?;
+    }
+    None
+}
+
+/// Looks for `mp_` in the object's data. It lies some 2.3 KiB before main_arena; where two places fit, one with a brk heap wins, then the
+/// nearer one.
+fn find_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64) -> Option<MallocPar> {
+    let first = usize::try_from(start.next_multiple_of(32) - start).unwrap_or(0);
+    let mut best: Option<MallocPar> = None;
+    for at in (first..data.len().saturating_sub(PAR_BYTES)).step_by(32) {
+        let Some(bytes) = data.get(at..at + PAR_BYTES) else { break };
+        // Cheap refusal: arena_test is a small number that is never 0.
+        if !(1..=64).contains(&word_at(bytes, 24)) {
+            continue;
+        }
+        let addr = start + at as u64;
+        let rank = |par: &MallocPar| (par.sbrk_base == 0, par.addr.abs_diff(main_arena));
+        for shape in 0..PAR_SHAPES.len() {
+            if let Some(par) = MallocPar::parse(shape, addr, bytes, |base| is_heap_start(maps, base))
+                && best.as_ref().is_none_or(|old| rank(&par) < rank(old))
+            {
+                best = Some(par);
+            }
+        }
+    }
+    best
+}
+
+/// Whether a brk heap can begin at `addr`: at most a page into the first `[heap]` mapping. Core files have no such names: there it is any
+/// anonymous one.
+fn is_heap_start(maps: &Maps, addr: u64) -> bool {
+    if addr == 0 {
+        return false;
+    }
+    let is_heap = |backing: &Backing| matches!(backing, Backing::Named(name) if name == "[heap]");
+    if let Some(heap) = maps.mappings.iter().find(|mapping| is_heap(&mapping.backing)) {
+        return (heap.start.0..heap.start.0.saturating_add(4096)).contains(&addr);
+    }
+    maps.mappings
+        .iter()
+        .any(|mapping| mapping.permissions.write && mapping.path().is_none() && (mapping.start.0..mapping.start.0 + 4096).contains(&addr))
+}
+
+/// Reads an arena and, for a non-main one, its chain of heaps.
+#[must_use]
+pub fn read_arena(memory: &dyn Memory, layout: &mut Layout, addr: u64, is_main: bool, huge_page_bytes: u64) -> Option<Arena> {
+    let bytes = memory.bytes(addr, usize::try_from(layout.state_bytes()).ok()?)?;
+    let mut arena = Arena::parse(layout, addr, is_main, &bytes);
+    if arena.top != arena.bin_head(layout, 0) {
+        arena.top_bytes = memory.word(arena.top.wrapping_add(8)).map_or(0, |size| size & !super::layout::FLAGS);
+    }
+    if !is_main {
+        arena.heaps = read_heaps(memory, layout, &arena, huge_page_bytes);
+    }
+    Some(arena)
+}
+
+/// Heaps of one arena that are followed: 64 MiB each, so 4 TiB.
+const HEAPS_MAX: usize = 65536;
+/// Sizes that HEAP_MAX_SIZE can have: 64 MiB, or four huge pages (glibc.malloc.hugetlb=2), or what a distribution built.
+const HEAP_SIZES: [u64; 9] = [64 << 20, 8 << 20, 1 << 20, 2 << 20, 4 << 30, 128 << 20, 32 << 20, 16 << 20, 4 << 20];
+
+/// `heap_info` is {ar_ptr, prev, size, mprotect_size, …} at the start of each heap, which is aligned to the largest size of a heap: found
+/// from top by trying the sizes until one leads to a heap_info of this arena.
+fn read_heaps(memory: &dyn Memory, layout: &mut Layout, arena: &Arena, huge_page_bytes: u64) -> Vec<(u64, u64)> {
+    let info = |heap: u64| -> Option<(u64, u64)> {
+        let bytes = memory.bytes(heap, 32)?;
+        let prev = word_at(&bytes, 8);
+        (word_at(&bytes, 0) == arena.addr && (prev == 0 || is_chunk_address(prev))).then(|| (prev, word_at(&bytes, 16)))
+    };
+    // The size that huge pages would give comes first: among smaller heaps, one may happen to be aligned to the usual 64 MiB as well.
+    let sizes = [huge_page_bytes.saturating_mul(4), layout.heap_bytes_max].into_iter().chain(HEAP_SIZES);
+    let mut heap = 0;
+    for size in sizes.filter(|size| size.is_power_of_two()) {
+        let candidate = arena.top & !(size - 1);
+        if info(candidate).is_some_and(|(_, bytes)| bytes <= size) {
+            layout.heap_bytes_max = size;
+            heap = candidate;
+            break;
+        }
+    }
+    let mut heaps = Vec::new();
+    while heap != 0 && heaps.len() < HEAPS_MAX {
+        let Some((prev, bytes)) = info(heap) else { break };
+        if bytes > layout.heap_bytes_max.max(HEAP_BYTES_MAX_DEFAULT) || heaps.iter().rev().take(8).any(|&(start, _)| start == heap) {
+            break;
+        }
+        heaps.push((heap, heap.saturating_add(bytes)));
+        heap = prev;
+    }
+    heaps.reverse();
+    heaps
+}

@@ -1,0 +1,179 @@
+//! Chunks that are mappings of their own, found in the anonymous mappings.
+//!
+//! Their size word has the second flag alone. Up to 2.42 size + offset is the mapping's length, since 2.43 16 bytes less; `prev_size` is the
+//! offset of the chunk in its mapping (not 0 after memalign), with bit 0 set for huge pages since 2.43.
+
+use std::ops::Range;
+
+use super::super::memory::{Memory, word_at};
+use super::layout::{FLAGS, IS_MMAPPED};
+use crate::heap::residency::{PAGE_BYTES, PageRuns};
+
+/// Pages without a chunk that end the search of a mapping in the first, quick pass.
+const EMPTY_PAGES_MAX: u32 = 4;
+/// Pages probed in all: 4 GiB of address space, a second of time.
+const PROBES_MAX: u64 = 1 << 18;
+
+/// Alignments tried: up to 1 GiB, a huge page of the largest size.
+const ALIGNMENT_BITS_MAX: u32 = 31;
+
+/// A chunk with a mapping of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mmapped {
+    /// First address of the mapping.
+    pub start: u64,
+    /// Bytes of the mapping.
+    pub bytes: u64,
+    /// Distance of the chunk from the mapping's start.
+    pub offset_bytes: u64,
+}
+
+impl Mmapped {
+    /// The address that malloc returned.
+    #[must_use]
+    pub fn block(&self) -> u64 {
+        self.start.saturating_add(self.offset_bytes).saturating_add(16)
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// The chunks by rising address.
+    pub chunks: Vec<Mmapped>,
+    /// Whether their number is the one that `mp_` gives.
+    pub is_complete: bool,
+}
+
+/// Looks for `wanted` chunks in `ranges` (anonymous mappings without the heaps).
+#[must_use]
+pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], wanted: u32) -> Found {
+    if wanted == 0 {
+        return Found { chunks: Vec::new(), is_complete: true };
+    }
+    let mut probes = 0;
+    let mut best = Found::default();
+    // First the starts of mappings, from chunk to chunk; then, if some are missing, every page that is present.
+    for is_thorough in [false, true] {
+        let mut chunks = Vec::new();
+        for range in ranges {
+            search(memory, range, is_thorough, &mut probes, &mut chunks);
+        }
+        let is_complete = chunks.len() == wanted as usize;
+        if is_complete || chunks.len().abs_diff(wanted as usize) < best.chunks.len().abs_diff(wanted as usize) {
+            best = Found { chunks, is_complete };
+        }
+        if is_complete {
+            break;
+        }
+    }
+    best
+}
+
+fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &mut u64, chunks: &mut Vec<Mmapped>) {
+    let Ok(runs) = memory.page_runs(range.clone()) else { return };
+    let mut at = range.start;
+    let mut empty_pages = 0;
+    let mut page = [0u8; PAGE_BYTES as usize];
+    while at < range.end && *probes < PROBES_MAX {
+        let Some(present) = runs.next_present(at) else { return };
+        at = present;
+        *probes += 1;
+        let found = if memory.read(at, &mut page) == page.len() { chunk_in_page(&page, at, range) } else { None };
+        match found {
+            Some(found) if chunks.last().is_none_or(|last| last.start.saturating_add(last.bytes) <= found.start) => {
+                let chunk = if found.offset_bytes == 0 { aligned_within(memory, &runs, found) } else { found };
+                at = chunk.start.saturating_add(chunk.bytes);
+                chunks.push(chunk);
+                empty_pages = 0;
+            }
+            _ => {
+                empty_pages += 1;
+                if !is_thorough && empty_pages > EMPTY_PAGES_MAX {
+                    return;
+                }
+                at += PAGE_BYTES;
+            }
+        }
+    }
+}
+
+/// memalign leaves the header of the whole mapping where it was and writes another one in front of the aligned address. Where one of the
+/// alignments leads to such a header, that is the chunk.
+fn aligned_within(memory: &dyn Memory, runs: &PageRuns, whole: Mmapped) -> Mmapped {
+    let block = whole.start.saturating_add(16);
+    let mut before = 0;
+    for bits in 5..ALIGNMENT_BITS_MAX {
+        let Some(offset_bytes) = block.checked_next_multiple_of(1 << bits).map(|aligned| aligned - block) else { break };
+        if offset_bytes == before || offset_bytes.saturating_add(32) > whole.bytes {
+            continue;
+        }
+        before = offset_bytes;
+        let header = whole.start + offset_bytes;
+        let mut words = [0u8; 16];
+        if !runs.state_at(header).present || memory.read(header, &mut words) != words.len() {
+            continue;
+        }
+        let (prev_size, size) = (word_at(&words, 0) & !1, word_at(&words, 8));
+        let rest = whole.bytes - offset_bytes;
+        if prev_size == offset_bytes && size & FLAGS == IS_MMAPPED && [rest, rest - 16].contains(&(size & !FLAGS)) {
+            return Mmapped { offset_bytes, ..whole };
+        }
+    }
+    whole
+}
+
+/// The chunk whose header lies in the page at `addr`.
+fn chunk_in_page(page: &[u8], addr: u64, range: &Range<u64>) -> Option<Mmapped> {
+    (0..page.len()).step_by(16).find_map(|at| {
+        let header = word_at(page, at + 8);
+        if header & FLAGS != IS_MMAPPED {
+            return None;
+        }
+        let chunk = addr + at as u64;
+        let offset_bytes = word_at(page, at) & !1;
+        let start = chunk.checked_sub(offset_bytes)?;
+        let used = (header & !FLAGS).checked_add(offset_bytes)?;
+        let bytes = if used & 4095 == 0 {
+            used
+        } else if used.checked_add(16)? & 4095 == 0 {
+            used + 16
+        } else {
+            return None;
+        };
+        let fits = start & 4095 == 0 && start >= range.start && start.checked_add(bytes).is_some_and(|end| end <= range.end);
+        (fits && bytes >= PAGE_BYTES && offset_bytes < bytes && (offset_bytes == 0) == (at == 0 && start == addr))
+            .then_some(Mmapped { start, bytes, offset_bytes })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn page_with(at: usize, prev_size: u64, header: u64) -> Vec<u8> {
+        let mut page = vec![0u8; 4096];
+        page[at..at + 8].copy_from_slice(&prev_size.to_le_bytes());
+        page[at + 8..at + 16].copy_from_slice(&header.to_le_bytes());
+        page
+    }
+
+    #[test]
+    fn both_size_rules_and_an_offset_are_understood() {
+        let range = 0x10000..0x40000;
+        let found = |page: &[u8]| chunk_in_page(page, 0x10000, &range);
+        assert_eq!(found(&page_with(0, 0, 0x21000 | 2)), Some(Mmapped { start: 0x10000, bytes: 0x21000, offset_bytes: 0 }));
+        assert_eq!(found(&page_with(0, 0, 0x20ff0 | 2)), Some(Mmapped { start: 0x10000, bytes: 0x21000, offset_bytes: 0 }));
+        assert_eq!(found(&page_with(0x30, 0x30, 0x20fd0 | 2)), Some(Mmapped { start: 0x10000, bytes: 0x21000, offset_bytes: 0x30 }));
+    }
+
+    #[test]
+    fn a_chunk_that_leaves_its_mapping_or_has_other_flags_is_none() {
+        let range = 0x10000..0x20000;
+        assert_eq!(chunk_in_page(&page_with(0, 0, 0x21000 | 2), 0x10000, &range), None);
+        assert_eq!(chunk_in_page(&page_with(0, 0, 0x1000 | 3), 0x10000, &range), None);
+        assert_eq!(chunk_in_page(&page_with(0, 0, u64::MAX & !7 | 2), 0x10000, &range), None);
+        assert_eq!(chunk_in_page(&page_with(0x40, u64::MAX & !1, 0x1000 | 2), 0x10000, &range), None);
+    }
+}

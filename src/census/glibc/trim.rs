@@ -1,0 +1,92 @@
+//! What `malloc_trim(0)` would give back now (malloc/malloc.c: mtrim, systrim).
+//!
+//! It merges the fastbins' chunks into their free neighbours, gives back the whole pages of every free chunk behind its header, and lowers
+//! the end of the brk heap. It never shrinks the tops of other arenas and never empties thread caches.
+
+use std::ops::Range;
+
+use super::super::chunks::{ChunkState, ChunkTable};
+use super::super::page_cache::PageCache;
+use crate::heap::residency::{PAGE_BYTES, page_up};
+
+/// `sizeof (struct malloc_chunk)`: a free chunk's header and links stay.
+const CHUNK_STRUCT_BYTES: u64 = 0x30;
+/// MINSIZE, and the byte more that systrim keeps.
+const TOP_KEPT_BYTES: u64 = 33;
+
+/// What the prediction needs of the heap besides its chunks.
+#[derive(Debug, Clone, Default)]
+pub struct TrimPlan {
+    /// The brk heap's top chunk, if it ends at the break.
+    pub brk_top: Option<Range<u64>>,
+    /// Granularity of giving back the end of the brk heap: a page, or a huge page.
+    pub top_unit_bytes: u64,
+    /// Mappings of huge pages, of which nothing is given back.
+    pub huge_mappings: Vec<Range<u64>>,
+}
+
+/// The prediction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Trim {
+    /// Resident bytes of whole pages inside free chunks.
+    pub inside_bytes: u64,
+    /// Resident bytes at the end of the brk heap.
+    pub top_bytes: u64,
+}
+
+impl Trim {
+    /// All that would be given back.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.inside_bytes.saturating_add(self.top_bytes)
+    }
+}
+
+/// Predicts for a walked heap.
+#[must_use]
+pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -> Trim {
+    let mut trim = Trim::default();
+    for region in table.regions() {
+        let mut run: Option<Range<u64>> = None;
+        for chunk in table.chunks_of(region) {
+            match chunk.state {
+                ChunkState::Free | ChunkState::Fastbin => match &mut run {
+                    Some(run) => run.end = chunk.end(),
+                    None => run = Some(chunk.start..chunk.end()),
+                },
+                // Free chunks before top merge into it.
+                ChunkState::Top => {
+                    let top = run.take().map_or(chunk.start, |run| run.start)..chunk.end();
+                    trim.top_bytes += top_bytes(&top, plan, pages);
+                }
+                _ => {
+                    if let Some(run) = run.take() {
+                        trim.inside_bytes += inside_bytes(&run, plan, pages);
+                    }
+                }
+            }
+        }
+        if let Some(run) = run {
+            trim.inside_bytes += inside_bytes(&run, plan, pages);
+        }
+    }
+    trim
+}
+
+fn inside_bytes(run: &Range<u64>, plan: &TrimPlan, pages: &mut PageCache<'_>) -> u64 {
+    let start = page_up(run.start.saturating_add(CHUNK_STRUCT_BYTES));
+    let bytes = run.end.saturating_sub(start) & !(PAGE_BYTES - 1);
+    if bytes == 0 || plan.huge_mappings.iter().any(|mapping| mapping.contains(&start)) {
+        return 0;
+    }
+    pages.resident_bytes(start..start + bytes)
+}
+
+fn top_bytes(top: &Range<u64>, plan: &TrimPlan, pages: &mut PageCache<'_>) -> u64 {
+    if plan.brk_top.as_ref().is_none_or(|brk| brk.end != top.end) {
+        return 0;
+    }
+    let unit = plan.top_unit_bytes.max(PAGE_BYTES);
+    let extra = (top.end - top.start).saturating_sub(TOP_KEPT_BYTES) / unit * unit;
+    if extra == 0 { 0 } else { pages.resident_bytes(top.end - extra..top.end) }
+}

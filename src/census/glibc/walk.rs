@@ -1,0 +1,476 @@
+//! Walks one region of a heap chunk by chunk while the program goes on changing it.
+//!
+//! What matters for exactness, in this order: (1) the last few chunks of a window are held back and read again with the next one, so that
+//! a boundary that vanished (merged into the chunk before) can be replaced by another that still stands; reading the same boundary again
+//! never helps. (2) Near the region's end a bad header usually means that top moved: look again. (3) A bad header in mid-window: commit
+//! what came before it and read from there. (4) Else find a new boundary by trial, and report the gap as unknown.
+
+use super::super::chunks::{ChunkState, ChunkTable};
+use super::super::memory::{Memory, Piece, word_at};
+use super::super::page_cache::PageCache;
+use super::super::pace::Pacer;
+use super::super::quality::WalkQuality;
+use super::layout::{FASTBIN_CHUNK_BYTES_MAX, FLAGS, Layout, PREV_INUSE, TOP_BEFORE_BINS, is_chunk_address};
+use super::parse::{Bounds, Kind, Parsed, Record, Snapshot, find_boundary, is_sound_header, parse};
+use crate::heap::residency::{page_down, page_up};
+
+/// Chunks held back at the end of a window.
+const HELD_BACK_MAX: usize = 12;
+/// Reads from one place before a new boundary is looked for.
+const TRIES_MAX: u32 = 3;
+/// How near the region's end a bad header must be for top to be looked at again.
+const NEAR_END_BYTES: u64 = 4 << 20;
+/// From this size on only headers are read: a hop costs as much as copying 12 KiB.
+const HOP_BYTES_MIN: u64 = 16 << 10;
+/// Address space in which the next present page is looked for at once.
+const RESIDENCY_BYTES: u64 = 16 << 20;
+/// Candidates for fastbins remembered: 32 MiB. Lists that go on beyond are followed by reading.
+const FAST_CANDIDATES_MAX: usize = 1 << 21;
+
+/// A region to walk.
+#[derive(Debug, Clone, Copy)]
+pub struct RegionPlan {
+    /// First address.
+    pub start: u64,
+    /// Bounds known before the walk.
+    pub bounds: Bounds,
+    /// Index of the arena.
+    pub arena: u32,
+    /// Address of the arena's structure.
+    pub arena_addr: u64,
+}
+
+/// A chunk in use that may be a fastbin's member: the address that its first word means.
+#[derive(Debug, Clone, Copy)]
+pub struct FastCandidate {
+    /// The chunk.
+    pub start: u64,
+    /// Where its link leads; 0 ends the list.
+    pub next: u64,
+}
+
+/// What all regions' walks share.
+pub struct Walker<'a> {
+    memory: &'a dyn Memory,
+    layout: Layout,
+    /// The word that marks chunks in thread caches, if it was found beforehand.
+    pub tcache_key: Option<u64>,
+    /// Sizes of chunks that non-empty fastbins hold.
+    pub fast_sizes: Vec<u64>,
+    /// Where heaps lie: links that lead elsewhere are none.
+    pub heaps: std::ops::Range<u64>,
+    /// Speed and time limit.
+    pub pacer: Pacer,
+    /// The chunks found.
+    pub table: ChunkTable,
+    /// Counters.
+    pub quality: WalkQuality,
+    /// Possible members of fastbins, by rising address within each region.
+    pub fast_candidates: Vec<FastCandidate>,
+    /// Whether candidates were refused for lack of room.
+    pub fast_candidates_refused: u64,
+    pages: PageCache<'a>,
+}
+
+impl<'a> Walker<'a> {
+    /// A walker with an empty table.
+    #[must_use]
+    pub fn new(memory: &'a dyn Memory, layout: Layout, pacer: Pacer) -> Self {
+        Self {
+            memory,
+            layout,
+            tcache_key: None,
+            fast_sizes: Vec::new(),
+            heaps: 0..u64::MAX,
+            pacer,
+            table: ChunkTable::default(),
+            quality: WalkQuality::default(),
+            fast_candidates: Vec::new(),
+            fast_candidates_refused: 0,
+            pages: PageCache::new(memory),
+        }
+    }
+
+    /// Walks a region. Returns where the walk ended, which differs from the plan's end if top moved.
+    pub fn walk(&mut self, plan: &RegionPlan) -> u64 {
+        self.table.begin_region(plan.start, plan.arena);
+        RegionWalk { bounds: plan.bounds, plan: *plan, at: plan.start, held_back: Vec::new(), tries: 0, last_broken: 0, is_hopping: false }.run(self)
+    }
+
+    /// Fills the snapshot from the page of `from` on. Pages that are not present read as zeros and are never touched. `false` if the
+    /// page of `from` cannot be read: not present, swapped out, gone.
+    pub(super) fn load(&mut self, snapshot: &mut Snapshot, from: u64, end: u64) -> bool {
+        let start = page_down(from);
+        let window = self.pacer.window_bytes();
+        let stop = start.saturating_add(window as u64).min(end.next_multiple_of(16));
+        let length = usize::try_from(stop.saturating_sub(start)).unwrap_or(0).min(window);
+        let runs = self.pages.runs_for(start..stop);
+        let present: Vec<Piece> = runs
+            .within(start..stop)
+            .filter(|run| run.state.present)
+            .map(|run| Piece { addr: run.start, bytes: usize::try_from(run.end - run.start).unwrap_or(0) })
+            .collect();
+        let swapped_at = runs.within(start..stop).find(|run| run.state.swapped).map(|run| run.start);
+        snapshot.start = start;
+        snapshot.end = start;
+        if present.first().is_none_or(|piece| piece.addr > from) {
+            return false;
+        }
+        if snapshot.bytes.len() < length {
+            snapshot.bytes.resize(length, 0);
+        }
+        let Some(bytes) = snapshot.bytes.get_mut(..length) else { return false };
+        let mut end = stop;
+        if let [only] = present.as_slice()
+            && only.addr == start
+            && only.bytes == length
+        {
+            end = start + self.memory.read(start, bytes) as u64;
+        } else {
+            bytes.fill(0);
+            let wanted: usize = present.iter().map(|piece| piece.bytes).sum();
+            let mut packed = vec![0u8; wanted];
+            let got = self.memory.read_pieces(&present, &mut packed);
+            let mut done = 0;
+            for piece in &present {
+                let Ok(to) = usize::try_from(piece.addr - start) else { break };
+                if let (Some(from), Some(to)) = (packed.get(done..done + piece.bytes), bytes.get_mut(to..to + piece.bytes)) {
+                    to.copy_from_slice(from);
+                }
+                done += piece.bytes;
+                if done > got {
+                    // What could not be read ends the snapshot: zeros there would look like a broken heap.
+                    end = end.min(piece.addr);
+                    break;
+                }
+            }
+        }
+        // A swapped page has content that is not read: the snapshot ends before it.
+        snapshot.end = swapped_at.map_or(end, |addr| end.min(addr));
+        self.pacer.read(length as u64);
+        snapshot.end >= from.saturating_add(16).max(start + 32)
+    }
+
+    /// The next address at or after `from` that can be read, within the region.
+    fn next_present(&mut self, from: u64, end: u64) -> Option<u64> {
+        let mut at = from;
+        while at < end {
+            let stop = at.saturating_add(RESIDENCY_BYTES).min(end);
+            if let Some(found) = self.pages.runs_for(at..stop).next_present(at) {
+                return (found < end).then_some(found);
+            }
+            at = self.pages.known_until().max(stop);
+            if self.pacer.is_over() {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn commit(&mut self, record: &Record) {
+        let state = match record.kind {
+            Kind::Fencepost => ChunkState::Overhead,
+            Kind::Top => ChunkState::Top,
+            Kind::Free => ChunkState::Free,
+            Kind::InUse if self.tcache_key.is_some_and(|key| key == record.second_word) => ChunkState::Tcache,
+            Kind::InUse => ChunkState::Live,
+        };
+        if record.kind == Kind::InUse && record.bytes <= FASTBIN_CHUNK_BYTES_MAX && self.fast_sizes.contains(&record.bytes) {
+            let next = self.layout.reveal(record.start.saturating_add(16), record.first_word);
+            if next == 0 || (is_chunk_address(next) && self.heaps.contains(&next)) {
+                if self.fast_candidates.len() < FAST_CANDIDATES_MAX {
+                    self.fast_candidates.push(FastCandidate { start: record.start, next });
+                } else {
+                    self.fast_candidates_refused += 1;
+                }
+            }
+        }
+        self.table.push(record.bytes, state);
+    }
+
+    fn commit_gap(&mut self, bytes: u64, is_unread: bool) {
+        if bytes == 0 {
+            return;
+        }
+        self.quality.unknown_bytes = self.quality.unknown_bytes.saturating_add(bytes);
+        if is_unread {
+            self.quality.unread_bytes = self.quality.unread_bytes.saturating_add(bytes);
+        }
+        self.table.push(bytes, ChunkState::Unknown);
+    }
+}
+
+/// The state of one region's walk.
+struct RegionWalk {
+    plan: RegionPlan,
+    bounds: Bounds,
+    /// The next address without a record.
+    at: u64,
+    /// Records of the window before that were not committed; the first one begins at `at`.
+    held_back: Vec<Record>,
+    tries: u32,
+    last_broken: u64,
+    /// The chunks before were large: go from header to header.
+    is_hopping: bool,
+}
+
+impl RegionWalk {
+    fn run(&mut self, walker: &mut Walker<'_>) -> u64 {
+        let mut snapshot = Snapshot::default();
+        let mut records: Vec<Record> = Vec::new();
+        while self.at < self.bounds.end {
+            if walker.pacer.is_over() || walker.table.len() >= super::super::chunks::CHUNKS_MAX {
+                walker.commit_gap(self.bounds.end - self.at, true);
+                break;
+            }
+            if self.is_hopping {
+                self.hop(walker);
+                continue;
+            }
+            if !walker.load(&mut snapshot, self.at, self.bounds.end) {
+                if !self.step_over_unreadable(walker) {
+                    break;
+                }
+                continue;
+            }
+            let mut parsed = parse(&snapshot, self.at, &self.bounds, &mut records);
+            let mut gap: Vec<Record> = Vec::new();
+            if let Some(broken) = parsed.broken {
+                if self.bounds.end - broken.min(self.bounds.end) < NEAR_END_BYTES && self.refresh_top(walker) {
+                    continue;
+                }
+                walker.quality.broken_headers += 1;
+                if let Some(found) = self.try_held_back(&snapshot, broken, &mut records) {
+                    walker.quality.replaced_boundaries += 1;
+                    (parsed, gap) = found;
+                }
+            }
+            if let Some(broken) = parsed.broken {
+                self.recover(walker, &mut snapshot, broken, &gap, &records);
+                continue;
+            }
+            self.tries = 0;
+            gap.iter().for_each(|record| walker.commit(record));
+            self.at = gap.last().map_or(self.at, |record| record.start + record.bytes);
+            if parsed.is_done {
+                records.iter().for_each(|record| walker.commit(record));
+                self.at = parsed.stop;
+                if parsed.stop < self.bounds.end {
+                    // A heap ended by its fencepost before the end that its heap_info gives.
+                    walker.commit_gap(self.bounds.end - parsed.stop, false);
+                }
+                break;
+            }
+            if records.is_empty() {
+                self.hop(walker);
+                continue;
+            }
+            let committed = self.split(&records, walker.pacer.window_bytes() as u64, parsed.stop);
+            let (now, later) = records.split_at(committed);
+            now.iter().for_each(|record| walker.commit(record));
+            let from = self.at;
+            self.at = now.last().map_or(self.at, |record| record.start + record.bytes);
+            self.held_back = later.to_vec();
+            self.is_hopping = (self.at - from) / now.len().max(1) as u64 >= HOP_BYTES_MIN;
+        }
+        walker.table.end_of_current()
+    }
+
+    /// How many of a window's records are committed at once; the rest is read again with the next window.
+    fn split(&self, records: &[Record], window_bytes: u64, stop: u64) -> usize {
+        let limit = stop.saturating_sub(window_bytes / 8);
+        let mut keep = records.len();
+        let mut held = 0;
+        while keep > 1
+            && held < HELD_BACK_MAX
+            && records.get(keep - 1).is_some_and(|record| record.start > limit && record.start > self.at + 4096)
+        {
+            keep -= 1;
+            held += 1;
+        }
+        keep
+    }
+
+    /// Another boundary of the window before may still stand: take the first that leads past the broken header. Returns what it led to
+    /// and the records of the window before that bridge the way to it.
+    fn try_held_back(&self, snapshot: &Snapshot, broken: u64, records: &mut Vec<Record>) -> Option<(Parsed, Vec<Record>)> {
+        let mut other = Vec::new();
+        for (index, record) in self.held_back.iter().enumerate() {
+            let boundary = record.start + record.bytes;
+            if boundary >= snapshot.end || boundary <= self.at {
+                continue;
+            }
+            let parsed = parse(snapshot, boundary, &self.bounds, &mut other);
+            if parsed.broken.is_none_or(|at| at > broken.saturating_add(4096)) {
+                std::mem::swap(records, &mut other);
+                let gap = self.held_back.get(..=index).unwrap_or_default().iter().filter(|record| record.start >= self.at).copied().collect();
+                return Some((parsed, gap));
+            }
+        }
+        None
+    }
+
+    /// After a broken header: commit what came before it and read again from there; after a few tries look for a new boundary.
+    fn recover(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, broken: u64, gap: &[Record], records: &[Record]) {
+        if self.tries < TRIES_MAX {
+            self.tries += 1;
+            // The two chunks before the broken header may be wrong themselves.
+            let sound = records.len().saturating_sub(2);
+            if sound > 0 {
+                gap.iter().for_each(|record| walker.commit(record));
+                records.iter().take(sound).for_each(|record| walker.commit(record));
+                if let Some(next) = records.get(sound) {
+                    self.at = next.start;
+                }
+                self.held_back = records.get(sound..).unwrap_or_default().to_vec();
+                if self.last_broken != broken {
+                    self.tries = 1;
+                }
+                self.last_broken = broken;
+            }
+            return;
+        }
+        self.tries = 0;
+        self.held_back.clear();
+        gap.iter().chain(records).for_each(|record| walker.commit(record));
+        self.at = gap.iter().chain(records).next_back().map_or(self.at, |record| record.start + record.bytes);
+        self.resynchronise(walker, snapshot, broken.max(self.at) + 16);
+    }
+
+    /// Looks for a boundary from `from` on, window by window.
+    fn resynchronise(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64) {
+        walker.quality.resynchronised += 1;
+        let mut from = from;
+        let mut found = None;
+        while found.is_none() && from < self.bounds.end && !walker.pacer.is_over() {
+            if from + 64 >= snapshot.end || from < snapshot.start {
+                if snapshot.end >= self.bounds.end && from >= snapshot.start {
+                    break;
+                }
+                // Never-touched and swapped pages hold no boundary that could be read.
+                let Some(present) = walker.next_present(from, self.bounds.end) else { break };
+                from = present;
+                if !walker.load(snapshot, from, self.bounds.end) {
+                    from = page_up(from + 1);
+                    continue;
+                }
+            }
+            found = find_boundary(snapshot, from, &self.bounds);
+            if found.is_none() {
+                let searched = from.saturating_add(32 << 10);
+                from = if searched + 64 < snapshot.end { searched } else { (snapshot.end & !15).max(from + 16) };
+            }
+        }
+        let top = self.bounds.top.filter(|top| (self.at..self.bounds.end).contains(top));
+        let end = found.or(top).unwrap_or(self.bounds.end).min(self.bounds.end).max(self.at);
+        if self.bounds.goes_on_after_top && found.or(top).is_none() {
+            // The kernel joined the heap's mapping with a neighbour that is none of malloc's.
+            self.at = end;
+            return;
+        }
+        walker.commit_gap(end - self.at, found.is_none() && top.is_none());
+        self.at = end;
+    }
+
+    /// The page at `at` cannot be read: top may have moved, or the pages are swapped out or gone. `false` ends the region.
+    fn step_over_unreadable(&mut self, walker: &mut Walker<'_>) -> bool {
+        if self.tries < TRIES_MAX {
+            self.tries += 1;
+            walker.pages.forget();
+            self.refresh_top(walker);
+            return self.at < self.bounds.end;
+        }
+        self.tries = 0;
+        self.held_back.clear();
+        let mut snapshot = Snapshot::default();
+        let from = page_up(self.at + 1);
+        let before = self.at;
+        self.resynchronise(walker, &mut snapshot, from);
+        // All of this gap is a matter of reading, not of a broken heap.
+        let gap = self.at - before;
+        walker.quality.unread_bytes = walker.quality.unread_bytes.max(gap).min(walker.quality.unknown_bytes);
+        self.at < self.bounds.end
+    }
+
+    /// Chunks larger than a window, or a run of large ones: from header to header without what lies between.
+    fn hop(&mut self, walker: &mut Walker<'_>) {
+        self.is_hopping = false;
+        let Some(mut here) = self.read_header(walker, self.at) else { return self.force_progress(walker, 0) };
+        loop {
+            let bytes = here[1] & !FLAGS;
+            let next = self.at.saturating_add(bytes);
+            // The last chunk, or a header that changed: the ordinary way sorts it out, from a fresh window.
+            if !is_sound_header(here[1], self.at, &self.bounds) || next.saturating_add(16) > self.bounds.end || self.bounds.top == Some(self.at) {
+                return self.force_progress(walker, bytes);
+            }
+            let Some(there) = self.read_header(walker, next) else { return self.force_progress(walker, bytes) };
+            let kind = if there[1] & PREV_INUSE != 0 { Kind::InUse } else { Kind::Free };
+            if kind == Kind::Free && there[0] != bytes {
+                return self.force_progress(walker, bytes);
+            }
+            walker.commit(&Record { start: self.at, bytes, kind, first_word: here[2], second_word: here[3] });
+            self.at = next;
+            self.tries = 0;
+            self.held_back.clear();
+            here = there;
+            if here[1] & !FLAGS < HOP_BYTES_MIN || walker.pacer.is_over() {
+                return;
+            }
+        }
+    }
+
+    /// A header and the two words after it, if the page is present.
+    fn read_header(&self, walker: &mut Walker<'_>, addr: u64) -> Option<[u64; 4]> {
+        let mut raw = [0u8; 32];
+        let wanted = usize::try_from(self.bounds.end.checked_sub(addr)?).unwrap_or(32).min(32);
+        let end = addr + wanted as u64;
+        if wanted < 16 || !walker.pages.runs_for(addr..end).within(addr..end).all(|run| run.state.present) {
+            return None;
+        }
+        let got = raw.get_mut(..wanted).map_or(0, |part| walker.memory.read(addr, part));
+        walker.pacer.read(32);
+        (got >= 16).then(|| [word_at(&raw, 0), word_at(&raw, 8), word_at(&raw, 16), word_at(&raw, 24)])
+    }
+
+    /// A hop that could not be made: try again with fresh data, and after a few tries give the chunk up as unknown.
+    fn force_progress(&mut self, walker: &mut Walker<'_>, bytes: u64) {
+        walker.pages.forget();
+        if self.refresh_top(walker) {
+            return;
+        }
+        self.tries += 1;
+        if self.tries <= TRIES_MAX {
+            return;
+        }
+        self.tries = 0;
+        walker.quality.broken_headers += 1;
+        let skip = bytes.max(16).min(self.bounds.end.saturating_sub(self.at));
+        walker.commit_gap(skip, true);
+        self.at += skip;
+        self.held_back.clear();
+    }
+
+    /// Reads where top is now; the region's end follows it. Whether anything changed.
+    fn refresh_top(&mut self, walker: &mut Walker<'_>) -> bool {
+        if self.bounds.goes_on_after_top {
+            return false;
+        }
+        let Some(old_top) = self.bounds.top else { return false };
+        let place = self.plan.arena_addr.wrapping_add(walker.layout.bins_offset).wrapping_sub(TOP_BEFORE_BINS);
+        let Some(top) = walker.memory.word(place) else { return false };
+        let Some(bytes) = walker.memory.word(top.wrapping_add(8)).map(|size| size & !FLAGS) else { return false };
+        let Some(end) = top.checked_add(bytes) else { return false };
+        // Top in another heap, or nonsense: the region stays as it is.
+        let near = self.bounds.end.saturating_add(1 << 30);
+        if top < self.plan.start || end & 4095 != 0 || end > near || end.saturating_add(1 << 30) < self.bounds.end {
+            return false;
+        }
+        let changed = top != old_top || end != self.bounds.end;
+        self.bounds.top = Some(top);
+        self.bounds.end = end;
+        if changed {
+            walker.pages.forget();
+        }
+        changed
+    }
+}

@@ -1,0 +1,155 @@
+//! The writable data of the objects that a process has loaded: where allocators keep their roots.
+
+use std::ops::Range;
+
+use super::memory::Memory;
+use crate::heap::residency::PAGE_BYTES;
+use crate::target::elf::{BuildId, Elf, ReadAt};
+use crate::target::{Backing, Maps};
+
+/// Data and bss of one object that are looked at; bigger ones (a static table of a database) are cut.
+const OBJECT_BYTES_MAX: u64 = 64 << 20;
+/// Objects looked at; a desktop program loads a few hundred.
+const OBJECTS_MAX: usize = 4096;
+/// Bytes of an object's first segment in which its headers and notes lie.
+const HEADER_BYTES_MAX: u64 = 64 << 10;
+
+/// The writable data (with the bss that follows) of one loaded object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectData {
+    /// First and last address of data and bss.
+    pub range: Range<u64>,
+    /// Where its file's first byte is mapped; the data's own start if that is not known.
+    pub base: u64,
+    /// The file's name, without directories.
+    pub name: String,
+}
+
+/// Finds the objects' data: private writable file mappings with the anonymous mapping right behind them. glibc comes first, as the most
+/// likely owner of a heap.
+#[must_use]
+pub fn objects(maps: &Maps) -> Vec<ObjectData> {
+    let mut found: Vec<ObjectData> = Vec::new();
+    let mut base = (None, 0u64);
+    let mut mappings = maps.mappings.iter().peekable();
+    while let Some(mapping) = mappings.next() {
+        let Some(path) = mapping.path() else { continue };
+        if mapping.offset.0 == 0 && !mapping.permissions.write {
+            base = (Some(mapping.inode), mapping.start.0);
+        }
+        if !is_private_data(mapping) || found.len() >= OBJECTS_MAX || path.starts_with("/anon_hugepage") {
+            continue;
+        }
+        let (start, mut end) = (mapping.start.0, mapping.end.0);
+        while let Some(next) = mappings.peek() {
+            let continues = next.start.0 == end
+                && is_private_data(next)
+                && match &next.backing {
+                    Backing::Anonymous => true,
+                    Backing::Named(name) => name == "[anon:.bss]",
+                    Backing::File { .. } => next.inode == mapping.inode,
+                };
+            if !continues || end - start > OBJECT_BYTES_MAX {
+                break;
+            }
+            end = next.end.0;
+            mappings.next();
+        }
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let base = if base.0 == Some(mapping.inode) { base.1 } else { start };
+        found.push(ObjectData { range: start..end.min(start.saturating_add(OBJECT_BYTES_MAX)), base, name });
+    }
+    found.sort_by_key(|object| !(object.name.starts_with("libc.so") || object.name.starts_with("libc-2.")));
+    found
+}
+
+fn is_private_data(mapping: &crate::target::Mapping) -> bool {
+    let allowed = mapping.permissions;
+    allowed.read && allowed.write && !allowed.shared
+}
+
+impl ObjectData {
+    /// The data's bytes as words' source; pages that were never touched read as zeros and are not read at all.
+    #[must_use]
+    pub fn read(&self, memory: &dyn Memory) -> Vec<u8> {
+        read_present(memory, self.range.clone())
+    }
+
+    /// The build id that the loaded object carries, from its mapped headers.
+    #[must_use]
+    pub fn build_id(&self, memory: &dyn Memory) -> Option<BuildId> {
+        Elf::parse(MappedHeaders { memory, base: self.base }).ok()?.build_id()
+    }
+}
+
+/// Reads a range of bounded size; what is not present (never touched, swapped out, unreadable) is zero.
+#[must_use]
+pub fn read_present(memory: &dyn Memory, range: Range<u64>) -> Vec<u8> {
+    let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
+    let mut out = vec![0u8; length];
+    let Ok(runs) = memory.page_runs(range.clone()) else { return out };
+    for run in runs.within(range.clone()).filter(|run| run.state.present) {
+        let from = usize::try_from(run.start - range.start).unwrap_or(length);
+        let to = usize::try_from(run.end - range.start).unwrap_or(length);
+        if let Some(part) = out.get_mut(from..to) {
+            memory.read(run.start, part);
+        }
+    }
+    out
+}
+
+/// The start of a mapped file, where file offsets and distances from the first mapping are the same.
+struct MappedHeaders<'a> {
+    memory: &'a dyn Memory,
+    base: u64,
+}
+
+impl ReadAt for MappedHeaders<'_> {
+    fn length(&self) -> std::io::Result<u64> {
+        Ok(HEADER_BYTES_MAX)
+    }
+
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> std::io::Result<()> {
+        let wanted = out.len() as u64;
+        let inside = offset.checked_add(wanted).is_some_and(|end| end <= HEADER_BYTES_MAX);
+        if inside && self.memory.read(self.base.wrapping_add(offset), out) as u64 == wanted {
+            return Ok(());
+        }
+        Err(std::io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+/// The private anonymous writable mappings: where heaps can be. Stacks of threads are among them, the main stack is not.
+#[must_use]
+pub fn anonymous_ranges(maps: &Maps) -> Vec<Range<u64>> {
+    maps.mappings
+        .iter()
+        .filter(|mapping| is_private_data(mapping) && !mapping.permissions.execute && mapping.len() >= PAGE_BYTES)
+        .filter(|mapping| match &mapping.backing {
+            Backing::Anonymous => true,
+            Backing::Named(name) => name == "[heap]" || name.starts_with("[anon:"),
+            Backing::File { path, .. } => path.starts_with("/anon_hugepage"),
+        })
+        .map(|mapping| mapping.start.0..mapping.end.0)
+        .collect()
+}
+
+/// The ranges joined where they touch or overlap; they must be sorted by start.
+#[must_use]
+pub fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => out.push(range.clone()),
+        }
+    }
+    out
+}
+
+/// The sorted, disjoint range that contains `addr`.
+#[must_use]
+pub fn range_of(ranges: &[Range<u64>], addr: u64) -> Option<&Range<u64>> {
+    let after = ranges.partition_point(|range| range.start <= addr);
+    ranges.get(after.checked_sub(1)?).filter(|range| range.contains(&addr))
+}

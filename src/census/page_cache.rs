@@ -1,0 +1,67 @@
+//! Residency asked for in blocks: one request for many small questions that come by rising address.
+
+use std::ops::Range;
+
+use super::memory::Memory;
+use crate::heap::residency::{PageRuns, Residency, page_down, page_up};
+
+/// Address space asked about at once: a quarter of a millisecond, at most 4096 runs.
+const BLOCK_BYTES: u64 = 16 << 20;
+
+/// The page runs around the last question.
+pub struct PageCache<'a> {
+    memory: &'a dyn Memory,
+    runs: PageRuns,
+    range: Range<u64>,
+    /// Questions that failed; their pages count as not present.
+    pub refused: u64,
+}
+
+impl<'a> PageCache<'a> {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(memory: &'a dyn Memory) -> Self {
+        Self { memory, runs: PageRuns::default(), range: 0..0, refused: 0 }
+    }
+
+    /// Page runs that cover `range`, which should be no longer than a few windows.
+    pub fn runs_for(&mut self, range: Range<u64>) -> &PageRuns {
+        if range.start < self.range.start || range.end > self.range.end {
+            let asked = page_down(range.start)..page_up(range.end.max(range.start.saturating_add(BLOCK_BYTES)));
+            self.runs = self.memory.page_runs(asked.clone()).unwrap_or_else(|_| {
+                self.refused += 1;
+                PageRuns::default()
+            });
+            self.range = asked;
+        }
+        &self.runs
+    }
+
+    /// What was asked is old.
+    pub fn forget(&mut self) {
+        self.range = 0..0;
+    }
+
+    /// First address not covered by the last answer.
+    #[must_use]
+    pub fn known_until(&self) -> u64 {
+        self.range.end
+    }
+
+    /// Bytes by state of a range of any length.
+    pub fn residency(&mut self, range: Range<u64>) -> Residency {
+        let mut sum = Residency::default();
+        let mut at = range.start;
+        while at < range.end {
+            let stop = page_down(at).saturating_add(BLOCK_BYTES).min(range.end);
+            sum.add(self.runs_for(at..stop), at..stop);
+            at = stop;
+        }
+        sum
+    }
+
+    /// Resident bytes of a range of any length.
+    pub fn resident_bytes(&mut self, range: Range<u64>) -> u64 {
+        self.residency(range).resident_bytes
+    }
+}

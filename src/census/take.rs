@@ -1,0 +1,72 @@
+//! One census of one process: every allocator that is found, then what is resident besides.
+
+use std::time::Instant;
+
+use super::account::{Census, Level};
+use super::glibc::{self, HeapWalk};
+use super::memory::{Memory, MemoryError};
+use super::pace::{Pace, Pacer};
+use super::quality::WalkQuality;
+
+/// What to look at and how fast.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// How closely to look.
+    pub level: Level,
+    /// How fast.
+    pub pace: Pace,
+}
+
+/// What was learned of allocators' places in their files; keep it for the next process.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// glibc's.
+    pub glibc: glibc::locate::Places,
+}
+
+/// A census with the chunks it rests on.
+#[derive(Debug, Clone)]
+pub struct Taken {
+    /// The figures.
+    pub census: Census,
+    /// The heaps, in the order of `census.heaps`: at level full with every chunk.
+    pub heaps: Vec<HeapWalk>,
+}
+
+/// Takes a census of the process behind `memory`.
+///
+/// # Errors
+/// If the process went away, or the right to read is missing.
+pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places: &mut Places) -> Result<Taken, MemoryError> {
+    let started = Instant::now();
+    let maps = memory.maps()?;
+    let mut heaps = Vec::new();
+    heaps.extend(glibc::take(memory, &maps, &mut places.glibc, options.level, Pacer::start(options.pace))?);
+    let mut walk = WalkQuality { balanced: true, ..WalkQuality::default() };
+    for heap in &heaps {
+        walk.windows += heap.quality.windows;
+        walk.read_bytes += heap.quality.read_bytes;
+        walk.broken_headers += heap.quality.broken_headers;
+        walk.replaced_boundaries += heap.quality.replaced_boundaries;
+        walk.resynchronised += heap.quality.resynchronised;
+        walk.unknown_bytes += heap.quality.unknown_bytes;
+        walk.unread_bytes += heap.quality.unread_bytes;
+        walk.broken_lists += heap.quality.broken_lists;
+        walk.balanced &= heap.quality.balanced;
+    }
+    walk.judge(heaps.iter().map(|heap| heap.account.extent_bytes).sum(), walk.balanced);
+    // The process must still be there, and the same: otherwise half of the figures are another's.
+    memory.maps()?;
+    walk.duration_ms = started.elapsed().as_secs_f64() * 1e3;
+    let census = Census {
+        pid,
+        comm: comm.to_owned(),
+        level: options.level,
+        heaps: heaps.iter().map(|heap| heap.account.clone()).collect(),
+        rss_bytes: 0,
+        not_malloc: Vec::new(),
+        walk,
+        layout_unknown: Vec::new(),
+    };
+    Ok(Taken { census, heaps })
+}

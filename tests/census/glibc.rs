@@ -1,0 +1,142 @@
+//! glibc's census against mallinfo2 of the target itself, at rest: every figure to the byte.
+
+use std::process::Command;
+
+use fragprof::census::{HeapAccount, Level};
+use serde_json::Value;
+
+use super::target::{Target, build};
+
+fn heaps() -> Command {
+    Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]))
+}
+
+fn number(account: &Value, key: &str) -> u64 {
+    account[key].as_u64().unwrap()
+}
+
+/// mallinfo2 counts thread caches as in use, and tops and fastbins as free.
+fn assert_equal_to_the_allocators_account(heap: &HeapAccount, own: &Value, what: &str) {
+    let cached = heap.cached_bytes.unwrap();
+    let fast = heap.fastbin_bytes.unwrap();
+    let tcache = cached - fast;
+    let live = heap.live_bytes.unwrap() - heap.mmapped_bytes;
+    assert_eq!(heap.mmapped_allocations, number(own, "hblks"), "{what}: mmapped chunks");
+    assert_eq!(heap.mmapped_bytes, number(own, "hblkhd"), "{what}: mmapped bytes");
+    assert_eq!(heap.extent_bytes - heap.mmapped_bytes, number(own, "arena"), "{what}: bytes from the system");
+    assert_eq!(heap.free_bytes.unwrap() + heap.top_bytes + fast, number(own, "fordblks"), "{what}: free bytes");
+    assert_eq!(fast, number(own, "fsmblks"), "{what}: fastbins");
+    assert_eq!(live + tcache + heap.overhead_bytes + heap.unknown_bytes, number(own, "uordblks"), "{what}: bytes in use");
+    let arenas = heap.arenas.iter().filter(|arena| arena.extent_bytes > 0).count() as u64;
+    assert_eq!(heap.free_chunks.unwrap() + arenas, number(own, "ordblks"), "{what}: free chunks and tops");
+}
+
+fn check(scenario: &str, environment: &[(&str, &str)]) -> (Target, Value) {
+    let mut target = Target::start(heaps().envs(environment.iter().copied()));
+    let own = target.tell(scenario);
+    let taken = target.census(Level::Full);
+    let what = format!("{scenario} {environment:?}");
+    assert_eq!(taken.heaps.len(), 1, "{what}");
+    let heap = &taken.census.heaps[0];
+    assert_equal_to_the_allocators_account(heap, &own, &what);
+    assert_eq!(heap.unknown_bytes, 0, "{what}");
+    assert!(taken.census.walk.usable, "{what}: {:?}", taken.census.walk);
+    // The blocks that the program holds are all live, and usable sizes agree with malloc_usable_size: what else is live is libc's own.
+    let usable: u64 = taken.heaps[0].chunks.live_blocks().map(|block| block.usable_bytes).sum();
+    let count = heap.live_allocations.unwrap();
+    assert!((number(&own, "live")..number(&own, "live") + 64).contains(&count), "{what}: {count} live, the program holds {}", own["live"]);
+    assert!((number(&own, "usable")..number(&own, "usable") + 65536).contains(&usable), "{what}: {usable} usable, {}", own["usable"]);
+    (target, own)
+}
+
+fn check_trim(scenario: &str, environment: &[(&str, &str)]) {
+    let (mut target, _) = check(scenario, environment);
+    let predicted = target.census(Level::Full).census.heaps[0].trimmable_bytes.unwrap();
+    let before = target.anonymous_bytes();
+    let own = target.tell("trim");
+    let fact = before.saturating_sub(target.anonymous_bytes());
+    let tolerance = (fact / 100).max(256 << 10);
+    assert!(predicted.abs_diff(fact) <= tolerance, "{scenario} {environment:?}: predicted {predicted}, came back {fact}");
+    let taken = target.census(Level::Full);
+    assert_equal_to_the_allocators_account(&taken.census.heaps[0], &own, &format!("{scenario} after trim"));
+}
+
+#[test]
+fn a_mixed_heap_of_four_threads_is_counted_to_the_byte() {
+    check_trim("mix", &[]);
+}
+
+#[test]
+fn holes_between_kept_blocks_are_counted_and_their_trim_is_predicted() {
+    for keep in ["holes2", "holes16", "holes64", "holes500", "tail"] {
+        check_trim(keep, &[]);
+    }
+}
+
+#[test]
+fn fastbins_and_thread_caches_are_told_from_live_blocks() {
+    check_trim("fastbins", &[]);
+    check_trim("fastbins", &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=200:glibc.malloc.mxfast=160")]);
+    check_trim("mix", &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")]);
+}
+
+#[test]
+fn large_chunks_are_walked_from_header_to_header() {
+    check_trim("large", &[]);
+}
+
+#[test]
+fn chunks_with_mappings_of_their_own_are_all_found() {
+    let (target, own) = check("mmapped", &[]);
+    assert_eq!(number(&own, "hblks"), 28);
+    drop(target);
+    check("mix", &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")]);
+}
+
+#[test]
+fn a_heap_whose_brk_is_blocked_goes_on_in_mappings_and_is_counted() {
+    check("no_brk", &[]);
+}
+
+#[test]
+fn bytes_that_somebody_else_took_from_brk_are_unknown_and_no_more() {
+    let mut target = Target::start(&mut heaps());
+    let own = target.tell("foreign");
+    let taken = target.census(Level::Full);
+    let heap = &taken.census.heaps[0];
+    assert_equal_to_the_allocators_account(heap, &own, "foreign");
+    assert!((12288 - 64..12288 + 4096).contains(&heap.unknown_bytes), "{}", heap.unknown_bytes);
+    assert!(taken.census.walk.usable);
+}
+
+#[test]
+fn huge_pages_and_few_arenas_change_nothing() {
+    check_trim("mix", &[("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")]);
+    check("mix", &[("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2")]);
+    check("mix", &[("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.tcache_max=600")]);
+}
+
+#[test]
+fn the_top_level_agrees_with_the_full_one() {
+    let mut target = Target::start(&mut heaps());
+    target.tell("mix");
+    let top = &target.census(Level::Top).census.heaps[0];
+    let full = &target.census(Level::Full).census.heaps[0];
+    assert_eq!(
+        (top.extent_bytes, top.top_bytes, top.mmapped_bytes, top.mmapped_allocations),
+        (full.extent_bytes, full.top_bytes, full.mmapped_bytes, full.mmapped_allocations)
+    );
+    assert!(full.resident_bytes - top.resident_bytes <= full.mmapped_bytes);
+    assert_eq!(top.live_bytes, None);
+}
+
+#[test]
+fn a_sample_comes_near_the_full_walk() {
+    let mut target = Target::start(&mut heaps());
+    target.tell("mix");
+    let sampled = &target.census(Level::Sampled).census.heaps[0];
+    let full = &target.census(Level::Full).census.heaps[0];
+    let error = sampled.live_bytes_est.unwrap().abs_diff(full.live_bytes.unwrap());
+    let allowed = 4 * sampled.live_bytes_stderr.unwrap() + full.extent_bytes / 50;
+    assert!(error <= allowed, "error {error}, allowed {allowed}: {sampled:?}");
+}

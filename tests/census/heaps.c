@@ -1,0 +1,137 @@
+// Makes heaps of many shapes and tells what the allocator itself says of them. Commands on standard input, one JSON line each on
+// standard output, so that the census is compared while the program waits and nothing moves.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define SLOTS 400000
+static void *slots[SLOTS];
+static size_t sizes[SLOTS];
+static uint64_t seed = 88172645463325252ull;
+
+static uint64_t rnd(void) { seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17; return seed; }
+
+static void put(int i, void *p, size_t n) { slots[i] = p; sizes[i] = n; if (p) memset(p, 0x5a, n); }
+static void drop(int i) { free(slots[i]); slots[i] = NULL; sizes[i] = 0; }
+
+static size_t size_of_mix(void) {
+    uint64_t r = rnd() % 1000;
+    if (r < 700) return 1 + rnd() % 256;
+    if (r < 950) return 1 + rnd() % 4096;
+    if (r < 998) return 1 + rnd() % 65536;
+    return 1 + rnd() % 400000;
+}
+
+struct job { int from, to; };
+static void *mix(void *arg) {
+    struct job *job = arg;
+    for (int i = job->from; i < job->to; i++) {
+        size_t n = size_of_mix();
+        void *p = NULL;
+        switch (rnd() % 8) {
+        case 0: p = calloc(1, n); break;
+        case 1: p = memalign(64, n); break;
+        case 2: if (posix_memalign(&p, 4096, n)) p = NULL; break;
+        case 3: p = realloc(malloc(n / 2 + 1), n); break;
+        default: p = malloc(n);
+        }
+        put(i, p, n);
+        if (i > job->from + 16 && rnd() % 3 == 0) drop(job->from + (int)(rnd() % (uint64_t)(i - job->from)));
+    }
+    return NULL;
+}
+
+static volatile int stop;
+static void *idle(void *arg) {
+    mix(arg);
+    __atomic_add_fetch(&stop, 1, __ATOMIC_SEQ_CST);
+    for (;;) pause();
+    return NULL;
+}
+
+static void scenario(const char *name) {
+    if (!strcmp(name, "mix")) {
+        struct job main_job = {0, 60000};
+        mix(&main_job);
+        for (int i = 0; i < 3; i++) {
+            static struct job jobs[3];
+            jobs[i] = (struct job){60000 * (i + 1), 60000 * (i + 2)};
+            pthread_t thread;
+            pthread_create(&thread, NULL, idle, &jobs[i]);
+        }
+        while (__atomic_load_n(&stop, __ATOMIC_SEQ_CST) < 3) usleep(1000);
+        // Blocks of other threads, freed here.
+        for (int i = 60000; i < 240000; i += 7) drop(i);
+    } else if (!strncmp(name, "holes", 5)) {
+        // Small blocks of which every n-th stays.
+        int keep = atoi(name + 5);
+        for (int i = 0; i < SLOTS; i++) put(i, malloc(200), 200);
+        for (int i = 0; i < SLOTS; i++) if (i % keep) drop(i);
+    } else if (!strcmp(name, "tail")) {
+        for (int i = 0; i < SLOTS; i++) put(i, malloc(100), 100);
+        for (int i = 0; i < SLOTS - 1; i++) drop(i);
+    } else if (!strcmp(name, "large")) {
+        mallopt(M_MMAP_THRESHOLD, 1 << 30);
+        for (int i = 0; i < 3000; i++) put(i, malloc(70000), 70000);
+        for (int i = 0; i < 3000; i += 2) drop(i);
+    } else if (!strcmp(name, "mmapped")) {
+        mallopt(M_MMAP_THRESHOLD, 128 << 10);
+        for (int i = 0; i < 24; i++) put(i, malloc(200000 + 1000 * i), 200000);
+        for (int i = 24; i < 28; i++) put(i, memalign(1 << (i - 8), 300000), 300000);
+        for (int i = 0; i < 24; i += 3) put(i, realloc(slots[i], 900000), 900000);
+    } else if (!strcmp(name, "fastbins")) {
+        for (int i = 0; i < 200000; i++) put(i, malloc(40), 40);
+        for (int i = 0; i < 200000; i++) if (i % 2) drop(i);
+    } else if (!strcmp(name, "foreign")) {
+        for (int i = 0; i < 20000; i++) put(i, malloc(100), 100);
+        void *mine = sbrk(12288);
+        memset(mine, 0x77, 12288);
+        for (int i = 20000; i < 60000; i++) put(i, malloc(100), 100);
+    } else if (!strcmp(name, "no_brk")) {
+        for (int i = 0; i < 20000; i++) put(i, malloc(100), 100);
+        // Something in the way of brk, as small as possible.
+        uintptr_t end = ((uintptr_t)sbrk(0) + 4095) & ~4095ul;
+        mmap((void *)end, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        for (int i = 20000; i < 200000; i++) put(i, malloc(100), 100);
+        for (int i = 20000; i < 200000; i++) if (i % 3) drop(i);
+    }
+}
+
+// mallinfo2 since glibc 2.33; before, mallinfo, whose ints suffice for these heaps.
+struct mallinfo2_like { size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost; };
+static void answer(void) {
+    struct mallinfo2_like (*info2)(void) = (struct mallinfo2_like(*)(void))dlsym(RTLD_DEFAULT, "mallinfo2");
+    struct mallinfo2_like m;
+    if (info2) m = info2();
+    else {
+        struct mallinfo i = mallinfo();
+        m = (struct mallinfo2_like){(unsigned)i.arena, (unsigned)i.ordblks, (unsigned)i.smblks, (unsigned)i.hblks, (unsigned)i.hblkhd, 0, (unsigned)i.fsmblks, (unsigned)i.uordblks, (unsigned)i.fordblks, (unsigned)i.keepcost};
+    }
+    size_t live = 0, usable = 0;
+    for (int i = 0; i < SLOTS; i++) if (slots[i]) { live++; usable += malloc_usable_size(slots[i]); }
+    printf("{\"arena\":%zu,\"ordblks\":%zu,\"smblks\":%zu,\"hblks\":%zu,\"hblkhd\":%zu,\"fsmblks\":%zu,\"uordblks\":%zu,\"fordblks\":%zu,"
+           "\"live\":%zu,\"usable\":%zu,\"slots\":%zu}\n",
+           m.arena, m.ordblks, m.smblks, m.hblks, m.hblkhd, m.fsmblks, m.uordblks, m.fordblks, live, usable, (size_t)(uintptr_t)slots);
+    fflush(stdout);
+}
+
+int main(void) {
+    static char in[256], out[1 << 16];
+    setvbuf(stdin, in, _IOLBF, sizeof in);
+    setvbuf(stdout, out, _IOFBF, sizeof out);
+    char line[128];
+    while (fgets(line, sizeof line, stdin)) {
+        line[strcspn(line, "\n")] = 0;
+        if (!strcmp(line, "trim")) malloc_trim(0);
+        else if (strcmp(line, "stat")) scenario(line);
+        answer();
+    }
+    return 0;
+}

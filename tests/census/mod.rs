@@ -1,0 +1,5 @@
+//! The census against the allocators' own accounts.
+#![allow(clippy::unwrap_used)]
+
+mod glibc;
+mod target;
