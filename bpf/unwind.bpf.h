@@ -9,6 +9,12 @@
  * Stack words are read through a window of 512 bytes, because one copy of 512 bytes costs hardly more than one of 8 and the next
  * frames' words are mostly near.
  *
+ * Most of a stack is what it was at the thread's last walk. So the last walk's frames are kept, each with what its step had read from
+ * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and rbp) and the words that the step
+ * read then still have the same values, the step must lead to the same caller, and the tables need not be asked. That is no guess: a step
+ * is a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once a walk. Steps that
+ * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done anew.
+ *
  * Every walk ends with a reason (enum fp_unwind_end).
  */
 #ifndef FRAGPROF_UNWIND_BPF_H
@@ -45,6 +51,22 @@ enum fp_registers {
 	FP_REGS_SIGNAL = 2, /* in the struct sigcontext at walk->sigcontext */
 };
 
+/* One step of a walk: the frame it started from, and what it read. */
+struct fp_step {
+	__u64 word;     /* the frame as it is shown: FP_FRAME_* | pc */
+	__u64 sp;
+	__u64 bp;
+	__s32 bp_at;    /* where the caller's rbp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
+	__u32 repeatable; /* the step read nothing but that and the return address, just below the caller's sp */
+};
+
+/* What of a frame word is known before its step. */
+#define FP_FRAME_BEFORE (FP_FRAME_ADDR_MASK | FP_FRAME_EXACT | FP_FRAME_GUESSED)
+
+/* Frames of the last walk that are passed over at a time to find the one at the same height. A walk whose inner part is shorter than
+ * the last one's catches up over its next steps. */
+#define FP_CATCH_UP 4
+
 struct fp_walk {
 	/* Result. */
 	__u64 hash;
@@ -79,10 +101,21 @@ struct fp_walk {
 	__u64 window[FP_WINDOW_WORDS];
 
 	__u64 leaf[16];         /* registers at the probe, by DWARF number */
+
+	/* The walk that goes on and the last one, in the two halves of `steps` in turn. */
+	__u32 now;              /* where this walk's steps begin: 0 or FP_FRAMES_MAX */
+	__u32 last_len;         /* steps of the last walk that can be compared with */
+	__u32 last_at;          /* the one at the height reached */
+	__u32 last_end;         /* why it ended */
+	__u32 generation;       /* of the tables at the last walk */
+	__u32 repeated;         /* steps of this walk that were repeated */
+	__u32 now_repeatable;   /* for the step under way, as in struct fp_step */
+	__s32 now_bp_at;
+	struct fp_step steps[2 * FP_FRAMES_MAX];
 };
 
 #ifndef FP_HOST
-/* A thread's walk: 2 KiB a thread that allocates. Lives and dies with the thread; only its own thread touches it. */
+/* A thread's walk: 10 KiB a thread that allocates. Lives and dies with the thread; only its own thread touches it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -308,6 +341,7 @@ static __always_inline bool fp_register_of(struct fp_walk *walk, __u32 reg, __u6
 		*value = walk->bp;
 		return true;
 	}
+	walk->now_repeatable = 0;
 	if (walk->registers == FP_REGS_LEAF) {
 		*value = walk->leaf[reg & 15];
 		return true;
@@ -322,6 +356,7 @@ static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
 {
 	__u64 sigcontext = walk->sp + FP_UCONTEXT_SIGCONTEXT, pc, sp, bp;
 
+	walk->now_repeatable = 0;
 	if (!fp_read_word(walk, sigcontext + fp_sigcontext_offset(6), &bp) ||
 	    !fp_read_word(walk, sigcontext + fp_sigcontext_offset(7), &sp) ||
 	    !fp_read_word(walk, sigcontext + FP_SIGCONTEXT_RIP, &pc))
@@ -350,6 +385,7 @@ static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 f
 		return failed;
 	if (caller_pc >= FP_USER_END || !fp_find_mapping(walk, caller_pc))
 		return failed;
+	walk->now_bp_at = -16;
 	walk->pc = caller_pc;
 	walk->sp = bp + 16;
 	walk->bp = caller_bp;
@@ -374,7 +410,7 @@ static __always_inline bool fp_is_signal_return(__u64 pc)
 static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_rule *rule, __u64 addr)
 {
 	__u32 reg = rule->registers & 15, reg2 = rule->registers >> 4;
-	__u64 base, index, cfa, bp = walk->bp, pc;
+	__u64 base, index, cfa, bp = walk->bp, pc, bp_address = 0;
 
 	switch (rule->cfa) {
 	case FP_CFA_REGISTER:
@@ -394,6 +430,7 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 		if (!fp_read_word(walk, base + (__s64)rule->deref_offset, &cfa))
 			return FP_END_READ_FAULT;
 		cfa += (__s64)rule->deref_add;
+		walk->now_repeatable = 0;
 		break;
 	case FP_CFA_PLT:
 		cfa = walk->sp + 8 + ((addr & 15) >= (__u32)rule->offset ? 8 : 0);
@@ -405,8 +442,8 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 	default:
 		return FP_END_UNSUPPORTED;
 	}
-	/* Only a leaf's frame can hold nothing but the return address. */
-	if (cfa < walk->sp + 8)
+	/* A frame holds at least its return address, if that is not in a register. */
+	if (cfa < walk->sp + (rule->saved >> 4 == FP_RA_IN_REGISTER ? 0 : 8))
 		return FP_END_NO_PROGRESS;
 
 	if (rule->saved >> 4 == FP_RA_IN_REGISTER) {
@@ -420,19 +457,25 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 	case FP_BP_SAME:
 		break;
 	case FP_BP_AT_CFA:
-		if (!fp_read_word(walk, cfa + 8 * (__s64)rule->bp_slot, &bp))
-			return FP_END_READ_FAULT;
+		bp_address = cfa + 8 * (__s64)rule->bp_slot;
 		break;
 	case FP_BP_AT_BP:
-		if (!fp_read_word(walk, walk->bp + 8 * (__s64)rule->bp_slot, &bp))
-			return FP_END_READ_FAULT;
+		bp_address = walk->bp + 8 * (__s64)rule->bp_slot;
 		break;
 	case FP_BP_AT_SP:
-		if (!fp_read_word(walk, walk->sp + 8 * (__s64)rule->bp_slot, &bp))
-			return FP_END_READ_FAULT;
+		bp_address = walk->sp + 8 * (__s64)rule->bp_slot;
 		break;
 	default:
 		bp = FP_BP_UNKNOWN;
+	}
+	if (bp_address) {
+		__s64 distance = bp_address - cfa;
+
+		if (!fp_read_word(walk, bp_address, &bp))
+			return FP_END_READ_FAULT;
+		walk->now_bp_at = (__s32)distance;
+		if (!distance || distance != (__s32)distance)
+			walk->now_repeatable = 0;
 	}
 	walk->pc = pc;
 	walk->sp = cfa;
@@ -465,13 +508,90 @@ static __noinline __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
 }
 #endif
 
-/* One frame: finds its mapping, appends it, and steps to its caller. */
-static __always_inline __u32 fp_step(struct fp_walk *walk)
+static __always_inline struct fp_step *fp_step_at(struct fp_walk *walk, __u32 half, __u32 at)
+{
+	return &walk->steps[(half + at) & (2 * FP_FRAMES_MAX - 1)];
+}
+
+/* Appends the frame reached. */
+static __always_inline struct fp_step *fp_append(struct fp_walk *walk, __u64 word)
+{
+	__u32 at = walk->len & (FP_FRAMES_MAX - 1);
+	struct fp_step *step = fp_step_at(walk, walk->now, at);
+	__u64 hash = (walk->hash ^ word) * 0x9e3779b97f4a7c15ULL;
+
+	walk->hash = hash ^ hash >> 32;
+	walk->frames[at] = word;
+	walk->len += 1;
+	step->word = word;
+	step->sp = walk->sp;
+	step->bp = walk->bp;
+	step->bp_at = 0;
+	step->repeatable = 0;
+	return step;
+}
+
+enum fp_repeat {
+	FP_REPEAT_NOT,
+	FP_REPEAT_STEP, /* the frame was appended, its caller reached */
+	FP_REPEAT_END,  /* the frame was appended, and is the outermost */
+};
+
+/* Repeats the last walk's step from the same frame, if the words that it read are the same. */
+static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
+{
+	__u32 half = walk->now ^ FP_FRAMES_MAX, at = walk->last_at, i;
+	__u64 before = walk->pc | (__u64)walk->flags << 32, value, caller_bp, caller_sp;
+	struct fp_step *last = fp_step_at(walk, half, at), *caller, *step;
+	__s64 bp_at;
+
+	for (i = 0; i < FP_CATCH_UP; i++) {
+		if (at >= walk->last_len || last->sp >= walk->sp)
+			break;
+		at++;
+		last = fp_step_at(walk, half, at);
+	}
+	walk->last_at = at;
+	if (at >= walk->last_len || walk->len >= FP_FRAMES_MAX)
+		return FP_REPEAT_NOT;
+	if (last->sp != walk->sp || last->bp != walk->bp || (last->word & FP_FRAME_BEFORE) != before || !last->repeatable)
+		return FP_REPEAT_NOT;
+	if (at + 1 == walk->last_len) {
+		if (walk->last_end != FP_END_COMPLETE)
+			return FP_REPEAT_NOT;
+		fp_append(walk, last->word)->repeatable = 1;
+		walk->repeated += 1;
+		return FP_REPEAT_END;
+	}
+	caller = fp_step_at(walk, half, at + 1);
+	caller_sp = caller->sp;
+	caller_bp = caller->bp;
+	if (!fp_read_word(walk, caller_sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
+		return FP_REPEAT_NOT;
+	bp_at = last->bp_at;
+	if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
+		return FP_REPEAT_NOT;
+	step = fp_append(walk, last->word);
+	step->bp_at = bp_at;
+	step->repeatable = 1;
+	walk->pc = caller->word & FP_FRAME_ADDR_MASK;
+	walk->sp = caller_sp;
+	walk->bp = caller_bp;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = (caller->word & FP_FRAME_GUESSED) >> 32;
+	walk->last_at = at + 1;
+	walk->repeated += 1;
+	return FP_REPEAT_STEP;
+}
+
+/* One frame: finds its mapping and rule, appends it, and steps to its caller. */
+static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 {
 	__u64 pc = walk->pc, flags = (__u64)walk->flags << 32, addr;
-	struct fp_rule rule;
+	struct fp_rule rule = {};
+	struct fp_step *step;
 	bool known;
-	__u32 end;
+	__u32 end = FP_END_NO_ROW;
 
 	if (!pc || pc >= FP_USER_END)
 		return FP_END_BAD_PC;
@@ -482,6 +602,8 @@ static __always_inline __u32 fp_step(struct fp_walk *walk)
 		if (pc == walk->pc)
 			return FP_END_TRAMPOLINE;
 		if (pc) {
+			/* The step that came here read the trampoline's address. */
+			fp_step_at(walk, walk->now, (walk->len - 1) & (FP_FRAMES_MAX - 1))->repeatable = 0;
 			walk->pc = pc;
 			known = fp_find_mapping(walk, pc);
 		} else {
@@ -490,33 +612,38 @@ static __always_inline __u32 fp_step(struct fp_walk *walk)
 	}
 	if (walk->len >= FP_FRAMES_MAX)
 		return FP_END_FRAME_LIMIT;
-	if (known && walk->mapping.kind == FP_MAPPING_JIT)
-		flags |= FP_FRAME_JIT;
-	walk->frames[walk->len & (FP_FRAMES_MAX - 1)] = pc | flags;
-	walk->len += 1;
+	addr = pc - walk->mapping.bias;
+	if (known) {
+		if (walk->mapping.kind == FP_MAPPING_JIT)
+			flags |= FP_FRAME_JIT;
+		/* A return address may be the first byte of the next function, or of another row: its call lies before it. */
+		if (walk->mapping.kind == FP_MAPPING_FILE)
+			end = fp_find_rule(walk, addr - !(flags & FP_FRAME_EXACT), &rule);
+		/* Assembly without a table. */
+		if (end == FP_END_NO_ROW && !(flags & (FP_FRAME_EXACT | FP_FRAME_JIT)) && fp_is_signal_return(pc)) {
+			rule.cfa = FP_CFA_SIGNAL;
+			end = FP_END_NONE;
+		}
+		if (rule.cfa == FP_CFA_SIGNAL)
+			flags |= FP_FRAME_SIGNAL;
+	}
+	step = fp_append(walk, pc | flags);
 	if (!known)
 		return FP_END_NO_MAPPING;
-	if (walk->mapping.kind == FP_MAPPING_JIT)
-		return fp_step_frame_pointer(walk, 0, FP_END_JIT);
-
-	end = FP_END_NO_ROW;
-	addr = pc - walk->mapping.bias;
-	if (walk->mapping.kind == FP_MAPPING_FILE) {
-		/* A return address may be the first byte of the next function, or of another row: its call lies before it. */
-		end = fp_find_rule(walk, addr - !(flags & FP_FRAME_EXACT), &rule);
-		if (end == FP_END_NONE) {
-			if (rule.cfa == FP_CFA_SIGNAL)
-				walk->frames[(walk->len - 1) & (FP_FRAMES_MAX - 1)] = pc | flags | FP_FRAME_SIGNAL;
-			return fp_step_rule(walk, &rule, addr);
-		}
-		if (end == FP_END_NO_TABLE)
-			return end;
-	}
-	if (!(flags & FP_FRAME_EXACT) && fp_is_signal_return(pc)) {
-		walk->frames[(walk->len - 1) & (FP_FRAMES_MAX - 1)] = pc | flags | FP_FRAME_SIGNAL;
-		return fp_step_signal(walk);
-	}
-	return fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
+	if (end == FP_END_NO_TABLE)
+		return end;
+	walk->now_repeatable = 1;
+	walk->now_bp_at = 0;
+	if (end == FP_END_NONE)
+		end = fp_step_rule(walk, &rule, addr);
+	else if (flags & FP_FRAME_JIT)
+		end = fp_step_frame_pointer(walk, 0, FP_END_JIT);
+	else
+		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
+	step->bp_at = walk->now_bp_at;
+	/* The outermost frame is known by its pc and rbp alone. */
+	step->repeatable = end == FP_END_NONE ? walk->now_repeatable : end == FP_END_COMPLETE;
+	return end;
 }
 
 struct fp_walk_loop {
@@ -527,18 +654,16 @@ static long fp_walk_loop(__u32 i, struct fp_walk_loop *loop)
 {
 	struct fp_walk *walk = loop->walk;
 
-	walk->end = fp_step(walk);
-	return walk->end != FP_END_NONE;
-}
-
-static long fp_hash_loop(__u32 i, struct fp_walk_loop *loop)
-{
-	struct fp_walk *walk = loop->walk;
-	__u64 hash = walk->hash ^ walk->frames[(walk->len - 1 - i) & (FP_FRAMES_MAX - 1)];
-
-	hash *= 0x9e3779b97f4a7c15ULL;
-	walk->hash = hash ^ hash >> 32;
-	return 0;
+	switch (fp_repeat_step(walk)) {
+	case FP_REPEAT_STEP:
+		return 0;
+	case FP_REPEAT_END:
+		walk->end = FP_END_COMPLETE;
+		return 1;
+	default:
+		walk->end = fp_step_anew(walk);
+		return walk->end != FP_END_NONE;
+	}
 }
 
 /* Asks for a table if the walk ended for want of one, but not again for a while. */
@@ -573,8 +698,10 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
  */
 static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 mm_id)
 {
+	struct fp_unwind_clock *clock;
 	struct fp_walk_loop loop;
 	struct fp_walk *walk;
+	__u32 zero = 0, generation;
 	__u64 hash;
 
 	walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -582,7 +709,23 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 m
 		fp_count(FP_CNT_NO_WALK_STATE);
 		return NULL;
 	}
+	clock = bpf_map_lookup_elem(&unwind_clock, &zero);
+	if (!clock)
+		return NULL;
+	generation = clock->generation;
 	hash = walk->hash;
+	/* What was walked last is what is compared with now. */
+	walk->last_len = walk->len;
+	walk->last_end = walk->end;
+	walk->now ^= FP_FRAMES_MAX;
+	if (generation != walk->generation || mm_id != walk->mm_id) {
+		walk->generation = generation;
+		walk->mm_id = mm_id;
+		walk->last_len = 0;
+		walk->mapping.begin = 0;
+		walk->mapping.end = 0;
+		walk->table_ready = 0;
+	}
 	walk->leaf[0] = regs->ax;
 	walk->leaf[1] = regs->dx;
 	walk->leaf[2] = regs->cx;
@@ -602,19 +745,17 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 m
 	walk->bp = regs->bp;
 	walk->registers = FP_REGS_LEAF;
 	walk->flags = FP_FRAME_EXACT >> 32;
-	walk->mm_id = mm_id;
-	walk->mapping.begin = 0;
-	walk->mapping.end = 0;
-	walk->table_ready = 0;
 	walk->window_base = ~0ULL;
 	walk->need_pc = 0;
 	walk->len = 0;
+	walk->last_at = 0;
+	walk->repeated = 0;
+	walk->hash = 0;
 	walk->end = FP_END_NONE;
 
 	loop.walk = walk;
 	bpf_loop(FP_FRAMES_MAX + 1, fp_walk_loop, &loop, 0);
-	walk->hash = (walk->end + 1) * 0xff51afd7ed558ccdULL;
-	bpf_loop(walk->len, fp_hash_loop, &loop, 0);
+	walk->hash ^= walk->end * 0xff51afd7ed558ccdULL;
 	if (!walk->hash)
 		walk->hash = 1;
 	if (walk->hash != hash)
@@ -623,6 +764,8 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 m
 
 	fp_count(FP_CNT_WALK);
 	fp_count_add(FP_CNT_FRAMES, walk->len);
+	if (walk->repeated)
+		fp_count(walk->repeated == walk->len ? FP_CNT_WALK_REUSED : FP_CNT_WALK_TAIL_REUSED);
 	fp_count(FP_CNT_END_FIRST + walk->end);
 	return walk;
 }
