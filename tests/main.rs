@@ -2,4 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod placement;
+mod record;
+mod support;
 mod unwind;
