@@ -89,8 +89,14 @@ exact_everywhere!(short_lived_threads_are_counted_with_their_destructors, Progra
 
 /// Programs that load every core: one after the other.
 mod under_load {
+    use std::io::Write;
+    use std::process::Command;
+
     use crate::record::{Program, check, place};
-    use crate::support::serial;
+    use crate::support::build::tight_pairs;
+    use crate::support::process::Process;
+    use crate::support::recording::Recording;
+    use crate::support::{LIMIT, bpf, serial};
 
     const CROSS_THREAD: Program = Program { args: &["4", "10000"], runs: 3, ..Program::new("cross_thread") };
 
@@ -104,6 +110,32 @@ mod under_load {
     fn blocks_freed_by_other_threads_are_matched_in_one_glibc_arena() {
         let _alone = serial();
         check(Program { env: &[("MALLOC_ARENA_MAX", "1")], ..CROSS_THREAD }, place::ATTACHED_TO_GLIBC);
+    }
+
+    /// Every block of more than a KiB is a mapping of its own: an address is unmapped by one thread and mapped by the next at once.
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_where_each_is_a_mapping() {
+        let _alone = serial();
+        check(Program { env: &[("MALLOC_MMAP_THRESHOLD_", "1024")], ..CROSS_THREAD }, place::ATTACHED_TO_GLIBC);
+    }
+
+    /// The bench's tight loop: its own count of pairs is the truth.
+    #[test]
+    fn two_threads_at_full_speed_lose_no_record() {
+        if bpf().is_none() {
+            return;
+        }
+        let _alone = serial();
+        let mut target = Process::start_piped(Command::new(tight_pairs()).args(["2", "1"]));
+        let mut input = target.input();
+        assert!(target.out.wait_for(LIMIT, |line| line.starts_with("ready")).is_some(), "{}", target.err);
+        let recording = Recording::attach(&[target.pid()]);
+        input.write_all(b"\n").unwrap();
+        let said = target.out.wait_for(LIMIT, |line| line.starts_with('{')).unwrap_or_default();
+        let pairs = serde_json::from_str::<serde_json::Value>(&said).unwrap()["pairs"].as_u64().unwrap();
+        let report = recording.stop();
+        assert_eq!(report.nonzero_losses(), Vec::<String>::new());
+        assert_eq!((report.totals.allocations, report.totals.inuse_allocations), (pairs, 0));
     }
 
     #[test]

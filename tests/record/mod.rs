@@ -4,6 +4,7 @@ mod bad_input;
 mod exact;
 mod life_cycle;
 mod real_programs;
+mod stacks;
 mod stopping;
 mod test_programs;
 

@@ -81,6 +81,14 @@ pub fn program(name: &str, link: Link) -> PathBuf {
     compile(compiler, &args, &source, &format!("{name}-{link:?}").to_lowercase(), &[])
 }
 
+/// Builds the bench's target, a tight loop of malloc and free.
+pub fn tight_pairs() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/exact/tight_pairs.c");
+    let mut args: Vec<String> = COMMON.iter().map(ToString::to_string).collect();
+    args.push(source.display().to_string());
+    compile("cc", &args, &source, "tight_pairs", &[])
+}
+
 /// Builds the library for `dlopen`: plain, or with an allocator of its own whose symbols are local.
 pub fn plugin(own_allocator: bool) -> PathBuf {
     let source = sources().join("plugin.c");

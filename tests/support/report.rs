@@ -29,6 +29,10 @@ pub struct Totals {
 pub struct Frame {
     /// Function's name, if known.
     pub function: Option<String>,
+    /// Source file, if known.
+    pub file: Option<String>,
+    /// Line in it, from 1, if known.
+    pub line: Option<u64>,
 }
 
 /// One stack, leaf first.
@@ -39,6 +43,18 @@ pub struct Stack {
     /// What it allocated.
     #[serde(flatten)]
     pub totals: Totals,
+}
+
+/// Whether a function is a test program's site.
+fn is_site(name: &str) -> bool {
+    name.starts_with("site_") || name.starts_with("early_")
+}
+
+impl Stack {
+    /// The functions' plain names, leaf first; `?` where none is known.
+    pub fn names(&self) -> Vec<&str> {
+        self.frames.iter().map(|frame| frame.function.as_deref().map_or("?", plain_name)).collect()
+    }
 }
 
 /// A whole report.
@@ -81,8 +97,7 @@ impl Report {
     pub fn by_site(&self) -> BTreeMap<String, Totals> {
         let mut sites: BTreeMap<String, Totals> = BTreeMap::new();
         for stack in &self.stacks {
-            let names = stack.frames.iter().filter_map(|frame| frame.function.as_deref()).map(plain_name);
-            let Some(site) = names.into_iter().find(|name| name.starts_with("site_") || name.starts_with("early_")) else { continue };
+            let Some(site) = stack.names().into_iter().find(|name| is_site(name)) else { continue };
             let sum = sites.entry(site.to_owned()).or_default();
             sum.inuse_bytes += stack.totals.inuse_bytes;
             sum.inuse_allocations += stack.totals.inuse_allocations;
@@ -145,11 +160,8 @@ impl Report {
     /// Stacks without a site, for the message of a failure.
     fn unattributed(&self) -> String {
         let mut text = String::new();
-        let is_site = |frame: &Frame| {
-            frame.function.as_deref().is_some_and(|f| plain_name(f).starts_with("site_") || plain_name(f).starts_with("early_"))
-        };
-        for stack in self.stacks.iter().filter(|stack| !stack.frames.iter().any(is_site)).take(8) {
-            let names: Vec<_> = stack.frames.iter().map(|f| f.function.as_deref().unwrap_or("?")).take(8).collect();
+        for stack in self.stacks.iter().filter(|stack| !stack.names().into_iter().any(is_site)).take(8) {
+            let names: Vec<_> = stack.names().into_iter().take(8).collect();
             writeln!(text, "no site: {:?} in {names:?}", stack.totals).expect("writing to a string works");
         }
         text
