@@ -21,6 +21,29 @@ SITE void site_throws_array(size_t n) { TOOK(::operator new[](n), n); }
 SITE void site_throws_aligned(size_t n) { TOOK(::operator new(n, std::align_val_t{64}), n); }
 SITE void *site_returns_null(size_t n) { return TOOK(::operator new(n, std::nothrow), n).ptr; }
 SITE void site_jumps_out(size_t n) { TOOK(::operator new(n), n); }
+SITE block site_below_a_hole(size_t n) { return TOOK(::operator new(n), n); }
+
+// Calls FAIL some way down the stack. What it leaves there lies in the middle of the next such frame's hole.
+SITE void far_down(void (*fail)(size_t), size_t n)
+{
+	volatile char pad[1024];
+	pad[0] = 1;
+	fail(n);
+	(void)pad[0];
+}
+
+// Allocates from below a large frame that is never written to: a call that was left by an exception or a longjmp still has its return
+// address there, and must not be taken for one that is still open.
+SITE void over_a_hole(size_t n)
+{
+	volatile char hole[8192];
+	hole[0] = 1;
+	block b = site_below_a_hole(n);
+	truth_strike(b);
+	::operator delete(b.ptr);
+	site_below_a_hole(n + 1);
+	(void)hole[0];
+}
 
 struct Refuses {
 	char bytes[333];
@@ -99,8 +122,9 @@ int main()
 		ordinary(i);
 		for (auto throws : {site_throws, site_throws_array, site_throws_aligned})
 			try {
-				throws(huge);
+				far_down(throws, huge);
 			} catch (const std::bad_alloc &) {
+				over_a_hole(700 + i);
 				caught = caught + 1;
 				ordinary(i);
 			}
@@ -114,9 +138,10 @@ int main()
 		}
 		std::set_new_handler(jump);
 		if (setjmp(way_out) == 0) {
-			site_jumps_out(huge);
+			far_down(site_jumps_out, huge);
 			truth_fail("huge succeeded");
 		}
+		over_a_hole(800 + i);
 		ordinary(i);
 		reserve = site_reserve(5000 + i);
 		handler_calls = 0;
