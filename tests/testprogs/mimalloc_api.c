@@ -47,6 +47,14 @@ RESIZE(mi_recalloc, mi_recalloc(old.ptr, 7, n), 7 * n)
 RESIZE(mi_realloc_aligned, mi_realloc_aligned(old.ptr, n, 128), n)
 RESIZE(mi_new_realloc, mi_new_realloc(old.ptr, n), n)
 
+/* Unlike realloc, it frees the block where it fails. */
+SITE void site_mi_reallocf_fails(struct block old)
+{
+	volatile size_t huge = (size_t)PTRDIFF_MAX - 4096;
+	truth_strike(old);
+	REQUIRE(mi_reallocf(old.ptr, huge) == NULL);
+}
+
 typedef struct block (*make_fn)(size_t);
 typedef struct block (*resize_fn)(struct block, size_t);
 
@@ -97,6 +105,7 @@ int main(void)
 			drop(resizes[k](resizes[k](resizes[k]((struct block){ 0 }, 40), 9000), 9001), i);
 			resizes[k](site_mi_malloc(100), 3000 + i);
 		}
+		site_mi_reallocf_fails(site_mi_malloc(200));
 		/* In place or not at all. */
 		struct block b = site_mi_malloc(1000);
 		REQUIRE(mi_expand(b.ptr, 100000) == NULL);
