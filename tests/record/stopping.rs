@@ -92,7 +92,7 @@ fn a_second_recording_of_the_same_process_starts_afresh() {
     }
     let mut target = Target::start(&mut target_command(Program::new("exec_twice"), place::ATTACHED_TO_GLIBC));
     let nothing = Recording::attach(&[target.pid()]).stop();
-    assert_eq!(nothing.by_site(), std::collections::BTreeMap::new());
+    assert_eq!(nothing.by_site(target.pid()), std::collections::BTreeMap::new());
     let recording = Recording::attach(&[target.pid()]);
     let truth = target.go_to("before_exec");
     recording.stop().assert_equals(&truth, Since::Attach);

@@ -38,6 +38,9 @@ pub struct Frame {
 /// One stack, leaf first.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Stack {
+    /// Process, where there is more than one.
+    #[serde(default)]
+    pub pid: Option<u32>,
     /// Frames, leaf first.
     pub frames: Vec<Frame>,
     /// What it allocated.
@@ -93,10 +96,10 @@ impl Report {
         serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("the report is not what DESIGN says: {e}\n{}", done.out))
     }
 
-    /// Sums by the innermost frame that is a test program's site (`site_*`, `early_*`).
-    pub fn by_site(&self) -> BTreeMap<String, Totals> {
+    /// Sums of one process by the innermost frame that is a test program's site (`site_*`, `early_*`).
+    pub fn by_site(&self, pid: u32) -> BTreeMap<String, Totals> {
         let mut sites: BTreeMap<String, Totals> = BTreeMap::new();
-        for stack in &self.stacks {
+        for stack in self.stacks.iter().filter(|stack| stack.pid.is_none_or(|of| of == pid)) {
             let Some(site) = stack.names().into_iter().find(|name| is_site(name)) else { continue };
             let sum = sites.entry(site.to_owned()).or_default();
             sum.inuse_bytes += stack.totals.inuse_bytes;
@@ -116,7 +119,7 @@ impl Report {
     /// Differences from the program's own ledger, one a line; empty if there are none. `except` names sites whose numbers are not
     /// compared.
     pub fn differences(&self, truth: &Truth, since: Since, except: &[&str]) -> String {
-        let mut seen = self.by_site();
+        let mut seen = self.by_site(truth.pid);
         let mut text = String::new();
         for site in &truth.sites {
             let got = seen.remove(&site.site).unwrap_or_default();
