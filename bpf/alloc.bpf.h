@@ -7,9 +7,10 @@
  * covered by it and only counted. Frees are sent at entry, before the block can be handed out again; allocations at return.
  *
  * A call may never return (exception out of operator new, longjmp, cancelled thread). It is recognised when a later entry of the
- * thread does not lie below it on the stack, or lies below it but the word at its stack pointer is no longer the return trampoline
- * that the kernel put there: then the frame is gone. So no thread falls silent because one return was missed. A signal handler on an
- * alternate stack is neither: its calls stack up beside the interrupted one.
+ * thread lies above it on the stack, or not, but the word at its stack pointer is no longer the return trampoline that the kernel put
+ * there: then the frame is gone. An entry at the very same stack pointer with the trampoline still there is a tail call of the open
+ * one (tcmalloc's pvalloc jumps to its memalign): a call of its own would have pushed its return address. So no thread falls silent
+ * because one return was missed. A signal handler on an alternate stack is neither: its calls stack up beside the interrupted one.
  */
 #ifndef FRAGPROF_ALLOC_BPF_H
 #define FRAGPROF_ALLOC_BPF_H
@@ -113,7 +114,7 @@ static __always_inline bool fp_is_nested(struct fp_thread *thread, struct fp_tar
 		there = fp_on_alternate_stack(task, call->sp);
 		if (here && !there)
 			return false; /* a signal handler interrupted that call */
-		if (here == there && sp < call->sp && fp_call_is_open(thread, task, call)) {
+		if (here == there && sp <= call->sp && fp_call_is_open(thread, task, call)) {
 			fp_count(FP_CNT_NESTED);
 			return true;
 		}

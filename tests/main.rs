@@ -3,4 +3,6 @@
 
 mod census;
 mod placement;
+mod record;
+mod support;
 mod unwind;

@@ -14,10 +14,15 @@ use super::kind::{KindSet, ValueKind, Values};
 use super::meta::{Counter, HeapSummary, Process};
 use super::model::{Frame, Profile, Stack};
 
-/// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them.
+/// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them. Without `top` all of
+/// them, those too that have nothing of `by`: what was freed again is not live, but was allocated.
 pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String {
-    let ranked = profile.ranked(by);
-    let shown = top.unwrap_or(usize::MAX).min(ranked.len());
+    let mut ranked = profile.ranked(by);
+    let with_value = ranked.len();
+    match top {
+        Some(top) => ranked.truncate(top),
+        None => ranked.extend(profile.stacks().iter().filter(|stack| stack.values.get(by) == 0)),
+    }
     let meta = &profile.meta;
     let mut totals_kinds = meta.kinds;
     if meta.peak_inuse_bytes().is_some() {
@@ -38,8 +43,8 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
         limits: &meta.limits,
         notes: &meta.notes,
         processes: meta.processes.iter().map(process).collect(),
-        stacks_with_value: ranked.len(),
-        stacks: ranked[..shown].iter().map(|stack| row(profile, stack)).collect(),
+        stacks_with_value: with_value,
+        stacks: ranked.iter().map(|stack| row(profile, stack)).collect(),
     };
     // Plain numbers, texts and lists: this cannot fail.
     let mut text = serde_json::to_string(&report).unwrap_or_default();

@@ -1,0 +1,170 @@
+//! One module a trick, one test a place: live bytes and blocks, and all bytes and blocks ever made, equal the program's own ledger by
+//! call site, to the byte.
+
+#![allow(non_snake_case)]
+
+use super::Program;
+
+/// A module named as a sentence, with one test for each place.
+macro_rules! exact {
+    ($sentence:ident, $program:expr, [$($place:ident),* $(,)?]) => {
+        mod $sentence {
+            #[allow(unused_imports)]
+            use super::Program;
+            $(
+                #[test]
+                fn $place() {
+                    crate::record::check($program, crate::record::place::$place);
+                }
+            )*
+        }
+    };
+}
+
+/// As [`exact!`], for the places that every dynamic program can be in.
+macro_rules! exact_everywhere {
+    ($sentence:ident, $program:expr $(, $more:ident)* $(,)?) => {
+        exact!($sentence, $program, [
+            ATTACHED_TO_GLIBC,
+            ATTACHED_TO_PRELOADED_JEMALLOC,
+            ATTACHED_TO_PRELOADED_TCMALLOC,
+            ATTACHED_TO_PRELOADED_MIMALLOC,
+            LAUNCHED_WITH_GLIBC,
+            LAUNCHED_WITH_JEMALLOC,
+            LAUNCHED_WITH_TCMALLOC,
+            LAUNCHED_WITH_MIMALLOC,
+            $($more),*
+        ]);
+    };
+}
+
+/// As [`exact!`], attached only.
+macro_rules! exact_attached {
+    ($sentence:ident, $program:expr $(, $more:ident)* $(,)?) => {
+        exact!($sentence, $program, [
+            ATTACHED_TO_GLIBC,
+            ATTACHED_TO_PRELOADED_JEMALLOC,
+            ATTACHED_TO_PRELOADED_TCMALLOC,
+            ATTACHED_TO_PRELOADED_MIMALLOC,
+            $($more),*
+        ]);
+    };
+}
+
+exact_everywhere!(
+    every_c_entry_point_is_counted,
+    Program::new("entry_points"),
+    ATTACHED_TO_STATIC_GLIBC,
+    ATTACHED_TO_STATIC_MUSL,
+    ATTACHED_TO_STATIC_JEMALLOC,
+    ATTACHED_TO_TCMALLOC_INSIDE,
+    LAUNCHED_WITH_STATIC_GLIBC,
+    LAUNCHED_WITH_STATIC_MUSL,
+);
+exact_everywhere!(every_form_of_operator_new_and_delete_is_counted, Program::new("new_delete"));
+exact!(the_allocx_functions_of_jemalloc_are_counted, Program::new("jemalloc_api"), [ATTACHED_TO_GLIBC, LAUNCHED_WITH_GLIBC]);
+exact!(the_mi_functions_of_mimalloc_are_counted, Program::new("mimalloc_api"), [ATTACHED_TO_GLIBC, LAUNCHED_WITH_GLIBC]);
+exact_attached!(a_failure_return_is_no_allocation, Program::new("failures"));
+exact_everywhere!(
+    realloc_is_counted_in_place_moving_to_zero_and_failing,
+    Program::new("realloc_forms"),
+    ATTACHED_TO_STATIC_GLIBC,
+    ATTACHED_TO_STATIC_MUSL,
+    ATTACHED_TO_STATIC_JEMALLOC,
+);
+exact_attached!(over_aligned_blocks_are_counted_by_the_bytes_asked_for, Program::new("over_aligned"), ATTACHED_TO_STATIC_MUSL);
+exact_everywhere!(nested_entry_points_count_once, Program::new("nested"));
+exact_attached!(a_replaced_operator_new_counts_once, Program::new("replaced_new"), LAUNCHED_WITH_GLIBC);
+exact_attached!(a_cancelled_thread_leaves_nothing_behind, Program { runs: 2, ..Program::new("cancelled") });
+// mimalloc as a C library aborts where operator new fails, so there is nothing to record.
+exact!(
+    a_call_that_never_returns_silences_no_thread,
+    Program::new("bad_alloc"),
+    [ATTACHED_TO_GLIBC, ATTACHED_TO_PRELOADED_JEMALLOC, ATTACHED_TO_PRELOADED_TCMALLOC]
+);
+exact_attached!(a_target_that_drops_root_stays_recorded, Program::new("setuid_drop"), LAUNCHED_WITH_GLIBC);
+exact_attached!(a_stack_beyond_the_frame_limit_keeps_its_leaf, Program::new("deep_recursion"));
+exact_attached!(signal_handlers_on_other_stacks_are_counted, Program { runs: 2, ..Program::new("signal_stacks") });
+exact_everywhere!(short_lived_threads_are_counted_with_their_destructors, Program::new("short_threads"), ATTACHED_TO_STATIC_MUSL);
+
+/// Programs that load every core: one after the other.
+mod under_load {
+    use std::io::Write;
+    use std::process::Command;
+
+    use crate::record::{Program, check, place};
+    use crate::support::build::tight_pairs;
+    use crate::support::process::Process;
+    use crate::support::recording::Recording;
+    use crate::support::{LIMIT, bpf, serial};
+
+    const CROSS_THREAD: Program = Program { args: &["4", "10000"], runs: 3, ..Program::new("cross_thread") };
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_glibc() {
+        let _alone = serial();
+        check(CROSS_THREAD, place::ATTACHED_TO_GLIBC);
+    }
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_one_glibc_arena() {
+        let _alone = serial();
+        check(Program { env: &[("MALLOC_ARENA_MAX", "1")], ..CROSS_THREAD }, place::ATTACHED_TO_GLIBC);
+    }
+
+    /// Every block of more than a KiB is a mapping of its own: an address is unmapped by one thread and mapped by the next at once.
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_where_each_is_a_mapping() {
+        let _alone = serial();
+        check(Program { env: &[("MALLOC_MMAP_THRESHOLD_", "1024")], ..CROSS_THREAD }, place::ATTACHED_TO_GLIBC);
+    }
+
+    /// The bench's tight loop: its own count of pairs is the truth.
+    #[test]
+    fn two_threads_at_full_speed_lose_no_record() {
+        if bpf().is_none() {
+            return;
+        }
+        let _alone = serial();
+        let mut target = Process::start_piped(Command::new(tight_pairs()).args(["2", "1"]));
+        let mut input = target.input();
+        assert!(target.out.wait_for(LIMIT, |line| line.starts_with("ready")).is_some(), "{}", target.err);
+        let recording = Recording::attach(&[target.pid()]);
+        input.write_all(b"\n").unwrap();
+        let said = target.out.wait_for(LIMIT, |line| line.starts_with('{')).unwrap_or_default();
+        let pairs = serde_json::from_str::<serde_json::Value>(&said).unwrap()["pairs"].as_u64().unwrap();
+        let report = recording.stop();
+        assert_eq!(report.nonzero_losses(), Vec::<String>::new());
+        assert_eq!((report.totals.allocations, report.totals.inuse_allocations), (pairs, 0));
+    }
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_jemalloc() {
+        let _alone = serial();
+        check(CROSS_THREAD, place::ATTACHED_TO_PRELOADED_JEMALLOC);
+    }
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_tcmalloc() {
+        let _alone = serial();
+        check(CROSS_THREAD, place::ATTACHED_TO_PRELOADED_TCMALLOC);
+    }
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_mimalloc() {
+        let _alone = serial();
+        check(CROSS_THREAD, place::ATTACHED_TO_PRELOADED_MIMALLOC);
+    }
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_a_launched_program() {
+        let _alone = serial();
+        check(CROSS_THREAD, place::LAUNCHED_WITH_GLIBC);
+    }
+
+    #[test]
+    fn blocks_freed_by_other_threads_are_matched_in_a_static_musl_program() {
+        let _alone = serial();
+        check(Program { runs: 1, ..CROSS_THREAD }, place::ATTACHED_TO_STATIC_MUSL);
+    }
+}

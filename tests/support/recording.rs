@@ -1,0 +1,95 @@
+//! `fragprof record`, attached or launching, as a user would run it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::LIMIT;
+use super::process::Process;
+use super::rendezvous::Rendezvous;
+use super::report::Report;
+
+/// Longer than any test: the recordings are ended by a signal or by the target's end.
+const DURATION: &str = "300s";
+
+/// The command under test.
+pub fn fragprof() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_fragprof"))
+}
+
+/// A running recording.
+pub struct Recording {
+    /// The recorder.
+    pub process: Process,
+    dir: TempDir,
+}
+
+impl Recording {
+    /// Starts `fragprof record -p PID…` and waits until it records.
+    pub fn attach(pids: &[u32]) -> Self {
+        Self::attach_by(fragprof(), pids)
+    }
+
+    /// As [`Recording::attach`], with fragprof run by another command (`unshare … fragprof`).
+    pub fn attach_by(mut command: Command, pids: &[u32]) -> Self {
+        command.args(["record", "--duration", DURATION]);
+        for pid in pids {
+            command.args(["-p", &pid.to_string()]);
+        }
+        let recording = Self::start(&mut command, &[]);
+        recording.wait_until_attached(pids.len());
+        recording
+    }
+
+    /// Starts `fragprof record -- CMD…` with the program's rendezvous and environment.
+    pub fn launch(rendezvous: &Rendezvous, program: &Path, args: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut command = fragprof();
+        command.args(["record", "--duration", DURATION]).env("TRUTH_SOCKET", rendezvous.path());
+        command.envs(env.iter().copied());
+        let target: Vec<&OsStr> = std::iter::once(program.as_os_str()).chain(args.iter().map(OsStr::new)).collect();
+        Self::start(&mut command, &target)
+    }
+
+    /// Starts `command` with `-o FILE`, and `-- TARGET…` behind it.
+    pub fn start(command: &mut Command, target: &[&OsStr]) -> Self {
+        let dir = TempDir::new().expect("a temporary directory can be made");
+        command.arg("-o").arg(dir.path().join("out.pb.gz"));
+        if !target.is_empty() {
+            command.arg("--").args(target);
+        }
+        Self { process: Process::start(command), dir }
+    }
+
+    /// Waits until the recorder says that it records: once for each target.
+    pub fn wait_until_attached(&self, targets: usize) {
+        let said = self.process.err.wait_for(LIMIT, |line| line.to_lowercase().contains("recording"));
+        assert!(said.is_some(), "fragprof does not record {targets} targets; it said:\n{}\n{}", self.process.out, self.process.err);
+    }
+
+    /// The profile file.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("out.pb.gz")
+    }
+
+    /// Ctrl-C: the recorder must write what it has.
+    pub fn stop(self) -> Report {
+        self.process.signal(Signal::INT);
+        self.finish()
+    }
+
+    /// Waits for the recording's own end, which must be a good one.
+    pub fn finish(mut self) -> Report {
+        let status = self.wait(LIMIT);
+        assert!(status.success(), "fragprof record ended with {status}:\n{}\n{}", self.process.out.all(), self.process.err.all());
+        Report::read(&self.file())
+    }
+
+    /// Waits for the end, good or bad.
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        self.process.wait(limit)
+    }
+}
