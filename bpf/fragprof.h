@@ -117,7 +117,7 @@ enum fp_vm_op {
 	FP_VM_MPROTECT = 6,/* addr, len, prot */
 };
 
-/* FP_REC_VM. 72 bytes. Only calls that succeeded. */
+/* FP_REC_VM. 80 bytes. Only calls that succeeded. */
 struct fp_vm {
 	struct fp_head head;
 	unsigned long long addr;
@@ -128,7 +128,8 @@ struct fp_vm {
 	unsigned int prot;        /* PROT_* */
 	unsigned int flags;       /* MAP_* or the advice */
 	int fd;                   /* mmap's file descriptor, -1 = anonymous */
-	unsigned long long stack; /* hash, 0 = none */
+	unsigned long long stack; /* of the allocator call that did it: hash, 0 = none */
+	unsigned long long request; /* bytes that call asks for */
 };
 
 /* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 40 bytes. */
@@ -212,7 +213,7 @@ FP_ASSERT_SIZE(struct fp_alloc, 40);
 FP_ASSERT_SIZE(struct fp_free, 24);
 FP_ASSERT_SIZE(struct fp_free_stack, 32);
 FP_ASSERT_SIZE(struct fp_stack, 32);
-FP_ASSERT_SIZE(struct fp_vm, 72);
+FP_ASSERT_SIZE(struct fp_vm, 80);
 FP_ASSERT_SIZE(struct fp_life, 40);
 FP_ASSERT_SIZE(struct fp_need_table, 24);
 FP_ASSERT_SIZE(struct fp_target, 64);

@@ -19,16 +19,16 @@ static __always_inline bool fp_failed(long result)
 	return (unsigned long)result >= (unsigned long)-4095L;
 }
 
-/* The stack of the allocator call the thread is in, 0 if it is in none. */
-static __always_inline __u64 fp_stack_of_open_call(void)
+/* The allocator call the thread is in, NULL if it is in none. */
+static __always_inline struct fp_call *fp_open_call(void)
 {
 	struct fp_thread *thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
 	__u32 top;
 
 	if (!thread)
-		return 0;
+		return NULL;
 	top = thread->depth - 1;
-	return top < FP_CALLS_MAX ? thread->calls[top].stack : 0;
+	return top < FP_CALLS_MAX ? &thread->calls[top] : NULL;
 }
 
 static __always_inline struct fp_target *fp_target_of_current(__u32 *slot)
@@ -51,6 +51,7 @@ struct fp_vm_args {
 static __always_inline int fp_send_vm(__u32 op, const struct fp_vm_args *args)
 {
 	struct fp_target *target;
+	struct fp_call *call;
 	struct fp_vm *record;
 	__u32 slot;
 
@@ -68,7 +69,9 @@ static __always_inline int fp_send_vm(__u32 op, const struct fp_vm_args *args)
 	record->prot = args->prot;
 	record->flags = args->flags;
 	record->fd = args->fd;
-	record->stack = fp_stack_of_open_call();
+	call = fp_open_call();
+	record->stack = call ? call->stack : 0;
+	record->request = call ? call->size : 0;
 	fp_submit(record);
 	return 0;
 }
@@ -101,9 +104,8 @@ static __always_inline int fp_syscall_done(struct pt_regs *regs, long result)
 		op = FP_VM_MUNMAP;
 		break;
 	case FP_SYS_BRK:
-		/* Returns the break as it now is and never fails otherwise; brk(0) only asks. */
-		if (!regs->di)
-			return 0;
+		/* Returns the break as it now is, and never fails otherwise; brk(0), with which every C library begins, tells where
+		 * growth starts from. */
 		op = FP_VM_BRK;
 		vm.addr = result;
 		vm.len = 0;

@@ -127,6 +127,7 @@ struct RawVm {
     flags: u32,
     fd: i32,
     stack: u64,
+    request: u64,
 }
 
 /// `struct fp_life`.
@@ -178,7 +179,7 @@ const _: () = {
     assert!(size_of::<RawFree>() == 24);
     assert!(size_of::<RawFreeStack>() == 32);
     assert!(size_of::<RawStack>() == 32);
-    assert!(size_of::<RawVm>() == 72);
+    assert!(size_of::<RawVm>() == 80);
     assert!(size_of::<RawLife>() == 40);
     assert!(size_of::<RawNeedTable>() == 24);
     assert!(size_of::<TargetRow>() == 64);
@@ -287,6 +288,8 @@ pub enum Body<'a> {
         change: VmChange,
         /// Stack of the allocator call that did it, 0 = none.
         stack: StackHash,
+        /// Bytes that call asks for.
+        request: u64,
     },
     /// The process replaced its image.
     Exec {
@@ -363,7 +366,7 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
         }
         REC_VM => {
             let r = raw::<RawVm>(bytes)?;
-            Body::Vm { change: vm_change(r)?, stack: StackHash(r.stack) }
+            Body::Vm { change: vm_change(r)?, stack: StackHash(r.stack), request: r.request }
         }
         REC_EXEC => Body::Exec { comm: raw::<RawLife>(bytes)?.comm },
         REC_FORK => Body::Fork { child: raw::<RawLife>(bytes)?.other },

@@ -266,6 +266,11 @@ impl Ledger {
         }
     }
 
+    /// The id of a stack, given out now if it is new; `None` for hash 0.
+    pub fn stack_id(&mut self, hash: StackHash) -> Option<StackId> {
+        (hash.0 != 0).then(|| self.stacks.id(hash))
+    }
+
     /// Number of stack ids given out; ids are below it.
     pub fn stacks_len(&self) -> u32 {
         self.stacks.len()

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use super::sink::{SharedShard, lock};
+use super::heap::HeapPicture;
 use super::target::Target;
 use super::watched::Watched;
 use crate::capture::Counters;
 use crate::capture::counters::ENDS;
+use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Ledger, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
 use crate::profile::{Counter, Frame, KindSet, Metadata, Mode, Profile, ValueKind, Values, meta};
 use crate::symbol::{AddressSpace, Symbolizer};
+use crate::units::HumanBytes;
 use crate::unwind::End;
 
 /// What the recorder knows beside the books.
@@ -24,25 +26,26 @@ pub struct Facts {
 }
 
 /// What exact mode measures.
-const KINDS: [ValueKind; 7] = [
+const KINDS: [ValueKind; 9] = [
     ValueKind::AllocObjects,
     ValueKind::AllocSpace,
     ValueKind::InuseObjects,
     ValueKind::InuseSpace,
+    ValueKind::PinnedSpace,
+    ValueKind::BlockedSpace,
     ValueKind::GrowthSpace,
     ValueKind::PeakSpace,
     ValueKind::DoubtfulSpace,
 ];
 
 /// Builds the profile of all targets.
-pub fn profile(facts: Facts, targets: &mut [Target], shards: &[SharedShard]) -> Profile {
+pub fn profile(facts: Facts, targets: &[Target]) -> Profile {
     let mut profile = Profile::new(metadata(&facts));
     let mut symbolizer = Symbolizer::new();
-    for target in targets.iter_mut() {
-        let books = target.books.take().or_else(|| lock(&shards[target.shard]).watched.remove(&target.slot.index));
-        let Some(mut books) = books else { continue };
-        books.ledger.settle();
-        add_process(&mut profile, &mut symbolizer, target, &books);
+    for target in targets {
+        if let Some(books) = &target.books {
+            add_process(&mut profile, &mut symbolizer, target, books);
+        }
     }
     profile
 }
@@ -86,6 +89,7 @@ fn metadata(facts: &Facts) -> Metadata {
 
 fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, books: &Watched) {
     let pid = target.process.pid().0;
+    let heap = target.heap.as_ref();
     let totals = books.ledger.totals();
     profile.meta.processes.push(meta::Process {
         pid,
@@ -93,7 +97,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Targ
         allocators: target.allocators.clone(),
         lossy: books.ledger.is_lossy(),
         peak_inuse_bytes: Some(totals.peak_bytes),
-        heap: None,
+        heap: target.heap.as_ref().map(|heap| heap.summary),
     });
     for note in &target.notes {
         profile.meta.notes.push(format!("process {pid}: {note}"));
@@ -116,8 +120,35 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Targ
             .with(ValueKind::InuseSpace, t.live_bytes)
             .with(ValueKind::PeakSpace, t.at_peak_bytes)
             .with(ValueKind::DoubtfulSpace, t.doubtful_bytes)
-            .with(ValueKind::GrowthSpace, books.growth_bytes.get(&view.hash.0).copied().unwrap_or(0))
+            .with(ValueKind::PinnedSpace, heap.map_or(0, |heap| heap.pinned.of(view.id)))
+            .with(ValueKind::BlockedSpace, heap.map_or(0, |heap| heap.blocked.of(view.id)))
+            .with(ValueKind::GrowthSpace, books.growth.bytes.of(view.id))
     });
+    if let Some(heap) = heap {
+        add_unattributed(profile, pid, heap, &books.growth);
+    }
+}
+
+/// What no recorded stack owns, as a row of its own. Its live bytes are in the note, not in the row: the rows' live bytes are what was
+/// recorded, to the byte.
+fn add_unattributed(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
+    let values = Values::default()
+        .with(ValueKind::PinnedSpace, heap.pinned.unattributed_bytes())
+        .with(ValueKind::BlockedSpace, heap.blocked.unattributed_bytes())
+        .with(ValueKind::GrowthSpace, growth.bytes.unattributed_bytes());
+    if !values.is_zero() {
+        profile.add(pid, &[], None, &values);
+    }
+    if heap.unattributed_live_bytes > 0 {
+        profile.meta.notes.push(format!(
+            "process {pid}: {} in {} live chunks belong to no recorded stack: allocated before the recording, or the C library's own",
+            HumanBytes(heap.unattributed_live_bytes),
+            heap.unattributed_live_allocations
+        ));
+    }
+    for note in &heap.notes {
+        profile.meta.notes.push(format!("process {pid}: {note}"));
+    }
 }
 
 fn add_ledger(

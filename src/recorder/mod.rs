@@ -12,6 +12,7 @@
 //! the kernel restores when the links are dropped, even if this process is killed.
 
 mod build;
+mod heap;
 mod launch;
 mod sink;
 mod target;
@@ -153,7 +154,8 @@ impl Recorder {
     /// If it cannot be watched; nothing of it stays behind then.
     pub fn watch(&mut self, pid: Pid) -> Result<(), Error> {
         let process = Process::open(pid)?;
-        let slot = self.register(process, None)?;
+        let free = heap::free_bytes(pid);
+        let slot = self.register(process, None, free)?;
         match self.probe(slot) {
             Ok(()) => {
                 self.switch_on(slot);
@@ -175,7 +177,7 @@ impl Recorder {
         let mut failure = None;
         let mut child = launch::launch(command, |pid| {
             let step = match slot {
-                None => Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None)).map(|new| {
+                None => Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None, Some(0))).map(|new| {
                     slot = Some(new);
                     self.switch_on(new);
                     // The dynamic linker is there, the C library not yet: nothing to probe is no failure now.
@@ -251,9 +253,12 @@ impl Recorder {
             self.capture.switch(target.slot, false);
         }
         let duration = self.started.elapsed();
-        self.check_losses();
         let malformed = self.readers.take().map_or(0, Readers::stop);
         self.check_losses();
+        for (slot, target) in &mut self.targets {
+            target.books = lock(&self.shards[target.shard]).watched.remove(slot);
+            target.look_at_the_heap();
+        }
         let counters = self.capture.counters()?;
         let start_unix_ns = self.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
         let mut all: Vec<Target> = self.targets.drain().map(|(_, target)| target).chain(self.ended.drain(..)).collect();
@@ -267,11 +272,11 @@ impl Recorder {
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             notes: std::mem::take(&mut self.notes),
         };
-        let profile = build::profile(facts, &mut all, &self.shards);
-        Ok(profile)
+        Ok(build::profile(facts, &all))
     }
 
-    fn register(&mut self, process: Process, inherited: Option<Ledger>) -> Result<u16, Error> {
+    /// Gives a process a slot and books. `free_at_start`: free bytes of its heap, if they are known.
+    fn register(&mut self, process: Process, inherited: Option<Ledger>, free_at_start: Option<u64>) -> Result<u16, Error> {
         let pid = process.pid();
         let shard = 0;
         let mut flags = wire::TARGET_VM;
@@ -284,7 +289,8 @@ impl Recorder {
         let slot = self.capture.add_target(pid, shard, TargetFlags(flags))?;
         let ledger = inherited.unwrap_or_else(|| Ledger::new(monotonic_ns(), StackLimits::default()));
         let shard = shard as usize;
-        lock(&self.shards[shard]).watched.insert(slot.index, Watched::new(pid, slot, ledger));
+        let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
+        lock(&self.shards[shard]).watched.insert(slot.index, Watched::new(pid, slot, ledger, &mappings, free_at_start));
         self.targets.insert(slot.index, Target::new(process, slot, shard));
         Ok(slot.index)
     }
@@ -335,7 +341,7 @@ impl Recorder {
         let Some(shard) = self.targets.get(&parent).map(|target| target.shard) else { return };
         let inherited = lock(&self.shards[shard]).inherited.remove(&child);
         let forked_ns = monotonic_ns();
-        let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited));
+        let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited, None));
         let slot = match watched {
             Ok(slot) => slot,
             Err(error) => {

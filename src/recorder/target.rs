@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
+use super::heap::{self, HeapPicture};
 use super::{Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
+use crate::heap::footprint::Footprint;
 use crate::probe::features::Features;
 use crate::probe::plan::{FilePlan, plan};
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
-use crate::target::{Maps, Process};
+use crate::target::{Allocator, Process};
 
 /// A file of the process, by device and inode.
 type FileKey = (u64, u64);
@@ -23,8 +25,10 @@ pub struct Target {
     pub allocators: Vec<String>,
     /// Executable code seen so far.
     pub space: AddressSpace,
-    /// Mappings at the end of the recording, if the process still lived.
-    pub maps: Option<Maps>,
+    /// The heap at the end of the recording, if the process still lived and let itself be read.
+    pub heap: Option<HeapPicture>,
+    /// What the allocator that serves malloc adds to a block.
+    footprint: Footprint,
     pub notes: Vec<String>,
     loss: TargetLoss,
     /// The books, once the process is gone and its slot given away.
@@ -41,7 +45,8 @@ impl Target {
             attached: HashMap::new(),
             allocators: Vec::new(),
             space,
-            maps: None,
+            heap: None,
+            footprint: Footprint::default(),
             notes: Vec::new(),
             loss: TargetLoss::default(),
             books: None,
@@ -69,6 +74,13 @@ impl Target {
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
         for file in &plan.files {
+            if file.serves_malloc {
+                self.footprint = match file.allocator {
+                    Allocator::Glibc => Footprint::Glibc,
+                    Allocator::Jemalloc => Footprint::Jemalloc,
+                    _ => Footprint::Requested,
+                };
+            }
             if self.attached.contains_key(&key(file)) {
                 continue;
             }
@@ -102,13 +114,17 @@ impl Target {
     pub fn look_at_the_end(&mut self, snapshots: &mut Snapshots) {
         // A process that ended a moment ago keeps what was seen of it before.
         match self.process.maps() {
-            Ok(maps) => {
-                snapshots.update(&mut self.space, &self.process, &maps);
-                self.maps = Some(maps);
-            }
+            Ok(maps) => snapshots.update(&mut self.space, &self.process, &maps),
             Err(error) => tracing::debug!("{error}"),
         }
         read_perf_map(&mut self.space, &self.process);
+    }
+
+    /// The heap as it is now, joined with the books.
+    pub fn look_at_the_heap(&mut self) {
+        if let Some(books) = &mut self.books {
+            self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint);
+        }
     }
 
     /// Takes all probes out.

@@ -1,13 +1,20 @@
-//! What is known of one watched process from its records alone: its ledger, and those of the images it had before an exec.
+//! What is known of one watched process from its records alone: its ledger, those of the images it had before an exec, its extents,
+//! and who made them grow.
 //!
 //! Lives behind its shard's lock; the ring's thread writes, the driver and the live view look.
 
-use std::collections::HashMap;
-
 use crate::capture::Slot;
 use crate::capture::wire::{Body, Record, VmChange};
+use crate::fragmentation::growth::{Growth, GrowthSpace};
+use crate::heap::extents::{Extents, Mapping, VmEvent};
 use crate::ledger::{Event, Ledger, StackLimits};
-use crate::units::Pid;
+use crate::units::{Addr, Pid, StackHash};
+
+/// Image ledgers kept of a process that execs again and again; older ones are dropped and counted.
+const PAST_MAX: usize = 16;
+/// The most an allocator adds to a block that is not mapped by itself: glibc's header and rounding, jemalloc's smallest classes. Larger
+/// classes' rounding only makes the free bytes fewer than assumed at the next look, never the growth wrong by more.
+const BLOCK_OVERHEAD_BYTES: u64 = 32;
 
 /// A process as its records show it.
 pub struct Watched {
@@ -25,21 +32,33 @@ pub struct Watched {
     pub exited: Option<(u64, u32)>,
     /// Changes of the address space seen.
     pub vm_changes: u64,
-    /// Bytes by which each stack made the address space grow (brk, mmap) from inside an allocator call.
-    pub growth_bytes: HashMap<u64, u64>,
-    /// The program break as last seen; 0 = not yet.
-    brk: u64,
+    /// The mappings, kept up to date by the changes.
+    pub extents: Extents,
+    /// By which calls the heap grew, and which of them while enough free bytes were there.
+    pub growth: GrowthSpace,
+    /// Free bytes of the heap when the recording began; `None` if no census told.
+    free_at_start: Option<u64>,
+    /// Bytes by which allocator calls made the address space grow since then.
+    grown_bytes: u64,
 }
 
-/// Image ledgers kept of a process that execs again and again; older ones are dropped and counted.
-const PAST_MAX: usize = 16;
-/// Stacks of heap growth kept of a process. Growth is rare; more stacks than this are a fault of the unwinding, not of the program.
-const GROWTH_STACKS_MAX: usize = 64 << 10;
-
 impl Watched {
-    /// A process that is watched from now (CLOCK_MONOTONIC ns) on, with the ledger it begins with: empty, or its parent's.
-    pub fn new(pid: Pid, slot: Slot, ledger: Ledger) -> Self {
-        Self { pid, slot, ledger, past: Vec::new(), past_dropped: 0, exited: None, vm_changes: 0, growth_bytes: HashMap::new(), brk: 0 }
+    /// A process that is watched from now (CLOCK_MONOTONIC ns) on, with the ledger it begins with (empty, or its parent's), its
+    /// mappings, and the free bytes its heap has (`None` = not known).
+    pub fn new(pid: Pid, slot: Slot, ledger: Ledger, mappings: &[Mapping], free_at_start: Option<u64>) -> Self {
+        Self {
+            pid,
+            slot,
+            ledger,
+            past: Vec::new(),
+            past_dropped: 0,
+            exited: None,
+            vm_changes: 0,
+            extents: Extents::new(mappings),
+            growth: GrowthSpace::default(),
+            free_at_start,
+            grown_bytes: 0,
+        }
     }
 
     /// Takes a record that is not an allocator event (those go to the ledger in batches).
@@ -47,7 +66,7 @@ impl Watched {
         match record.body {
             Body::Exec { .. } => self.exec(time_ns),
             Body::Exit { code } => self.exited = Some((time_ns, code)),
-            Body::Vm { change, stack } => self.vm(change, stack.0, time_ns),
+            Body::Vm { change, stack, request } => self.vm(change, stack, request, time_ns),
             _ => {}
         }
     }
@@ -61,33 +80,49 @@ impl Watched {
             }
             self.past.push(before);
         }
-        self.growth_bytes.clear();
-        self.brk = 0;
+        self.extents = Extents::default();
+        self.growth = GrowthSpace::default();
+        self.free_at_start = Some(0);
+        self.grown_bytes = 0;
     }
 
-    fn vm(&mut self, change: VmChange, stack: u64, time_ns: u64) {
+    fn vm(&mut self, change: VmChange, stack: StackHash, request: u64, time_ns: u64) {
         self.vm_changes += 1;
-        match change {
-            VmChange::Mmap { len, .. } => self.grow(stack, len),
-            VmChange::Munmap { addr, len } => {
-                self.ledger.apply(&Event::Unmapped { start: addr, end: crate::units::Addr(addr.0.saturating_add(len)), time_ns });
-            }
-            VmChange::Brk { end } => {
-                if self.brk != 0 && end.0 > self.brk {
-                    self.grow(stack, end.0 - self.brk);
-                }
-                self.brk = end.0;
-            }
-            VmChange::Mremap { old_len, new_len, .. } => self.grow(stack, new_len.saturating_sub(old_len)),
-            VmChange::Madvise { .. } | VmChange::Mprotect { .. } => {}
+        if let VmChange::Munmap { addr, len } = change {
+            self.ledger.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
         }
-    }
-
-    fn grow(&mut self, stack: u64, bytes: u64) {
-        if stack == 0 || bytes == 0 || (self.growth_bytes.len() >= GROWTH_STACKS_MAX && !self.growth_bytes.contains_key(&stack)) {
+        let grown = self.extents.apply(&Self::vm_event(change)).grown_bytes;
+        if stack.0 == 0 || grown == 0 {
             return;
         }
-        let grown = self.growth_bytes.entry(stack).or_default();
-        *grown = grown.saturating_add(bytes);
+        let growth = Growth {
+            stack: self.ledger.stack_id(stack),
+            grown_bytes: grown,
+            requested_bytes: request,
+            free_bytes: self.free_at_least(),
+        };
+        self.growth.add(&growth);
+        self.grown_bytes = self.grown_bytes.saturating_add(grown);
+    }
+
+    /// Free bytes that the heap has for certain: what it had and grew by, less what was handed out since with the most its allocator
+    /// may have added. Frees of blocks from before the recording only add to it.
+    fn free_at_least(&self) -> Option<u64> {
+        let totals = self.ledger.totals();
+        let taken = totals.live_bytes.saturating_add(totals.live.saturating_mul(BLOCK_OVERHEAD_BYTES));
+        self.free_at_start.map(|free| free.saturating_add(self.grown_bytes).saturating_sub(taken))
+    }
+
+    fn vm_event(change: VmChange) -> VmEvent {
+        match change {
+            VmChange::Mmap { addr, len, prot, flags, .. } => VmEvent::Mmap { addr: addr.0, len, prot, flags },
+            VmChange::Munmap { addr, len } => VmEvent::Munmap { addr: addr.0, len },
+            VmChange::Mremap { old, old_len, new, new_len } => {
+                VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len }
+            }
+            VmChange::Brk { end } => VmEvent::Brk { end: end.0 },
+            VmChange::Madvise { addr, len, advice } => VmEvent::Madvise { addr: addr.0, len, advice },
+            VmChange::Mprotect { addr, len, prot } => VmEvent::Mprotect { addr: addr.0, len, prot },
+        }
     }
 }
