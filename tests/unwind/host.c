@@ -153,7 +153,7 @@ void host_unwind(const struct host_world *seen, void *state, struct pt_regs *reg
 
 	world = seen;
 	storage = state;
-	walk = unwind_user(regs, 1);
+	walk = unwind_user(regs, 1, 0);
 	out->hash = walk->hash;
 	out->need_pc = walk->need_pc;
 	out->len = walk->len;

@@ -8,7 +8,7 @@ use fragprof::unwind::end::FRAME_ADDRESS_MASK;
 use tempfile::TempDir;
 
 use super::host::Host;
-use super::lab::{Target, compile, root};
+use super::lab::{Target, compile, compile_musl, root};
 use super::oracle::{Framehop, Gimli, Reached};
 use super::recording::{World, record_many};
 
@@ -94,7 +94,7 @@ fn recorded_stacks_of_real_programs_are_gimlis_stacks() {
         ("Python", "/usr/bin/python3".into(), vec![text("work.py")]),
         ("JVM", "java".into(), vec![text("Work.java")]),
         ("node", "node".into(), vec![text("work.js")]),
-        ("static musl", path(musl(dir)), vec!["40".into(), "0".into()]),
+        ("static musl", path(compile_musl(dir)), vec!["40".into(), "0".into()]),
         ("static glibc", path(compile(dir, "deep.c", "static", &["-O2", "-static"])), vec!["40".into(), "0".into()]),
         ("alloca and large frames", path(compile(dir, "frames.c", "frames", plain)), vec![]),
         ("signal handler", path(compile(dir, "signals.c", "signals", plain)), vec![]),
@@ -128,13 +128,6 @@ fn recorded_stacks_of_real_programs_are_gimlis_stacks() {
     assert!(sum.equal * 1000 >= sum.stacks * 999, "{sum:?}");
     assert!(sum.framehop_equal * 1000 >= sum.framehop_stacks * 999, "{sum:?}");
     assert!(sum.framehop_stacks * 2 > sum.stacks, "framehop saw too little: {sum:?}");
-}
-
-fn musl(directory: &std::path::Path) -> std::path::PathBuf {
-    let out = directory.join("musl");
-    let source = root().join("tests/unwind/programs/deep.c");
-    super::lab::run(Command::new("musl-gcc").args(["-O2", "-static", "-fasynchronous-unwind-tables"]).arg(source).arg("-o").arg(&out));
-    out
 }
 
 /// Sets the ELF header's section fields to nothing, as packers do.
