@@ -160,14 +160,33 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 		fp_count(FP_CNT_STACK_TABLE_FULL);
 }
 
-/* Takes the stack at the probe; its hash, or 0 if none could be taken. */
-static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, __u32 slot)
+/* Asks for the table that a walk found missing. Not a loss if the ring is full: a later walk asks again. */
+static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, __u64 pc)
 {
-	struct fp_walk *walk = unwind_user(regs, (__u32)target->mm_id);
+	void *ring = bpf_map_lookup_elem(&rings, &target->shard);
+	struct fp_need_table *record;
+
+	if (!ring)
+		return;
+	record = bpf_ringbuf_reserve(ring, sizeof(*record), 0);
+	if (!record)
+		return;
+	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_NEED_TABLE, 0);
+	record->pc = pc;
+	fp_submit(record);
+}
+
+/* Takes the stack at the probe; its hash, or 0 if none could be taken. */
+static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
+{
+	__u64 entry_sp = regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie);
+	struct fp_walk *walk = unwind_user(regs, (__u32)target->mm_id, entry_sp);
 
 	if (!walk)
 		return 0;
-	fp_define_stack(walk, target, slot);
+	if (walk->need_pc)
+		fp_need_table(target, FP_COOKIE_SLOT(cookie), walk->need_pc);
+	fp_define_stack(walk, target, FP_COOKIE_SLOT(cookie));
 	return walk->hash;
 }
 
@@ -237,7 +256,7 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 	if (fp_is_nested(thread, target, regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie)))
 		return;
 	if (target->flags & FP_TARGET_FREE_STACKS)
-		fp_send_free_stack(target, cookie, thread->tid, ptr, fp_take_stack(regs, target, FP_COOKIE_SLOT(cookie)));
+		fp_send_free_stack(target, cookie, thread->tid, ptr, fp_take_stack(regs, target, cookie));
 	else
 		fp_send_free(target, cookie, thread->tid, FP_REC_FREE, ptr);
 }
@@ -264,7 +283,7 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	if (fp_is_nested(thread, target, sp))
 		return 0;
 	if (target->flags & FP_TARGET_STACKS)
-		stack = fp_take_stack(regs, target, FP_COOKIE_SLOT(cookie));
+		stack = fp_take_stack(regs, target, cookie);
 	if (FP_COOKIE_OP(cookie) == FP_OP_REALLOC && ptr)
 		fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FREE, ptr);
 

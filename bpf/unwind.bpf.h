@@ -85,7 +85,7 @@ struct fp_walk {
 	__u64 sigcontext;
 	__u32 registers;        /* enum fp_registers */
 	__u32 flags;            /* FP_FRAME_* of the frame, shifted right by 32 */
-	__u64 trampoline;       /* the kernel's return trampoline, 0 = not looked up */
+	__u64 entry_sp;         /* where the first frame's return address is, if the caller knows; else 0 */
 
 	/* The mapping and the table last used. */
 	struct fp_mapping mapping;
@@ -370,6 +370,20 @@ static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
 	return FP_END_NONE;
 }
 
+/* The first frame, whose function has no row: the probe knows where its return address is, and nothing was done to rbp before it. */
+static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
+{
+	__u64 pc;
+
+	if (!fp_read_word(walk, walk->entry_sp, &pc))
+		return FP_END_READ_FAULT;
+	walk->pc = pc;
+	walk->sp = walk->entry_sp + 8;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = 0;
+	return FP_END_NONE;
+}
+
 /* One step by frame pointer, believed only if the frame pointer points a little way up the stack and the word beside it into known
  * code. `failed` is the reason to end otherwise. */
 static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 flags, __u32 failed)
@@ -636,6 +650,8 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 	walk->now_bp_at = 0;
 	if (end == FP_END_NONE)
 		end = fp_step_rule(walk, &rule, addr);
+	else if (walk->registers == FP_REGS_LEAF && walk->entry_sp)
+		end = fp_step_entry(walk);
 	else if (flags & FP_FRAME_JIT)
 		end = fp_step_frame_pointer(walk, 0, FP_END_JIT);
 	else
@@ -692,11 +708,12 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 
 /*
  * Walks the current thread's user stack from regs, whose pc is the probed instruction. mm_id names the address space in
- * mapping_tables. The result is in walk: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0), need_pc
+ * mapping_tables. entry_sp is the stack pointer as it was at the function's entry, if the probe lies in its straight line and the line
+ * has not changed rbp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc). The result is in walk: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0), need_pc
  * (if not 0, the daemon should be asked for a table), and defined, which is 0 unless the caller set it for this very stack. NULL if
  * there was no memory for it, which is counted.
  */
-static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 mm_id)
+static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
 {
 	struct fp_unwind_clock *clock;
 	struct fp_walk_loop loop;
@@ -743,6 +760,7 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 m
 	walk->pc = regs->ip;
 	walk->sp = regs->sp;
 	walk->bp = regs->bp;
+	walk->entry_sp = entry_sp;
 	walk->registers = FP_REGS_LEAF;
 	walk->flags = FP_FRAME_EXACT >> 32;
 	walk->window_base = ~0ULL;

@@ -32,6 +32,14 @@ pub fn compile(directory: &Path, source: &str, name: &str, flags: &[&str]) -> Pa
     out
 }
 
+/// `deep.c` as a static program with musl, whose own functions have no unwind rows.
+pub fn compile_musl(directory: &Path) -> PathBuf {
+    let out = directory.join("musl");
+    let source = root().join("tests/unwind/programs/deep.c");
+    run(Command::new("musl-gcc").args(["-O2", "-static", "-fasynchronous-unwind-tables"]).arg(source).arg("-o").arg(&out));
+    out
+}
+
 /// A child that is killed when it goes out of scope.
 pub struct Target(pub Child);
 

@@ -81,3 +81,19 @@ fn cost_of_a_walk() {
         }
     }
 }
+
+#[test]
+fn an_allocation_in_a_static_musl_program_is_walked_although_musl_has_no_tables() {
+    let directory = TempDir::new().unwrap();
+    let program = super::lab::compile_musl(directory.path());
+    let lab = Lab::new();
+    let target = Target::start(&program, &["12", "100"]);
+    std::thread::sleep(Duration::from_millis(100));
+    lab.watch(target.pid());
+    let offset = super::lab::symbol_offset(&program, "malloc");
+    let _link = lab.attach("walk_and_copy", target.pid(), &program, offset);
+    let stack = next_stack(&lab);
+    eprintln!("{stack:x?}");
+    // malloc, leaf, down 13 times, main; beyond it is musl's start code, which has no tables.
+    assert!(stack.frames.len() >= 16, "{stack:x?}");
+}

@@ -1,5 +1,9 @@
 //! The unwinder against other unwinders: gimli's full evaluation and framehop on recorded stacks, gdb on live ones.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod host;
 mod lab;
 mod live;
+mod oracle;
+mod recorded;
+mod recording;

@@ -26,7 +26,7 @@ int walk_and_copy(struct pt_regs *regs)
 {
 	__u32 zero = 0, i;
 	struct last_stack *out = bpf_map_lookup_elem(&last, &zero);
-	struct fp_walk *walk = unwind_user(regs, bpf_get_current_pid_tgid() >> 32);
+	struct fp_walk *walk = unwind_user(regs, bpf_get_current_pid_tgid() >> 32, regs->sp);
 
 	if (!out || !walk)
 		return 0;
@@ -43,7 +43,7 @@ int walk_and_copy(struct pt_regs *regs)
 SEC("uprobe")
 int walk_only(struct pt_regs *regs)
 {
-	unwind_user(regs, bpf_get_current_pid_tgid() >> 32);
+	unwind_user(regs, bpf_get_current_pid_tgid() >> 32, regs->sp);
 	return 0;
 }
 

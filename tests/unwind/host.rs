@@ -1,0 +1,124 @@
+//! The unwinder's C on the host, over recorded memory and tables built by fragprof's own pipeline.
+
+use std::ffi::{CString, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::Command;
+
+use fragprof::unwind::End;
+use tempfile::TempDir;
+
+use super::lab::{Stack, root, run};
+use super::recording::{Recording, World};
+
+/// The kernel's `struct pt_regs`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PtRegs {
+    /// r15 to ss, as the kernel orders them.
+    pub words: [u64; 21],
+}
+
+#[repr(C)]
+struct HostRegion {
+    begin: u64,
+    length: u64,
+    bytes: *const u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HostBlocks {
+    blocks: *const u8,
+    length: u64,
+}
+
+#[repr(C)]
+struct HostWorld {
+    regions: *const HostRegion,
+    region_count: u64,
+    tables: *const HostBlocks,
+    table_count: u64,
+    mappings: HostBlocks,
+    generation: u32,
+}
+
+#[repr(C)]
+struct HostStack {
+    hash: u64,
+    need_pc: u64,
+    len: u32,
+    end: u32,
+    repeated: u32,
+    pad: u32,
+    frames: [u64; 128],
+}
+
+type Unwind = unsafe extern "C" fn(*const HostWorld, *mut u64, *mut PtRegs, *mut HostStack);
+
+/// The shared object, loaded.
+pub struct Host {
+    unwind: Unwind,
+    state_bytes: usize,
+    _directory: TempDir,
+}
+
+/// A thread's state: what the kernel keeps in task storage.
+pub struct Thread(Vec<u64>);
+
+impl Host {
+    /// Compiles and loads it.
+    pub fn new() -> Self {
+        let directory = TempDir::new().unwrap();
+        let out = directory.path().join("unwind_host.so");
+        let mut clang = Command::new("clang");
+        clang.args(["-shared", "-fPIC", "-O2", "-g", "-fsanitize=undefined,bounds", "-fsanitize-trap=all", "-Wall"]);
+        clang.args(["-Wno-gnu-variable-sized-type-not-at-end", "-Wno-pass-failed"]);
+        run(clang.arg(root().join("tests/unwind/host.c")).arg("-o").arg(&out));
+        let path = CString::new(out.as_os_str().as_bytes()).unwrap();
+        // SAFETY: a path that ends with 0; the object has no constructors.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!handle.is_null());
+        let symbol = |name: &std::ffi::CStr| {
+            // SAFETY: the handle is never closed.
+            let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            assert!(!address.is_null(), "{name:?}");
+            address
+        };
+        // SAFETY: the signature in host.c.
+        let state_bytes = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(symbol(c"host_state_bytes"))() };
+        // SAFETY: the signature in host.c, with the structs mirrored above.
+        let unwind = unsafe { std::mem::transmute::<*mut c_void, Unwind>(symbol(c"host_unwind")) };
+        Self { unwind, state_bytes: state_bytes as usize, _directory: directory }
+    }
+
+    /// State of a thread that was never walked.
+    pub fn thread(&self) -> Thread {
+        Thread(vec![0; self.state_bytes.div_ceil(8)])
+    }
+
+    /// Walks a recorded stack. Says also how many of its steps were repeated from the thread's last walk.
+    pub fn unwind(&self, thread: &mut Thread, world: &World, recording: &Recording) -> (Stack, u32) {
+        let regions: Vec<HostRegion> = recording
+            .regions
+            .iter()
+            .chain(&world.texts)
+            .map(|(begin, bytes)| HostRegion { begin: *begin, length: bytes.len() as u64, bytes: bytes.as_ptr() })
+            .collect();
+        let blocks = |bytes: &Vec<u64>| HostBlocks { blocks: bytes.as_ptr().cast(), length: bytes.len() as u64 / 32 };
+        let tables: Vec<HostBlocks> = world.tables.iter().map(blocks).collect();
+        let seen = HostWorld {
+            regions: regions.as_ptr(),
+            region_count: regions.len() as u64,
+            tables: tables.as_ptr(),
+            table_count: tables.len() as u64,
+            mappings: blocks(&world.mappings),
+            generation: 1,
+        };
+        let mut regs = recording.regs;
+        let mut out = HostStack { hash: 0, need_pc: 0, len: 0, end: 0, repeated: 0, pad: 0, frames: [0; 128] };
+        // SAFETY: all pointers are to live memory of the lengths given, and the state is as long as the object asked for.
+        unsafe { (self.unwind)(&raw const seen, thread.0.as_mut_ptr(), &raw mut regs, &raw mut out) };
+        let frames = out.frames[..out.len as usize].to_vec();
+        (Stack { hash: out.hash, walks: 0, end: End::from_wire(out.end as u8).unwrap(), frames }, out.repeated)
+    }
+}
