@@ -1,12 +1,12 @@
 //! The allocators' entry points and the shapes of their calls.
 //!
 //! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
-//! `jemalloc.h`, gperftools 2.10 `tcmalloc.h`, mimalloc 2.1 `mimalloc.h`). Arguments are counted from 0 and all are integers or
+//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`). Arguments are counted from 0 and all are integers or
 //! pointers, so argument n is in the nth register of the System V calling convention.
 //!
 //! Left out on purpose, because no register holds the size: `mi_strdup`, `mi_strndup`, `mi_realpath`, `mi_dupenv_s` and their
-//! relatives (a block of theirs is first seen when it is freed), jemalloc's experimental `smallocx_*` (returns a structure), and
-//! `mi_reallocarr` (takes the block through memory).
+//! relatives, with mimalloc 3 also the `strdup` and `strndup` that it exports (a block of theirs is first seen when it is freed);
+//! jemalloc's experimental `smallocx_*` (returns a structure); and `mi_reallocarr` (takes the block through memory).
 
 use serde::Serialize;
 
@@ -217,6 +217,7 @@ table! {
         "tc_malloc_skip_new_handler" => alloc(0);
         "tc_free" => free(0);
         "tc_free_sized" => free(0);
+        "tc_free_aligned_sized" => free(0);
         "tc_realloc" => realloc(0, 1);
         "tc_calloc" => alloc_n(0, 1);
         "tc_cfree" => free(0);
@@ -316,6 +317,32 @@ table! {
         "mi_new_reallocn" => realloc_n(0, 1, 2);
         "mi_heap_alloc_new" => alloc(1);
         "mi_heap_alloc_new_n" => alloc_n(1, 2);
+        // Since 3.0: blocks whose real size is told, frees of small blocks, heaps of one thread.
+        "mi_umalloc" => alloc(0);
+        "mi_ucalloc" => alloc_n(0, 1);
+        "mi_urealloc" => realloc(0, 1);
+        "mi_ufree" => free(0);
+        "mi_umalloc_aligned" => alloc(0);
+        "mi_uzalloc_aligned" => alloc(0);
+        "mi_umalloc_small" => alloc(0);
+        "mi_uzalloc_small" => alloc(0);
+        "mi_free_small" => free(0);
+        "mi_free_small_nonnull" => free(0);
+        "mi_free_small_local" => free(0);
+        "mi_free_small_local_nonnull" => free(0);
+        "mi_heap_zalloc_small" => alloc(1);
+        "mi_theap_malloc" => alloc(1);
+        "mi_theap_zalloc" => alloc(1);
+        "mi_theap_calloc" => alloc_n(1, 2);
+        "mi_theap_malloc_small" => alloc(1);
+        "mi_theap_zalloc_small" => alloc(1);
+        "mi_theap_malloc_aligned" => alloc(1);
+        "mi_theap_zalloc_aligned" => alloc(1);
+        "mi_theap_realloc" => realloc(1, 2);
+        "mi_theap_rezalloc" => realloc(1, 2);
+        "mi_theap_alloc_new" => alloc(1);
+        "mi_theap_alloc_new_n" => alloc_n(1, 2);
+        "mi_theap_alloc_new_nothrow" => alloc(1);
     }
 }
 
@@ -383,7 +410,12 @@ mod tests {
         });
         let mut checked = 0;
         for function in FUNCTIONS.iter().filter(|f| f.family == Family::Mimalloc) {
-            let parameters = header.get(function.symbol).unwrap_or_else(|| panic!("{} is not declared", function.symbol));
+            let newer =
+                ["mi_theap_", "mi_u", "mi_free_small", "mi_heap_zalloc_small"].iter().any(|start| function.symbol.starts_with(start));
+            let Some(parameters) = header.get(function.symbol) else {
+                assert!(newer, "{} is not declared", function.symbol);
+                continue;
+            };
             expect(function, parameters, |name| match name {
                 "p" => Some("pointer"),
                 "size" | "newsize" => Some("size"),
@@ -399,7 +431,11 @@ mod tests {
     fn tcmalloc_s_shapes_are_those_of_its_header() {
         let header = declared("/usr/include/gperftools/tcmalloc.h", |name| name.starts_with("tc_"));
         for function in FUNCTIONS.iter().filter(|f| f.family == Family::Tcmalloc) {
-            let parameters = header.get(function.symbol).unwrap_or_else(|| panic!("{} is not declared", function.symbol));
+            let Some(parameters) = header.get(function.symbol) else {
+                // Since 2.17.
+                assert_eq!(function.symbol, "tc_free_aligned_sized", "is not declared");
+                continue;
+            };
             expect(function, parameters, |name| match name {
                 "p" | "ptr" => Some("pointer"),
                 "size" | "__size" => Some("size"),

@@ -154,14 +154,20 @@ impl Line {
             "cltq" | "cwtl" | "lahf" => effect.writes.push("rax"),
             "cpuid" => effect.writes.extend(["rax", "rbx", "rcx", "rdx"]),
             "xgetbv" | "rdtsc" | "rdtscp" => effect.writes.extend(["rax", "rdx", "rcx"]),
-            m if m.starts_with("stos") || m.starts_with("movs") && self.operands.iter().any(|o| o.contains("%es:")) => {
+            m if m.starts_with("stos") => effect.writes.extend(["rdi", "rcx"]),
+            m if m.starts_with("movs") && self.operands.iter().any(|o| o.contains("%es:")) => {
                 effect.writes.extend(["rdi", "rsi", "rcx"]);
             }
             m if m.starts_with("scas") || m.starts_with("cmps") || m.starts_with("lods") => {
                 effect.writes.extend(["rdi", "rsi", "rcx", "rax"]);
             }
-            m if m.starts_with("xchg") || m.starts_with("xadd") || m.starts_with("cmpxchg") || m.starts_with("mulx") => {
+            m if m.starts_with("cmpxchg") => {
                 effect.writes.push("rax");
+                // cmpxchg8b and 16b compare with rdx:rax.
+                effect.writes.extend(m.ends_with('b').then_some("rdx"));
+                effect.writes.extend(last.map(|(name, _)| name));
+            }
+            m if m.starts_with("xchg") || m.starts_with("xadd") || m.starts_with("mulx") => {
                 effect.writes.extend(self.operands.iter().filter_map(|o| register(o)).map(|(name, _)| name));
             }
             "mov" => {

@@ -26,11 +26,15 @@ const LIBRARIES: [(&str, Allocator); 6] = [
     ("/usr/lib/x86_64-linux-musl/libc.so", Allocator::Musl),
 ];
 
-/// Programs and libraries without an allocator of their own, of other compilers: C++, Rust with lld's layout, a Java VM's launcher.
+/// Files that somebody wants checked too, say another distribution's C library: paths separated by colons.
+const MORE_FILES: &str = "FRAGPROF_TEST_FILES";
+
+/// Programs and libraries without an allocator of their own, of several compilers, and [`MORE_FILES`].
 fn others() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         ["/lib/x86_64-linux-gnu/libstdc++.so.6", "/lib64/ld-linux-x86-64.so.2", "/bin/bash"].iter().map(PathBuf::from).collect();
     files.push(std::env::current_exe().unwrap());
+    files.extend(std::env::var_os(MORE_FILES).iter().flat_map(std::env::split_paths));
     files
 }
 
