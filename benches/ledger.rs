@@ -176,6 +176,11 @@ fn measure(live: usize, pairs: usize) {
     });
     let ranges: Vec<_> = (0..64).map(|i| (Addr(start.0 + i * (1 << 24)), Addr(start.0 + (i + 1) * (1 << 24)))).collect();
     view("live bytes of 64 ranges", &mut || drop(black_box(ledger.live_by_range(&ranges))));
+    for range in 0..1000 {
+        let start = 0x7f00_0000_0000 + range * (1 << 20);
+        ledger.apply(&Event::Unmapped { start: Addr(start), end: Addr(start + (1 << 18)), time_ns: churn.time_ns });
+    }
+    view("1000 unmapped ranges looked for", &mut || ledger.settle());
     let mut sorted = None;
     view("all blocks sorted by address", &mut || sorted = Some(ledger.sorted_blocks(|_| true)));
     let Some(sorted) = sorted else { return };
