@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::by_stack::BytesByStack;
 use crate::heap::extents::HeapRange;
-use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PAGE_BYTES, PageStates, SegmentKind, Span, segments};
+use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PageStates, SegmentKind, Span, segments};
+use crate::heap::residency::PAGE_BYTES;
 use crate::units::StackId;
 
 /// Blocked bytes by stack.

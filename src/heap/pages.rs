@@ -6,10 +6,9 @@
 use std::ops::Range;
 
 use super::extents::{Coverage, HeapRange};
+use super::residency::{PAGE_BYTES, PageRuns};
 use crate::units::StackId;
 
-/// A base page, bytes.
-pub const PAGE_BYTES: u64 = 4096;
 /// A huge page, bytes.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
@@ -41,6 +40,18 @@ pub trait PageStates {
     fn is_resident(&self, page: u64) -> bool;
     /// Whether a huge page backs the whole of an aligned 2 MiB.
     fn is_huge(&self, huge_page: u64) -> bool;
+}
+
+impl PageStates for PageRuns {
+    fn is_resident(&self, page: u64) -> bool {
+        self.state_at(page.saturating_mul(PAGE_BYTES)).is_resident()
+    }
+
+    fn is_huge(&self, huge_page: u64) -> bool {
+        let start = huge_page.saturating_mul(HUGE_PAGE_BYTES);
+        let whole = start..start.saturating_add(HUGE_PAGE_BYTES);
+        self.within(whole.clone()).next().is_some_and(|run| (run.start..run.end) == whole && run.state.huge && run.state.is_resident())
+    }
 }
 
 /// All pages resident, none huge: for a heap whose residency is not known, an upper bound.
@@ -299,6 +310,7 @@ impl PageSums {
 #[cfg(test)]
 mod tests {
     use super::super::extents::RegionKind;
+    use super::super::residency::{PageRun, PageState};
     use super::*;
 
     fn range(range: Range<u64>, coverage: Coverage) -> HeapRange {
@@ -323,6 +335,20 @@ mod tests {
         let mut sums = PageSums::default();
         let misfits = visit_pages(ranges, spans.iter().copied(), states, |page| sums.add(page));
         (sums, misfits)
+    }
+
+    #[test]
+    fn a_huge_page_is_one_that_backs_the_whole_of_its_two_mebibytes() {
+        let huge = PageState { present: true, huge: true, ..PageState::default() };
+        let mut runs = PageRuns::default();
+        runs.push(PageRun { start: HUGE_PAGE_BYTES, end: 2 * HUGE_PAGE_BYTES + 4096, state: huge });
+        runs.push(PageRun { start: 5 * HUGE_PAGE_BYTES, end: 6 * HUGE_PAGE_BYTES, state: PageState { huge: false, ..huge } });
+        assert_eq!((0..7).filter(|&page| runs.is_huge(page)).collect::<Vec<_>>(), [1]);
+        let first = HUGE_PAGE_BYTES / PAGE_BYTES;
+        assert_eq!(
+            [first - 1, first, 2 * first, 2 * first + 1, 5 * first].map(|page| runs.is_resident(page)),
+            [false, true, true, false, true]
+        );
     }
 
     #[test]
