@@ -15,12 +15,12 @@
 //! # Memory
 //! | what | bytes |
 //! |---|---|
-//! | a live block, stack id included | 16 / load: 20–28 while the heap grows, at most 32 after it shrank |
+//! | a live block, stack id included | 16 / load: 21–29 while the heap grows, at most 32 after it shrank |
 //! | a live block of 16 MiB and more, or at an odd address | about 50 |
 //! | a stack | 64 (hot) + 72 (cold) + about 20 (hash map) + 8 a frame; 640 for histograms of the first 32,768 |
 //! | a process | about 13 KiB, and 17 KiB of table from its first block on |
 //!
-//! So 10 M live blocks are 200–320 MB; a table of the usual form (a hash map from address to a 24-byte value) takes 350–700 MB.
+//! So 10 M live blocks are 210–320 MB; a table of the usual form (a hash map from address to a 24-byte value) takes 350–700 MB.
 //!
 //! # Time
 //! Births are kept in ticks of 256 ns since the ledger's origin, 40 bits. When the clock reaches 2^40 ticks (3.3 days), the origin
