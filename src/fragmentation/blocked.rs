@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::by_stack::BytesByStack;
 use crate::heap::extents::HeapRange;
-use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PAGE_BYTES, PageStates, SegmentKind, Span, segments};
+use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PageStates, SegmentKind, Span, segments};
+use crate::heap::residency::PAGE_BYTES;
 use crate::units::StackId;
 
 /// Blocked bytes by stack.
@@ -104,9 +105,14 @@ impl Tail {
 
 /// Whole pages of a range that are in RAM.
 fn resident_pages(range: &Range<u64>, states: &impl PageStates) -> u64 {
-    let whole = range.start.div_ceil(PAGE_BYTES)..range.end / PAGE_BYTES;
-    let per_huge = HUGE_PAGE_BYTES / PAGE_BYTES;
-    whole.filter(|&page| states.is_resident(page) || states.is_huge(page / per_huge)).count() as u64
+    let end = range.end / PAGE_BYTES;
+    let mut page = range.start.div_ceil(PAGE_BYTES);
+    let mut resident = 0;
+    while let Some(next) = states.next_resident(page).map(|next| next.max(page)).filter(|&next| next < end) {
+        resident += u64::from(states.is_resident(next) || states.is_huge(next / (HUGE_PAGE_BYTES / PAGE_BYTES)));
+        page = next + 1;
+    }
+    resident
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ impl PinnedSpace {
             // Both are at most a page, 2^21: the product fits 64 bits.
             let until = free * so_far / live;
             self.bytes.charge(stack, until - charged);
-            if page.is_huge() {
+            if page.huge {
                 self.on_huge_pages.charge(stack, until - charged);
             }
             charged = until;
@@ -61,6 +61,9 @@ mod tests {
         }
         fn is_huge(&self, huge_page: u64) -> bool {
             huge_page == 1
+        }
+        fn next_resident(&self, page: u64) -> Option<u64> {
+            (page..page + 61).find(|&page| self.is_resident(page) || self.is_huge(page / 512))
         }
     }
 

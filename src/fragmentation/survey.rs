@@ -2,8 +2,10 @@
 
 use super::pinned::PinnedSpace;
 use super::ratio::Ratios;
-use crate::heap::extents::HeapRange;
+use crate::heap::extents::{Coverage, Extents, HeapRange};
+use crate::heap::footprint::Footprint;
 use crate::heap::pages::{Misfits, PageStates, PageSums, Span, visit_pages};
+use crate::ledger::Ledger;
 
 /// What a walk over all pages of a heap found.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +38,25 @@ impl Survey {
         survey
     }
 
+    /// Surveys what a ledger knows of a heap. `states` is asked once for the page states of the heap's ranges.
+    ///
+    /// If anything was lost, no gap between blocks is known to be free: all of them are unknown.
+    pub fn of_ledger<S: PageStates>(
+        ledger: &mut Ledger,
+        extents: &Extents,
+        footprint: Footprint,
+        states: impl FnOnce(&[HeapRange]) -> S,
+    ) -> Self {
+        ledger.settle();
+        let blocks = ledger.sorted_blocks(|_| true);
+        let mut ranges = extents.heap_ranges(blocks.iter().map(|block| block.addr.0));
+        if ledger.is_lossy() {
+            ranges.iter_mut().for_each(|range| range.coverage = Coverage::Partial);
+        }
+        let states = states(&ranges);
+        Self::new(&ranges, blocks.iter().map(|block| footprint.span(&block)), &states)
+    }
+
     /// The heap's ratios with the bytes behind them.
     pub fn ratios(&self) -> Ratios {
         Ratios {
@@ -50,9 +71,10 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::extents::{Coverage, RegionKind};
+    use crate::heap::extents::{RegionKind, VmEvent};
     use crate::heap::pages::{AllResident, Owner};
-    use crate::units::StackId;
+    use crate::ledger::{Event, StackLimits};
+    use crate::units::{Addr, StackHash, StackId};
 
     #[test]
     fn each_range_has_its_own_sums_and_together_they_are_the_heaps() {
@@ -73,5 +95,20 @@ mod tests {
         assert_eq!(survey.sums.live_bytes, 0x1020);
         assert_eq!(survey.pinned.bytes.of(StackId(2)), 0xff0);
         assert_eq!(survey.ratios().fragmentation_ratio(), Some(1.0 - (0x1020 + 0xff0) as f64 / 0x4000 as f64));
+    }
+
+    #[test]
+    fn free_space_of_a_ledger_is_pinned_until_something_was_lost_and_unknown_from_then_on() {
+        let mut ledger = Ledger::new(0, StackLimits::default());
+        let mut extents = Extents::new(&[]);
+        extents.apply(&VmEvent::Brk { end: 0x10000 });
+        extents.apply(&VmEvent::Brk { end: 0x12000 });
+        ledger.apply(&Event::Alloc { addr: Addr(0x10010), size_bytes: 24, stack: StackHash(5), tid: 1, time_ns: 0, function: 0 });
+        let survey = Survey::of_ledger(&mut ledger, &extents, Footprint::Glibc, |_| AllResident);
+        // The chunk is 32 bytes; the rest of its page is pinned, the next page is free.
+        assert_eq!((survey.pinned.bytes.of(StackId(2)), survey.sums.trimmable_bytes), (4096 - 32, 4096));
+        ledger.apply(&Event::Loss { alloc: 1, free: 0, other: 0, time_ns: 1 });
+        let survey = Survey::of_ledger(&mut ledger, &extents, Footprint::Glibc, |_| AllResident);
+        assert_eq!((survey.pinned.bytes.total_bytes(), survey.sums.resident_unknown_bytes), (0, 8192 - 32));
     }
 }

@@ -3,7 +3,8 @@
 //! The ledger knows what was asked for. What an allocator adds is not free, so that the pages' free bytes come out right only if a
 //! block's whole chunk counts as live (DESIGN 4.4: live = requested + rounding).
 
-use super::pages::{Owner, PAGE_BYTES, Span};
+use super::pages::{Owner, Span};
+use super::residency::PAGE_BYTES;
 use crate::ledger::Block;
 
 /// The rule of an allocator.

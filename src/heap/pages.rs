@@ -6,10 +6,9 @@
 use std::ops::Range;
 
 use super::extents::{Coverage, HeapRange};
+use super::residency::{PAGE_BYTES, PageRuns};
 use crate::units::StackId;
 
-/// A base page, bytes.
-pub const PAGE_BYTES: u64 = 4096;
 /// A huge page, bytes.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
@@ -41,6 +40,27 @@ pub trait PageStates {
     fn is_resident(&self, page: u64) -> bool;
     /// Whether a huge page backs the whole of an aligned 2 MiB.
     fn is_huge(&self, huge_page: u64) -> bool;
+    /// A page not after the first resident one at or after `page`; `None` if there is none. Lets a walk pass over untouched space, of
+    /// which an allocator may have terabytes.
+    fn next_resident(&self, page: u64) -> Option<u64> {
+        Some(page)
+    }
+}
+
+impl PageStates for PageRuns {
+    fn is_resident(&self, page: u64) -> bool {
+        self.state_at(page.saturating_mul(PAGE_BYTES)).is_resident()
+    }
+
+    fn is_huge(&self, huge_page: u64) -> bool {
+        let start = huge_page.saturating_mul(HUGE_PAGE_BYTES);
+        let whole = start..start.saturating_add(HUGE_PAGE_BYTES);
+        self.within(whole.clone()).next().is_some_and(|run| (run.start..run.end) == whole && run.state.huge && run.state.is_resident())
+    }
+
+    fn next_resident(&self, page: u64) -> Option<u64> {
+        self.next_present(page.saturating_mul(PAGE_BYTES)).map(|addr| addr / PAGE_BYTES)
+    }
 }
 
 /// All pages resident, none huge: for a heap whose residency is not known, an upper bound.
@@ -145,13 +165,15 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
     misfits
 }
 
-/// A page of the heap and what lies on it. The four kinds of bytes add up to the part of the page that heap ranges cover.
+/// A page of the heap and what lies on it, or a run of pages that are not in RAM. The four kinds of bytes add up to the part of the page that heap ranges cover.
 #[derive(Debug, Clone, Copy)]
 pub struct PageView<'a> {
     /// First address.
     pub start: u64,
-    /// [`PAGE_BYTES`] or [`HUGE_PAGE_BYTES`].
+    /// [`PAGE_BYTES`], [`HUGE_PAGE_BYTES`], or a run's.
     pub bytes: u64,
+    /// Whether it is a huge page.
+    pub huge: bool,
     /// Whether it is in RAM.
     pub resident: bool,
     /// Bytes of live spans.
@@ -162,7 +184,7 @@ pub struct PageView<'a> {
     pub free_bytes: u64,
     /// Bytes that may be of blocks from before the recording.
     pub unknown_bytes: u64,
-    /// The live spans' parts on the page by address, with their stack.
+    /// The live spans' parts on the page by address, with their stack. Not given for a run.
     pub parts: &'a [(Option<StackId>, u64)],
 }
 
@@ -171,14 +193,10 @@ impl PageView<'_> {
     pub fn extent_bytes(&self) -> u64 {
         self.live_bytes + self.held_bytes + self.free_bytes + self.unknown_bytes
     }
-
-    /// Whether it is a huge page.
-    pub fn is_huge(&self) -> bool {
-        self.bytes == HUGE_PAGE_BYTES
-    }
 }
 
-/// Visits each page that a heap range touches, by address. A huge page is one page.
+/// Visits each page that a heap range touches, by address. A huge page is one page; long runs of pages that are not in RAM come at
+/// once.
 pub fn visit_pages(
     ranges: &[HeapRange],
     spans: impl IntoIterator<Item = Span>,
@@ -189,6 +207,16 @@ pub fn visit_pages(
     let misfits = segments(ranges, spans, |segment| cutter.add(segment));
     cutter.flush();
     misfits
+}
+
+/// Index of a kind's bytes among live, held, free and unknown.
+fn sum_of(kind: SegmentKind) -> usize {
+    match kind {
+        SegmentKind::Live(_) => 0,
+        SegmentKind::Held => 1,
+        SegmentKind::Free => 2,
+        SegmentKind::Unknown => 3,
+    }
 }
 
 /// Cuts segments at page ends.
@@ -210,22 +238,51 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
         while start < end {
             if start >= self.page.end {
                 self.flush();
+                let untouched = self.untouched(start, end);
+                if untouched > start {
+                    self.pass_over(start..untouched, segment.kind);
+                    start = untouched;
+                    continue;
+                }
                 self.page = self.page_of(start);
             }
             let stop = end.min(self.page.end);
             let bytes = stop - start;
-            let sum = match segment.kind {
-                SegmentKind::Live(stack) => {
-                    self.parts.push((stack, bytes));
-                    0
-                }
-                SegmentKind::Held => 1,
-                SegmentKind::Free => 2,
-                SegmentKind::Unknown => 3,
-            };
-            self.sums[sum] += bytes;
+            if let SegmentKind::Live(stack) = segment.kind {
+                self.parts.push((stack, bytes));
+            }
+            self.sums[sum_of(segment.kind)] += bytes;
             start = stop;
         }
+    }
+
+    /// The end of the whole pages from `start` on that are not in RAM, if it pays to ask.
+    fn untouched(&self, start: u64, end: u64) -> u64 {
+        if !start.is_multiple_of(PAGE_BYTES) || end - start < HUGE_PAGE_BYTES {
+            return start;
+        }
+        let whole = end / PAGE_BYTES;
+        self.states.next_resident(start / PAGE_BYTES).map_or(whole, |next| next.min(whole)).saturating_mul(PAGE_BYTES)
+    }
+
+    fn pass_over(&mut self, run: Range<u64>, kind: SegmentKind) {
+        let bytes = run.end - run.start;
+        let mut sums = [0; 4];
+        sums[sum_of(kind)] = bytes;
+        let [live_bytes, held_bytes, free_bytes, unknown_bytes] = sums;
+        let start = run.start;
+        (self.visit)(&PageView {
+            start,
+            bytes,
+            huge: false,
+            resident: false,
+            live_bytes,
+            held_bytes,
+            free_bytes,
+            unknown_bytes,
+            parts: &[],
+        });
+        self.page = run.end..run.end;
     }
 
     fn page_of(&mut self, addr: u64) -> Range<u64> {
@@ -246,8 +303,9 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
             return;
         }
         let (start, bytes) = (self.page.start, self.page.end - self.page.start);
-        let resident = bytes == HUGE_PAGE_BYTES || self.states.is_resident(start / PAGE_BYTES);
-        (self.visit)(&PageView { start, bytes, resident, live_bytes, held_bytes, free_bytes, unknown_bytes, parts: &self.parts });
+        let huge = bytes == HUGE_PAGE_BYTES;
+        let resident = huge || self.states.is_resident(start / PAGE_BYTES);
+        (self.visit)(&PageView { start, bytes, huge, resident, live_bytes, held_bytes, free_bytes, unknown_bytes, parts: &self.parts });
         self.parts.clear();
     }
 }
@@ -299,6 +357,7 @@ impl PageSums {
 #[cfg(test)]
 mod tests {
     use super::super::extents::RegionKind;
+    use super::super::residency::{PageRun, PageState};
     use super::*;
 
     fn range(range: Range<u64>, coverage: Coverage) -> HeapRange {
@@ -323,6 +382,20 @@ mod tests {
         let mut sums = PageSums::default();
         let misfits = visit_pages(ranges, spans.iter().copied(), states, |page| sums.add(page));
         (sums, misfits)
+    }
+
+    #[test]
+    fn a_huge_page_is_one_that_backs_the_whole_of_its_two_mebibytes() {
+        let huge = PageState { present: true, huge: true, ..PageState::default() };
+        let mut runs = PageRuns::default();
+        runs.push(PageRun { start: HUGE_PAGE_BYTES, end: 2 * HUGE_PAGE_BYTES + 4096, state: huge });
+        runs.push(PageRun { start: 5 * HUGE_PAGE_BYTES, end: 6 * HUGE_PAGE_BYTES, state: PageState { huge: false, ..huge } });
+        assert_eq!((0..7).filter(|&page| runs.is_huge(page)).collect::<Vec<_>>(), [1]);
+        let first = HUGE_PAGE_BYTES / PAGE_BYTES;
+        assert_eq!(
+            [first - 1, first, 2 * first, 2 * first + 1, 5 * first].map(|page| runs.is_resident(page)),
+            [false, true, true, false, true]
+        );
     }
 
     #[test]
@@ -366,5 +439,24 @@ mod tests {
             live_bytes += if matches!(segment.kind, SegmentKind::Live(_)) { segment.range.end - segment.range.start } else { 0 };
         });
         assert_eq!((begins, live_bytes), (1, 0x20));
+    }
+
+    #[test]
+    fn a_terabyte_that_was_never_touched_is_passed_over_at_once() {
+        const TIB: u64 = 1 << 40;
+        let state = PageState { present: true, ..PageState::default() };
+        let mut runs = PageRuns::default();
+        runs.push(PageRun { start: TIB, end: TIB + 0x2000, state });
+        runs.push(PageRun { start: TIB + TIB / 2, end: TIB + TIB / 2 + 0x3000, state });
+        let mut visits = 0;
+        let mut sums = PageSums::default();
+        visit_pages(&[range(TIB..2 * TIB, Coverage::Complete)], [live(TIB, 0x10), live(TIB + TIB / 4, TIB / 8)], &runs, |page| {
+            visits += 1;
+            sums.add(page);
+        });
+        assert!(visits < 20, "{visits}");
+        assert_eq!((sums.extent_bytes, sums.resident_bytes), (TIB, 0x5000));
+        assert_eq!((sums.live_bytes, sums.resident_live_bytes), (TIB / 8 + 0x10, 0x10));
+        assert_eq!((sums.pinned_bytes, sums.trimmable_bytes), (0x1000 - 0x10, 0x4000));
     }
 }

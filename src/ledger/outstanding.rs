@@ -11,8 +11,8 @@
 //!        value = size (24 bits)      | birth tick (40 bits)
 //! ```
 //!
-//! Memory: 16 bytes a slot, loaded to at most 4/5 and, after growing by 7/5, to at least 4/7; shrunk when less than half full. So
-//! 20 to 28 bytes a live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (address above 2^47 or
+//! Memory: 16 bytes a slot, loaded to at most 3/4 and, after growing by 4/3, to at least 9/16; shrunk when less than half full. So
+//! 21 to 29 bytes a live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (address above 2^47 or
 //! not a multiple of 8, 16 MiB and more) go to a hash map; the largest share they can have of a heap is one in 16 MiB.
 
 use std::collections::HashMap;
@@ -47,7 +47,7 @@ const ADDR_SHIFT: u32 = 3;
 
 /// Homes of the smallest table: 16 KiB, so that a ledger of an idle process costs little.
 const CAPACITY_MIN: usize = 1024;
-/// Slots behind the last home for the run that starts there. At load 4/5 a run is longer than this with probability e^-28 (the queue
+/// Slots behind the last home for the run that starts there. At load 3/4 a run is longer than this with probability below e^-28 (the queue
 /// of an M/D/1 server); if it happens the tail is doubled.
 const TAIL_MIN: usize = 64;
 
@@ -156,8 +156,8 @@ impl Outstanding {
             return displaced;
         };
         let displaced = if self.outliers.is_empty() { None } else { self.outliers.remove(&block.addr.0) };
-        if (self.packed + 1) * 5 > self.capacity * 4 {
-            self.rebuild((self.capacity * 7 / 5).max(CAPACITY_MIN), |_| true);
+        if (self.packed + 1) * 4 > self.capacity * 3 {
+            self.rebuild((self.capacity / 3 * 4).max(CAPACITY_MIN), |_| true);
         }
         loop {
             match self.find(slot.key) {
@@ -205,7 +205,7 @@ impl Outstanding {
     }
 
     /// Asks the processor to fetch the slots of an address that is about to be looked up: four cache lines, 16 slots, which is what a
-    /// search and the shift behind it touch at load 4/5 (13 on average).
+    /// search and the shift behind it touch at load 3/4 (9 on average).
     #[inline]
     pub fn prefetch(&self, addr: Addr) {
         #[cfg(target_arch = "x86_64")]

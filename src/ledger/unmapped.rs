@@ -3,6 +3,8 @@
 //! Nearly every range that an allocator unmaps is empty: its blocks were freed just before. Looking for blocks in each would cost
 //! more than all other events together, so ranges are gathered and looked for in one sweep, before anybody reads the ledger.
 
+use std::ops::Range;
+
 use crate::heap::ranges::RangeMap;
 
 /// Ranges gathered before a sweep is forced: 65,536 × about 60 bytes = 4 MiB.
@@ -32,11 +34,46 @@ impl UnmappedRanges {
         self.0.get(addr).is_some_and(|(_, tick)| birth_tick < tick)
     }
 
-    /// First and last address of all ranges together.
-    pub(super) fn bounds(&self) -> (u64, u64) {
-        let first = self.0.iter().next().map_or(0, |(range, _)| range.start);
-        let last = self.0.iter().next_back().map_or(0, |(range, _)| range.end);
-        (first, last)
+    /// A filter for a sweep over all blocks.
+    pub(super) fn filter(&self) -> Filter {
+        let mut filter = Filter { bits: vec![0; FILTER_WORDS] };
+        for (range, _) in self.0.iter() {
+            filter.add(range);
+        }
+        filter
+    }
+}
+
+/// Addresses are looked at in units of 64 KiB; the filter has a bit for each unit, modulo 2^18: 32 KiB, which stays in the cache.
+const FILTER_UNIT_SHIFT: u32 = 16;
+const FILTER_WORDS: usize = 1 << 12;
+const FILTER_UNITS: u64 = FILTER_WORDS as u64 * 64;
+
+/// Says of nearly every block that lies in no unmapped range that it does not, at the price of one look at a bit.
+pub(super) struct Filter {
+    bits: Vec<u64>,
+}
+
+impl Filter {
+    fn add(&mut self, range: Range<u64>) {
+        let (first, last) = (range.start >> FILTER_UNIT_SHIFT, (range.end - 1) >> FILTER_UNIT_SHIFT);
+        // A range of 16 GiB and more has all units.
+        for unit in first..=last.min(first + FILTER_UNITS - 1) {
+            let (word, bit) = Self::place(unit);
+            self.bits[word] |= bit;
+        }
+    }
+
+    /// Whether an address may lie in a range.
+    #[inline]
+    pub(super) fn may_cover(&self, addr: u64) -> bool {
+        let (word, bit) = Self::place(addr >> FILTER_UNIT_SHIFT);
+        self.bits[word] & bit != 0
+    }
+
+    #[inline]
+    fn place(unit: u64) -> (usize, u64) {
+        ((unit / 64) as usize % FILTER_WORDS, 1 << (unit % 64))
     }
 }
 
@@ -54,6 +91,22 @@ mod tests {
         assert!(ranges.covers(140, 19));
         assert!(!ranges.covers(160, 10));
         assert!(!ranges.covers(200, 0));
-        assert_eq!(ranges.bounds(), (100, 200));
+    }
+
+    #[test]
+    fn the_filter_passes_every_address_of_every_range_and_few_others() {
+        let mut ranges = UnmappedRanges::default();
+        let starts = [0x1000, 0x7f00_0000_f000, 0x5555_0000_0000];
+        for start in starts {
+            ranges.add(start, start + 0x12000, 1);
+        }
+        let filter = ranges.filter();
+        for start in starts {
+            assert!((start..start + 0x12000).step_by(16).all(|addr| filter.may_cover(addr)));
+        }
+        let others = (0..10_000_u64).filter(|n| filter.may_cover(0x6000_0000_0000 + n * 0x10000)).count();
+        assert!(others < 10, "{others}");
+        ranges.add(0, u64::MAX, 2);
+        assert!(ranges.filter().may_cover(0x1234_5678_9abc));
     }
 }
