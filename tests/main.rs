@@ -3,6 +3,7 @@
 
 mod census;
 mod placement;
+mod profile;
 mod record;
 mod support;
 mod unwind;

@@ -4,8 +4,10 @@
 //! not used for longest are dropped and read again when they are needed.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -51,6 +53,8 @@ pub struct OpenedFile {
     pub id: FileId,
     /// Its loaded segments; none if it is not an ELF file.
     segments: Vec<Segment>,
+    /// Whether the debug information that it links to may be looked for.
+    links_are_safe: bool,
 }
 
 /// Which file it is; equal for two paths of one file as long as nobody writes to it.
@@ -78,8 +82,10 @@ impl OpenedFile {
             }
             (None, None) => return None,
         };
-        let segments = ElfHeaders::parse(opened).map(|elf| elf.segments().to_vec()).unwrap_or_default();
-        Some(Self { path, id, segments })
+        let elf = ElfHeaders::parse(opened).ok();
+        let segments = elf.as_ref().map(|elf| elf.segments().to_vec()).unwrap_or_default();
+        let links_are_safe = elf.is_none_or(|elf| links_are_safe(&elf, &path));
+        Some(Self { path, id, segments, links_are_safe })
     }
 
     /// The address, in the file's own address space, of a byte of the file's code. `None` = the file loads no such byte.
@@ -99,6 +105,32 @@ impl OpenedFile {
 fn identity(file: &File) -> Option<FileId> {
     let meta = file.metadata().ok().filter(|meta| meta.is_file())?;
     Some(FileId { device: meta.dev(), inode: meta.ino(), size_bytes: meta.size(), modified: (meta.mtime(), meta.mtime_nsec()) })
+}
+
+/// Whether the files that an ELF file names for its debug information can be opened without harm.
+///
+/// The watched process wrote the names and may have put a pipe in such a place: opening it would wait for ever. A debug link is a bare
+/// file name by its definition (GDB manual, "Separate Debug Files"), looked for beside the file and in `.debug` there; alternate links
+/// (dwz) are found in debug files, not in what is mapped.
+fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {
+    /// File names have at most 255 bytes; a checksum follows.
+    const LINK_BYTES_MAX: u64 = 300;
+    let harmless = |path: &Path| path.metadata().map_or(true, |meta| meta.is_file());
+    // A package of split debug information has the file's own name and this ending.
+    let mut package = path.as_os_str().to_owned();
+    package.push(".dwp");
+    if elf.has_section(b".gnu_debugaltlink") || !harmless(Path::new(&package)) {
+        return false;
+    }
+    if !elf.has_section(b".gnu_debuglink") {
+        return true;
+    }
+    let Some(section) = elf.section(b".gnu_debuglink", LINK_BYTES_MAX) else { return false };
+    let name: Vec<u8> = section.into_iter().take_while(|&byte| byte != 0).collect();
+    let (Ok(canonical), false) = (path.canonicalize(), name.contains(&b'/')) else { return false };
+    let name = OsStr::from_bytes(&name);
+    let directory = canonical.parent().unwrap_or(Path::new("/"));
+    [directory.join(name), directory.join(".debug").join(name)].iter().all(|path| harmless(path))
 }
 
 /// Symbols of ELF files, read with blazesym.
@@ -169,7 +201,7 @@ impl FileSymbols for ElfSymbols {
             return Vec::new();
         }
         self.hold(file);
-        let source = Source::Elf(Elf::new(&file.path));
+        let source = Source::Elf(Elf { debug_syms: file.links_are_safe, ..Elf::new(&file.path) });
         // The file is the watched process's: whatever is in it must not end this program. After a panic nothing of the reader is used.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
             self.inner.symbolize_single(&source, Input::VirtOffset(address)).ok().map(|found| symbols_of(&found)).unwrap_or_default()

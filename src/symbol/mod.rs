@@ -10,7 +10,7 @@
 //! lives, so that its stacks can still be named when it is gone. Files are looked up by address in the file, so a library that many
 //! processes map is read once.
 //!
-//! A [`Symbolizer`] belongs to one thread. Its caches have limits, named in [`resolver`]; beyond them it forgets and reads again.
+//! A [`Symbolizer`] belongs to one thread. Its caches have limits, named in `resolver.rs` and `elf.rs`; beyond them it forgets and reads again.
 
 mod demangle;
 mod elf;

@@ -208,6 +208,25 @@ fn debug_information_in_a_file_of_its_own_is_found_by_its_link() {
 }
 
 #[test]
+fn a_pipe_in_the_place_of_a_debug_file_does_not_stop_the_symbolizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = cpp_program(dir.path());
+    let debug = dir.path().join("cpp.debug");
+    let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
+    let word = (BASE + start.wrapping_add(text_bias(&path))) | WORD_EXACT;
+    lines(Command::new("objcopy").arg("--only-keep-debug").arg(&path).arg(&debug));
+    lines(Command::new("objcopy").arg("--strip-debug").arg(format!("--add-gnu-debuglink={}", debug.display())).arg(&path));
+    std::fs::remove_file(&debug).unwrap();
+    for pipe in [debug, dir.path().join("cpp.dwp")] {
+        lines(Command::new("mkfifo").arg(&pipe));
+        // It ends at all: opening the pipe would wait for a writer. The symbol table still has the name.
+        let frames = Symbolizer::new().stack(&mapped(module(&path)), &[word]);
+        assert_eq!((&*frames[0].function, frames[0].line), ("shop::create(int)", 0));
+        std::fs::remove_file(&pipe).unwrap();
+    }
+}
+
+#[test]
 fn a_file_that_was_deleted_and_replaced_is_read_through_its_open_descriptor() {
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());

@@ -317,10 +317,22 @@ impl<R: ReadAt> Elf<R> {
     /// Whether it has a section of this name.
     #[must_use]
     pub fn has_section(&self, name: &[u8]) -> bool {
-        self.sections.iter().any(|section| {
-            let at = section.sh_name.get(LE) as usize;
-            self.section_names.get(at..).is_some_and(|tail| tail.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))
-        })
+        self.sections.iter().any(|section| self.is_named(section, name))
+    }
+
+    /// The bytes of the section of this name, if there is one of at most `bytes_max`.
+    #[must_use]
+    pub fn section(&self, name: &[u8], bytes_max: u64) -> Option<Vec<u8>> {
+        let section = self.sections.iter().find(|section| self.is_named(section, name))?;
+        if section.sh_size.get(LE) > bytes_max {
+            return None;
+        }
+        self.section_bytes("a section", section).ok()
+    }
+
+    fn is_named(&self, section: &elf::SectionHeader64<LE>, name: &[u8]) -> bool {
+        let at = section.sh_name.get(LE) as usize;
+        self.section_names.get(at..).is_some_and(|tail| tail.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))
     }
 
     /// Whether the Go toolchain linked it (its build information has a section of its own, also in stripped files).
