@@ -13,6 +13,7 @@ pub mod chunks;
 pub mod glibc;
 pub mod live;
 pub mod memory;
+pub mod not_malloc;
 pub mod objects;
 pub mod pace;
 pub mod page_cache;
