@@ -1,13 +1,14 @@
 //! The memory of a running process: process_vm_readv and the page map. Nothing is stopped, nothing injected.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::memory::{Memory, MemoryError, Piece};
+use super::not_malloc::{ResidentMapping, parse_smaps};
 use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
 use crate::target::{Maps, Process};
 
@@ -17,6 +18,9 @@ const PIECES_MAX: usize = 1024;
 const SCAN_RUNS: usize = 512;
 /// Entries read at once where PAGEMAP_SCAN is missing: 64 KiB for 32 MiB of address space.
 const PAGEMAP_ENTRIES: usize = 8192;
+
+/// Bytes of smaps read at most: about 700 a mapping, 262,144 mappings.
+const SMAPS_BYTES_MAX: u64 = 192 << 20;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)` (include/uapi/linux/fs.h, since Linux 6.7).
 const PAGEMAP_SCAN: libc::Ioctl = 0xC060_6610_u32 as libc::Ioctl;
@@ -180,6 +184,14 @@ impl Memory for LiveMemory {
             return Err(MemoryError::Gone { pid: self.process.pid().0 });
         }
         Ok(maps)
+    }
+
+    fn resident_mappings(&self) -> Result<Vec<ResidentMapping>, MemoryError> {
+        let file = File::open(self.process.directory().join("smaps"));
+        let mut bytes = Vec::new();
+        let read = file.and_then(|file| file.take(SMAPS_BYTES_MAX).read_to_end(&mut bytes));
+        read.map_err(|source| refused("smaps", self.process.pid().0, source))?;
+        Ok(parse_smaps(&bytes))
     }
 
     fn page_runs(&self, range: Range<u64>) -> Result<PageRuns, MemoryError> {

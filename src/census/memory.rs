@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
+use super::not_malloc::ResidentMapping;
 use crate::heap::residency::PageRuns;
 use crate::target::Maps;
 
@@ -76,6 +77,14 @@ pub trait Memory {
     /// # Errors
     /// If the process is gone or the right to look is missing.
     fn maps(&self) -> Result<Maps, MemoryError>;
+
+    /// The mappings with their resident bytes; empty where that is not known (core files).
+    ///
+    /// # Errors
+    /// If the process is gone or the right to look is missing.
+    fn resident_mappings(&self) -> Result<Vec<ResidentMapping>, MemoryError> {
+        Ok(Vec::new())
+    }
 
     /// The pages of `range` that are present or swapped.
     ///

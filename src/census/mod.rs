@@ -10,9 +10,12 @@
 
 pub mod account;
 pub mod chunks;
+pub mod core_file;
 pub mod glibc;
 pub mod live;
+pub mod map;
 pub mod memory;
+pub mod not_malloc;
 pub mod objects;
 pub mod pace;
 pub mod page_cache;
@@ -20,6 +23,7 @@ pub mod quality;
 pub mod take;
 
 pub use account::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, SizeClass};
+pub use core_file::CoreFile;
 pub use chunks::{Block, Chunk, ChunkState, ChunkTable};
 pub use live::LiveMemory;
 pub use memory::{Memory, MemoryError};

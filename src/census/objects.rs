@@ -153,3 +153,37 @@ pub fn range_of(ranges: &[Range<u64>], addr: u64) -> Option<&Range<u64>> {
     let after = ranges.partition_point(|range| range.start <= addr);
     ranges.get(after.checked_sub(1)?).filter(|range| range.contains(&addr))
 }
+
+/// The ranges without what `taken` covers; both sorted, `taken` disjoint.
+#[must_use]
+pub fn without(ranges: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut out = Vec::new();
+    for range in ranges {
+        let mut at = range.start;
+        let first = taken.partition_point(|other| other.end <= range.start);
+        for other in taken.get(first..).unwrap_or_default().iter().take_while(|other| other.start < range.end) {
+            if other.start > at {
+                out.push(at..other.start);
+            }
+            at = at.max(other.end);
+        }
+        if at < range.end {
+            out.push(at..range.end);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_joined_subtracted_and_found() {
+        assert_eq!(joined(&[0..4, 4..6, 8..9]), [0..6, 8..9]);
+        assert_eq!(without(&[0..10, 20..30], &[2..4, 8..22, 29..40]), [0..2, 4..8, 22..29]);
+        assert_eq!(range_of(&[0..6, 8..9], 8), Some(&(8..9)));
+        assert_eq!(range_of(&[0..6, 8..9], 6), None);
+    }
+}

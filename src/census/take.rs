@@ -1,11 +1,17 @@
 //! One census of one process: every allocator that is found, then what is resident besides.
 
+use std::cell::RefCell;
+use std::ops::Range;
 use std::time::Instant;
 
-use super::account::{Census, Level};
+use super::account::{Census, Level, NotMalloc};
+use super::chunks::ARENA_NONE;
 use super::glibc::{self, HeapWalk};
 use super::memory::{Memory, MemoryError};
+use super::not_malloc::classify;
+use super::objects::joined;
 use super::pace::{Pace, Pacer};
+use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 
 /// What to look at and how fast.
@@ -15,6 +21,8 @@ pub struct Options {
     pub level: Level,
     /// How fast.
     pub pace: Pace,
+    /// Whether to tell what is resident besides malloc, which costs a read of smaps: some milliseconds a GiB.
+    pub with_not_malloc: bool,
 }
 
 /// What was learned of allocators' places in their files; keep it for the next process.
@@ -55,6 +63,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
         walk.balanced &= heap.quality.balanced;
     }
     walk.judge(heaps.iter().map(|heap| heap.account.extent_bytes).sum(), walk.balanced);
+    let (rss_bytes, not_malloc) = if options.with_not_malloc { besides(memory, &heaps)? } else { (0, Vec::new()) };
     // The process must still be there, and the same: otherwise half of the figures are another's.
     memory.maps()?;
     walk.duration_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -63,10 +72,26 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
         comm: comm.to_owned(),
         level: options.level,
         heaps: heaps.iter().map(|heap| heap.account.clone()).collect(),
-        rss_bytes: 0,
-        not_malloc: Vec::new(),
+        rss_bytes,
+        not_malloc,
         walk,
         layout_unknown: Vec::new(),
     };
     Ok(Taken { census, heaps })
+}
+
+/// Resident bytes of the process, and of what is not malloc's. Blocks with mappings of their own are known at level full only; at the
+/// other levels they count as other anonymous memory.
+fn besides(memory: &dyn Memory, heaps: &[HeapWalk]) -> Result<(u64, Vec<NotMalloc>), MemoryError> {
+    let mappings = memory.resident_mappings()?;
+    let mut own: Vec<Range<u64>> = heaps.iter().flat_map(|heap| heap.extents.iter().map(|(_, extent)| extent.clone())).collect();
+    for heap in heaps {
+        let mapped = heap.chunks.regions().iter().filter(|region| region.arena == ARENA_NONE);
+        own.extend(mapped.map(|region| region.start..region.end));
+    }
+    own.sort_by_key(|range| range.start);
+    let pages = RefCell::new(PageCache::new(memory));
+    let resident = |range: Range<u64>| pages.borrow_mut().resident_bytes(range);
+    let rss_bytes = mappings.iter().map(|one| one.resident_bytes).fold(0, u64::saturating_add);
+    Ok((rss_bytes, classify(&mappings, &joined(&own), resident)))
 }

@@ -2,8 +2,10 @@
 
 pub mod bench;
 pub mod by;
+pub mod census;
 pub mod diff;
 pub mod doctor;
+pub mod explain;
 pub mod export;
 pub mod flamegraph;
 pub mod output;
@@ -26,6 +28,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Census(census::CensusArgs),
+    Explain(explain::ExplainArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
     Flamegraph(flamegraph::FlamegraphArgs),
@@ -39,6 +43,8 @@ enum Command {
 pub fn main() -> ExitCode {
     logging();
     let done = match Cli::parse().command {
+        Command::Census(args) => census::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),

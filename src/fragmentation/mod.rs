@@ -6,12 +6,16 @@
 //! | [`pinned`] | free bytes on pages that live blocks keep |
 //! | [`blocked`] | free pages under the highest live chunk of a heap |
 //! | [`growth`] | growth while free bytes were lying around |
+//! | [`ladder`] | extent, resident, live, and what the free part is worth |
 //! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
 //! | [`survey`] | one walk over a heap: sums by range, and pinning |
+//! | [`verdict`] | what is wrong, with evidence and remedies |
 
 pub mod blocked;
 pub mod by_stack;
 pub mod growth;
+pub mod ladder;
 pub mod pinned;
 pub mod ratio;
 pub mod survey;
+pub mod verdict;

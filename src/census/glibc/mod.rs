@@ -21,7 +21,7 @@ use self::walk::Walker;
 use super::account::{ArenaAccount, HeapAccount, Level, Setting, Sums};
 use super::chunks::{ARENA_NONE, ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError};
-use super::objects::anonymous_ranges;
+use super::objects::{anonymous_ranges, joined, without};
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
@@ -86,16 +86,21 @@ pub fn take(memory: &dyn Memory, maps: &Maps, places: &mut Places, level: Level,
         Level::Full => {
             let key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
             let mut walker = Walker::new(memory, layout, pacer);
-            walker.table = ChunkTable::for_glibc();
             walker.tcache_key = key;
             walker.fast_sizes = lists::fastbin_sizes(&arenas);
             walker.heaps = heap_span(&regions);
-            for (plan, (_, extent)) in regions.plans.iter().zip(&mut regions.extents) {
-                let end = walker.walk(plan);
+            let mut extents = Vec::new();
+            for (plan, extent) in regions.plans.iter().zip(&regions.extents) {
+                let first = walker.table.regions().len();
+                walker.walk(plan);
                 if plan.bounds.goes_on_after_top {
-                    extent.end = end;
+                    let pieces = walker.table.regions().get(first..).unwrap_or_default();
+                    extents.extend(pieces.iter().filter(|piece| piece.end > piece.start).map(|piece| (plan.arena, piece.start..piece.end)));
+                } else {
+                    extents.push(extent.clone());
                 }
             }
+            regions.extents = extents;
             walker.table.sort_regions();
             if walker.tcache_key.is_none() {
                 lists::mark_thread_caches(memory, &mut walker, &mut layout, par.map_or(0, |par| par.tcache_count));
@@ -140,7 +145,7 @@ fn brk_heap(maps: &Maps, par: Option<&MallocPar>) -> Option<Range<u64>> {
         return Some(first.start.0..named.next_back().unwrap_or(first).end.0);
     }
     let base = par.map(|par| par.sbrk_base).filter(|&base| base != 0)?;
-    let anonymous = super::objects::joined(&anonymous_ranges(maps));
+    let anonymous = joined(&anonymous_ranges(maps));
     super::objects::range_of(&anonymous, base).map(|range| range.start.min(base)..range.end)
 }
 
@@ -248,8 +253,9 @@ fn add_mmapped(
         .bytes(par.addr, PAR_BYTES)
         .and_then(|bytes| MallocPar::parse(par.shape, par.addr, &bytes, |_| true))
         .unwrap_or(*par);
-    let reserved = |range: &Range<u64>| regions.reserved.iter().any(|heap| heap.contains(&range.start));
-    let free: Vec<Range<u64>> = anonymous_ranges(&maps).into_iter().filter(|range| !reserved(range)).collect();
+    let mut taken: Vec<Range<u64>> = regions.reserved.iter().chain(regions.extents.iter().map(|(_, extent)| extent)).cloned().collect();
+    taken.sort_by_key(|range| range.start);
+    let free = without(&anonymous_ranges(&maps), &joined(&taken));
     let found = mmapped::find(memory, &free, now.mmapped_allocations);
     let mut pages = PageCache::new(memory);
     let mut listed = 0u64;

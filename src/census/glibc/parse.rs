@@ -10,6 +10,9 @@ const SYNC_BYTES: u64 = 32 << 10;
 /// Chunks in a row, or starting places that agree, that make a boundary found by trial believable.
 const SYNC_VOTES_MIN: u32 = 8;
 
+/// Sound headers in a row that make a page look like the start of a piece.
+const PIECE_CHUNKS_MIN: u32 = 4;
+
 /// A copy of part of a region.
 #[derive(Debug, Default)]
 pub struct Snapshot {
@@ -212,6 +215,22 @@ fn follow(snapshot: &Snapshot, from: u64, bounds: &Bounds) -> Option<(u64, u32)>
         length += 1;
     }
     Some((at, length))
+}
+
+/// The start of a piece of the heap in the next 32 KiB: pieces are mappings, so they begin on a page, with a chunk whose predecessor counts
+/// as in use.
+#[must_use]
+pub fn find_piece(snapshot: &Snapshot, from: u64, bounds: &Bounds) -> Option<u64> {
+    let mut place = from.checked_next_multiple_of(4096)?;
+    let last = from.saturating_add(SYNC_BYTES).min(snapshot.end.saturating_sub(64));
+    while place < last {
+        let header = snapshot.word(place + 8);
+        if header & PREV_INUSE != 0 && follow(snapshot, place, bounds).is_some_and(|(_, length)| length >= PIECE_CHUNKS_MIN) {
+            return Some(place);
+        }
+        place += 4096;
+    }
+    None
 }
 
 /// A boundary before `by` that `chunks` sound headers in a row confirm, looked for from `from` on. For samples, where there is no time for

@@ -111,7 +111,6 @@ fn main_regions(
         }
         let top = holds(&arena.top).then_some(arena.top);
         out.add(range.clone(), plan(range.start, range.end, top, true));
-        out.reserved.push(range.clone());
     }
 }
 

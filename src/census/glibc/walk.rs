@@ -11,7 +11,7 @@ use super::super::page_cache::PageCache;
 use super::super::pace::Pacer;
 use super::super::quality::WalkQuality;
 use super::layout::{FASTBIN_CHUNK_BYTES_MAX, FLAGS, Layout, PREV_INUSE, TOP_BEFORE_BINS, is_chunk_address};
-use super::parse::{Bounds, Kind, Parsed, Record, Snapshot, find_boundary, is_sound_header, parse};
+use super::parse::{Bounds, Kind, Parsed, Record, Snapshot, find_boundary, find_piece, is_sound_header, parse};
 use crate::heap::residency::{page_down, page_up};
 
 /// Chunks held back at the end of a window.
@@ -83,7 +83,7 @@ impl<'a> Walker<'a> {
             fast_sizes: Vec::new(),
             heaps: 0..u64::MAX,
             pacer,
-            table: ChunkTable::default(),
+            table: ChunkTable::for_glibc(),
             quality: WalkQuality::default(),
             fast_candidates: Vec::new(),
             fast_candidates_refused: 0,
@@ -91,10 +91,10 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Walks a region. Returns where the walk ended, which differs from the plan's end if top moved.
-    pub fn walk(&mut self, plan: &RegionPlan) -> u64 {
+    /// Walks a region into one region of the table, or several if foreign memory lies between its pieces.
+    pub fn walk(&mut self, plan: &RegionPlan) {
         self.table.begin_region(plan.start, plan.arena);
-        RegionWalk { bounds: plan.bounds, plan: *plan, at: plan.start, held_back: Vec::new(), tries: 0, last_broken: 0, is_hopping: false }.run(self)
+        RegionWalk { bounds: plan.bounds, plan: *plan, at: plan.start, held_back: Vec::new(), tries: 0, last_broken: 0, is_hopping: false }.run(self);
     }
 
     /// Fills the snapshot from the page of `from` on. Pages that are not present read as zeros and are never touched. `false` if the
@@ -215,7 +215,7 @@ struct RegionWalk {
 }
 
 impl RegionWalk {
-    fn run(&mut self, walker: &mut Walker<'_>) -> u64 {
+    fn run(&mut self, walker: &mut Walker<'_>) {
         let mut snapshot = Snapshot::default();
         let mut records: Vec<Record> = Vec::new();
         while self.at < self.bounds.end {
@@ -273,7 +273,6 @@ impl RegionWalk {
             self.held_back = later.to_vec();
             self.is_hopping = (self.at - from) / now.len().max(1) as u64 >= HOP_BYTES_MIN;
         }
-        walker.table.end_of_current()
     }
 
     /// How many of a window's records are committed at once; the rest is read again with the next window.
@@ -355,7 +354,8 @@ impl RegionWalk {
                     continue;
                 }
             }
-            found = find_boundary(snapshot, from, &self.bounds);
+            found = if self.bounds.goes_on_after_top { find_piece(snapshot, from, &self.bounds) } else { None };
+            found = found.or_else(|| find_boundary(snapshot, from, &self.bounds));
             if found.is_none() {
                 let searched = from.saturating_add(32 << 10);
                 from = if searched + 64 < snapshot.end { searched } else { (snapshot.end & !15).max(from + 16) };
@@ -363,9 +363,10 @@ impl RegionWalk {
         }
         let top = self.bounds.top.filter(|top| (self.at..self.bounds.end).contains(top));
         let end = found.or(top).unwrap_or(self.bounds.end).min(self.bounds.end).max(self.at);
-        if self.bounds.goes_on_after_top && found.or(top).is_none() {
-            // The kernel joined the heap's mapping with a neighbour that is none of malloc's.
-            self.at = end;
+        if self.bounds.goes_on_after_top {
+            // The kernel joined the heap's mappings with others that lie between them: what follows is a region of its own.
+            self.at = found.unwrap_or(self.bounds.end);
+            walker.table.begin_region(self.at, self.plan.arena);
             return;
         }
         walker.commit_gap(end - self.at, found.is_none() && top.is_none());

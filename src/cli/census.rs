@@ -1,0 +1,221 @@
+//! `fragprof census`: what a process's heap really holds, read from outside.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::output;
+use crate::census::{Census, CoreFile, HeapAccount, Level, LiveMemory, MemoryError, Options, Pace, Places, Taken, take};
+use crate::error::{ExitStatus, Failed};
+use crate::fragmentation::ladder::Ladder;
+use crate::target::{Process, TargetError};
+use crate::units::{HumanBytes, Pid};
+
+/// Rows of a table that are shown; the rest is summed up in one line.
+const ROWS_MAX: usize = 16;
+
+/// Shows what a process's heap holds: live, free but held, trimmable, pinned
+#[derive(Debug, Args)]
+pub struct CensusArgs {
+    /// The process.
+    #[arg(required_unless_present = "core")]
+    pub pid: Option<u32>,
+    /// Look at this ELF core file instead.
+    #[arg(long, value_name = "FILE", conflicts_with = "pid")]
+    pub core: Option<PathBuf>,
+    /// How closely to look.
+    #[arg(long, value_enum, default_value_t = Level::Full)]
+    pub level: Level,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Draw the heap's address space, page by page, into this SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub map: Option<PathBuf>,
+    /// Take a census again and again, this many seconds apart.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "core")]
+    pub watch: Option<u64>,
+    /// Pause this many milliseconds after each MiB read, for a process whose latency counts.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub pause: u64,
+}
+
+/// Takes the census and prints it.
+///
+/// # Errors
+/// If the process or the core cannot be read, or the output cannot be written.
+pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
+    if let Some(path) = &args.map {
+        output::check_writable(path)?;
+    }
+    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let options = Options { level: if args.map.is_some() { Level::Full } else { args.level }, pace, with_not_malloc: true };
+    let mut places = Places::default();
+    loop {
+        let taken = of_source(args.pid, args.core.as_deref(), options, &mut places, args.map.as_deref())?;
+        output::to_stdout(|out| print(out, &taken.census, args.json))?;
+        let Some(seconds) = args.watch else { return Ok(()) };
+        std::thread::sleep(Duration::from_secs(seconds.max(1)));
+    }
+}
+
+fn of_source(
+    pid: Option<u32>,
+    core: Option<&std::path::Path>,
+    options: Options,
+    places: &mut Places,
+    map: Option<&std::path::Path>,
+) -> anyhow::Result<Taken> {
+    let draw = |memory: &dyn crate::census::Memory, taken: &Taken| match map {
+        Some(path) => output::to_file(path, |out| crate::census::map::draw(memory, taken, out)),
+        None => Ok(()),
+    };
+    if let Some(path) = core {
+        let memory = CoreFile::open(path).map_err(failed)?;
+        let taken = take(&memory, memory.pid(), memory.comm(), options, places).map_err(failed)?;
+        draw(&memory, &taken)?;
+        return Ok(taken);
+    }
+    let pid = pid.unwrap_or(0);
+    let memory = open(pid)?;
+    let comm = memory.process().comm().to_owned();
+    let taken = take(&memory, pid, &comm, options, places).map_err(failed)?;
+    draw(&memory, &taken)?;
+    Ok(taken)
+}
+
+/// Opens a process's memory, with the exit status of what can go wrong.
+///
+/// # Errors
+/// If the process is not there or may not be read.
+pub fn open(pid: u32) -> anyhow::Result<LiveMemory> {
+    let process = Process::open(Pid(pid)).map_err(|error| failed(MemoryError::Target(error)))?;
+    Ok(LiveMemory::open(process).map_err(failed)?)
+}
+
+/// The failure with its exit status.
+#[must_use]
+pub fn failed(error: MemoryError) -> Failed {
+    let status = match &error {
+        MemoryError::Refused { .. } | MemoryError::Target(TargetError::Denied { .. }) => ExitStatus::Unsupported,
+        MemoryError::Core { .. } => ExitStatus::Usage,
+        _ => ExitStatus::Target,
+    };
+    Failed::new(status, error.to_string())
+}
+
+fn print(out: &mut dyn Write, census: &Census, json: bool) -> io::Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, census)?;
+        return writeln!(out);
+    }
+    write_text(out, census)
+}
+
+fn write_text(out: &mut dyn Write, census: &Census) -> io::Result<()> {
+    writeln!(out, "{} (pid {}), resident {}", census.comm, census.pid, HumanBytes(census.rss_bytes))?;
+    if census.heaps.is_empty() && census.layout_unknown.is_empty() {
+        writeln!(out, "  no malloc heap that is understood: no glibc, jemalloc, musl or gperftools tcmalloc in use")?;
+    }
+    for unknown in &census.layout_unknown {
+        writeln!(out, "  layout unknown: {unknown}")?;
+    }
+    for heap in &census.heaps {
+        write_heap(out, heap)?;
+    }
+    if !census.not_malloc.is_empty() {
+        writeln!(out, "\n  not malloc             resident  mappings")?;
+        for one in &census.not_malloc {
+            writeln!(out, "    {:<18} {:>10}  {:>8}", one.kind, HumanBytes(one.resident_bytes), one.mappings)?;
+        }
+    }
+    let walk = &census.walk;
+    writeln!(
+        out,
+        "\n  walk: {:.1} ms, {} windows, {} broken headers, {} unknown, {}",
+        walk.duration_ms,
+        walk.windows,
+        walk.broken_headers,
+        HumanBytes(walk.unknown_bytes),
+        if walk.usable { "usable" } else { "NOT usable for verdicts" }
+    )
+}
+
+fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
+    let ladder = Ladder::of(heap);
+    writeln!(out, "\n  {} ({})", heap.allocator, heap.layout)?;
+    let mut row = |depth: usize, name: &str, bytes: Option<u64>, more: String| match bytes {
+        Some(bytes) => writeln!(out, "  {:depth$}{name:<width$} {:>10}  {more}", "", HumanBytes(bytes), width = 26 - depth),
+        None => Ok(()),
+    };
+    row(2, "extent", Some(heap.extent_bytes), String::new())?;
+    row(4, "swapped", Some(heap.swapped_bytes).filter(|&bytes| bytes > 0), String::new())?;
+    row(4, "resident", Some(heap.resident_bytes), if heap.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(heap.huge_bytes)) } else { String::new() })?;
+    row(6, "live, resident", ladder.live_resident_bytes, String::new())?;
+    row(6, "trimmable", heap.trimmable_bytes, "a trim would give it back now".into())?;
+    row(6, "pinned", heap.pinned_bytes, "free, on pages with live bytes".into())?;
+    row(6, "kept", heap.kept_bytes, "free pages that a trim leaves".into())?;
+    row(2, "live", heap.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;
+    if let (Some(estimate), Some(error)) = (heap.live_bytes_est, heap.live_bytes_stderr) {
+        row(2, "live, estimated", Some(estimate), format!("± {}", HumanBytes(error)))?;
+    }
+    row(4, "of it mmapped", Some(heap.mmapped_bytes), format!("{} allocations", heap.mmapped_allocations))?;
+    row(2, "cached", heap.cached_bytes, String::new())?;
+    row(2, "free", heap.free_bytes, heap.largest_free_bytes.map_or(String::new(), |bytes| format!("largest run {}", HumanBytes(bytes))))?;
+    row(2, "top", Some(heap.top_bytes), String::new())?;
+    row(2, "overhead", Some(heap.overhead_bytes), String::new())?;
+    row(2, "unknown", Some(heap.unknown_bytes), String::new())?;
+    if let Some(ratio) = ladder.fragmentation_ratio() {
+        writeln!(out, "    fragmentation_ratio {ratio:.3}")?;
+    }
+    write_arenas(out, heap)?;
+    write_classes(out, heap)
+}
+
+fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
+    if heap.arenas.len() < 2 {
+        return Ok(());
+    }
+    writeln!(out, "\n    {:<18} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}", "arena", "threads", "pieces", "extent", "resident", "live", "free", "top")?;
+    let mut arenas: Vec<_> = heap.arenas.iter().collect();
+    arenas.sort_by_key(|arena| std::cmp::Reverse(arena.extent_bytes));
+    for arena in arenas.iter().take(ROWS_MAX) {
+        writeln!(
+            out,
+            "    {:<18} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            format!("{:#x}", arena.address),
+            arena.attached_threads,
+            arena.pieces,
+            HumanBytes(arena.extent_bytes),
+            HumanBytes(arena.resident_bytes),
+            HumanBytes(arena.live_bytes),
+            HumanBytes(arena.free_bytes + arena.cached_bytes),
+            HumanBytes(arena.top_bytes)
+        )?;
+    }
+    match arenas.len().checked_sub(ROWS_MAX) {
+        Some(more) if more > 0 => writeln!(out, "    and {more} smaller arenas"),
+        _ => Ok(()),
+    }
+}
+
+fn write_classes(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
+    if heap.size_classes.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n    {:<14} {:>10} {:>11} {:>10} {:>11}", "chunks up to", "live", "allocations", "free", "chunks")?;
+    for class in &heap.size_classes {
+        writeln!(
+            out,
+            "    {:<14} {:>10} {:>11} {:>10} {:>11}",
+            HumanBytes(class.chunk_bytes_max).to_string(),
+            HumanBytes(class.live_bytes),
+            class.live_allocations,
+            HumanBytes(class.free_bytes),
+            class.free_chunks
+        )?;
+    }
+    Ok(())
+}
