@@ -267,11 +267,16 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	struct fp_target *target = fp_target_on(cookie);
 	struct fp_thread *thread;
 	struct fp_call *call;
-	__u64 sp, ptr = 0, stack = 0;
+	__u64 sp, size, ptr = 0, stack = 0;
 	__u32 top;
 
 	if (!target)
 		return 0;
+	size = fp_size_of(regs, cookie);
+	if (FP_COOKIE_MAY_THROW(cookie) && size >= FP_THROW_BYTES) {
+		fp_count(FP_CNT_NOT_FOLLOWED);
+		return 0;
+	}
 	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
 		ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
 	thread = fp_thread_of_current();
@@ -295,7 +300,7 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	}
 	call = &thread->calls[top];
 	call->sp = sp;
-	call->size = fp_size_of(regs, cookie);
+	call->size = size;
 	call->ptr = ptr;
 	call->stack = stack;
 	call->sequence = ++thread->sequence;

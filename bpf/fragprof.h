@@ -161,6 +161,7 @@ enum fp_counter {
 	FP_CNT_NO_WALK_STATE,      /* walk state could not be allocated: stack lost */
 	FP_CNT_STALE_SLOT,         /* hits for a slot that is no longer in use */
 	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be remembered as sent: it is sent again with the next use */
+	FP_CNT_NOT_FOLLOWED,       /* calls of a throwing operator new too large to probe their return safely */
 	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
 	FP_CNT_WALK,               /* stacks walked */
 	FP_CNT_WALK_REUSED,        /* of these, whole walks proven unchanged and reused */
@@ -205,7 +206,14 @@ enum fp_op {
 #define FP_COOKIE_PTR_REG(c) ((unsigned int)(((c) >> 26) & 0x1f))
 #define FP_COOKIE_SLOT(c) ((unsigned int)(((c) >> 32) & 0xffff))
 #define FP_COOKIE_SP_WORDS(c) ((unsigned int)(((c) >> 48) & 0xff)) /* words pushed between entry and site */
+#define FP_COOKIE_MAY_THROW(c) ((unsigned int)(((c) >> 56) & 1)) /* fails by a C++ exception */
 #define FP_NO_REG 0x1f
+
+/* A return probe swaps the return address on the stack, and a C++ exception that passes through such a frame finds no way out: the
+ * process ends where it would have caught std::bad_alloc. So the return of an operator new that asks for this much or more, the only
+ * kind that fails on an ordinary machine, is not probed; the call is counted (FP_CNT_NOT_FOLLOWED). Where memory is limited, no
+ * throwing function is probed at all (src/recorder/target.rs). */
+#define FP_THROW_BYTES (1ULL << 30)
 
 #define FP_ASSERT_SIZE(type, size) _Static_assert(sizeof(type) == (size), #type " changed size: change the mirror too")
 FP_ASSERT_SIZE(struct fp_head, 16);

@@ -1,7 +1,7 @@
 //! The programs' counters: what was sent, lost, dropped and why. The order is that of `enum fp_counter` in `bpf/fragprof.h`.
 
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 17] = [
+pub const DESCRIPTIONS: [(&str, &str); 18] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
@@ -14,6 +14,7 @@ pub const DESCRIPTIONS: [(&str, &str); 17] = [
     ("no_walk_state", "stacks lost because walk state could not be allocated"),
     ("stale_hits", "probe hits for a process that is no longer watched"),
     ("stack_table_full", "stack definitions that could not be remembered as sent"),
+    ("not_followed_calls", "calls of a throwing operator new too large (1 GiB) to probe their return safely"),
     ("failed_calls", "allocator calls that returned failure"),
     ("walks", "stacks walked"),
     ("walks_reused", "walks proven unchanged and reused whole"),

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -91,7 +90,7 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
         ..Options::default()
     };
     let mut recorder = Recorder::new(options).map_err(failed)?;
-    let mut child = start(args, &mut recorder)?;
+    start(args, &mut recorder)?;
 
     let who = if args.command.is_empty() {
         format!("{} process{}", args.pid.len(), if args.pid.len() == 1 { "" } else { "es" })
@@ -106,32 +105,20 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
             break;
         }
     }
+    if let Some(status) = recorder.command_status().filter(|status| !status.success()) {
+        eprintln!("fragprof: {who} ended with {status}");
+    }
     let profile = recorder.finish().map_err(failed)?;
-    let written = write(&profile, &args.output);
-    end_child(args, child.as_mut());
-    written?;
+    write(&profile, &args.output)?;
     eprintln!("{}", summary(&profile, args));
     Ok(())
 }
 
-fn start(args: &RecordArgs, recorder: &mut Recorder) -> anyhow::Result<Option<Child>> {
+fn start(args: &RecordArgs, recorder: &mut Recorder) -> anyhow::Result<()> {
     if !args.command.is_empty() {
-        return Ok(Some(recorder.launch(&args.command).map_err(failed)?));
+        return recorder.launch(&args.command).map_err(failed);
     }
-    for pid in &args.pid {
-        recorder.watch(Pid(*pid)).map_err(failed)?;
-    }
-    Ok(None)
-}
-
-/// The command outlives a recording that was cut short; one that has ended is reaped.
-fn end_child(args: &RecordArgs, child: Option<&mut Child>) {
-    if let Some(child) = child
-        && let Ok(Some(status)) = child.try_wait()
-        && !status.success()
-    {
-        eprintln!("fragprof: {} ended with {status}", args.command[0].to_string_lossy());
-    }
+    args.pid.iter().try_for_each(|pid| recorder.watch(Pid(*pid))).map_err(failed)
 }
 
 fn write(profile: &Profile, path: &std::path::Path) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! Layout: `FP_COOKIE_*` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
 
-use super::functions::{FunctionId, Op};
+use super::functions::{Function, FunctionId, Op};
 
 /// A register of x86-64 by its DWARF number (System V ABI, table 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +50,7 @@ impl Cookie {
             | register(self.pointer) << 26
             | u64::from(slot) << 32
             | u64::from(self.sp_words) << 48
+            | u64::from(self.function.get().is_some_and(Function::may_throw)) << 56
     }
 
     /// Takes a word apart into cookie and slot; `None` if its op is not known.

@@ -91,6 +91,15 @@ pub struct Function {
     pub shape: Shape,
 }
 
+impl Function {
+    /// Whether it fails by a C++ exception: a return probe in its frame would keep the exception from being caught.
+    #[must_use]
+    pub fn may_throw(&self) -> bool {
+        let throws = ["_Znw", "_Zna", "tc_new", "mi_new"].iter().any(|prefix| self.symbol.starts_with(prefix));
+        throws && !self.symbol.contains("nothrow")
+    }
+}
+
 /// Index of an entry point in [`FUNCTIONS`]: the `function` byte of each record. Not stable between versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]

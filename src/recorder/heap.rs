@@ -16,8 +16,8 @@ use crate::fragmentation::by_stack::BytesByStack;
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, Extents, HeapRange, RegionKind};
 use crate::heap::footprint::Footprint;
-use crate::heap::pages::{Owner, PAGE_BYTES, PageStates, Span};
-use crate::heap::residency::PageRuns;
+use crate::heap::pages::{Owner, Span};
+use crate::heap::residency::{PageRuns, page_down, page_up};
 use crate::ledger::Ledger;
 use crate::profile::HeapSummary;
 use crate::target::{Maps, Process};
@@ -36,8 +36,6 @@ pub struct HeapPicture {
     pub unattributed_live_bytes: u64,
     /// Chunks of them.
     pub unattributed_live_allocations: u64,
-    /// Whether a census read the allocator's account.
-    pub from_census: bool,
     /// What a reader should know.
     pub notes: Vec<String>,
 }
@@ -48,7 +46,7 @@ pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: 
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
     ledger.settle();
-    let options = census::Options { level: Level::Full, pace: Pace::default() };
+    let options = census::Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
     let taken = match census::take(&memory, pid.0, &comm, options, &mut Places::default()) {
         Ok(taken) => Some(taken),
         Err(error) => {
@@ -73,14 +71,14 @@ pub fn free_bytes(pid: Pid) -> Option<u64> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    let options = census::Options { level: Level::Sampled, pace: Pace::default() };
+    let options = census::Options { level: Level::Sampled, pace: Pace::default(), with_not_malloc: false };
     let taken = census::take(&memory, pid.0, &comm, options, &mut Places::default()).ok()?;
     let free = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est).map(|live| heap.extent_bytes.saturating_sub(live));
     taken.census.heaps.iter().filter_map(free).reduce(u64::saturating_add)
 }
 
 fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &census::Taken) -> Option<HeapPicture> {
-    let mut picture = HeapPicture { from_census: true, ..HeapPicture::default() };
+    let mut picture = HeapPicture::default();
     let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
     let summary = HeapSummary {
         extent_bytes: sum(|heap| Some(heap.extent_bytes)),
@@ -177,38 +175,21 @@ pub fn mappings_of(maps: &Maps) -> Vec<crate::heap::extents::Mapping> {
         .collect()
 }
 
-/// The states of the pages of some ranges.
-struct Pages {
-    runs: Vec<(Range<u64>, PageRuns)>,
-}
-
-fn pages_of(memory: &LiveMemory, ranges: impl Iterator<Item = Range<u64>>) -> Option<Pages> {
+/// The states of the pages that some ranges, sorted by address, touch.
+fn pages_of(memory: &LiveMemory, ranges: impl Iterator<Item = Range<u64>>) -> Option<PageRuns> {
     let mut whole: Vec<Range<u64>> = Vec::new();
     for range in ranges {
-        let range = range.start / PAGE_BYTES * PAGE_BYTES..range.end.div_ceil(PAGE_BYTES) * PAGE_BYTES;
+        let range = page_down(range.start)..page_up(range.end);
         match whole.last_mut() {
             Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
             _ => whole.push(range),
         }
     }
-    let runs = whole.into_iter().map(|range| memory.page_runs(range.clone()).ok().map(|runs| (range, runs))).collect::<Option<Vec<_>>>()?;
-    Some(Pages { runs })
-}
-
-impl PageStates for Pages {
-    fn is_resident(&self, page: u64) -> bool {
-        let addr = page * PAGE_BYTES;
-        let at = self.runs.partition_point(|(range, _)| range.end <= addr);
-        self.runs.get(at).is_some_and(|(range, runs)| range.contains(&addr) && runs.state_at(addr).is_resident())
+    let mut states = PageRuns::default();
+    for range in whole {
+        for run in memory.page_runs(range).ok()?.runs() {
+            states.push(*run);
+        }
     }
-
-    fn is_huge(&self, huge_page: u64) -> bool {
-        let addr = huge_page * crate::heap::pages::HUGE_PAGE_BYTES;
-        let at = self.runs.partition_point(|(range, _)| range.end <= addr);
-        self.runs.get(at).is_some_and(|(range, runs)| {
-            let state = runs.state_at(addr);
-            range.contains(&addr) && state.is_resident() && state.huge
-        })
-    }
+    Some(states)
 }
-

@@ -1,17 +1,23 @@
-//! Starting a command so that not even its first allocation is missed.
+//! Starting a command so that not even its first allocation is missed, nor that of a program it executes in its place.
 //!
-//! The child stops at its exec. From there to the program's entry point every mapping of code is a stop, at which the caller looks for
+//! The child stops at its exec. From there to the program's entry point every mapping of code is a stop, at which the driver looks for
 //! allocators and probes them before the dynamic linker goes on: constructors of libraries run before the entry point, and they
-//! allocate. At the entry point the child is let go; nothing of the tracing stays.
+//! allocate. From the entry point on the child runs freely; only its signals pass through here, and its next exec begins all anew.
 //!
 //! ```text
-//! fork → PTRACE_TRACEME → exec ─stop→ (mmap PROT_EXEC ─stop→ on_code)* → AT_ENTRY ─stop→ on_code → detach
+//! fork → PTRACE_TRACEME → exec ─stop→ (mmap PROT_EXEC ─stop→ look)* → AT_ENTRY ─stop→ look → PTRACE_SEIZE, run ─exec stop─┐
+//!                           ↑                                                                                           │
+//!                           └───────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
+//!
+//! Tracing belongs to a thread, so one thread does all of it. If this process ends, however it ends, the kernel lets the child go on.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
 
 use crate::units::Pid;
 
@@ -21,6 +27,14 @@ pub enum LaunchError {
     /// The program could not be executed at all.
     #[error("cannot run {program}: {source}")]
     Spawn {
+        /// As given.
+        program: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The thread that follows it could not be started.
+    #[error("cannot start a thread to follow {program}: {source}")]
+    Thread {
         /// As given.
         program: String,
         /// The system's reason.
@@ -51,44 +65,150 @@ const SYS_MMAP: u64 = libc::SYS_mmap as u64;
 /// x86-64: the breakpoint instruction.
 const INT3: u64 = 0xcc;
 
-/// Starts the command and follows it to its entry point. `on_code` is called while the child stands still, at its exec and after each
-/// mapping of code.
+/// A command that was started under watch.
+pub struct Launched {
+    pid: Pid,
+    looks: Receiver<Look>,
+    status: Arc<OnceLock<ExitStatus>>,
+}
+
+/// The child stands still: look at its code, then let it go on by dropping this.
+pub struct Look {
+    /// Whether this is the first look at a new image.
+    pub new_image: bool,
+    /// Whether this is the last stop of the image: it is about to run.
+    pub at_entry: bool,
+    _done: Sender<()>,
+}
+
+impl Launched {
+    /// The command's process.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The stops that wait for a look.
+    pub fn looks(&self) -> &Receiver<Look> {
+        &self.looks
+    }
+
+    /// How it ended, once it has.
+    pub fn status(&self) -> Option<ExitStatus> {
+        self.status.get().copied()
+    }
+}
+
+/// Starts the command. It stands still at its exec until the first [`Look`] is taken and dropped.
 ///
 /// # Errors
-/// [`LaunchError`]; the child is killed if it was started.
-pub fn launch(command: &[OsString], mut on_code: impl FnMut(Pid)) -> Result<Child, LaunchError> {
+/// [`LaunchError::Spawn`] if there is no such program or it may not be executed.
+pub fn launch(command: &[OsString]) -> Result<Launched, LaunchError> {
     let program = command.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+    let command = command.to_vec();
+    let (started, result) = sync_channel(1);
+    let (stops, looks) = sync_channel(0);
+    let status = Arc::<OnceLock<ExitStatus>>::default();
+    let shared = Arc::clone(&status);
+    let name = program.clone();
+    std::thread::Builder::new()
+        .name("fragprof-launch".into())
+        .spawn(move || start_and_follow(&command, &name, &started, stops, &shared))
+        .map_err(|source| LaunchError::Thread { program: program.clone(), source })?;
+    let ended = || LaunchError::Thread { program: program.clone(), source: io::Error::other("it ended early") };
+    let pid = result.recv().map_err(|_| ended())??;
+    Ok(Launched { pid, looks, status })
+}
+
+/// The thread's whole life.
+fn start_and_follow(
+    command: &[OsString],
+    program: &str,
+    started: &SyncSender<Result<Pid, LaunchError>>,
+    stops: SyncSender<Look>,
+    status: &OnceLock<ExitStatus>,
+) {
     let mut spawn = Command::new(command.first().map_or_else(Default::default, Clone::clone));
     spawn.args(command.iter().skip(1));
     // SAFETY: between fork and exec only an async-signal-safe system call is made.
     unsafe { spawn.pre_exec(|| ptrace(libc::PTRACE_TRACEME, 0, 0, 0).map(drop)) };
-    let mut child = spawn.spawn().map_err(|source| LaunchError::Spawn { program: program.clone(), source })?;
-    match follow(&child, &program, &mut on_code) {
-        Ok(()) => Ok(child),
+    let mut child = match spawn.spawn() {
+        Ok(child) => child,
+        Err(source) => {
+            // The caller waits for exactly this.
+            drop(started.send(Err(LaunchError::Spawn { program: program.to_owned(), source })));
+            return;
+        }
+    };
+    let pid = child.id() as i32;
+    drop(started.send(Ok(Pid(child.id()))));
+    let mut look = |new_image, at_entry| {
+        let (done, wait) = channel();
+        // If nobody looks any more, the child just goes on.
+        if stops.send(Look { new_image, at_entry, _done: done }).is_ok() {
+            let _ = wait.recv();
+        }
+    };
+    match trace(pid, program, &mut look) {
+        Ok(ended) => {
+            let _ = status.set(ended);
+        }
+        Err(LaunchError::Ended { status: ended, .. }) => {
+            let _ = status.set(ended);
+        }
         Err(error) => {
-            // It may be dead already; nothing else can be done about a failure here.
-            drop(child.kill());
-            drop(child.wait());
-            Err(error)
+            tracing::warn!("{error}");
+            if let Ok(ended) = child.wait() {
+                let _ = status.set(ended);
+            }
         }
     }
 }
 
-fn follow(child: &Child, program: &str, on_code: &mut impl FnMut(Pid)) -> Result<(), LaunchError> {
-    let pid = child.id() as i32;
+/// Follows the child until it ends.
+fn trace(pid: i32, program: &str, look: &mut impl FnMut(bool, bool)) -> Result<ExitStatus, LaunchError> {
     let failed = |step: &'static str| {
         let program = program.to_owned();
         move |source| LaunchError::Trace { program, step, source }
     };
-    let ended = |status: i32| LaunchError::Ended { program: program.to_owned(), status: ExitStatus::from_raw(status) };
-
     let status = wait_for(pid).map_err(failed("wait for its exec"))?;
     if !libc::WIFSTOPPED(status) {
-        return Err(ended(status));
+        return Ok(ExitStatus::from_raw(status));
     }
     ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_TRACESYSGOOD as u64).map_err(failed("set trace options"))?;
-    on_code(Pid(child.id()));
+    follow(pid, program, look)?;
+    // Seized instead of traced from birth, so that stop signals work as without us.
+    ptrace(libc::PTRACE_DETACH, pid, 0, 0).map_err(failed("let it go"))?;
+    let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as u64;
+    ptrace(libc::PTRACE_SEIZE, pid, 0, options).map_err(failed("watch for its next exec"))?;
+    loop {
+        let status = wait_for(pid).map_err(failed("wait for it"))?;
+        if !libc::WIFSTOPPED(status) {
+            return Ok(ExitStatus::from_raw(status));
+        }
+        match (libc::WSTOPSIG(status), status >> 16) {
+            (_, libc::PTRACE_EVENT_EXEC) => {
+                follow(pid, program, look)?;
+                ptrace(libc::PTRACE_CONT, pid, 0, 0)
+            }
+            // A stop signal took effect: it stays stopped until SIGCONT.
+            (libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU, libc::PTRACE_EVENT_STOP) => {
+                ptrace(libc::PTRACE_LISTEN, pid, 0, 0)
+            }
+            (_, libc::PTRACE_EVENT_STOP) => ptrace(libc::PTRACE_CONT, pid, 0, 0),
+            (signal, _) => ptrace(libc::PTRACE_CONT, pid, 0, signal as u64),
+        }
+        .or_else(|error| if error.raw_os_error() == Some(libc::ESRCH) { Ok(0) } else { Err(error) })
+        .map_err(failed("continue it"))?;
+    }
+}
 
+/// From an exec's stop to the entry point, at which the child is left standing.
+fn follow(pid: i32, program: &str, look: &mut impl FnMut(bool, bool)) -> Result<(), LaunchError> {
+    let failed = |step: &'static str| {
+        let program = program.to_owned();
+        move |source| LaunchError::Trace { program, step, source }
+    };
+    look(true, false);
     let entry = entry_point(pid).map_err(failed("read its entry point"))?;
     let word = peek(pid, entry).map_err(failed("read the instruction at its entry point"))?;
     poke(pid, entry, word & !0xff | INT3).map_err(failed("set a breakpoint at its entry point"))?;
@@ -100,21 +220,19 @@ fn follow(child: &Child, program: &str, on_code: &mut impl FnMut(Pid)) -> Result
         signal = 0;
         let status = wait_for(pid).map_err(failed("wait for it"))?;
         if !libc::WIFSTOPPED(status) {
-            return Err(ended(status));
+            return Err(LaunchError::Ended { program: program.to_owned(), status: ExitStatus::from_raw(status) });
         }
         match libc::WSTOPSIG(status) {
             stop if stop == libc::SIGTRAP | 0x80 => {
-                in_call = !in_call;
-                if in_call {
-                    continue;
-                }
                 let regs = registers(pid).map_err(failed("read its registers"))?;
+                // The exec itself ends first, with -ENOSYS replaced by its result; a call's entry has -ENOSYS in rax.
+                in_call = regs.rax == (-i64::from(libc::ENOSYS)) as u64 && !in_call;
                 // After the call: the result in rax, the arguments still in place.
-                if regs.orig_rax == SYS_MMAP && regs.rdx & libc::PROT_EXEC as u64 != 0 && regs.rax < u64::MAX - 4095 {
-                    on_code(Pid(child.id()));
+                if !in_call && regs.orig_rax == SYS_MMAP && regs.rdx & libc::PROT_EXEC as u64 != 0 && regs.rax < u64::MAX - 4095 {
+                    look(false, false);
                 }
             }
-            libc::SIGTRAP => {
+            libc::SIGTRAP if status >> 16 == 0 => {
                 let mut regs = registers(pid).map_err(failed("read its registers"))?;
                 if regs.rip != entry + 1 {
                     signal = libc::SIGTRAP as u64;
@@ -123,10 +241,11 @@ fn follow(child: &Child, program: &str, on_code: &mut impl FnMut(Pid)) -> Result
                 poke(pid, entry, word).map_err(failed("take the breakpoint out of its entry point"))?;
                 regs.rip = entry;
                 set_registers(pid, &regs).map_err(failed("set its instruction pointer"))?;
-                on_code(Pid(child.id()));
-                ptrace(libc::PTRACE_DETACH, pid, 0, 0).map_err(failed("let it go"))?;
+                look(false, true);
                 return Ok(());
             }
+            // A ptrace event: nothing was to be delivered.
+            _ if status >> 16 != 0 => {}
             other => signal = other as u64,
         }
     }
@@ -195,22 +314,45 @@ mod tests {
 
     use super::*;
 
+    /// Takes all looks until the command has ended; says what it saw at each, and how it ended.
+    fn run(command: &[&str]) -> (Vec<(bool, bool, String)>, ExitStatus) {
+        let command: Vec<OsString> = command.iter().map(OsString::from).collect();
+        let launched = launch(&command).unwrap();
+        let mut seen = Vec::new();
+        while let Ok(look) = launched.looks().recv() {
+            let maps = std::fs::read_to_string(format!("/proc/{}/maps", launched.pid())).unwrap();
+            seen.push((look.new_image, look.at_entry, maps));
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            match launched.status() {
+                Some(status) => return (seen, status),
+                None => assert!(std::time::Instant::now() < deadline, "no exit status"),
+            }
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn a_command_runs_as_if_nobody_had_followed_it_and_stops_at_its_code() {
-        let mut stops = Vec::new();
-        let command = ["sh", "-c", "exit 7"].map(OsString::from);
-        let mut child = launch(&command, |pid| {
-            stops.push(std::fs::read_to_string(format!("/proc/{}/maps", pid.0)).unwrap().contains("libc.so"));
-        })
-        .unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(7));
-        assert!(!stops[0], "at the exec the C library is not there yet");
-        assert!(stops.last().unwrap());
+        let (seen, status) = run(&["sh", "-c", "exit 7"]);
+        assert_eq!(status.code(), Some(7));
+        assert!(seen[0].0 && !seen[0].2.contains("libc.so"), "at the exec the C library is not there yet");
+        let last = seen.last().unwrap();
+        assert!(last.1 && last.2.contains("libc.so"));
+    }
+
+    #[test]
+    fn a_program_executed_in_its_place_is_followed_too_and_signals_pass() {
+        let (seen, status) = run(&["sh", "-c", "trap 'exec env sh -c \"kill -TERM \\$\\$\"' USR1; kill -USR1 $$; exit 1"]);
+        assert_eq!(status.signal(), Some(libc::SIGTERM));
+        assert_eq!(seen.iter().filter(|(new_image, ..)| *new_image).count(), 3, "sh, env, sh");
+        assert_eq!(seen.iter().filter(|(_, at_entry, _)| *at_entry).count(), 3);
     }
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error = launch(&["/no/such/program".into()], |_| {}).unwrap_err();
+        let error = launch(&["/no/such/program".into()]).err().unwrap();
         assert!(error.to_string().starts_with("cannot run /no/such/program: "), "{error}");
     }
 }

@@ -20,7 +20,7 @@ mod watched;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::process::Child;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -44,6 +44,9 @@ use crate::units::Pid;
 const NOTICES_MAX: usize = 4096;
 /// How often losses are read and ended processes noticed even without a notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How often a launched command is looked at for an exec, at which it stands still.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Why a recording cannot be made or go on.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +100,7 @@ pub struct Recorder {
     targets: HashMap<u16, Target>,
     ended: Vec<Target>,
     children_ignored: u64,
+    launched: Option<launch::Launched>,
     notes: Vec<String>,
     started: Instant,
     started_at: SystemTime,
@@ -141,6 +145,7 @@ impl Recorder {
             targets: HashMap::new(),
             ended: Vec::new(),
             children_ignored: 0,
+            launched: None,
             notes: Vec::new(),
             started: Instant::now(),
             started_at: SystemTime::now(),
@@ -168,37 +173,49 @@ impl Recorder {
         }
     }
 
-    /// Starts a command and watches it from its first instruction on.
+    /// Starts a command and watches it from its first instruction on, through every exec of its process.
     ///
     /// # Errors
     /// If it cannot be started, or has nothing to probe by the time it reaches its entry point.
-    pub fn launch(&mut self, command: &[OsString]) -> Result<Child, Error> {
-        let mut slot = None;
-        let mut failure = None;
-        let mut child = launch::launch(command, |pid| {
-            let step = match slot {
-                None => Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None, Some(0))).map(|new| {
-                    slot = Some(new);
-                    self.switch_on(new);
-                    // The dynamic linker is there, the C library not yet: nothing to probe is no failure now.
-                    self.probe(new)
-                }),
-                Some(slot) => Ok(self.probe(slot)),
-            };
-            failure = match step {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) | Err(error) => Some(error),
-            };
-        })?;
-        if let Some(error) = failure {
-            drop(child.kill());
-            drop(child.wait());
-            if let Some(slot) = slot {
-                self.forget(slot);
+    pub fn launch(&mut self, command: &[OsString]) -> Result<(), Error> {
+        let launched = launch::launch(command)?;
+        let pid = launched.pid();
+        let slot = Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None, Some(0)))?;
+        self.switch_on(slot);
+        let mut probed = Ok(());
+        while let Ok(look) = launched.looks().recv() {
+            // Before the entry point the C library may not be there yet: nothing to probe is no failure.
+            probed = self.probe(slot);
+            if look.at_entry {
+                break;
             }
-            return Err(error);
         }
-        Ok(child)
+        self.launched = Some(launched);
+        probed
+    }
+
+    /// How the launched command ended, once it has.
+    pub fn command_status(&self) -> Option<ExitStatus> {
+        self.launched.as_ref().and_then(launch::Launched::status)
+    }
+
+    /// Looks at the launched command where it stands still.
+    fn look(&mut self) {
+        while let Some(look) = self.launched.as_ref().and_then(|launched| launched.looks().try_recv().ok()) {
+            let pid = self.launched.as_ref().map(launch::Launched::pid);
+            let slot = self.targets.iter().find(|(_, target)| Some(target.process.pid()) == pid).map(|(slot, _)| *slot);
+            let Some(slot) = slot else { continue };
+            if look.new_image
+                && let Some(target) = self.targets.get_mut(&slot)
+            {
+                target.exec();
+            }
+            if let Err(error) = self.probe(slot)
+                && look.at_entry
+            {
+                self.notes.push(format!("after an exec: {error}"));
+            }
+        }
     }
 
     /// Does what is due for up to `wait`: probes new code, children and images, reads losses. Returns whether any watched process is
@@ -207,7 +224,10 @@ impl Recorder {
         let deadline = Instant::now() + wait;
         while !self.targets.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.notices.recv_timeout(left.min(CHECK_INTERVAL)) {
+            self.look();
+            // A command that stands still must not wait for long.
+            let nap = if self.launched.is_some() { LOOK_INTERVAL } else { CHECK_INTERVAL };
+            match self.notices.recv_timeout(left.min(nap)) {
                 Ok(notice) => self.act(notice),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -246,6 +266,8 @@ impl Recorder {
 
     /// Ends the recording: takes no more calls, drains the rings, takes the probes out, and builds the profile.
     pub fn finish(mut self) -> Result<Profile, Error> {
+        // A command that stands still for a look goes on.
+        self.launched = None;
         for target in self.targets.values_mut() {
             target.look_at_the_end(&mut self.snapshots);
         }

@@ -7,7 +7,8 @@ use super::{Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::heap::footprint::Footprint;
 use crate::probe::features::Features;
-use crate::probe::plan::{FilePlan, plan};
+use crate::probe::functions::Function;
+use crate::probe::plan::{FilePlan, SitePlan, plan};
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Allocator, Process};
 
@@ -84,7 +85,17 @@ impl Target {
             if self.attached.contains_key(&key(file)) {
                 continue;
             }
-            let attached = capture.attach(self.process.pid(), self.slot, &[attach_file(file)])?;
+            let limited = memory_is_limited(&self.process);
+            let left_out = file.sites.iter().filter(|site| limited && may_throw(site)).count();
+            if left_out > 0 {
+                self.note(format!(
+                    "{left_out} throwing forms of operator new in {} are not probed: the process's memory is limited (RLIMIT_AS, RLIMIT_DATA or \
+                     vm.overcommit_memory=2), and a probe would keep a std::bad_alloc from being caught; what they allocate is not recorded",
+                    file.display_path.display()
+                ));
+            }
+            let sites = attach_file(file, |site| !(limited && may_throw(site)));
+            let attached = capture.attach(self.process.pid(), self.slot, &[sites])?;
             self.attached.insert(key(file), attached);
             let name = file.allocator.name().to_owned();
             if !self.allocators.contains(&name) {
@@ -152,8 +163,23 @@ fn key(file: &FilePlan) -> FileKey {
     (file.identity.device, file.identity.inode)
 }
 
-fn attach_file(file: &FilePlan) -> AttachFile {
-    let sites = file.sites.iter().map(|site| AttachSite {
+fn may_throw(site: &SitePlan) -> bool {
+    site.function.get().is_some_and(Function::may_throw)
+}
+
+/// Whether an allocation of ordinary size may fail: then operator new throws (see `FP_THROW_BYTES` in fragprof.h).
+fn memory_is_limited(process: &Process) -> bool {
+    let limits = std::fs::read_to_string(process.directory().join("limits")).unwrap_or_default();
+    let limited = |line: &str| {
+        let value = ["Max address space", "Max data size"].iter().find_map(|name| line.strip_prefix(name));
+        value.and_then(|value| value.split_ascii_whitespace().next()).is_some_and(|soft| soft != "unlimited")
+    };
+    let strict = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2");
+    strict || limits.lines().any(limited)
+}
+
+fn attach_file(file: &FilePlan, wanted: impl Fn(&SitePlan) -> bool) -> AttachFile {
+    let sites = file.sites.iter().filter(|site| wanted(site)).map(|site| AttachSite {
         offset: site.offset,
         cookie: site.cookie.encode(0),
         with_return: site.cookie.op.needs_return(),
