@@ -53,7 +53,7 @@ impl<'a, R: ReadAt> Forwarding<'a, R> {
         if shape.op != Op::Free {
             return None;
         }
-        let callee = self.always_reached(from, from.vaddr + u64::from(placement.offset))?;
+        let callee = self.always_reached(from, from.vaddr.checked_add(placement.offset.into())?)?;
         Some(format!("always calls {callee}, which has a probe"))
     }
 

@@ -211,7 +211,8 @@ pub fn place(code: &[u8], entry: u64, shape: Shape, emulation: Emulation, is_tar
             stop = Reason::BranchInto;
             break;
         }
-        let bytes = code.get((instruction.ip() - entry) as usize..).and_then(|rest| rest.get(..instruction.len())).unwrap_or_default();
+        let bytes =
+            code.get(instruction.ip().wrapping_sub(entry) as usize..).and_then(|rest| rest.get(..instruction.len())).unwrap_or_default();
         if is_emulated(&instruction, bytes, emulation) {
             let reason = if state.after_null_check { Reason::EmulatedAfterNullCheck } else { Reason::Emulated };
             chosen = Some(placement_at(&instruction, entry, &state, reason, has_return));
@@ -257,7 +258,7 @@ fn placement_at(instruction: &Instruction, entry: u64, state: &State, reason: Re
     });
     Placement {
         jump,
-        offset: (instruction.ip() - entry) as u32,
+        offset: instruction.ip().wrapping_sub(entry) as u32,
         instruction: text(instruction),
         reason,
         size: state.size.and_then(Holders::best),

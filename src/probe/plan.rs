@@ -245,7 +245,7 @@ pub fn place_all<R: ReadAt>(
             if let Some(reason) = forwarding.covers(entry_point, shape, &placement) {
                 return without(reason);
             }
-            let Some(offset) = elf.offset_of(entry_point.vaddr + u64::from(placement.offset)) else {
+            let Some(offset) = elf.offset_of(entry_point.vaddr.wrapping_add(u64::from(placement.offset))) else {
                 return without("its code is not in the file".into());
             };
             let cookie = Cookie {

@@ -244,3 +244,77 @@ proptest::proptest! {
         }
     }
 }
+
+/// Plans the probes of a file's bytes.
+fn plan_bytes(bytes: Vec<u8>) {
+    let Ok(elf) = Elf::parse(bytes) else { return };
+    let found = identify(&elf);
+    for site in place_all(&elf, &found.functions, &found.function_starts, Emulation::default()).into_iter().flatten() {
+        assert_eq!(elf.offset_of(site.entry_vaddr.wrapping_add(site.placement.offset.into())), Some(site.offset));
+    }
+}
+
+/// Moves the code and its symbols up until only `distance` bytes of address space are left behind the code's first byte, so that
+/// addresses wrap around within functions or between them.
+fn move_code(bytes: &mut [u8], distance: u64) {
+    let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let original = bytes.to_vec();
+    // The second program header is the code's; p_vaddr is 16 bytes into it.
+    let code = 0x40 + 56 + 16;
+    let up = (u64::MAX - distance).wrapping_sub(word(bytes, code));
+    let mut raise = |at: usize| {
+        let raised = word(bytes, at).wrapping_add(up);
+        bytes[at..at + 8].copy_from_slice(&raised.to_le_bytes());
+    };
+    raise(code);
+    // Section headers of 64 bytes, from e_shoff on; SHT_DYNSYM is 11. Symbols have 24 bytes, the value 8 bytes into each.
+    let sections = word(&original, 0x28) as usize;
+    let dynamic_symbols = original[sections..].chunks_exact(64).find(|header| header[4..8] == [11, 0, 0, 0]).unwrap();
+    let (offset, size) = (word(dynamic_symbols, 24) as usize, word(dynamic_symbols, 32) as usize);
+    for symbol in (offset..offset + size).step_by(24) {
+        raise(symbol + 8);
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn a_damaged_library_never_breaks_the_plan(
+        headers in proptest::collection::vec((0usize..0x400, proptest::prelude::any::<u8>()), 0..12),
+        tables in proptest::collection::vec((0x400usize..0x6000, proptest::prelude::any::<u8>()), 0..60),
+        code in proptest::collection::vec((0x10000usize..0x13000, proptest::prelude::any::<u8>()), 0..60),
+        moved in proptest::option::of(0u64..0x14000),
+    ) {
+        let mut bytes = std::fs::read("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2").unwrap();
+        if let Some(distance) = moved {
+            move_code(&mut bytes, distance);
+        }
+        for (at, byte) in headers.into_iter().chain(tables).chain(code) {
+            bytes[at] = byte;
+        }
+        plan_bytes(bytes);
+    }
+}
+
+#[test]
+fn functions_behind_the_end_of_the_address_space_are_left_out_and_the_others_planned() {
+    let mut bytes = std::fs::read("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2").unwrap();
+    let whole = identify(&Elf::parse(bytes.clone()).unwrap()).functions.len();
+    // The functions lie some 40 KiB behind the code's first byte.
+    move_code(&mut bytes, 0xb000);
+    let left = identify(&Elf::parse(bytes.clone()).unwrap()).functions.len();
+    assert!(0 < left && left < whole);
+    plan_bytes(bytes);
+}
+
+#[test]
+fn a_function_at_the_end_of_the_address_space_is_walked_like_any_other() {
+    use fragprof::probe::functions::Family;
+    let shape = find(Family::C, b"malloc").unwrap().get().unwrap().shape;
+    // cmp rdi,0x1000; ja
+    let code = [0x48, 0x81, 0xff, 0, 0x10, 0, 0, 0x77, 0x20];
+    for entry in [u64::MAX - 8, u64::MAX - 3, u64::MAX] {
+        assert_eq!(place(&code, entry, shape, Emulation::default(), |_| false).offset, 7);
+    }
+}
