@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::extents::{Coverage, HeapRange};
-use super::residency::{PAGE_BYTES, PageRuns};
+pub use super::residency::PAGE_BYTES;
+use super::residency::PageRuns;
 use crate::units::StackId;
 
 /// A huge page, bytes.
