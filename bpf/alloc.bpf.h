@@ -349,6 +349,9 @@ found:
 			bpf_probe_read_user(&block, sizeof(block), (void *)call.ptr);
 		break;
 	case FP_OP_XALLOCX:
+		/* Less than asked for: not resized, the block is as it was. */
+		if (result < call.size)
+			break;
 		/* Resized in place: the block is the same, its usable size is the result. */
 		fp_send_free(target, cookie, thread->tid, FP_REC_FREE, call.ptr);
 		block = call.ptr;

@@ -103,6 +103,8 @@ struct Prefix {
     prefix: String,
     own_names: u32,
     c_names: u32,
+    /// Whether one of them frees.
+    frees: bool,
 }
 
 /// A symbol that may be an entry point, before its owner is known.
@@ -197,19 +199,21 @@ impl Markers {
         let own = base == "mallctl" || find(Family::Jemalloc, base.as_bytes()).is_some();
         let at = self.prefixes.iter().position(|p| p.prefix == prefix).or_else(|| {
             (self.prefixes.len() < PREFIXES_MAX).then(|| {
-                self.prefixes.push(Prefix { prefix: prefix.to_owned(), own_names: 0, c_names: 0 });
+                self.prefixes.push(Prefix { prefix: prefix.to_owned(), own_names: 0, c_names: 0, frees: false });
                 self.prefixes.len() - 1
             })
         });
         if let Some(entry) = at.and_then(|at| self.prefixes.get_mut(at)) {
             entry.own_names += u32::from(own);
             entry.c_names += u32::from(!own);
+            entry.frees |= matches!(base, "free" | "dallocx" | "sdallocx");
         }
     }
 
-    /// A prefix is jemalloc's if it stands before one of its own names and another name: `do_rallocx` alone is a helper of its own.
+    /// A prefix is jemalloc's if it stands before one of its own names and another name, and one of them frees: `do_rallocx` alone is
+    /// a helper of its own, and a program may wrap `mallocx` and `rallocx` with other arguments under names like these.
     fn is_jemalloc_prefix(&self, prefix: &str) -> bool {
-        self.prefixes.iter().any(|p| p.prefix == prefix && p.own_names > 0 && p.own_names + p.c_names > 1)
+        self.prefixes.iter().any(|p| p.prefix == prefix && p.own_names > 0 && p.own_names + p.c_names > 1 && p.frees)
     }
 }
 

@@ -72,7 +72,7 @@ exact_everywhere!(
     ATTACHED_TO_STATIC_MUSL,
     ATTACHED_TO_STATIC_JEMALLOC,
 );
-exact_attached!(over_aligned_blocks_are_counted_by_the_bytes_asked_for, Program::new("over_aligned"), ATTACHED_TO_STATIC_MUSL);
+exact_attached!(over_aligned_blocks_are_counted_by_the_bytes_asked_for, Program::new("over_aligned"));
 exact_everywhere!(nested_entry_points_count_once, Program::new("nested"));
 exact_attached!(a_replaced_operator_new_counts_once, Program::new("replaced_new"), LAUNCHED_WITH_GLIBC);
 exact_attached!(a_cancelled_thread_leaves_nothing_behind, Program { runs: 2, ..Program::new("cancelled") });

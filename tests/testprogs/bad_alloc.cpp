@@ -100,6 +100,11 @@ static void *thread_that_ends_inside(void *)
 	return nullptr;
 }
 
+static void *thread_that_just_ends(void *)
+{
+	pthread_exit(nullptr);
+}
+
 int main()
 {
 	static char alternate[1 << 16];
@@ -111,11 +116,17 @@ int main()
 	action.sa_handler = on_signal;
 	action.sa_flags = SA_ONSTACK;
 	REQUIRE(sigaction(SIGUSR1, &action, nullptr) == 0);
-	// The first exception allocates its emergency pool and loads unwind tables: before the recording.
+	// The first exception and the first thread that ends so load unwind tables: before the recording.
 	try {
 		throw 1;
 	} catch (int) {
 	}
+	pthread_t first;
+	REQUIRE(pthread_create(&first, nullptr, thread_that_just_ends, nullptr) == 0);
+	pthread_join(first, nullptr);
+	// The exception itself is allocated under the site that throws.
+	for (const char *site : {"site_throws", "site_throws_array", "site_throws_aligned", "site_returns_null", "site_constructor_throws"})
+		truth_live_only(site);
 	truth_rendezvous("ready");
 	for (volatile size_t i = 0; i < 40; i = i + 1) {
 		volatile int caught = 0; // volatile: longjmp comes by

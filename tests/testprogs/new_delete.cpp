@@ -10,7 +10,9 @@ struct Thin {
 	~Thin() { bytes[0] = 0; } // an array of these carries its length: new[] asks for 8 bytes more
 };
 
-static constexpr std::align_val_t ALIGN{128};
+// libstdc++ rounds the size of an aligned new up to the alignment before it asks the allocator: sizes are multiples of it here.
+static constexpr size_t A = 128;
+static constexpr std::align_val_t ALIGN{A};
 
 SITE block early_new(size_t n) { return TOOK(::operator new(n), n); }
 SITE block site_new(size_t n) { return TOOK(::operator new(n), n); }
@@ -45,12 +47,12 @@ int main()
 		drop(site_new_array(50 + i), [](void *p, size_t) { ::operator delete[](p, std::nothrow); });
 		drop(site_new_nothrow(70 + i), [](void *p, size_t) { ::operator delete(p, std::nothrow); });
 		drop(site_new_array_nothrow(70 + i), [](void *p, size_t) { ::operator delete[](p, std::nothrow); });
-		drop(site_new_aligned(90 + i), [](void *p, size_t) { ::operator delete(p, ALIGN); });
-		drop(site_new_aligned(90 + i), [](void *p, size_t n) { ::operator delete(p, n, ALIGN); });
-		drop(site_new_array_aligned(110 + i), [](void *p, size_t) { ::operator delete[](p, ALIGN); });
-		drop(site_new_array_aligned(110 + i), [](void *p, size_t n) { ::operator delete[](p, n, ALIGN); });
-		drop(site_new_aligned_nothrow(130), [](void *p, size_t) { ::operator delete(p, ALIGN, std::nothrow); });
-		drop(site_new_array_aligned_nothrow(130), [](void *p, size_t) { ::operator delete[](p, ALIGN, std::nothrow); });
+		drop(site_new_aligned(A + A * i), [](void *p, size_t) { ::operator delete(p, ALIGN); });
+		drop(site_new_aligned(A + A * i), [](void *p, size_t n) { ::operator delete(p, n, ALIGN); });
+		drop(site_new_array_aligned(2 * A + A * i), [](void *p, size_t) { ::operator delete[](p, ALIGN); });
+		drop(site_new_array_aligned(2 * A + A * i), [](void *p, size_t n) { ::operator delete[](p, n, ALIGN); });
+		drop(site_new_aligned_nothrow(A), [](void *p, size_t) { ::operator delete(p, ALIGN, std::nothrow); });
+		drop(site_new_array_aligned_nothrow(A), [](void *p, size_t) { ::operator delete[](p, ALIGN, std::nothrow); });
 		drop(site_new_wide(), [](void *p, size_t) { delete static_cast<Wide *>(p); });
 		{
 			block b = site_new_thin_array(3);
@@ -61,10 +63,10 @@ int main()
 		site_new_array(2000 + i);
 		site_new_nothrow(300 + i);
 		site_new_array_nothrow(400 + i);
-		site_new_aligned(500 + i);
-		site_new_array_aligned(600 + i);
-		site_new_aligned_nothrow(700 + i);
-		site_new_array_aligned_nothrow(800 + i);
+		site_new_aligned(A * (5 + i));
+		site_new_array_aligned(A * (6 + i));
+		site_new_aligned_nothrow(A * (7 + i));
+		site_new_array_aligned_nothrow(A * (8 + i));
 		site_new_wide();
 		site_new_thin_array(5);
 		if (i < 8)

@@ -119,6 +119,12 @@ __attribute__((unused)) static struct block truth_enter(struct truth_site *site,
 		truth_block;                                                                                                      \
 	}))
 
+/* As TOOK_LIVE_ONLY, for a site that may not return. */
+__attribute__((unused)) static void truth_live_only(const char *name)
+{
+	truth_site_named(name)->live_only = 1;
+}
+
 /* Enters a block under a function of another object, by its name. */
 __attribute__((unused)) static struct block truth_took_by(const char *name, void *ptr, size_t size)
 {
