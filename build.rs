@@ -33,5 +33,7 @@ fn compile(name: &str) -> Result<()> {
         "-Wno-unused-parameter",                   // BPF_PROG's hidden context
         "-Wno-gnu-variable-sized-type-not-at-end", // a record's header with its frames behind
     ]);
-    builder.build().with_context(|| format!("cannot compile {source}: is clang (>= 12) installed? `make deps` installs what the build needs"))
+    builder
+        .build()
+        .with_context(|| format!("cannot compile {source}: is clang (>= 12) installed? `make deps` installs what the build needs"))
 }

@@ -23,8 +23,8 @@ pub mod quality;
 pub mod take;
 
 pub use account::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, SizeClass};
-pub use core_file::CoreFile;
 pub use chunks::{Block, Chunk, ChunkState, ChunkTable};
+pub use core_file::CoreFile;
 pub use live::LiveMemory;
 pub use memory::{Memory, MemoryError};
 pub use pace::Pace;

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
+use crate::census::ChunkState;
+use crate::census::glibc::HeapWalk;
 use crate::census::live::LiveMemory;
 use crate::census::memory::Memory;
 use crate::census::{self, Level, Pace, Places};
-use crate::census::ChunkState;
-use crate::census::glibc::HeapWalk;
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::by_stack::BytesByStack;
 use crate::fragmentation::survey::Survey;

@@ -34,7 +34,7 @@ pub use watched::Watched;
 use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
 use crate::ledger::{Event, Ledger, StackLimits};
 use crate::probe::features::Features;
-use crate::probe::plan::PlanError;
+use crate::probe::plan::{PlanError, Planner};
 use crate::profile::Profile;
 use crate::symbol::Snapshots;
 use crate::target::{Process, TargetError};
@@ -89,7 +89,7 @@ pub fn monotonic_ns() -> u64 {
 /// A recording under way.
 pub struct Recorder {
     capture: Capture,
-    features: Features,
+    planner: Planner,
     snapshots: Snapshots,
     options: Options,
     shards: Vec<SharedShard>,
@@ -120,7 +120,7 @@ impl Recorder {
             ..capture::Config::default()
         };
         let capture = Capture::load(&config)?;
-        let features = Features::of_host();
+        let planner = Planner::new(Features::of_host().emulation());
         let (sender, notices) = sync_channel(NOTICES_MAX);
         let notices_lost = Arc::<AtomicU64>::default();
         let shards: Vec<SharedShard> = (0..capture.shards()).map(|_| SharedShard::default()).collect();
@@ -134,7 +134,7 @@ impl Recorder {
         let readers = capture.read(sinks)?;
         Ok(Self {
             capture,
-            features,
+            planner,
             snapshots: Snapshots::default(),
             options,
             shards,
@@ -320,7 +320,7 @@ impl Recorder {
     /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
         match self.targets.get_mut(&slot) {
-            Some(target) => target.probe(&self.capture, &self.features, &mut self.snapshots),
+            Some(target) => target.probe(&self.capture, &mut self.planner, &mut self.snapshots),
             None => Ok(()),
         }
     }

@@ -6,9 +6,8 @@ use super::heap::{self, HeapPicture};
 use super::{Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::heap::footprint::Footprint;
-use crate::probe::features::Features;
 use crate::probe::functions::Function;
-use crate::probe::plan::{FilePlan, SitePlan, plan};
+use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Allocator, Process};
 
@@ -65,13 +64,13 @@ impl Target {
     }
 
     /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
-    pub fn probe(&mut self, capture: &Capture, features: &Features, snapshots: &mut Snapshots) -> Result<(), Error> {
+    pub fn probe(&mut self, capture: &Capture, planner: &mut Planner, snapshots: &mut Snapshots) -> Result<(), Error> {
         let maps = self.process.maps()?;
         snapshots.update(&mut self.space, &self.process, &maps);
         if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
         }
-        let plan = plan(&self.process, features.emulation())?;
+        let plan = planner.plan(&self.process)?;
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
         for file in &plan.files {

@@ -95,12 +95,8 @@ impl Watched {
         if stack.0 == 0 || grown == 0 {
             return;
         }
-        let growth = Growth {
-            stack: self.ledger.stack_id(stack),
-            grown_bytes: grown,
-            requested_bytes: request,
-            free_bytes: self.free_at_least(),
-        };
+        let growth =
+            Growth { stack: self.ledger.stack_id(stack), grown_bytes: grown, requested_bytes: request, free_bytes: self.free_at_least() };
         self.growth.add(&growth);
         self.grown_bytes = self.grown_bytes.saturating_add(grown);
     }
@@ -117,9 +113,7 @@ impl Watched {
         match change {
             VmChange::Mmap { addr, len, prot, flags, .. } => VmEvent::Mmap { addr: addr.0, len, prot, flags },
             VmChange::Munmap { addr, len } => VmEvent::Munmap { addr: addr.0, len },
-            VmChange::Mremap { old, old_len, new, new_len } => {
-                VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len }
-            }
+            VmChange::Mremap { old, old_len, new, new_len } => VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len },
             VmChange::Brk { end } => VmEvent::Brk { end: end.0 },
             VmChange::Madvise { addr, len, advice } => VmEvent::Madvise { addr: addr.0, len, advice },
             VmChange::Mprotect { addr, len, prot } => VmEvent::Mprotect { addr: addr.0, len, prot },
