@@ -151,6 +151,9 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
             return Err(Error::NotElf);
         }
         let (offset, size, count) = (u64_at(&header, 32), u16_at(&header, 54), usize::from(u16_at(&header, 56)));
+        if count == 0 {
+            return Err(Error::NoUnwindInformation); // an object file: nothing of it is ever mapped as it is
+        }
         if size != 56 || count > SEGMENTS_MAX {
             return Err(Error::Corrupt { what: "size or number of program headers" });
         }
@@ -195,6 +198,10 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
     /// If there is none, or it cannot be read.
     pub fn unwind_section(&self) -> Result<UnwindSection, Error> {
         let sections = self.named_sections().unwrap_or_default();
+        // In a file of debug information alone, the header stands for a section that is elsewhere.
+        if sections.iter().any(|(name, section)| name == b".eh_frame" && section.kind == SHT_NOBITS) {
+            return Err(Error::NoUnwindInformation);
+        }
         let by_name = |name: &[u8]| sections.iter().find(|(n, s)| n == name && s.kind != SHT_NOBITS && s.bytes > 0).map(|(_, s)| *s);
         if let Some(section) = by_name(b".eh_frame") {
             let bytes = bounded(section.bytes)?;
@@ -316,4 +323,76 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.get(..N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::unwind::Table;
+
+    #[test]
+    fn the_unwind_information_is_the_same_with_and_without_section_headers() {
+        let mut bytes = std::fs::read("/bin/true").unwrap();
+        let with = Table::read(bytes.as_slice()).unwrap();
+        bytes[40..48].fill(0);
+        bytes[58..64].fill(0);
+        let without = Table::read(bytes.as_slice()).unwrap();
+        assert_eq!(with.rows().rows, without.rows().rows);
+        assert!(with.rows().rows.len() > 100);
+    }
+
+    #[test]
+    fn a_file_cut_short_anywhere_is_an_error_or_a_table_never_a_panic() {
+        let bytes = std::fs::read("/bin/true").unwrap();
+        for end in (0..bytes.len()).step_by(97) {
+            let _ = Table::read(&bytes[..end]);
+        }
+        assert!(matches!(Table::read(&bytes[..63]), Err(Error::NotElf)));
+    }
+
+    #[test]
+    fn a_file_that_claims_more_than_it_has_costs_no_memory() {
+        let mut bytes = std::fs::read("/bin/true").unwrap();
+        let elf = Elf::parse(bytes.as_slice()).unwrap();
+        let (offset, count, _) = elf.section_headers;
+        // Every section of the largest size there is.
+        for i in 0..usize::from(count) {
+            let at = usize::try_from(offset).unwrap() + 64 * i + 32;
+            bytes[at..at + 8].fill(0xff);
+        }
+        assert!(Table::read(bytes.as_slice()).is_ok(), "the program header still leads to it");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        #[test]
+        fn a_damaged_file_is_an_error_or_a_table_never_a_panic(damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40)) {
+            let mut bytes = std::fs::read("/bin/true").unwrap();
+            for (index, byte) in damage {
+                let at = index.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if let Ok(table) = Table::read(bytes.as_slice()) {
+                prop_assert_eq!(table.to_bytes().len(), table.bytes());
+            }
+        }
+
+        #[test]
+        fn damaged_headers_and_unwind_sections_are_errors_or_tables_never_panics(damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20)) {
+            let mut bytes = std::fs::read("/bin/true").unwrap();
+            let section = Elf::parse(bytes.as_slice()).unwrap().unwind_section().unwrap();
+            let begin = bytes.windows(section.bytes.len()).position(|window| window == section.bytes).unwrap();
+            for (index, byte) in damage {
+                let at = index.index(1024 + section.bytes.len());
+                bytes[if at < 1024 { at } else { begin + at - 1024 }] = byte;
+            }
+            if let Ok(table) = Table::read(bytes.as_slice()) {
+                prop_assert!(table.rows().rows.is_sorted_by(|a, b| a.address < b.address));
+            }
+        }
+    }
 }

@@ -126,6 +126,13 @@ impl Lab {
         program.attach_uprobe_with_opts(pid as i32, file, offset as usize, UprobeOpts::default()).unwrap()
     }
 
+    /// Puts a program's probe on a function's returns.
+    pub fn attach_return(&self, program: &str, pid: u32, file: &Path, offset: u64) -> Link {
+        let program = self.object.progs_mut().find(|p| p.name() == program).unwrap();
+        let opts = UprobeOpts { retprobe: true, ..Default::default() };
+        program.attach_uprobe_with_opts(pid as i32, file, offset as usize, opts).unwrap()
+    }
+
     /// The last stack taken.
     pub fn last(&self) -> Stack {
         let map = self.object.maps().find(|map| map.name() == "last").unwrap();

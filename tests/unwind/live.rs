@@ -1,8 +1,10 @@
 //! On the live kernel: stacks against gdb's, and what a walk costs.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fragprof::unwind::End;
+use fragprof::unwind::end::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_SIGNAL};
 use tempfile::TempDir;
 
 use super::lab::{Lab, Target, compile, libc_function};
@@ -96,4 +98,102 @@ fn an_allocation_in_a_static_musl_program_is_walked_although_musl_has_no_tables(
     eprintln!("{stack:x?}");
     // malloc, leaf, down 13 times, main; beyond it is musl's start code, which has no tables.
     assert!(stack.frames.len() >= 16, "{stack:x?}");
+}
+
+#[test]
+fn return_probes_of_outer_calls_do_not_hide_their_callers() {
+    let directory = TempDir::new().unwrap();
+    let program = compile(directory.path(), "deep.c", "deep", &["-O2", "-fomit-frame-pointer"]);
+    let lab = Lab::new();
+    let target = Target::start(&program, &["10", "100"]);
+    std::thread::sleep(Duration::from_millis(100));
+    let process = lab.watch(target.pid());
+    let (libc, offset) = libc_function(&process, "malloc");
+    let _link = lab.attach("walk_and_copy", target.pid(), &libc, offset);
+    let plain = next_stack(&lab);
+    assert_eq!(plain.end, End::Complete);
+
+    // Every return address of the recursion is now the kernel's trampoline, in all but the outermost calls that were open before.
+    let down = super::lab::symbol_offset(&program, "down");
+    let _returns = lab.attach_return("empty", target.pid(), &program, down);
+    for _ in 0..50 {
+        let traced = next_stack(&lab);
+        assert_eq!(traced.frames, plain.frames, "{traced:x?}");
+        assert_eq!(traced.end, End::Complete);
+    }
+}
+
+#[test]
+fn a_handler_on_an_alternate_stack_is_walked_through_the_signal_frame() {
+    let directory = TempDir::new().unwrap();
+    let program = compile(directory.path(), "signals.c", "signals", &["-O2", "-fomit-frame-pointer"]);
+    let lab = Lab::new();
+    let target = Target::start(&program, &[]);
+    std::thread::sleep(Duration::from_millis(100));
+    lab.watch(target.pid());
+    let _link = lab.attach("walk_and_copy", target.pid(), &program, super::lab::symbol_offset(&program, "in_handler"));
+    for _ in 0..50 {
+        let stack = next_stack(&lab);
+        assert_eq!(stack.end, End::Complete, "{stack:x?}");
+        assert_eq!(stack.frames.iter().filter(|&frame| frame & FRAME_SIGNAL != 0).count(), 1, "{stack:x?}");
+        // The interrupted instruction is exact, and so is the probed one.
+        assert_eq!(stack.frames.iter().filter(|&frame| frame & FRAME_EXACT != 0).count(), 2, "{stack:x?}");
+    }
+}
+
+/// gdb's backtrace of the main thread: the pcs, leaf first.
+fn gdb_backtrace(pid: u32) -> Vec<u64> {
+    let output = super::lab::run(
+        Command::new("gdb")
+            .args(["-nx", "-batch", "-p", &pid.to_string()])
+            .args(["-ex", "set debuginfod enabled off", "-ex", "set backtrace past-main on", "-ex", "set backtrace past-entry on"])
+            .args(["-ex", "set print address on", "-ex", "bt -frame-info location-and-address"]),
+    );
+    let text = String::from_utf8_lossy(&output).into_owned();
+    let pc = |line: &str| line.split_whitespace().find_map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    text.lines().filter(|line| line.starts_with('#')).filter_map(pc).collect()
+}
+
+#[test]
+fn stacks_of_sleeping_programs_without_debug_information_are_gdbs() {
+    let directory = TempDir::new().unwrap();
+    let socket = directory.path().join("redis.sock").display().to_string();
+    let python = "import time\ndef f(n):\n    time.sleep(0.05) if n == 0 else max([1, 2], key=lambda x: f(n - 1) or x)\nwhile True: f(9)";
+    let programs: [(&str, &[&str], &[&str]); 4] = [
+        ("/usr/bin/python3", &["-c", python], &["clock_nanosleep"]),
+        ("redis-server", &["--port", "0", "--unixsocket", &socket, "--save", ""], &["epoll_wait"]),
+        ("perl", &["-e", "sub f { $_[0] ? f($_[0] - 1) : select(undef, undef, undef, 0.05) } f(9) while 1"], &["select"]),
+        ("bash", &["-c", "while read -t 0.05 x < <(sleep 1) || true; do :; done"], &["pselect", "select"]),
+    ];
+    let mut compared = 0;
+    for (program, arguments, functions) in programs {
+        let lab = Lab::new();
+        let target = Target::start(program, arguments);
+        std::thread::sleep(Duration::from_millis(600));
+        let process = lab.watch(target.pid());
+        let found = functions.iter().any(|function| {
+            let (libc, offset) = libc_function(&process, function);
+            let _link = lab.attach("walk_and_copy", target.pid(), &libc, offset);
+            let before = lab.last().walks;
+            let deadline = Instant::now() + Duration::from_secs(3);
+            while lab.last().walks == before {
+                if Instant::now() > deadline {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+            // The program may have gone on in between: then both look again.
+            (0..10).any(|_| {
+                let stack = lab.last();
+                let gdb = gdb_backtrace(target.pid());
+                let ours: Vec<u64> = stack.frames.iter().skip(1).map(|frame| frame & FRAME_ADDRESS_MASK).collect();
+                let same = !ours.is_empty() && gdb.ends_with(&ours);
+                eprintln!("{program}: {} frames, {:?}, gdb {}: {same}", stack.frames.len(), stack.end, gdb.len());
+                same && stack.end == End::Complete && stack.frames.len() >= 4
+            })
+        });
+        compared += usize::from(found);
+        assert!(found, "{program}");
+    }
+    assert_eq!(compared, programs.len());
 }

@@ -137,3 +137,60 @@ fn strip_section_headers(path: &std::path::Path) {
     bytes[58..64].fill(0); // e_shentsize, e_shnum, e_shstrndx
     std::fs::write(path, bytes).unwrap();
 }
+
+/// The same stack again and again, each time with a word changed, as a program might: what was remembered must never be believed.
+#[test]
+fn a_walk_is_never_fooled_by_what_it_remembers() {
+    let host = Host::new();
+    let directory = TempDir::new().unwrap();
+    let program = compile(directory.path(), "deep.c", "deep", &["-O1", "-fno-omit-frame-pointer"]);
+    let target = Target::start(&program, &["30", "0"]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let world = World::of(target.pid());
+    let recordings = record_many(target.pid(), 40);
+    let mut thread = host.thread();
+    let (mut walks, mut repeated_walks, mut changed) = (0u32, 0u32, 0u32);
+    let mut random = 0x2545_f491_4f6c_dd1du64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for original in &recordings {
+        let (before, _) = host.unwind(&mut host.thread(), &world, original);
+        let mut recording = original.clone();
+        for _ in 0..200 {
+            let sp = recording.sp();
+            let Some((begin, bytes)) = recording.regions.iter_mut().find(|(begin, bytes)| *begin <= sp && sp < *begin + bytes.len() as u64)
+            else {
+                break;
+            };
+            // A word of the frames' part of the stack becomes another word of it: mostly a return address or a frame pointer.
+            let base = usize::try_from(sp - *begin).unwrap() & !7;
+            let words = (bytes.len() - base) / 8;
+            let place = |random: u64, within: usize| base + 8 * (random as usize % within.min(words));
+            let (from, to) = (place(next(), 400), place(next(), 400));
+            let kept = bytes[to..to + 8].to_vec();
+            let value: [u8; 8] = if next() % 4 == 0 { next().to_le_bytes() } else { bytes[from..from + 8].try_into().unwrap() };
+            bytes[to..to + 8].copy_from_slice(&value);
+
+            let (stack, repeated) = host.unwind(&mut thread, &world, &recording);
+            let (fresh, none) = host.unwind(&mut host.thread(), &world, &recording);
+            assert_eq!((&stack, none), (&fresh, 0));
+            walks += 1;
+            repeated_walks += u32::from(repeated > 0);
+            changed += u32::from(stack.frames != before.frames);
+            // Mostly back to what it was, so that there is something to remember.
+            if next() % 8 != 0 {
+                let (_, bytes) =
+                    recording.regions.iter_mut().find(|(begin, bytes)| *begin <= sp && sp < *begin + bytes.len() as u64).unwrap();
+                bytes[to..to + 8].copy_from_slice(&kept);
+            } else {
+                recording = original.clone();
+            }
+        }
+    }
+    eprintln!("{walks} walks, {repeated_walks} with repeated steps, {changed} with another stack than before");
+    assert!(walks > 4000 && repeated_walks * 2 > walks && changed * 20 > walks);
+}
