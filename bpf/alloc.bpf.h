@@ -359,8 +359,8 @@ found:
 		break;
 	case FP_OP_REALLOC:
 		block = result;
-		/* realloc(p, 0) that returns NULL has freed the block (glibc, tcmalloc); with a size it has failed. */
-		if (!block && call.ptr && call.size)
+		/* realloc(p, 0) that returns NULL has freed the block (glibc, tcmalloc); with a size it has failed. reallocf frees then too. */
+		if (!block && call.ptr && call.size && !FP_COOKIE_FREES_ON_FAILURE(cookie))
 			fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FAIL, call.ptr);
 		break;
 	default:

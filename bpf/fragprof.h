@@ -207,6 +207,7 @@ enum fp_op {
 #define FP_COOKIE_SLOT(c) ((unsigned int)(((c) >> 32) & 0xffff))
 #define FP_COOKIE_SP_WORDS(c) ((unsigned int)(((c) >> 48) & 0xff)) /* words pushed between entry and site */
 #define FP_COOKIE_MAY_THROW(c) ((unsigned int)(((c) >> 56) & 1)) /* fails by a C++ exception */
+#define FP_COOKIE_FREES_ON_FAILURE(c) ((unsigned int)(((c) >> 57) & 1)) /* reallocf: a failure frees the block */
 #define FP_NO_REG 0x1f
 
 /* A return probe swaps the return address on the stack, and a C++ exception that passes through such a frame finds no way out: the

@@ -51,6 +51,7 @@ impl Cookie {
             | u64::from(slot) << 32
             | u64::from(self.sp_words) << 48
             | u64::from(self.function.get().is_some_and(Function::may_throw)) << 56
+            | u64::from(self.function.get().is_some_and(Function::frees_on_failure)) << 57
     }
 
     /// Takes a word apart into cookie and slot; `None` if its op is not known.

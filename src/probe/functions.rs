@@ -98,6 +98,12 @@ impl Function {
         let throws = ["_Znw", "_Zna", "tc_new", "mi_new"].iter().any(|prefix| self.symbol.starts_with(prefix));
         throws && !self.symbol.contains("nothrow")
     }
+
+    /// Whether a failure frees the block that was to be resized, as `reallocf` does (BSD, mimalloc).
+    #[must_use]
+    pub fn frees_on_failure(&self) -> bool {
+        self.symbol.ends_with("reallocf")
+    }
 }
 
 /// Index of an entry point in [`FUNCTIONS`]: the `function` byte of each record. Not stable between versions.

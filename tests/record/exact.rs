@@ -82,6 +82,11 @@ exact!(
     Program::new("bad_alloc"),
     [ATTACHED_TO_GLIBC, ATTACHED_TO_PRELOADED_JEMALLOC, ATTACHED_TO_PRELOADED_TCMALLOC]
 );
+exact!(
+    a_program_short_of_memory_catches_bad_alloc_while_it_is_recorded,
+    Program::new("limited"),
+    [ATTACHED_TO_GLIBC, ATTACHED_TO_PRELOADED_JEMALLOC, ATTACHED_TO_PRELOADED_TCMALLOC]
+);
 exact_attached!(a_target_that_drops_root_stays_recorded, Program::new("setuid_drop"), LAUNCHED_WITH_GLIBC);
 exact_attached!(a_stack_beyond_the_frame_limit_keeps_its_leaf, Program::new("deep_recursion"));
 exact_attached!(signal_handlers_on_other_stacks_are_counted, Program { runs: 2, ..Program::new("signal_stacks") });
@@ -93,9 +98,13 @@ mod under_load {
     use std::process::Command;
 
     use crate::record::{Program, check, place};
-    use crate::support::build::tight_pairs;
-    use crate::support::process::Process;
-    use crate::support::recording::Recording;
+    use rustix::process::Signal;
+
+    use crate::support::build::{Link, program, tight_pairs};
+    use crate::support::process::{Process, run};
+    use crate::support::recording::{Recording, fragprof};
+    use crate::support::rendezvous::Target;
+    use crate::support::report::Report;
     use crate::support::{LIMIT, bpf, serial};
 
     const CROSS_THREAD: Program = Program { args: &["4", "10000"], runs: 3, ..Program::new("cross_thread") };
@@ -136,6 +145,36 @@ mod under_load {
         let report = recording.stop();
         assert_eq!(report.nonzero_losses(), Vec::<String>::new());
         assert_eq!((report.totals.allocations, report.totals.inuse_allocations), (pairs, 0));
+    }
+
+    /// The smallest buffer there is, on purpose.
+    #[test]
+    fn records_lost_for_want_of_a_buffer_are_told_and_leave_no_leak_that_is_not_doubtful() {
+        if bpf().is_none() {
+            return;
+        }
+        let _alone = serial();
+        let mut target = Target::start(Command::new(program("cross_thread", Link::Dynamic)).args(["2", "30000"]));
+        let pid = target.pid().to_string();
+        let mut command = fragprof();
+        command.args(["record", "--duration", "300s", "--buffer-kib", "4", "-p", &pid]);
+        let mut recording = Recording::start(&mut command, &[]);
+        recording.wait_until_attached(1);
+        let truth = target.go_to("done");
+        recording.process.signal(Signal::INT);
+        assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
+        assert!(recording.process.err.all().contains("doubt"), "{}", recording.process.err);
+
+        let report = Report::read(&recording.file());
+        assert!(!report.nonzero_losses().is_empty(), "{:?}", report.losses);
+        let seen = report.by_site(truth.pid);
+        for site in &truth.sites {
+            let got = seen.get(&site.site).copied().unwrap_or_default();
+            let certain = got.inuse_bytes - got.doubtful_bytes.unwrap_or_default();
+            assert!(certain <= site.live_bytes, "{}: {got:?} without doubt is more than {}", site.site, site.live_bytes);
+        }
+        let text = run(fragprof().arg("report").arg(recording.file()));
+        assert!(text.out.contains("doubt") || text.out.contains("lost"), "the report says nothing of losses:\n{}", text.out);
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Totals {
     pub allocated_bytes: u64,
     /// All blocks.
     pub allocations: u64,
+    /// Of the live bytes, those whose free may have been lost.
+    #[serde(default)]
+    pub doubtful_bytes: Option<u64>,
 }
 
 /// One frame of a stack.
@@ -106,6 +109,9 @@ impl Report {
             sum.inuse_allocations += stack.totals.inuse_allocations;
             sum.allocated_bytes += stack.totals.allocated_bytes;
             sum.allocations += stack.totals.allocations;
+            if let Some(doubtful) = stack.totals.doubtful_bytes {
+                *sum.doubtful_bytes.get_or_insert(0) += doubtful;
+            }
         }
         sites
     }

@@ -1,0 +1,42 @@
+// A program whose address space is limited, and that lives from catching std::bad_alloc: under a recording it must do so too. Its C
+// allocations are counted as ever; those through operator new may be left out where their return cannot be probed safely.
+#include "truth.h"
+#include <initializer_list>
+#include <new>
+#include <sys/resource.h>
+
+static volatile size_t beyond_limit = size_t(700) << 20; // less than a GiB: no size to be suspicious of
+
+SITE block site_malloc(size_t n) { return TOOK(malloc(n), n); }
+SITE block site_new(size_t n) { return TOOK(::operator new(n), n); }
+SITE block site_new_array(size_t n) { return TOOK(::operator new[](n), n); }
+
+int main()
+{
+	rlimit limit = {rlim_t(600) << 20, rlim_t(600) << 20};
+	REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+	try {
+		throw 1;
+	} catch (int) {
+	}
+	truth_live_only("site_new");
+	truth_live_only("site_new_array");
+	truth_rendezvous("ready");
+	for (size_t i = 0; i < 50; i++) {
+		int caught = 0;
+		for (auto make : {&site_new, &site_new_array})
+			try {
+				make(beyond_limit);
+			} catch (const std::bad_alloc &) {
+				caught++;
+			}
+		REQUIRE(caught == 2);
+		block_free(site_malloc(30 + i));
+		site_malloc(40 + i);
+		block b = site_new(50);
+		truth_strike(b);
+		::operator delete(b.ptr);
+	}
+	truth_rendezvous("done");
+	return 0;
+}
