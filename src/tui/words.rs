@@ -137,7 +137,7 @@ fn unknown(process: &ProcessSample) -> String {
     let heap = &process.heap;
     let mut text = match (heap.unattributed_bytes, heap.ladder.unknown_bytes) {
         (Some(unattributed), unknown) => {
-            let mut text = format!("{} live allocated before attach, or rounding of chunks", HumanBytes(unattributed));
+            let mut text = format!("{} live without a stack: allocated before attach, or rounding of chunks", HumanBytes(unattributed));
             if let Some(unknown) = unknown.filter(|unknown| *unknown > 0) {
                 let _ = write!(text, "; {} not understood", HumanBytes(unknown));
             }
