@@ -236,11 +236,12 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 	return target && target->flags & FP_TARGET_ON ? target : NULL;
 }
 
-/* At the site of a function that frees. */
+/* At the site of a function that frees. Whether it is called from inside an allocating one is not asked, which saves a look at the
+ * thread's state: such a free is of a block that the daemon does not know, or of the one a realloc has given up already. */
 static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 {
 	struct fp_target *target = fp_target_on(cookie);
-	struct fp_thread *thread;
+	__u32 tid;
 	__u64 ptr;
 
 	if (!target)
@@ -248,17 +249,11 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 	ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
 	if (!ptr)
 		return;
-	thread = fp_thread_of_current();
-	if (!thread) {
-		fp_lost(target, FP_CNT_LOST_FREE);
-		return;
-	}
-	if (fp_is_nested(thread, target, regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie)))
-		return;
+	tid = (__u32)bpf_get_current_pid_tgid();
 	if (target->flags & FP_TARGET_FREE_STACKS)
-		fp_send_free_stack(target, cookie, thread->tid, ptr, fp_take_stack(regs, target, cookie));
+		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, cookie));
 	else
-		fp_send_free(target, cookie, thread->tid, FP_REC_FREE, ptr);
+		fp_send_free(target, cookie, tid, FP_REC_FREE, ptr);
 }
 
 /* At the site of a function that allocates. Returns the call's sequence number if its return is wanted, else 0. */

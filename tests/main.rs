@@ -6,4 +6,5 @@ mod placement;
 mod profile;
 mod record;
 mod support;
+mod top;
 mod unwind;

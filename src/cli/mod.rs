@@ -8,9 +8,11 @@ pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod flamegraph;
+mod log;
 pub mod output;
 pub mod record;
 pub mod report;
+pub mod top;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,7 @@ struct Cli {
 enum Command {
     Census(census::CensusArgs),
     Explain(explain::ExplainArgs),
+    Top(top::TopArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
     Flamegraph(flamegraph::FlamegraphArgs),
@@ -45,6 +48,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Census(args) => census::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),
@@ -66,5 +70,5 @@ pub fn main() -> ExitCode {
 /// Log lines go to standard error: warnings by default, more with `FRAGPROF_LOG=debug`.
 fn logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("FRAGPROF_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(log::LogWriter).without_time().with_target(false).init();
 }

@@ -168,8 +168,8 @@ impl Ledger {
             Event::Alloc { addr, size_bytes, stack, tid, time_ns, function } => {
                 self.alloc(addr, size_bytes, stack, tid, time_ns, function);
             }
-            Event::Free { addr, stack, time_ns, .. } => {
-                self.free(addr, stack, time_ns);
+            Event::Free { addr, stack, tid, time_ns } => {
+                self.free(addr, stack, Some(tid), time_ns);
             }
             Event::ReallocFree { addr, stack, tid, time_ns } => self.realloc_free(addr, stack, tid, time_ns),
             Event::ReallocFail { addr, tid } => self.realloc_fail(addr, tid),
@@ -347,9 +347,13 @@ impl Ledger {
     }
 
     #[inline]
-    fn free(&mut self, addr: Addr, stack: StackHash, time_ns: u64) -> Option<Freed> {
+    /// `tid`: of a free that is a call of its own, which a realloc of the thread may have made to free its old block.
+    fn free(&mut self, addr: Addr, stack: StackHash, tid: Option<u32>, time_ns: u64) -> Option<Freed> {
         let tick = self.tick(time_ns);
         let Some(block) = self.outstanding.remove(addr) else {
+            if tid.and_then(|tid| self.reallocs.get(&tid)).is_some_and(|open| open.addr == addr) {
+                return None;
+            }
             self.stats.unknown_frees += 1;
             self.stats.unknown_frees_after_loss += u64::from(self.is_lossy());
             return None;
@@ -369,7 +373,7 @@ impl Ledger {
     }
 
     fn realloc_free(&mut self, addr: Addr, stack: StackHash, tid: u32, time_ns: u64) {
-        let freed = self.free(addr, stack, time_ns);
+        let freed = self.free(addr, stack, None, time_ns);
         if self.reallocs.len() < REALLOCS_MAX || self.reallocs.contains_key(&tid) {
             self.reallocs.insert(tid, OpenRealloc { addr, freed });
         } else {

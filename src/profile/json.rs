@@ -128,8 +128,9 @@ struct StackRow<'a> {
     values: Numbers,
 }
 
+/// A frame as every JSON output has it.
 #[derive(Serialize)]
-struct FrameRow<'a> {
+pub(crate) struct FrameRow<'a> {
     function: &'a str,
     file: Option<&'a str>,
     line: Option<u32>,
@@ -169,7 +170,8 @@ fn row<'a>(profile: &'a Profile, stack: &'a Stack) -> StackRow<'a> {
     }
 }
 
-fn frame(frame: &Frame) -> FrameRow<'_> {
+/// A frame's row; what is not known of it is `null`.
+pub(crate) fn frame(frame: &Frame) -> FrameRow<'_> {
     fn known(text: &str) -> Option<&str> {
         (!text.is_empty()).then_some(text)
     }

@@ -99,7 +99,7 @@ fn number(kind: ValueKind, value: u64) -> String {
 }
 
 /// A count with its digits in groups of three.
-fn grouped(value: u64) -> String {
+pub(crate) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -111,7 +111,8 @@ fn grouped(value: u64) -> String {
     text
 }
 
-fn percent(part: u64, whole: u64) -> String {
+/// A share in percent, or a dash of nothing.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
 }
 
@@ -119,7 +120,8 @@ fn ratio(value: Option<f64>) -> String {
     value.map_or_else(|| "not known".to_owned(), |value| format!("{value:.2}"))
 }
 
-fn bytes(value: Option<u64>) -> String {
+/// A number of bytes that may not be known.
+pub(crate) fn bytes(value: Option<u64>) -> String {
     value.map_or_else(|| "not known".to_owned(), |value| HumanBytes(value).to_string())
 }
 
@@ -421,7 +423,7 @@ impl Page {
 }
 
 /// Where a frame is: file and line, or the module.
-fn place(frame: &Frame) -> String {
+pub(crate) fn place(frame: &Frame) -> String {
     let file = sanitize::terminal(&frame.file);
     match (file.is_empty(), frame.line) {
         (false, 0) => file.into_owned(),
@@ -435,7 +437,7 @@ fn place(frame: &Frame) -> String {
 }
 
 /// A text cut to a width, its middle replaced: the start and the end of a name say most.
-fn shortened_middle(text: &str, columns: usize) -> String {
+pub(crate) fn shortened_middle(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {
         return text.to_owned();
@@ -446,7 +448,7 @@ fn shortened_middle(text: &str, columns: usize) -> String {
 }
 
 /// A text cut to a width, its front replaced: the end of a path says most.
-fn shortened_front(text: &str, columns: usize) -> String {
+pub(crate) fn shortened_front(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {
         return text.to_owned();
@@ -455,7 +457,7 @@ fn shortened_front(text: &str, columns: usize) -> String {
 }
 
 /// A text in lines of at most so many columns, broken at spaces; a longer word stands alone.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     for word in text.split(' ') {

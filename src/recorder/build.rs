@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::heap::HeapPicture;
 use super::target::Target;
 use super::watched::Watched;
-use crate::capture::Counters;
 use crate::capture::counters::ENDS;
+use crate::capture::{Counters, TargetLoss};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Ledger, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
 use crate::profile::{Counter, Frame, KindSet, Metadata, Mode, Profile, ValueKind, Values, meta};
 use crate::symbol::{AddressSpace, Symbolizer};
-use crate::units::HumanBytes;
+use crate::units::{HumanBytes, StackId};
 use crate::unwind::End;
 
 /// What the recorder knows beside the books.
@@ -50,20 +50,25 @@ pub fn profile(facts: Facts, targets: &[Target]) -> Profile {
     profile
 }
 
-fn metadata(facts: &Facts) -> Metadata {
-    let counters = &facts.counters;
+/// What was lost, by kind; zeros say that the kind is counted.
+pub fn losses(counters: &Counters, malformed: u64, notices_lost: u64) -> Vec<Counter> {
     let mut losses: Vec<Counter> =
         ["lost_allocations", "lost_frees", "lost_stacks", "lost_vm_changes", "lost_life_events", "no_thread_state", "no_walk_state"]
             .iter()
             .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
             .map(|(name, text, value)| Counter::new(name, value, text))
             .collect();
-    losses.push(Counter::new("malformed_records", facts.malformed, "records that could not be read"));
+    losses.push(Counter::new("malformed_records", malformed, "records that could not be read"));
     losses.push(Counter::new(
         "lost_notices",
-        facts.notices_lost,
+        notices_lost,
         "notices of new code or children that came too fast; every process was looked at anew",
     ));
+    losses
+}
+
+fn metadata(facts: &Facts) -> Metadata {
+    let counters = &facts.counters;
     let stack_ends = (1..ENDS as u8)
         .filter_map(|reason| Some((End::from_wire(reason)?, counters.ends(reason))))
         .filter(|(_, value)| *value > 0)
@@ -79,7 +84,7 @@ fn metadata(facts: &Facts) -> Metadata {
         start_unix_ns: facts.start_unix_ns,
         duration_s: facts.duration.as_secs_f64(),
         kinds: KindSet::from_iter(KINDS),
-        losses,
+        losses: losses(counters, facts.malformed, facts.notices_lost),
         stack_ends,
         notes,
         limits: vec!["blocks allocated before the recording are not in it: what they hold is unknown, not free".into()],
@@ -102,7 +107,11 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Targ
     for note in &target.notes {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
-    doubts(profile, pid, target, books);
+    profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
+    let unknown_frees = books.ledger.stats().unknown_frees;
+    if unknown_frees > 0 {
+        profile.meta.notes.push(format!("process {pid}: {unknown_frees} blocks allocated before the recording were freed in it"));
+    }
     // Of an image before an exec only what it did counts: its memory is gone.
     for past in &books.past {
         add_ledger(profile, symbolizer, &target.space, pid, past, |view| {
@@ -166,12 +175,7 @@ fn add_ledger(
         }
         let end = End::from_wire(view.end);
         if view.frames.is_empty() {
-            let name = match view.id {
-                NO_STACK => "[no stack]",
-                STACKS_BEYOND_LIMIT => "[stacks beyond the limit]",
-                _ => "[stack lost]",
-            };
-            profile.add(pid, &[Frame::named(name)], None, &values);
+            profile.add(pid, &[Frame::named(stand_in(view.id))], None, &values);
             continue;
         }
         let frames = symbolizer.stack(space, view.frames);
@@ -179,14 +183,23 @@ fn add_ledger(
     }
 }
 
+/// The name under which allocations go whose stack has no frames.
+pub fn stand_in(id: StackId) -> &'static str {
+    match id {
+        NO_STACK => "[no stack]",
+        STACKS_BEYOND_LIMIT => "[stacks beyond the limit]",
+        _ => "[stack lost]",
+    }
+}
+
 /// What a reader must know before believing a number of this process.
-fn doubts(profile: &mut Profile, pid: u32, target: &Target, books: &Watched) {
+pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
     let stats = books.ledger.stats();
     let totals = books.ledger.totals();
-    let loss = target.loss();
+    let mut doubts = Vec::new();
     let mut doubt = |count: u64, text: String| {
         if count > 0 {
-            profile.meta.doubts.push(format!("process {pid}: {text}"));
+            doubts.push(text);
         }
     };
     doubt(
@@ -208,9 +221,7 @@ fn doubts(profile: &mut Profile, pid: u32, target: &Target, books: &Watched) {
     doubt(stats.stacks_refused, format!("{} stacks beyond the limit are summed in one row", stats.stacks_refused));
     doubt(stats.stacks_undefined, format!("{} stacks were lost: their allocations are in one row", stats.stacks_undefined));
     doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
-    if stats.unknown_frees > 0 {
-        profile.meta.notes.push(format!("process {pid}: {} blocks allocated before the recording were freed in it", stats.unknown_frees));
-    }
+    doubts
 }
 
 /// `NoMapping` → `no_mapping`.

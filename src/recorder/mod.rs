@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                     ┌── ring thread: LedgerSink → Shard (ledgers) ──┐
-//! Capture ── rings ───┤                    │ notices                  ├──→ view (top), finish → Profile
+//! Capture ── rings ───┤                    │ notices                  ├──→ looks (top), finish → Profile
 //!                     └────────────────────┼──────────────────────────┘
 //!                              Recorder::step (caller's thread):
 //!                 probes new code, children and images; counts what was lost
@@ -14,6 +14,7 @@
 mod build;
 mod heap;
 mod launch;
+mod look;
 mod sink;
 mod target;
 mod watched;
@@ -26,7 +27,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+pub use build::stand_in;
 pub use launch::LaunchError;
+pub use look::Look;
 use sink::{LedgerSink, Notice, SharedShard, lock};
 use target::Target;
 pub use watched::Watched;
@@ -35,7 +38,7 @@ use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
 use crate::ledger::{Event, Ledger, StackLimits};
 use crate::probe::features::Features;
 use crate::probe::plan::{PlanError, Planner};
-use crate::profile::Profile;
+use crate::profile::{Counter, Profile};
 use crate::symbol::Snapshots;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
@@ -242,13 +245,18 @@ impl Recorder {
         !self.targets.is_empty()
     }
 
-    /// Calls `look` with each watched process's books, for a live view.
-    pub fn view(&self, mut look: impl FnMut(&Process, &Watched)) {
-        for (slot, target) in &self.targets {
-            if let Some(watched) = lock(&self.shards[target.shard]).watched.get(slot) {
-                look(&target.process, watched);
-            }
-        }
+    /// Each process that is watched, or was until it ended, for a live view; in the order of their pids.
+    pub fn looks(&self) -> Vec<Look<'_>> {
+        let mut targets: Vec<&Target> = self.targets.values().chain(&self.ended).collect();
+        targets.sort_by_key(|target| target.process.id());
+        targets.into_iter().map(|target| Look::new(target, &self.shards[target.shard])).collect()
+    }
+
+    /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
+    pub fn losses(&self) -> Vec<Counter> {
+        let malformed = self.readers.as_ref().map_or(0, Readers::malformed);
+        let counters = self.capture.counters().unwrap_or_default();
+        build::losses(&counters, malformed, self.notices_lost.load(Ordering::Relaxed))
     }
 
     /// The programs' counters.

@@ -1,0 +1,75 @@
+//! Where log lines go: to standard error, or, while the live view has the terminal, into a buffer that is printed after it.
+
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Bytes kept while the terminal is taken; later lines are dropped, and that is said.
+const HELD_BYTES_MAX: usize = 64 << 10;
+
+#[derive(Default)]
+struct Held {
+    holding: bool,
+    text: Vec<u8>,
+    dropped: u64,
+}
+
+static HELD: Mutex<Held> = Mutex::new(Held { holding: false, text: Vec::new(), dropped: 0 });
+
+fn held() -> MutexGuard<'static, Held> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps log lines back as long as it lives.
+#[must_use]
+pub struct Hold(());
+
+/// Keeps log lines back until the result is dropped; then they are printed.
+pub fn hold() -> Hold {
+    held().holding = true;
+    Hold(())
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let Held { text, dropped, .. } = std::mem::take(&mut *held());
+        // There is nobody to tell if standard error is gone.
+        let _ = io::stderr().write_all(&text);
+        if dropped > 0 {
+            eprintln!("fragprof: {dropped} more log lines were dropped");
+        }
+    }
+}
+
+/// The log's writer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut held = held();
+        if !held.holding {
+            drop(held);
+            return io::stderr().write(line);
+        }
+        if held.text.len() + line.len() <= HELD_BYTES_MAX {
+            held.text.extend_from_slice(line);
+        } else {
+            held.dropped += 1;
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        Self
+    }
+}

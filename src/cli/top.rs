@@ -1,0 +1,179 @@
+//! `fragprof top`: who holds the memory of processes, live.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+
+use super::record::{failed, parse_duration, stop_flag};
+use super::{log, output};
+use crate::error::{ExitStatus, Failed};
+use crate::recorder::{Options, Recorder};
+use crate::tui::collect::Collector;
+use crate::tui::live::{self, Left};
+use crate::tui::sample::{Sample, SortKey};
+use crate::tui::text;
+use crate::units::Pid;
+
+/// Show live who holds the memory of processes: live bytes, allocation rate, heap, top stacks
+///
+/// Each malloc and free of the target costs about 2 µs while it is watched. What was allocated before is shown as unknown. On a terminal
+/// the view is interactive (? lists its keys); otherwise each sample is printed as text, or with --json as one object a line.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Process to watch; may be given several times
+    #[arg(short, long, value_name = "PID")]
+    pub pid: Vec<u32>,
+    /// Time between two samples, such as 500ms or 5s
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
+    pub interval: Duration,
+    /// Print one sample, taken after one interval, and leave
+    #[arg(long)]
+    pub once: bool,
+    /// Print samples as JSON objects
+    #[arg(long)]
+    pub json: bool,
+    /// Value that the printed stacks are ranked by
+    #[arg(long, value_enum, default_value_t = Sort::Live)]
+    pub sort: Sort,
+}
+
+/// What stacks are ranked by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Live bytes
+    Live,
+    /// Live blocks
+    Count,
+    /// Bytes allocated a second
+    Bytes,
+    /// Allocations a second
+    Allocations,
+    /// Bytes by which the address space grew
+    Growth,
+}
+
+impl From<Sort> for SortKey {
+    fn from(sort: Sort) -> Self {
+        match sort {
+            Sort::Live => Self::Live,
+            Sort::Count => Self::Count,
+            Sort::Bytes => Self::BytesPerSecond,
+            Sort::Allocations => Self::AllocationsPerSecond,
+            Sort::Growth => Self::Growth,
+        }
+    }
+}
+
+/// How long the recording is driven before it is asked whether to stop.
+const STEP: Duration = Duration::from_millis(100);
+/// Samples that may wait for the view. One is enough: a view that is late wants the newest.
+const SAMPLES_WAITING: usize = 1;
+
+/// Runs the command.
+///
+/// # Errors
+/// If a process cannot be watched, or the output not written.
+pub fn run(args: &TopArgs) -> anyhow::Result<()> {
+    if args.pid.is_empty() {
+        return Err(
+            Failed::new(ExitStatus::Usage, "which process? Give its pid: fragprof top -p PID (there is no agent to ask for all)").into()
+        );
+    }
+    let stop = stop_flag()?;
+    let mut recorder = Recorder::new(Options::default()).map_err(failed)?;
+    for pid in &args.pid {
+        recorder.watch(Pid(*pid)).map_err(failed)?;
+    }
+    if args.once || args.json || !is_terminal() {
+        return print(args, recorder, &stop);
+    }
+    show(args, recorder, &stop)
+}
+
+fn is_terminal() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Drives the collector until `due`, `stop`, or the end of the processes. Returns whether to go on after a sample.
+fn drive(collector: &mut Collector, due: Instant, stop: &AtomicBool) -> bool {
+    while !stop.load(Ordering::Relaxed) {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        if !collector.step(left.min(STEP)) {
+            return false;
+        }
+    }
+    false
+}
+
+fn print(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result<()> {
+    // Nobody waits at a key: each sample is whole.
+    let mut collector = Collector::new(recorder, Duration::MAX);
+    // The first sample is what the rates of the next are counted from.
+    collector.sample();
+    let mut due = Instant::now();
+    loop {
+        due += args.interval;
+        let go_on = drive(&mut collector, due, stop);
+        let sample = collector.sample();
+        let page = if args.json { object(&sample)? } else { text::page(&sample, args.sort.into()) };
+        let mut out = io::stdout().lock();
+        match out.write_all(page.as_bytes()).and_then(|()| out.flush()) {
+            // The reader has what it wanted (`| head`).
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written.context("cannot write to standard output")?,
+        }
+        if args.once || !go_on {
+            return Ok(());
+        }
+    }
+}
+
+fn object(sample: &Sample) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(sample).context("cannot write the sample as JSON")? + "\n")
+}
+
+fn show(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result<()> {
+    let (sender, samples) = sync_channel(SAMPLES_WAITING);
+    let done = Arc::<AtomicBool>::default();
+    let thread = collect(recorder, args.interval, sender, Arc::clone(&done)).context("cannot start the collector's thread")?;
+    let held = log::hold();
+    let left = live::show(&samples, stop, output::colour());
+    drop(held);
+    done.store(true, Ordering::Relaxed);
+    // Before the thread is waited for: it must not wait for the view.
+    drop(samples);
+    let collected = thread.join();
+    match left.context("the terminal failed")? {
+        Left::Asked if collected.is_ok() => Ok(()),
+        _ => anyhow::bail!("the collector failed"),
+    }
+}
+
+fn collect(recorder: Recorder, interval: Duration, samples: SyncSender<Sample>, done: Arc<AtomicBool>) -> io::Result<JoinHandle<()>> {
+    Builder::new().name("fragprof-top".into()).spawn(move || {
+        // Half of an interval for names at most, so that samples come in time.
+        let mut collector = Collector::new(recorder, interval / 2);
+        let mut due = Instant::now();
+        loop {
+            let go_on = drive(&mut collector, due, &done);
+            let sample = collector.sample();
+            if !go_on {
+                // The last picture must arrive, however late the view is; a view that has left takes none.
+                let _ = samples.send(sample);
+                return;
+            }
+            // A view that is late misses this one.
+            let _ = samples.try_send(sample);
+            due = Instant::now().max(due + interval);
+        }
+    })
+}

@@ -1,0 +1,57 @@
+//! A look at one watched process while the recording runs, for a live view.
+
+use super::sink::{SharedShard, lock};
+use super::target::Target;
+use super::{Watched, build};
+use crate::symbol::AddressSpace;
+use crate::target::Process;
+
+/// One process of a recording: watched now, or watched until it ended.
+pub struct Look<'a> {
+    target: &'a Target,
+    shard: &'a SharedShard,
+}
+
+impl<'a> Look<'a> {
+    pub(super) fn new(target: &'a Target, shard: &'a SharedShard) -> Self {
+        Self { target, shard }
+    }
+
+    /// The process, as it was last opened.
+    pub fn process(&self) -> &'a Process {
+        &self.target.process
+    }
+
+    /// Its code, as far as it was seen: names its stacks.
+    pub fn space(&self) -> &'a AddressSpace {
+        &self.target.space
+    }
+
+    /// Names of the allocators that are traced in it.
+    pub fn allocators(&self) -> &'a [String] {
+        &self.target.allocators
+    }
+
+    /// What a reader should know of how it is traced.
+    pub fn notes(&self) -> &'a [String] {
+        &self.target.notes
+    }
+
+    /// Whether it has ended: its books no longer change.
+    pub fn has_ended(&self) -> bool {
+        self.target.books.is_some()
+    }
+
+    /// Reads its books. While it runs, this keeps the thread that writes them waiting, so `read` only copies; `None` if it has none.
+    pub fn books<R>(&self, read: impl FnOnce(&Watched) -> R) -> Option<R> {
+        match &self.target.books {
+            Some(books) => Some(read(books)),
+            None => lock(self.shard).watched.get(&self.target.slot.index).map(read),
+        }
+    }
+
+    /// Reasons to doubt its figures, as sentences.
+    pub fn doubts(&self, books: &Watched) -> Vec<String> {
+        build::doubts(self.target.loss(), books)
+    }
+}

@@ -1,0 +1,262 @@
+//! From a recording under way to samples: copies what the books say, names the largest stacks, reads the heap from `/proc`.
+//!
+//! The books are locked twice a process and sample, each time only to copy: the totals of all stacks (some ten nanoseconds a stack),
+//! then the frames of the few that are new to the view. Blocks are never gone through.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::choose;
+use super::heap::{self, HeapReader};
+use super::sample::{Counted, Heap, Named, Numbers, ProcessSample, Sample, StackKey, StackSample};
+use crate::ledger::LedgerTotals;
+use crate::profile::Frame;
+use crate::recorder::{Look, Recorder, Watched, stand_in};
+use crate::symbol::Symbolizer;
+use crate::target::ProcessId;
+use crate::units::StackId;
+use crate::unwind::End;
+
+/// Named stacks kept of a process: some KiB each. Beyond it all are forgotten and the shown ones named again, from the symbolizer's cache.
+const NAMES_MAX: usize = 8192;
+
+/// Takes samples of a recording.
+pub struct Collector {
+    recorder: Recorder,
+    symbolizer: Symbolizer,
+    seen: HashMap<ProcessId, Seen>,
+    naming_max: Duration,
+}
+
+/// What is remembered of a process between two samples.
+#[derive(Default)]
+struct Seen {
+    at: Option<Instant>,
+    image: u64,
+    totals: Counted,
+    /// By stack id, of `image`.
+    stacks: Vec<Counted>,
+    names: HashMap<StackKey, Named>,
+    heap: HeapReader,
+    /// The last sample of a process that has ended.
+    ended: Option<ProcessSample>,
+}
+
+/// What is copied of the books.
+struct Books {
+    at: Instant,
+    image: u64,
+    ledger: LedgerTotals,
+    past: Counted,
+    unknown_frees: u64,
+    growth_bytes: u64,
+    lossy: bool,
+    exited: Option<u32>,
+    doubts: Vec<String>,
+    stacks: Vec<Numbers>,
+}
+
+impl Books {
+    fn copy(look: &Look<'_>, watched: &Watched) -> Self {
+        let growth = &watched.growth.bytes;
+        let numbers = |view: crate::ledger::StackView<'_>| Numbers {
+            inuse_bytes: view.totals.live_bytes,
+            inuse_allocations: view.totals.live,
+            allocated_bytes: view.totals.allocated_bytes,
+            allocations: view.totals.allocations,
+            doubtful_bytes: view.totals.doubtful_bytes,
+            growth_bytes: growth.of(view.id),
+            ..Numbers::default()
+        };
+        let past = watched.past.iter().map(|ledger| ledger.totals()).fold(Counted::default(), |sum, past| Counted {
+            allocations: sum.allocations + past.allocations,
+            allocated_bytes: sum.allocated_bytes + past.allocated_bytes,
+        });
+        Self {
+            at: Instant::now(),
+            image: watched.past.len() as u64 + watched.past_dropped,
+            ledger: watched.ledger.totals(),
+            past,
+            unknown_frees: watched.ledger.stats().unknown_frees,
+            growth_bytes: growth.total_bytes(),
+            lossy: watched.ledger.is_lossy(),
+            exited: watched.exited.map(|(_, status)| status),
+            doubts: look.doubts(watched),
+            stacks: watched.ledger.stacks().map(numbers).collect(),
+        }
+    }
+
+    fn totals(&self) -> Numbers {
+        Numbers {
+            inuse_bytes: self.ledger.live_bytes,
+            inuse_allocations: self.ledger.live,
+            allocated_bytes: self.past.allocated_bytes.saturating_add(self.ledger.allocated_bytes),
+            allocations: self.past.allocations.saturating_add(self.ledger.allocations),
+            doubtful_bytes: self.ledger.doubtful_bytes,
+            growth_bytes: self.growth_bytes,
+            ..Numbers::default()
+        }
+    }
+}
+
+impl Collector {
+    /// A collector over a recording. Naming new stacks takes at most `naming_max` of a sample; the rest is named by later ones.
+    pub fn new(recorder: Recorder, naming_max: Duration) -> Self {
+        Self { recorder, symbolizer: Symbolizer::new(), seen: HashMap::new(), naming_max }
+    }
+
+    /// Drives the recording for up to `wait`. Returns whether any process is left.
+    pub fn step(&mut self, wait: Duration) -> bool {
+        self.recorder.step(wait)
+    }
+
+    /// Everything as it is now.
+    pub fn sample(&mut self) -> Sample {
+        let Self { recorder, symbolizer, seen, naming_max } = self;
+        let name_until = Instant::now().checked_add(*naming_max);
+        let mut processes = Vec::new();
+        for look in recorder.looks() {
+            let seen = seen.entry(look.process().id()).or_default();
+            if let Some(ended) = &seen.ended {
+                processes.push(ended.clone());
+                continue;
+            }
+            let Some(process) = seen.sample(&look, symbolizer, name_until) else { continue };
+            if look.has_ended() && process.stacks.iter().all(|stack| stack.named.title().is_some()) {
+                seen.ended = Some(process.clone());
+            }
+            processes.push(process);
+        }
+        let taken_unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        Sample { taken_unix_ns, elapsed_s: recorder.elapsed().as_secs_f64(), processes, losses: recorder.losses() }
+    }
+}
+
+impl Seen {
+    fn sample(&mut self, look: &Look<'_>, symbolizer: &mut Symbolizer, name_until: Option<Instant>) -> Option<ProcessSample> {
+        let mut books = look.books(|watched| Books::copy(look, watched))?;
+        self.rate(&mut books);
+        let chosen = choose::largest(&books.stacks, choose::STACKS_PER_KEY);
+        let keys: Vec<StackKey> =
+            chosen.iter().filter_map(|&index| Some(StackKey { image: books.image, id: StackId(u32::try_from(index).ok()?) })).collect();
+        let stand_ins = self.name(look, &keys, &books.stacks, symbolizer, name_until);
+        let stacks = keys.iter().zip(&chosen).filter_map(|(&key, &index)| {
+            let named = self.names.get(&key).or_else(|| stand_ins.get(&key)).cloned().unwrap_or_else(Named::not_yet);
+            Some(StackSample { key, numbers: *books.stacks.get(index)?, named })
+        });
+        let stacks = stacks.collect();
+
+        let reading = self.heap.read(look.process()).unwrap_or_default();
+        let totals = self.totals(&books);
+        let process = look.process();
+        Some(ProcessSample {
+            pid: process.pid().0,
+            comm: process.comm().to_owned(),
+            allocators: look.allocators().to_vec(),
+            end: look.has_ended().then(|| end_words(books.exited)),
+            totals,
+            peak_inuse_bytes: books.ledger.peak_bytes,
+            unknown_frees: books.unknown_frees,
+            heap: Heap::of(&reading, totals.inuse_bytes, heap::rss_bytes(process)),
+            lossy: books.lossy,
+            doubts: books.doubts,
+            notes: look.notes().to_vec(),
+            stacks_with_value: books.stacks.iter().filter(|stack| !stack.is_zero()).count(),
+            stacks,
+        })
+    }
+
+    /// Fills in the stacks' rates, and forgets what belongs to an earlier image.
+    fn rate(&mut self, books: &mut Books) {
+        if books.image != self.image {
+            self.image = books.image;
+            self.stacks.clear();
+            self.names.clear();
+        }
+        let Some(seconds) = self.seconds(books) else { return };
+        let before = self.stacks.iter().copied().chain(std::iter::repeat(Counted::default()));
+        for (stack, before) in books.stacks.iter_mut().zip(before) {
+            *stack = stack.with_rates(before, seconds);
+        }
+    }
+
+    fn totals(&mut self, books: &Books) -> Numbers {
+        let totals = books.totals();
+        let rated = self.seconds(books).map_or(totals, |seconds| totals.with_rates(self.totals, seconds));
+        self.at = Some(books.at);
+        self.totals = counted(&totals);
+        self.stacks.clear();
+        self.stacks.extend(books.stacks.iter().map(counted));
+        rated
+    }
+
+    fn seconds(&self, books: &Books) -> Option<f64> {
+        self.at.map(|at| books.at.saturating_duration_since(at).as_secs_f64())
+    }
+
+    /// Names the stacks that are not named yet, those that hold most first, until the time is up.
+    /// Returns stand-ins for those that have no frames.
+    fn name(
+        &mut self,
+        look: &Look<'_>,
+        keys: &[StackKey],
+        stacks: &[Numbers],
+        symbolizer: &mut Symbolizer,
+        until: Option<Instant>,
+    ) -> HashMap<StackKey, Named> {
+        let mut stand_ins = HashMap::new();
+        if self.names.len() > NAMES_MAX {
+            self.names.clear();
+        }
+        let held = |key: &StackKey| stacks.get(key.id.0 as usize).map_or(0, |numbers| numbers.inuse_bytes);
+        let mut new: Vec<StackKey> = keys.iter().filter(|key| !self.names.contains_key(key)).copied().collect();
+        new.sort_by_key(|key| std::cmp::Reverse(held(key)));
+        let words = look.books(|watched| {
+            let words = |key: &StackKey| {
+                let view = watched.ledger.stack(key.id);
+                (*key, view.frames.to_vec(), view.end)
+            };
+            new.iter().map(words).collect::<Vec<_>>()
+        });
+        for (key, words, end) in words.unwrap_or_default() {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break;
+            }
+            if words.is_empty() {
+                // Not remembered: its frames may still be on their way.
+                stand_ins.insert(key, Named::new(vec![Frame::named(stand_in(key.id))], None));
+                continue;
+            }
+            let end = End::from_wire(end).filter(|end| *end != End::Complete).map(End::description);
+            self.names.insert(key, Named::new(symbolizer.stack(look.space(), &words), end));
+        }
+        stand_ins
+    }
+}
+
+fn counted(numbers: &Numbers) -> Counted {
+    Counted { allocations: numbers.allocations, allocated_bytes: numbers.allocated_bytes }
+}
+
+/// A wait status (`wait(2)`) in words.
+fn end_words(status: Option<u32>) -> String {
+    let Some(status) = status.map(u32::cast_signed) else { return "ended".to_owned() };
+    if libc::WIFSIGNALED(status) {
+        format!("killed by signal {}", libc::WTERMSIG(status))
+    } else {
+        format!("exited with status {}", libc::WEXITSTATUS(status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_process_is_told_as_wait_tells_it() {
+        assert_eq!(end_words(None), "ended");
+        assert_eq!(end_words(Some(0)), "exited with status 0");
+        assert_eq!(end_words(Some(3 << 8)), "exited with status 3");
+        assert_eq!(end_words(Some(9)), "killed by signal 9");
+    }
+}

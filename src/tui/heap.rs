@@ -1,0 +1,209 @@
+//! A process's heap as it is now: the allocator's own account by a census, or, where no census can read the allocator, what the
+//! mappings alone show.
+//!
+//! The kernel does not say which anonymous memory is whose. Without a census, the brk area is malloc's, and of the other private
+//! anonymous writable memory everything is counted but thread stacks and the zeroed data of files. That extent is an upper bound:
+//! memory that a program maps for itself is in it.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::sample::{Basis, HeapReading};
+use crate::census::{self, Level, LiveMemory, Memory as _, MemoryError, Pace, Places};
+use crate::fragmentation::ladder::Ladder;
+use crate::heap::residency::Residency;
+use crate::profile::HeapSummary;
+use crate::target::{Backing, Mapping, Maps, Process};
+use crate::units::Pid;
+
+/// A guard under a thread's stack has at most this many bytes: glibc's default is one page.
+const GUARD_BYTES_MAX: u64 = 16 << 10;
+/// A heap up to this extent is walked whole (about 100 ms); a larger one is sampled.
+const WALKED_BYTES_MAX: u64 = 256 << 20;
+/// Longest walk, so that the recording is looked after.
+const WALK_MAX: Duration = Duration::from_millis(500);
+/// Heaps are read as often as this share of the time allows, one part in so many.
+const TIME_SHARE: u32 = 50;
+/// But at least this often.
+const REST_MAX: Duration = Duration::from_secs(30);
+/// Bytes of `/proc/PID/statm`: seven numbers.
+const STATM_BYTES_MAX: u64 = 256;
+const PAGE_BYTES: u64 = 4096;
+
+/// The ranges of memory that malloc may hold, by rising address.
+pub fn ranges(maps: &Maps) -> Vec<Range<u64>> {
+    let mut heap: Vec<Range<u64>> = Vec::new();
+    let mut before: Option<&Mapping> = None;
+    for mapping in &maps.mappings {
+        if is_heap(mapping, before) {
+            heap.push(mapping.start.0..mapping.end.0);
+        }
+        before = Some(mapping);
+    }
+    heap
+}
+
+fn is_heap(mapping: &Mapping, before: Option<&Mapping>) -> bool {
+    let permissions = mapping.permissions;
+    if !permissions.write || permissions.shared || permissions.execute {
+        return false;
+    }
+    match &mapping.backing {
+        Backing::Named(name) if name == "[heap]" => true,
+        // Allocators name their memory so (glibc.mem.decorate_maps: `[anon: glibc: malloc]`); everybody else's name says it is not malloc's.
+        Backing::Named(name) => name.starts_with("[anon") && name.contains("malloc") && !name.contains("stack"),
+        Backing::Anonymous => !before.is_some_and(|before| before.end == mapping.start && (is_guard(before) || is_data(before))),
+        Backing::File { .. } => false,
+    }
+}
+
+/// The guard page under a thread's stack (glibc: one page by default, `pthread_attr_setguardsize(3)`). Reserves of allocators lie above
+/// what is accessible, and are larger.
+fn is_guard(mapping: &Mapping) -> bool {
+    let permissions = mapping.permissions;
+    mapping.backing == Backing::Anonymous && !permissions.read && !permissions.write && mapping.len() <= GUARD_BYTES_MAX
+}
+
+/// Writable data of a file, which its zeroed data (`.bss`) follows.
+fn is_data(mapping: &Mapping) -> bool {
+    mapping.path().is_some() && mapping.permissions.write
+}
+
+/// Reads a process's heap again and again, as often as its size allows.
+#[derive(Debug, Default)]
+pub struct HeapReader {
+    memory: Option<LiveMemory>,
+    places: Places,
+    last: Option<HeapReading>,
+    due: Option<Instant>,
+}
+
+impl HeapReader {
+    /// The heap now, or as it was a little earlier if reading it takes long. `None` if it could not be read yet.
+    pub fn read(&mut self, process: &Process) -> Option<HeapReading> {
+        let began = Instant::now();
+        if self.due.is_none_or(|due| began >= due) {
+            match self.reading(process.pid(), process.comm()) {
+                Ok(reading) => self.last = Some(reading),
+                Err(error) => {
+                    // What was read last stays: the process may have ended. After an exec its memory is opened anew.
+                    tracing::debug!("heap of process {}: {error}", process.pid());
+                    self.memory = None;
+                }
+            }
+            self.due = began.checked_add(began.elapsed().saturating_mul(TIME_SHARE).min(REST_MAX));
+        }
+        self.last
+    }
+
+    fn reading(&mut self, pid: Pid, comm: &str) -> Result<HeapReading, MemoryError> {
+        let Self { memory, places, .. } = self;
+        let memory = match memory {
+            Some(memory) => memory,
+            None => memory.insert(LiveMemory::open(Process::open(pid)?)?),
+        };
+        let options =
+            census::Options { level: Level::Top, pace: Pace { duration_max: WALK_MAX, ..Pace::default() }, with_not_malloc: false };
+        let top = census::take(memory, pid.0, comm, options, places)?;
+        let extent_bytes: u64 = top.census.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+        if extent_bytes == 0 {
+            return from_mappings(memory);
+        }
+        let level = if extent_bytes <= WALKED_BYTES_MAX { Level::Full } else { Level::Sampled };
+        let taken = census::take(memory, pid.0, comm, census::Options { level, ..options }, places)?;
+        if !taken.census.walk.usable && level == Level::Full {
+            return Ok(from_census(&top.census));
+        }
+        Ok(from_census(&taken.census))
+    }
+}
+
+fn from_census(census: &census::Census) -> HeapReading {
+    let ladder = Ladder::of_all(&census.heaps);
+    let sum =
+        |of: fn(&census::HeapAccount) -> Option<u64>| census.heaps.iter().map(of).try_fold(0u64, |sum, one| Some(sum.saturating_add(one?)));
+    HeapReading {
+        basis: if census.level == Level::Full { Basis::Census } else { Basis::SampledCensus },
+        ladder: HeapSummary {
+            extent_bytes: Some(ladder.extent_bytes),
+            resident_bytes: Some(ladder.resident_bytes),
+            live_bytes: ladder.live_bytes,
+            trimmable_bytes: ladder.trimmable_bytes,
+            pinned_bytes: ladder.pinned_bytes,
+            unknown_bytes: Some(ladder.unknown_bytes),
+        },
+        swapped_bytes: Some(ladder.swapped_bytes),
+        live_bytes_est: sum(|heap| heap.live_bytes_est),
+        live_bytes_stderr: sum(|heap| heap.live_bytes_stderr),
+        fragmentation_ratio: ladder.fragmentation_ratio(),
+        extent_ratio: ladder.extent_ratio(),
+    }
+}
+
+fn from_mappings(memory: &LiveMemory) -> Result<HeapReading, MemoryError> {
+    let ranges = ranges(&memory.maps()?);
+    let mut residency = Residency::default();
+    for range in &ranges {
+        residency.add(&memory.page_runs(range.clone())?, range.clone());
+    }
+    Ok(HeapReading {
+        basis: Basis::Mappings,
+        ladder: HeapSummary {
+            extent_bytes: Some(ranges.iter().map(|range| range.end - range.start).fold(0, u64::saturating_add)),
+            resident_bytes: Some(residency.resident_bytes),
+            ..HeapSummary::default()
+        },
+        swapped_bytes: Some(residency.swapped_bytes),
+        ..HeapReading::default()
+    })
+}
+
+/// Memory of the whole process in RAM: the second number of `/proc/PID/statm`, in pages. The kernel sums it from per-CPU counts, so it
+/// may be off by some hundred KiB. `None` = the process is gone.
+pub fn rss_bytes(process: &Process) -> Option<u64> {
+    let bytes = crate::target::process::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?;
+    let pages: u64 = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    pages.checked_mul(PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::units::Pid;
+
+    #[test]
+    fn the_brk_area_and_anonymous_memory_are_heap_but_stacks_data_and_reserves_are_not() {
+        let maps = Maps::parse(
+            b"400000-401000 r-xp 0 08:01 5 /bin/x\n\
+              401000-402000 rw-p 1000 08:01 5 /bin/x\n\
+              402000-405000 rw-p 0 0:0 0 \n\
+              500000-521000 rw-p 0 0:0 0 [heap]\n\
+              7f0000000000-7f0000021000 rw-p 0 0:0 0 \n\
+              7f0000021000-7f0004000000 ---p 0 0:0 0 \n\
+              7f0010000000-7f0010001000 ---p 0 0:0 0 \n\
+              7f0010001000-7f0010801000 rw-p 0 0:0 0 \n\
+              7f0020000000-7f0020010000 rw-p 0 0:0 0 [anon: glibc: malloc arena]\n\
+              7f0021000000-7f0021010000 rw-p 0 0:0 0 [anon:v8]\n\
+              7f0022000000-7f0022010000 rw-s 0 0:1 9 /memfd:x (deleted)\n\
+              7f0023000000-7f0023010000 rwxp 0 0:0 0 \n\
+              7ffc00000000-7ffc00021000 rw-p 0 0:0 0 [stack]\n",
+        );
+        assert_eq!(maps.malformed_lines, 0);
+        let starts: Vec<u64> = ranges(&maps).iter().map(|range| range.start).collect();
+        assert_eq!(starts, [0x50_0000, 0x7f00_0000_0000, 0x7f00_2000_0000]);
+    }
+
+    #[test]
+    fn the_last_reading_stays_when_the_process_is_gone() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let process = Process::open(Pid(child.id())).unwrap();
+        let mut reader = HeapReader::default();
+        let running = reader.read(&process).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        reader.due = None;
+        assert_eq!(reader.read(&process), Some(running));
+        assert_eq!(rss_bytes(&process), None);
+    }
+}

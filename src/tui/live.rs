@@ -1,0 +1,66 @@
+//! The event loop: samples and keys in, frames out.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Duration;
+
+use crossterm::event::{Event, KeyEventKind, poll, read};
+
+use super::draw;
+use super::sample::Sample;
+use super::screen::Screen;
+use super::state::{State, Then};
+
+/// How long a key is waited for before samples and signals are looked at: a new sample is on the screen within it.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Why the view ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The user or a signal asked for it.
+    Asked,
+    /// The source of samples failed, while processes still ran.
+    SourceFailed,
+}
+
+/// Shows samples until the user leaves, `stop` is set, or the source fails. When all processes have ended, the last picture stays until
+/// a key.
+///
+/// # Errors
+/// If the terminal cannot be taken, read or written.
+pub fn show(samples: &Receiver<Sample>, stop: &AtomicBool, colour: bool) -> io::Result<Left> {
+    let mut screen = Screen::take()?;
+    let mut state = State::default();
+    let mut sample: Option<Sample> = None;
+    let mut changed = true;
+    while !stop.load(Ordering::Relaxed) {
+        match samples.try_recv() {
+            Ok(new) => {
+                state.over = !new.processes.is_empty() && new.processes.iter().all(|process| process.end.is_some());
+                sample = Some(new);
+                changed = true;
+            }
+            Err(TryRecvError::Disconnected) if !state.over => return Ok(Left::SourceFailed),
+            Err(_) => {}
+        }
+        if changed {
+            screen.draw(|frame| draw::draw(frame, sample.as_ref(), &state, colour))?;
+            changed = false;
+        }
+        if !poll(POLL)? {
+            continue;
+        }
+        match read()? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => {
+                changed = true;
+                if state.key(key, sample.as_ref()) == Then::Quit {
+                    return Ok(Left::Asked);
+                }
+            }
+            Event::Resize(..) => changed = true,
+            _ => {}
+        }
+    }
+    Ok(Left::Asked)
+}

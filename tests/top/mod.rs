@@ -1,0 +1,254 @@
+//! `fragprof top` as a user meets it: on a pseudo terminal, in a pipe, and when things end.
+
+mod terminal;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use terminal::{Screen, Terminal};
+
+use crate::support::process::{Process, run};
+use crate::support::{LIMIT, bpf};
+
+/// Bytes that live at `steady_site`, as `steady.c` has it.
+const STEADY_BYTES: u64 = 100 * 1000;
+/// Says to the test that is run by another test that it is.
+const ON_A_TERMINAL: &str = "FRAGPROF_TEST_ON_A_TERMINAL";
+
+fn steady_program() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            let out = crate::support::build::output_dir().join(format!("top-steady-{}", std::process::id()));
+            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/top/steady.c");
+            let done = run(Command::new("cc").args(["-O1", "-g", "-Wall", "-Werror", source, "-o"]).arg(&out));
+            assert!(done.status.success(), "{}", done.err);
+            out
+        })
+        .clone()
+}
+
+fn steady() -> Process {
+    let process = Process::start_piped(&mut Command::new(steady_program()));
+    process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    process
+}
+
+fn top() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fragprof"));
+    command.arg("top");
+    command
+}
+
+fn watching(pid: u32) -> Terminal {
+    Terminal::start(top().args(["-i", "200ms", "-p", &pid.to_string()]), 120, 30)
+}
+
+fn has_settled(screen: &Screen) -> bool {
+    screen.field("live").is_some_and(|text| text.contains("in 100 blocks")) && !screen.has("not known yet") && screen.has("steady_site")
+}
+
+/// The number of bytes that people read there.
+fn bytes(text: &str) -> f64 {
+    let mut words = text.split_whitespace();
+    let number: f64 = words.next().unwrap().replace(',', "").parse().unwrap();
+    let unit = words.next().unwrap().trim_end_matches([',', ';']).trim_end_matches("/s");
+    let units = ["B", "KiB", "MiB", "GiB"];
+    number * 1024f64.powi(i32::try_from(units.iter().position(|u| *u == unit).unwrap()).unwrap())
+}
+
+/// Asserts that two numbers differ by no more than a share of the first.
+#[track_caller]
+fn assert_near(what: &str, a: f64, b: f64, share: f64) {
+    assert!((a - b).abs() <= a.abs() * share + 1.0, "{what}: {a} and {b}");
+}
+
+fn once(pid: u32) -> Value {
+    let done = run(top().args(["--once", "--json", "-p", &pid.to_string()]));
+    assert!(done.status.success(), "{}", done.err);
+    serde_json::from_str(&done.out).unwrap()
+}
+
+#[test]
+fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    let terminal = watching(target.pid());
+    let screen = terminal.wait_for("a settled picture", has_settled);
+    let sample = once(target.pid());
+    let process = &sample["processes"][0];
+
+    assert_eq!((process["inuse_bytes"].as_u64(), process["inuse_allocations"].as_u64()), (Some(STEADY_BYTES), Some(100)));
+    let live = screen.field("live").unwrap();
+    assert_near("live bytes", STEADY_BYTES as f64, bytes(live), 0.005);
+
+    let heap = screen.field("heap").unwrap();
+    let behind = |word: &str| bytes(heap.split(word).nth(1).unwrap());
+    // The 8 MiB from before the attach are in the heap.
+    let extent = process["extent_bytes"].as_f64().unwrap();
+    assert!(extent >= f64::from(8 << 20) + STEADY_BYTES as f64, "{extent}");
+    assert_near("extent", extent, behind("extent "), 0.005);
+    assert_near("resident", process["resident_bytes"].as_f64().unwrap(), behind("≥ resident "), 0.005);
+    assert_near("live by the census", process["live_bytes"].as_f64().unwrap(), behind("≥ live "), 0.005);
+    assert!(process["unattributed_bytes"].as_u64().unwrap() >= 8 << 20);
+
+    let rate = screen.field("rate").unwrap();
+    let per_second: f64 = rate.split_whitespace().next().unwrap().replace(',', "").parse().unwrap();
+    assert!((100.0..20_000.0).contains(&per_second), "{rate}");
+    assert_near("bytes a second", per_second * 1000.0, bytes(rate.split(", ").nth(1).unwrap()), 0.01);
+    assert_near("rate", process["allocations_per_s"].as_f64().unwrap(), per_second, 0.5);
+
+    let stack = &process["stacks"][0];
+    assert_eq!(stack["inuse_bytes"].as_u64(), Some(STEADY_BYTES));
+    assert!(stack["frames"].as_array().unwrap().iter().any(|frame| frame["function"] == "steady_site"));
+    let row = screen.lines.iter().find(|line| line.contains("steady_site")).unwrap();
+    assert_near("live bytes of the stack", STEADY_BYTES as f64, bytes(row), 0.005);
+}
+
+#[test]
+fn every_way_out_leaves_the_terminal_as_it_was() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    let ways: [(&str, fn(&mut Terminal)); 5] = [
+        ("q", |terminal| terminal.press("q")),
+        ("Ctrl-C", |terminal| terminal.press("\u{3}")),
+        ("Esc", |terminal| terminal.press("\u{1b}")),
+        ("SIGTERM", |terminal| terminal.signal(Signal::TERM)),
+        ("SIGINT", |terminal| terminal.signal(Signal::INT)),
+    ];
+    for (way, leave) in ways {
+        let mut terminal = watching(target.pid());
+        let screen = terminal.wait_for("a picture", |screen| screen.has("live"));
+        assert!(screen.alternate && screen.cursor_hidden, "{way}");
+        leave(&mut terminal);
+        assert!(terminal.wait().success(), "{way}");
+        terminal.assert_put_back();
+    }
+}
+
+#[test]
+fn the_last_picture_of_a_process_that_was_killed_stays_until_a_key() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    let mut terminal = watching(target.pid());
+    terminal.wait_for("a settled picture", has_settled);
+    target.signal(Signal::KILL);
+    let screen = terminal.wait_for("the end", |screen| screen.has("Press any key"));
+    assert!(screen.has("killed by signal 9"), "{}", screen.lines.join("\n"));
+    assert!(screen.has("steady_site") && screen.alternate);
+    terminal.press("x");
+    assert!(terminal.wait().success());
+    terminal.assert_put_back();
+}
+
+#[test]
+fn keys_show_help_a_stack_in_full_and_only_what_the_filter_finds() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    let mut terminal = watching(target.pid());
+    terminal.wait_for("a settled picture", has_settled);
+    terminal.press("?");
+    terminal.wait_for("help", |screen| screen.has("any key closes"));
+    terminal.press(" \r");
+    terminal.wait_for("the stack in full", |screen| screen.has("malloc") && screen.has("main") && screen.has("steady.c:"));
+    terminal.press("\r/no such function");
+    terminal.wait_for("no stack", |screen| screen.has("no stack has a frame"));
+    terminal.press("\u{1b}");
+    terminal.wait_for("all stacks", |screen| screen.has("steady_site") && !screen.has("no stack has"));
+}
+
+#[test]
+fn another_size_of_the_terminal_gets_another_picture() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    let terminal = watching(target.pid());
+    let screen = terminal.wait_for("a settled picture", has_settled);
+    assert!(screen.lines[29].contains("q quit"));
+    terminal.resize(100, 20);
+    terminal.wait_for("the footer in the new last line", |screen| screen.lines[19].contains("q quit"));
+}
+
+#[test]
+fn no_color_is_respected() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    for (value, coloured) in [("", true), ("1", false)] {
+        let mut command = top();
+        command.args(["-i", "200ms", "-p", &target.pid().to_string()]);
+        let mut shell = Command::new("env");
+        shell.arg(format!("NO_COLOR={value}")).arg(command.get_program()).args(command.get_args());
+        let terminal = Terminal::start(&mut shell, 120, 30);
+        let screen = terminal.wait_for("a settled picture", has_settled);
+        assert_eq!(screen.coloured, coloured, "NO_COLOR={value}");
+    }
+}
+
+#[test]
+fn in_a_pipe_samples_are_text_until_the_process_ends() {
+    let Some(_bpf) = bpf() else { return };
+    let mut target = steady();
+    let mut watcher = Process::start(top().args(["-i", "200ms", "-p", &target.pid().to_string()]));
+    assert!(watcher.out.wait_for(LIMIT, |line| line.contains("steady_site")).is_some(), "{}", watcher.err);
+    drop(target.input());
+    assert!(watcher.wait(LIMIT).success());
+    let text = watcher.out.all();
+    assert!(text.contains("exited with status 0"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
+fn json_samples_come_one_a_line() {
+    let Some(_bpf) = bpf() else { return };
+    let target = steady();
+    let watcher = Process::start(top().args(["--json", "-i", "200ms", "-p", &target.pid().to_string()]));
+    let is_settled = |line: &str| {
+        let sample: Value = serde_json::from_str(line).unwrap();
+        sample["processes"][0]["inuse_bytes"] == STEADY_BYTES
+    };
+    assert!(watcher.out.wait_for(LIMIT, is_settled).is_some(), "{}", watcher.err);
+}
+
+#[test]
+fn a_process_that_is_not_there_is_an_error_and_the_terminal_is_not_touched() {
+    let Some(_bpf) = bpf() else { return };
+    // pid_max is at most 2^22.
+    let mut terminal = Terminal::start(top().args(["-p", "8388608"]), 80, 24);
+    assert_eq!(terminal.wait().code(), Some(3));
+    let screen = terminal.wait_for("the message", |screen| screen.has("no process with pid 8388608"));
+    assert!(!screen.alternate);
+    assert!(!terminal.written().contains("1049"));
+}
+
+#[test]
+fn without_a_process_the_message_says_how_to_name_one() {
+    let done = run(&mut top());
+    assert_eq!(done.status.code(), Some(2));
+    assert!(done.err.contains("fragprof top -p PID"), "{}", done.err);
+}
+
+#[test]
+fn a_panic_puts_the_terminal_back_before_its_message() {
+    let name = "top::panics_on_a_terminal";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]).env(ON_A_TERMINAL, "1");
+    let mut terminal = Terminal::start(&mut command, 80, 24);
+    assert!(!terminal.wait().success());
+    terminal.assert_put_back();
+    let written = terminal.written();
+    let (taken, left) = (written.find("\u{1b}[?1049h").unwrap(), written.find("\u{1b}[?1049l").unwrap());
+    let message = written.find("a view failed").unwrap();
+    assert!(taken < left && left < message, "{written:?}");
+}
+
+#[test]
+#[ignore = "run by a_panic_puts_the_terminal_back_before_its_message"]
+fn panics_on_a_terminal() {
+    if std::env::var_os(ON_A_TERMINAL).is_none() {
+        return;
+    }
+    let mut screen = fragprof::tui::screen::Screen::take().unwrap();
+    screen.draw(|_| panic!("a view failed")).unwrap();
+}
