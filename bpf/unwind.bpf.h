@@ -6,8 +6,8 @@
  * repeats it: one program, no tail calls, and the verifier looks at one step only. All state lives in the thread's own storage: uprobe
  * programs can be preempted, so per-CPU scratch could be trampled.
  *
- * Stack words are read through a window of 512 bytes, because one copy of 512 bytes costs hardly more than one of 8 and the next
- * frames' words are mostly near.
+ * Stack words are read through a window of 1 KiB, because one copy of 1 KiB costs hardly more than one of 8 bytes and the next frames'
+ * words are mostly near.
  *
  * Most of a stack is what it was at the thread's last walk. So the last walk's frames are kept, each with what its step had read from
  * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and rbp) and the words that the step
@@ -29,7 +29,7 @@
 
 /* Words of the window, and how many of them lie below the word asked for: registers are saved below the return address, which is read
  * first. */
-#define FP_WINDOW_WORDS 64
+#define FP_WINDOW_WORDS 128
 #define FP_WINDOW_BELOW 8
 
 /* The farthest a frame pointer may lie above the stack pointer to be believed where no table vouches for it. */
@@ -113,16 +113,6 @@ struct fp_walk {
 	__s32 now_bp_at;
 	struct fp_step steps[2 * FP_FRAMES_MAX];
 };
-
-#ifndef FP_HOST
-/* A thread's walk: 10 KiB a thread that allocates. Lives and dies with the thread; only its own thread touches it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct fp_walk);
-} walks SEC(".maps");
-#endif
 
 /* Reads the word at addr of the stack. */
 static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64 *value)
@@ -706,30 +696,73 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 	walk->need_pc = walk->pc;
 }
 
+/* What fp_verify_loop goes through. */
+struct fp_verify_loop {
+	struct fp_walk *walk;
+	__u32 last;     /* index of the outermost step */
+	__u32 verified; /* steps whose words are the same */
+};
+
+/* Compares the words that a step of the last walk read with what the stack holds now. */
+static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
+{
+	struct fp_walk *walk = loop->walk;
+	struct fp_step *step = fp_step_at(walk, walk->now, i), *caller = fp_step_at(walk, walk->now, i + 1);
+	__u64 value;
+
+	if (!step->repeatable)
+		return 1;
+	if (i >= loop->last) {
+		loop->verified = i + 1;
+		return 1;
+	}
+	if (!fp_read_word(walk, caller->sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
+		return 1;
+	if (step->bp_at && (!fp_read_word(walk, caller->sp + step->bp_at, &value) || value != caller->bp))
+		return 1;
+	return 0;
+}
+
+/* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and rbp and every stack
+ * word that the last one read still holds the same value. Each word decides the next step together with the tables, so this is proof. */
+static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
+{
+	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);
+	struct fp_verify_loop loop = { .walk = walk };
+
+	if (walk->end != FP_END_COMPLETE || !walk->len || walk->len > FP_FRAMES_MAX)
+		return false;
+	if (leaf->sp != regs->sp || leaf->bp != regs->bp || leaf->word != (regs->ip | FP_FRAME_EXACT))
+		return false;
+	walk->window_base = ~0ULL;
+	loop.last = walk->len - 1;
+	bpf_loop(FP_FRAMES_MAX, fp_verify_loop, &loop, 0);
+	return loop.verified == walk->len;
+}
+
 /*
  * Walks the current thread's user stack from regs, whose pc is the probed instruction. mm_id names the address space in
  * mapping_tables. entry_sp is the stack pointer as it was at the function's entry, if the probe lies in its straight line and the line
- * has not changed rbp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc). The result is in walk: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0), need_pc
- * (if not 0, the daemon should be asked for a table), and defined, which is 0 unless the caller set it for this very stack. NULL if
- * there was no memory for it, which is counted.
+ * has not changed rbp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc).
+ *
+ * The result is in walk, the thread's own: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0),
+ * need_pc (if not 0, the daemon should be asked for a table), and defined, which is 0 unless the caller set it for this very stack.
  */
-static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
+static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
 {
 	struct fp_unwind_clock *clock;
 	struct fp_walk_loop loop;
-	struct fp_walk *walk;
-	__u32 zero = 0, generation;
+	__u32 zero = 0, generation = 0;
 	__u64 hash;
 
-	walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!walk) {
-		fp_count(FP_CNT_NO_WALK_STATE);
-		return NULL;
-	}
 	clock = bpf_map_lookup_elem(&unwind_clock, &zero);
-	if (!clock)
-		return NULL;
-	generation = clock->generation;
+	if (clock)
+		generation = clock->generation;
+	if (generation == walk->generation && mm_id == walk->mm_id && fp_is_same_walk(walk, regs)) {
+		walk->need_pc = 0;
+		fp_count(FP_CNT_WALK_REUSED);
+		return;
+	}
 	hash = walk->hash;
 	/* What was walked last is what is compared with now. */
 	walk->last_len = walk->len;
@@ -783,9 +816,8 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs, __u32 m
 	fp_count(FP_CNT_WALK);
 	fp_count_add(FP_CNT_FRAMES, walk->len);
 	if (walk->repeated)
-		fp_count(walk->repeated == walk->len ? FP_CNT_WALK_REUSED : FP_CNT_WALK_TAIL_REUSED);
+		fp_count(FP_CNT_WALK_TAIL_REUSED);
 	fp_count(FP_CNT_END_FIRST + walk->end);
-	return walk;
 }
 
 #endif
