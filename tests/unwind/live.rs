@@ -270,3 +270,16 @@ fn the_tables_of_a_process_with_many_files_are_there_within_half_a_second_or_on_
     assert_eq!((again.files, again.loaded, again.pending), (report.files, 0, 0));
     assert!(first < Duration::from_millis(500), "{first:?}");
 }
+
+/// The verifier's limit is a million instructions; what a change costs should be seen long before.
+#[test]
+fn the_verifier_needs_far_less_than_its_limit_for_a_walk() {
+    let lab = Lab::new();
+    let names: Vec<_> = lab.object.progs_mut().map(|program| program.name().to_owned()).collect();
+    let ids: Vec<_> = libbpf_rs::query::ProgInfoIter::default().filter(|info| names.contains(&info.name)).collect();
+    for info in &ids {
+        eprintln!("{}: {} instructions verified", info.name.to_string_lossy(), info.verified_insns);
+        assert!(info.verified_insns < 100_000);
+    }
+    assert!(ids.len() >= names.len());
+}
