@@ -57,3 +57,40 @@ pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
     }
     (bytes, left_out)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn mapping(begin: u64) -> CodeMapping {
+        CodeMapping { begin, end: begin + 0x1000, bias: begin - 0x40, file: 7, kind: MappingKind::File }
+    }
+
+    #[test]
+    fn mappings_are_sorted_and_the_rest_of_a_block_lies_above_every_address() {
+        let (bytes, left_out) = to_blocks(&[mapping(0x9000), mapping(0x3000), mapping(0x5000)]);
+        assert_eq!((bytes.len(), left_out), (2 * BLOCK_BYTES, 0));
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(word(0), 3);
+        let begins: Vec<u64> = (0..8).map(|i| word(BLOCK_BYTES + 32 * i)).collect();
+        assert_eq!(begins, [0x3000, 0x5000, 0x9000, u64::MAX, u64::MAX, u64::MAX, u64::MAX, u64::MAX]);
+        assert_eq!((word(BLOCK_BYTES + 8), word(BLOCK_BYTES + 16), word(BLOCK_BYTES + 24)), (0x4000, 0x2fc0, 1 << 32 | 7));
+    }
+
+    #[test]
+    fn mappings_beyond_the_limit_are_left_out_and_counted() {
+        let many: Vec<CodeMapping> = (0..MAPPINGS_MAX as u64 + 5).map(|i| mapping(0x10_0000 + i * 0x2000)).collect();
+        assert_eq!(to_blocks(&many).1, 5);
+    }
+
+    #[test]
+    fn the_bias_is_that_of_the_executable_segment_even_where_another_shares_its_first_page() {
+        // As lld lays out: the text begins in the middle of the page that ends the segment before.
+        let before = Segment { offset: 0, address: 0, file_bytes: 0x163fc, executable: false };
+        let text = Segment { offset: 0x16400, address: 0x17400, file_bytes: 0x46000, executable: true };
+        assert_eq!(bias_of(&[before, text], 0x5555_0001_7000, 0x16000), Some(0x5555_0000_0000));
+        assert_eq!(bias_of(&[before], 0x5555_0001_7000, 0x16000), None);
+    }
+}

@@ -309,3 +309,75 @@ impl Hasher for Mix {
         self.0 = mixed ^ mixed >> 32;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const TEXT: Segment = Segment { offset: 0, address: 0, file_bytes: 1 << 20, executable: true };
+
+    /// `.eh_frame` at 0x10000 as gas would write it: a CIE for x86-64 with absolute addresses, then functions with given instructions.
+    fn section(functions: &[(u64, u64, &[u8])]) -> UnwindSection {
+        let mut bytes = Vec::new();
+        let mut entry = |body: &[u8], id: &dyn Fn(usize) -> u32| {
+            let padded = body.len().next_multiple_of(8) + 4;
+            let at = bytes.len();
+            bytes.extend_from_slice(&u32::try_from(padded).unwrap().to_le_bytes());
+            bytes.extend_from_slice(&id(at + 4).to_le_bytes());
+            bytes.extend_from_slice(body);
+            bytes.resize(at + 4 + padded, 0);
+        };
+        // Version 1, no augmentation, code alignment 1, data alignment -8, return address in 16; CFA = rsp + 8, RA at CFA - 8.
+        entry(&[1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1], &|_| 0);
+        for (begin, length, instructions) in functions {
+            let body = [&begin.to_le_bytes()[..], &length.to_le_bytes(), instructions].concat();
+            entry(&body, &|at| u32::try_from(at).unwrap());
+        }
+        bytes.extend_from_slice(&[0; 4]);
+        UnwindSection { format: Format::EhFrame, address: 0x10000, bytes }
+    }
+
+    fn addresses(rows: &Rows) -> Vec<(u64, bool)> {
+        rows.rows.iter().map(|row| (row.address, row.rule != NO_RULE)).collect()
+    }
+
+    #[test]
+    fn a_gap_that_may_hold_code_ends_the_function_before_it_and_padding_does_not() {
+        let section = section(&[(0x1000, 0x10, &[]), (0x1020, 0x11, &[]), (0x1040, 0x10, &[])]);
+        let rows = convert(&section, &[TEXT], false).unwrap();
+        // 16 bytes are a gap, 15 are padding; equal neighbours are one row.
+        assert_eq!(addresses(&rows), [(0x1000, true), (0x1010, false), (0x1020, true), (0x1050, false)]);
+        assert_eq!(rows.counts.functions, 3);
+        let rows = convert(&section, &[TEXT], true).unwrap();
+        assert_eq!(addresses(&rows).len(), 6, "in a C library 15 bytes may hold a signal trampoline");
+    }
+
+    #[test]
+    fn functions_out_of_order_are_sorted_and_overlapping_ones_cut() {
+        // DW_CFA_advance_loc 8, DW_CFA_def_cfa_offset 16.
+        let section = section(&[(0x2000, 0x40, &[]), (0x1000, 0x20, &[0x48, 0x0e, 16]), (0x1004, 0x10, &[])]);
+        let rows = convert(&section, &[TEXT], false).unwrap();
+        assert_eq!(rows.counts.functions_overlapping, 1);
+        assert_eq!(addresses(&rows), [(0x1000, true), (0x1014, false), (0x2000, true), (0x2040, false)]);
+    }
+
+    #[test]
+    fn functions_outside_the_text_are_refused_and_counted() {
+        let text = Segment { offset: 0, address: 0x1000, file_bytes: 0x1000, executable: true };
+        let section = section(&[(0, 0x10, &[]), (0x1ff8, 0x10, &[]), (u64::MAX - 4, 0x10, &[]), (0x1800, 0, &[]), (0x1100, 0x10, &[])]);
+        let rows = convert(&section, &[text], false).unwrap();
+        assert_eq!((rows.counts.functions, rows.counts.functions_refused), (1, 4));
+    }
+
+    #[test]
+    fn corrupt_instructions_keep_the_rows_before_them() {
+        // advance 4, def_cfa_offset 16, then an opcode that does not exist.
+        let section = section(&[(0x1000, 0x20, &[0x44, 0x0e, 16, 0x44, 0x3f]), (0x1100, 0x10, &[])]);
+        let rows = convert(&section, &[TEXT], false).unwrap();
+        assert_eq!(rows.counts.functions_corrupt, 1);
+        assert_eq!(rows.counts.functions, 2);
+        assert_eq!(rows.rows.first().unwrap().address, 0x1000);
+    }
+}

@@ -11,7 +11,7 @@
 //!   ├──────────────────┤ ← rsp
 //! ```
 
-use gimli::{CfaRule, EhFrame, EndianSlice, LittleEndian, Register, RegisterRule, UnwindSection, UnwindTableRow};
+use gimli::{CfaRule, EndianSlice, LittleEndian, Register, RegisterRule, UnwindSection, UnwindTableRow};
 
 use super::expression::{self, Form};
 
@@ -207,9 +207,6 @@ fn slot(offset: i64) -> Option<i8> {
     (offset % 8 == 0).then_some(())?;
     i8::try_from(offset / 8).ok()
 }
-
-/// For callers that read `.eh_frame` only.
-pub type EhFrameSection<'a> = EhFrame<EndianSlice<'a, LittleEndian>>;
 
 #[cfg(test)]
 mod tests {

@@ -99,15 +99,11 @@ impl Table {
         {
             put_u32(out, 4 * i, value);
         }
-        for (i, granules) in self.index.chunks(INDEX_GRANULES).enumerate() {
-            let block = (1 + i) * BLOCK_BYTES;
-            // The next block's first, or for the last block nothing: its granules end with the number of rows.
-            let next = self.index.get((i + 1) * INDEX_GRANULES);
-            for (j, &first_row) in granules.iter().chain(next).enumerate() {
-                // A number of granules that fills its blocks leaves only the number of rows for one more, which it need not have.
-                if i * INDEX_GRANULES + j <= self.granules() && block < self.rules_block() * BLOCK_BYTES {
-                    put_u32(out, block + 4 * j, first_row);
-                }
+        // Each block also holds the first row of the granule after its last.
+        for i in 0..self.granules().div_ceil(INDEX_GRANULES) {
+            let first_rows = self.index.iter().skip(i * INDEX_GRANULES).take(INDEX_GRANULES + 1);
+            for (j, &first_row) in first_rows.enumerate() {
+                put_u32(out, (1 + i) * BLOCK_BYTES + 4 * j, first_row);
             }
         }
         for (i, &rule) in self.rows.rules.iter().enumerate() {

@@ -4,8 +4,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use fragprof::capture::Tables;
+use fragprof::capture::{Counters, Tables};
 use fragprof::target::{Backing, Maps, Process};
 use fragprof::units::Pid;
 use fragprof::unwind::End;
@@ -114,9 +115,10 @@ impl Lab {
     pub fn watch(&self, pid: u32) -> Process {
         let process = Process::open(Pid(pid)).unwrap();
         let maps = process.maps().unwrap();
+        let begun = Instant::now();
         let report = self.tables.sync_process(&process, pid, &maps).unwrap();
-        eprintln!("{pid}: {report:?}");
-        assert!(self.tables.wait_until_loaded(std::time::Duration::from_secs(60)));
+        eprintln!("{}: {report:?} in {:?}", process.comm(), begun.elapsed());
+        assert!(self.tables.wait_until_loaded(Duration::from_secs(60)));
         process
     }
 
@@ -131,6 +133,12 @@ impl Lab {
         let program = self.object.progs_mut().find(|p| p.name() == program).unwrap();
         let opts = UprobeOpts { retprobe: true, ..Default::default() };
         program.attach_uprobe_with_opts(pid as i32, file, offset as usize, opts).unwrap()
+    }
+
+    /// The programs' counters.
+    pub fn counters(&self) -> Counters {
+        let map = self.object.maps().find(|map| map.name() == "counters").unwrap();
+        Counters::from_rows(&map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap())
     }
 
     /// The last stack taken.

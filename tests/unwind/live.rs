@@ -197,3 +197,89 @@ fn stacks_of_sleeping_programs_without_debug_information_are_gdbs() {
     }
     assert_eq!(compared, programs.len());
 }
+
+#[test]
+fn stacks_of_programs_under_load_are_complete() {
+    let programs = super::lab::root().join("tests/unwind/programs");
+    let file = |name: &str| programs.join(name).display().to_string();
+    let targets: [(&str, Vec<String>); 3] = [
+        ("/usr/bin/python3", vec![file("work.py")]),
+        ("node", vec![file("work.js")]),
+        ("java", vec!["-XX:+PreserveFramePointer".into(), file("Work.java")]),
+    ];
+    for (program, arguments) in targets {
+        let lab = Lab::new();
+        let target = Target::start(program, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        std::thread::sleep(Duration::from_millis(2500));
+        let process = lab.watch(target.pid());
+        let (libc, offset) = libc_function(&process, "malloc");
+        let _link = lab.attach("walk_only", target.pid(), &libc, offset);
+        let begun = Instant::now();
+        while lab.counters().get("walks") < 3000 && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let counters = lab.counters();
+        let walks = counters.get("walks");
+        let ends: Vec<(End, u64)> = End::ALL.iter().map(|&end| (end, counters.ends(end as u8))).filter(|(_, n)| *n > 0).collect();
+        eprintln!(
+            "{program}: {walks} walks, {} frames, {} whole and {} partly repeated: {ends:?}",
+            counters.get("frames"),
+            counters.get("walks_reused"),
+            counters.get("walks_tail_reused")
+        );
+        assert!(walks > 100, "{program} hardly allocates");
+        assert!(counters.ends(End::Complete as u8) * 100 >= walks * 99, "{program}: {ends:?}");
+    }
+}
+
+#[test]
+fn the_tables_of_a_process_with_many_files_are_there_within_half_a_second_or_on_their_way() {
+    let directory = TempDir::new().unwrap();
+    // 200 libraries of their own build ids, like a browser or a database with plug-ins.
+    let source = super::lab::root().join("tests/unwind/programs/library.c");
+    let first = directory.path().join("lib0.so");
+    super::lab::run(Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-Wl,--build-id=none"]).arg(&source).arg("-o").arg(&first));
+    let mut paths = vec![first.display().to_string()];
+    for i in 1..200 {
+        let copy = directory.path().join(format!("lib{i}.so"));
+        std::fs::copy(&first, &copy).unwrap();
+        paths.push(copy.display().to_string());
+    }
+    let load = "import ctypes, sys, time\nall = [ctypes.CDLL(p) for p in sys.argv[1:]]\nopen(sys.argv[1] + '.ready', 'w')\ntime.sleep(60)";
+    let mut arguments = vec!["-c", load];
+    arguments.extend(paths.iter().map(String::as_str));
+    let target = Target::start("/usr/bin/python3", &arguments);
+    let ready = directory.path().join("lib0.so.ready");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !ready.exists() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let lab = Lab::new();
+    let process = fragprof::target::Process::open(fragprof::units::Pid(target.pid())).unwrap();
+    let maps = process.maps().unwrap();
+    let begun = Instant::now();
+    let report = lab.tables.sync_process(&process, target.pid(), &maps).unwrap();
+    let first = begun.elapsed();
+    assert!(lab.tables.wait_until_loaded(Duration::from_secs(30)));
+    let all = begun.elapsed();
+    let begun = Instant::now();
+    let again = lab.tables.sync_process(&process, target.pid(), &maps).unwrap();
+    eprintln!("{report:?} in {first:?}, all loaded in {all:?}, again in {:?}: {again:?}", begun.elapsed());
+    assert!(report.files >= 200 && report.without_table == 0);
+    assert_eq!((again.files, again.loaded, again.pending), (report.files, 0, 0));
+    assert!(first < Duration::from_millis(500), "{first:?}");
+}
+
+/// The verifier's limit is a million instructions; what a change costs should be seen long before.
+#[test]
+fn the_verifier_needs_far_less_than_its_limit_for_a_walk() {
+    let lab = Lab::new();
+    let names: Vec<_> = lab.object.progs_mut().map(|program| program.name().to_owned()).collect();
+    let ids: Vec<_> = libbpf_rs::query::ProgInfoIter::default().filter(|info| names.contains(&info.name)).collect();
+    for info in &ids {
+        eprintln!("{}: {} instructions verified", info.name.to_string_lossy(), info.verified_insns);
+        assert!(info.verified_insns < 100_000);
+    }
+    assert!(ids.len() >= names.len());
+}
