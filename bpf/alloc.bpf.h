@@ -16,6 +16,7 @@
 #define FRAGPROF_ALLOC_BPF_H
 
 #include "maps.bpf.h"
+#include "thread.bpf.h"
 #include "unwind.bpf.h"
 
 /* Loads a saved register by an instruction of its own: left to itself the compiler folds the cases below into one load at a computed
@@ -53,18 +54,6 @@ static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
 	case 15: return FP_LOAD(regs, r15);
 	default: return 0;
 	}
-}
-
-static __always_inline struct fp_thread *fp_thread_of_current(void)
-{
-	struct fp_thread *thread;
-
-	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!thread)
-		fp_count(FP_CNT_NO_THREAD_STATE);
-	else if (!thread->tid)
-		thread->tid = (__u32)bpf_get_current_pid_tgid();
-	return thread;
 }
 
 /* The bytes a call asks for. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
@@ -176,14 +165,12 @@ static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, 
 	fp_submit(record);
 }
 
-/* Takes the stack at the probe; its hash, or 0 if none could be taken. */
-static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
+/* Takes the stack at the probe; its hash. */
+static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, struct fp_thread *thread, __u64 cookie)
 {
-	__u64 entry_sp = regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie);
-	struct fp_walk *walk = unwind_user(regs, (__u32)target->mm_id, entry_sp);
+	struct fp_walk *walk = &thread->walk;
 
-	if (!walk)
-		return 0;
+	unwind_into(walk, regs, (__u32)target->mm_id, regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie));
 	if (walk->need_pc)
 		fp_need_table(target, FP_COOKIE_SLOT(cookie), walk->need_pc);
 	fp_define_stack(walk, target, FP_COOKIE_SLOT(cookie));
@@ -241,6 +228,7 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 {
 	struct fp_target *target = fp_target_on(cookie);
+	struct fp_thread *thread;
 	__u32 tid;
 	__u64 ptr;
 
@@ -250,8 +238,8 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 	if (!ptr)
 		return;
 	tid = (__u32)bpf_get_current_pid_tgid();
-	if (target->flags & FP_TARGET_FREE_STACKS)
-		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, cookie));
+	if (target->flags & FP_TARGET_FREE_STACKS && (thread = fp_thread_of_current()))
+		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, thread, cookie));
 	else
 		fp_send_free(target, cookie, tid, FP_REC_FREE, ptr);
 }
@@ -283,7 +271,7 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	if (fp_is_nested(thread, target, sp))
 		return 0;
 	if (target->flags & FP_TARGET_STACKS)
-		stack = fp_take_stack(regs, target, cookie);
+		stack = fp_take_stack(regs, target, thread, cookie);
 	if (FP_COOKIE_OP(cookie) == FP_OP_REALLOC && ptr)
 		fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FREE, ptr);
 

@@ -163,9 +163,9 @@ enum fp_counter {
 	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be remembered as sent: it is sent again with the next use */
 	FP_CNT_NOT_FOLLOWED,       /* calls of a throwing operator new too large to probe their return safely */
 	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
-	FP_CNT_WALK,               /* stacks walked */
-	FP_CNT_WALK_REUSED,        /* of these, whole walks proven unchanged and reused */
-	FP_CNT_WALK_TAIL_REUSED,   /* of these, walks whose outer frames were proven unchanged and reused */
+	FP_CNT_WALK,               /* stacks walked, but for those of the next counter */
+	FP_CNT_WALK_REUSED,        /* whole walks proven unchanged and reused, all of them complete */
+	FP_CNT_WALK_TAIL_REUSED,   /* walks of which some frames were proven unchanged and reused */
 	FP_CNT_FRAMES,             /* frames found by the tables */
 	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
 	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,

@@ -7,6 +7,7 @@
 #define FRAGPROF_LIFECYCLE_BPF_H
 
 #include "maps.bpf.h"
+#include "thread.bpf.h"
 #include "vm.bpf.h"
 
 static __always_inline void fp_send_life(__u8 kind, __u32 other)

@@ -48,32 +48,6 @@ struct {
 	__array(values, struct ring);
 } rings SEC(".maps");
 
-/* One open allocator call of a thread. */
-struct fp_call {
-	__u64 sp;       /* stack pointer at entry: address of the return address */
-	__u64 size;     /* bytes asked for */
-	__u64 ptr;      /* the block given (realloc, xallocx), or where the result goes (posix_memalign) */
-	__u64 stack;    /* stack hash taken at entry */
-	__u64 sequence; /* of the thread: pairs a return with its entry */
-};
-
-/* A thread's open calls. Lives and dies with the thread; only the thread itself touches it, and uprobe programs do not nest within a
- * thread, so no locking. 168 bytes a thread that ever allocated. */
-struct fp_thread {
-	struct fp_call calls[FP_CALLS_MAX];
-	__u64 sequence;
-	__u64 trampoline; /* address of the return trampoline, 0 = not read yet */
-	__u32 depth;      /* open calls */
-	__u32 tid;        /* kernel thread id */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct fp_thread);
-} threads SEC(".maps");
-
 /* Stack definitions already sent, by hash mixed with slot and generation. An evicted entry costs a second definition, which the daemon
  * ignores. 128 Ki stacks x ~72 B = 9 MiB at most; allocated as needed. */
 struct {

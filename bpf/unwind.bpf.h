@@ -760,6 +760,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		generation = clock->generation;
 	if (generation == walk->generation && mm_id == walk->mm_id && fp_is_same_walk(walk, regs)) {
 		walk->need_pc = 0;
+		walk->repeated = walk->len;
 		fp_count(FP_CNT_WALK_REUSED);
 		return;
 	}

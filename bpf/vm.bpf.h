@@ -12,6 +12,7 @@
 #define FRAGPROF_VM_BPF_H
 
 #include "maps.bpf.h"
+#include "thread.bpf.h"
 
 /* System calls return -errno in the last page of the address space. */
 static __always_inline bool fp_failed(long result)

@@ -1,5 +1,7 @@
 //! The programs' counters: what was sent, lost, dropped and why. The order is that of `enum fp_counter` in `bpf/fragprof.h`.
 
+use crate::unwind::End;
+
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
 pub const DESCRIPTIONS: [(&str, &str); 18] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
@@ -16,9 +18,9 @@ pub const DESCRIPTIONS: [(&str, &str); 18] = [
     ("stack_table_full", "stack definitions that could not be remembered as sent"),
     ("not_followed_calls", "calls of a throwing operator new too large (1 GiB) to probe their return safely"),
     ("failed_calls", "allocator calls that returned failure"),
-    ("walks", "stacks walked"),
-    ("walks_reused", "walks proven unchanged and reused whole"),
-    ("walks_tail_reused", "walks whose outer frames were proven unchanged and reused"),
+    ("walks", "stacks walked, but for those reused whole"),
+    ("walks_reused", "stacks proven unchanged and reused whole, all of them complete"),
+    ("walks_tail_reused", "walks of which some frames were proven unchanged and reused"),
     ("frames", "frames found by the unwind tables"),
 ];
 
@@ -56,9 +58,10 @@ impl Counters {
         DESCRIPTIONS.iter().position(|(n, _)| *n == name).map_or(0, |i| self.values[i])
     }
 
-    /// Walks that ended for this reason (`enum fp_unwind_end`).
+    /// Stacks that ended for this reason (`enum fp_unwind_end`). Those reused whole are complete without being counted so one by one.
     pub fn ends(&self, reason: u8) -> u64 {
-        self.values.get(DESCRIPTIONS.len() + usize::from(reason)).copied().unwrap_or(0)
+        let reused = if reason == End::Complete as u8 { self.get("walks_reused") } else { 0 };
+        self.values.get(DESCRIPTIONS.len() + usize::from(reason)).copied().unwrap_or(0).wrapping_add(reused)
     }
 
     /// Name, description and value of each counter.

@@ -47,8 +47,7 @@ struct host_world {
 };
 
 static __thread const struct host_world *world;
-static __thread void *storage;
-static int tables, mapping_tables, unwind_clock, walks;
+static int tables, mapping_tables, unwind_clock;
 
 struct fp_unwind_clock {
 	__u32 generation;
@@ -92,11 +91,6 @@ static long bpf_probe_read_user(void *out, __u32 size, const void *from)
 static void *bpf_get_current_task_btf(void)
 {
 	return NULL;
-}
-
-static void *bpf_task_storage_get(void *map, void *task, void *value, __u64 flags)
-{
-	return storage;
 }
 
 static long bpf_loop_host(__u32 count, long (*step)(__u32, void *), void *context)
@@ -149,11 +143,10 @@ struct host_stack {
 
 void host_unwind(const struct host_world *seen, void *state, struct pt_regs *regs, struct host_stack *out)
 {
-	struct fp_walk *walk;
+	struct fp_walk *walk = state;
 
 	world = seen;
-	storage = state;
-	walk = unwind_user(regs, 1, 0);
+	unwind_into(walk, regs, 1, 0);
 	out->hash = walk->hash;
 	out->need_pc = walk->need_pc;
 	out->len = walk->len;

@@ -215,11 +215,12 @@ fn stacks_of_programs_under_load_are_complete() {
         let (libc, offset) = libc_function(&process, "malloc");
         let _link = lab.attach("walk_only", target.pid(), &libc, offset);
         let begun = Instant::now();
-        while lab.counters().get("walks") < 3000 && begun.elapsed() < Duration::from_secs(10) {
+        let walked = |counters: &Counters| counters.get("walks") + counters.get("walks_reused");
+        while walked(&lab.counters()) < 3000 && begun.elapsed() < Duration::from_secs(10) {
             std::thread::sleep(Duration::from_millis(20));
         }
         let counters = lab.counters();
-        let walks = counters.get("walks");
+        let walks = walked(&counters);
         let ends: Vec<(End, u64)> = End::ALL.iter().map(|&end| (end, counters.ends(end as u8))).filter(|(_, n)| *n > 0).collect();
         eprintln!(
             "{program}: {walks} walks, {} frames, {} whole and {} partly repeated: {ends:?}",

@@ -21,12 +21,28 @@ struct {
 	__type(value, struct last_stack);
 } last SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct fp_walk);
+} walks SEC(".maps");
+
+static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs)
+{
+	struct fp_walk *walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (walk)
+		unwind_into(walk, regs, bpf_get_current_pid_tgid() >> 32, regs->sp);
+	return walk;
+}
+
 SEC("uprobe")
 int walk_and_copy(struct pt_regs *regs)
 {
 	__u32 zero = 0, i;
 	struct last_stack *out = bpf_map_lookup_elem(&last, &zero);
-	struct fp_walk *walk = unwind_user(regs, bpf_get_current_pid_tgid() >> 32, regs->sp);
+	struct fp_walk *walk = unwind_user(regs);
 
 	if (!out || !walk)
 		return 0;
@@ -43,7 +59,7 @@ int walk_and_copy(struct pt_regs *regs)
 SEC("uprobe")
 int walk_only(struct pt_regs *regs)
 {
-	unwind_user(regs, bpf_get_current_pid_tgid() >> 32, regs->sp);
+	unwind_user(regs);
 	return 0;
 }
 
