@@ -233,6 +233,7 @@ mod tests {
             assert_eq!(json["stacks"][0][key], serde_json::Value::Null, "{key}");
         }
         assert_eq!(json["totals"]["inuse_bytes"], (15 << 20) + (400 << 10) + 100);
-        assert_eq!(json["stacks"].as_array().unwrap().len(), 3);
+        assert_eq!(json["stacks_with_value"], 3);
+        assert_eq!(json["stacks"].as_array().unwrap().len(), 4, "the one without live bytes comes last");
     }
 }

@@ -149,18 +149,39 @@ int main(void) {
 }
 "#;
 
-    fn started(dir: &Path) -> (Child, u64) {
+    /// A process that is ended with the test, also with one that fails.
+    struct Running(Child);
+
+    impl Running {
+        fn id(&self) -> u32 {
+            self.0.id()
+        }
+    }
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            drop(self.0.kill());
+            drop(self.0.wait());
+        }
+    }
+
+    fn built(dir: &Path) -> PathBuf {
         let (source, program) = (dir.join("shop.c"), dir.join("shop"));
         std::fs::write(&source, PROGRAM).unwrap();
         assert!(Command::new("cc").args(["-O1", "-g", "-o"]).arg(&program).arg(&source).status().unwrap().success());
-        let mut child = Command::new(&program).stdout(Stdio::piped()).spawn().unwrap();
+        program
+    }
+
+    /// Starts the program and waits until it runs; with the address of its function.
+    fn started(program: &Path) -> (Running, u64) {
+        let mut child = Command::new(program).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = u64::from_str_radix(line.split(' ').next().unwrap().trim_start_matches("0x"), 16).unwrap();
-        (child, address)
+        (Running(child), address)
     }
 
-    fn taken(snapshots: &mut Snapshots, child: &Child) -> AddressSpace {
+    fn taken(snapshots: &mut Snapshots, child: &Running) -> AddressSpace {
         let process = Process::open(Pid(child.id())).unwrap();
         let mut space = AddressSpace::new(child.id(), Vec::new());
         snapshots.update(&mut space, &process, &process.maps().unwrap());
@@ -168,17 +189,12 @@ int main(void) {
         space
     }
 
-    fn end(mut child: Child) {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
     #[test]
     fn a_function_of_a_process_that_is_gone_is_still_named() {
         let dir = tempfile::tempdir().unwrap();
-        let (child, address) = started(dir.path());
+        let (child, address) = started(&built(dir.path()));
         let space = taken(&mut Snapshots::default(), &child);
-        end(child);
+        drop(child);
         let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
         assert_eq!(&*frames[0].module, dir.path().join("shop").to_str().unwrap());
@@ -187,10 +203,10 @@ int main(void) {
     #[test]
     fn so_is_one_whose_program_was_deleted_before_it_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let (child, address) = started(dir.path());
+        let (child, address) = started(&built(dir.path()));
         std::fs::remove_file(dir.path().join("shop")).unwrap();
         let space = taken(&mut Snapshots::default(), &child);
-        end(child);
+        drop(child);
         let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
         assert!(!frames[0].build_id.is_empty());
@@ -199,28 +215,26 @@ int main(void) {
     #[test]
     fn two_processes_share_the_modules_they_map() {
         let dir = tempfile::tempdir().unwrap();
-        let (first, address) = started(dir.path());
-        let second = Command::new(dir.path().join("shop")).stdout(Stdio::null()).spawn().unwrap();
+        let program = built(dir.path());
+        let ((first, address), (second, _)) = (started(&program), started(&program));
         let mut snapshots = Snapshots::default();
         let spaces = [&first, &second].map(|child| taken(&mut snapshots, child));
         let one = spaces[0].find(address).unwrap().clone();
         let Backing::File(module) = &one.backing else { panic!("{one:?}") };
         assert!(Arc::strong_count(module) >= 3, "both spaces and this clone");
-        end(first);
-        end(second);
     }
 
     #[test]
     fn the_vdso_is_found_and_a_perf_map_names_generated_code() {
         let dir = tempfile::tempdir().unwrap();
-        let (child, _) = started(dir.path());
+        let (child, _) = started(&built(dir.path()));
         let path = format!("/tmp/perf-{}.map", child.id());
         std::fs::write(&path, "1000 10 jitted\n").unwrap();
         let process = Process::open(Pid(child.id())).unwrap();
         let space = taken(&mut Snapshots::default(), &child);
         std::fs::remove_file(&path).unwrap();
         let vdso = process.maps().unwrap().mappings.into_iter().find(|m| m.backing == target::Backing::Named("[vdso]".into())).unwrap();
-        end(child);
+        drop(child);
         assert!(matches!(space.find(vdso.start.0).unwrap().backing, Backing::Vdso));
         assert_eq!(space.perf_map().unwrap().find(0x1004).as_deref(), Some("jitted"));
     }
