@@ -222,14 +222,7 @@ mod tests {
         let memory = LiveMemory::open(Process::open(Pid(std::process::id())).unwrap()).unwrap();
         // SAFETY: a fresh private mapping that only this test uses.
         let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                16 * 4096,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), 16 * 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         assert_ne!(base, libc::MAP_FAILED);
         for page in [1usize, 2, 7] {

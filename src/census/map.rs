@@ -134,10 +134,13 @@ fn title(addr: u64, cell: &Cell) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).map(|c| match c {
-        '<' => "&lt;".into(),
-        '>' => "&gt;".into(),
-        '&' => "&amp;".into(),
-        c => c.to_string(),
-    }).collect()
+    text.chars()
+        .filter(|c| !c.is_control())
+        .map(|c| match c {
+            '<' => "&lt;".into(),
+            '>' => "&gt;".into(),
+            '&' => "&amp;".into(),
+            c => c.to_string(),
+        })
+        .collect()
 }

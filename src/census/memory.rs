@@ -21,7 +21,9 @@ pub enum MemoryError {
         pid: u32,
     },
     /// The kernel refused.
-    #[error("cannot read {what} of process {pid}: {source}; this needs root or CAP_SYS_PTRACE, or the same user and kernel.yama.ptrace_scope=0")]
+    #[error(
+        "cannot read {what} of process {pid}: {source}; this needs root or CAP_SYS_PTRACE, or the same user and kernel.yama.ptrace_scope=0"
+    )]
     Refused {
         /// What was to be read.
         what: &'static str,

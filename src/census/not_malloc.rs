@@ -42,9 +42,10 @@ pub fn parse_smaps(bytes: &[u8]) -> Vec<ResidentMapping> {
 }
 
 fn kilobytes(text: &[u8]) -> u64 {
-    text.iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit()).fold(0u64, |sum, digit| {
-        sum.saturating_mul(10).saturating_add(u64::from(digit - b'0'))
-    })
+    text.iter()
+        .skip_while(|byte| **byte == b' ')
+        .take_while(|byte| byte.is_ascii_digit())
+        .fold(0u64, |sum, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
 }
 
 /// Sums by kind. `heaps` are the ranges of malloc's own (sorted, disjoint): their part of a mapping, as `heap_resident` tells it, is left
@@ -97,7 +98,11 @@ fn kind(mapping: &Mapping, before: Option<&Mapping>, is_java: bool, holds_heap: 
         Backing::Named(name) if name == "[heap]" => "brk_not_malloc",
         Backing::Named(name) if name.starts_with("[anon_shmem:") => "shared_memory",
         Backing::Named(name) if name.starts_with("[anon:") => {
-            if name.contains("stack") { "thread_stacks" } else { "other_anonymous" }
+            if name.contains("stack") {
+                "thread_stacks"
+            } else {
+                "other_anonymous"
+            }
         }
         Backing::Named(_) => "kernel_mappings",
         Backing::Anonymous if allowed.shared => "shared_memory",

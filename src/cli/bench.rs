@@ -55,7 +55,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let pair = pair_costs(args.rounds, window)?;
     println!("malloc and free of 64 to 127 bytes, one thread, ns of CPU time a pair (median of {} rounds)", args.rounds);
     let floor = pair[1];
-    for (name, ns) in ["alone", "floor: empty probes, well placed", "exact mode", "exact mode, probes at the bare symbols"].iter().zip(pair) {
+    for (name, ns) in ["alone", "floor: empty probes, well placed", "exact mode", "exact mode, probes at the bare symbols"].iter().zip(pair)
+    {
         println!("  {name:<42} {ns:>9.1} ns   {:>6.2} x floor", ns / floor);
     }
     let (pairs, lost) = two_threads(Duration::from_secs(3).max(window))?;
@@ -164,9 +165,7 @@ impl Counters {
     /// Maps the file behind a descriptor; the mapping stays for the life of the process.
     fn map(fd: i32) -> anyhow::Result<Self> {
         // SAFETY: a fresh shared mapping; the kernel checks the descriptor.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), COUNTERS_BYTES, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
-        };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), COUNTERS_BYTES, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0) };
         if base == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error()).context("cannot map the benchmark's counters");
         }

@@ -152,7 +152,12 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     };
     row(2, "extent", Some(heap.extent_bytes), String::new())?;
     row(4, "swapped", Some(heap.swapped_bytes).filter(|&bytes| bytes > 0), String::new())?;
-    row(4, "resident", Some(heap.resident_bytes), if heap.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(heap.huge_bytes)) } else { String::new() })?;
+    row(
+        4,
+        "resident",
+        Some(heap.resident_bytes),
+        if heap.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(heap.huge_bytes)) } else { String::new() },
+    )?;
     row(6, "live, resident", ladder.live_resident_bytes, String::new())?;
     row(6, "trimmable", heap.trimmable_bytes, "a trim would give it back now".into())?;
     row(6, "pinned", heap.pinned_bytes, "free, on pages with live bytes".into())?;
@@ -178,7 +183,11 @@ fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     if heap.arenas.len() < 2 {
         return Ok(());
     }
-    writeln!(out, "\n    {:<18} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}", "arena", "threads", "pieces", "extent", "resident", "live", "free", "top")?;
+    writeln!(
+        out,
+        "\n    {:<18} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}",
+        "arena", "threads", "pieces", "extent", "resident", "live", "free", "top"
+    )?;
     let mut arenas: Vec<_> = heap.arenas.iter().collect();
     arenas.sort_by_key(|arena| std::cmp::Reverse(arena.extent_bytes));
     for arena in arenas.iter().take(ROWS_MAX) {

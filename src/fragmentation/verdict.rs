@@ -195,7 +195,12 @@ fn decide(census: &Census, evidence: &Evidence) -> (Kind, Confidence, String) {
         }
     }
     if free < FREE_BYTES_MIN || free.saturating_mul(100) < ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN) {
-        let text = format!("{} of {} resident in the heap is live; {} is free", HumanBytes(live), HumanBytes(ladder.resident_bytes), HumanBytes(free));
+        let text = format!(
+            "{} of {} resident in the heap is live; {} is free",
+            HumanBytes(live),
+            HumanBytes(ladder.resident_bytes),
+            HumanBytes(free)
+        );
         return (Kind::Healthy, Confidence::High, text);
     }
     let trimmable = ladder.trimmable_bytes.unwrap_or(0);
@@ -219,7 +224,12 @@ fn decide(census: &Census, evidence: &Evidence) -> (Kind, Confidence, String) {
         Kind::HugePageBloat => "lies in huge pages",
         _ => "is free",
     };
-    let text = format!("{} of {} resident in the heap is free; {} of that {what}", HumanBytes(free), HumanBytes(ladder.resident_bytes), HumanBytes(bytes));
+    let text = format!(
+        "{} of {} resident in the heap is free; {} of that {what}",
+        HumanBytes(free),
+        HumanBytes(ladder.resident_bytes),
+        HumanBytes(bytes)
+    );
     (kind, confidence, text)
 }
 
@@ -314,13 +324,18 @@ fn jemalloc_remedies(kind: Kind, heap: &HeapAccount, list: &mut Vec<Remedy>) {
     let trimmable = heap.trimmable_bytes.unwrap_or(0);
     if kind != Kind::Healthy && trimmable > 0 {
         list.push(Remedy {
-            action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")".into(),
+            action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")"
+                .into(),
             predicted_bytes: Some(trimmable),
             basis: "resident dirty and muzzy extents".into(),
         });
     }
     if kind == Kind::ArenaBlowUp {
-        list.push(Remedy { action: "set MALLOC_CONF=narenas:4".into(), predicted_bytes: None, basis: "one arena for each four cores or so".into() });
+        list.push(Remedy {
+            action: "set MALLOC_CONF=narenas:4".into(),
+            predicted_bytes: None,
+            basis: "one arena for each four cores or so".into(),
+        });
     }
 }
 
@@ -334,7 +349,11 @@ fn not_malloc_remedy(census: &Census) -> Option<Remedy> {
         "shared_memory" => "shared memory counts in every process that maps it: look at its size once",
         _ => "anonymous mappings outside malloc: direct buffers, allocators of one's own, language runtimes",
     };
-    Some(Remedy { action: action.into(), predicted_bytes: None, basis: format!("{} in {}", HumanBytes(largest.resident_bytes), largest.kind) })
+    Some(Remedy {
+        action: action.into(),
+        predicted_bytes: None,
+        basis: format!("{} in {}", HumanBytes(largest.resident_bytes), largest.kind),
+    })
 }
 
 #[cfg(test)]

@@ -63,7 +63,8 @@ impl Target {
     }
 
     pub fn census(&self, level: Level) -> Taken {
-        take(&self.memory(), self.pid(), "target", Options { level, pace: Pace::default(), with_not_malloc: true }, &mut Places::default()).unwrap()
+        take(&self.memory(), self.pid(), "target", Options { level, pace: Pace::default(), with_not_malloc: true }, &mut Places::default())
+            .unwrap()
     }
 
     /// Anonymous resident bytes, as the kernel counts them.

@@ -238,7 +238,8 @@ impl MallocPar {
         let mmapped_max = word_at(bytes, shape.mmapped + 8);
         let (mmaps_limit, mmaps_max, fixed) =
             (word32_at(bytes, shape.n_mmaps + 4), word32_at(bytes, shape.n_mmaps + 8), word32_at(bytes, shape.n_mmaps + 12));
-        let (tcache_bins, tcache_bytes, unsorted) = (word_at(bytes, sbrk_at + 8), word_at(bytes, sbrk_at + 16), word_at(bytes, sbrk_at + 32));
+        let (tcache_bins, tcache_bytes, unsorted) =
+            (word_at(bytes, sbrk_at + 8), word_at(bytes, sbrk_at + 16), word_at(bytes, sbrk_at + 32));
         let anchored = is_heap_start(par.sbrk_base);
         let is_power = |bytes: u64| bytes == 0 || bytes.is_power_of_two();
         // Where brk was refused from the start, sbrk_base is some page of a mapping.

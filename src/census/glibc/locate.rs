@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use super::super::memory::{Memory, word_at};
 use super::super::objects::{ObjectData, objects};
 use super::layout::{
-    Arena, BINS, BINS_BYTES, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, is_chunk_address, is_link,
+    Arena, BINS, BINS_BYTES, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES,
+    is_chunk_address, is_link,
 };
 use crate::target::elf::BuildId;
 use crate::target::{Backing, Maps};

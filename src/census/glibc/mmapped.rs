@@ -142,8 +142,11 @@ fn chunk_in_page(page: &[u8], addr: u64, range: &Range<u64>) -> Option<Mmapped> 
             return None;
         };
         let fits = start & 4095 == 0 && start >= range.start && start.checked_add(bytes).is_some_and(|end| end <= range.end);
-        (fits && bytes >= PAGE_BYTES && offset_bytes < bytes && (offset_bytes == 0) == (at == 0 && start == addr))
-            .then_some(Mmapped { start, bytes, offset_bytes })
+        (fits && bytes >= PAGE_BYTES && offset_bytes < bytes && (offset_bytes == 0) == (at == 0 && start == addr)).then_some(Mmapped {
+            start,
+            bytes,
+            offset_bytes,
+        })
     })
 }
 

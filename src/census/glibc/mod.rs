@@ -249,10 +249,7 @@ fn add_mmapped(
     let Some(par) = par else { return Ok(()) };
     // The mappings may have changed a lot since the walk began.
     let maps = memory.maps()?;
-    let now = memory
-        .bytes(par.addr, PAR_BYTES)
-        .and_then(|bytes| MallocPar::parse(par.shape, par.addr, &bytes, |_| true))
-        .unwrap_or(*par);
+    let now = memory.bytes(par.addr, PAR_BYTES).and_then(|bytes| MallocPar::parse(par.shape, par.addr, &bytes, |_| true)).unwrap_or(*par);
     let mut taken: Vec<Range<u64>> = regions.reserved.iter().chain(regions.extents.iter().map(|(_, extent)| extent)).cloned().collect();
     taken.sort_by_key(|range| range.start);
     let free = without(&anonymous_ranges(&maps), &joined(&taken));

@@ -30,7 +30,14 @@ pub struct Regions {
 
 /// Lays out the regions. `anonymous` are the sorted anonymous mappings, `heap` the brk heap's range if the process has one.
 #[must_use]
-pub fn regions(memory: &dyn Memory, layout: &Layout, arenas: &[Arena], par: Option<&MallocPar>, anonymous: &[Range<u64>], heap: Option<Range<u64>>) -> Regions {
+pub fn regions(
+    memory: &dyn Memory,
+    layout: &Layout,
+    arenas: &[Arena],
+    par: Option<&MallocPar>,
+    anonymous: &[Range<u64>],
+    heap: Option<Range<u64>>,
+) -> Regions {
     let mut out = Regions::default();
     let mapped = joined(anonymous);
     for (index, arena) in arenas.iter().enumerate() {

@@ -84,7 +84,8 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], tcache_key: Option<u6
     let spread: f64 = windows.iter().map(|(points, live)| (live - share * points).powi(2)).sum();
     let stderr = if points > 0.0 { spread.sqrt() / points } else { 1.0 };
     let lost_share = lost as f64 / (lost as usize + windows.len()).max(1) as f64;
-    let quality = WalkQuality { windows: windows.len() as u64, broken_headers: lost, read_bytes: walker.pacer.read_bytes, ..WalkQuality::default() };
+    let quality =
+        WalkQuality { windows: windows.len() as u64, broken_headers: lost, read_bytes: walker.pacer.read_bytes, ..WalkQuality::default() };
     Estimate {
         live_bytes_est: (share * total as f64) as u64,
         live_bytes_stderr: ((stderr + lost_share * share) * total as f64) as u64,

@@ -7,8 +7,8 @@
 
 use super::super::chunks::{ChunkState, ChunkTable};
 use super::super::memory::{Memory, Piece, word_at};
-use super::super::page_cache::PageCache;
 use super::super::pace::Pacer;
+use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
 use super::layout::{FASTBIN_CHUNK_BYTES_MAX, FLAGS, Layout, PREV_INUSE, TOP_BEFORE_BINS, is_chunk_address};
 use super::parse::{Bounds, Kind, Parsed, Record, Snapshot, find_boundary, find_piece, is_sound_header, parse};
@@ -94,7 +94,8 @@ impl<'a> Walker<'a> {
     /// Walks a region into one region of the table, or several if foreign memory lies between its pieces.
     pub fn walk(&mut self, plan: &RegionPlan) {
         self.table.begin_region(plan.start, plan.arena);
-        RegionWalk { bounds: plan.bounds, plan: *plan, at: plan.start, held_back: Vec::new(), tries: 0, last_broken: 0, is_hopping: false }.run(self);
+        RegionWalk { bounds: plan.bounds, plan: *plan, at: plan.start, held_back: Vec::new(), tries: 0, last_broken: 0, is_hopping: false }
+            .run(self);
     }
 
     /// Fills the snapshot from the page of `from` on. Pages that are not present read as zeros and are never touched. `false` if the
@@ -302,7 +303,8 @@ impl RegionWalk {
             let parsed = parse(snapshot, boundary, &self.bounds, &mut other);
             if parsed.broken.is_none_or(|at| at > broken.saturating_add(4096)) {
                 std::mem::swap(records, &mut other);
-                let gap = self.held_back.get(..=index).unwrap_or_default().iter().filter(|record| record.start >= self.at).copied().collect();
+                let gap =
+                    self.held_back.get(..=index).unwrap_or_default().iter().filter(|record| record.start >= self.at).copied().collect();
                 return Some((parsed, gap));
             }
         }
@@ -401,7 +403,10 @@ impl RegionWalk {
             let bytes = here[1] & !FLAGS;
             let next = self.at.saturating_add(bytes);
             // The last chunk, or a header that changed: the ordinary way sorts it out, from a fresh window.
-            if !is_sound_header(here[1], self.at, &self.bounds) || next.saturating_add(16) > self.bounds.end || self.bounds.top == Some(self.at) {
+            if !is_sound_header(here[1], self.at, &self.bounds)
+                || next.saturating_add(16) > self.bounds.end
+                || self.bounds.top == Some(self.at)
+            {
                 return self.force_progress(walker, bytes);
             }
             let Some(there) = self.read_header(walker, next) else { return self.force_progress(walker, bytes) };
