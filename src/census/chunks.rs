@@ -96,8 +96,10 @@ pub struct Region {
     entries: Range<usize>,
 }
 
-/// Sizes are multiples of 16, so 29 bits hold up to 8 GiB; the largest value means "in the side table".
+/// Sizes are multiples of 8, so 29 bits hold up to 4 GiB; the largest value means "in the side table".
 const SIZE_BITS_ESCAPE: u32 = (1 << 29) - 1;
+/// Smallest difference of two chunks' sizes.
+const SIZE_UNIT: u64 = 8;
 /// Entries between two kept addresses.
 const ANCHOR_EVERY: usize = 64;
 /// Entries of one block of the table: 256 KiB, so that growing never copies the whole table.
@@ -115,6 +117,8 @@ pub struct ChunkTable {
     regions: Vec<Region>,
     header_bytes: u64,
     borrowed_bytes: u64,
+    /// Blocks may begin anywhere in their chunk.
+    has_loose_starts: bool,
 }
 
 impl ChunkTable {
@@ -122,6 +126,12 @@ impl ChunkTable {
     #[must_use]
     pub fn for_glibc() -> Self {
         Self { header_bytes: 16, borrowed_bytes: 8, ..Self::default() }
+    }
+
+    /// A table for musl, which moves blocks about within their slots.
+    #[must_use]
+    pub fn for_musl() -> Self {
+        Self { has_loose_starts: true, ..Self::default() }
     }
 
     /// A block of `usable_bytes` as the program sees it.
@@ -156,8 +166,8 @@ impl ChunkTable {
         if self.len >= CHUNKS_MAX || bytes == 0 {
             return false;
         }
-        let units = bytes / 16;
-        let exact = bytes % 16 == 0 && units < u64::from(SIZE_BITS_ESCAPE);
+        let units = bytes / SIZE_UNIT;
+        let exact = bytes % SIZE_UNIT == 0 && units < u64::from(SIZE_BITS_ESCAPE);
         let size_bits = if exact { u32::try_from(units).unwrap_or(SIZE_BITS_ESCAPE) } else { SIZE_BITS_ESCAPE };
         if !exact {
             self.huge.insert(self.len, bytes);
@@ -213,7 +223,7 @@ impl ChunkTable {
     fn bytes_of(&self, index: usize, entry: u32) -> u64 {
         match entry >> 3 {
             SIZE_BITS_ESCAPE => self.huge.get(&index).copied().unwrap_or(0),
-            units => u64::from(units) * 16,
+            units => u64::from(units) * SIZE_UNIT,
         }
     }
 
@@ -279,7 +289,7 @@ impl ChunkTable {
         let chunk = self.find(start)?;
         match chunk.state {
             ChunkState::Unknown => None,
-            ChunkState::Live | ChunkState::Mmapped => Some(chunk.start == start),
+            ChunkState::Live | ChunkState::Mmapped => Some(chunk.start == start || self.has_loose_starts),
             _ => Some(false),
         }
     }
@@ -299,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_larger_than_eight_gib_keeps_its_size() {
+    fn a_chunk_larger_than_four_gib_keeps_its_size() {
         let mut table = ChunkTable::default();
         table.begin_region(0x1000, 0);
         assert!(table.push(20 << 30, ChunkState::Free));

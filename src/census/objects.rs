@@ -134,6 +134,19 @@ pub fn anonymous_ranges(maps: &Maps) -> Vec<Range<u64>> {
         .collect()
 }
 
+/// The private mappings without a file, whatever their rights, joined: allocators reserve without rights and open later. Bss and the
+/// mappings next to it are among them.
+#[must_use]
+pub fn unbacked_ranges(maps: &Maps) -> Vec<Range<u64>> {
+    let ranges: Vec<Range<u64>> = maps
+        .mappings
+        .iter()
+        .filter(|mapping| !mapping.permissions.shared && mapping.path().is_none_or(|path| path.starts_with("/anon_hugepage")))
+        .map(|mapping| mapping.start.0..mapping.end.0)
+        .collect();
+    joined(&ranges)
+}
+
 /// The ranges joined where they touch or overlap; they must be sorted by start.
 #[must_use]
 pub fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {

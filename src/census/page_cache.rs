@@ -8,6 +8,9 @@ use crate::heap::residency::{PageRuns, Residency, page_down, page_up};
 /// Address space asked about at once: a quarter of a millisecond, at most 4096 runs.
 const BLOCK_BYTES: u64 = 16 << 20;
 
+/// Asked about at once in long ranges: at most 3 MiB of runs.
+const LONG_BYTES: u64 = 1 << 30;
+
 /// The page runs around the last question.
 pub struct PageCache<'a> {
     memory: &'a dyn Memory,
@@ -52,9 +55,16 @@ impl<'a> PageCache<'a> {
     pub fn residency(&mut self, range: Range<u64>) -> Residency {
         let mut sum = Residency::default();
         let mut at = range.start;
+        if range.end.saturating_sub(range.start) <= BLOCK_BYTES {
+            sum.add(self.runs_for(range.clone()), range);
+            return sum;
+        }
         while at < range.end {
-            let stop = page_down(at).saturating_add(BLOCK_BYTES).min(range.end);
-            sum.add(self.runs_for(at..stop), at..stop);
+            let stop = page_down(at).saturating_add(LONG_BYTES).min(range.end);
+            match self.memory.page_runs(at..stop) {
+                Ok(runs) => sum.add(&runs, at..stop),
+                Err(_) => self.refused += 1,
+            }
             at = stop;
         }
         sum

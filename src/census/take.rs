@@ -7,12 +7,15 @@ use std::time::Instant;
 use super::account::{Census, Level, NotMalloc};
 use super::chunks::ARENA_NONE;
 use super::glibc::{self, HeapWalk};
+use super::jemalloc;
 use super::memory::{Memory, MemoryError};
+use super::musl;
 use super::not_malloc::classify;
 use super::objects::joined;
 use super::pace::{Pace, Pacer};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
+use super::tcmalloc;
 
 /// What to look at and how fast.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +53,9 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     let maps = memory.maps()?;
     let mut heaps = Vec::new();
     heaps.extend(glibc::take(memory, &maps, &mut places.glibc, options.level, Pacer::start(options.pace))?);
+    heaps.extend(jemalloc::take(memory, &maps, options.level)?);
+    heaps.extend(musl::take(memory, &maps, options.level)?);
+    heaps.extend(tcmalloc::take(memory, &maps)?);
     let mut walk = WalkQuality { balanced: true, ..WalkQuality::default() };
     for heap in &heaps {
         walk.windows += heap.quality.windows;

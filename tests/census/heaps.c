@@ -11,6 +11,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifndef __GLIBC__
+#define mallopt(option, value) 0
+#endif
+
 #define SLOTS 400000
 static void *slots[SLOTS];
 static size_t sizes[SLOTS];
@@ -104,21 +108,61 @@ static void scenario(const char *name) {
     }
 }
 
-// mallinfo2 since glibc 2.33; before, mallinfo, whose ints suffice for these heaps.
-struct mallinfo2_like { size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost; };
-static void answer(void) {
-    struct mallinfo2_like (*info2)(void) = (struct mallinfo2_like(*)(void))dlsym(RTLD_DEFAULT, "mallinfo2");
-    struct mallinfo2_like m;
-    if (info2) m = info2();
-    else {
-        struct mallinfo i = mallinfo();
-        m = (struct mallinfo2_like){(unsigned)i.arena, (unsigned)i.ordblks, (unsigned)i.smblks, (unsigned)i.hblks, (unsigned)i.hblkhd, 0, (unsigned)i.fsmblks, (unsigned)i.uordblks, (unsigned)i.fordblks, (unsigned)i.keepcost};
-    }
+// What the program holds; the same with every allocator.
+static void answer_own(void) {
     size_t live = 0, usable = 0;
     for (int i = 0; i < SLOTS; i++) if (slots[i]) { live++; usable += malloc_usable_size(slots[i]); }
-    printf("{\"arena\":%zu,\"ordblks\":%zu,\"smblks\":%zu,\"hblks\":%zu,\"hblkhd\":%zu,\"fsmblks\":%zu,\"uordblks\":%zu,\"fordblks\":%zu,"
-           "\"live\":%zu,\"usable\":%zu,\"slots\":%zu}\n",
-           m.arena, m.ordblks, m.smblks, m.hblks, m.hblkhd, m.fsmblks, m.uordblks, m.fordblks, live, usable, (size_t)(uintptr_t)slots);
+    printf("{\"live\":%zu,\"usable\":%zu,\"slots\":%zu", live, usable, (size_t)(uintptr_t)slots);
+}
+
+#ifdef __GLIBC__
+// mallinfo2 since glibc 2.33; before, mallinfo, whose ints suffice for these heaps.
+struct mallinfo2_like { size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost; };
+static void answer_allocator(void) {
+    int (*ctl)(const char *, void *, size_t *, void *, size_t) = (int (*)(const char *, void *, size_t *, void *, size_t))dlsym(RTLD_DEFAULT, "mallctl");
+    int (*property)(const char *, size_t *) = (int (*)(const char *, size_t *))dlsym(RTLD_DEFAULT, "MallocExtension_GetNumericProperty");
+    if (ctl) {
+        uint64_t epoch = 1;
+        size_t n = sizeof epoch;
+        ctl("epoch", &epoch, &n, &epoch, n);
+        const char *names[] = {"stats.allocated", "stats.active", "stats.retained"};
+        for (int i = 0; i < 3; i++) {
+            size_t value = 0;
+            n = sizeof value;
+            ctl(names[i], &value, &n, NULL, 0);
+            printf(",\"%s\":%zu", names[i] + 6, value);
+        }
+    } else if (property) {
+        const char *names[] = {"generic.current_allocated_bytes", "generic.heap_size", "tcmalloc.current_total_thread_cache_bytes", "tcmalloc.central_cache_free_bytes",
+                               "tcmalloc.transfer_cache_free_bytes", "tcmalloc.thread_cache_free_bytes", "tcmalloc.pageheap_free_bytes", "tcmalloc.pageheap_unmapped_bytes"};
+        for (int i = 0; i < 8; i++) {
+            size_t value = 0;
+            property(names[i], &value);
+            printf(",\"%s\":%zu", strchr(names[i], '.') + 1, value);
+        }
+    } else {
+        struct mallinfo2_like (*info2)(void) = (struct mallinfo2_like(*)(void))dlsym(RTLD_DEFAULT, "mallinfo2");
+        struct mallinfo2_like m;
+        if (info2) m = info2();
+        else {
+            struct mallinfo i = mallinfo();
+            m = (struct mallinfo2_like){(unsigned)i.arena, (unsigned)i.ordblks, (unsigned)i.smblks, (unsigned)i.hblks, (unsigned)i.hblkhd, 0,
+                                        (unsigned)i.fsmblks, (unsigned)i.uordblks, (unsigned)i.fordblks, (unsigned)i.keepcost};
+        }
+        printf(",\"arena\":%zu,\"ordblks\":%zu,\"smblks\":%zu,\"hblks\":%zu,\"hblkhd\":%zu,\"fsmblks\":%zu,\"uordblks\":%zu,\"fordblks\":%zu",
+               m.arena, m.ordblks, m.smblks, m.hblks, m.hblkhd, m.fsmblks, m.uordblks, m.fordblks);
+    }
+}
+static void trim(void) { malloc_trim(0); }
+#else
+static void answer_allocator(void) {}
+static void trim(void) {}
+#endif
+
+static void answer(void) {
+    answer_own();
+    answer_allocator();
+    printf("}\n");
     fflush(stdout);
 }
 
@@ -129,7 +173,7 @@ int main(void) {
     char line[128];
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
-        if (!strcmp(line, "trim")) malloc_trim(0);
+        if (!strcmp(line, "trim")) trim();
         else if (strcmp(line, "stat")) scenario(line);
         answer();
     }

@@ -1,0 +1,208 @@
+//! musl's mallocng (1.2.1 on), dynamic or static.
+//!
+//! `struct meta_area` (src/malloc/mallocng/meta.h) is a page: {secret, next, nslots, slots}; `struct meta` is {prev, next, mem, avail_mask,
+//! freed_mask, last_idx:5 freeable:1 sizeclass:6 maplen:52}. A group of slots begins 16 bytes after `mem`; it is a mapping of its own
+//! (maplen pages), a piece of an object's data that was left over, or a slot of a larger group.
+
+use std::ops::Range;
+
+use super::account::{HeapAccount, Level, Sums};
+use super::chunks::{ChunkState, ChunkTable};
+use super::glibc::HeapWalk;
+use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
+use super::objects::objects;
+use super::page_cache::PageCache;
+use super::quality::WalkQuality;
+use crate::heap::occupancy::{Holder, OccupancyBuilder};
+use crate::heap::residency::PAGE_BYTES;
+use crate::target::Maps;
+
+/// Slots' strides in 16-byte units (`__malloc_size_classes`).
+const CLASS_UNITS: [u64; 48] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146, 170, 204, 255, 292, 340, 409, 511, 584,
+    682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730, 3276, 4095, 4680, 5460, 6552, 8191,
+];
+/// Before the first slot of a group, and before a block.
+const UNIT: u64 = 16;
+/// Bytes of a meta, and of a meta_area before its metas.
+const META_BYTES: usize = 40;
+const AREA_HEADER_BYTES: usize = 24;
+/// Metas that fit a page.
+const METAS_MAX: u32 = 101;
+/// Meta areas followed: 6.6 million groups.
+const AREAS_MAX: usize = 1 << 16;
+/// How far before the pointer to the first area the secret is looked for: `struct malloc_context` begins with it.
+const SECRET_WORDS_BEFORE: usize = 12;
+/// Data of larger objects is no libc's.
+const DATA_BYTES_MAX: u64 = 16 << 20;
+/// Groups in slots of groups in slots: sizes grow by at least two each time.
+const DEPTH_MAX: usize = 24;
+
+/// A group of slots.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    mem: u64,
+    end: u64,
+    stride: u64,
+    slots: u64,
+    used: u64,
+    is_mapping: bool,
+}
+
+/// Takes musl's census. `None` if no mallocng is in use.
+///
+/// # Errors
+/// If the process went away or the right to read is missing.
+pub fn take(memory: &dyn Memory, maps: &Maps, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
+    let Some((name, secret, first)) = locate(memory, maps) else { return Ok(None) };
+    let (groups, torn) = groups(memory, secret, first);
+    let mut account = HeapAccount { allocator: "musl".into(), layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
+    let mut table = ChunkTable::for_musl();
+    let mut extents: Vec<Range<u64>> = Vec::new();
+    let mut rest = groups.as_slice();
+    while let Some((group, later)) = rest.split_first() {
+        rest = later;
+        // Groups inside this one follow it in the list, sorted by address.
+        let inside = rest.partition_point(|other| other.mem < group.end);
+        let (nested, later) = rest.split_at(inside);
+        rest = later;
+        table.begin_region(group.mem, 0);
+        emit(group, nested, &mut table, DEPTH_MAX);
+        extents.push(group.mem..group.end);
+    }
+    table.sort_regions();
+    let sums = Sums::of(&table, &mut []);
+    let mut pages = PageCache::new(memory);
+    for extent in &extents {
+        let residency = pages.residency(extent.clone());
+        account.extent_bytes += extent.end - extent.start;
+        account.resident_bytes += residency.resident_bytes;
+        account.swapped_bytes += residency.swapped_bytes;
+        account.huge_bytes += residency.huge_bytes;
+    }
+    account.live_bytes = Some(sums.bytes_in(ChunkState::Live));
+    account.live_allocations = Some(sums.chunks_in(ChunkState::Live));
+    account.free_bytes = Some(sums.bytes_in(ChunkState::Free));
+    account.free_chunks = Some(sums.chunks_in(ChunkState::Free));
+    account.cached_bytes = Some(0);
+    account.overhead_bytes = sums.bytes_in(ChunkState::Overhead);
+    account.largest_free_bytes = Some(sums.largest_free_bytes);
+    account.size_classes = sums.size_classes;
+    if level == Level::Full {
+        pages.forget();
+        let mut builder = OccupancyBuilder::new(|range: Range<u64>| pages.resident_bytes(range));
+        for (_, chunk) in table.iter() {
+            let holder = match chunk.state {
+                ChunkState::Live => Holder::Live,
+                ChunkState::Free => Holder::Free,
+                _ => Holder::Other,
+            };
+            builder.add(chunk.start..chunk.end(), holder);
+        }
+        let occupancy = builder.finish();
+        // mallocng unmaps a group when its last slot is freed and has no call that gives back more.
+        account.trimmable_bytes = Some(0);
+        account.pinned_bytes = Some(occupancy.pinned_bytes);
+        account.kept_bytes = Some(occupancy.free_unpinned_bytes);
+        account.occupancy = Some(occupancy);
+    }
+    let used = account.live_bytes.unwrap_or(0) + account.free_bytes.unwrap_or(0) + account.overhead_bytes;
+    let mut quality = WalkQuality { windows: groups.len() as u64, broken_headers: torn, ..WalkQuality::default() };
+    quality.judge(account.extent_bytes, used == account.extent_bytes && torn.saturating_mul(100) <= groups.len() as u64);
+    let extents = extents.into_iter().map(|extent| (0, extent)).collect();
+    Ok(Some(HeapWalk { account, quality, chunks: table, extents }))
+}
+
+/// Finds the secret and the first meta area: a pointer to a page whose first word is a word shortly before the pointer.
+fn locate(memory: &dyn Memory, maps: &Maps) -> Option<(String, u64, u64)> {
+    objects(maps).into_iter().filter(|object| object.range.end - object.range.start <= DATA_BYTES_MAX).find_map(|object| {
+        let words: Vec<u64> = object.read(memory).chunks_exact(8).map(|word| word_at(word, 0)).collect();
+        words.iter().enumerate().find_map(|(index, &area)| {
+            if area == 0 || area % PAGE_BYTES != 0 || !is_user_address(area) {
+                return None;
+            }
+            let header = memory.bytes(area, AREA_HEADER_BYTES)?;
+            let (secret, slots) = (word_at(&header, 0), word32_at(&header, 16));
+            let before = words.get(index.saturating_sub(SECRET_WORDS_BEFORE)..index)?;
+            // The secret is random: a small number is none.
+            (secret > 1 << 40 && (1..=METAS_MAX).contains(&slots) && before.contains(&secret)).then(|| (object.name.clone(), secret, area))
+        })
+    })
+}
+
+/// All groups in use, sorted by address, larger ones first; and how many metas made no sense.
+fn groups(memory: &dyn Memory, secret: u64, first: u64) -> (Vec<Group>, u64) {
+    let (mut groups, mut torn) = (Vec::new(), 0);
+    let mut area = first;
+    for _ in 0..AREAS_MAX {
+        if area == 0 || area % PAGE_BYTES != 0 {
+            break;
+        }
+        let Some(page) = memory.bytes(area, PAGE_BYTES as usize).filter(|page| word_at(page, 0) == secret) else {
+            torn += 1;
+            break;
+        };
+        for meta in page.get(AREA_HEADER_BYTES..).unwrap_or_default().chunks_exact(META_BYTES).take(word32_at(&page, 16) as usize) {
+            match group(meta) {
+                Ok(Some(group)) => groups.push(group),
+                Ok(None) => {}
+                Err(()) => torn += 1,
+            }
+        }
+        area = word_at(&page, 8);
+    }
+    groups.sort_unstable_by_key(|group| (group.mem, std::cmp::Reverse(group.end)));
+    groups.dedup_by_key(|group| group.mem);
+    (groups, torn)
+}
+
+/// `Ok(None)`: a meta that is not in use.
+fn group(meta: &[u8]) -> Result<Option<Group>, ()> {
+    let (mem, avail, freed, bits) = (word_at(meta, 16), word32_at(meta, 24), word32_at(meta, 28), word_at(meta, 32));
+    if mem == 0 {
+        return Ok(None);
+    }
+    let (last, class, pages) = (bits & 31, bits >> 6 & 63, bits >> 12);
+    let stride = match CLASS_UNITS.get(usize::try_from(class).unwrap_or(usize::MAX)) {
+        Some(units) => units * UNIT,
+        None if pages > 0 && last == 0 => pages.checked_mul(PAGE_BYTES).ok_or(())?.checked_sub(UNIT).ok_or(())?,
+        None => return Err(()),
+    };
+    // A single slot in a mapping of its own has all of it.
+    let stride = if pages > 0 && last == 0 { pages.checked_mul(PAGE_BYTES).ok_or(())? - UNIT } else { stride };
+    let slots = last + 1;
+    let size = if pages > 0 { pages.checked_mul(PAGE_BYTES).ok_or(())? } else { UNIT + stride * slots };
+    let end = mem.checked_add(size).filter(|&end| end < 1 << 47).ok_or(())?;
+    if mem % UNIT != 0 || !is_user_address(mem) || UNIT + stride * slots > size {
+        return Err(());
+    }
+    let all = (2u64 << last) - 1;
+    let used = all & !u64::from(avail) & !u64::from(freed);
+    Ok(Some(Group { mem, end, stride, slots, used, is_mapping: pages > 0 }))
+}
+
+/// Pushes a group's slots; slots that hold groups are opened.
+fn emit(group: &Group, nested: &[Group], table: &mut ChunkTable, depth: usize) {
+    table.push(UNIT, ChunkState::Overhead);
+    let mut nested = nested;
+    for slot in 0..group.slots {
+        let start = group.mem + UNIT + slot * group.stride;
+        let end = start + group.stride;
+        let inside = nested.partition_point(|other| other.mem < end);
+        let (here, later) = nested.split_at(inside);
+        nested = later;
+        let is_used = group.used >> slot & 1 == 1;
+        match here.split_first().filter(|(inner, _)| is_used && depth > 0 && inner.mem >= start && inner.end <= end && !inner.is_mapping) {
+            Some((inner, deeper)) => {
+                table.push(inner.mem - start, ChunkState::Overhead);
+                let deeper_end = deeper.partition_point(|other| other.mem < inner.end);
+                emit(inner, deeper.get(..deeper_end).unwrap_or_default(), table, depth - 1);
+                table.push(end - inner.end, ChunkState::Overhead);
+            }
+            None => {
+                table.push(group.stride, if is_used { ChunkState::Live } else { ChunkState::Free });
+            }
+        }
+    }
+    table.push(group.end - (group.mem + UNIT + group.slots * group.stride), ChunkState::Overhead);
+}

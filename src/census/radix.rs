@@ -1,0 +1,181 @@
+//! Finding a two-level page map (a radix tree from page to the allocator's record) in an object's bss: jemalloc's and tcmalloc's have the
+//! same form, 2^17 or 2^18 root words, each pointing at a leaf of 2^18 words.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::memory::{Memory, is_user_address, word_at};
+use super::objects::{ObjectData, anonymous_ranges, joined, objects, range_of, read_present};
+use crate::heap::residency::PAGE_BYTES;
+use crate::target::Maps;
+
+/// Words of a leaf.
+pub const LEAF_WORDS: u64 = 1 << 18;
+/// Pages tried in each stretch of address space that one leaf covers.
+const PAGES_A_LEAF: usize = 12;
+/// Stretches of address space tried: a process uses a few.
+const STRETCHES_MAX: usize = 64;
+/// Candidate words looked at in one object.
+const CANDIDATES_MAX: usize = 1 << 16;
+/// Reads in one object, half a second's worth.
+const READS_MAX: u64 = 1 << 17;
+/// Root words in use: a root is nearly empty, as one word covers a GiB or two. Tables of pointers are turned down by this alone.
+const FILLED_MAX: u32 = 2048;
+
+/// Form of the page map.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Root words.
+    pub root_words: u64,
+    /// log2 of the allocator's page.
+    pub page_bits: u32,
+    /// Alignment of leaves.
+    pub leaf_alignment: u64,
+}
+
+impl Shape {
+    /// log2 of the bytes that one leaf covers.
+    #[must_use]
+    pub fn leaf_bits(&self) -> u32 {
+        self.page_bits + 18
+    }
+}
+
+/// A page map that was found.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Address of the root.
+    pub root: u64,
+    /// The object in whose bss it lies.
+    pub object: ObjectData,
+}
+
+/// Looks for the root. `owns` tells whether a leaf's word is a record that covers the page of an address.
+#[must_use]
+pub fn find(memory: &dyn Memory, maps: &Maps, shape: Shape, owns: impl Fn(u64, u64) -> bool) -> Option<Found> {
+    let anonymous = anonymous_ranges(maps);
+    let mapped = joined(&anonymous);
+    let samples = samples(memory, &anonymous, shape);
+    for object in objects(maps) {
+        if object.range.end - object.range.start < shape.root_words * 8 {
+            continue;
+        }
+        let data = object.read(memory);
+        let mut votes: HashMap<u64, u32> = HashMap::new();
+        let filled = filled_before(&data);
+        let words = data.chunks_exact(8).map(|word| word_at(word, 0));
+        let pointers = words.enumerate().filter(|&(_, word)| {
+            let leaf = || range_of(&mapped, word).is_some_and(|range| word + LEAF_WORDS * 8 <= range.end);
+            word % shape.leaf_alignment == 0 && is_user_address(word) && leaf()
+        });
+        let mut reads = 0u64;
+        for (index, leaf) in pointers.take(CANDIDATES_MAX) {
+            let place = object.range.start + 8 * index as u64;
+            for (stretch, addrs) in &samples {
+                let Some(root) = place.checked_sub(8 * stretch) else { continue };
+                if root < object.range.start || root + shape.root_words * 8 > object.range.end {
+                    continue;
+                }
+                let at =
+                    |addr: u64| usize::try_from((addr - object.range.start) / 8).ok().and_then(|at| filled.get(at)).copied().unwrap_or(0);
+                if at(root + shape.root_words * 8).saturating_sub(at(root)) > FILLED_MAX {
+                    continue;
+                }
+                for &addr in addrs {
+                    reads += 1;
+                    let slot = leaf + 8 * (addr >> shape.page_bits & (LEAF_WORDS - 1));
+                    if memory.word(slot).is_some_and(|word| word != 0 && owns(word, addr)) {
+                        *votes.entry(root).or_default() += 1;
+                    }
+                }
+            }
+            if reads > READS_MAX {
+                break;
+            }
+        }
+        if let Some((&root, _)) = votes.iter().max_by_key(|&(_, &count)| count) {
+            return Some(Found { root, object });
+        }
+    }
+    None
+}
+
+/// For each word of the data, how many before it are not 0; one more at the end.
+fn filled_before(data: &[u8]) -> Vec<u32> {
+    let mut filled = Vec::with_capacity(data.len() / 8 + 1);
+    let mut count = 0u32;
+    filled.push(count);
+    for word in data.chunks_exact(8) {
+        count += u32::from(word_at(word, 0) != 0);
+        filled.push(count);
+    }
+    filled
+}
+
+/// Addresses of present pages, spread over each stretch.
+fn samples(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
+    let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
+    for range in anonymous {
+        for stretch in (range.start >> shape.leaf_bits()..=(range.end - 1) >> shape.leaf_bits()).take(STRETCHES_MAX) {
+            if by_stretch.len() >= STRETCHES_MAX && !by_stretch.contains_key(&stretch) {
+                continue;
+            }
+            let start = range.start.max(stretch << shape.leaf_bits());
+            let end = range.end.min((stretch + 1) << shape.leaf_bits());
+            let step = ((end - start) / PAGE_BYTES / PAGES_A_LEAF as u64).max(1) * PAGE_BYTES;
+            let list = by_stretch.entry(stretch).or_default();
+            list.extend((start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(PAGES_A_LEAF));
+        }
+    }
+    // The larger part of a stretch has the better samples: keep those that are present, a few of each mapping.
+    let mut list: Vec<(u64, Vec<u64>)> = by_stretch.into_iter().collect();
+    for (_, addrs) in &mut list {
+        addrs.retain(|&addr| memory.page_runs(addr..addr + PAGE_BYTES).is_ok_and(|runs| runs.state_at(addr).present));
+        let step = addrs.len().div_ceil(4 * PAGES_A_LEAF).max(1);
+        *addrs = addrs.iter().copied().step_by(step).collect();
+    }
+    list.sort_unstable_by_key(|(stretch, _)| *stretch);
+    list
+}
+
+/// Visits the words of all leaves that are not 0, with the address of the page that each stands for.
+pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut word: impl FnMut(u64, u64)) {
+    /// Leaves visited: 4 TiB of jemalloc's pages.
+    const LEAVES_MAX: usize = 4096;
+    let roots = read_present(memory, root..root + shape.root_words * 8);
+    let leaves = roots.chunks_exact(8).map(|word| word_at(word, 0)).enumerate();
+    let sound = leaves.filter(|&(_, leaf)| leaf != 0 && leaf % shape.leaf_alignment == 0 && is_user_address(leaf));
+    for (index, leaf) in sound.take(LEAVES_MAX) {
+        let first = (index as u64) << shape.leaf_bits();
+        // A leaf is 2 MiB, mostly never touched.
+        let words = read_present(memory, leaf..leaf + LEAF_WORDS * 8);
+        for (slot, bytes) in words.chunks_exact(8).enumerate() {
+            let value = word_at(bytes, 0);
+            if value != 0 {
+                word(first + ((slot as u64) << shape.page_bits), value);
+            }
+        }
+    }
+}
+
+/// Records at many addresses, read in windows where they lie close together. `None` stands for one that could not be read.
+pub fn read_records(memory: &dyn Memory, addrs: &[u64], bytes: usize, mut record: impl FnMut(u64, Option<&[u8]>)) {
+    /// Records further apart are read apart.
+    const WINDOW_BYTES: u64 = 256 << 10;
+    let mut rest = addrs;
+    while let Some(&first) = rest.first() {
+        let count = rest.partition_point(|&addr| addr < first.saturating_add(WINDOW_BYTES)).max(1);
+        let (group, later) = rest.split_at(count);
+        let last = group.last().copied().unwrap_or(first);
+        let length = usize::try_from(last - first).unwrap_or(0).saturating_add(bytes);
+        let window = memory.bytes(first, length);
+        for &addr in group {
+            let at = usize::try_from(addr - first).unwrap_or(usize::MAX);
+            match &window {
+                Some(window) => record(addr, at.checked_add(bytes).and_then(|end| window.get(at..end))),
+                None => record(addr, memory.bytes(addr, bytes).as_deref()),
+            }
+        }
+        rest = later;
+    }
+}

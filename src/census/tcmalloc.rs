@@ -1,0 +1,154 @@
+//! gperftools' tcmalloc 2.x: found by its page map, counted by spans.
+//!
+//! `PageMap2` is a radix tree from 8 KiB page to `Span`: {start page, length, next, prev, objects, refcount:16 sizeclass:8 location:2 …}.
+//! A span of small objects counts those that are handed out, the caches' included; which of its objects they are is not told, so there are
+//! no chunks and nothing is said of pinned bytes.
+
+use std::ops::Range;
+
+use super::account::HeapAccount;
+use super::chunks::ChunkTable;
+use super::glibc::HeapWalk;
+use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
+use super::objects::{range_of, unbacked_ranges};
+use super::page_cache::PageCache;
+use super::quality::WalkQuality;
+use super::radix::{self, Shape};
+use crate::target::Maps;
+
+const SHAPE: Shape = Shape { root_words: 1 << 17, page_bits: 13, leaf_alignment: 8 };
+const PAGE_BYTES: u64 = 1 << SHAPE.page_bits;
+const SPAN_BYTES: usize = 48;
+/// Spans longer than this are none: 128 GiB.
+const SPAN_PAGES_MAX: u64 = 1 << 24;
+/// Size classes of a build: `kClassSizesMax`.
+const CLASSES_MAX: usize = 128;
+/// Spans kept at most: 16 bytes each while they are collected.
+const SPANS_MAX: usize = 1 << 24;
+
+/// Where a span is.
+const IN_USE: u32 = 0;
+const ON_NORMAL_FREELIST: u32 = 1;
+
+/// Takes tcmalloc's census. `None` if no page map is in use.
+///
+/// # Errors
+/// If the process went away or the right to read is missing.
+pub fn take(memory: &dyn Memory, maps: &Maps) -> Result<Option<HeapWalk>, MemoryError> {
+    let owns = |word: u64, addr: u64| {
+        let page = addr >> SHAPE.page_bits;
+        word % 8 == 0
+            && is_user_address(word)
+            && memory.bytes(word, 16).is_some_and(|bytes| {
+                let (start, length) = (word_at(&bytes, 0), word_at(&bytes, 8));
+                length > 0 && length < SPAN_PAGES_MAX && start <= page && page - start < length
+            })
+    };
+    let Some(found) = radix::find(memory, maps, SHAPE, owns) else { return Ok(None) };
+    let Some(classes) = class_table(&found.object.read(memory)) else { return Ok(None) };
+    let mut spans: Vec<(u64, u64)> = Vec::new();
+    radix::visit(memory, found.root, SHAPE, |addr, span| {
+        if span % 8 == 0 && is_user_address(span) && spans.len() < SPANS_MAX {
+            spans.push((span, addr));
+        }
+    });
+    // A span counts once, and only if its first page's entry points to it: other entries may be old.
+    spans.sort_unstable();
+    let mapped = unbacked_ranges(maps);
+    let mut account = HeapAccount {
+        allocator: "tcmalloc".into(),
+        layout: format!("gperftools tcmalloc, page map in {}, {} size classes", found.object.name, classes.len() - 1),
+        live_bytes: Some(0),
+        live_allocations: Some(0),
+        ..HeapAccount::default()
+    };
+    let mut extents: Vec<(u32, Range<u64>)> = Vec::new();
+    let (mut torn, mut trimmable, mut free, mut free_spans) = (0u64, 0u64, 0u64, 0u64);
+    let mut pages = PageCache::new(memory);
+    let mut addrs: Vec<u64> = spans.iter().map(|&(span, _)| span).collect();
+    addrs.dedup();
+    radix::read_records(memory, &addrs, SPAN_BYTES, |addr, bytes| {
+        let Some(bytes) = bytes else {
+            torn += 1;
+            return;
+        };
+        let (start, length, bits) = (word_at(bytes, 0), word_at(bytes, 8), word32_at(bytes, 40));
+        if length == 0 || length >= SPAN_PAGES_MAX || start >= 1 << (47 - SHAPE.page_bits) {
+            return;
+        }
+        let range = start << SHAPE.page_bits..(start + length) << SHAPE.page_bits;
+        if spans.binary_search(&(addr, range.start)).is_err() {
+            return;
+        }
+        if range_of(&mapped, range.start).is_none_or(|mapping| range.end > mapping.end) {
+            torn += 1;
+            return;
+        }
+        let (count, class, location) = (u64::from(bits & 0xffff), (bits >> 16 & 0xff) as usize, bits >> 24 & 3);
+        let size = length * PAGE_BYTES;
+        let live = match (location, class) {
+            (IN_USE, 0) => (size, 1),
+            (IN_USE, class) => match classes.get(class) {
+                Some(&object) if count.saturating_mul(object) <= size => (count * object, count),
+                _ => {
+                    torn += 1;
+                    (0, 0)
+                }
+            },
+            _ => (0, 0),
+        };
+        let residency = pages.residency(range.clone());
+        account.extent_bytes += size;
+        account.resident_bytes += residency.resident_bytes;
+        account.swapped_bytes += residency.swapped_bytes;
+        account.huge_bytes += residency.huge_bytes;
+        account.live_bytes = account.live_bytes.map(|bytes| bytes + live.0);
+        account.live_allocations = account.live_allocations.map(|count| count + live.1);
+        free += size - live.0;
+        if location != IN_USE {
+            free_spans += 1;
+        }
+        if location == ON_NORMAL_FREELIST {
+            trimmable += residency.resident_bytes;
+        }
+        extents.push((0, range));
+    });
+    extents.sort_by_key(|(_, range)| range.start);
+    account.free_bytes = Some(free);
+    account.free_chunks = Some(free_spans);
+    account.trimmable_bytes = Some(trimmable);
+    let mut quality = WalkQuality { windows: addrs.len() as u64, broken_headers: torn, ..WalkQuality::default() };
+    quality.judge(account.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
+    Ok(Some(HeapWalk { account, quality, chunks: ChunkTable::default(), extents }))
+}
+
+/// The objects' sizes by class: a rising table of 32-bit words that begins 0, 8, 16, 32, 48, 64.
+fn class_table(data: &[u8]) -> Option<Vec<u64>> {
+    let starts = [8u32, 16, 32, 48, 64];
+    let at = (4..data.len()).step_by(4).find(|&at| starts.iter().enumerate().all(|(i, &size)| word32_at(data, at + 4 * i) == size))?;
+    let mut classes = vec![0u64];
+    for index in 0..CLASSES_MAX {
+        let size = u64::from(word32_at(data, at + 4 * index));
+        if classes.last().is_some_and(|&last| size <= last) {
+            break;
+        }
+        classes.push(size);
+    }
+    Some(classes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_class_sizes_is_found_and_ends_where_it_stops_rising() {
+        let mut data = vec![0u8; 16];
+        for size in [8u32, 16, 32, 48, 64, 80, 96, 112, 0, 5] {
+            data.extend(size.to_le_bytes());
+        }
+        data.extend([0; 64]);
+        assert_eq!(class_table(&data), Some(vec![0, 8, 16, 32, 48, 64, 80, 96, 112]));
+        assert_eq!(class_table(&[0; 64]), None);
+    }
+}
