@@ -253,7 +253,7 @@ fn a_target_is_recorded_where_tracefs_is_absent() {
     let hide = "umount -l /sys/kernel/tracing 2>/dev/null; umount -l /sys/kernel/debug 2>/dev/null; \
                 test ! -e /sys/kernel/tracing/events && exec \"$0\" \"$@\"";
     command.args(["--mount", "--propagation", "private", "sh", "-c", hide, env!("CARGO_BIN_EXE_fragprof")]);
-    let recording = Recording::attach_by(command, &[target.pid()]);
+    let recording = Recording::attach_by(command, &[target.pid()], &[]);
     let truth = target.go_to("done");
     recording.stop().assert_equals(&truth, Since::Attach);
 }

@@ -128,6 +128,14 @@ mod under_load {
         check(Program { env: &[("MALLOC_MMAP_THRESHOLD_", "1024")], ..CROSS_THREAD }, place::ATTACHED_TO_GLIBC);
     }
 
+    #[test]
+    fn a_range_that_is_unmapped_and_mapped_again_at_once_keeps_its_new_block() {
+        let _alone = serial();
+        // A fixed threshold: by itself glibc raises it after the first free.
+        let env = &[("MALLOC_MMAP_THRESHOLD_", "100000"), ("MALLOC_MMAP_MAX_", "1000000")];
+        check(Program { env, runs: 2, ..Program::new("mapped_blocks") }, place::ATTACHED_TO_GLIBC);
+    }
+
     /// The bench's tight loop: its own count of pairs is the truth.
     #[test]
     fn two_threads_at_full_speed_lose_no_record() {

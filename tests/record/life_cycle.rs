@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use super::{Program, check, place, target_command};
 use crate::support::build::{self, LIB_DIR, Link, plugin, program};
 use crate::support::process::wait_until;
-use crate::support::recording::Recording;
+use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::report::Since;
 use crate::support::{LIMIT, bpf, serial, text};
@@ -28,6 +28,22 @@ fn a_child_forked_while_threads_allocate_changes_nothing_in_jemalloc() {
 fn a_child_forked_while_threads_allocate_changes_nothing_in_a_launched_program() {
     let _alone = serial();
     check(Program::new("fork_threads"), place::LAUNCHED_WITH_GLIBC);
+}
+
+/// A child's books begin as a copy of its parent's: neither may touch the other's.
+#[test]
+fn children_that_are_recorded_too_leave_their_parents_ledger_as_it_is() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut target = Target::start(&mut target_command(Program::new("fork_threads"), place::ATTACHED_TO_GLIBC));
+    let recording = Recording::attach_by(fragprof(), &[target.pid()], &["--children"]);
+    let truth = target.go_to("done");
+    let report = recording.stop();
+    report.assert_equals(&truth, Since::Attach);
+    let children = report.stacks.iter().filter(|stack| stack.pid.is_some_and(|pid| pid != truth.pid));
+    assert!(children.count() > 0, "no stack of a child");
 }
 
 /// The heap from before the exec is gone: none of its blocks may be reported as live.

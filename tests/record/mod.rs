@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod exact;
+mod fallbacks;
 mod life_cycle;
 mod real_programs;
 mod stacks;

@@ -31,12 +31,12 @@ pub struct Recording {
 impl Recording {
     /// Starts `fragprof record -p PID…` and waits until it records.
     pub fn attach(pids: &[u32]) -> Self {
-        Self::attach_by(fragprof(), pids)
+        Self::attach_by(fragprof(), pids, &[])
     }
 
-    /// As [`Recording::attach`], with fragprof run by another command (`unshare … fragprof`).
-    pub fn attach_by(mut command: Command, pids: &[u32]) -> Self {
-        command.args(["record", "--duration", DURATION]);
+    /// As [`Recording::attach`], with fragprof run by another command (`unshare … fragprof`) and more options.
+    pub fn attach_by(mut command: Command, pids: &[u32], options: &[&str]) -> Self {
+        command.args(["record", "--duration", DURATION]).args(options);
         for pid in pids {
             command.args(["-p", &pid.to_string()]);
         }
