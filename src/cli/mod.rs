@@ -9,6 +9,7 @@ pub mod flamegraph;
 pub mod output;
 pub mod record;
 pub mod report;
+pub mod run;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::RecordArgs),
+    Run(run::RunArgs),
     Report(report::ReportArgs),
     Flamegraph(flamegraph::FlamegraphArgs),
     Export(export::ExportArgs),
@@ -40,6 +42,7 @@ pub fn main() -> ExitCode {
     logging();
     let done = match Cli::parse().command {
         Command::Record(args) => record::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Export(args) => export::run(&args),
