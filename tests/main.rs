@@ -4,5 +4,6 @@
 mod census;
 mod placement;
 mod record;
+mod sampler;
 mod support;
 mod unwind;

@@ -24,7 +24,7 @@ pub mod library;
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";
 /// The library's default distance. `SAMPLE_BYTES_DEFAULT` of preload/sample.h.
 pub const SAMPLE_BYTES_DEFAULT: u64 = 512 << 10;
-/// The smallest distance that the library takes. `SAMPLE_BYTES_MIN` of preload/sample.h.
-pub const SAMPLE_BYTES_MIN: u64 = 64;
+/// The smallest distance that the library takes: every allocation is sampled. `SAMPLE_BYTES_MIN` of preload/sample.h.
+pub const SAMPLE_BYTES_MIN: u64 = 1;
 /// The largest distance that the library takes. `SAMPLE_BYTES_MAX` of preload/sample.h.
 pub const SAMPLE_BYTES_MAX: u64 = 1 << 40;

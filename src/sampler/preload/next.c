@@ -202,6 +202,7 @@ struct definition next_definition(const char *name)
 			continue;
 		return (struct definition){
 			.address = address,
+			.object = object,
 			.by_allocator = find(object, &in, "malloc") != NULL,
 			.by_cxx_runtime = in.soname != NULL && (starts_with(in.soname, "libstdc++.so") ||
 								starts_with(in.soname, "libc++.so") ||
@@ -278,25 +279,37 @@ static void *or_else(const char *name, void *instead)
 	return address != NULL ? address : instead;
 }
 
+/* An allocator may lack an entry point that the libc behind it has (jemalloc: pvalloc). The libc's block would not be one that the
+ * allocator's free knows, so if `by` is the allocator's own, it is made with that. */
+static void *own_or_else(const char *name, const void *allocator, const char *by, void *instead)
+{
+	struct definition found = next_definition(name);
+
+	if (found.address != NULL && (found.object == allocator || next_definition(by).object != allocator))
+		return found.address;
+	return instead;
+}
+
 void next_resolve(void)
 {
-	void *malloc_address = next_definition("malloc").address;
+	struct definition malloc_found = next_definition("malloc");
+	const void *allocator = malloc_found.object;
 
 	/* No libc: nothing can be passed on, and nobody can be told. */
-	if (malloc_address == NULL)
+	if (malloc_found.address == NULL)
 		__builtin_trap();
 	next.calloc = next_definition("calloc").address;
 	next.realloc = next_definition("realloc").address;
 	next.free = next_definition("free").address;
 	next.posix_memalign = next_definition("posix_memalign").address;
-	next.aligned_alloc = or_else("aligned_alloc", memalign_by_posix);
-	next.memalign = or_else("memalign", memalign_by_posix);
-	next.valloc = or_else("valloc", valloc_by_memalign);
-	next.pvalloc = or_else("pvalloc", pvalloc_by_memalign);
+	next.aligned_alloc = own_or_else("aligned_alloc", allocator, "posix_memalign", memalign_by_posix);
+	next.memalign = own_or_else("memalign", allocator, "posix_memalign", memalign_by_posix);
+	next.valloc = own_or_else("valloc", allocator, "posix_memalign", valloc_by_memalign);
+	next.pvalloc = own_or_else("pvalloc", allocator, "posix_memalign", pvalloc_by_memalign);
 	next.reallocarray = or_else("reallocarray", reallocarray_overflow);
 	next.free_sized = or_else("free_sized", free_sized_by_free);
 	next.free_aligned_sized = or_else("free_aligned_sized", free_aligned_sized_by_free);
-	next.malloc = malloc_address;
+	next.malloc = malloc_found.address;
 	operators_resolve();
 #ifdef FRAGPROF_ALLOCX
 	allocx_resolve();

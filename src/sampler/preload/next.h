@@ -33,6 +33,8 @@ void next_resolve(void);
 /* Where a definition was found. */
 struct definition {
 	void *address;
+	/* The object that holds it, to be compared only. */
+	const void *object;
 	/* The object that holds it defines malloc too: it is an allocator with entry points of its own. */
 	bool by_allocator;
 	/* The object is libstdc++ or libc++, whose operators are made of malloc and free. */

@@ -5,8 +5,9 @@
  *   next definition                         new and delete here
  *   an allocator's own (its object has      count, then call it: such operators never pass through malloc
  *     malloc too: jemalloc, tcmalloc, …)
- *   libstdc++'s or libc++'s                 the plain forms are malloc and free of this library, as those libraries make them; the
- *                                           others are passed on, come back here as plain forms, and are counted then
+ *   libstdc++'s or libc++'s                 the throwing forms of new and the plain forms of delete are this library's malloc, memalign
+ *                                           and free, as those libraries make them, but for the size, which they round up; the
+ *                                           others are passed on, come back here as one of these, and are counted then
  *   somebody's replacement                  passed on: it calls malloc for what it needs
  *   none at the start                       a C program; a library opened later that is C++ gets malloc and free
  *
@@ -58,26 +59,10 @@ static void *plain_new_aligned(const char *name, size_t size, align_value alignm
 	{                                                                                         \
 		return slot_##NAME args;                                                          \
 	}                                                                                         \
-	RARE static void *at_point_##NAME params                                                  \
-	{                                                                                         \
-		/* May throw: the countdown is not touched before it returns. */                  \
-		void *pointer = next_##NAME args;                                                 \
-                                                                                                  \
-		if (pointer != NULL) {                                                            \
-			sampler_thread.left_bytes = (int64_t)((uint64_t)sampler_thread.left_bytes - size); \
-			sample(pointer, size);                                                    \
-		}                                                                                 \
-		return pointer;                                                                   \
-	}                                                                                         \
 	static void *counted_##NAME params                                                        \
 	{                                                                                         \
-		if (listening_alloc()) {                                                          \
-			int64_t left = (int64_t)((uint64_t)sampler_thread.left_bytes - size);     \
-                                                                                                  \
-			if (unlikely(left < 0))                                                   \
-				return at_point_##NAME args;                                      \
-			sampler_thread.left_bytes = left;                                         \
-		}                                                                                 \
+		if (listening_alloc())                                                            \
+			return SAMPLE_COUNTED(size, next_##NAME args);                            \
 		return next_##NAME args;                                                          \
 	}                                                                                         \
 	static void *plain_##NAME params                                                          \
@@ -148,57 +133,44 @@ FORM_OF_DELETE(_ZdaPvSt11align_val_tRKSt9nothrow_t, (void *pointer, align_value 
 FORM_OF_DELETE(_ZdlPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
 FORM_OF_DELETE(_ZdaPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
 
-/* `direct`: the C++ runtime's form may be done here. The runtime's other forms call its plain one, which a program may have replaced;
- * the plain one's name is checked for each. */
-#define RESOLVE(NAME, PLAIN_NAME)                                                         \
-	do {                                                                              \
-		struct definition found = next_definition(#NAME);                         \
-                                                                                          \
-		next_##NAME = found.address;                                              \
-		if (found.address != NULL && found.by_allocator)                          \
-			slot_##NAME = counted_##NAME;                                     \
-		else if (found.address == NULL)                                           \
-			slot_##NAME = plain_##NAME;                                       \
-		else if (found.by_cxx_runtime && next_is_in_front(PLAIN_NAME) &&          \
-			 next_definition(PLAIN_NAME).by_cxx_runtime)                      \
-			slot_##NAME = plain_##NAME;                                       \
-		else                                                                      \
-			slot_##NAME = found.address;                                      \
-	} while (0)
-/* The runtimes differ in how they align: theirs is theirs. */
-#define RESOLVE_PASSING(NAME)                                             \
-	do {                                                              \
-		struct definition found = next_definition(#NAME);         \
-                                                                          \
-		next_##NAME = found.address;                              \
-		if (found.address == NULL)                                \
-			slot_##NAME = plain_##NAME;                       \
-		else if (found.by_allocator)                              \
-			slot_##NAME = counted_##NAME;                     \
-		else                                                      \
-			slot_##NAME = found.address;                      \
+/* Whose operator is next, and so what is done. DIRECT names the form that the C++ runtime's own definition of this one would call: if
+ * that one is here too, and not a program's replacement, the work can be done at once. "" if it is to be passed on. */
+#define RESOLVE(NAME, DIRECT)                                                                             \
+	do {                                                                                              \
+		struct definition found = next_definition(#NAME);                                         \
+                                                                                                          \
+		next_##NAME = found.address;                                                              \
+		if (found.address == NULL)                                                                \
+			slot_##NAME = plain_##NAME;                                                       \
+		else if (found.by_allocator)                                                              \
+			slot_##NAME = counted_##NAME;                                                     \
+		else if (found.by_cxx_runtime && next_is_in_front(DIRECT) &&                              \
+			 next_definition(DIRECT).by_cxx_runtime)                                          \
+			slot_##NAME = plain_##NAME;                                                       \
+		else                                                                                      \
+			slot_##NAME = found.address;                                                      \
 	} while (0)
 
 void operators_resolve(void)
 {
 	RESOLVE(_Znwm, "_Znwm");
 	RESOLVE(_Znam, "_Znwm");
-	RESOLVE_PASSING(_ZnwmRKSt9nothrow_t);
-	RESOLVE_PASSING(_ZnamRKSt9nothrow_t);
-	RESOLVE_PASSING(_ZnwmSt11align_val_t);
-	RESOLVE_PASSING(_ZnamSt11align_val_t);
-	RESOLVE_PASSING(_ZnwmSt11align_val_tRKSt9nothrow_t);
-	RESOLVE_PASSING(_ZnamSt11align_val_tRKSt9nothrow_t);
+	RESOLVE(_ZnwmRKSt9nothrow_t, "");
+	RESOLVE(_ZnamRKSt9nothrow_t, "");
+	RESOLVE(_ZnwmSt11align_val_t, "_ZnwmSt11align_val_t");
+	RESOLVE(_ZnamSt11align_val_t, "_ZnwmSt11align_val_t");
+	RESOLVE(_ZnwmSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZnamSt11align_val_tRKSt9nothrow_t, "");
 	RESOLVE(_ZdlPv, "_ZdlPv");
 	RESOLVE(_ZdaPv, "_ZdlPv");
 	RESOLVE(_ZdlPvRKSt9nothrow_t, "_ZdlPv");
-	RESOLVE_PASSING(_ZdaPvRKSt9nothrow_t);
+	RESOLVE(_ZdaPvRKSt9nothrow_t, "");
 	RESOLVE(_ZdlPvm, "_ZdlPv");
-	RESOLVE_PASSING(_ZdaPvm);
-	RESOLVE_PASSING(_ZdlPvSt11align_val_t);
-	RESOLVE_PASSING(_ZdaPvSt11align_val_t);
-	RESOLVE_PASSING(_ZdlPvSt11align_val_tRKSt9nothrow_t);
-	RESOLVE_PASSING(_ZdaPvSt11align_val_tRKSt9nothrow_t);
-	RESOLVE_PASSING(_ZdlPvmSt11align_val_t);
-	RESOLVE_PASSING(_ZdaPvmSt11align_val_t);
+	RESOLVE(_ZdaPvm, "");
+	RESOLVE(_ZdlPvSt11align_val_t, "_ZdlPvSt11align_val_t");
+	RESOLVE(_ZdaPvSt11align_val_t, "_ZdlPvSt11align_val_t");
+	RESOLVE(_ZdlPvSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZdaPvSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZdlPvmSt11align_val_t, "_ZdlPvSt11align_val_t");
+	RESOLVE(_ZdaPvmSt11align_val_t, "");
 }

@@ -8,8 +8,6 @@
 #define LOG2_FRACTION_BITS 32
 /* Sample points in one allocation that are drawn one by one; what is larger is rounded at random, which is as unbiased and faster. */
 #define POINTS_DRAWN_MAX 32
-/* Inner calls of one outer call. musl makes one, wrappers one or two; after more the outer call must have been left by a jump. */
-#define INNER_MAX 16
 
 __thread struct thread sampler_thread;
 
@@ -87,9 +85,12 @@ static uint64_t draw(struct thread *thread)
 {
 	uint64_t random = next_random(thread) | 1;
 	uint64_t log = ((uint64_t)64 << LOG2_FRACTION_BITS) - log2_q32(random); /* -log2(u), at most 64 */
-	uint64_t twice = 2 * fragprof_sampler_stats.sample_bytes - 1;		/* below 2^41 */
+	uint64_t twice = 2 * fragprof_sampler_stats.sample_bytes - 1;		/* at most 2^41 */
 	unsigned __int128 nepers = ((unsigned __int128)log * LN2_Q64) >> 32;	/* below 2^70, in units of 2^-64 */
-	/* The product would be 111 bits wide at most. */
+
+	if (fragprof_sampler_stats.sample_bytes == 1)
+		return 1;
+	/* The product is 111 bits wide at most. */
 	return 1 + (uint64_t)((nepers * twice) >> 65);
 }
 
@@ -124,17 +125,9 @@ static uint64_t points(struct thread *thread)
 
 RARE void sample(void *pointer, size_t size_bytes)
 {
-	struct thread *thread = &sampler_thread;
-	uint64_t found, weight;
+	uint64_t found = points(&sampler_thread);
+	uint64_t weight;
 
-	if (thread->outer_sp != 0) {
-		/* The outer call puts the countdown right. */
-		if (sample_is_inner() && ++thread->inner_skipped <= INNER_MAX)
-			return;
-		thread->outer_sp = 0;
-		thread->inner_skipped = 0;
-	}
-	found = points(thread);
 	if (found == 0)
 		return;
 	if (__builtin_mul_overflow(found, fragprof_sampler_stats.sample_bytes, &weight))

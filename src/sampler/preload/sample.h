@@ -12,8 +12,9 @@
 #include "set.h"
 
 #define SAMPLE_BYTES_DEFAULT (512u << 10)
-/* Below, the draw's rounding would begin to show (a relative 1/(12 T^2)); above, nothing would ever be sampled. */
-#define SAMPLE_BYTES_MIN 64u
+/* 1 samples every allocation with its size as its weight, which makes a sampler that can be checked to the byte; from there to about 16
+ * the draw's rounding shows (a relative 1/(12 T^2)). Above the largest, nothing would ever be sampled. */
+#define SAMPLE_BYTES_MIN 1u
 #define SAMPLE_BYTES_MAX (1ull << 40)
 
 /* A thread's state. Zero at its start, reached by one segment-relative access (initial-exec). */
@@ -22,10 +23,6 @@ struct thread {
 	int64_t left_bytes;
 	/* Of the random numbers; 0 before the first. */
 	uint64_t random;
-	/* The stack pointer of an allocation call in progress whose inner calls are not to be counted; 0 if there is none. */
-	uintptr_t outer_sp;
-	/* Inner allocations passed over since. */
-	uint32_t inner_skipped;
 };
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -65,32 +62,24 @@ bool sample_take(void *pointer, struct sampled *sampled);
 /* The call failed: the block lives on. */
 void sample_put_back(void *pointer, struct sampled sampled);
 
-/* True if this call was made by an allocator on behalf of an outer call that is counted already (musl's calloc calls malloc, its
- * posix_memalign calls aligned_alloc; wrappers do such things too). An outer call that was left by longjmp or an exception lies below
- * every later one and is forgotten. */
-static inline bool sample_is_inner(void)
+/* Counts an allocation that succeeded. */
+static inline void sample_count(void *pointer, size_t size_bytes)
 {
-	return unlikely(sampler_thread.outer_sp != 0) && stack_pointer() < sampler_thread.outer_sp;
-}
-
-/* Brackets a call whose inner calls are not to be counted. Returns what end needs. */
-static inline int64_t sample_begin_outer(void)
-{
-	sampler_thread.outer_sp = stack_pointer();
-	return sampler_thread.left_bytes;
-}
-
-static inline void sample_end_outer(int64_t left_bytes, void *pointer, size_t size_bytes)
-{
-	sampler_thread.outer_sp = 0;
-	sampler_thread.inner_skipped = 0;
-	/* What inner calls counted down is put back. */
-	sampler_thread.left_bytes = left_bytes;
-	if (pointer == NULL)
-		return;
-	sampler_thread.left_bytes = (int64_t)((uint64_t)left_bytes - size_bytes);
+	sampler_thread.left_bytes = (int64_t)((uint64_t)sampler_thread.left_bytes - size_bytes);
 	if (unlikely(sampler_thread.left_bytes < 0))
 		sample(pointer, size_bytes);
 }
+
+/* An allocation by a call behind which the allocator may call malloc or another entry point by its name, which comes back here and is
+ * counted: musl's calloc does so, its posix_memalign, jemalloc's aligned operator new, wrappers of all kinds. If anything was counted
+ * during the call, it was this. Nothing has to be undone when the call is left by an exception, a jump or the end of the thread. */
+#define SAMPLE_COUNTED(size, call)                                                        \
+	({                                                                                \
+		int64_t before_ = sampler_thread.left_bytes;                              \
+		void *pointer_ = (call);                                                  \
+		if (likely(pointer_ != NULL && sampler_thread.left_bytes == before_))     \
+			sample_count(pointer_, (size));                                   \
+		pointer_;                                                                 \
+	})
 
 #endif

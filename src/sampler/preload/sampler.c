@@ -41,10 +41,9 @@ RARE static void *malloc_at_point(size_t size)
 {
 	void *pointer = next.malloc(size);
 
-	if (pointer != NULL) {
-		sampler_thread.left_bytes = (int64_t)((uint64_t)sampler_thread.left_bytes - size);
-		sample(pointer, size);
-	}
+	/* Not before: a failed call holds no sample point. */
+	if (pointer != NULL)
+		sample_count(pointer, size);
 	return pointer;
 }
 
@@ -91,35 +90,25 @@ EXPORT void free_aligned_sized(void *pointer, size_t alignment, size_t size)
 	next.free_aligned_sized(pointer, alignment, size);
 }
 
-/* An allocation of size bytes by a call that may make inner calls. */
-#define COUNTED(size, call)                                       \
-	({                                                        \
-		int64_t left_ = sample_begin_outer();             \
-		void *pointer_ = (call);                          \
-		sample_end_outer(left_, pointer_, (size));        \
-		pointer_;                                         \
-	})
-
-static bool counts(void)
-{
-	return listening_alloc() && !sample_is_inner();
-}
-
 EXPORT void *calloc(size_t count, size_t size)
 {
 	size_t total;
 
-	if (!counts() || __builtin_mul_overflow(count, size, &total))
+	if (!listening_alloc() || __builtin_mul_overflow(count, size, &total))
 		return next.calloc(count, size);
-	return COUNTED(total, next.calloc(count, size));
+	return SAMPLE_COUNTED(total, next.calloc(count, size));
 }
+
+/* No x86-64 process has so many bytes of addresses: a realloc to this size fails and frees nothing. */
+#define NEVER_FITS_BYTES (1ull << 56)
 
 RARE static void *realloc_listened(void *pointer, size_t size)
 {
 	struct sampled sampled;
-	/* The free is told before the call, because another thread may get the old address during it. */
-	bool taken = pointer != NULL && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
-	void *moved = counts() ? COUNTED(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
+	/* The free is told before the call, because another thread may get the old address during it. If the call fails for want of
+	 * memory, the block is told anew, at the price of its first stack. */
+	bool taken = size < NEVER_FITS_BYTES && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
+	void *moved = listening_alloc() ? SAMPLE_COUNTED(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
 
 	/* It failed and the old block lives on; with size 0, NULL means freed (glibc, jemalloc). */
 	if (taken && moved == NULL && size != 0)
@@ -150,43 +139,40 @@ EXPORT void *reallocarray(void *pointer, size_t count, size_t size)
 
 EXPORT int posix_memalign(void **out, size_t alignment, size_t size)
 {
-	int64_t left;
 	int error;
 
-	if (!counts())
+	if (!listening_alloc())
 		return next.posix_memalign(out, alignment, size);
-	left = sample_begin_outer();
-	error = next.posix_memalign(out, alignment, size);
-	sample_end_outer(left, error == 0 ? *out : NULL, size);
+	SAMPLE_COUNTED(size, (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
 	return error;
 }
 
 EXPORT void *aligned_alloc(size_t alignment, size_t size)
 {
-	if (!counts())
+	if (!listening_alloc())
 		return next.aligned_alloc(alignment, size);
-	return COUNTED(size, next.aligned_alloc(alignment, size));
+	return SAMPLE_COUNTED(size, next.aligned_alloc(alignment, size));
 }
 
 EXPORT void *memalign(size_t alignment, size_t size)
 {
-	if (!counts())
+	if (!listening_alloc())
 		return next.memalign(alignment, size);
-	return COUNTED(size, next.memalign(alignment, size));
+	return SAMPLE_COUNTED(size, next.memalign(alignment, size));
 }
 
 EXPORT void *valloc(size_t size)
 {
-	if (!counts())
+	if (!listening_alloc())
 		return next.valloc(size);
-	return COUNTED(size, next.valloc(size));
+	return SAMPLE_COUNTED(size, next.valloc(size));
 }
 
 EXPORT void *pvalloc(size_t size)
 {
-	if (!counts())
+	if (!listening_alloc())
 		return next.pvalloc(size);
-	return COUNTED(size, next.pvalloc(size));
+	return SAMPLE_COUNTED(size, next.pvalloc(size));
 }
 
 /* The first call of each, if it comes before the constructor. */
