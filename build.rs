@@ -1,19 +1,51 @@
-//! Compiles the BPF objects with clang, for embedding.
+//! Compiles what the program carries in itself: the BPF objects, with clang, and the preload sampler, with the C compiler.
 
 use std::env;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use libbpf_cargo::SkeletonBuilder;
 
 /// The instruction set the object is compiled for. v3 (32-bit jumps) is known to every kernel that has ring buffers (5.8); pinned,
 /// because compilers' defaults move ahead of old kernels.
 const BPF_CPU: &str = "-mcpu=v3";
 
+/// The preload sampler's sources.
+const SAMPLER: &str = "src/sampler/preload";
+
 fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=bpf");
     compile("fragprof")?;
-    compile("floor")
+    compile("floor")?;
+    println!("cargo::rerun-if-changed={SAMPLER}");
+    link_sampler("libfragprof_sampler.so", &[])?;
+    link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])
+}
+
+/// Links the sampler to `OUT_DIR/NAME`: a library that needs no other, so that it can be preloaded under any libc.
+fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(name);
+    // Each flag as it has to be, whatever the profile: the library runs in other people's programs.
+    let compiler = cc::Build::new().no_default_flags(true).try_get_compiler().context("no C compiler was found: `make deps` installs what the build needs")?;
+    let status = compiler
+        .to_command()
+        .current_dir(SAMPLER)
+        .args(["-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror"])
+        .args(["-ffreestanding", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns"]) // no call of a libc, not even memset
+        .args(["-fvisibility=hidden", "-ftls-model=initial-exec"])
+        .arg("-mgeneral-regs-only") // a program's vector registers and floating-point state are its own
+        .args(["-fasynchronous-unwind-tables", "-fexceptions"]) // stacks and exceptions go through
+        .arg("-fcf-protection=full") // or a process would lose it for all of its code
+        .args(["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"])
+        .args(["-Wl,--build-id=sha1", "-Wl,--eh-frame-hdr", &format!("-Wl,-soname,{name}")])
+        .args(["next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"])
+        .args(more)
+        .arg("-o")
+        .arg(&out)
+        .status()
+        .context("cannot run the C compiler: `make deps` installs what the build needs")?;
+    ensure!(status.success(), "cannot compile {SAMPLER} to {name}");
+    Ok(())
 }
 
 /// Compiles `bpf/NAME.bpf.c` to `OUT_DIR/NAME.bpf.o`.

@@ -23,6 +23,7 @@
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the one profile model and its encoders | no |
 //! | [`recorder`] | a recording from attach to profile | yes |
+//! | [`sampler`] | the preload library that samples in the process | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 
@@ -37,6 +38,7 @@ pub mod metrics;
 pub mod probe;
 pub mod profile;
 pub mod recorder;
+pub mod sampler;
 pub mod server;
 pub mod symbol;
 pub mod target;

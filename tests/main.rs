@@ -5,6 +5,7 @@ mod census;
 mod placement;
 mod profile;
 mod record;
+mod sampler;
 mod support;
 mod top;
 mod unwind;

@@ -13,6 +13,7 @@ pub mod output;
 pub mod record;
 pub mod report;
 pub mod top;
+pub mod run;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Top(top::TopArgs),
     Record(record::RecordArgs),
+    Run(run::RunArgs),
     Report(report::ReportArgs),
     Flamegraph(flamegraph::FlamegraphArgs),
     Export(export::ExportArgs),
@@ -50,6 +52,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Export(args) => export::run(&args),

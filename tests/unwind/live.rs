@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use fragprof::capture::Counters;
 use fragprof::unwind::End;
 use fragprof::unwind::end::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_SIGNAL};
 use tempfile::TempDir;

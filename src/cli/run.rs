@@ -1,0 +1,91 @@
+//! `fragprof run`: starts a program with the in-process sampler.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+use clap::{ArgGroup, Args};
+
+use crate::error::{ExitStatus, Failed};
+use crate::sampler::fit::{self, Unfit};
+use crate::sampler::{SAMPLE_BYTES_DEFAULT, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, SAMPLE_BYTES_VARIABLE, library};
+
+/// Start a program with the in-process sampler
+///
+/// The sampler is a library that the dynamic linker loads first (LD_PRELOAD). It marks a sample of the program's allocations, in
+/// proportion to their bytes, with the probes otel_memory:alloc and otel_memory:free; `fragprof record`, `agent` and other profilers
+/// attach to them. Until one does, a malloc and its free cost about a nanosecond more. The program takes the place of fragprof: its
+/// pid, signals and exit status are its own, and its children have the sampler too.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("what").required(true).args(["install", "command"])))]
+pub struct RunArgs {
+    /// Mean distance of samples in allocated bytes
+    #[arg(long, value_name = "BYTES", default_value_t = SAMPLE_BYTES_DEFAULT, value_parser = clap::value_parser!(u64).range(SAMPLE_BYTES_MIN..=SAMPLE_BYTES_MAX))]
+    pub sample_bytes: u64,
+    /// Write the sampler's libraries into a folder and end: for images, and for LD_PRELOAD by hand
+    #[arg(long, value_name = "FOLDER", conflicts_with = "sample_bytes")]
+    pub install: Option<PathBuf>,
+    /// Program to start, after --
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Starts the program in place of this one.
+///
+/// # Errors
+/// If the program cannot run with the sampler, the library not be put anywhere, or the program not be started.
+pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+    if let Some(folder) = &args.install {
+        for path in library::install(folder)? {
+            println!("{}", path.display());
+        }
+        return Ok(());
+    }
+    let fit = fit::examine(&args.command).map_err(|unfit| match unfit {
+        Unfit::Damaged { .. } | Unfit::Read { .. } => anyhow::Error::from(unfit),
+        _ => Failed::new(ExitStatus::Target, unfit.to_string()).into(),
+    })?;
+    for doubt in &fit.doubts {
+        eprintln!("fragprof: {doubt}");
+    }
+    let path = library::place(fit.flavour)?;
+    let mut command = Command::new(args.command.first().context("no program is given")?);
+    command
+        .args(args.command.iter().skip(1))
+        .env("LD_PRELOAD", preload(&path, std::env::var_os("LD_PRELOAD").as_deref()))
+        .env(SAMPLE_BYTES_VARIABLE, args.sample_bytes.to_string());
+    let error = command.exec();
+    Err(Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())).into())
+}
+
+/// The library first: in front of an allocator that is preloaded too. A second `fragprof run` does not add a second sampler.
+fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let Some(already) = already else { return value };
+    // Spaces and colons both separate (ld.so(8)).
+    let is_sampler = |entry: &[u8]| entry.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_sampler"));
+    let already = already.as_encoded_bytes();
+    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && !is_sampler(entry)) {
+        value.push(":");
+        value.push(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(entry));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_comes_first_and_only_once() {
+        let library = Path::new("/c/libfragprof_sampler.so");
+        assert_eq!(preload(library, None), "/c/libfragprof_sampler.so");
+        assert_eq!(
+            preload(library, Some(OsStr::new("libjemalloc.so.2 /x/liby.so"))),
+            "/c/libfragprof_sampler.so:libjemalloc.so.2:/x/liby.so"
+        );
+        assert_eq!(preload(library, Some(OsStr::new("/old/libfragprof_sampler.so:/x/liby.so"))), "/c/libfragprof_sampler.so:/x/liby.so");
+    }
+}

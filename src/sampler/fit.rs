@@ -1,0 +1,304 @@
+//! May this program run with the sampler, and with which build of it.
+//!
+//! What a preload library can do is decided by the program's file and by what its dynamic linker will load: a static program loads
+//! nothing, a privileged one ignores the environment, a sanitizer insists on being first, and an allocator that is linked into the
+//! program is never asked for by name. It is better to say so than to start a program that then shows nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use object::elf::FileHeader64;
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{LittleEndian, ReadCache};
+use thiserror::Error;
+
+use super::library::Flavour;
+use crate::target::elf::{Elf, ElfError};
+
+/// Scripts whose interpreter is a script: the kernel's own limit (`BINPRM_MAX_RECURSION`, 4) and the last one's program.
+const SCRIPTS_MAX: usize = 5;
+/// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
+const SCRIPT_LINE_BYTES_MAX: u64 = 256;
+/// Program headers of one file. Real files have about 15.
+const SEGMENTS_MAX: usize = 1024;
+/// Objects that one program loads. Large desktop programs have some 300.
+const OBJECTS_MAX: usize = 4096;
+/// Entry points of allocators that are linked into a program under names of their own, which nobody can stand in front of.
+const PREFIXED: [&[u8]; 6] = [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc"];
+/// The sanitizers' start functions, in a program that has one linked in.
+const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
+/// Their libraries' names begin so.
+const SANITIZER_LIBRARIES: [&str; 10] = [
+    "libasan.so",
+    "libtsan.so",
+    "liblsan.so",
+    "libhwasan.so",
+    "libclang_rt.asan",
+    "libclang_rt.tsan",
+    "libclang_rt.msan",
+    "libclang_rt.lsan",
+    "libclang_rt.hwasan",
+    "libclang_rt.memprof",
+];
+
+/// How to run a program with the sampler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fit {
+    /// The build of the library.
+    pub flavour: Flavour,
+    /// What the sampler will not see, in sentences.
+    pub doubts: Vec<String>,
+}
+
+/// Why a program cannot run with the sampler. Each message names the program, says why, and what to do instead.
+#[derive(Debug, Error)]
+pub enum Unfit {
+    /// There is no such program.
+    #[error("cannot run {0}: no such program in PATH")]
+    NotFound(String),
+    /// The file cannot be read.
+    #[error("cannot look at {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Not a program that this machine's 64-bit loader starts.
+    #[error("{path} is not a 64-bit x86-64 program: the sampler has no build for it")]
+    WrongClass {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Damaged.
+    #[error("cannot look at {path}: {source}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ElfError,
+    },
+    /// No dynamic linker.
+    #[error("{path} is statically linked: nothing can be preloaded. Watch it from outside instead: fragprof record -- {path}")]
+    Static {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The dynamic linker will ignore LD_PRELOAD.
+    #[error(
+        "{path} gains privileges when it starts ({how}), so the dynamic linker ignores LD_PRELOAD. Start fragprof run as the user that it becomes, or watch it from outside: fragprof record"
+    )]
+    Privileged {
+        /// The file.
+        path: PathBuf,
+        /// By what.
+        how: &'static str,
+    },
+    /// A sanitizer.
+    #[error("{path} is built with a sanitizer ({name}), which has an allocator of its own and must come first. Run a build without it")]
+    Sanitizer {
+        /// The file.
+        path: PathBuf,
+        /// The library or function that shows it.
+        name: String,
+    },
+    /// Its own malloc.
+    #[error(
+        "{path} has malloc linked into itself, and calls it without asking the dynamic linker: the sampler would see nothing. Watch it from outside instead: fragprof record -- {path}"
+    )]
+    OwnMalloc {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Looks at the program that `command` would start.
+///
+/// Its dynamic linker is run once, in the mode in which it only lists what it would load.
+///
+/// # Errors
+/// [`Unfit`], if it cannot run with the sampler.
+pub fn examine(command: &[OsString]) -> Result<Fit, Unfit> {
+    let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
+    let path = program(name, command.get(1).map(OsString::as_os_str))?;
+    check_privileges(&path)?;
+    let read = |source| Unfit::Read { path: path.clone(), source };
+    let elf = Elf::parse(File::open(&path).map_err(read)?).map_err(|error| match error {
+        ElfError::WrongClass | ElfError::NotElf => Unfit::WrongClass { path: path.clone() },
+        source => Unfit::Damaged { path: path.clone(), source },
+    })?;
+    let Some(interpreter) = interpreter(&path) else { return Err(Unfit::Static { path }) };
+    let mut doubts = check_functions(&elf, &path)?;
+    if elf.is_go() {
+        doubts.push("it is a Go program: of its memory only what C code allocates is seen".to_owned());
+    }
+    let objects = loaded_objects(&interpreter, &path);
+    check_objects(&path, &objects)?;
+    let flavour = if objects.iter().any(|object| defines(object, b"mallocx")) { Flavour::Jemalloc } else { Flavour::Standard };
+    Ok(Fit { flavour, doubts })
+}
+
+/// The ELF program behind a name: through PATH, and through scripts' first lines.
+fn program(name: &OsStr, argument: Option<&OsStr>) -> Result<PathBuf, Unfit> {
+    let not_found = |name: &OsStr| Unfit::NotFound(name.to_string_lossy().into_owned());
+    let mut path = find(name).ok_or_else(|| not_found(name))?;
+    let mut argument = argument.map(OsStr::to_owned);
+    for _ in 0..SCRIPTS_MAX {
+        // env starts what it is given.
+        if path.file_name() == Some(OsStr::new("env"))
+            && let Some(next) = argument.take().filter(|next| !next.as_bytes().starts_with(b"-") && !next.as_bytes().contains(&b'='))
+        {
+            path = find(&next).ok_or_else(|| not_found(&next))?;
+            continue;
+        }
+        let mut line = Vec::new();
+        let read = |source| Unfit::Read { path: path.clone(), source };
+        File::open(&path).and_then(|file| file.take(SCRIPT_LINE_BYTES_MAX).read_to_end(&mut line)).map_err(read)?;
+        let Some((interpreter, its_argument)) = script_interpreter(&line) else { break };
+        path = find(&interpreter).ok_or_else(|| not_found(&interpreter))?;
+        argument = its_argument;
+    }
+    Ok(path)
+}
+
+/// `#!interpreter [argument]`, as the kernel reads it (execve(2)): one argument, the rest of the line.
+fn script_interpreter(line: &[u8]) -> Option<(OsString, Option<OsString>)> {
+    let line = line.strip_prefix(b"#!")?;
+    let line = line.split(|&byte| byte == b'\n').next()?.trim_ascii();
+    let mut words = line.splitn(2, |byte| b" \t".contains(byte));
+    let word = |bytes: &[u8]| OsStr::from_bytes(bytes.trim_ascii()).to_owned();
+    let interpreter = words.next().filter(|word| !word.is_empty()).map(word)?;
+    Some((interpreter, words.next().map(word)))
+}
+
+/// As execvp: a name with a slash is a path, another is looked for in PATH.
+fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Path::new(name).is_file().then(|| name.into());
+    }
+    let executable = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.is_file() && found.mode() & 0o111 != 0);
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(executable)
+}
+
+/// What makes the kernel set AT_SECURE (execve(2), capabilities(7)).
+fn check_privileges(path: &Path) -> Result<(), Unfit> {
+    let found = fs::metadata(path).map_err(|source| Unfit::Read { path: path.to_owned(), source })?;
+    let refuse = |how| Err(Unfit::Privileged { path: path.to_owned(), how });
+    if found.mode() & 0o4000 != 0 && found.uid() != rustix::process::getuid().as_raw() {
+        return refuse("set-user-ID");
+    }
+    // Without group execution the bit means mandatory locking.
+    if found.mode() & 0o2010 == 0o2010 && found.gid() != rustix::process::getgid().as_raw() {
+        return refuse("set-group-ID");
+    }
+    let mut value = [0u8; 64];
+    if !rustix::process::getuid().is_root() && rustix::fs::getxattr(path, c"security.capability", &mut value).is_ok_and(|bytes| bytes > 0) {
+        return refuse("file capabilities");
+    }
+    Ok(())
+}
+
+/// Refuses sanitizers and a malloc of the program's own; returns what else will not be seen.
+fn check_functions(elf: &Elf<File>, path: &Path) -> Result<Vec<String>, Unfit> {
+    let (mut own_malloc, mut sanitizer, mut prefixed) = (false, None, None);
+    elf.for_each_function(|function| {
+        own_malloc |= function.exported && function.name == b"malloc";
+        if SANITIZERS.contains(&function.name) {
+            sanitizer = Some(String::from_utf8_lossy(function.name).into_owned());
+        }
+        if PREFIXED.contains(&function.name) {
+            prefixed = Some(String::from_utf8_lossy(function.name).into_owned());
+        }
+    });
+    if let Some(name) = sanitizer {
+        return Err(Unfit::Sanitizer { path: path.to_owned(), name });
+    }
+    if own_malloc {
+        return Err(Unfit::OwnMalloc { path: path.to_owned() });
+    }
+    Ok(prefixed
+        .map(|name| format!("it has an allocator linked into itself ({name}): what that allocates is not seen, fragprof record sees it"))
+        .into_iter()
+        .collect())
+}
+
+fn check_objects(path: &Path, objects: &[PathBuf]) -> Result<(), Unfit> {
+    for object in objects {
+        let name = object.file_name().unwrap_or_default().to_string_lossy();
+        if SANITIZER_LIBRARIES.iter().any(|start| name.starts_with(start)) {
+            return Err(Unfit::Sanitizer { path: path.to_owned(), name: name.into_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// The dynamic linker that the program names (PT_INTERP).
+fn interpreter(path: &Path) -> Option<PathBuf> {
+    let file = ReadCache::new(File::open(path).ok()?);
+    let header = FileHeader64::<LittleEndian>::parse(&file).ok()?;
+    let segments = header.program_headers(LittleEndian, &file).ok()?;
+    let name = segments.iter().take(SEGMENTS_MAX).find_map(|segment| segment.interpreter(LittleEndian, &file).ok()?)?;
+    Some(PathBuf::from(OsStr::from_bytes(name)))
+}
+
+/// What the loader says it would load for the program (glibc and musl: `--list`, what ldd does). Empty if it says nothing: the
+/// program is then run with the build that fits any.
+fn loaded_objects(interpreter: &Path, program: &Path) -> Vec<PathBuf> {
+    let listed = Command::new(interpreter).arg("--list").arg(program).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    listed.map(|output| parse_list(&output.stdout)).unwrap_or_default()
+}
+
+/// Lines are `name => /path (0xaddress)` or `/path (0xaddress)`.
+fn parse_list(text: &[u8]) -> Vec<PathBuf> {
+    let path = |line: &[u8]| {
+        let start = line.iter().position(|&byte| byte == b'/')?;
+        let line = &line[start..];
+        let line = line.windows(4).position(|window| window == b" => ").map_or(line, |arrow| &line[arrow + 4..]);
+        let end = line.windows(4).rposition(|window| window == b" (0x")?;
+        Some(PathBuf::from(OsStr::from_bytes(&line[..end])))
+    };
+    text.split(|&byte| byte == b'\n').filter_map(path).take(OBJECTS_MAX).collect()
+}
+
+fn defines(object: &Path, function: &[u8]) -> bool {
+    let Some(elf) = File::open(object).ok().and_then(|file| Elf::parse(file).ok()) else { return false };
+    let mut found = false;
+    elf.for_each_function(|defined| found |= defined.exported && defined.name == function);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_scripts_first_line_is_read_as_the_kernel_reads_it() {
+        let of =
+            |line: &str| script_interpreter(line.as_bytes()).map(|(i, a)| (i.into_string().unwrap(), a.map(|a| a.into_string().unwrap())));
+        assert_eq!(of("#!/bin/sh\necho"), Some(("/bin/sh".into(), None)));
+        assert_eq!(of("#! /usr/bin/env python3 -u\n"), Some(("/usr/bin/env".into(), Some("python3 -u".into()))));
+        assert_eq!(of("#!\n"), None);
+        assert_eq!(of("\x7fELF"), None);
+    }
+
+    #[test]
+    fn the_loaders_list_is_read_for_glibc_and_for_musl() {
+        let glibc = b"\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f24)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f25)\n";
+        assert_eq!(parse_list(glibc), [PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"), "/lib64/ld-linux-x86-64.so.2".into()]);
+        let musl = b"\t/lib/ld-musl-x86_64.so.1 (0x7f8a)\n\tlibc.so => /lib/ld-musl-x86_64.so.1 (0x7f8a)\n\tlibx.so => not found\n";
+        assert_eq!(parse_list(musl), [PathBuf::from("/lib/ld-musl-x86_64.so.1"), "/lib/ld-musl-x86_64.so.1".into()]);
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let error = examine(&["no-such-program-anywhere".into()]).unwrap_err();
+        assert_eq!(error.to_string(), "cannot run no-such-program-anywhere: no such program in PATH");
+    }
+}

@@ -1,0 +1,232 @@
+//! The embedded library, and putting it where a program's dynamic linker finds it.
+//!
+//! A file, and not a memory file (memfd): the path is inherited by every child that the program starts, and has to be good as long as any
+//! of them lives, also after they have closed all descriptors. The file is replaced by rename, never written in place, because running
+//! programs have it mapped.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use thiserror::Error;
+
+/// Which build of the library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// The functions of C and the operators of C++: for any program.
+    Standard,
+    /// Also `mallocx` and its kin: only for programs that have jemalloc. Others ask for them weakly to learn whether it is there.
+    Jemalloc,
+}
+
+impl Flavour {
+    /// Every flavour.
+    pub const ALL: [Self; 2] = [Self::Standard, Self::Jemalloc];
+
+    /// The library's file name.
+    #[must_use]
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Standard => "libfragprof_sampler.so",
+            Self::Jemalloc => "libfragprof_sampler_jemalloc.so",
+        }
+    }
+
+    /// The library.
+    #[must_use]
+    pub fn bytes(self) -> &'static [u8] {
+        match self {
+            Self::Standard => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler.so")),
+            Self::Jemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler_jemalloc.so")),
+        }
+    }
+}
+
+/// Why the library could not be put anywhere.
+#[derive(Debug, Error)]
+pub enum LibraryError {
+    /// No folder of those tried would do.
+    #[error("cannot put the sampler's library anywhere ({reasons}); set XDG_CACHE_HOME to a folder of yours that is not mounted noexec")]
+    Nowhere {
+        /// Folder and reason, for each.
+        reasons: String,
+    },
+    /// Writing into a given folder failed.
+    #[error("cannot write the sampler's library to {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// Why a folder will not do.
+#[derive(Debug, Error)]
+enum Unfit {
+    #[error("it belongs to another user or others may write to it")]
+    NotOurs,
+    #[error("it is mounted noexec")]
+    NoExec,
+    #[error("its path has a space or a colon, which LD_PRELOAD cannot hold")]
+    Separator,
+    #[error("its path is not absolute")]
+    Relative,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// Puts the library into a folder of this user and returns its path. If the same file is there already, it is left alone.
+///
+/// The folders tried: for root `/var/cache/fragprof`, then `/run/fragprof`; for others `$XDG_CACHE_HOME/fragprof` or
+/// `~/.cache/fragprof`; then `fragprof-UID` in the folder for temporary files.
+///
+/// # Errors
+/// [`LibraryError::Nowhere`].
+pub fn place(flavour: Flavour) -> Result<PathBuf, LibraryError> {
+    let mut reasons = Vec::new();
+    for folder in folders(rustix::process::geteuid().as_raw(), |name| std::env::var_os(name).map(PathBuf::from)) {
+        match place_in(&folder, flavour) {
+            Ok(path) => return Ok(path),
+            Err(unfit) => reasons.push(format!("{}: {unfit}", folder.display())),
+        }
+    }
+    Err(LibraryError::Nowhere { reasons: reasons.join("; ") })
+}
+
+/// Writes both libraries into a folder, for images and for folders that are mounted into containers.
+///
+/// # Errors
+/// If the folder cannot be made or written to.
+pub fn install(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| LibraryError::Write { path, source }
+    };
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    Flavour::ALL
+        .into_iter()
+        .map(|flavour| {
+            let path = folder.join(flavour.file_name());
+            write(&path, flavour.bytes()).map_err(failed(&path))?;
+            Ok(path)
+        })
+        .collect()
+}
+
+/// Where to try, best first. What outlives a reboot comes first, because a service may be started by a script that found it there.
+fn folders(euid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    if euid == 0 {
+        folders.extend(["/var/cache/fragprof".into(), "/run/fragprof".into()]);
+    } else if let Some(cache) = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))) {
+        folders.push(cache.join("fragprof"));
+    }
+    folders.push(variable("TMPDIR").unwrap_or_else(|| "/tmp".into()).join(format!("fragprof-{euid}")));
+    folders
+}
+
+fn place_in(folder: &Path, flavour: Flavour) -> Result<PathBuf, Unfit> {
+    if !folder.is_absolute() {
+        return Err(Unfit::Relative);
+    }
+    if folder.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
+        return Err(Unfit::Separator);
+    }
+    match DirBuilder::new().mode(0o755).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => DirBuilder::new().recursive(true).mode(0o755).create(folder)?,
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
+    // Not through a link that somebody else set: what lies here will be run.
+    let found = fs::symlink_metadata(folder)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
+        return Err(Unfit::NotOurs);
+    }
+    if rustix::fs::statvfs(folder).map_err(io::Error::from)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
+        return Err(Unfit::NoExec);
+    }
+    let path = folder.join(flavour.file_name());
+    if !holds(&path, flavour.bytes()) {
+        write(&path, flavour.bytes())?;
+    }
+    Ok(path)
+}
+
+fn holds(path: &Path, bytes: &[u8]) -> bool {
+    let mut there = Vec::with_capacity(bytes.len());
+    let read = File::open(path).and_then(|file| file.take(bytes.len() as u64 + 1).read_to_end(&mut there));
+    read.is_ok() && there == bytes
+}
+
+/// Writes beside and renames: whoever opens the path finds the old file or the new one, whole.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static NTH: AtomicU32 = AtomicU32::new(0);
+    let beside = path.with_extension(format!("so.{}.{}", std::process::id(), NTH.fetch_add(1, Ordering::Relaxed)));
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
+        file.write_all(bytes)?;
+        // The program may run as another user; the mask of the caller is not asked.
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+        fs::rename(&beside, path)
+    })();
+    if written.is_err() {
+        // Nothing is left behind of a disk that was full.
+        drop(fs::remove_file(&beside));
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn root_and_users_get_folders_of_their_own() {
+        let home = |name: &str| (name == "HOME").then(|| PathBuf::from("/home/ann"));
+        assert_eq!(folders(1000, home), [PathBuf::from("/home/ann/.cache/fragprof"), "/tmp/fragprof-1000".into()]);
+        assert_eq!(folders(1000, |_| Some("/x".into())), [PathBuf::from("/x/fragprof"), "/x/fragprof-1000".into()]);
+        assert_eq!(folders(0, home)[0], PathBuf::from("/var/cache/fragprof"));
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_left_alone_and_a_damaged_one_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = directory.path().join("fragprof");
+        let path = place_in(&folder, Flavour::Standard).unwrap();
+        let before = fs::metadata(&path).unwrap().ino();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
+        place_in(&folder, Flavour::Standard).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().ino(), before);
+        fs::write(&path, b"other").unwrap();
+        place_in(&folder, Flavour::Standard).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), Flavour::Standard.bytes());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_that_others_could_have_prepared_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = directory.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(place_in(&open, Flavour::Standard), Err(Unfit::NotOurs)));
+        let link = directory.path().join("link");
+        symlink("/usr", &link).unwrap();
+        assert!(matches!(place_in(&link, Flavour::Standard), Err(Unfit::NotOurs)));
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_preloaded_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(place_in(&directory.path().join("a b"), Flavour::Standard), Err(Unfit::Separator)));
+        assert!(matches!(place_in(&directory.path().join("a:b"), Flavour::Standard), Err(Unfit::Separator)));
+        assert!(matches!(place_in(Path::new("cache"), Flavour::Standard), Err(Unfit::Relative)));
+    }
+}

@@ -1,0 +1,176 @@
+/* C++: operator new and delete in all their forms.
+ *
+ * Who counts depends on whose operator is next, which is decided once, for each form:
+ *
+ *   next definition                         new and delete here
+ *   an allocator's own (its object has      count, then call it: such operators never pass through malloc
+ *     malloc too: jemalloc, tcmalloc, …)
+ *   libstdc++'s or libc++'s                 the throwing forms of new and the plain forms of delete are this library's malloc, memalign
+ *                                           and free, as those libraries make them, but for the size, which they round up; the
+ *                                           others are passed on, come back here as one of these, and are counted then
+ *   somebody's replacement                  passed on: it calls malloc for what it needs
+ *   none at the start                       a C program; a library opened later that is C++ gets malloc and free
+ *
+ * The Itanium C++ ABI gives the names; m is size_t, St11align_val_t a size_t, RKSt9nothrow_t a pointer. */
+#include "next.h"
+#include "sample.h"
+
+void *malloc(size_t size);
+void free(void *pointer);
+void *memalign(size_t alignment, size_t size);
+
+/* Failure of a throwing form: the next definition, or one that was loaded since, calls the new-handler and throws. */
+RARE static void *throwing_failure(const char *name, size_t size)
+{
+	void *(*function)(size_t) = next_definition(name).address;
+
+	return function != NULL ? function(size) : NULL;
+}
+
+RARE static void *throwing_failure_aligned(const char *name, size_t size, align_value alignment)
+{
+	void *(*function)(size_t, align_value) = next_definition(name).address;
+
+	return function != NULL ? function(size, alignment) : NULL;
+}
+
+static void *plain_new(const char *name, size_t size)
+{
+	void *pointer = malloc(size != 0 ? size : 1);
+
+	return likely(pointer != NULL) ? pointer : throwing_failure(name, size);
+}
+
+static void *plain_new_aligned(const char *name, size_t size, align_value alignment)
+{
+	void *pointer = memalign(alignment, size != 0 ? size : 1);
+
+	return likely(pointer != NULL) ? pointer : throwing_failure_aligned(name, size, alignment);
+}
+
+/* A form: its slot, through which the exported function jumps; what is next; what counts; and what is done when nothing is next.
+ *   NAME        the mangled name
+ *   (params)    its parameters, (args) as they are passed on */
+#define FORM_OF_NEW(NAME, params, args, PLAIN)                                                    \
+	static void *first_##NAME params;                                                         \
+	static OWN_SLOT void *(*slot_##NAME) params = first_##NAME;                               \
+	static void *(*next_##NAME) params;                                                       \
+	EXPORT void *NAME params                                                                  \
+	{                                                                                         \
+		return slot_##NAME args;                                                          \
+	}                                                                                         \
+	static void *counted_##NAME params                                                        \
+	{                                                                                         \
+		if (listening_alloc())                                                            \
+			return SAMPLE_COUNTED(size, next_##NAME args);                            \
+		return next_##NAME args;                                                          \
+	}                                                                                         \
+	static void *plain_##NAME params                                                          \
+	{                                                                                         \
+		return PLAIN;                                                                     \
+	}                                                                                         \
+	static void *first_##NAME params                                                          \
+	{                                                                                         \
+		next_resolve();                                                                   \
+		return slot_##NAME args;                                                          \
+	}
+
+#define FORM_OF_DELETE(NAME, params, args)                        \
+	static void first_##NAME params;                          \
+	static OWN_SLOT void (*slot_##NAME) params = first_##NAME; \
+	static void (*next_##NAME) params;                        \
+	EXPORT void NAME params                                   \
+	{                                                         \
+		slot_##NAME args;                                 \
+	}                                                         \
+	static void counted_##NAME params                         \
+	{                                                         \
+		if (listening_free() && set_may_hold(pointer))    \
+			sample_free(pointer);                     \
+		next_##NAME args;                                 \
+	}                                                         \
+	static void plain_##NAME params                           \
+	{                                                         \
+		free(pointer);                                    \
+	}                                                         \
+	static void first_##NAME params                           \
+	{                                                         \
+		next_resolve();                                   \
+		slot_##NAME args;                                 \
+	}
+
+/* The slots lie together, away from anything that is written while the program runs. */
+#define OWN_SLOT __attribute__((section(".data.slots")))
+
+/* The plain forms leave out what is only a hint. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+FORM_OF_NEW(_Znwm, (size_t size), (size), plain_new("_Znwm", size))
+FORM_OF_NEW(_Znam, (size_t size), (size), plain_new("_Znam", size))
+FORM_OF_NEW(_ZnwmRKSt9nothrow_t, (size_t size, nothrow_ref nothrow), (size, nothrow), malloc(size != 0 ? size : 1))
+FORM_OF_NEW(_ZnamRKSt9nothrow_t, (size_t size, nothrow_ref nothrow), (size, nothrow), malloc(size != 0 ? size : 1))
+FORM_OF_NEW(_ZnwmSt11align_val_t, (size_t size, align_value alignment), (size, alignment),
+	    plain_new_aligned("_ZnwmSt11align_val_t", size, alignment))
+FORM_OF_NEW(_ZnamSt11align_val_t, (size_t size, align_value alignment), (size, alignment),
+	    plain_new_aligned("_ZnamSt11align_val_t", size, alignment))
+FORM_OF_NEW(_ZnwmSt11align_val_tRKSt9nothrow_t, (size_t size, align_value alignment, nothrow_ref nothrow), (size, alignment, nothrow),
+	    memalign(alignment, size != 0 ? size : 1))
+FORM_OF_NEW(_ZnamSt11align_val_tRKSt9nothrow_t, (size_t size, align_value alignment, nothrow_ref nothrow), (size, alignment, nothrow),
+	    memalign(alignment, size != 0 ? size : 1))
+
+FORM_OF_DELETE(_ZdlPv, (void *pointer), (pointer))
+FORM_OF_DELETE(_ZdaPv, (void *pointer), (pointer))
+FORM_OF_DELETE(_ZdlPvRKSt9nothrow_t, (void *pointer, nothrow_ref nothrow), (pointer, nothrow))
+FORM_OF_DELETE(_ZdaPvRKSt9nothrow_t, (void *pointer, nothrow_ref nothrow), (pointer, nothrow))
+FORM_OF_DELETE(_ZdlPvm, (void *pointer, size_t size), (pointer, size))
+FORM_OF_DELETE(_ZdaPvm, (void *pointer, size_t size), (pointer, size))
+FORM_OF_DELETE(_ZdlPvSt11align_val_t, (void *pointer, align_value alignment), (pointer, alignment))
+FORM_OF_DELETE(_ZdaPvSt11align_val_t, (void *pointer, align_value alignment), (pointer, alignment))
+FORM_OF_DELETE(_ZdlPvSt11align_val_tRKSt9nothrow_t, (void *pointer, align_value alignment, nothrow_ref nothrow),
+	       (pointer, alignment, nothrow))
+FORM_OF_DELETE(_ZdaPvSt11align_val_tRKSt9nothrow_t, (void *pointer, align_value alignment, nothrow_ref nothrow),
+	       (pointer, alignment, nothrow))
+FORM_OF_DELETE(_ZdlPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
+FORM_OF_DELETE(_ZdaPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
+
+/* Whose operator is next, and so what is done. DIRECT names the form that the C++ runtime's own definition of this one would call: if
+ * that one is here too, and not a program's replacement, the work can be done at once. "" if it is to be passed on. */
+#define RESOLVE(NAME, DIRECT)                                                                             \
+	do {                                                                                              \
+		struct definition found = next_definition(#NAME);                                         \
+                                                                                                          \
+		next_##NAME = found.address;                                                              \
+		if (found.address == NULL)                                                                \
+			slot_##NAME = plain_##NAME;                                                       \
+		else if (found.by_allocator)                                                              \
+			slot_##NAME = counted_##NAME;                                                     \
+		else if (found.by_cxx_runtime && next_is_in_front(DIRECT) &&                              \
+			 next_definition(DIRECT).by_cxx_runtime)                                          \
+			slot_##NAME = plain_##NAME;                                                       \
+		else                                                                                      \
+			slot_##NAME = found.address;                                                      \
+	} while (0)
+
+void operators_resolve(void)
+{
+	RESOLVE(_Znwm, "_Znwm");
+	RESOLVE(_Znam, "_Znwm");
+	RESOLVE(_ZnwmRKSt9nothrow_t, "");
+	RESOLVE(_ZnamRKSt9nothrow_t, "");
+	RESOLVE(_ZnwmSt11align_val_t, "_ZnwmSt11align_val_t");
+	RESOLVE(_ZnamSt11align_val_t, "_ZnwmSt11align_val_t");
+	RESOLVE(_ZnwmSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZnamSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZdlPv, "_ZdlPv");
+	RESOLVE(_ZdaPv, "_ZdlPv");
+	RESOLVE(_ZdlPvRKSt9nothrow_t, "_ZdlPv");
+	RESOLVE(_ZdaPvRKSt9nothrow_t, "");
+	RESOLVE(_ZdlPvm, "_ZdlPv");
+	RESOLVE(_ZdaPvm, "");
+	RESOLVE(_ZdlPvSt11align_val_t, "_ZdlPvSt11align_val_t");
+	RESOLVE(_ZdaPvSt11align_val_t, "_ZdlPvSt11align_val_t");
+	RESOLVE(_ZdlPvSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZdaPvSt11align_val_tRKSt9nothrow_t, "");
+	RESOLVE(_ZdlPvmSt11align_val_t, "_ZdlPvSt11align_val_t");
+	RESOLVE(_ZdaPvmSt11align_val_t, "");
+}

@@ -1,0 +1,85 @@
+/* Which allocations are sampled.
+ *
+ * Every byte that a thread allocates is a sample point with probability 1/T, independently (T = the interval, 512 KiB unless
+ * FRAGPROF_SAMPLE_BYTES says otherwise). The distance to the thread's next point is drawn once and counted down, so an allocation that
+ * holds no point costs a subtraction and a branch. One that holds n points is reported with the weight n * T, whose mean is its size:
+ * sums of weights are unbiased, and their variance is at most T times the sum. The draw has no memory, so a thread that ends with a
+ * countdown half done, a listener that comes and goes, and a fork bias nothing. */
+#ifndef FRAGPROF_SAMPLE_H
+#define FRAGPROF_SAMPLE_H
+
+#include "probes.h"
+#include "set.h"
+
+#define SAMPLE_BYTES_DEFAULT (512u << 10)
+/* 1 samples every allocation with its size as its weight, which makes a sampler that can be checked to the byte; from there to about 16
+ * the draw's rounding shows (a relative 1/(12 T^2)). Above the largest, nothing would ever be sampled. */
+#define SAMPLE_BYTES_MIN 1u
+#define SAMPLE_BYTES_MAX (1ull << 40)
+
+/* A thread's state. Zero at its start, reached by one segment-relative access (initial-exec). */
+struct thread {
+	/* Bytes that can be allocated before the next sample point; negative when one was passed and is not yet dealt with. */
+	int64_t left_bytes;
+	/* Of the random numbers; 0 before the first. */
+	uint64_t random;
+};
+extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
+
+/* Read from outside, at the exported symbol fragprof_sampler_stats. Fields are only ever added. */
+struct fragprof_sampler_stats {
+	/* 0x31535046, "FPS1". */
+	uint32_t magic;
+	/* sizeof, so that a reader knows which fields there are. */
+	uint32_t size_bytes;
+	/* The interval T. */
+	uint64_t sample_bytes;
+	/* 1 if calls to malloc bind to this library; 0 if the program or a library before it has its own; 0 before the start. */
+	uint64_t in_front;
+	/* Samples emitted: probes alloc, and the sum of their weights. */
+	uint64_t samples;
+	uint64_t weight_bytes;
+	/* Probes free emitted. */
+	uint64_t frees;
+	/* Samples whose block found no room in the set: the free was emitted at once. */
+	uint64_t overflows;
+	uint64_t overflow_weight_bytes;
+	/* The most blocks that the set takes. */
+	uint64_t live_max;
+};
+extern struct fragprof_sampler_stats fragprof_sampler_stats;
+
+/* Takes an interval from text; leaves the old one if it is none. */
+void sample_set_interval(const char *text);
+/* A seed that differs from process to process. */
+void sample_set_seed(uint64_t seed);
+/* Deals with an allocation that made left_bytes negative. */
+void sample(void *pointer, size_t size_bytes);
+/* The block is about to be freed: tells so if it was sampled. */
+void sample_free(void *pointer);
+/* As sample_free, before a call that may fail and leave the block: says what it was. */
+bool sample_take(void *pointer, struct sampled *sampled);
+/* The call failed: the block lives on. */
+void sample_put_back(void *pointer, struct sampled sampled);
+
+/* Counts an allocation that succeeded. */
+static inline void sample_count(void *pointer, size_t size_bytes)
+{
+	sampler_thread.left_bytes = (int64_t)((uint64_t)sampler_thread.left_bytes - size_bytes);
+	if (unlikely(sampler_thread.left_bytes < 0))
+		sample(pointer, size_bytes);
+}
+
+/* An allocation by a call behind which the allocator may call malloc or another entry point by its name, which comes back here and is
+ * counted: musl's calloc does so, its posix_memalign, jemalloc's aligned operator new, wrappers of all kinds. If anything was counted
+ * during the call, it was this. Nothing has to be undone when the call is left by an exception, a jump or the end of the thread. */
+#define SAMPLE_COUNTED(size, call)                                                        \
+	({                                                                                \
+		int64_t before_ = sampler_thread.left_bytes;                              \
+		void *pointer_ = (call);                                                  \
+		if (likely(pointer_ != NULL && sampler_thread.left_bytes == before_))     \
+			sample_count(pointer_, (size));                                   \
+		pointer_;                                                                 \
+	})
+
+#endif

@@ -1,0 +1,249 @@
+/* The functions of C that the library stands in front of.
+ *
+ * While nobody listens each is a load, a test and a jump to the next definition: errno, alignment, usable size, failure and whatever
+ * else the allocator does are its own. While somebody listens, an allocation also counts down, and a free also looks at one counter of
+ * the set's filter; only a sampled block goes further.
+ *
+ * In front of a free the block is still the program's; behind an allocation it is not yet known to any other thread. So the probe alloc
+ * comes after the allocator's work, and free before it: otherwise another thread's use of the same address could be told first. */
+#include "next.h"
+#include "sample.h"
+
+static void *first_malloc(size_t size);
+static void first_free(void *pointer);
+static void *first_calloc(size_t count, size_t size);
+static void *first_realloc(void *pointer, size_t size);
+static int first_posix_memalign(void **out, size_t alignment, size_t size);
+static void *first_aligned_alloc(size_t alignment, size_t size);
+static void *first_memalign(size_t alignment, size_t size);
+static void *first_valloc(size_t size);
+static void *first_pvalloc(size_t size);
+static void *first_reallocarray(void *pointer, size_t count, size_t size);
+static void first_free_sized(void *pointer, size_t size);
+static void first_free_aligned_sized(void *pointer, size_t alignment, size_t size);
+
+OWN_LINES struct next next = {
+	.malloc = first_malloc,
+	.free = first_free,
+	.calloc = first_calloc,
+	.realloc = first_realloc,
+	.posix_memalign = first_posix_memalign,
+	.aligned_alloc = first_aligned_alloc,
+	.memalign = first_memalign,
+	.valloc = first_valloc,
+	.pvalloc = first_pvalloc,
+	.reallocarray = first_reallocarray,
+	.free_sized = first_free_sized,
+	.free_aligned_sized = first_free_aligned_sized,
+};
+
+RARE static void *malloc_at_point(size_t size)
+{
+	void *pointer = next.malloc(size);
+
+	/* Not before: a failed call holds no sample point. */
+	if (pointer != NULL)
+		sample_count(pointer, size);
+	return pointer;
+}
+
+EXPORT void *malloc(size_t size)
+{
+	if (listening_alloc()) {
+		int64_t left = (int64_t)((uint64_t)sampler_thread.left_bytes - size);
+
+		if (unlikely(left < 0))
+			return malloc_at_point(size);
+		sampler_thread.left_bytes = left;
+	}
+	return next.malloc(size);
+}
+
+RARE static void free_perhaps_sampled(void *pointer)
+{
+	sample_free(pointer);
+	next.free(pointer);
+}
+
+EXPORT void free(void *pointer)
+{
+	if (listening_free() && set_may_hold(pointer))
+		return free_perhaps_sampled(pointer);
+	next.free(pointer);
+}
+
+/* glibc before 2.26 has it, and mimalloc. */
+EXPORT void cfree(void *pointer) __attribute__((alias("free")));
+
+/* C23: frees with a hint that is only passed on. */
+EXPORT void free_sized(void *pointer, size_t size)
+{
+	if (listening_free() && set_may_hold(pointer))
+		sample_free(pointer);
+	next.free_sized(pointer, size);
+}
+
+EXPORT void free_aligned_sized(void *pointer, size_t alignment, size_t size)
+{
+	if (listening_free() && set_may_hold(pointer))
+		sample_free(pointer);
+	next.free_aligned_sized(pointer, alignment, size);
+}
+
+EXPORT void *calloc(size_t count, size_t size)
+{
+	size_t total;
+
+	if (!listening_alloc() || __builtin_mul_overflow(count, size, &total))
+		return next.calloc(count, size);
+	return SAMPLE_COUNTED(total, next.calloc(count, size));
+}
+
+/* No x86-64 process has so many bytes of addresses: a realloc to this size fails and frees nothing. */
+#define NEVER_FITS_BYTES (1ull << 56)
+
+RARE static void *realloc_listened(void *pointer, size_t size)
+{
+	struct sampled sampled;
+	/* The free is told before the call, because another thread may get the old address during it. If the call fails for want of
+	 * memory, the block is told anew, at the price of its first stack. */
+	bool taken = size < NEVER_FITS_BYTES && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
+	void *moved = listening_alloc() ? SAMPLE_COUNTED(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
+
+	/* It failed and the old block lives on; with size 0, NULL means freed (glibc, jemalloc). */
+	if (taken && moved == NULL && size != 0)
+		sample_put_back(pointer, sampled);
+	return moved;
+}
+
+/* The new block is drawn for like any other, whether the old one was sampled or not: so what lives is unbiased. */
+EXPORT void *realloc(void *pointer, size_t size)
+{
+	if (listening_alloc() || listening_free())
+		return realloc_listened(pointer, size);
+	return next.realloc(pointer, size);
+}
+
+EXPORT void *reallocarray(void *pointer, size_t count, size_t size)
+{
+	size_t total;
+
+	/* Too large: only to fail, in the libc's own way. */
+	if (__builtin_mul_overflow(count, size, &total))
+		return next.reallocarray(pointer, count, size);
+	if (listening_alloc() || listening_free())
+		return realloc_listened(pointer, total);
+	/* glibc's and musl's call realloc, which is this library's. */
+	return next.realloc(pointer, total);
+}
+
+EXPORT int posix_memalign(void **out, size_t alignment, size_t size)
+{
+	int error;
+
+	if (!listening_alloc())
+		return next.posix_memalign(out, alignment, size);
+	SAMPLE_COUNTED(size, (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
+	return error;
+}
+
+EXPORT void *aligned_alloc(size_t alignment, size_t size)
+{
+	if (!listening_alloc())
+		return next.aligned_alloc(alignment, size);
+	return SAMPLE_COUNTED(size, next.aligned_alloc(alignment, size));
+}
+
+EXPORT void *memalign(size_t alignment, size_t size)
+{
+	if (!listening_alloc())
+		return next.memalign(alignment, size);
+	return SAMPLE_COUNTED(size, next.memalign(alignment, size));
+}
+
+EXPORT void *valloc(size_t size)
+{
+	if (!listening_alloc())
+		return next.valloc(size);
+	return SAMPLE_COUNTED(size, next.valloc(size));
+}
+
+EXPORT void *pvalloc(size_t size)
+{
+	if (!listening_alloc())
+		return next.pvalloc(size);
+	return SAMPLE_COUNTED(size, next.pvalloc(size));
+}
+
+/* The first call of each, if it comes before the constructor. */
+static void *first_malloc(size_t size)
+{
+	next_resolve();
+	return next.malloc(size);
+}
+
+static void first_free(void *pointer)
+{
+	next_resolve();
+	next.free(pointer);
+}
+
+static void *first_calloc(size_t count, size_t size)
+{
+	next_resolve();
+	return next.calloc(count, size);
+}
+
+static void *first_realloc(void *pointer, size_t size)
+{
+	next_resolve();
+	return next.realloc(pointer, size);
+}
+
+static int first_posix_memalign(void **out, size_t alignment, size_t size)
+{
+	next_resolve();
+	return next.posix_memalign(out, alignment, size);
+}
+
+static void *first_aligned_alloc(size_t alignment, size_t size)
+{
+	next_resolve();
+	return next.aligned_alloc(alignment, size);
+}
+
+static void *first_memalign(size_t alignment, size_t size)
+{
+	next_resolve();
+	return next.memalign(alignment, size);
+}
+
+static void *first_valloc(size_t size)
+{
+	next_resolve();
+	return next.valloc(size);
+}
+
+static void *first_pvalloc(size_t size)
+{
+	next_resolve();
+	return next.pvalloc(size);
+}
+
+static void *first_reallocarray(void *pointer, size_t count, size_t size)
+{
+	next_resolve();
+	return next.reallocarray(pointer, count, size);
+}
+
+static void first_free_sized(void *pointer, size_t size)
+{
+	next_resolve();
+	next.free_sized(pointer, size);
+}
+
+static void first_free_aligned_sized(void *pointer, size_t alignment, size_t size)
+{
+	next_resolve();
+	next.free_aligned_sized(pointer, alignment, size);
+}

@@ -1,0 +1,206 @@
+//! The test's consumer of `otel_memory`, and the ledger that it keeps.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fragprof::capture::Tables;
+use fragprof::target::Process;
+use fragprof::units::Pid;
+use libbpf_rs::{Link, MapCore as _, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use tempfile::TempDir;
+
+use crate::support::process::run;
+use crate::support::serial;
+
+/// `TEST_FRAMES_MAX` of usdt_test.bpf.c.
+const FRAMES_MAX: usize = 24;
+/// `FP_FRAME_ADDR_MASK` of bpf/fragprof.h.
+const FRAME_ADDRESS: u64 = (1 << 56) - 1;
+
+/// One probe that was passed.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Process.
+    pub pid: u32,
+    /// `otel_memory:free`, otherwise `alloc`.
+    pub is_free: bool,
+    /// First argument.
+    pub pointer: u64,
+    /// Second.
+    pub size_bytes: u64,
+    /// Third.
+    pub weight_bytes: u64,
+    /// Addresses, leaf first.
+    pub frames: Vec<u64>,
+}
+
+/// The test programs loaded, and what they told so far.
+pub struct Consumer {
+    // Before the object: it refers to its maps.
+    ring: RingBuffer<'static>,
+    links: Vec<Link>,
+    object: Object,
+    tables: Option<Tables>,
+    records: Rc<RefCell<Vec<Record>>>,
+}
+
+impl Consumer {
+    /// Compiles and loads `usdt_test.bpf.c`.
+    pub fn new() -> Self {
+        let object = {
+            // Loading takes a second of a core and some memory each: one at a time.
+            let _alone = serial();
+            ObjectBuilder::default().open_file(object_file()).unwrap().load().unwrap()
+        };
+        let records = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&records);
+        let mut builder = RingBufferBuilder::new();
+        let map = object.maps().find(|map| map.name() == "records").unwrap();
+        builder
+            .add(&map, move |bytes| {
+                sink.borrow_mut().push(parse(bytes));
+                0
+            })
+            .unwrap();
+        let ring = builder.build().unwrap();
+        Self { ring, links: Vec::new(), object, tables: None, records }
+    }
+
+    /// Attaches to both probes of a library, for one process or, with -1, for all. To free first: a block that is told has its free told.
+    pub fn attach(&mut self, pid: i32, library: &Path) {
+        self.attach_to(pid, library, "free");
+        self.attach_to(pid, library, "alloc");
+    }
+
+    /// Attaches to one probe.
+    pub fn attach_to(&mut self, pid: i32, library: &Path, probe: &str) {
+        let program = self.object.progs_mut().find(|program| program.name() == format!("on_{probe}").as_str()).unwrap();
+        self.links.push(program.attach_usdt(pid, library, "otel_memory", probe).unwrap());
+    }
+
+    /// Lets go of every probe, in the reverse order.
+    pub fn detach(&mut self) {
+        while self.links.pop().is_some() {}
+    }
+
+    /// Brings the process's unwind tables into the kernel: its records have stacks from now on.
+    pub fn watch_stacks(&mut self, pid: u32) {
+        let object = &self.object;
+        let tables = self.tables.get_or_insert_with(|| Tables::new(object, 64 << 20).unwrap());
+        let process = Process::open(Pid(pid)).unwrap();
+        tables.sync_process(&process, pid, &process.maps().unwrap()).unwrap();
+        assert!(tables.wait_until_loaded(Duration::from_secs(60)));
+    }
+
+    /// Everything told since the last call. Fails the test if anything was lost.
+    pub fn records(&mut self) -> Vec<Record> {
+        self.ring.consume().unwrap();
+        assert_eq!(self.lost(), 0, "records were lost: the test reads too seldom");
+        std::mem::take(&mut *self.records.borrow_mut())
+    }
+
+    fn lost(&self) -> u64 {
+        let map = self.object.maps().find(|map| map.name().to_string_lossy().ends_with(".bss")).unwrap();
+        let bytes = map.lookup(&0u32.to_ne_bytes(), libbpf_rs::MapFlags::ANY).unwrap().unwrap();
+        // The only variable of this file's own that starts as zero comes last or alone; all others of the object are counters too.
+        lost_offset(&self.object).map_or(0, |at| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap()))
+    }
+}
+
+/// Where `lost` is in .bss: from the object file's symbol table.
+fn lost_offset(_: &Object) -> Option<usize> {
+    use object::{Object as _, ObjectSymbol as _};
+    let bytes = fs::read(object_file()).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    file.symbols().find(|symbol| symbol.name() == Ok("lost")).map(|symbol| symbol.address() as usize)
+}
+
+/// Compiles the BPF object once a test run.
+fn object_file() -> PathBuf {
+    static ONCE: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    ONCE.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let directory = TempDir::new().unwrap();
+        let headers = directory.path().join("bpf");
+        fs::create_dir(&headers).unwrap();
+        for (name, text) in libbpf_sys::API_HEADERS {
+            fs::write(headers.join(name), text).unwrap();
+        }
+        let out = crate::support::build::output_dir().join(format!("usdt_test.{}.bpf.o", std::process::id()));
+        let mut clang = Command::new("clang");
+        clang
+            .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-D__TARGET_ARCH_x86", "-Wall", "-Wno-gnu-variable-sized-type-not-at-end"])
+            .arg("-I")
+            .arg(directory.path())
+            .arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH))
+            .arg("-c")
+            .arg(root.join("tests/sampler/usdt_test.bpf.c"))
+            .arg("-o")
+            .arg(&out);
+        let done = run(&mut clang);
+        assert!(done.status.success(), "{}", done.err);
+        out
+    })
+    .clone()
+}
+
+fn parse(bytes: &[u8]) -> Record {
+    let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let frames = (0..(half(32) as usize).min(FRAMES_MAX)).map(|i| word(40 + 8 * i) & FRAME_ADDRESS).collect();
+    Record { pid: half(0), is_free: half(4) != 0, pointer: word(8), size_bytes: word(16), weight_bytes: word(24), frames }
+}
+
+/// A sampled block that lives.
+#[derive(Debug, Clone)]
+pub struct Block {
+    /// As told.
+    pub size_bytes: u64,
+    /// As told.
+    pub weight_bytes: u64,
+    /// As told.
+    pub frames: Vec<u64>,
+}
+
+/// What a consumer knows after some records: the naive model.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// By address.
+    pub live: HashMap<u64, Block>,
+    /// Every block ever told.
+    pub made: Vec<Block>,
+    /// Frees of blocks that were told.
+    pub frees: u64,
+    /// Frees of blocks that were never told, or twice.
+    pub unknown_frees: u64,
+    /// Blocks told at the address of one that lives.
+    pub collisions: u64,
+}
+
+impl Ledger {
+    /// Adds the records of one process.
+    pub fn add(&mut self, records: &[Record]) {
+        for record in records {
+            if record.is_free {
+                match self.live.remove(&record.pointer) {
+                    Some(_) => self.frees += 1,
+                    None => self.unknown_frees += 1,
+                }
+                continue;
+            }
+            let block = Block { size_bytes: record.size_bytes, weight_bytes: record.weight_bytes, frames: record.frames.clone() };
+            self.made.push(block.clone());
+            self.collisions += u64::from(self.live.insert(record.pointer, block).is_some());
+        }
+    }
+
+    /// Sum of the weights of what lives.
+    pub fn live_weight_bytes(&self) -> u64 {
+        self.live.values().map(|block| block.weight_bytes).sum()
+    }
+}

@@ -1,0 +1,97 @@
+//! What the sampler costs: nanoseconds a malloc/free pair, against the bare allocator in the same run. Not a test of right or wrong, and
+//! of no use on a loaded machine:
+//!
+//! ```text
+//! cargo test --release --test integration sampler::figures -- --ignored --nocapture --test-threads 1
+//! ```
+
+use std::path::Path;
+use std::process::Command;
+
+use fragprof::sampler::library::Flavour;
+
+use super::consumer::Consumer;
+use super::programs::{Allocator, Libraries, compile};
+use crate::support::process::run;
+
+/// Rounds of all variants, one after the other: what the machine does meanwhile meets all of them.
+const ROUNDS: usize = 9;
+/// Pairs a round.
+const PAIRS: &str = "8000000";
+
+/// The least of the rounds: what disturbs a run only makes it longer.
+fn least(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+/// One run of `pairs.c`: nanoseconds a pair.
+fn pair_ns(command: &mut Command) -> f64 {
+    let done = run(command);
+    assert!(done.status.success(), "{}", done.err);
+    done.out.lines().last().unwrap().parse().unwrap()
+}
+
+fn plain(program: &Path, allocator: Allocator, what: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args([what, PAIRS]);
+    if let Some(library) = allocator.library() {
+        command.env("LD_PRELOAD", library);
+    }
+    command
+}
+
+fn sampled(program: &Path, library: &Path, allocator: Allocator, what: &str) -> Command {
+    let mut command = plain(program, allocator, what);
+    command.env("LD_PRELOAD", allocator.preload(library));
+    command
+}
+
+#[test]
+#[ignore = "a measurement, for a quiet machine"]
+fn a_pair_of_malloc_and_free() {
+    let libraries = Libraries::new();
+    let listened = Libraries::new();
+    let (library, heard) = (libraries.path(Flavour::Standard), listened.path(Flavour::Standard));
+    let program = compile(libraries.folder(), "pairs.cpp", "g++", &[]);
+    let mut consumer = Consumer::new();
+    consumer.attach(-1, &heard);
+    println!("{:<10} {:<8} {:>8} {:>18} {:>18}", "allocator", "pair", "bare", "nobody listens", "listened, 512 KiB");
+    for allocator in [Allocator::Glibc, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc] {
+        for what in ["malloc", "new", "mixed"] {
+            let (mut bare, mut quiet, mut loud) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..ROUNDS {
+                bare.push(pair_ns(&mut plain(&program, allocator, what)));
+                quiet.push(pair_ns(&mut sampled(&program, &library, allocator, what)));
+                loud.push(pair_ns(&mut sampled(&program, &heard, allocator, what)));
+                consumer.records();
+            }
+            let (bare, quiet, loud) = (least(&bare), least(&quiet), least(&loud));
+            println!(
+                "{:<10} {what:<8} {bare:>5.2} ns {quiet:>5.2} ns {:>+6.2} ns {loud:>5.2} ns {:>+6.2} ns",
+                format!("{allocator:?}").to_lowercase(),
+                quiet - bare,
+                loud - bare,
+            );
+        }
+    }
+    heaptrack(&program);
+}
+
+/// heaptrack's preload library, writing to nowhere, beside it.
+fn heaptrack(program: &Path) {
+    let Some(library) = ["/usr/lib/heaptrack/libheaptrack_preload.so", "/usr/lib/x86_64-linux-gnu/heaptrack/libheaptrack_preload.so"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())
+    else {
+        println!("heaptrack is not installed");
+        return;
+    };
+    let (mut bare, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let fewer = |command: &mut Command| pair_ns(command.args(["malloc", "400000"]));
+        bare.push(fewer(&mut Command::new(program)));
+        with.push(fewer(Command::new(program).env("LD_PRELOAD", library).env("DUMP_HEAPTRACK_OUTPUT", "/dev/null")));
+    }
+    let (bare, with) = (least(&bare), least(&with));
+    println!("{:<10} {:<8} {bare:>5.2} ns {with:>5.2} ns {:>+6.2} ns", "heaptrack", "malloc", with - bare);
+}

@@ -1,0 +1,136 @@
+//! The sampler where it is hardest: threads, forks, destructors, signals, libraries that come and go, all of it while somebody listens.
+
+use std::process::Command;
+use std::time::Duration;
+
+use fragprof::sampler::library::Flavour;
+
+use super::consumer::{Consumer, Ledger};
+use super::programs::{Allocator, Libraries, compile, sampled};
+use crate::support::process::Process;
+use crate::support::serial;
+
+/// How long a storm may take on a loaded machine.
+const STORM_LIMIT: Duration = Duration::from_secs(240);
+
+/// Runs a program to its end while its probes are read; returns the ledger of its own process and what it printed.
+fn run_listened(command: &mut Command, consumer: &mut Consumer, library: &std::path::Path) -> (Ledger, String) {
+    // For every process that maps the file: from the first instruction on, and in children.
+    consumer.attach(-1, library);
+    let mut process = Process::start(command);
+    let pid = process.pid();
+    let mut ledger = Ledger::default();
+    let deadline = std::time::Instant::now() + STORM_LIMIT;
+    let mut take = |consumer: &mut Consumer| {
+        let records: Vec<_> = consumer.records().into_iter().filter(|record| record.pid == pid).collect();
+        ledger.add(&records);
+    };
+    loop {
+        take(consumer);
+        // The end of its output is the end of the program.
+        if process.out.wait_for(Duration::from_millis(20), |line| line == "ok").is_some() {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "it hangs:\n{}", process.err.all());
+        assert!(process.err.wait_for(Duration::ZERO, |_| true).is_none(), "{}", process.err.all());
+    }
+    assert!(process.wait(STORM_LIMIT).success(), "{}", process.err.all());
+    take(consumer);
+    consumer.detach();
+    (ledger, process.out.all())
+}
+
+fn storm(compiler: &str, allocator: Allocator, arguments: &[&str], interval: u64) {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Standard);
+    let program = compile(libraries.folder(), "storm.c", compiler, &[]);
+    let mut consumer = Consumer::new();
+    let (ledger, out) = run_listened(sampled(&program, &library, allocator, interval).args(arguments), &mut consumer, &library);
+    assert_eq!(out, "ok");
+    assert!(ledger.made.len() > 100, "{}", ledger.made.len());
+    // Everything that the program made it freed; what is left is the libc's own.
+    assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
+    let left: Vec<_> = ledger.live.values().filter(|block| block.size_bytes < 2016).collect();
+    assert!(left.len() < 12, "{} of {} samples were never freed: {left:?}", left.len(), ledger.made.len());
+}
+
+#[test]
+fn sixty_four_threads_with_forks_and_libraries_that_come_and_go_stay_whole_under_glibc() {
+    storm("cc", Allocator::Glibc, &["64", "8000"], 4096);
+}
+
+#[test]
+fn a_storm_in_which_nearly_every_block_is_sampled_stays_whole() {
+    storm("cc", Allocator::Glibc, &["6", "6000"], 64);
+}
+
+#[test]
+fn a_storm_stays_whole_under_jemalloc() {
+    storm("cc", Allocator::Jemalloc, &["16", "12000"], 4096);
+}
+
+#[test]
+fn a_storm_stays_whole_under_musl() {
+    storm("musl-gcc", Allocator::Glibc, &["8", "6000"], 4096);
+}
+
+#[test]
+fn more_live_samples_than_the_set_holds_are_counted_and_told_as_freed() {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Standard);
+    let program = compile(libraries.folder(), "hoard.c", "cc", &[]);
+    let mut consumer = Consumer::new();
+    let (ledger, out) = run_listened(sampled(&program, &library, Allocator::Glibc, 1).arg("100000"), &mut consumer, &library);
+    // hoard.c prints what the library itself counted when 100,000 blocks lived, then "ok".
+    let count = |name: &str| -> u64 {
+        let line = out.lines().find_map(|line| line.strip_prefix(&format!("{name} "))).unwrap_or_else(|| panic!("no {name}: {out}"));
+        line.parse().unwrap()
+    };
+    let overflows = count("overflows");
+    assert!((100_000 - 65_535..100_000 - 65_535 + 200).contains(&overflows), "{out}");
+    assert_eq!(count("live_max"), 65_535);
+    assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
+    assert!(ledger.live.values().filter(|block| block.size_bytes == 40).count() == 0, "a block whose free was not told");
+    assert!(count("resident_kib") < 8 << 10, "{out}");
+}
+
+#[test]
+fn another_preload_in_front_or_behind_does_not_matter() {
+    let libraries = Libraries::new();
+    let sampler = libraries.path(Flavour::Standard);
+    let program = compile(libraries.folder(), "storm.c", "cc", &[]);
+    let other = compile(libraries.folder(), "other_preload.c", "cc", &["-shared", "-fPIC", "-ldl"]);
+    for order in [[&sampler, &other], [&other, &sampler]] {
+        let preload = order.map(|path| path.display().to_string()).join(":");
+        let done = crate::support::process::run(Command::new(&program).args(["4", "3000"]).env("LD_PRELOAD", preload));
+        assert_eq!((done.status.success(), done.out.trim(), done.err.trim()), (true, "ok", ""), "{order:?}");
+    }
+}
+
+#[test]
+fn a_forked_child_stops_counting_when_nobody_listens_to_it() {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Standard);
+    let program = compile(libraries.folder(), "forked.c", "cc", &[]);
+    let mut consumer = Consumer::new();
+    let mut target = Process::start_piped(&mut sampled(&program, &library, Allocator::Glibc, 1));
+    consumer.attach(target.pid() as i32, &library);
+    use std::io::Write as _;
+    target.input().write_all(b"g").unwrap();
+    assert!(target.wait(crate::support::LIMIT).success(), "{}", target.err.all());
+    // In the child the kernel takes the copied breakpoint out at its first hit and puts the semaphore right.
+    assert_eq!(target.out.all(), "parent listens 1\nchild listens 0");
+    let pids: std::collections::BTreeSet<u32> = consumer.records().iter().map(|record| record.pid).collect();
+    assert_eq!(pids.into_iter().collect::<Vec<_>>(), [target.pid()]);
+}

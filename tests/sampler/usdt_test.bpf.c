@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/* A consumer of otel_memory that shares nothing with the emitter: libbpf finds the notes, decodes where the arguments are, and keeps the
+ * semaphores. Every probe becomes one record, with its stack if the process's unwind tables are loaded. */
+/* The registers have the kernel's names in bpf/vmlinux.h. */
+#define __VMLINUX_H__
+#include "../../bpf/unwind.bpf.h"
+#include <bpf/usdt.bpf.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define TEST_FRAMES_MAX 24
+
+struct record {
+	__u32 pid;
+	__u32 is_free;
+	__u64 pointer;
+	__u64 size_bytes;
+	__u64 weight_bytes;
+	__u32 len;
+	__u32 end;
+	__u64 frames[TEST_FRAMES_MAX];
+};
+
+/* Some 140,000 records: more than any test makes between two reads. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 32 << 20);
+} records SEC(".maps");
+
+/* Records that found the ring full. */
+__u64 lost = 0;
+
+SEC("usdt")
+int on_alloc(struct pt_regs *regs)
+{
+	struct record *record = bpf_ringbuf_reserve(&records, sizeof *record, 0);
+	struct fp_walk *walk;
+	long pointer = 0, size = 0, weight = 0;
+	__u32 i;
+
+	if (!record) {
+		__sync_fetch_and_add(&lost, 1);
+		return 0;
+	}
+	bpf_usdt_arg(regs, 0, &pointer);
+	bpf_usdt_arg(regs, 1, &size);
+	bpf_usdt_arg(regs, 2, &weight);
+	record->pid = bpf_get_current_pid_tgid() >> 32;
+	record->is_free = 0;
+	record->pointer = pointer;
+	record->size_bytes = size;
+	record->weight_bytes = weight;
+	record->len = 0;
+	record->end = 0;
+	walk = unwind_user(regs, record->pid);
+	if (walk) {
+		record->len = walk->len;
+		record->end = walk->end;
+		for (i = 0; i < TEST_FRAMES_MAX; i++)
+			record->frames[i] = walk->frames[i];
+	}
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+SEC("usdt")
+int on_free(struct pt_regs *regs)
+{
+	struct record *record = bpf_ringbuf_reserve(&records, sizeof *record, 0);
+	long pointer = 0;
+
+	if (!record) {
+		__sync_fetch_and_add(&lost, 1);
+		return 0;
+	}
+	bpf_usdt_arg(regs, 0, &pointer);
+	record->pid = bpf_get_current_pid_tgid() >> 32;
+	record->is_free = 1;
+	record->pointer = pointer;
+	record->size_bytes = 0;
+	record->weight_bytes = 0;
+	record->len = 0;
+	record->end = 0;
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+	return 0;
+}
