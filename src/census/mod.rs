@@ -11,6 +11,7 @@
 pub mod account;
 pub mod chunks;
 pub mod core_file;
+pub mod fixture;
 pub mod glibc;
 pub mod jemalloc;
 pub mod live;
@@ -29,6 +30,7 @@ pub mod tcmalloc;
 pub use account::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, SizeClass};
 pub use chunks::{Block, Chunk, ChunkState, ChunkTable};
 pub use core_file::CoreFile;
+pub use fixture::Fixture;
 pub use live::LiveMemory;
 pub use memory::{Memory, MemoryError};
 pub use pace::Pace;

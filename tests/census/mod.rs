@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod glibc;
+mod hostile;
 mod others;
+mod running;
 mod target;

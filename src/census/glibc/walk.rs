@@ -10,7 +10,7 @@ use super::super::memory::{Memory, Piece, word_at};
 use super::super::pace::Pacer;
 use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
-use super::layout::{FASTBIN_CHUNK_BYTES_MAX, FLAGS, Layout, PREV_INUSE, TOP_BEFORE_BINS, is_chunk_address};
+use super::layout::{CHUNK_BYTES_MIN, FASTBIN_CHUNK_BYTES_MAX, FLAGS, Layout, PREV_INUSE, TOP_BEFORE_BINS, is_chunk_address};
 use super::parse::{Bounds, Kind, Parsed, Record, Snapshot, find_boundary, find_piece, is_sound_header, parse};
 use crate::heap::residency::{page_down, page_up};
 
@@ -441,7 +441,8 @@ impl RegionWalk {
     /// A hop that could not be made: try again with fresh data, and after a few tries give the chunk up as unknown.
     fn force_progress(&mut self, walker: &mut Walker<'_>, bytes: u64) {
         walker.pages.forget();
-        if self.refresh_top(walker) {
+        // Without a size there is nothing to step over: the window read next finds out what is the matter.
+        if self.refresh_top(walker) || bytes < CHUNK_BYTES_MIN {
             return;
         }
         self.tries += 1;
@@ -450,7 +451,7 @@ impl RegionWalk {
         }
         self.tries = 0;
         walker.quality.broken_headers += 1;
-        let skip = bytes.max(16).min(self.bounds.end.saturating_sub(self.at));
+        let skip = bytes.min(self.bounds.end.saturating_sub(self.at));
         walker.commit_gap(skip, true);
         self.at += skip;
         self.held_back.clear();
