@@ -50,8 +50,10 @@ fn damaged_heaps_are_walked_in_bounded_time_and_add_up_or_are_unusable() {
     let fixture = small_heap();
     let heap = fixture.maps.mappings.iter().find(|m| format!("{:?}", m.backing).contains("[heap]")).unwrap().clone();
     let arena = census(&fixture).census.heaps[0].arenas[0].address;
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() });
-    let value = prop_oneof![Just(0u64), Just(u64::MAX), any::<u64>(), (1u64..4096).prop_map(|n| n * 16 + 1), Just(arena), Just(heap.start.0 + 16)];
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() });
+    let value =
+        prop_oneof![Just(0u64), Just(u64::MAX), any::<u64>(), (1u64..4096).prop_map(|n| n * 16 + 1), Just(arena), Just(heap.start.0 + 16)];
     let place = prop_oneof![
         // Anywhere in the heap, in the arena's bins and lists, and in its tail (next, system_mem).
         (0..heap.len() / 8).prop_map(move |n| heap.start.0 + 8 * n),
@@ -105,7 +107,8 @@ fn random_data_holds_no_heap_and_makes_nothing_panic() {
         b"55d000000000-55d000001000 r--p 00000000 08:01 5 /bin/x\n55d000001000-55d000003000 rw-p 00001000 08:01 5 /bin/x\n\
           55d000003000-55d000303000 rw-p 00000000 00:00 0\n55d000400000-55d000480000 rw-p 00000000 00:00 0 [heap]\n",
     );
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() });
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() });
     let pointer = (0u64..0x48_0000).prop_map(|n| 0x55d0_0000_0000 + (n & !7));
     let word = prop_oneof![pointer, any::<u64>(), Just(0)];
     runner

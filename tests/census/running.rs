@@ -7,7 +7,11 @@ use fragprof::census::{CoreFile, HeapAccount, Level, Options, Pace, Places, take
 
 use super::target::{Target, build};
 
-const OPTIONS: Options = Options { level: Level::Full, pace: Pace { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(20) }, with_not_malloc: false };
+const OPTIONS: Options = Options {
+    level: Level::Full,
+    pace: Pace { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(20) },
+    with_not_malloc: false,
+};
 
 fn heaps() -> Command {
     Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]))

@@ -363,7 +363,7 @@ impl RegionWalk {
                 from = if searched + 64 < snapshot.end { searched } else { (snapshot.end & !15).max(from + 16) };
             }
         }
-        let top = self.bounds.top.filter(|top| (self.at..self.bounds.end).contains(top));
+        let top = self.bounds.top.filter(|&top| self.at < top && top < self.bounds.end);
         let end = found.or(top).unwrap_or(self.bounds.end).min(self.bounds.end).max(self.at);
         if self.bounds.goes_on_after_top {
             // The kernel joined the heap's mappings with others that lie between them: what follows is a region of its own.
