@@ -12,8 +12,8 @@ mod log;
 pub mod output;
 pub mod record;
 pub mod report;
-pub mod top;
 pub mod run;
+pub mod top;
 
 use std::process::ExitCode;
 

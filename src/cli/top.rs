@@ -26,7 +26,7 @@ use crate::units::Pid;
 /// the view is interactive (? lists its keys); otherwise each sample is printed as text, or with --json as one object a line.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Process to watch; may be given several times
+    /// Process to watch; may be given several times. Without one, a terminal gets a list to choose from
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
     /// Time between two samples, such as 500ms or 5s
@@ -72,6 +72,8 @@ impl From<Sort> for SortKey {
 
 /// How long the recording is driven before it is asked whether to stop.
 const STEP: Duration = Duration::from_millis(100);
+/// How long it is driven between two samples at least.
+const STEP_MIN: Duration = Duration::from_millis(10);
 /// Samples that may wait for the view. One is enough: a view that is late wants the newest.
 const SAMPLES_WAITING: usize = 1;
 
@@ -80,17 +82,23 @@ const SAMPLES_WAITING: usize = 1;
 /// # Errors
 /// If a process cannot be watched, or the output not written.
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
-    if args.pid.is_empty() {
-        return Err(
-            Failed::new(ExitStatus::Usage, "which process? Give its pid: fragprof top -p PID (there is no agent to ask for all)").into()
-        );
-    }
     let stop = stop_flag()?;
+    let prints = args.once || args.json || !is_terminal();
+    let chosen;
+    let pids = if !args.pid.is_empty() {
+        args.pid.as_slice()
+    } else if prints {
+        return Err(Failed::new(ExitStatus::Usage, "which process? Give its pid: fragprof top -p PID").into());
+    } else {
+        chosen = live::choose(&stop).context("the terminal failed")?;
+        let Some(pid) = &chosen else { return Ok(()) };
+        std::slice::from_ref(pid)
+    };
     let mut recorder = Recorder::new(Options::default()).map_err(failed)?;
-    for pid in &args.pid {
+    for pid in pids {
         recorder.watch(Pid(*pid)).map_err(failed)?;
     }
-    if args.once || args.json || !is_terminal() {
+    if prints {
         return print(args, recorder, &stop);
     }
     show(args, recorder, &stop)
@@ -100,15 +108,16 @@ fn is_terminal() -> bool {
     io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Drives the collector until `due`, `stop`, or the end of the processes. Returns whether to go on after a sample.
+/// Drives the collector until `due`, `stop`, or the end of the processes, and a little even if it is late: the recording must be looked
+/// after. Returns whether to go on after a sample.
 fn drive(collector: &mut Collector, due: Instant, stop: &AtomicBool) -> bool {
     while !stop.load(Ordering::Relaxed) {
         let left = due.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return true;
-        }
-        if !collector.step(left.min(STEP)) {
+        if !collector.step(left.clamp(STEP_MIN, STEP)) {
             return false;
+        }
+        if left <= STEP_MIN {
+            return true;
         }
     }
     false
@@ -121,7 +130,8 @@ fn print(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Resul
     collector.sample();
     let mut due = Instant::now();
     loop {
-        due += args.interval;
+        // Samples that came late are not made up for.
+        due = Instant::now().max(due + args.interval);
         let go_on = drive(&mut collector, due, stop);
         let sample = collector.sample();
         let page = if args.json { object(&sample)? } else { text::page(&sample, args.sort.into()) };

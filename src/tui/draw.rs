@@ -130,7 +130,7 @@ fn processes(sample: &Sample, chosen: &ProcessSample, columns: usize) -> Vec<Lin
 }
 
 /// The first row shown of `count`, so that row `at` is among the `room` shown.
-fn first_shown(at: usize, count: usize, room: usize) -> usize {
+pub fn first_shown(at: usize, count: usize, room: usize) -> usize {
     if at < room { 0 } else { (at + 1 - room).min(count.saturating_sub(room)) }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::sample::{Basis, HeapReading};
 use crate::census::{self, Level, LiveMemory, Memory as _, MemoryError, Pace, Places};
 use crate::fragmentation::ladder::Ladder;
-use crate::heap::residency::Residency;
+use crate::heap::residency::{PAGE_BYTES, Residency};
 use crate::profile::HeapSummary;
 use crate::target::{Backing, Mapping, Maps, Process};
 use crate::units::Pid;
@@ -28,7 +28,6 @@ const TIME_SHARE: u32 = 50;
 const REST_MAX: Duration = Duration::from_secs(30);
 /// Bytes of `/proc/PID/statm`: seven numbers.
 const STATM_BYTES_MAX: u64 = 256;
-const PAGE_BYTES: u64 = 4096;
 
 /// The ranges of memory that malloc may hold, by rising address.
 pub fn ranges(maps: &Maps) -> Vec<Range<u64>> {
@@ -158,11 +157,14 @@ fn from_mappings(memory: &LiveMemory) -> Result<HeapReading, MemoryError> {
     })
 }
 
-/// Memory of the whole process in RAM: the second number of `/proc/PID/statm`, in pages. The kernel sums it from per-CPU counts, so it
-/// may be off by some hundred KiB. `None` = the process is gone.
+/// Memory of the whole process in RAM. `None` = the process is gone.
 pub fn rss_bytes(process: &Process) -> Option<u64> {
-    let bytes = crate::target::process::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?;
-    let pages: u64 = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    rss_of_statm(&crate::target::process::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?)
+}
+
+/// The second number of `/proc/PID/statm`, in pages. The kernel sums it from per-CPU counts, so it may be off by some hundred KiB.
+pub fn rss_of_statm(statm: &[u8]) -> Option<u64> {
+    let pages: u64 = std::str::from_utf8(statm).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
     pages.checked_mul(PAGE_BYTES)
 }
 

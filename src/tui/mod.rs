@@ -13,20 +13,24 @@
 //! |---|---|---|
 //! | [`sample`] | the sample model and its JSON | yes |
 //! | [`choose`] | which stacks a sample carries | yes |
-//! | [`heap`] | heap ranges from the maps; residency | ranges: yes |
+//! | [`heap`] | the heap by a census, or by its mappings | ranges: yes |
 //! | [`collect`] | recorder and `/proc` to samples | no |
 //! | [`words`] | a process's figures as labelled lines | yes |
 //! | [`text`] | the page for a pipe | yes |
 //! | [`state`] | what is shown and selected; keys | yes |
 //! | [`draw`] | sample and state to a frame | yes |
+//! | [`processes`] | the machine's processes by size | no |
+//! | [`choice`] | choosing one of them | yes |
 //! | [`screen`] | the terminal, put back in every case | no |
 //! | [`live`] | the event loop | no |
 
+pub mod choice;
 pub mod choose;
 pub mod collect;
 pub mod draw;
 pub mod heap;
 pub mod live;
+pub mod processes;
 pub mod sample;
 pub mod screen;
 pub mod state;

@@ -1,5 +1,8 @@
 //! What the live view shows and what is selected, and what each key does to it. Pure.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::sample::{ProcessSample, Sample, SortKey, StackKey, StackSample, rank};
@@ -75,7 +78,13 @@ impl State {
 
     /// The rows of the table of stacks, in order.
     pub fn rows<'a>(&self, process: &'a ProcessSample) -> Vec<&'a StackSample> {
-        let mut rows: Vec<&StackSample> = process.stacks.iter().filter(|stack| self.shows(stack)).collect();
+        let mut rows: Vec<&StackSample> = process.stacks.iter().collect();
+        if !self.filter.is_empty() {
+            // Frames share their texts, so each is compared once.
+            let mut known: HashMap<*const u8, bool> = HashMap::new();
+            let mut has = |text: &Arc<str>| *known.entry(text.as_ptr()).or_insert_with(|| contains(text, &self.filter));
+            rows.retain(|row| row.named.frames.iter().any(|frame| has(&frame.function) || has(&frame.file) || has(&frame.module)));
+        }
         rank(&mut rows, self.sort);
         rows
     }
@@ -83,11 +92,6 @@ impl State {
     /// Index of the selected row.
     pub fn selected_row(&self, rows: &[&StackSample]) -> usize {
         rows.iter().position(|row| Some(row.key) == self.selected).unwrap_or(0)
-    }
-
-    fn shows(&self, stack: &StackSample) -> bool {
-        let has = |text: &str| contains(text, &self.filter);
-        self.filter.is_empty() || stack.named.frames.iter().any(|frame| has(&frame.function) || has(&frame.file) || has(&frame.module))
     }
 
     /// Takes a key.
@@ -192,7 +196,7 @@ impl State {
 }
 
 /// Whether a text has another in it, in any case of ASCII letters.
-fn contains(text: &str, part: &str) -> bool {
+pub fn contains(text: &str, part: &str) -> bool {
     part.is_empty() || text.as_bytes().windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
 }
 

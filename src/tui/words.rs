@@ -109,11 +109,11 @@ fn heap(process: &ProcessSample) -> String {
     let heap = &process.heap;
     let ladder = &heap.ladder;
     let most = if heap.basis == Basis::Mappings { "at most " } else { "" };
-    let mut text = format!("extent {most}{} ≥ resident {}", bytes(ladder.extent_bytes), bytes(ladder.resident_bytes));
+    let mut text = format!("extent {most}{}, resident {}", bytes(ladder.extent_bytes), bytes(ladder.resident_bytes));
     if let Some(live) = ladder.live_bytes {
-        let _ = write!(text, " ≥ live {}", HumanBytes(live));
+        let _ = write!(text, ", live {}", HumanBytes(live));
     } else if let Some(estimate) = heap.live_bytes_est {
-        let _ = write!(text, " ≥ live about {}", HumanBytes(estimate));
+        let _ = write!(text, ", live about {}", HumanBytes(estimate));
         if let Some(error) = heap.live_bytes_stderr {
             let _ = write!(text, " ± {}", HumanBytes(error));
         }
@@ -242,7 +242,7 @@ mod tests {
         let mut process = sample.processes.remove(0);
         process.heap = Default::default();
         process.totals.allocations_per_s = None;
-        assert_eq!(text_of(&process, &sample, "heap"), "extent not known ≥ resident not known; process RSS not known");
+        assert_eq!(text_of(&process, &sample, "heap"), "extent not known, resident not known; process RSS not known");
         assert_eq!(text_of(&process, &sample, "rate"), "not known yet");
         assert_eq!(text_of(&process, &sample, "ratio"), "fragmentation not known (1 − live / resident), extent / live not known");
     }
