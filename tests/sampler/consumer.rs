@@ -15,7 +15,6 @@ use libbpf_rs::{Link, MapCore as _, Object, ObjectBuilder, RingBuffer, RingBuffe
 use tempfile::TempDir;
 
 use crate::support::process::run;
-use crate::support::serial;
 
 /// `TEST_FRAMES_MAX` of usdt_test.bpf.c.
 const FRAMES_MAX: usize = 24;
@@ -52,11 +51,7 @@ pub struct Consumer {
 impl Consumer {
     /// Compiles and loads `usdt_test.bpf.c`.
     pub fn new() -> Self {
-        let object = {
-            // Loading takes a second of a core and some memory each: one at a time.
-            let _alone = serial();
-            ObjectBuilder::default().open_file(object_file()).unwrap().load().unwrap()
-        };
+        let object = ObjectBuilder::default().open_file(object_file()).unwrap().load().unwrap();
         let records = Rc::new(RefCell::new(Vec::new()));
         let sink = Rc::clone(&records);
         let mut builder = RingBufferBuilder::new();

@@ -100,6 +100,7 @@ static uint64_t points(struct thread *thread)
 	int64_t left = thread->left_bytes;
 	uint64_t found = 0;
 
+	thread->run_out++;
 	if (thread->random == 0) {
 		/* The thread's first allocation: the countdown started at no point. */
 		uint64_t nth = __atomic_add_fetch(&threads_seeded, 1, __ATOMIC_RELAXED);

@@ -23,6 +23,8 @@ struct thread {
 	int64_t left_bytes;
 	/* Of the random numbers; 0 before the first. */
 	uint64_t random;
+	/* Countdowns that ran out so far. */
+	uint64_t run_out;
 };
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -75,9 +77,11 @@ static inline void sample_count(void *pointer, size_t size_bytes)
  * during the call, it was this. Nothing has to be undone when the call is left by an exception, a jump or the end of the thread. */
 #define SAMPLE_COUNTED(size, call)                                                        \
 	({                                                                                \
-		int64_t before_ = sampler_thread.left_bytes;                              \
+		int64_t left_ = sampler_thread.left_bytes;                                \
+		uint64_t run_out_ = sampler_thread.run_out;                               \
 		void *pointer_ = (call);                                                  \
-		if (likely(pointer_ != NULL && sampler_thread.left_bytes == before_))     \
+		if (likely(pointer_ != NULL && sampler_thread.left_bytes == left_ &&      \
+			   sampler_thread.run_out == run_out_))                           \
 			sample_count(pointer_, (size));                                   \
 		pointer_;                                                                 \
 	})

@@ -14,10 +14,11 @@ extern void sdallocx(void *, size_t, int) __attribute__((weak));
 extern void *tc_malloc(size_t) __attribute__((weak));
 extern void *mi_malloc(size_t) __attribute__((weak));
 
-/* An aligned block's usable size depends on where it came to lie. */
-static void show_aligned(const char *what, size_t size, void *p)
+/* An aligned block's usable size depends on where it came to lie. Not every allocator aligns as it should. */
+static void show_aligned(const char *what, size_t size, size_t alignment, void *p)
 {
-	printf("%s %zu: %s errno %d enough %d\n", what, size, p ? "block" : "NULL", errno, p && malloc_usable_size(p) >= size);
+	printf("%s %zu: %s errno %d aligned to %zu %d enough %d\n", what, size, p ? "block" : "NULL", errno, alignment,
+	       !((uintptr_t)p & (alignment - 1)), p && malloc_usable_size(p) >= size);
 	errno = 0;
 }
 
@@ -32,7 +33,7 @@ static void show(const char *what, size_t size, void *p)
 int main(void)
 {
 	static const size_t sizes[] = { 0, 1, 24, 100, 1000, 5000, 70000, 300000, 5000000 };
-	static const size_t alignments[] = { 16, 64, 256, 4096, 65536 };
+	static const size_t alignments[] = { 16, 64, 256, 4096 };
 	volatile size_t huge = (size_t)PTRDIFF_MAX - 8192;
 	static char buffer[1 << 16];
 
@@ -57,20 +58,14 @@ int main(void)
 			size_t a = alignments[j];
 			void *q = NULL;
 			int error = posix_memalign(&q, a, n);
-			if ((uintptr_t)q & (a - 1))
-				return 1;
 			printf("%d ", error);
-			show_aligned("posix_memalign", n, q);
+			show_aligned("posix_memalign", n, a, q);
 			free(q);
 			q = aligned_alloc(a, (n + a - 1) & ~(a - 1));
-			if ((uintptr_t)q & (a - 1))
-				return 1;
-			show_aligned("aligned_alloc", n, q);
+			show_aligned("aligned_alloc", n, a, q);
 			free(q);
 			q = memalign(a, n);
-			if ((uintptr_t)q & (a - 1))
-				return 1;
-			show_aligned("memalign", n, q);
+			show_aligned("memalign", n, a, q);
 			free(q);
 		}
 	}
