@@ -24,9 +24,13 @@
 //! | [`profile`] | the one profile model and its encoders | no |
 //! | [`recorder`] | a recording from attach to profile | yes |
 //! | [`sampler`] | the preload library that samples in the process | no |
+//! | [`agent`] | the daemon: discovery, schedule and budget of the census, the sample model | reads memory |
+//! | [`metrics`] | Prometheus exposition of the sample model | no |
+//! | [`server`] | HTTP: metrics, health, API | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 
+pub mod agent;
 pub mod capture;
 pub mod census;
 pub mod cli;

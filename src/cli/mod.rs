@@ -1,5 +1,6 @@
 //! One file a subcommand: argument parsing, then a call.
 
+pub mod agent;
 pub mod bench;
 pub mod by;
 pub mod census;
@@ -42,6 +43,7 @@ enum Command {
     Diff(diff::DiffArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
+    Agent(agent::AgentArgs),
 }
 
 /// Runs the command line and returns its exit status.
@@ -58,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Agent(args) => agent::run(&args),
         Command::Doctor(args) => doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock()),
     };
     match done {

@@ -1,1 +1,86 @@
 //! Prometheus exposition of the sample model.
+//!
+//! [`heaps`] has the ladder of each process, [`own`] the agent itself. Every family says in its HELP what it is and what its error is;
+//! series end with their process, because each exposition is made from the newest snapshot alone.
+
+pub mod family;
+pub mod heaps;
+pub mod own;
+
+use std::time::Instant;
+
+use prometheus::TextEncoder;
+
+use crate::agent::sample::Snapshot;
+use crate::server::HttpCounters;
+
+/// Content-Type of the exposition (Prometheus text format 0.0.4).
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The whole exposition.
+///
+/// # Errors
+/// If the encoder refuses a family, which is a fault of this module.
+pub fn exposition(snapshot: &Snapshot, http: &HttpCounters, now: Instant) -> Result<String, prometheus::Error> {
+    let (mut families, in_other) = heaps::families(snapshot, now);
+    families.extend(own::families(snapshot, http, in_other, now));
+    let families: Vec<_> = families.into_iter().filter_map(family::Family::into_proto).collect();
+    TextEncoder::new().encode_to_string(&families)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::agent::sample::{HeapSample, Identity, ProcessSample, WatchState};
+    use crate::target::ProcessId;
+    use crate::units::Pid;
+
+    fn process(pid: u32, comm: &str, rss_bytes: u64) -> Arc<ProcessSample> {
+        let heap = HeapSample { allocator: "glibc".into(), extent_bytes: rss_bytes, live_bytes: Some(rss_bytes / 2), ..Default::default() };
+        Arc::new(ProcessSample {
+            identity: Identity { process: ProcessId { pid: Pid(pid), start_ticks: 1 }, stack: 1 },
+            comm: comm.into(),
+            uid: 0,
+            rss_bytes,
+            state: WatchState::Watched,
+            reason: None,
+            top: None,
+            full: None,
+            heaps: vec![heap],
+        })
+    }
+
+    fn text(processes: Vec<Arc<ProcessSample>>, metrics_processes_max: usize) -> String {
+        let now = Instant::now();
+        let snapshot = Snapshot { processes, metrics_processes_max, ..Snapshot::empty(now) };
+        exposition(&snapshot, &HttpCounters::default(), now).unwrap()
+    }
+
+    #[test]
+    fn a_step_that_is_not_known_has_no_series() {
+        let text = text(vec![process(7, "a", 100)], 10);
+        assert!(text.contains("fragprof_heap_live_bytes{pid=\"7\",comm=\"a\",allocator=\"glibc\"} 50\n"), "{text}");
+        assert!(!text.contains("fragprof_heap_trimmable_bytes"));
+    }
+
+    #[test]
+    fn the_largest_have_series_and_the_rest_is_summed_and_counted() {
+        let text = text((1..=5).map(|pid| process(pid, "a", u64::from(pid) * 100)).collect(), 2);
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("fragprof_heap_extent_bytes{")).collect();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines[0].contains("pid=\"5\"") && lines[1].contains("pid=\"4\""));
+        assert_eq!(lines[2], "fragprof_heap_extent_bytes{pid=\"other\",comm=\"other\",allocator=\"glibc\"} 600");
+        assert!(text.contains("fragprof_agent_processes_in_other 3\n"));
+    }
+
+    #[test]
+    fn a_hostile_name_stays_within_its_label() {
+        let text = text(vec![process(7, "a\"} 1\nx{\\\u{1b}[2J\r\u{202e}", 100)], 10);
+        assert!(text.lines().all(|line| line.starts_with('#') || line.starts_with("fragprof_")), "{text}");
+        assert!(!text.contains('\u{1b}') && !text.contains('\r') && !text.contains('\u{202e}'));
+        assert!(text.contains(r#"comm="a\"} 1\\u{a}x{\\\\u{1b}[2J\\u{d}\\u{202e}""#), "{text}");
+    }
+}

@@ -1,1 +1,166 @@
-//! HTTP: metrics, health and the API.
+//! HTTP: metrics, health and the API, on a thread of its own.
+//!
+//! | path | answer | token |
+//! |---|---|---|
+//! | `/metrics` | Prometheus exposition | no |
+//! | `/healthz` | 200 while the census thread goes on, else 503 | no |
+//! | `/readyz` | 200 once every process found at the start was looked at, else 503 | no |
+//! | `/api/v1/processes` | all watched processes with their ladders | yes |
+//! | `/api/v1/processes/{pid}` | one of them | yes |
+//! | `/api/v1/processes/{pid}/heap` | its newest close census, the object of `fragprof census --json` | yes |
+//!
+//! Handlers only read the newest snapshot: no request makes the agent look at a process.
+
+pub mod api;
+pub mod auth;
+pub mod listener;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::sync::oneshot;
+
+use self::listener::Limited;
+use crate::agent::collect::Heartbeat;
+use crate::agent::sample::Published;
+use crate::metrics;
+
+/// What the server counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HttpCounters {
+    /// Requests answered.
+    pub requests: u64,
+    /// Of them, turned away for want of a token.
+    pub unauthorized: u64,
+    /// Connections closed at once because too many were open.
+    pub refused: u64,
+}
+
+/// What handlers share.
+#[derive(Debug)]
+pub struct ServerState {
+    listen: SocketAddr,
+    published: Arc<Published>,
+    heartbeat: Arc<Heartbeat>,
+    token: RwLock<Option<String>>,
+    requests: AtomicU64,
+    unauthorized: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl ServerState {
+    /// Without a `token` everything is open, to loopback only.
+    #[must_use]
+    pub fn new(listen: SocketAddr, published: Arc<Published>, heartbeat: Arc<Heartbeat>, token: Option<String>) -> Self {
+        let zero = || AtomicU64::new(0);
+        let token = RwLock::new(token);
+        Self { listen, published, heartbeat, token, requests: zero(), unauthorized: zero(), refused: zero() }
+    }
+
+    /// The address that is listened on.
+    #[must_use]
+    pub fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// Replaces the token.
+    pub fn set_token(&self, token: Option<String>) {
+        *self.token.write().unwrap_or_else(PoisonError::into_inner) = token;
+    }
+
+    fn counters(&self) -> HttpCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        HttpCounters { requests: read(&self.requests), unauthorized: read(&self.unauthorized), refused: read(&self.refused) }
+    }
+}
+
+/// The running server.
+#[derive(Debug)]
+pub struct Server {
+    thread: JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+}
+
+impl Server {
+    /// Starts the thread `fragprof-http` on a socket that is bound already, so that a taken address is the caller's error.
+    ///
+    /// # Errors
+    /// If the system gives no thread, timer or poll descriptor.
+    pub fn start(listener: TcpListener, state: Arc<ServerState>, connections_max: usize) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        listener.set_nonblocking(true)?;
+        let listener = {
+            let _inside = runtime.enter();
+            Limited::new(tokio::net::TcpListener::from_std(listener)?, connections_max, Arc::clone(&state))
+        };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serve = move || {
+            let until = async {
+                // Told, or the sender is gone: both mean the end.
+                let _ = stopped.await;
+            };
+            let served = runtime.block_on(axum::serve(listener, router(state)).with_graceful_shutdown(until).into_future());
+            if let Err(error) = served {
+                tracing::error!("the HTTP server ended: {error}");
+            }
+        };
+        let thread = std::thread::Builder::new().name("fragprof-http".into()).spawn(serve)?;
+        Ok(Self { thread, stop })
+    }
+
+    /// Lets requests under way finish, for at most `within`.
+    pub fn stop(self, within: Duration) {
+        // It is gone already if this fails.
+        let _ = self.stop.send(());
+        let deadline = Instant::now() + within;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+}
+
+fn router(state: Arc<ServerState>) -> Router {
+    let guarded = api::routes().layer(from_fn_with_state(Arc::clone(&state), auth::check));
+    Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .merge(guarded)
+        .fallback(auth::not_found)
+        .layer(from_fn_with_state(Arc::clone(&state), auth::count))
+        .with_state(state)
+}
+
+async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
+    match metrics::exposition(&state.published.load(), &state.counters(), Instant::now()) {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn healthz(State(state): State<Arc<ServerState>>) -> Response {
+    if state.heartbeat.is_alive() {
+        "ok\n".into_response()
+    } else {
+        let silent_s = state.heartbeat.age().as_secs();
+        (StatusCode::SERVICE_UNAVAILABLE, format!("the census thread has been silent for {silent_s} s\n")).into_response()
+    }
+}
+
+async fn readyz(State(state): State<Arc<ServerState>>) -> Response {
+    if state.published.load().first_round_done {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the first round over the processes is not finished\n").into_response()
+    }
+}

@@ -1,0 +1,555 @@
+//! The census thread: finds processes, looks at them as the schedule says, publishes what it found.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::budget::{Budget, Work};
+use super::config::Config;
+use super::discovery::{Scan, Seen, scan};
+use super::rules::Rules;
+use super::sample::{AgentCounters, HeapSample, Identity, ProcessSample, Published, Snapshot, TimedCensus, WatchState};
+use super::schedule::{Due, Next, Shed, close_level, has_moved, next, rounds_skipped};
+use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
+use crate::heap::residency::PAGE_BYTES;
+use crate::target::process::read_bounded;
+use crate::target::{Process, TargetError};
+use crate::units::Pid;
+
+/// Longest sleep, so that the heartbeat goes on.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Time between two snapshots while there is work: a reader never sees figures older than this because of publishing.
+const PUBLISH_EVERY: Duration = Duration::from_millis(500);
+/// Arenas kept of a census (80 bytes each): glibc makes eight a core unless told otherwise, so 64 cores' worth. The others' sums are
+/// in the heap's figures all the same.
+const ARENAS_KEPT_MAX: usize = 512;
+/// Table of chunks after which freed memory is handed back to the system: the agent is not to hoard what one large heap needed.
+const TRIM_AFTER_CHUNKS: u64 = 1 << 20;
+/// Share of the budget that looking through `/proc` may take; above it the looks become rarer.
+const SCAN_SHARE: f64 = 0.25;
+/// Bytes read of `/proc/self/statm` and `/etc/passwd`.
+const SMALL_FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// A census may take 30 s ([`Config::check`]); a thread that is silent for longer hangs.
+const SILENCE_MAX: Duration = Duration::from_secs(45);
+
+/// What the census thread is told.
+#[derive(Debug)]
+pub enum Command {
+    /// Go on with this configuration.
+    Reload(Box<Config>),
+    /// Counted: a configuration that could not be used.
+    ReloadFailed,
+    /// End.
+    Stop,
+}
+
+/// Milliseconds since the start at which the census thread was last seen to go on.
+#[derive(Debug)]
+pub struct Heartbeat {
+    started: Instant,
+    at_ms: AtomicU64,
+}
+
+impl Heartbeat {
+    /// Beats now.
+    #[must_use]
+    pub fn new(started: Instant) -> Self {
+        Self { started, at_ms: AtomicU64::new(0) }
+    }
+
+    fn beat(&self) {
+        self.at_ms.store(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Whether the thread goes on.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.age() < SILENCE_MAX
+    }
+
+    /// Time since the last beat.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.started.elapsed().saturating_sub(Duration::from_millis(self.at_ms.load(Ordering::Relaxed)))
+    }
+}
+
+/// A watched process with its schedule.
+#[derive(Debug)]
+struct Watch {
+    sample: Arc<ProcessSample>,
+    due: Due,
+    /// Chunks found by the last full census.
+    chunks: Option<u64>,
+}
+
+/// The census thread's state.
+#[derive(Debug)]
+pub struct Collector {
+    config: Config,
+    rules: Rules,
+    published: Arc<Published>,
+    heartbeat: Arc<Heartbeat>,
+    watches: BTreeMap<Identity, Watch>,
+    places: Places,
+    budget: Budget,
+    counters: AgentCounters,
+    started: Instant,
+    filled_at: Instant,
+    published_at: Option<Instant>,
+    cpu: Duration,
+    next_scan_s: f64,
+    processes_on_machine: usize,
+    processes_over_limit: usize,
+    own_rss_bytes: u64,
+    first_round_done: bool,
+    sequence: u64,
+}
+
+impl Collector {
+    /// A collector that has seen nothing yet.
+    #[must_use]
+    pub fn new(config: Config, published: Arc<Published>, heartbeat: Arc<Heartbeat>) -> Self {
+        let now = Instant::now();
+        let budget = Budget::new(config.census.budget_ratio(), config.census.start_credit_ms as f64 / 1e3);
+        let rules = rules_of(&config);
+        Self {
+            config,
+            rules,
+            published,
+            heartbeat,
+            watches: BTreeMap::new(),
+            places: Places::default(),
+            budget,
+            counters: AgentCounters::default(),
+            started: now,
+            filled_at: now,
+            published_at: None,
+            cpu: Duration::ZERO,
+            next_scan_s: 0.0,
+            processes_on_machine: 0,
+            processes_over_limit: 0,
+            own_rss_bytes: 0,
+            first_round_done: false,
+            sequence: 0,
+        }
+    }
+
+    /// Works until it is told to stop, or nobody can tell it any more.
+    pub fn run(mut self, commands: &Receiver<Command>) {
+        self.cpu = thread_cpu();
+        loop {
+            let wait = self.step();
+            self.heartbeat.beat();
+            match commands.recv_timeout(wait) {
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Command::Reload(config)) => self.reload(*config),
+                Ok(Command::ReloadFailed) => self.counters.reload_errors += 1,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// One piece of work; returns how long to sleep after it.
+    fn step(&mut self) -> Duration {
+        let now_s = self.now_s();
+        if now_s >= self.next_scan_s {
+            self.scan();
+            self.charge(Work::Cheap);
+            return Duration::ZERO;
+        }
+        let dues = self.watches.iter().map(|(&identity, watch)| (identity, watch.due));
+        match next(dues, now_s, &self.budget) {
+            Next::Take(identity, work) => {
+                self.look(identity, work);
+                self.charge(work);
+                if self.published_at.is_none_or(|at| at.elapsed() >= PUBLISH_EVERY) {
+                    self.publish();
+                }
+                Duration::ZERO
+            }
+            Next::Wait(until_s) => {
+                self.publish();
+                self.charge(Work::Cheap);
+                let wait_s = until_s.min(self.next_scan_s) - self.now_s();
+                Duration::try_from_secs_f64(wait_s).unwrap_or(SLEEP_MAX).clamp(Duration::from_millis(1), SLEEP_MAX)
+            }
+        }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// Charges the processor time since the last charge, and adds what the time brought.
+    fn charge(&mut self, work: Work) {
+        let cpu = thread_cpu();
+        let used_s = cpu.saturating_sub(self.cpu).as_secs_f64();
+        self.cpu = cpu;
+        self.counters.thread_cpu_s += used_s;
+        self.budget.spend(work, used_s);
+        let now = Instant::now();
+        self.budget.fill(now.saturating_duration_since(self.filled_at).as_secs_f64());
+        self.filled_at = now;
+    }
+
+    fn reload(&mut self, config: Config) {
+        self.rules = rules_of(&config);
+        self.budget.set_rate(config.census.budget_ratio());
+        self.config = config;
+        self.counters.reloads += 1;
+        let now_s = self.now_s();
+        let (top_s, full_s) = (now_s + self.config.census.top_interval_s as f64, now_s + self.config.census.full_interval_s as f64);
+        for watch in self.watches.values_mut() {
+            if watch.due.top_s.is_finite() {
+                watch.due.top_s = watch.due.top_s.min(top_s);
+            }
+            watch.due.full_s = watch.due.full_s.map(|due_s| due_s.min(full_s));
+        }
+        self.next_scan_s = 0.0;
+    }
+
+    /// Looks at the list of processes: new ones are due at once, those that ended are forgotten.
+    fn scan(&mut self) {
+        let before = thread_cpu();
+        self.counters.scans += 1;
+        match scan(&self.rules, self.config.discovery.processes_max, Pid(std::process::id())) {
+            Ok(found) => self.follow(found),
+            Err(error) => {
+                self.counters.scan_errors += 1;
+                tracing::warn!("cannot look through /proc: {error}");
+            }
+        }
+        self.own_rss_bytes = own_rss_bytes().unwrap_or(self.own_rss_bytes);
+        let cost_s = thread_cpu().saturating_sub(before).as_secs_f64();
+        let interval_s = self.config.discovery.scan_interval_s as f64;
+        self.next_scan_s = self.now_s() + interval_s.max(cost_s / (self.config.census.budget_ratio() * SCAN_SHARE));
+    }
+
+    fn follow(&mut self, found: Scan) {
+        self.processes_on_machine = found.processes;
+        self.processes_over_limit = found.over_limit;
+        let now_s = self.now_s();
+        let mut before = std::mem::take(&mut self.watches);
+        for seen in found.seen {
+            let Seen { identity, comm, uid, rss_bytes } = seen;
+            let watch = match before.remove(&identity) {
+                Some(mut watch) => {
+                    let sample = Arc::make_mut(&mut watch.sample);
+                    sample.comm = comm;
+                    sample.uid = uid;
+                    sample.rss_bytes = rss_bytes;
+                    watch
+                }
+                None => Watch {
+                    sample: Arc::new(ProcessSample {
+                        identity,
+                        comm,
+                        uid,
+                        rss_bytes,
+                        state: WatchState::Waiting,
+                        reason: None,
+                        top: None,
+                        full: None,
+                        heaps: Vec::new(),
+                    }),
+                    due: Due { top_s: now_s, full_s: None },
+                    chunks: None,
+                },
+            };
+            self.watches.insert(identity, watch);
+        }
+        self.counters.ended += before.len() as u64;
+    }
+
+    /// Takes one census.
+    fn look(&mut self, identity: Identity, work: Work) {
+        let Some(watch) = self.watches.get(&identity) else { return };
+        let due_s = if work == Work::Cheap { Some(watch.due.top_s) } else { watch.due.full_s };
+        let sample = Arc::clone(&watch.sample);
+        let chunks = watch.chunks;
+        let (level, interval_s) = self.level(&sample, chunks, work);
+        let comm = sample.comm.as_str();
+        let now_s = self.now_s();
+        let skipped = rounds_skipped(due_s.unwrap_or(now_s), now_s, interval_s);
+        match work {
+            Work::Cheap => self.counters.top_rounds_skipped += skipped,
+            Work::Full => self.counters.full_rounds_skipped += skipped,
+        }
+        let pace = Pace {
+            pause_per_mib: Duration::from_micros(self.config.census.pause_per_mib_us),
+            duration_max: Duration::from_secs(self.config.census.duration_max_s),
+            ..Pace::default()
+        };
+        // What is resident besides malloc costs milliseconds: only with the close census.
+        let options = Options { level, pace, with_not_malloc: level != Level::Top };
+        let before = thread_cpu();
+        let result = census_of(identity, comm, options, &mut self.places);
+        let cpu = thread_cpu().saturating_sub(before);
+        let index = level_index(level);
+        if let Some((count, cpu_s)) = self.counters.censuses.get_mut(index).zip(self.counters.census_cpu_s.get_mut(index)) {
+            *count += 1;
+            *cpu_s += cpu.as_secs_f64();
+        }
+        match result {
+            Ok(census) => self.keep(identity, census, cpu),
+            Err(error) if is_gone(&error) => {
+                self.counters.gone += 1;
+                self.counters.ended += 1;
+                self.watches.remove(&identity);
+            }
+            Err(error) => self.refused(identity, &error),
+        }
+    }
+
+    /// The level for this kind of work, and the interval at which it is due.
+    fn level(&mut self, sample: &ProcessSample, chunks: Option<u64>, work: Work) -> (Level, f64) {
+        let config = &self.config.census;
+        if work == Work::Cheap {
+            return (Level::Top, config.top_interval_s as f64);
+        }
+        // Blocks with mappings of their own are not walked.
+        let extents = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+        let level = match close_level(extents.fold(0, u64::saturating_add), chunks, self.own_rss_bytes, config) {
+            Ok(level) => level,
+            Err(shed) => {
+                match shed {
+                    Shed::TooLarge => self.counters.sampled_too_large += 1,
+                    Shed::OwnMemory => self.counters.sampled_memory += 1,
+                }
+                Level::Sampled
+            }
+        };
+        (level, config.full_interval_s as f64)
+    }
+
+    fn keep(&mut self, identity: Identity, mut census: Census, cpu: Duration) {
+        self.counters.read_bytes = self.counters.read_bytes.saturating_add(census.walk.read_bytes);
+        self.counters.unusable += u64::from(!census.walk.usable);
+        for heap in &mut census.heaps {
+            if heap.arenas.len() > ARENAS_KEPT_MAX {
+                self.counters.arenas_dropped += (heap.arenas.len() - ARENAS_KEPT_MAX) as u64;
+                heap.arenas.sort_by_key(|arena| std::cmp::Reverse(arena.extent_bytes));
+                heap.arenas.truncate(ARENAS_KEPT_MAX);
+            }
+        }
+        let now_s = self.now_s();
+        let config = &self.config.census;
+        let (top_interval_s, full_interval_s) = (config.top_interval_s as f64, config.full_interval_s as f64);
+        let Some(watch) = self.watches.get_mut(&identity) else { return };
+        let sample = Arc::make_mut(&mut watch.sample);
+        let level = census.level;
+        let has_heap = !census.heaps.is_empty();
+        sample.state = if has_heap { WatchState::Watched } else { WatchState::NoHeap };
+        sample.reason = (!census.layout_unknown.is_empty()).then(|| census.layout_unknown.join("; "));
+        if level == Level::Top {
+            census.rss_bytes = sample.rss_bytes;
+        } else {
+            sample.rss_bytes = census.rss_bytes;
+        }
+        if level == Level::Full {
+            let classes = census.heaps.iter().flat_map(|heap| &heap.size_classes);
+            let chunks = classes.map(|class| class.live_allocations.saturating_add(class.free_chunks)).fold(0, u64::saturating_add);
+            watch.chunks = Some(chunks);
+            if chunks > TRIM_AFTER_CHUNKS {
+                give_back();
+            }
+        }
+        let taken = Arc::new(TimedCensus { at: Instant::now(), wall: SystemTime::now(), cpu, census });
+        // A process without a heap has nothing cheap to look at; the close look is repeated, in case it gets one.
+        watch.due.top_s = if has_heap { now_s + top_interval_s } else { f64::INFINITY };
+        if level == Level::Top {
+            let moved =
+                sample.full.as_ref().is_some_and(|full| has_moved(extent(&taken.census), extent(&full.census), config.full_growth_percent));
+            sample.top = Some(taken);
+            match &mut watch.due.full_s {
+                None => watch.due.full_s = Some(now_s),
+                // Not more often than ten times the usual.
+                Some(due_s) if moved => *due_s = due_s.min(now_s.max(*due_s - full_interval_s * 0.9)),
+                Some(_) => {}
+            }
+        } else {
+            sample.full = Some(taken);
+            watch.due.full_s = Some(now_s + full_interval_s);
+        }
+        sample.join();
+    }
+
+    fn refused(&mut self, identity: Identity, error: &MemoryError) {
+        self.counters.refused += 1;
+        let retry_s = self.now_s() + self.config.census.full_interval_s as f64;
+        let Some(watch) = self.watches.get_mut(&identity) else { return };
+        tracing::debug!("no census of process {}: {error}", identity.process.pid);
+        let sample = Arc::make_mut(&mut watch.sample);
+        sample.state = WatchState::Unreadable;
+        sample.reason = Some(error.to_string());
+        watch.due = Due { top_s: retry_s, full_s: None };
+    }
+
+    fn publish(&mut self) {
+        let processes: Vec<Arc<ProcessSample>> = self.watches.values().map(|watch| Arc::clone(&watch.sample)).collect();
+        let waiting = processes.iter().any(|one| one.state == WatchState::Waiting);
+        self.first_round_done |= self.counters.scans > 0 && !waiting;
+        self.sequence += 1;
+        self.published.store(Snapshot {
+            sequence: self.sequence,
+            at: Instant::now(),
+            started: self.started,
+            processes,
+            processes_on_machine: self.processes_on_machine,
+            processes_over_limit: self.processes_over_limit,
+            first_round_done: self.first_round_done,
+            own_rss_bytes: self.own_rss_bytes,
+            budget_ratio: self.config.census.budget_ratio(),
+            memory_max_bytes: self.config.census.memory_max_mib << 20,
+            metrics_processes_max: self.config.metrics.processes_max,
+            counters: self.counters,
+        });
+        self.published_at = Some(Instant::now());
+    }
+}
+
+fn rules_of(config: &Config) -> Rules {
+    let passwd = read_bounded("/etc/passwd".as_ref(), SMALL_FILE_BYTES_MAX).unwrap_or_default();
+    let rules = Rules::new(&config.discovery, &String::from_utf8_lossy(&passwd));
+    for name in &rules.unknown_users {
+        tracing::warn!("discovery: there is no user {name:?} here; no process is taken for theirs");
+    }
+    rules
+}
+
+fn census_of(identity: Identity, comm: &str, options: Options, places: &mut Places) -> Result<Census, MemoryError> {
+    let pid = identity.process.pid;
+    let process = Process::open(pid)?;
+    if process.id() != identity.process {
+        return Err(MemoryError::Gone { pid: pid.0 });
+    }
+    let memory = LiveMemory::open(process)?;
+    take(&memory, pid.0, comm, options, places).map(|taken| taken.census)
+}
+
+fn is_gone(error: &MemoryError) -> bool {
+    use TargetError::{Gone, NotFound, Zombie};
+    matches!(error, MemoryError::Gone { .. } | MemoryError::Target(Gone { .. } | NotFound { .. } | Zombie { .. }))
+}
+
+fn extent(census: &Census) -> u64 {
+    census.heaps.iter().map(|heap| HeapSample::of(heap, census.level).extent_bytes).fold(0, u64::saturating_add)
+}
+
+/// The place of a level in [`AgentCounters::censuses`].
+#[must_use]
+pub fn level_index(level: Level) -> usize {
+    match level {
+        Level::Top => 0,
+        Level::Sampled => 1,
+        Level::Full => 2,
+    }
+}
+
+fn thread_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Resident bytes of this process: the second number of `/proc/self/statm`, in pages.
+fn own_rss_bytes() -> Option<u64> {
+    let bytes = read_bounded("/proc/self/statm".as_ref(), SMALL_FILE_BYTES_MAX).ok()?;
+    let pages: u64 = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages.saturating_mul(PAGE_BYTES))
+}
+
+fn give_back() {
+    // SAFETY: glibc's own function, which locks what it touches.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Starts the census thread.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn start(collector: Collector, commands: Receiver<Command>) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name("fragprof-census".into()).spawn(move || collector.run(&commands))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::target::testing::Cat;
+
+    fn collector(config: Config) -> (Collector, Arc<Published>) {
+        let now = Instant::now();
+        let published = Arc::new(Published::new(now));
+        (Collector::new(config, Arc::clone(&published), Arc::new(Heartbeat::new(now))), published)
+    }
+
+    fn cats_only() -> Config {
+        let mut config = Config::default();
+        config.discovery.rss_min_mib = 0;
+        config.discovery.include = vec!["cat".into()];
+        config.census.budget_percent = 100.0;
+        config
+    }
+
+    fn settle(collector: &mut Collector) {
+        while collector.step().is_zero() {}
+    }
+
+    #[test]
+    fn a_process_is_looked_at_closely_and_forgotten_when_it_ends() {
+        let (mut collector, published) = collector(cats_only());
+        let mut cat = Cat::start(Path::new("/bin/cat"), None);
+        settle(&mut collector);
+        let snapshot = published.load();
+        assert!(snapshot.first_round_done);
+        let sample = snapshot.process(cat.pid().0).unwrap();
+        assert_eq!(sample.state, WatchState::Watched);
+        assert_eq!(sample.heaps[0].allocator, "glibc");
+        assert_eq!(sample.best().unwrap().census.level, Level::Full);
+        cat.end();
+        collector.next_scan_s = 0.0;
+        settle(&mut collector);
+        assert!(published.load().process(cat.pid().0).is_none());
+        assert!(collector.counters.ended >= 1);
+    }
+
+    #[test]
+    fn without_budget_nothing_is_looked_at_and_the_wait_is_bounded() {
+        let mut config = cats_only();
+        config.census.budget_percent = 0.01;
+        config.census.start_credit_ms = 0;
+        let (mut collector, published) = collector(config);
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        // The look through /proc comes first and overdraws the account.
+        settle(&mut collector);
+        let wait = collector.step();
+        assert!(wait > Duration::ZERO && wait <= SLEEP_MAX);
+        let snapshot = published.load();
+        assert_eq!(snapshot.process(cat.pid().0).unwrap().state, WatchState::Waiting);
+        assert!(!snapshot.first_round_done);
+    }
+
+    #[test]
+    fn a_reload_changes_what_is_watched() {
+        let (mut collector, published) = collector(cats_only());
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        settle(&mut collector);
+        assert!(published.load().process(cat.pid().0).is_some());
+        let mut config = cats_only();
+        config.discovery.exclude = vec!["c?t".into()];
+        collector.reload(config);
+        settle(&mut collector);
+        let left: BTreeSet<_> = published.load().processes.iter().map(|one| one.comm.clone()).collect();
+        assert!(!left.contains("cat"), "{left:?}");
+    }
+}

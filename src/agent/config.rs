@@ -1,0 +1,351 @@
+//! The agent's configuration: what is watched, what it may cost, where it is served. TOML; an unknown key is an error.
+//!
+//! `deploy/agent.toml` is the documented example; its values are the defaults (a test holds the two together).
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Where the configuration is looked for when none is named.
+pub const DEFAULT_PATH: &str = "/etc/fragprof/agent.toml";
+/// Bytes read of a configuration or token file: a page of settings has a few KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Shortest token that is accepted: 16 characters of base64 are 96 bits.
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key, or a value of the wrong kind.
+    #[error("{path} is not a configuration of the agent: {reason}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// A value out of its range.
+    #[error("{key} = {value} is out of range: {allowed}")]
+    Range {
+        /// The key with its table.
+        key: &'static str,
+        /// The value given.
+        value: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// Listening beyond loopback without a token.
+    #[error(
+        "server.listen = {listen} is reachable from other machines, so server.token_file must name a file with a bearer token (or listen on 127.0.0.1)"
+    )]
+    NoToken {
+        /// The address.
+        listen: SocketAddr,
+    },
+    /// A token that is none.
+    #[error("the token in {path} is not usable: {reason}")]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Which processes.
+    pub discovery: DiscoveryConfig,
+    /// How often and at what cost.
+    pub census: CensusConfig,
+    /// What `/metrics` shows.
+    pub metrics: MetricsConfig,
+    /// Where it is served.
+    pub server: ServerConfig,
+}
+
+/// Which processes are watched.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiscoveryConfig {
+    /// Seconds between two looks at the list of processes.
+    pub scan_interval_s: u64,
+    /// Processes with fewer resident MiB are not watched.
+    pub rss_min_mib: u64,
+    /// Command names that are watched, `*` and `?` stand for any text and any character. Empty = all.
+    pub include: Vec<String>,
+    /// Command names that are not watched, whatever `include` says.
+    pub exclude: Vec<String>,
+    /// Users whose processes are watched, by name or number. Empty = all.
+    pub users: Vec<String>,
+    /// Users whose processes are not watched.
+    pub exclude_users: Vec<String>,
+    /// Processes watched at most, the largest ones first; the rest is counted.
+    pub processes_max: usize,
+}
+
+impl Default for DiscoveryConfig {
+    fn default() -> Self {
+        Self {
+            scan_interval_s: 5,
+            rss_min_mib: 16,
+            include: Vec::new(),
+            exclude: Vec::new(),
+            users: Vec::new(),
+            exclude_users: Vec::new(),
+            processes_max: 1000,
+        }
+    }
+}
+
+/// How often a census is taken and what it may cost.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CensusConfig {
+    /// Share of one core that the census thread may use, in percent.
+    pub budget_percent: f64,
+    /// Processor time that may be spent at once at the start, for a first picture, in milliseconds.
+    pub start_credit_ms: u64,
+    /// Seconds between two censuses of a process at level top, budget allowing.
+    pub top_interval_s: u64,
+    /// Seconds between two full censuses of a process, budget allowing.
+    pub full_interval_s: u64,
+    /// A heap whose extent changed by this much since its last full census gets one early, in percent.
+    pub full_growth_percent: u64,
+    /// Longest time one census may take, in seconds; what is left then counts as unread.
+    pub duration_max_s: u64,
+    /// Pause after each MiB read, in microseconds: keeps the target's locks free in between.
+    pub pause_per_mib_us: u64,
+    /// Memory for the table of chunks of one full census, in MiB; a heap that may need more is sampled instead.
+    pub walk_memory_mib: u64,
+    /// The agent's own resident memory in MiB above which it samples instead of walking.
+    pub memory_max_mib: u64,
+}
+
+impl Default for CensusConfig {
+    fn default() -> Self {
+        Self {
+            budget_percent: 1.0,
+            start_credit_ms: 2000,
+            top_interval_s: 15,
+            full_interval_s: 300,
+            full_growth_percent: 20,
+            duration_max_s: 20,
+            pause_per_mib_us: 200,
+            walk_memory_mib: 64,
+            memory_max_mib: 256,
+        }
+    }
+}
+
+/// What `/metrics` shows.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Processes with series of their own, those with the most resident memory; the rest is summed in `pid="other"`.
+    pub processes_max: usize,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { processes_max: 200 }
+    }
+}
+
+/// Where it is served.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Address and port. Beyond loopback a token is needed.
+    pub listen: SocketAddr,
+    /// File whose first line is the bearer token for everything but `/metrics`, `/healthz` and `/readyz`.
+    pub token_file: Option<PathBuf>,
+    /// Connections open at once; further ones are closed and counted.
+    pub connections_max: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self { listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9746), token_file: None, connections_max: 64 }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file. `None`: the default file if it is there, else the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the file and the key.
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let default = Path::new(DEFAULT_PATH);
+        let path = match path {
+            Some(path) => path,
+            None if default.exists() => default,
+            None => return Ok(Self::default()),
+        };
+        let text = read_text(path)?;
+        let config = Self::parse(&text, path)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Parses a configuration; `path` is for the message.
+    ///
+    /// # Errors
+    /// If the text is not TOML, has an unknown key or a value of the wrong kind.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::Syntax { path: path.to_owned(), reason: error.to_string() })
+    }
+
+    /// Checks ranges, and that nothing listens beyond loopback without a token.
+    ///
+    /// # Errors
+    /// The first value that is out of its range.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let seconds = "from 1 to 86400";
+        let range = |key, value: u64, least: u64, most: u64, allowed| {
+            let error = ConfigError::Range { key, value: value.to_string(), allowed };
+            if (least..=most).contains(&value) { Ok(()) } else { Err(error) }
+        };
+        range("discovery.scan_interval_s", self.discovery.scan_interval_s, 1, 86400, seconds)?;
+        range("discovery.rss_min_mib", self.discovery.rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
+        range("discovery.processes_max", self.discovery.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
+        range("census.start_credit_ms", self.census.start_credit_ms, 0, 600_000, "from 0 to 600000")?;
+        range("census.top_interval_s", self.census.top_interval_s, 1, 86400, seconds)?;
+        range("census.full_interval_s", self.census.full_interval_s, 1, 86400, seconds)?;
+        range("census.full_growth_percent", self.census.full_growth_percent, 1, 10_000, "from 1 to 10000")?;
+        range("census.duration_max_s", self.census.duration_max_s, 1, 30, "from 1 to 30")?;
+        range("census.pause_per_mib_us", self.census.pause_per_mib_us, 0, 1_000_000, "from 0 to 1000000")?;
+        range("census.walk_memory_mib", self.census.walk_memory_mib, 1, 65536, "from 1 to 65536")?;
+        range("census.memory_max_mib", self.census.memory_max_mib, 32, 1 << 20, "from 32 to 1048576")?;
+        range("metrics.processes_max", self.metrics.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
+        range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
+        let budget = self.census.budget_percent;
+        if !(budget.is_finite() && (0.01..=100.0).contains(&budget)) {
+            let allowed = "from 0.01 to 100, in percent of one core";
+            return Err(ConfigError::Range { key: "census.budget_percent", value: budget.to_string(), allowed });
+        }
+        if !self.server.listen.ip().is_loopback() && self.server.token_file.is_none() {
+            return Err(ConfigError::NoToken { listen: self.server.listen });
+        }
+        Ok(())
+    }
+
+    /// The bearer token, if one is configured.
+    ///
+    /// # Errors
+    /// If the file cannot be read or holds no usable token.
+    pub fn token(&self) -> Result<Option<String>, ConfigError> {
+        let Some(path) = &self.server.token_file else { return Ok(None) };
+        let text = read_text(path)?;
+        let token = text.lines().next().unwrap_or_default().trim();
+        let refuse = |reason| Err(ConfigError::Token { path: path.clone(), reason });
+        if token.len() < TOKEN_CHARS_MIN {
+            return refuse("it has fewer than 16 characters; make one with `openssl rand -base64 32`");
+        }
+        if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return refuse("it has characters other than printable ASCII");
+        }
+        Ok(Some(token.to_owned()))
+    }
+}
+
+impl CensusConfig {
+    /// Share of one core, 1 = all of it.
+    #[must_use]
+    pub fn budget_ratio(&self) -> f64 {
+        self.budget_percent / 100.0
+    }
+
+    /// Time between two censuses at level top.
+    #[must_use]
+    pub fn top_interval(&self) -> Duration {
+        Duration::from_secs(self.top_interval_s)
+    }
+
+    /// Time between two full censuses.
+    #[must_use]
+    pub fn full_interval(&self) -> Duration {
+        Duration::from_secs(self.full_interval_s)
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, ConfigError> {
+    let read = crate::target::process::read_bounded(path, FILE_BYTES_MAX);
+    let bytes = read.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    String::from_utf8(bytes).map_err(|_| ConfigError::Syntax { path: path.to_owned(), reason: "it is not UTF-8".into() })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        let config = Config::parse(text, Path::new("agent.toml"))?;
+        config.check().map(|()| config)
+    }
+
+    #[test]
+    fn the_documented_example_holds_the_defaults() {
+        assert_eq!(parse(include_str!("../../deploy/agent.toml")).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        let error = parse("[census]\nbudget_procent = 2\n").unwrap_err().to_string();
+        assert!(error.contains("agent.toml") && error.contains("budget_procent"), "{error}");
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_key() {
+        for (text, key) in [
+            ("[census]\nbudget_percent = 0.0", "census.budget_percent"),
+            ("[census]\nbudget_percent = nan", "census.budget_percent"),
+            ("[census]\ntop_interval_s = 0", "census.top_interval_s"),
+            ("[discovery]\nprocesses_max = 0", "discovery.processes_max"),
+            ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.starts_with(key), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn nothing_listens_beyond_loopback_without_a_token() {
+        for listen in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1"] {
+            assert!(matches!(parse(&format!("[server]\nlisten = '{listen}'")), Err(ConfigError::NoToken { .. })), "{listen}");
+            assert!(parse(&format!("[server]\nlisten = '{listen}'\ntoken_file = '/x'")).is_ok());
+        }
+        assert!(parse("[server]\nlisten = '127.0.0.53:1'").is_ok());
+        assert!(parse("[server]\nlisten = '[::1]:1'").is_ok());
+    }
+
+    #[test]
+    fn a_short_or_unprintable_token_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let mut config = Config::default();
+        assert_eq!(config.token().unwrap(), None);
+        config.server.token_file = Some(path.clone());
+        assert!(matches!(config.token(), Err(ConfigError::Read { .. })));
+        for bad in ["", "short\n", "0123456789abcdef\u{1b}[0m\n"] {
+            std::fs::write(&path, bad).unwrap();
+            assert!(matches!(config.token(), Err(ConfigError::Token { .. })), "{bad:?}");
+        }
+        std::fs::write(&path, "0123456789abcdef\nsecond line\n").unwrap();
+        assert_eq!(config.token().unwrap().as_deref(), Some("0123456789abcdef"));
+    }
+}

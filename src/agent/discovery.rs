@@ -1,0 +1,140 @@
+//! Finds the processes to watch: a look through `/proc`, at one small file a process.
+//!
+//! Costs about 10 µs a process; the user of a process is looked up only when its name and size pass.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::rules::Rules;
+use super::sample::Identity;
+use crate::heap::residency::PAGE_BYTES;
+use crate::target::ProcessId;
+use crate::target::process::{Stat, read_bounded};
+use crate::units::Pid;
+
+/// `/proc/PID/stat` has about 300 bytes.
+const STAT_BYTES_MAX: u64 = 4096;
+/// Entries of `/proc` that are looked at: the kernel's largest pid (PID_MAX_LIMIT, include/linux/threads.h).
+const PIDS_MAX: usize = 1 << 22;
+
+/// A process that passed the rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Who it is.
+    pub identity: Identity,
+    /// Its name, lossy where it is not UTF-8.
+    pub comm: String,
+    /// Its user, as the owner of `/proc/PID`.
+    pub uid: u32,
+    /// Resident bytes.
+    pub rss_bytes: u64,
+}
+
+/// What a look found.
+#[derive(Debug, Clone, Default)]
+pub struct Scan {
+    /// Processes to watch, the largest first.
+    pub seen: Vec<Seen>,
+    /// Processes that are there, kernel threads and zombies apart.
+    pub processes: usize,
+    /// Processes that passed the rules, but not the limit on their number.
+    pub over_limit: usize,
+}
+
+/// Looks through `/proc`. Processes that end meanwhile are left out.
+///
+/// # Errors
+/// If `/proc` itself cannot be read.
+pub fn scan(rules: &Rules, processes_max: usize, own: Pid) -> std::io::Result<Scan> {
+    let mut found = Scan::default();
+    for entry in fs::read_dir("/proc")?.take(PIDS_MAX) {
+        let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()).map(Pid) else { continue };
+        let directory = format!("/proc/{pid}");
+        let Ok(bytes) = read_bounded(&Path::new(&directory).join("stat"), STAT_BYTES_MAX) else { continue };
+        let Some((stat, figures)) = Stat::parse(&bytes).zip(Figures::parse(&bytes)) else { continue };
+        if stat.is_kernel_thread() || stat.is_dead() {
+            continue;
+        }
+        found.processes += 1;
+        if pid == own || !rules.allow_name(&stat.comm, figures.rss_bytes) {
+            continue;
+        }
+        let Ok(metadata) = fs::metadata(&directory) else { continue };
+        if !rules.allow_user(metadata.uid()) {
+            continue;
+        }
+        let identity = Identity { process: ProcessId { pid, start_ticks: stat.start_ticks }, stack: figures.start_stack };
+        found.seen.push(Seen { identity, comm: stat.comm, uid: metadata.uid(), rss_bytes: figures.rss_bytes });
+    }
+    found.seen.sort_by_key(|seen| (std::cmp::Reverse(seen.rss_bytes), seen.identity));
+    found.over_limit = found.seen.len().saturating_sub(processes_max);
+    found.seen.truncate(processes_max);
+    Ok(found)
+}
+
+/// Further fields of `/proc/PID/stat` (proc_pid_stat(5)): rss is field 24, startstack field 28.
+#[derive(Debug, PartialEq, Eq)]
+struct Figures {
+    rss_bytes: u64,
+    /// Where the stack begins: the kernel chooses it anew at each exec. 0 where it may not be seen.
+    start_stack: u64,
+}
+
+impl Figures {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let close = bytes.iter().rposition(|&byte| byte == b')')?;
+        let rest = std::str::from_utf8(bytes.get(close + 1..)?).ok()?;
+        // The first one here is field 3.
+        let mut fields = rest.split_ascii_whitespace().skip(24 - 3);
+        let rss_pages: u64 = fields.next()?.parse().ok()?;
+        let start_stack = fields.nth(28 - 24 - 1)?.parse().ok()?;
+        Some(Self { rss_bytes: rss_pages.saturating_mul(PAGE_BYTES), start_stack })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::agent::config::DiscoveryConfig;
+    use crate::target::testing::Cat;
+
+    fn all() -> Rules {
+        Rules::new(&DiscoveryConfig { rss_min_mib: 0, ..Default::default() }, "")
+    }
+
+    #[test]
+    fn resident_bytes_and_stack_are_taken_from_their_fields() {
+        let line = b"77 (a) b) S 1 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 123456 1000 200 18446744073709551615 1 2 140722 0 0\n";
+        assert_eq!(Figures::parse(line), Some(Figures { rss_bytes: 200 * 4096, start_stack: 140_722 }));
+        assert_eq!(Figures::parse(&line[..70]), None);
+    }
+
+    #[test]
+    fn a_process_is_found_with_its_user_until_it_ends() {
+        let mut cat = Cat::start(Path::new("/bin/cat"), None);
+        let find = || scan(&all(), 100_000, Pid(0)).unwrap().seen.into_iter().find(|seen| seen.identity.process.pid == cat.pid());
+        let seen = find().unwrap();
+        assert_eq!((seen.comm.as_str(), seen.uid), ("cat", rustix::process::getuid().as_raw()));
+        assert!(seen.rss_bytes > 100_000 && seen.identity.stack != 0);
+        let pid = cat.pid();
+        cat.end();
+        assert!(!scan(&all(), 100_000, Pid(0)).unwrap().seen.iter().any(|seen| seen.identity.process.pid == pid));
+    }
+
+    #[test]
+    fn the_largest_are_kept_and_the_rest_is_counted() {
+        let everything = scan(&all(), 100_000, Pid(0)).unwrap();
+        assert!(everything.seen.len() >= 2 && everything.over_limit == 0);
+        let one = scan(&all(), 1, Pid(0)).unwrap();
+        assert_eq!(one.seen.len(), 1);
+        assert!(one.over_limit >= 1);
+    }
+
+    #[test]
+    fn the_agent_itself_is_left_out() {
+        let own = Pid(std::process::id());
+        assert!(!scan(&all(), 100_000, own).unwrap().seen.iter().any(|seen| seen.identity.process.pid == own));
+    }
+}

@@ -1,0 +1,422 @@
+//! The sample model: what the agent knows at one moment. Metrics, API and pages read this and nothing else.
+//!
+//! A [`Snapshot`] is immutable and shared; the census thread publishes a new one, readers keep theirs as long as they need it.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use crate::census::{Census, HeapAccount, Level};
+use crate::target::ProcessId;
+
+/// Who a watched process is: an exec makes another one of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Identity {
+    /// Pid and start time.
+    pub process: ProcessId,
+    /// Where its stack begins, chosen anew at each exec; 0 where it may not be seen.
+    pub stack: u64,
+}
+
+/// What is known of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WatchState {
+    /// Found; no census yet.
+    Waiting,
+    /// Looked at regularly.
+    Watched,
+    /// No malloc heap that is understood; looked at rarely.
+    NoHeap,
+    /// May not be read, or is of a kind that cannot be; tried rarely.
+    Unreadable,
+}
+
+impl WatchState {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Waiting, Self::Watched, Self::NoHeap, Self::Unreadable];
+
+    /// Its name in metrics and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Watched => "watched",
+            Self::NoHeap => "no_heap",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// A census with its time.
+#[derive(Debug, Clone)]
+pub struct TimedCensus {
+    /// When it was finished.
+    pub at: Instant,
+    /// The same by the wall clock.
+    pub wall: SystemTime,
+    /// Processor time it took the agent.
+    pub cpu: Duration,
+    /// The figures.
+    pub census: Census,
+}
+
+impl TimedCensus {
+    /// Seconds since it was finished.
+    #[must_use]
+    pub fn age_s(&self, now: Instant) -> f64 {
+        now.saturating_duration_since(self.at).as_secs_f64()
+    }
+}
+
+/// One watched process.
+#[derive(Debug, Clone)]
+pub struct ProcessSample {
+    /// Who it is.
+    pub identity: Identity,
+    /// Its name; any text.
+    pub comm: String,
+    /// Its user.
+    pub uid: u32,
+    /// Resident bytes at the last look at the list of processes.
+    pub rss_bytes: u64,
+    /// What is known of it.
+    pub state: WatchState,
+    /// Why it cannot be read.
+    pub reason: Option<String>,
+    /// The newest census at level top.
+    pub top: Option<Arc<TimedCensus>>,
+    /// The newest full census, or the newest sampled one where the heap is too large.
+    pub full: Option<Arc<TimedCensus>>,
+    /// The steps of its heaps, of both, one for each allocator.
+    pub heaps: Vec<HeapSample>,
+}
+
+impl ProcessSample {
+    /// The census that says most: full or sampled, else top.
+    #[must_use]
+    pub fn best(&self) -> Option<&Arc<TimedCensus>> {
+        self.full.as_ref().or(self.top.as_ref())
+    }
+
+    /// The newest census.
+    #[must_use]
+    pub fn newest(&self) -> Option<&Arc<TimedCensus>> {
+        [&self.top, &self.full].into_iter().flatten().max_by_key(|taken| taken.at)
+    }
+
+    /// Sets `heaps` from `top` and `full`.
+    pub fn join(&mut self) {
+        self.heaps = join(self.top.as_deref(), self.full.as_deref());
+    }
+}
+
+/// The steps of one allocator's heap in one process, in bytes. `None` = not known at the level that was looked at.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[allow(missing_docs)] // The names are those of the census.
+pub struct HeapSample {
+    pub allocator: String,
+    pub extent_bytes: u64,
+    pub resident_bytes: u64,
+    pub swapped_bytes: u64,
+    pub huge_bytes: u64,
+    pub live_bytes: Option<u64>,
+    pub live_bytes_est: Option<u64>,
+    pub live_bytes_stderr: Option<u64>,
+    pub live_allocations: Option<u64>,
+    pub cached_bytes: Option<u64>,
+    pub free_bytes: Option<u64>,
+    pub top_bytes: u64,
+    pub overhead_bytes: Option<u64>,
+    pub trimmable_bytes: Option<u64>,
+    pub pinned_bytes: Option<u64>,
+    pub kept_bytes: Option<u64>,
+    pub unknown_bytes: Option<u64>,
+    pub mmapped_bytes: u64,
+    pub mmapped_allocations: u64,
+    pub arenas: u64,
+    pub arena_extent_bytes_max: u64,
+}
+
+impl HeapSample {
+    /// The steps of one heap at one moment.
+    #[must_use]
+    pub fn of(heap: &HeapAccount, level: Level) -> Self {
+        let full = level == Level::Full;
+        Self {
+            allocator: heap.allocator.clone(),
+            extent_bytes: heap.extent_bytes,
+            resident_bytes: heap.resident_bytes,
+            swapped_bytes: heap.swapped_bytes,
+            huge_bytes: heap.huge_bytes,
+            live_bytes: heap.live_bytes,
+            live_bytes_est: heap.live_bytes_est,
+            live_bytes_stderr: heap.live_bytes_stderr,
+            live_allocations: heap.live_allocations,
+            cached_bytes: heap.cached_bytes,
+            free_bytes: heap.free_bytes,
+            top_bytes: heap.top_bytes,
+            overhead_bytes: full.then_some(heap.overhead_bytes),
+            trimmable_bytes: heap.trimmable_bytes,
+            pinned_bytes: heap.pinned_bytes,
+            kept_bytes: heap.kept_bytes,
+            unknown_bytes: full.then_some(heap.unknown_bytes),
+            mmapped_bytes: heap.mmapped_bytes,
+            mmapped_allocations: heap.mmapped_allocations,
+            arenas: heap.arenas.len() as u64,
+            arena_extent_bytes_max: heap.arenas.iter().map(|arena| arena.extent_bytes).max().unwrap_or(0),
+        }
+    }
+
+    /// Adds another heap; a step that either does not know is unknown.
+    pub fn add(&mut self, other: &Self) {
+        let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
+        // Errors of independent samples add up by their squares.
+        let errors = |a: Option<u64>, b: Option<u64>| Some((a? as f64).hypot(b? as f64) as u64);
+        self.extent_bytes = self.extent_bytes.saturating_add(other.extent_bytes);
+        self.resident_bytes = self.resident_bytes.saturating_add(other.resident_bytes);
+        self.swapped_bytes = self.swapped_bytes.saturating_add(other.swapped_bytes);
+        self.huge_bytes = self.huge_bytes.saturating_add(other.huge_bytes);
+        self.live_bytes = both(self.live_bytes, other.live_bytes);
+        self.live_bytes_est = both(self.live_bytes_est, other.live_bytes_est);
+        self.live_bytes_stderr = errors(self.live_bytes_stderr, other.live_bytes_stderr);
+        self.live_allocations = both(self.live_allocations, other.live_allocations);
+        self.cached_bytes = both(self.cached_bytes, other.cached_bytes);
+        self.free_bytes = both(self.free_bytes, other.free_bytes);
+        self.top_bytes = self.top_bytes.saturating_add(other.top_bytes);
+        self.overhead_bytes = both(self.overhead_bytes, other.overhead_bytes);
+        self.trimmable_bytes = both(self.trimmable_bytes, other.trimmable_bytes);
+        self.pinned_bytes = both(self.pinned_bytes, other.pinned_bytes);
+        self.kept_bytes = both(self.kept_bytes, other.kept_bytes);
+        self.unknown_bytes = both(self.unknown_bytes, other.unknown_bytes);
+        self.mmapped_bytes = self.mmapped_bytes.saturating_add(other.mmapped_bytes);
+        self.mmapped_allocations = self.mmapped_allocations.saturating_add(other.mmapped_allocations);
+        self.arenas = self.arenas.saturating_add(other.arenas);
+        self.arena_extent_bytes_max = self.arena_extent_bytes_max.max(other.arena_extent_bytes_max);
+    }
+
+    /// Resident bytes of blocks with mappings of their own: what is resident beside the arenas. Known at level full.
+    fn mmapped_resident_bytes(census: &Census, allocator: &str) -> u64 {
+        let of_heap = |heap: &HeapAccount| {
+            let arenas = heap.arenas.iter().map(|arena| arena.resident_bytes).fold(0, u64::saturating_add);
+            heap.resident_bytes.saturating_sub(arenas).min(heap.mmapped_bytes)
+        };
+        census.heaps.iter().filter(|heap| heap.allocator == allocator).map(of_heap).fold(0, u64::saturating_add)
+    }
+}
+
+/// The heaps of a census, one for each allocator.
+fn heaps_of(census: &Census) -> Vec<HeapSample> {
+    let mut heaps: Vec<HeapSample> = Vec::new();
+    for heap in &census.heaps {
+        let one = HeapSample::of(heap, census.level);
+        match heaps.iter_mut().find(|other| other.allocator == one.allocator) {
+            Some(sum) => sum.add(&one),
+            None => heaps.push(one),
+        }
+    }
+    heaps
+}
+
+/// Joins the newest cheap census and the newest close one. The steps inside a heap (live, cached, free, trimmable, pinned, …) are of the
+/// close one. Those that both know (extent, resident, swapped, top, arenas) are of the newer one; since the cheap one does not look at the
+/// pages of blocks with mappings of their own, those are carried over from the close one.
+fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample> {
+    let (Some(top), Some(full)) = (top, full) else {
+        return top.or(full).map(|taken| heaps_of(&taken.census)).unwrap_or_default();
+    };
+    let mut heaps = heaps_of(&full.census);
+    if full.at >= top.at {
+        return heaps;
+    }
+    for fresh in heaps_of(&top.census) {
+        let Some(heap) = heaps.iter_mut().find(|heap| heap.allocator == fresh.allocator) else {
+            heaps.push(fresh);
+            continue;
+        };
+        let carried = if full.census.level == Level::Full {
+            HeapSample::mmapped_resident_bytes(&full.census, &fresh.allocator).min(fresh.mmapped_bytes)
+        } else {
+            0
+        };
+        heap.extent_bytes = fresh.extent_bytes;
+        heap.resident_bytes = fresh.resident_bytes.saturating_add(carried);
+        heap.swapped_bytes = fresh.swapped_bytes;
+        heap.huge_bytes = fresh.huge_bytes;
+        heap.top_bytes = fresh.top_bytes;
+        heap.mmapped_bytes = fresh.mmapped_bytes;
+        heap.mmapped_allocations = fresh.mmapped_allocations;
+        heap.arenas = fresh.arenas;
+        heap.arena_extent_bytes_max = fresh.arena_extent_bytes_max;
+    }
+    heaps
+}
+
+/// What the agent counts of itself since its start.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct AgentCounters {
+    /// Looks at the list of processes.
+    pub scans: u64,
+    /// Looks that failed.
+    pub scan_errors: u64,
+    /// Censuses by level: top, sampled, full.
+    pub censuses: [u64; 3],
+    /// Processor time of censuses by level, in seconds.
+    pub census_cpu_s: [f64; 3],
+    /// Bytes of target memory read.
+    pub read_bytes: u64,
+    /// Censuses that failed because the process had ended.
+    pub gone: u64,
+    /// Censuses that failed otherwise.
+    pub refused: u64,
+    /// Censuses that are no basis for verdicts.
+    pub unusable: u64,
+    /// Full rounds of a process that were left out for want of budget.
+    pub full_rounds_skipped: u64,
+    /// Cheap rounds of a process that were left out for want of budget.
+    pub top_rounds_skipped: u64,
+    /// Heaps sampled instead of walked, because the walk may need too much memory.
+    pub sampled_too_large: u64,
+    /// Heaps sampled instead of walked, because the agent itself was above its memory limit.
+    pub sampled_memory: u64,
+    /// Arenas left out of what is kept of a census.
+    pub arenas_dropped: u64,
+    /// Processor time of the census thread, in seconds.
+    pub thread_cpu_s: f64,
+    /// Watched processes that ended, or ran another program.
+    pub ended: u64,
+    /// Configurations read again.
+    pub reloads: u64,
+    /// Configurations that could not be used.
+    pub reload_errors: u64,
+}
+
+/// Everything known at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Rises by one with each.
+    pub sequence: u64,
+    /// When it was made.
+    pub at: Instant,
+    /// When the agent started.
+    pub started: Instant,
+    /// Watched processes, by rising pid.
+    pub processes: Vec<Arc<ProcessSample>>,
+    /// Processes on the machine, kernel threads and zombies apart.
+    pub processes_on_machine: usize,
+    /// Processes that passed the rules, but not the limit on their number.
+    pub processes_over_limit: usize,
+    /// Whether each process found at the start was looked at once.
+    pub first_round_done: bool,
+    /// The agent's own resident bytes.
+    pub own_rss_bytes: u64,
+    /// Configured share of one core, 1 = all of it.
+    pub budget_ratio: f64,
+    /// Configured limit of the agent's own resident bytes, above which it samples instead of walking.
+    pub memory_max_bytes: u64,
+    /// Processes with series of their own in `/metrics`.
+    pub metrics_processes_max: usize,
+    /// Counters.
+    pub counters: AgentCounters,
+}
+
+impl Snapshot {
+    /// The state before the first look.
+    #[must_use]
+    pub fn empty(now: Instant) -> Self {
+        Self {
+            sequence: 0,
+            at: now,
+            started: now,
+            processes: Vec::new(),
+            processes_on_machine: 0,
+            processes_over_limit: 0,
+            first_round_done: false,
+            own_rss_bytes: 0,
+            budget_ratio: 0.0,
+            memory_max_bytes: 0,
+            metrics_processes_max: 0,
+            counters: AgentCounters::default(),
+        }
+    }
+
+    /// A watched process.
+    #[must_use]
+    pub fn process(&self, pid: u32) -> Option<&Arc<ProcessSample>> {
+        let index = self.processes.binary_search_by_key(&pid, |one| one.identity.process.pid.0).ok()?;
+        self.processes.get(index)
+    }
+}
+
+/// Where the newest snapshot lies.
+#[derive(Debug)]
+pub struct Published(RwLock<Arc<Snapshot>>);
+
+impl Published {
+    /// Starts with an empty one.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self(RwLock::new(Arc::new(Snapshot::empty(now))))
+    }
+
+    /// The newest snapshot.
+    #[must_use]
+    pub fn load(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces it.
+    pub fn store(&self, snapshot: Snapshot) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::census::{ArenaAccount, WalkQuality};
+
+    fn taken(level: Level, age_s: u64, heap: HeapAccount, now: Instant) -> TimedCensus {
+        let census = Census {
+            pid: 1,
+            comm: "x".into(),
+            level,
+            heaps: vec![heap],
+            rss_bytes: 0,
+            not_malloc: Vec::new(),
+            walk: WalkQuality::default(),
+            layout_unknown: Vec::new(),
+        };
+        let at = now.checked_sub(Duration::from_secs(age_s)).unwrap_or(now);
+        TimedCensus { at, wall: SystemTime::UNIX_EPOCH, cpu: Duration::ZERO, census }
+    }
+
+    fn heap(extent_bytes: u64, resident_bytes: u64, live_bytes: Option<u64>) -> HeapAccount {
+        let arenas = vec![ArenaAccount { resident_bytes: 700, ..ArenaAccount::default() }];
+        let mmapped_bytes = 400;
+        HeapAccount { allocator: "glibc".into(), extent_bytes, resident_bytes, live_bytes, mmapped_bytes, arenas, ..HeapAccount::default() }
+    }
+
+    #[test]
+    fn extents_are_of_the_newer_census_and_live_bytes_of_the_full_one() {
+        let now = Instant::now();
+        let full = taken(Level::Full, 60, heap(2000, 1000, Some(800)), now);
+        let top = taken(Level::Top, 1, heap(2500, 900, None), now);
+        let joined = join(Some(&top), Some(&full));
+        // 300 resident bytes of mmapped blocks were known at the full census.
+        assert_eq!((joined[0].extent_bytes, joined[0].resident_bytes, joined[0].live_bytes), (2500, 1200, Some(800)));
+        let older = taken(Level::Top, 90, heap(2500, 900, None), now);
+        let joined = join(Some(&older), Some(&full));
+        assert_eq!((joined[0].extent_bytes, joined[0].resident_bytes), (2000, 1000));
+        let only = join(Some(&top), None);
+        assert_eq!((only[0].extent_bytes, only[0].live_bytes), (2500, None));
+    }
+
+    #[test]
+    fn heaps_of_one_allocator_are_summed_and_an_unknown_step_stays_unknown() {
+        let mut one = HeapSample::of(&heap(2000, 1000, Some(800)), Level::Full);
+        one.add(&HeapSample::of(&heap(1000, 500, None), Level::Top));
+        assert_eq!((one.extent_bytes, one.live_bytes, one.unknown_bytes, one.arenas), (3000, None, None, 2));
+    }
+}

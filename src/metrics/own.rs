@@ -1,0 +1,78 @@
+//! What the agent says of itself: every cost, limit and drop.
+
+use std::time::Instant;
+
+use super::family::Family;
+use crate::agent::sample::{Snapshot, WatchState};
+use crate::server::HttpCounters;
+
+/// Levels in the order of the counters.
+const LEVELS: [&str; 3] = ["top", "sampled", "full"];
+
+/// The families.
+#[must_use]
+pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: Instant) -> Vec<Family> {
+    let counters = &snapshot.counters;
+    let mut info = Family::gauge("fragprof_agent_info", "1, with the agent's version.");
+    info.add(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+    let in_state = |state| snapshot.processes.iter().filter(|one| one.state == state).count() as f64;
+    let states = WatchState::ALL.into_iter().map(|state| (state.name(), in_state(state)));
+    let by_level = |values: [f64; 3]| LEVELS.into_iter().zip(values);
+    let age_s = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
+    vec![
+        info,
+        Family::gauge("fragprof_agent_uptime_seconds", "Time since the agent started.").with(age_s(snapshot.started)),
+        Family::gauge("fragprof_agent_snapshot_age_seconds", "Time since the census thread last published: above 60 it hangs.")
+            .with(age_s(snapshot.at)),
+        Family::gauge(
+            "fragprof_agent_processes",
+            "Processes that passed the rules, by what is known of them; over_limit: beyond discovery.processes_max, not watched.",
+        )
+        .with_each("state", states.chain([("over_limit", snapshot.processes_over_limit as f64)])),
+        Family::gauge("fragprof_agent_processes_on_machine", "Processes there are, kernel threads and zombies apart.")
+            .with(snapshot.processes_on_machine as f64),
+        Family::gauge("fragprof_agent_processes_in_other", "Watched processes without series of their own, summed in pid=\"other\" (metrics.processes_max).")
+            .with(in_other as f64),
+        Family::counter("fragprof_agent_processes_ended_total", "Watched processes that ended, ran another program, or no longer pass the rules.")
+            .with(counters.ended as f64),
+        Family::gauge("fragprof_agent_budget_ratio", "Share of one core that the census thread may use (census.budget_percent).")
+            .with(snapshot.budget_ratio),
+        Family::counter("fragprof_agent_cpu_seconds_total", "Processor time of the census thread. Its rate stays below fragprof_agent_budget_ratio.")
+            .with(counters.thread_cpu_s),
+        Family::counter("fragprof_agent_censuses_total", "Censuses taken, by level.")
+            .with_each("level", by_level(counters.censuses.map(|count| count as f64))),
+        Family::counter("fragprof_agent_census_cpu_seconds_total", "Processor time of censuses, by level; part of fragprof_agent_cpu_seconds_total.")
+            .with_each("level", by_level(counters.census_cpu_s)),
+        Family::counter("fragprof_agent_read_bytes_total", "Bytes of the targets' memory that were read.").with(counters.read_bytes as f64),
+        Family::counter("fragprof_agent_census_failures_total", "Censuses that gave nothing: the process had ended (gone), or may not or cannot be read (refused).")
+            .with_each("reason", [("gone", counters.gone as f64), ("refused", counters.refused as f64)]),
+        Family::counter("fragprof_agent_census_unusable_total", "Censuses that are no basis for verdicts: more than 1 % unknown, or not balanced.")
+            .with(counters.unusable as f64),
+        Family::counter(
+            "fragprof_agent_shed_total",
+            "Work left out, in the order in which it is: full rounds of a process for want of budget, walks replaced by samples (too large for census.walk_memory_mib; agent above census.memory_max_mib), cheap rounds for want of budget.",
+        )
+        .with_each(
+            "step",
+            [
+                ("full_round", counters.full_rounds_skipped as f64),
+                ("walk_too_large", counters.sampled_too_large as f64),
+                ("walk_own_memory", counters.sampled_memory as f64),
+                ("top_round", counters.top_rounds_skipped as f64),
+            ],
+        ),
+        Family::counter("fragprof_agent_arenas_dropped_total", "Arenas left out of the censuses that the API gives: at most 512 a heap are kept.")
+            .with(counters.arenas_dropped as f64),
+        Family::gauge("fragprof_agent_resident_bytes", "The agent's own resident memory.").with(snapshot.own_rss_bytes as f64),
+        Family::gauge("fragprof_agent_memory_limit_bytes", "Own resident memory above which heaps are sampled instead of walked (census.memory_max_mib).")
+            .with(snapshot.memory_max_bytes as f64),
+        Family::counter("fragprof_agent_scans_total", "Looks at the list of processes.").with(counters.scans as f64),
+        Family::counter("fragprof_agent_scan_errors_total", "Looks at the list of processes that failed.").with(counters.scan_errors as f64),
+        Family::counter("fragprof_agent_config_reloads_total", "Configurations read again on SIGHUP: taken (ok), or not usable (error).")
+            .with_each("result", [("ok", counters.reloads as f64), ("error", counters.reload_errors as f64)]),
+        Family::counter("fragprof_http_requests_total", "Requests answered.").with(http.requests as f64),
+        Family::counter("fragprof_http_unauthorized_total", "Requests turned away for want of a token.").with(http.unauthorized as f64),
+        Family::counter("fragprof_http_connections_refused_total", "Connections closed at once: server.connections_max were open.")
+            .with(http.refused as f64),
+    ]
+}
