@@ -26,7 +26,10 @@ fn main() -> Result<()> {
 fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(name);
     // Each flag as it has to be, whatever the profile: the library runs in other people's programs.
-    let compiler = cc::Build::new().no_default_flags(true).try_get_compiler().context("no C compiler was found: `make deps` installs what the build needs")?;
+    let compiler = cc::Build::new()
+        .no_default_flags(true)
+        .try_get_compiler()
+        .context("no C compiler was found: `make deps` installs what the build needs")?;
     let status = compiler
         .to_command()
         .current_dir(SAMPLER)

@@ -167,15 +167,15 @@ impl ChunkTable {
             return false;
         }
         let units = bytes / SIZE_UNIT;
-        let exact = bytes % SIZE_UNIT == 0 && units < u64::from(SIZE_BITS_ESCAPE);
+        let exact = bytes.is_multiple_of(SIZE_UNIT) && units < u64::from(SIZE_BITS_ESCAPE);
         let size_bits = if exact { u32::try_from(units).unwrap_or(SIZE_BITS_ESCAPE) } else { SIZE_BITS_ESCAPE };
         if !exact {
             self.huge.insert(self.len, bytes);
         }
-        if self.len % ANCHOR_EVERY == 0 {
+        if self.len.is_multiple_of(ANCHOR_EVERY) {
             self.anchors.push(region.end);
         }
-        if self.len % BLOCK_ENTRIES == 0 {
+        if self.len.is_multiple_of(BLOCK_ENTRIES) {
             self.blocks.push(Vec::new());
         }
         if let Some(block) = self.blocks.last_mut() {

@@ -118,7 +118,7 @@ fn locate(memory: &dyn Memory, maps: &Maps) -> Option<(String, u64, u64)> {
     objects(maps).into_iter().filter(|object| object.range.end - object.range.start <= DATA_BYTES_MAX).find_map(|object| {
         let words: Vec<u64> = object.read(memory).chunks_exact(8).map(|word| word_at(word, 0)).collect();
         words.iter().enumerate().find_map(|(index, &area)| {
-            if area == 0 || area % PAGE_BYTES != 0 || !is_user_address(area) {
+            if area == 0 || !area.is_multiple_of(PAGE_BYTES) || !is_user_address(area) {
                 return None;
             }
             let header = memory.bytes(area, AREA_HEADER_BYTES)?;
@@ -135,7 +135,7 @@ fn groups(memory: &dyn Memory, secret: u64, first: u64) -> (Vec<Group>, u64) {
     let (mut groups, mut torn) = (Vec::new(), 0);
     let mut area = first;
     for _ in 0..AREAS_MAX {
-        if area == 0 || area % PAGE_BYTES != 0 {
+        if area == 0 || !area.is_multiple_of(PAGE_BYTES) {
             break;
         }
         let Some(page) = memory.bytes(area, PAGE_BYTES as usize).filter(|page| word_at(page, 0) == secret) else {

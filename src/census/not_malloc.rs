@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn what_malloc_holds_of_a_mapping_is_left_out() {
-        let list = classify(&parse_smaps(SMAPS), &[0x55d0..0x65d0], |range| range.end - range.start);
+        let held = std::iter::once(0x55d0..0x65d0).collect::<Vec<_>>();
+        let list = classify(&parse_smaps(SMAPS), &held, |range| range.end - range.start);
         assert_eq!(list.iter().find(|one| one.kind == "brk_not_malloc").map(|one| one.resident_bytes), Some(12 * 1024 - 0x1000));
     }
 }

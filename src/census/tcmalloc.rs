@@ -37,7 +37,7 @@ const ON_NORMAL_FREELIST: u32 = 1;
 pub fn take(memory: &dyn Memory, maps: &Maps) -> Result<Option<HeapWalk>, MemoryError> {
     let owns = |word: u64, addr: u64| {
         let page = addr >> SHAPE.page_bits;
-        word % 8 == 0
+        word.is_multiple_of(8)
             && is_user_address(word)
             && memory.bytes(word, 16).is_some_and(|bytes| {
                 let (start, length) = (word_at(&bytes, 0), word_at(&bytes, 8));

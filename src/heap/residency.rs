@@ -8,7 +8,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Rounds up to a page boundary; saturates at the last page of the address space.
 #[must_use]
 pub fn page_up(addr: u64) -> u64 {
-    addr.checked_add(PAGE_BYTES - 1).map_or(u64::MAX & !(PAGE_BYTES - 1), page_down)
+    addr.checked_add(PAGE_BYTES - 1).map_or(!(PAGE_BYTES - 1), page_down)
 }
 
 /// Rounds down to a page boundary.

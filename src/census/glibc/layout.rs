@@ -243,8 +243,8 @@ impl MallocPar {
         let anchored = is_heap_start(par.sbrk_base);
         let is_power = |bytes: u64| bytes == 0 || bytes.is_power_of_two();
         // Where brk was refused from the start, sbrk_base is some page of a mapping.
-        let plausible = (anchored || par.sbrk_base & 4095 == 0)
-            && (anchored || (tcache_bins == 64 && tcache_bytes >= 32 && mmaps_limit == MMAPS_MAX_DEFAULT))
+        let defaults = par.sbrk_base & 4095 == 0 && tcache_bins == 64 && tcache_bytes >= 32 && mmaps_limit == MMAPS_MAX_DEFAULT;
+        let plausible = (anchored || defaults)
             && tcache_bins <= 128
             && tcache_bytes <= 8 << 20
             && par.tcache_count <= 65535

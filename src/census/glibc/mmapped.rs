@@ -176,7 +176,7 @@ mod tests {
         let range = 0x10000..0x20000;
         assert_eq!(chunk_in_page(&page_with(0, 0, 0x21000 | 2), 0x10000, &range), None);
         assert_eq!(chunk_in_page(&page_with(0, 0, 0x1000 | 3), 0x10000, &range), None);
-        assert_eq!(chunk_in_page(&page_with(0, 0, u64::MAX & !7 | 2), 0x10000, &range), None);
-        assert_eq!(chunk_in_page(&page_with(0x40, u64::MAX & !1, 0x1000 | 2), 0x10000, &range), None);
+        assert_eq!(chunk_in_page(&page_with(0, 0, !7 | 2), 0x10000, &range), None);
+        assert_eq!(chunk_in_page(&page_with(0x40, !1, 0x1000 | 2), 0x10000, &range), None);
     }
 }
