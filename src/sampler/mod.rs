@@ -26,8 +26,8 @@
 //!   old block is told again as it was, with the stack of that moment.
 //! - A sample that finds the set of living samples full (65,535) is told as `alloc` and `free` at once, and counted.
 //! - The leaf frames of a stack that lie in the library are to be left out. It has `.eh_frame` for all of its code.
-//! - A forked child has a copy of the blocks and of the semaphores. A probe that is filtered by process takes itself out at the child's
-//!   first hit, and the kernel puts the semaphore right.
+//! - A forked child has a copy of the blocks and of the semaphores: it goes on counting until the probes are detached, whether anybody
+//!   attached to it or not.
 //! - The exported object `fragprof_sampler_stats` (preload/sample.h) tells T, whether the library is in front of malloc, and counters.
 
 pub mod fit;
