@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 
 use crate::error::{ExitStatus, Failed};
 use crate::sampler::fit::{self, Unfit};
-use crate::sampler::{SAMPLE_BYTES_DEFAULT, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, SAMPLE_BYTES_VARIABLE, library};
+use crate::sampler::{SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, SAMPLE_BYTES_VARIABLE, library};
 
 /// Start a program with the in-process sampler
 ///
@@ -21,9 +21,9 @@ use crate::sampler::{SAMPLE_BYTES_DEFAULT, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, S
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["install", "command"])))]
 pub struct RunArgs {
-    /// Mean distance of samples in allocated bytes
-    #[arg(long, value_name = "BYTES", default_value_t = SAMPLE_BYTES_DEFAULT, value_parser = clap::value_parser!(u64).range(SAMPLE_BYTES_MIN..=SAMPLE_BYTES_MAX))]
-    pub sample_bytes: u64,
+    /// Mean distance of samples in allocated bytes; 524288 if neither this nor FRAGPROF_SAMPLE_BYTES is given
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(SAMPLE_BYTES_MIN..=SAMPLE_BYTES_MAX))]
+    pub sample_bytes: Option<u64>,
     /// Write the sampler's libraries into a folder and end: for images, and for LD_PRELOAD by hand
     #[arg(long, value_name = "FOLDER", conflicts_with = "sample_bytes")]
     pub install: Option<PathBuf>,
@@ -52,10 +52,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     }
     let path = library::place(fit.flavour)?;
     let mut command = Command::new(args.command.first().context("no program is given")?);
-    command
-        .args(args.command.iter().skip(1))
-        .env("LD_PRELOAD", preload(&path, std::env::var_os("LD_PRELOAD").as_deref()))
-        .env(SAMPLE_BYTES_VARIABLE, args.sample_bytes.to_string());
+    command.args(args.command.iter().skip(1)).env("LD_PRELOAD", preload(&path, std::env::var_os("LD_PRELOAD").as_deref()));
+    if let Some(bytes) = args.sample_bytes {
+        command.env(SAMPLE_BYTES_VARIABLE, bytes.to_string());
+    }
     let error = command.exec();
     Err(Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())).into())
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use fragprof::capture::Tables;
 use fragprof::target::Process;
 use fragprof::units::Pid;
-use libbpf_rs::{Link, MapCore as _, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, MapCore as _, MapFlags, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use object::{Object as _, ObjectSymbol as _};
 use tempfile::TempDir;
 
 use crate::support::process::run;
@@ -46,6 +47,7 @@ pub struct Consumer {
     object: Object,
     tables: Option<Tables>,
     records: Rc<RefCell<Vec<Record>>>,
+    lost_offset: usize,
 }
 
 impl Consumer {
@@ -63,7 +65,7 @@ impl Consumer {
             })
             .unwrap();
         let ring = builder.build().unwrap();
-        Self { ring, links: Vec::new(), object, tables: None, records }
+        Self { ring, links: Vec::new(), object, tables: None, records, lost_offset: lost_offset() }
     }
 
     /// Attaches to both probes of a library, for one process or, with -1, for all. To free first: a block that is told has its free told.
@@ -99,20 +101,20 @@ impl Consumer {
         std::mem::take(&mut *self.records.borrow_mut())
     }
 
+    /// The counter `lost` of usdt_test.bpf.c.
     fn lost(&self) -> u64 {
         let map = self.object.maps().find(|map| map.name().to_string_lossy().ends_with(".bss")).unwrap();
-        let bytes = map.lookup(&0u32.to_ne_bytes(), libbpf_rs::MapFlags::ANY).unwrap().unwrap();
-        // The only variable of this file's own that starts as zero comes last or alone; all others of the object are counters too.
-        lost_offset(&self.object).map_or(0, |at| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap()))
+        let bytes = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+        let at = self.lost_offset;
+        u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
     }
 }
 
-/// Where `lost` is in .bss: from the object file's symbol table.
-fn lost_offset(_: &Object) -> Option<usize> {
-    use object::{Object as _, ObjectSymbol as _};
+/// Where `lost` is in .bss, from the object's symbol table.
+fn lost_offset() -> usize {
     let bytes = fs::read(object_file()).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
-    file.symbols().find(|symbol| symbol.name() == Ok("lost")).map(|symbol| symbol.address() as usize)
+    file.symbols().find(|symbol| symbol.name() == Ok("lost")).unwrap().address() as usize
 }
 
 /// Compiles the BPF object once a test run.

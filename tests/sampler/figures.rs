@@ -1,5 +1,5 @@
-//! What the sampler costs: nanoseconds a malloc/free pair, against the bare allocator in the same run. Not a test of right or wrong, and
-//! of no use on a loaded machine:
+//! What the sampler costs: nanoseconds a malloc/free pair, against the bare allocator in the same run, with heaptrack beside it. Not a
+//! test of right or wrong, and of little use on a loaded machine:
 //!
 //! ```text
 //! cargo test --release --test integration sampler::figures -- --ignored --nocapture --test-threads 1
@@ -15,9 +15,9 @@ use super::programs::{Allocator, Libraries, compile};
 use crate::support::process::run;
 
 /// Rounds of all variants, one after the other: what the machine does meanwhile meets all of them.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 7;
 /// Pairs a round.
-const PAIRS: &str = "8000000";
+const PAIRS: &str = "2000000";
 
 /// The least of the rounds: what disturbs a run only makes it longer.
 fn least(values: &[f64]) -> f64 {
@@ -57,7 +57,7 @@ fn a_pair_of_malloc_and_free() {
     consumer.attach(-1, &heard);
     println!("{:<10} {:<8} {:>8} {:>18} {:>18}", "allocator", "pair", "bare", "nobody listens", "listened, 512 KiB");
     for allocator in [Allocator::Glibc, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc] {
-        for what in ["malloc", "new", "mixed"] {
+        for what in ["malloc", "new", "several"] {
             let (mut bare, mut quiet, mut loud) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..ROUNDS {
                 bare.push(pair_ns(&mut plain(&program, allocator, what)));

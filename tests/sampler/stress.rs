@@ -1,5 +1,7 @@
 //! The sampler where it is hardest: threads, forks, destructors, signals, libraries that come and go, all of it while somebody listens.
 
+use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
@@ -52,10 +54,10 @@ fn storm(compiler: &str, allocator: Allocator, arguments: &[&str], interval: u64
     let (ledger, out) = run_listened(sampled(&program, &library, allocator, interval).args(arguments), &mut consumer, &library);
     assert_eq!(out, "ok");
     assert!(ledger.made.len() > 100, "{}", ledger.made.len());
-    // Everything that the program made it freed; what is left is the libc's own.
+    // Everything that the program made it freed; what is left is the libc's own, a few blocks a thread.
     assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
     let left: Vec<_> = ledger.live.values().filter(|block| block.size_bytes < 2016).collect();
-    assert!(left.len() < 12, "{} of {} samples were never freed: {left:?}", left.len(), ledger.made.len());
+    assert!(left.len() < 40, "{} of {} samples were never freed: {left:?}", left.len(), ledger.made.len());
 }
 
 #[test]
@@ -96,7 +98,7 @@ fn more_live_samples_than_the_set_holds_are_counted_and_told_as_freed() {
     };
     let overflows = count("overflows");
     assert!((100_000 - 65_535..100_000 - 65_535 + 200).contains(&overflows), "{out}");
-    assert_eq!(count("live_max"), 65_535);
+    assert_eq!((count("in_front"), count("live_max")), (1, 65_535));
     assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
     assert!(ledger.live.values().filter(|block| block.size_bytes == 40).count() == 0, "a block whose free was not told");
     assert!(count("resident_kib") < 8 << 10, "{out}");
@@ -116,7 +118,7 @@ fn another_preload_in_front_or_behind_does_not_matter() {
 }
 
 #[test]
-fn a_forked_child_stops_counting_when_nobody_listens_to_it() {
+fn a_forked_child_is_not_told_of_and_stops_counting_when_the_listener_goes() {
     if crate::support::bpf().is_none() {
         return;
     }
@@ -126,11 +128,13 @@ fn a_forked_child_stops_counting_when_nobody_listens_to_it() {
     let mut consumer = Consumer::new();
     let mut target = Process::start_piped(&mut sampled(&program, &library, Allocator::Glibc, 1));
     consumer.attach(target.pid() as i32, &library);
-    use std::io::Write as _;
-    target.input().write_all(b"g").unwrap();
-    assert!(target.wait(crate::support::LIMIT).success(), "{}", target.err.all());
-    // In the child the kernel takes the copied breakpoint out at its first hit and puts the semaphore right.
-    assert_eq!(target.out.all(), "parent listens 1\nchild listens 0");
-    let pids: std::collections::BTreeSet<u32> = consumer.records().iter().map(|record| record.pid).collect();
+    let mut input = target.input();
+    input.write_all(b"g").unwrap();
+    assert!(target.out.wait_for(crate::support::LIMIT, |line| line.starts_with("child counts")).is_some(), "{}", target.err.all());
+    let pids: BTreeSet<u32> = consumer.records().iter().map(|record| record.pid).collect();
     assert_eq!(pids.into_iter().collect::<Vec<_>>(), [target.pid()]);
+    consumer.detach();
+    input.write_all(b"g").unwrap();
+    assert!(target.wait(crate::support::LIMIT).success(), "{}", target.err.all());
+    assert!(target.out.all().ends_with("child then counts 0"), "{}", target.out.all());
 }

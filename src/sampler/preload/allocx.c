@@ -90,7 +90,7 @@ EXPORT void *mallocx(size_t size, int flags)
 {
 	ensure_resolved();
 	if (listening_alloc())
-		return SAMPLE_COUNTED(size, next_mallocx(size, flags));
+		return SAMPLE_INNER(size, next_mallocx(size, flags));
 	return next_mallocx(size, flags);
 }
 
@@ -102,7 +102,7 @@ EXPORT void *rallocx(void *pointer, size_t size, int flags)
 
 	ensure_resolved();
 	taken = listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
-	moved = listening_alloc() ? SAMPLE_COUNTED(size, next_rallocx(pointer, size, flags)) : next_rallocx(pointer, size, flags);
+	moved = listening_alloc() ? SAMPLE_INNER(size, next_rallocx(pointer, size, flags)) : next_rallocx(pointer, size, flags);
 	if (taken && moved == NULL)
 		sample_put_back(pointer, sampled);
 	return moved;

@@ -62,7 +62,7 @@ static void *plain_new_aligned(const char *name, size_t size, align_value alignm
 	static void *counted_##NAME params                                                        \
 	{                                                                                         \
 		if (listening_alloc())                                                            \
-			return SAMPLE_COUNTED(size, next_##NAME args);                            \
+			return SAMPLE_INNER(size, next_##NAME args);                              \
 		return next_##NAME args;                                                          \
 	}                                                                                         \
 	static void *plain_##NAME params                                                          \

@@ -21,4 +21,12 @@
 /* Data of its own cache lines: what every thread reads must not share a line with what some thread writes. */
 #define OWN_LINES __attribute__((aligned(64)))
 
+static inline uintptr_t stack_pointer(void)
+{
+	uintptr_t sp;
+
+	__asm__ volatile("movq %%rsp, %0" : "=r"(sp));
+	return sp;
+}
+
 #endif

@@ -14,7 +14,6 @@ __asm__(".pushsection .stapsdt.base,\"aG\",\"progbits\",.stapsdt.base,comdat\n"
 
 #define PROBE(name, semaphore, arguments)                 \
 	"990: nop\n"                                      \
-	".byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n"            \
 	".pushsection .note.stapsdt,\"\",\"note\"\n"      \
 	".balign 4\n"                                     \
 	".4byte 992f - 991f, 994f - 993f, 3\n"            \

@@ -7,8 +7,9 @@
  * probe, address of .stapsdt.base, address of the semaphore, then provider, name and where each argument is. The contract's first
  * consumer reads the arguments from the calling convention's registers without looking at the note, so they are there: rdi, rsi, rdx.
  *
- * The site is `nop` and a five-byte nop behind it. Any kernel emulates the first cheaply; kernels from 6.18 on turn the second into a
- * call, and libbpf from 1.7 on knows the pair and attaches at the second. */
+ * The site is a nop of one byte, which every kernel emulates cheaply. There is no five-byte nop behind it on purpose. libbpf from 1.7 on
+ * would attach to that instead, kernel 6.18 turns it into a call of a page that is not copied by fork, and the children of a program that
+ * somebody listens to die of SIGSEGV at their first sample. */
 #ifndef FRAGPROF_PROBES_H
 #define FRAGPROF_PROBES_H
 

@@ -9,6 +9,10 @@
 /* Sample points in one allocation that are drawn one by one; what is larger is rounded at random, which is as unbiased and faster. */
 #define POINTS_DRAWN_MAX 32
 
+/* Sample points of inner calls in one outer call. musl makes one call, wrappers one or two; after more, the outer call must have been
+ * left by a jump. */
+#define INNER_MAX 16
+
 __thread struct thread sampler_thread;
 
 EXPORT OWN_LINES struct fragprof_sampler_stats fragprof_sampler_stats = {
@@ -126,9 +130,17 @@ static uint64_t points(struct thread *thread)
 
 RARE void sample(void *pointer, size_t size_bytes)
 {
-	uint64_t found = points(&sampler_thread);
-	uint64_t weight;
+	struct thread *thread = &sampler_thread;
+	uint64_t found, weight;
 
+	if (thread->outer_sp != 0) {
+		/* The outer call puts the countdown right. */
+		if (sample_is_inner() && ++thread->inner_skipped <= INNER_MAX)
+			return;
+		thread->outer_sp = 0;
+		thread->inner_skipped = 0;
+	}
+	found = points(thread);
 	if (found == 0)
 		return;
 	if (__builtin_mul_overflow(found, fragprof_sampler_stats.sample_bytes, &weight))

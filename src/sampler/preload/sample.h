@@ -25,6 +25,10 @@ struct thread {
 	uint64_t random;
 	/* Countdowns that ran out so far. */
 	uint64_t run_out;
+	/* The stack pointer of a call in progress whose inner calls are not to be counted; 0 if there is none. */
+	uintptr_t outer_sp;
+	/* Sample points of inner calls passed over since. */
+	uint32_t inner_skipped;
 };
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -72,10 +76,36 @@ static inline void sample_count(void *pointer, size_t size_bytes)
 		sample(pointer, size_bytes);
 }
 
-/* An allocation by a call behind which the allocator may call malloc or another entry point by its name, which comes back here and is
- * counted: musl's calloc does so, its posix_memalign, jemalloc's aligned operator new, wrappers of all kinds. If anything was counted
- * during the call, it was this. Nothing has to be undone when the call is left by an exception, a jump or the end of the thread. */
-#define SAMPLE_COUNTED(size, call)                                                        \
+/* One entry point of an allocator may call another by its name, which comes back here: musl's calloc calls malloc, its posix_memalign
+ * aligned_alloc, wrappers do such things, and so does jemalloc's aligned operator new. A block is to be counted once.
+ *
+ * For the functions of C the outermost call counts: the inner one's stack may not be known beyond the libc (Alpine's and Debian's musl
+ * have no unwind information). They leave a mark of where their frame is. A mark that was left behind by a jump out of a signal handler
+ * lies below every later outer call and is overwritten; and after INNER_MAX points that were passed over it is not believed. */
+static inline bool sample_is_inner(void)
+{
+	return unlikely(sampler_thread.outer_sp != 0) && stack_pointer() < sampler_thread.outer_sp;
+}
+
+#define SAMPLE_OUTER(size, call)                                                          \
+	({                                                                                \
+		int64_t left_ = sampler_thread.left_bytes;                                \
+		void *pointer_;                                                           \
+                                                                                          \
+		sampler_thread.outer_sp = stack_pointer();                                \
+		pointer_ = (call);                                                        \
+		sampler_thread.outer_sp = 0;                                              \
+		sampler_thread.inner_skipped = 0;                                         \
+		/* What inner calls counted down is put back. */                          \
+		sampler_thread.left_bytes = left_;                                        \
+		if (likely(pointer_ != NULL))                                             \
+			sample_count(pointer_, (size));                                   \
+		pointer_;                                                                 \
+	})
+
+/* For operator new the innermost call counts: if anything was counted during the call, it was this. Nothing has to be undone when the
+ * call is left by an exception. */
+#define SAMPLE_INNER(size, call)                                                          \
 	({                                                                                \
 		int64_t left_ = sampler_thread.left_bytes;                                \
 		uint64_t run_out_ = sampler_thread.run_out;                               \

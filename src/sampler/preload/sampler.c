@@ -90,13 +90,18 @@ EXPORT void free_aligned_sized(void *pointer, size_t alignment, size_t size)
 	next.free_aligned_sized(pointer, alignment, size);
 }
 
+static bool counts(void)
+{
+	return listening_alloc() && !sample_is_inner();
+}
+
 EXPORT void *calloc(size_t count, size_t size)
 {
 	size_t total;
 
-	if (!listening_alloc() || __builtin_mul_overflow(count, size, &total))
+	if (!counts() || __builtin_mul_overflow(count, size, &total))
 		return next.calloc(count, size);
-	return SAMPLE_COUNTED(total, next.calloc(count, size));
+	return SAMPLE_OUTER(total, next.calloc(count, size));
 }
 
 /* No x86-64 process has so many bytes of addresses: a realloc to this size fails and frees nothing. */
@@ -108,7 +113,7 @@ RARE static void *realloc_listened(void *pointer, size_t size)
 	/* The free is told before the call, because another thread may get the old address during it. If the call fails for want of
 	 * memory, the block is told anew, at the price of its first stack. */
 	bool taken = size < NEVER_FITS_BYTES && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
-	void *moved = listening_alloc() ? SAMPLE_COUNTED(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
+	void *moved = counts() ? SAMPLE_OUTER(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
 
 	/* It failed and the old block lives on; with size 0, NULL means freed (glibc, jemalloc). */
 	if (taken && moved == NULL && size != 0)
@@ -141,38 +146,38 @@ EXPORT int posix_memalign(void **out, size_t alignment, size_t size)
 {
 	int error;
 
-	if (!listening_alloc())
+	if (!counts())
 		return next.posix_memalign(out, alignment, size);
-	SAMPLE_COUNTED(size, (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
+	SAMPLE_OUTER(size, (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
 	return error;
 }
 
 EXPORT void *aligned_alloc(size_t alignment, size_t size)
 {
-	if (!listening_alloc())
+	if (!counts())
 		return next.aligned_alloc(alignment, size);
-	return SAMPLE_COUNTED(size, next.aligned_alloc(alignment, size));
+	return SAMPLE_OUTER(size, next.aligned_alloc(alignment, size));
 }
 
 EXPORT void *memalign(size_t alignment, size_t size)
 {
-	if (!listening_alloc())
+	if (!counts())
 		return next.memalign(alignment, size);
-	return SAMPLE_COUNTED(size, next.memalign(alignment, size));
+	return SAMPLE_OUTER(size, next.memalign(alignment, size));
 }
 
 EXPORT void *valloc(size_t size)
 {
-	if (!listening_alloc())
+	if (!counts())
 		return next.valloc(size);
-	return SAMPLE_COUNTED(size, next.valloc(size));
+	return SAMPLE_OUTER(size, next.valloc(size));
 }
 
 EXPORT void *pvalloc(size_t size)
 {
-	if (!listening_alloc())
+	if (!counts())
 		return next.pvalloc(size);
-	return SAMPLE_COUNTED(size, next.pvalloc(size));
+	return SAMPLE_OUTER(size, next.pvalloc(size));
 }
 
 /* The first call of each, if it comes before the constructor. */

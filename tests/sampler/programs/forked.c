@@ -1,5 +1,5 @@
-/* Allocates, forks, and says in each process whether the probes are listened to after some more allocations: whether an allocation is
- * counted shows in the library's own statistics. */
+/* Allocates, forks, and says in each process whether allocations are counted, which shows in the library's own statistics. The child says
+ * it again after the next byte of input. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ extern struct {
 	uint64_t sample_bytes, in_front, samples;
 } fragprof_sampler_stats __attribute__((weak));
 
-static int listens(void)
+static int counts(void)
 {
 	for (int i = 0; i < 100; i++)
 		free(malloc(100));
@@ -27,10 +27,13 @@ int main(void)
 
 	if (read(0, &byte, 1) != 1)
 		return 1;
-	dprintf(1, "parent listens %d\n", listens());
+	dprintf(1, "parent counts %d\n", counts());
 	pid_t child = fork();
 	if (child == 0) {
-		dprintf(1, "child listens %d\n", listens());
+		dprintf(1, "child counts %d\n", counts());
+		if (read(0, &byte, 1) != 1)
+			_exit(1);
+		dprintf(1, "child then counts %d\n", counts());
 		_exit(0);
 	}
 	int status;

@@ -41,7 +41,8 @@ int main(int argc, char **argv)
 
 	for (size_t i = 0; i < count; i++)
 		blocks[i] = malloc(40);
-	printf("overflows %" PRIu64 "\nlive_max %" PRIu64 "\nresident_kib %ld\n", fragprof_sampler_stats.overflows,
+	printf("in_front %" PRIu64 "\noverflows %" PRIu64 "\nlive_max %" PRIu64 "\nresident_kib %ld\n", fragprof_sampler_stats.in_front,
+	       fragprof_sampler_stats.overflows,
 	       fragprof_sampler_stats.live_max, resident_kib());
 	for (size_t i = 0; i < count; i++)
 		free(blocks[i]);

@@ -1,8 +1,8 @@
-// Nanoseconds of an allocation and its free, 64 to 127 bytes, in a tight loop. Arguments: malloc, new or mixed (64 live blocks, sizes to
+// Nanoseconds of an allocation and its free, 64 to 127 bytes, in a tight loop. Arguments: malloc, new or several (64 live blocks, sizes to
 // 4 KiB, freed in another order than made); pairs.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <new>
 
@@ -13,33 +13,52 @@ static double now()
 	return double(t.tv_sec) * 1e9 + double(t.tv_nsec);
 }
 
-int main(int, char **argv)
-{
-	const char *what = argv[1];
-	long pairs = atol(argv[2]);
-	void *volatile p;
-	double start = now();
+/* The median of many short runs: what interrupts some of them does not show. */
+static constexpr long CHUNK = 50000;
 
-	if (!strcmp(what, "malloc")) {
-		for (long i = 0; i < pairs; i++) {
+static void *blocks[64];
+static unsigned long long r = 88172645463325252ull;
+
+static void chunk(char kind)
+{
+	void *volatile p;
+
+	switch (kind) {
+	case 'm': /* malloc */
+		for (long i = 0; i < CHUNK; i++) {
 			p = malloc(64 + size_t(i & 63));
 			free(p);
 		}
-	} else if (!strcmp(what, "new")) {
-		for (long i = 0; i < pairs; i++) {
+		return;
+	case 'n': /* new */
+		for (long i = 0; i < CHUNK; i++) {
 			size_t n = 64 + size_t(i & 63);
 			p = ::operator new(n);
 			::operator delete(p, n);
 		}
-	} else {
-		static void *blocks[64];
-		unsigned long long r = 88172645463325252ull;
-		for (long i = 0; i < pairs; i++) {
+		return;
+	default: /* several */
+		for (long i = 0; i < CHUNK; i++) {
 			r ^= r << 13, r ^= r >> 7, r ^= r << 17;
 			free(blocks[r % 64]);
 			blocks[r % 64] = malloc(16 + (r >> 20) % 4080);
 		}
 	}
-	printf("%.3f\n", (now() - start) / double(pairs));
+}
+
+int main(int, char **argv)
+{
+	static double ns[4096];
+	long chunks = atol(argv[2]) / CHUNK;
+
+	if (chunks < 1 || chunks > 4096)
+		return 1;
+	for (long i = 0; i < chunks; i++) {
+		double start = now();
+		chunk(argv[1][0]);
+		ns[i] = (now() - start) / double(CHUNK);
+	}
+	std::sort(ns, ns + chunks);
+	printf("%.3f\n", ns[chunks / 2]);
 	return 0;
 }
