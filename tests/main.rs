@@ -1,6 +1,7 @@
 //! The integration tests: one binary, so that the library is linked once. Each module tests one part against somebody else's truth.
 #![allow(clippy::unwrap_used)]
 
+mod agent;
 mod census;
 mod placement;
 mod profile;

@@ -27,8 +27,11 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 const ARENAS_KEPT_MAX: usize = 512;
 /// Table of chunks after which freed memory is handed back to the system: the agent is not to hoard what one large heap needed.
 const TRIM_AFTER_CHUNKS: u64 = 1 << 20;
-/// Share of the budget that looking through `/proc` may take; above it the looks become rarer.
-const SCAN_SHARE: f64 = 0.25;
+/// Share of the budget that looking through `/proc`, or at one process again and again, may take; above it the looks become rarer.
+const SHARE_MAX: f64 = 0.25;
+/// Processor time of a cheap census beyond which it is charged as a close one: a process that takes a long search must not keep the
+/// others from being looked at.
+const CHEAP_S: f64 = 0.02;
 /// Bytes read of `/proc/self/statm` and `/etc/passwd`.
 const SMALL_FILE_BYTES_MAX: u64 = 4 << 20;
 
@@ -155,6 +158,7 @@ impl Collector {
 
     /// One piece of work; returns how long to sleep after it.
     fn step(&mut self) -> Duration {
+        self.fill();
         let now_s = self.now_s();
         if now_s >= self.next_scan_s {
             self.scan();
@@ -184,13 +188,22 @@ impl Collector {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// Charges the processor time since the last charge, and adds what the time brought.
+    /// Charges the processor time since the last charge.
     fn charge(&mut self, work: Work) {
         let cpu = thread_cpu();
         let used_s = cpu.saturating_sub(self.cpu).as_secs_f64();
         self.cpu = cpu;
         self.counters.thread_cpu_s += used_s;
-        self.budget.spend(work, used_s);
+        match work {
+            Work::Cheap => {
+                self.budget.spend(Work::Cheap, used_s.min(CHEAP_S));
+                self.budget.spend(Work::Full, used_s - CHEAP_S);
+            }
+            Work::Full => self.budget.spend(Work::Full, used_s),
+        }
+    }
+
+    fn fill(&mut self) {
         let now = Instant::now();
         self.budget.fill(now.saturating_duration_since(self.filled_at).as_secs_f64());
         self.filled_at = now;
@@ -226,7 +239,7 @@ impl Collector {
         self.own_rss_bytes = own_rss_bytes().unwrap_or(self.own_rss_bytes);
         let cost_s = thread_cpu().saturating_sub(before).as_secs_f64();
         let interval_s = self.config.discovery.scan_interval_s as f64;
-        self.next_scan_s = self.now_s() + interval_s.max(cost_s / (self.config.census.budget_ratio() * SCAN_SHARE));
+        self.next_scan_s = self.now_s() + interval_s.max(cost_s / (self.config.census.budget_ratio() * SHARE_MAX));
     }
 
     fn follow(&mut self, found: Scan) {
@@ -338,7 +351,12 @@ impl Collector {
         }
         let now_s = self.now_s();
         let config = &self.config.census;
-        let (top_interval_s, full_interval_s) = (config.top_interval_s as f64, config.full_interval_s as f64);
+        let (mut top_interval_s, full_interval_s) = (config.top_interval_s as f64, config.full_interval_s as f64);
+        let dear_s = cpu.as_secs_f64() / (config.budget_ratio() * SHARE_MAX);
+        if census.level == Level::Top && dear_s > top_interval_s {
+            self.counters.top_stretched += 1;
+            top_interval_s = dear_s;
+        }
         let Some(watch) = self.watches.get_mut(&identity) else { return };
         let sample = Arc::make_mut(&mut watch.sample);
         let level = census.level;

@@ -38,8 +38,8 @@ pub enum AgentError {
         source: io::Error,
     },
     /// A fault of the program: its message is on standard error.
-    #[error("the census thread ended by itself; please report this with the message above")]
-    CensusEnded,
+    #[error("the {0} thread ended by itself; please report this with the message above")]
+    ThreadEnded(&'static str),
     /// Threads, signals.
     #[error("cannot {what}: {source}")]
     System {
@@ -90,7 +90,10 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             reload(path.as_deref(), &state, &commands, &notifier);
         }
         if census.is_finished() {
-            return Err(AgentError::CensusEnded);
+            return Err(AgentError::ThreadEnded("census"));
+        }
+        if server.is_finished() {
+            return Err(AgentError::ThreadEnded("HTTP"));
         }
         if heartbeat.is_alive() {
             notifier.send("WATCHDOG=1");

@@ -276,6 +276,8 @@ pub struct AgentCounters {
     pub full_rounds_skipped: u64,
     /// Cheap rounds of a process that were left out for want of budget.
     pub top_rounds_skipped: u64,
+    /// Cheap censuses put off beyond their interval, because they take too large a share of the budget for one process.
+    pub top_stretched: u64,
     /// Heaps sampled instead of walked, because the walk may need too much memory.
     pub sampled_too_large: u64,
     /// Heaps sampled instead of walked, because the agent itself was above its memory limit.

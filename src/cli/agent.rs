@@ -43,9 +43,10 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
 
 fn failed(error: &AgentError) -> Failed {
     let status = match error {
-        AgentError::Config(ConfigError::Read { .. }) | AgentError::Listen { .. } | AgentError::System { .. } | AgentError::CensusEnded => {
-            ExitStatus::Failure
-        }
+        AgentError::Config(ConfigError::Read { .. })
+        | AgentError::Listen { .. }
+        | AgentError::System { .. }
+        | AgentError::ThreadEnded(_) => ExitStatus::Failure,
         AgentError::Config(_) => ExitStatus::Usage,
     };
     Failed::new(status, error.to_string())

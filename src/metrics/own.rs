@@ -39,6 +39,8 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
             .with(snapshot.budget_ratio),
         Family::counter("fragprof_agent_cpu_seconds_total", "Processor time of the census thread. Its rate stays below fragprof_agent_budget_ratio.")
             .with(counters.thread_cpu_s),
+        Family::counter("fragprof_agent_process_cpu_seconds_total", "Processor time of the whole agent, answers to requests included.")
+            .with(process_cpu_s()),
         Family::counter("fragprof_agent_censuses_total", "Censuses taken, by level.")
             .with_each("level", by_level(counters.censuses.map(|count| count as f64))),
         Family::counter("fragprof_agent_census_cpu_seconds_total", "Processor time of censuses, by level; part of fragprof_agent_cpu_seconds_total.")
@@ -50,7 +52,7 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
             .with(counters.unusable as f64),
         Family::counter(
             "fragprof_agent_shed_total",
-            "Work left out, in the order in which it is: full rounds of a process for want of budget, walks replaced by samples (too large for census.walk_memory_mib; agent above census.memory_max_mib), cheap rounds for want of budget.",
+            "Work left out, in the order in which it is: full rounds of a process for want of budget, walks replaced by samples (too large for census.walk_memory_mib; agent above census.memory_max_mib), cheap censuses of a process on which they take more than a quarter of the budget, cheap rounds for want of budget.",
         )
         .with_each(
             "step",
@@ -58,6 +60,7 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
                 ("full_round", counters.full_rounds_skipped as f64),
                 ("walk_too_large", counters.sampled_too_large as f64),
                 ("walk_own_memory", counters.sampled_memory as f64),
+                ("top_stretched", counters.top_stretched as f64),
                 ("top_round", counters.top_rounds_skipped as f64),
             ],
         ),
@@ -75,4 +78,9 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
         Family::counter("fragprof_http_connections_refused_total", "Connections closed at once: server.connections_max were open.")
             .with(http.refused as f64),
     ]
+}
+
+fn process_cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -118,6 +118,12 @@ impl Server {
         Ok(Self { thread, stop })
     }
 
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Lets requests under way finish, for at most `within`.
     pub fn stop(self, within: Duration) {
         // It is gone already if this fails.

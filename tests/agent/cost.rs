@@ -1,0 +1,57 @@
+//! What the agent costs.
+
+use std::process::Command;
+
+use super::daemon::{Daemon, value, watching};
+use super::metrics::{fragmented, fragments};
+use crate::support::process::{Process, wait_until};
+use crate::support::serial;
+
+#[test]
+fn a_cheap_round_over_300_processes_takes_less_than_a_second_of_processor_time() {
+    let _alone = serial();
+    let program = crate::support::build::output_dir().join("sleep-300");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let sleepers: Vec<Process> = (0..300).map(|_| Process::start(Command::new(&program).arg("600"))).collect();
+    // One round: nothing is due a second time while this runs.
+    let config = watching(&["sleep-300"], "")
+        .replace("top_interval_s = 1", "top_interval_s = 3600")
+        .replace("full_interval_s = 2", "full_interval_s = 3600");
+    let daemon = Daemon::start(&config);
+    let mut text = String::new();
+    wait_until("a round over all", || {
+        text = daemon.metrics();
+        value(&text, "fragprof_agent_censuses_total", "level=\"full\"") >= Some(sleepers.len() as f64)
+    });
+    let by_level = |name: &str, level: &str| value(&text, name, &format!("level=\"{level}\"")).unwrap();
+    let top_s = by_level("fragprof_agent_census_cpu_seconds_total", "top") / by_level("fragprof_agent_censuses_total", "top");
+    let full_s = by_level("fragprof_agent_census_cpu_seconds_total", "full") / by_level("fragprof_agent_censuses_total", "full");
+    let rss_mib = value(&text, "fragprof_agent_resident_bytes", "").unwrap() / f64::from(1 << 20);
+    println!(
+        "300 processes: cheap round {:.3} s, close round {:.3} s of processor time, agent {rss_mib:.1} MiB",
+        top_s * 300.0,
+        full_s * 300.0
+    );
+    assert!(top_s * 300.0 <= 1.0, "{text}");
+}
+
+#[test]
+fn the_census_stays_within_its_budget_and_counts_what_it_leaves_out() {
+    let _alone = serial();
+    let program = fragments("fragments-cost");
+    let _targets: Vec<Process> = (0..6).map(|_| fragmented(&program, &["2"])).collect();
+    // Asked for far more than 1 % allows, with nothing to start on.
+    let config = watching(&["fragments-cost"], "start_credit_ms = 0").replace("budget_percent = 100.0", "budget_percent = 1.0");
+    let daemon = Daemon::start(&config);
+    let read = || {
+        let text = daemon.metrics();
+        (value(&text, "fragprof_agent_uptime_seconds", "").unwrap(), value(&text, "fragprof_agent_cpu_seconds_total", "").unwrap(), text)
+    };
+    wait_until("30 s of work", || read().0 >= 30.0);
+    let (wall_s, cpu_s, text) = read();
+    // The last census may overdraw the account; its debt is paid later.
+    assert!(cpu_s / wall_s <= 0.013, "{cpu_s} s of {wall_s} s\n{text}");
+    let shed = |step: &str| value(&text, "fragprof_agent_shed_total", step).unwrap();
+    println!("budget 1 %: used {:.2} %, shed {} full and {} cheap rounds", 100.0 * cpu_s / wall_s, shed("full_round"), shed("top_round"));
+    assert!(shed("full_round") >= 1.0, "{text}");
+}
