@@ -128,10 +128,20 @@ fn object_file() -> PathBuf {
         for (name, text) in libbpf_sys::API_HEADERS {
             fs::write(headers.join(name), text).unwrap();
         }
-        let out = crate::support::build::output_dir().join(format!("usdt_test.{}.bpf.o", std::process::id()));
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("usdt_test.{}.bpf.o", std::process::id()));
         let mut clang = Command::new("clang");
         clang
-            .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-D__TARGET_ARCH_x86", "-Wall", "-Wno-gnu-variable-sized-type-not-at-end"])
+            .args([
+                "-target",
+                "bpf",
+                "-mcpu=v3",
+                "-g",
+                "-O2",
+                "-D__TARGET_ARCH_x86",
+                "-Wall",
+                "-Werror",
+                "-Wno-gnu-variable-sized-type-not-at-end",
+            ])
             .arg("-I")
             .arg(directory.path())
             .arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH))

@@ -27,6 +27,14 @@ struct {
 	__uint(max_entries, 32 << 20);
 } records SEC(".maps");
 
+/* Where a thread's stack is walked. */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct fp_walk);
+} walks SEC(".maps");
+
 /* Records that found the ring full. */
 __u64 lost = 0;
 
@@ -52,8 +60,9 @@ int on_alloc(struct pt_regs *regs)
 	record->weight_bytes = weight;
 	record->len = 0;
 	record->end = 0;
-	walk = unwind_user(regs, record->pid);
+	walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (walk) {
+		unwind_into(walk, regs, record->pid, regs->sp);
 		record->len = walk->len;
 		record->end = walk->end;
 		for (i = 0; i < TEST_FRAMES_MAX; i++)
