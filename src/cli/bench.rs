@@ -3,9 +3,13 @@
 //! The target is this program itself, in a loop of malloc and free of 64 to 127 bytes; it counts its pairs in shared memory. Each way
 //! of probing is measured in turn, round after round, in nanoseconds of the target's own CPU time a pair, so that a machine whose
 //! speed drifts, or which is busy with other things, does not favour one of them. The middle value of the rounds is printed.
+//!
+//! With a command, the same is asked of a whole program that ends by itself: its CPU time alone, with empty probes on every entry point
+//! that exact mode probes, and under exact mode.
 
+use std::ffi::OsString;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,12 +18,13 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 
 use super::record::failed;
-use crate::capture::floor::Floor;
+use crate::capture::floor::{Floor, FloorAttached};
 use crate::capture::{AttachFile, AttachSite, Capture, Config, Sink, TargetFlags, wire};
 use crate::probe::cookie::Cookie;
 use crate::probe::features::Features;
 use crate::probe::functions::argument_register;
 use crate::probe::plan::{FilePlan, plan};
+use crate::profile::ValueKind;
 use crate::recorder::{Options, Recorder};
 use crate::target::Process;
 use crate::units::{FileOffset, Pid};
@@ -33,6 +38,9 @@ pub struct BenchArgs {
     /// Milliseconds a measurement
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub ms: u64,
+    /// Measure this command, which must end by itself, instead of the loop; after --
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
     /// Be the target: allocate and free in this many threads, and count pairs in the file that this descriptor is of
     #[arg(long, num_args = 2, value_names = ["THREADS", "FD"], hide = true)]
     pub target: Option<Vec<i32>>,
@@ -50,6 +58,9 @@ const THREADS_MAX: usize = COUNTERS_BYTES / COUNTER_STRIDE;
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(target) = &args.target {
         be_the_target(target[0].clamp(1, THREADS_MAX as i32) as usize, target[1]);
+    }
+    if !args.command.is_empty() {
+        return whole_program(&args.command, args.rounds);
     }
     let window = Duration::from_millis(args.ms);
     let pair = pair_costs(args.rounds, window)?;
@@ -96,6 +107,117 @@ fn pair_costs(rounds: u32, window: Duration) -> anyhow::Result<[f64; 4]> {
     }
     readers.stop();
     Ok(samples.map(median))
+}
+
+/// CPU seconds of a program alone, with empty probes, and under exact mode.
+fn whole_program(command: &[OsString], rounds: u32) -> anyhow::Result<()> {
+    let mut samples: [Vec<f64>; 3] = Default::default();
+    let mut records = Counts::default();
+    for _ in 0..rounds {
+        samples[0].push(cpu_seconds(command, |_| Ok(Box::new(())))?);
+        samples[1].push(cpu_seconds(command, |pid| Ok(Box::new(floor_on(pid)?)))?);
+        samples[2].push(cpu_seconds(command, |pid| {
+            let mut recorder = Recorder::new(Options::default()).map_err(failed)?;
+            recorder.watch(pid).map_err(failed)?;
+            Ok(Box::new(Watching { recorder: Some(recorder), counts: &mut records }))
+        })?);
+    }
+    let [alone, floor, exact] = samples.map(median);
+    println!("{}: CPU time (median of {rounds} rounds)", command[0].to_string_lossy());
+    for (name, seconds) in [("alone", alone), ("floor: empty probes on every entry point", floor), ("exact mode", exact)] {
+        println!("  {name:<42} {seconds:>9.3} s   {:>6.2} x alone   {:>6.2} x floor", seconds / alone, seconds / floor);
+    }
+    println!("exact mode: {} allocations, {:.1} frames a stack, {} records lost", records.allocations, records.frames_per_stack, records.lost);
+    Ok(())
+}
+
+/// What exact mode saw of the program's last round.
+#[derive(Default)]
+struct Counts {
+    allocations: u64,
+    frames_per_stack: f64,
+    lost: u64,
+}
+
+/// What holds probes in a program until it has ended.
+trait Holds {
+    /// Does what is due while the program runs.
+    fn step(&mut self) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Holds for () {}
+impl Holds for (Floor, Vec<FloorAttached>) {}
+
+struct Watching<'a> {
+    recorder: Option<Recorder>,
+    counts: &'a mut Counts,
+}
+
+impl Holds for Watching<'_> {
+    fn step(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.step(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        let Some(Ok(profile)) = self.recorder.take().map(Recorder::finish) else { return };
+        let stacks = || profile.stacks().iter().map(|stack| (stack.values.get(ValueKind::AllocObjects), stack.frames.len() as u64));
+        self.counts.allocations = stacks().map(|(allocations, _)| allocations).sum();
+        self.counts.frames_per_stack =
+            stacks().map(|(allocations, frames)| allocations * frames).sum::<u64>() as f64 / self.counts.allocations.max(1) as f64;
+        self.counts.lost = profile.meta.losses.iter().filter(|loss| loss.name.starts_with("lost_")).map(|loss| loss.value).sum();
+    }
+}
+
+fn floor_on(pid: Pid) -> anyhow::Result<(Floor, Vec<FloorAttached>)> {
+    let process = Process::open(pid).map_err(|e| failed(e.into()))?;
+    let plan = plan(&process, Features::of_host().emulation()).map_err(|e| failed(e.into()))?;
+    let floor = Floor::load().map_err(|e| failed(e.into()))?;
+    let attach = |file: &FilePlan| {
+        let sites = file.sites.iter().map(|site| AttachSite { offset: site.offset, cookie: 0, with_return: site.cookie.op.needs_return() });
+        floor.attach(pid, &AttachFile { path: file.attach_path.clone(), sites: sites.collect() }).map_err(|e| failed(e.into()))
+    };
+    let attached = plan.files.iter().map(attach).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok((floor, attached))
+}
+
+/// Runs the command to its end with what `hold` puts into it as soon as its C library is there; its user and system time.
+fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .with_context(|| format!("cannot run {}", command[0].to_string_lossy()))?;
+    let pid = child.id();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let ready = || std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libc.so") || maps.contains("ld-musl"));
+    while !ready() {
+        if Instant::now() > deadline || child.try_wait()?.is_some() {
+            bail!("{} ended before it could be probed: give a command that runs for seconds", command[0].to_string_lossy());
+        }
+        std::thread::yield_now();
+    }
+    let mut held = hold(Pid(pid))?;
+    loop {
+        let mut status = 0;
+        // SAFETY: plain integers, for which zeroes are values.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: waits for our own child; both pointers are to locals.
+        match unsafe { libc::wait4(pid as i32, &raw mut status, libc::WNOHANG, &raw mut usage) } {
+            0 => held.step(),
+            -1 => return Err(std::io::Error::last_os_error()).context("cannot wait for the command"),
+            _ => {
+                let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+                return Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime));
+            }
+        }
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -142,7 +142,8 @@ impl Pair {
                 model.note_peak();
             }
             Op::Free { addr, stack } => {
-                ledger.apply(&Event::Free { addr: Addr(addr), stack: StackHash(stack), tid: 1, time_ns: now });
+                // A thread that never reallocates: the free that a realloc makes of its own old block has a test of its own.
+                ledger.apply(&Event::Free { addr: Addr(addr), stack: StackHash(stack), tid: u32::MAX, time_ns: now });
                 if model.free(addr, now).is_some() && stack != 0 {
                     model.account(stack).freed_here += 1;
                 }
@@ -366,6 +367,19 @@ fn alloc(addr: u64, size_bytes: u64, stack: u64, time_ns: u64) -> Event<'static>
 
 fn free(addr: u64, time_ns: u64) -> Event<'static> {
     Event::Free { addr: Addr(addr), stack: StackHash(0), tid: 1, time_ns }
+}
+
+#[test]
+fn the_free_that_a_realloc_makes_of_its_own_old_block_is_no_second_one() {
+    let mut ledger = Ledger::new(0, StackLimits::default());
+    let (addr, stack) = (Addr(0x1000), StackHash(0));
+    ledger.apply(&alloc(0x1000, 8, 1, STEP_NS));
+    ledger.apply(&Event::ReallocFree { addr, stack, tid: 1, time_ns: 2 * STEP_NS });
+    ledger.apply(&free(0x1000, 2 * STEP_NS));
+    assert_eq!(ledger.stats().unknown_frees, 0);
+    // Of another thread it is the free of a block that is not known.
+    ledger.apply(&Event::Free { addr, stack, tid: 2, time_ns: 3 * STEP_NS });
+    assert_eq!(ledger.stats().unknown_frees, 1);
 }
 
 #[test]

@@ -223,10 +223,13 @@ mod rules {
 
     #[test]
     fn long_nops_and_prefixed_branches_are_sites_only_where_the_kernel_emulates_them() {
-        let nop = [0x0f, 0x1f, 0x44, 0, 0, 0xc3];
+        let nop = [0x0f, 0x1f, 0x40, 0, 0xc3];
         assert_eq!(placed(&nop, "malloc").reason, Reason::ControlFlow);
         let shape = Shape { op: Op::Alloc, size: Some(0), count: None, pointer: None };
         assert_eq!(place(&nop, 0, shape, Emulation { long_nops: true }, |_| false).reason, Reason::Emulated);
+        // The five-byte one is a call to the kernel since 6.18, which forked children do not survive.
+        let call_nop = [0x0f, 0x1f, 0x44, 0, 0, 0xc3];
+        assert_ne!(place(&call_nop, 0, shape, Emulation { long_nops: true }, |_| false).reason, Reason::Emulated);
         // bnd jmp and jcc with an operand-size prefix: the kernel takes the first as another instruction and refuses the second.
         assert_ne!(placed(&[0xf2, 0xe9, 0, 1, 0, 0], "malloc").reason, Reason::Emulated);
         assert_ne!(placed(&[0x66, 0x74, 0x10, 0xc3], "malloc").reason, Reason::Emulated);
