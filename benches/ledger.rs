@@ -151,7 +151,7 @@ fn measure(live: usize, pairs: usize) {
         for batch in fill.chunks(BATCH) {
             let start = cpu_time();
             ledger.apply_batch(batch);
-            pause = pause.max((cpu_time() - start));
+            pause = pause.max(cpu_time() - start);
         }
     });
     let fill_baseline = rate(live, || fill.chunks(BATCH).for_each(|batch| baseline.apply(batch)));

@@ -127,7 +127,10 @@ fn whole_program(command: &[OsString], rounds: u32) -> anyhow::Result<()> {
     for (name, seconds) in [("alone", alone), ("floor: empty probes on every entry point", floor), ("exact mode", exact)] {
         println!("  {name:<42} {seconds:>9.3} s   {:>6.2} x alone   {:>6.2} x floor", seconds / alone, seconds / floor);
     }
-    println!("exact mode: {} allocations, {:.1} frames a stack, {} records lost", records.allocations, records.frames_per_stack, records.lost);
+    println!(
+        "exact mode: {} allocations, {:.1} frames a stack, {} records lost",
+        records.allocations, records.frames_per_stack, records.lost
+    );
     Ok(())
 }
 
@@ -196,7 +199,8 @@ fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Resul
         .with_context(|| format!("cannot run {}", command[0].to_string_lossy()))?;
     let pid = child.id();
     let deadline = Instant::now() + Duration::from_secs(10);
-    let ready = || std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libc.so") || maps.contains("ld-musl"));
+    let ready =
+        || std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libc.so") || maps.contains("ld-musl"));
     while !ready() {
         if Instant::now() > deadline || child.try_wait()?.is_some() {
             bail!("{} ended before it could be probed: give a command that runs for seconds", command[0].to_string_lossy());

@@ -103,7 +103,7 @@ fn call(callee: &Callee<'_>) -> String {
     let sized = name.contains("Pvm") || name.contains("size") || *name == "sdallocx";
     // What is neither block, size nor count: alignment, flags, offset, a reference to nothrow.
     let other = if aligned { "64" } else { "0" };
-    let mut arguments = vec![other; 6];
+    let mut arguments = [other; 6];
     if shape.op == Op::Free && sized {
         arguments[1] = "640";
     }

@@ -124,7 +124,7 @@ fn a_listener_that_comes_and_goes_leaves_no_bias() {
     let library = libraries.path(Flavour::Standard);
     let program = compile(libraries.folder(), "sites.c", "cc", &[]);
     let mut consumer = Consumer::new();
-    let mut process = Process::start_piped(sampled(&program, &library, Allocator::Glibc, 4096).args(["2", "3000000", "256"]));
+    let mut process = Process::start_piped(sampled(&program, &library, Allocator::Glibc, 4096).args(["2", "300000000", "256"]));
     let mut input = process.input();
     input.write_all(b"g").unwrap();
     let mut seen = 0;
