@@ -57,8 +57,12 @@ struct fp_step {
 	__u64 sp;
 	__u64 bp;
 	__s32 bp_at;    /* where the caller's rbp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
-	__u32 repeatable; /* the step read nothing but that and the return address, just below the caller's sp */
+	__u32 how;      /* FP_STEP_* */
 };
+
+/* What a step depended on. */
+#define FP_STEP_REPEATABLE (1u << 0) /* it read nothing but the caller's rbp and the return address, just below the caller's sp */
+#define FP_STEP_USES_BP (1u << 1)    /* its own rbp decided where */
 
 /* What of a frame word is known before its step. */
 #define FP_FRAME_BEFORE (FP_FRAME_ADDR_MASK | FP_FRAME_EXACT | FP_FRAME_GUESSED)
@@ -109,8 +113,10 @@ struct fp_walk {
 	__u32 last_end;         /* why it ended */
 	__u32 generation;       /* of the tables at the last walk */
 	__u32 repeated;         /* steps of this walk that were repeated */
-	__u32 now_repeatable;   /* for the step under way, as in struct fp_step */
+	__u32 now_repeatable;   /* for the step under way: FP_STEP_REPEATABLE */
+	__u32 now_uses_bp;      /* FP_STEP_USES_BP */
 	__s32 now_bp_at;
+	__u32 pad2;
 	struct fp_step steps[2 * FP_FRAMES_MAX];
 };
 
@@ -371,6 +377,7 @@ static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
 	walk->sp = walk->entry_sp + 8;
 	walk->registers = FP_REGS_NONE;
 	walk->flags = 0;
+	walk->now_uses_bp = 0;
 	return FP_END_NONE;
 }
 
@@ -421,6 +428,8 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 		if (!fp_register_of(walk, reg, &base))
 			return FP_END_UNSUPPORTED;
 		cfa = base + (__s64)rule->offset;
+		if (reg == 7 && (rule->saved & 15) != FP_BP_AT_BP)
+			walk->now_uses_bp = 0;
 		break;
 	case FP_CFA_DEREF:
 	case FP_CFA_DEREF_INDEX:
@@ -442,6 +451,7 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 	case FP_CFA_SIGNAL:
 		return fp_step_signal(walk);
 	case FP_CFA_END:
+		walk->now_uses_bp = 0;
 		return FP_END_COMPLETE;
 	default:
 		return FP_END_UNSUPPORTED;
@@ -531,7 +541,7 @@ static __always_inline struct fp_step *fp_append(struct fp_walk *walk, __u64 wor
 	step->sp = walk->sp;
 	step->bp = walk->bp;
 	step->bp_at = 0;
-	step->repeatable = 0;
+	step->how = 0;
 	return step;
 }
 
@@ -548,6 +558,7 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	__u64 before = walk->pc | (__u64)walk->flags << 32, value, caller_bp, caller_sp;
 	struct fp_step *last = fp_step_at(walk, half, at), *caller, *step;
 	__s64 bp_at;
+	__u32 how;
 
 	for (i = 0; i < FP_CATCH_UP; i++) {
 		if (at >= walk->last_len || last->sp >= walk->sp)
@@ -558,12 +569,13 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	walk->last_at = at;
 	if (at >= walk->last_len || walk->len >= FP_FRAMES_MAX)
 		return FP_REPEAT_NOT;
-	if (last->sp != walk->sp || last->bp != walk->bp || (last->word & FP_FRAME_BEFORE) != before || !last->repeatable)
+	if (last->sp != walk->sp || last->bp != walk->bp || (last->word & FP_FRAME_BEFORE) != before || !(last->how & FP_STEP_REPEATABLE))
 		return FP_REPEAT_NOT;
 	if (at + 1 == walk->last_len) {
 		if (walk->last_end != FP_END_COMPLETE)
 			return FP_REPEAT_NOT;
-		fp_append(walk, last->word)->repeatable = 1;
+		how = last->how;
+		fp_append(walk, last->word)->how = how;
 		walk->repeated += 1;
 		return FP_REPEAT_END;
 	}
@@ -575,9 +587,10 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	bp_at = last->bp_at;
 	if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
 		return FP_REPEAT_NOT;
+	how = last->how;
 	step = fp_append(walk, last->word);
 	step->bp_at = bp_at;
-	step->repeatable = 1;
+	step->how = how;
 	walk->pc = caller->word & FP_FRAME_ADDR_MASK;
 	walk->sp = caller_sp;
 	walk->bp = caller_bp;
@@ -607,7 +620,7 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 			return FP_END_TRAMPOLINE;
 		if (pc) {
 			/* The step that came here read the trampoline's address. */
-			fp_step_at(walk, walk->now, (walk->len - 1) & (FP_FRAMES_MAX - 1))->repeatable = 0;
+			fp_step_at(walk, walk->now, (walk->len - 1) & (FP_FRAMES_MAX - 1))->how = 0;
 			walk->pc = pc;
 			known = fp_find_mapping(walk, pc);
 		} else {
@@ -636,7 +649,8 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 		return FP_END_NO_MAPPING;
 	if (end == FP_END_NO_TABLE)
 		return end;
-	walk->now_repeatable = 1;
+	walk->now_repeatable = FP_STEP_REPEATABLE;
+	walk->now_uses_bp = FP_STEP_USES_BP;
 	walk->now_bp_at = 0;
 	if (end == FP_END_NONE)
 		end = fp_step_rule(walk, &rule, addr);
@@ -648,7 +662,8 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
 	step->bp_at = walk->now_bp_at;
 	/* The outermost frame is known by its pc and rbp alone. */
-	step->repeatable = end == FP_END_NONE ? walk->now_repeatable : end == FP_END_COMPLETE;
+	step->how = end == FP_END_NONE ? walk->now_repeatable : end == FP_END_COMPLETE ? FP_STEP_REPEATABLE : 0;
+	step->how |= walk->now_uses_bp;
 	return end;
 }
 
@@ -701,6 +716,8 @@ struct fp_verify_loop {
 	struct fp_walk *walk;
 	__u32 last;     /* index of the outermost step */
 	__u32 verified; /* steps whose words are the same */
+	__u32 other_bp; /* rbp is not what it was, and has not been read back from the stack yet */
+	__u32 pad;
 };
 
 /* Compares the words that a step of the last walk read with what the stack holds now. */
@@ -710,7 +727,7 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 	struct fp_step *step = fp_step_at(walk, walk->now, i), *caller = fp_step_at(walk, walk->now, i + 1);
 	__u64 value;
 
-	if (!step->repeatable)
+	if (!(step->how & FP_STEP_REPEATABLE) || (loop->other_bp && step->how & FP_STEP_USES_BP))
 		return 1;
 	if (i >= loop->last) {
 		loop->verified = i + 1;
@@ -718,21 +735,24 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 	}
 	if (!fp_read_word(walk, caller->sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
 		return 1;
-	if (step->bp_at && (!fp_read_word(walk, caller->sp + step->bp_at, &value) || value != caller->bp))
-		return 1;
-	return 0;
+	if (!step->bp_at)
+		return 0;
+	loop->other_bp = 0;
+	return !fp_read_word(walk, caller->sp + step->bp_at, &value) || value != caller->bp;
 }
 
 /* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and rbp and every stack
- * word that the last one read still holds the same value. Each word decides the next step together with the tables, so this is proof. */
+ * word that the last one read still holds the same value. Each word decides the next step together with the tables, so this is proof.
+ * Another rbp does not matter to steps that do not use it, up to the one that reads rbp back from the stack: to compilers it is a
+ * register like any other. */
 static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
 {
 	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);
-	struct fp_verify_loop loop = { .walk = walk };
+	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != regs->bp };
 
 	if (walk->end != FP_END_COMPLETE || !walk->len || walk->len > FP_FRAMES_MAX)
 		return false;
-	if (leaf->sp != regs->sp || leaf->bp != regs->bp || leaf->word != (regs->ip | FP_FRAME_EXACT))
+	if (leaf->sp != regs->sp || leaf->word != (regs->ip | FP_FRAME_EXACT))
 		return false;
 	walk->window_base = ~0ULL;
 	loop.last = walk->len - 1;
