@@ -44,3 +44,15 @@ bench: build ## the figures of exact mode, as ratios measured in one run
 .PHONY: bench-ledger
 bench-ledger: deps ## the ledger's figures
 	$(CARGO) bench --bench ledger
+
+.PHONY: bench-unwind
+bench-unwind: deps ## the unwind tables' figures, over every file under /usr
+	$(CARGO) bench --bench unwind
+
+.PHONY: verifier
+verifier: deps ## instructions the kernel's verifier counts for each program
+	$(CARGO) test --test integration the_verifier_needs -- --nocapture
+
+.PHONY: cost-of-a-walk
+cost-of-a-walk: deps ## what a stack costs in the kernel, a frame
+	$(CARGO) test --test integration cost_of_a_walk -- --ignored --nocapture

@@ -1,7 +1,11 @@
 //! What this kernel lets us do, found by doing it: for `doctor`.
 
-use super::load;
+use std::time::Duration;
+
+use super::tables::FileStatus;
+use super::{Capture, Config, Result, load};
 use crate::probe::features::{Attach, Features, Support};
+use crate::target::Process;
 
 /// Everything that [`Features`] asks for. Takes some 100 ms a method: the programs are loaded and attached to this process for each.
 pub fn features() -> Features {
@@ -28,4 +32,21 @@ pub fn features() -> Features {
         }
     }
     features
+}
+
+/// Longest wait for the tables of a process that is only looked at.
+const TABLES_WAIT: Duration = Duration::from_secs(10);
+
+/// The unwind table of each file that a process maps, made as a recording would make it.
+///
+/// # Errors
+/// If BPF is not permitted here, or the process is gone.
+pub fn unwind_tables(process: &Process) -> Result<Vec<FileStatus>> {
+    let capture = Capture::load(&Config::default())?;
+    let Ok(maps) = process.maps() else { return Ok(Vec::new()) };
+    let mm_id = process.pid().0;
+    capture.tables().sync_process(process, mm_id, &maps)?;
+    // What is not converted by then is shown as being converted.
+    let _ = capture.tables().wait_until_loaded(TABLES_WAIT);
+    Ok(capture.tables().files_of(mm_id))
 }

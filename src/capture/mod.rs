@@ -27,7 +27,7 @@ mod targets;
 pub mod wire;
 
 pub use counters::Counters;
-pub use features::features;
+pub use features::{features, unwind_tables};
 pub use load::Offer;
 pub use ring::{Readers, Sink};
 pub use slots::Slot;

@@ -5,10 +5,13 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::capture;
+use crate::capture::tables::{FileStatus, TableState};
 use crate::error::{ExitStatus, Failed};
 use crate::probe::cookie::Register;
 use crate::probe::features::{Capability, Features, Support};
 use crate::probe::plan::{FilePlan, Plan, PlanError, SitePlan, plan};
+use crate::profile::sanitize::terminal;
 use crate::target::process::{Process, TargetError};
 use crate::units::Pid;
 
@@ -29,10 +32,12 @@ pub struct DoctorArgs {
 /// If the process cannot be watched (the kernel's part is printed first), or the output cannot be written.
 pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyhow::Result<()> {
     let target = args.pid.map(|pid| inspect(Pid(pid), features));
+    // Without the right to load programs there are no tables to show; the kernel's part of the page says why.
+    let tables = target.as_ref().and_then(|target| target.as_ref().ok()).and_then(|(process, _)| capture::unwind_tables(process).ok());
     if args.json {
         let mut page = json!({ "kernel": kernel_json(features) });
         if let (Some(Ok((process, plan))), Some(page)) = (&target, page.as_object_mut()) {
-            page.insert("process".into(), process_json(process, plan));
+            page.insert("process".into(), process_json(process, plan, tables.as_deref()));
         }
         serde_json::to_writer_pretty(&mut *out, &page)?;
         writeln!(out)?;
@@ -40,6 +45,7 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
         write_kernel(features, out)?;
         if let Some(Ok((process, plan))) = &target {
             write_process(process, plan, out)?;
+            write_tables(tables.as_deref().unwrap_or_default(), out)?;
         }
     }
     match target {
@@ -125,6 +131,30 @@ fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Res
     Ok(())
 }
 
+/// The unwind table of each mapped file.
+fn write_tables(files: &[FileStatus], out: &mut dyn Write) -> io::Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "  unwind tables")?;
+    writeln!(out, "    {:>9} {:>11} {:>11}  file", "rows", "table bytes", "unsupported")?;
+    for file in files {
+        let path = terminal(&file.path.to_string_lossy()).into_owned();
+        writeln!(out, "    {:>9} {:>11} {:>11}  {path}{}", file.rows, file.bytes, file.counts.rows_unsupported, state(file))?;
+    }
+    Ok(())
+}
+
+/// Why a file's table is not in the kernel, as an ending of its line.
+fn state(file: &FileStatus) -> String {
+    match &file.state {
+        TableState::Loaded => String::new(),
+        TableState::Pending => " (being converted)".into(),
+        TableState::Evicted => " (given up for want of memory)".into(),
+        TableState::Refused(reason) => format!(" ({reason})"),
+    }
+}
+
 fn write_file(file: &FilePlan, out: &mut dyn Write) -> io::Result<()> {
     let serves = if file.serves_malloc { ", serves malloc" } else { "" };
     writeln!(out, "  {} in {}{serves}", file.allocator.name(), file.display_path.display())?;
@@ -168,8 +198,19 @@ fn kernel_json(features: &Features) -> Value {
     value
 }
 
-fn process_json(process: &Process, plan: &Plan) -> Value {
+fn process_json(process: &Process, plan: &Plan, tables: Option<&[FileStatus]>) -> Value {
+    let table = |file: &FileStatus| {
+        json!({
+            "path": file.path,
+            "rows": file.rows,
+            "table_bytes": file.bytes,
+            "rows_unsupported": file.counts.rows_unsupported,
+            "functions_corrupt": file.counts.functions_corrupt,
+            "refused": match &file.state { TableState::Refused(reason) => Some(reason), _ => None },
+        })
+    };
     json!({
+        "unwind_tables": tables.map(|files| files.iter().map(table).collect::<Vec<_>>()),
         "pid": process.pid(),
         "inner_pid": process.inner_pid(),
         "comm": process.comm(),

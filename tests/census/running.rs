@@ -39,7 +39,8 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
     }
     assert_eq!(missed, 0, "of {}", pinned.len() * walks);
     assert!(usable >= walks / 2, "{usable} of {walks} walks are usable");
-    assert!(unknown * 1000 <= extent, "{unknown} of {extent}");
+    // The limit above which a walk calls itself unusable, for all of them together.
+    assert!(unknown * 100 <= extent, "{unknown} of {extent}");
 }
 
 #[test]
