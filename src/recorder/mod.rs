@@ -167,6 +167,11 @@ impl Recorder {
         match self.probe(slot) {
             Ok(()) => {
                 self.switch_on(slot);
+                // The recording begins when its first process is watched, however long it took to get there.
+                if self.targets.len() == 1 && self.ended.is_empty() {
+                    self.started = Instant::now();
+                    self.started_at = SystemTime::now();
+                }
                 Ok(())
             }
             Err(error) => {
