@@ -1,6 +1,7 @@
 //! The census against the allocators' own accounts.
 #![allow(clippy::unwrap_used)]
 
+mod cost;
 mod glibc;
 mod hostile;
 mod others;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::super::memory::{Memory, word_at};
 use super::super::objects::{ObjectData, objects};
 use super::layout::{
-    Arena, BINS, BINS_BYTES, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES,
+    Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
     is_chunk_address, is_link,
 };
 use crate::target::elf::BuildId;
@@ -18,6 +18,11 @@ const ARENAS_MAX: usize = 4096;
 const EMPTY_BINS_MIN: usize = 4;
 /// With fewer empty ones: bins whose first or last chunk points back at its head. A busy, fragmented arena had fewer than 4 empty.
 const CONFIRMED_BINS_MIN: usize = 16;
+/// Places of one object that are confirmed by reading where their bins lead, at most 254 words each. What lies around the bins turns
+/// down all but the true one in every program seen; more than a few are a forgery.
+const PLACES_READ_MAX: usize = 16;
+/// Threads attached to one arena: the kernel has no more (PID_MAX_LIMIT).
+const ATTACHED_THREADS_MAX: u64 = 1 << 22;
 /// Distances from an arena to its bins that are tried.
 const BINS_OFFSETS: std::ops::RangeInclusive<u64> = 16..=512;
 /// Heads that are looked at before all others, spread over the array, to turn most places down early.
@@ -116,11 +121,14 @@ pub fn locate(memory: &dyn Memory, maps: &Maps, places: &mut Places) -> Option<L
 /// Checks a remembered place against this process; nothing is taken on trust.
 fn verify(memory: &dyn Memory, maps: &Maps, object: &ObjectData, place: Place) -> Option<Located> {
     let bins = object.base.wrapping_add(place.bins);
-    let bytes = memory.bytes(bins, END_AFTER_BINS as usize)?;
-    if !looks_like_bins(memory, bins, &bytes, 0) {
-        return None;
+    let before = TOP_BEFORE_BINS as usize;
+    let bytes = memory.bytes(bins.checked_sub(TOP_BEFORE_BINS)?, before + END_AFTER_BINS as usize)?;
+    match look_at_bins(bins, &bytes, before) {
+        Look::Bins => {}
+        Look::Perhaps { empty } if are_bins_confirmed(memory, bins, &bytes, before, empty) => {}
+        Look::Perhaps { .. } | Look::Other => return None,
     }
-    let (layout, arenas) = close_ring(memory, bins, word_at(&bytes, NEXT_AFTER_BINS as usize))?;
+    let (layout, arenas) = close_ring(memory, bins, word_at(&bytes, before + NEXT_AFTER_BINS as usize))?;
     let par = place.par.and_then(|distance| {
         let addr = object.base.wrapping_add(distance);
         let bytes = memory.bytes(addr, PAR_BYTES)?;
@@ -133,12 +141,21 @@ fn verify(memory: &dyn Memory, maps: &Maps, object: &ObjectData, place: Place) -
     Some(Located { object: object.clone(), data, layout, arenas, par })
 }
 
+/// Looks through an object's data. All but a handful of places are turned down by what was read already.
 fn search(memory: &dyn Memory, start: u64, data: &[u8]) -> Option<(u64, Layout, Vec<u64>)> {
     let last = data.len().checked_sub(END_AFTER_BINS as usize)?;
-    for at in (0..=last).step_by(8) {
+    let mut places_read = 0;
+    for at in (TOP_BEFORE_BINS as usize..=last).step_by(8) {
         let bins = start + at as u64;
-        if !looks_like_bins(memory, bins, data, at) {
-            continue;
+        match look_at_bins(bins, data, at) {
+            Look::Bins => {}
+            Look::Perhaps { empty } if places_read < PLACES_READ_MAX => {
+                places_read += 1;
+                if !are_bins_confirmed(memory, bins, data, at, empty) {
+                    continue;
+                }
+            }
+            Look::Perhaps { .. } | Look::Other => continue,
         }
         if let Some((layout, arenas)) = close_ring(memory, bins, word_at(data, at + NEXT_AFTER_BINS as usize)) {
             return Some((bins, layout, arenas));
@@ -167,27 +184,59 @@ fn head(bins: u64, data: &[u8], at: usize, bin: usize) -> Head {
     }
 }
 
-/// Whether `data[at..]`, which lies at address `bins`, can be an arena's bins.
-fn looks_like_bins(memory: &dyn Memory, bins: u64, data: &[u8], at: usize) -> bool {
-    if data.len() < at + BINS_BYTES as usize || FIRST_LOOKS.iter().any(|&bin| head(bins, data, at, bin) == Head::Wrong) {
-        return false;
+/// What an arena's bins may be without a further read.
+enum Look {
+    /// Enough empty bins refer to themselves.
+    Bins,
+    /// Everything fits, but few bins are empty: whether the others' chunks lead back must be read.
+    Perhaps {
+        /// The empty ones.
+        empty: usize,
+    },
+    /// Something else.
+    Other,
+}
+
+/// Looks at `data[at..]`, which lies at address `bins`, as an arena's bins with what comes before and after them.
+fn look_at_bins(bins: u64, data: &[u8], at: usize) -> Look {
+    if FIRST_LOOKS.iter().any(|&bin| head(bins, data, at, bin) == Head::Wrong) || !has_arena_around(data, at) {
+        return Look::Other;
     }
     let mut empty = 0;
     for bin in 0..BINS {
         match head(bins, data, at, bin) {
             Head::Empty => empty += 1,
             Head::Linked => {}
-            Head::Wrong => return false,
+            Head::Wrong => return Look::Other,
         }
     }
-    if empty >= EMPTY_BINS_MIN {
-        return true;
+    if empty >= EMPTY_BINS_MIN { Look::Bins } else { Look::Perhaps { empty } }
+}
+
+/// Whether what lies around the bins can be the rest of an arena: top and the last remainder before them; next, next_free, the number of
+/// threads and the bytes from the system behind. Long tables of pointers, which look like linked bins (redis keeps 10,000 shared
+/// integers, OpenSSL its relocated constants), have pointers there too.
+fn has_arena_around(data: &[u8], at: usize) -> bool {
+    let (Some(before), after) = (at.checked_sub(TOP_BEFORE_BINS as usize), at + NEXT_AFTER_BINS as usize) else { return false };
+    if data.len() < at + END_AFTER_BINS as usize {
+        return false;
     }
+    let is_link_or_none = |at: usize| matches!(word_at(data, at), 0) || is_link(word_at(data, at));
+    is_link(word_at(data, before))
+        && is_link_or_none(before + 8)
+        && is_link(word_at(data, after))
+        && is_link_or_none(after + 8)
+        && word_at(data, after + 16) <= ATTACHED_THREADS_MAX
+        && word_at(data, after + 24) < 1 << 47
+        && word_at(data, after + 32) < 1 << 47
+}
+
+/// Whether enough bins are empty or lead back: bk of the first chunk and fd of the last one are the bin's head.
+fn are_bins_confirmed(memory: &dyn Memory, bins: u64, data: &[u8], at: usize, empty: usize) -> bool {
     let mut confirmed = empty;
     for bin in 0..BINS {
         let own = bins.wrapping_add(16 * bin as u64).wrapping_sub(16);
         let (first, last) = (word_at(data, at + 16 * bin), word_at(data, at + 16 * bin + 8));
-        // bk of the first chunk and fd of the last one lead back to the head.
         if first != own && (memory.word(first.wrapping_add(24)) == Some(own) || memory.word(last.wrapping_add(16)) == Some(own)) {
             confirmed += 1;
         }
