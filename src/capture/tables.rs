@@ -36,7 +36,7 @@ const AT_ONCE: Duration = Duration::from_millis(150);
 const QUEUE_MAX: usize = 256;
 /// Files smaller than this are converted at once even when the time is up: it takes less than handing them over.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
-/// First address that user code cannot have, as in unwind.bpf.h: `[vsyscall]` lies above.
+/// First address that user code cannot have, as in unwind_walk.bpf.h: `[vsyscall]` lies above.
 const USER_END: u64 = (1 << 47) - 4096;
 /// Bytes of the vdso; it has two pages on today's kernels.
 const VDSO_BYTES_MAX: u64 = 1 << 20;

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fragprof::capture::Counters;
+use fragprof::target::Process;
 use fragprof::unwind::End;
 use fragprof::unwind::end::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_SIGNAL};
 use tempfile::TempDir;
@@ -199,6 +200,30 @@ fn stacks_of_sleeping_programs_without_debug_information_are_gdbs() {
     assert_eq!(compared, programs.len());
 }
 
+fn walked(counters: &Counters) -> u64 {
+    counters.get("walks") + counters.get("walks_reused")
+}
+
+/// Counts a number of walks between two looks at the mappings that found the same code: a compiler in the target makes more of it while
+/// it warms up, and this laboratory, unlike a recording, does not follow it.
+fn count_while_code_stays(lab: &Lab, process: &Process, walks: u64) -> Counters {
+    let code = || process.maps().unwrap().mappings.into_iter().filter(|m| m.permissions.execute).map(|m| (m.start, m.end)).collect::<Vec<_>>();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let (known, before) = (code(), lab.counters());
+        lab.watch(process.pid().0);
+        let round = Instant::now();
+        while walked(&lab.counters()) < walked(&before) + walks && round.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let after = lab.counters();
+        if code() == known {
+            return after.since(&before);
+        }
+        assert!(Instant::now() < deadline, "{}: new code all the time", process.comm());
+    }
+}
+
 #[test]
 fn stacks_of_programs_under_load_are_complete() {
     let programs = super::lab::root().join("tests/unwind/programs");
@@ -215,12 +240,7 @@ fn stacks_of_programs_under_load_are_complete() {
         let process = lab.watch(target.pid());
         let (libc, offset) = libc_function(&process, "malloc");
         let _link = lab.attach("walk_only", target.pid(), &libc, offset);
-        let begun = Instant::now();
-        let walked = |counters: &Counters| counters.get("walks") + counters.get("walks_reused");
-        while walked(&lab.counters()) < 3000 && begun.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let counters = lab.counters();
+        let counters = count_while_code_stays(&lab, &process, 3000);
         let walks = walked(&counters);
         let ends: Vec<(End, u64)> = End::ALL.iter().map(|&end| (end, counters.ends(end as u8))).filter(|(_, n)| *n > 0).collect();
         eprintln!(

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * What the thread's last walk has proven already.
+ *
+ * Most of a stack is what it was at the thread's last walk. So the last walk's frames are kept, each with what its step had read from
+ * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and rbp) and the words that the step
+ * read then still have the same values, the step must lead to the same caller, and the tables need not be asked. That is no guess: a step
+ * is a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once a walk. Steps that
+ * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done anew.
+ *
+ * A walk that is the same from the leaf on is verified as a whole, one that differs in its inner frames step by step.
+ */
+#ifndef FRAGPROF_UNWIND_REPEAT_BPF_H
+#define FRAGPROF_UNWIND_REPEAT_BPF_H
+
+#include "unwind_walk.bpf.h"
+
+/* What of a frame word is known before its step. */
+#define FP_FRAME_BEFORE (FP_FRAME_ADDR_MASK | FP_FRAME_EXACT | FP_FRAME_GUESSED)
+
+/* Frames of the last walk that are passed over at a time to find the one at the same height. A walk whose inner part is shorter than
+ * the last one's catches up over its next steps. */
+#define FP_CATCH_UP 4
+
+enum fp_repeat {
+	FP_REPEAT_NOT,
+	FP_REPEAT_STEP, /* the frame was appended, its caller reached */
+	FP_REPEAT_END,  /* the frame was appended, and is the outermost */
+};
+
+/* Repeats the last walk's step from the same frame, if the words that it read are the same. */
+static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
+{
+	__u32 half = walk->now ^ FP_FRAMES_MAX, at = walk->last_at, i;
+	__u64 before = walk->pc | (__u64)walk->flags << 32, value, caller_bp, caller_sp;
+	struct fp_step *last = fp_step_at(walk, half, at), *caller, *step;
+	__s64 bp_at;
+	__u32 how;
+
+	for (i = 0; i < FP_CATCH_UP; i++) {
+		if (at >= walk->last_len || last->sp >= walk->sp)
+			break;
+		at++;
+		last = fp_step_at(walk, half, at);
+	}
+	walk->last_at = at;
+	if (at >= walk->last_len || walk->len >= FP_FRAMES_MAX)
+		return FP_REPEAT_NOT;
+	if (last->sp != walk->sp || last->bp != walk->bp || (last->word & FP_FRAME_BEFORE) != before || !(last->how & FP_STEP_REPEATABLE))
+		return FP_REPEAT_NOT;
+	if (at + 1 == walk->last_len) {
+		if (walk->last_end != FP_END_COMPLETE)
+			return FP_REPEAT_NOT;
+		how = last->how;
+		fp_append(walk, last->word)->how = how;
+		walk->repeated += 1;
+		return FP_REPEAT_END;
+	}
+	caller = fp_step_at(walk, half, at + 1);
+	caller_sp = caller->sp;
+	caller_bp = caller->bp;
+	if (!fp_read_word(walk, caller_sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
+		return FP_REPEAT_NOT;
+	bp_at = last->bp_at;
+	if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
+		return FP_REPEAT_NOT;
+	how = last->how;
+	step = fp_append(walk, last->word);
+	step->bp_at = bp_at;
+	step->how = how;
+	walk->pc = caller->word & FP_FRAME_ADDR_MASK;
+	walk->sp = caller_sp;
+	walk->bp = caller_bp;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = (caller->word & FP_FRAME_GUESSED) >> 32;
+	walk->last_at = at + 1;
+	walk->repeated += 1;
+	return FP_REPEAT_STEP;
+}
+
+/* What fp_verify_loop goes through. */
+struct fp_verify_loop {
+	struct fp_walk *walk;
+	__u32 last;     /* index of the outermost step */
+	__u32 verified; /* steps whose words are the same */
+	__u32 other_bp; /* rbp is not what it was, and has not been read back from the stack yet */
+	__u32 pad;
+};
+
+/* Compares the words that a step of the last walk read with what the stack holds now. */
+static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
+{
+	struct fp_walk *walk = loop->walk;
+	struct fp_step *step = fp_step_at(walk, walk->now, i), *caller = fp_step_at(walk, walk->now, i + 1);
+	__u64 value;
+
+	if (!(step->how & FP_STEP_REPEATABLE) || (loop->other_bp && step->how & FP_STEP_USES_BP))
+		return 1;
+	if (i >= loop->last) {
+		loop->verified = i + 1;
+		return 1;
+	}
+	if (!fp_read_word(walk, caller->sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
+		return 1;
+	if (!step->bp_at)
+		return 0;
+	loop->other_bp = 0;
+	return !fp_read_word(walk, caller->sp + step->bp_at, &value) || value != caller->bp;
+}
+
+/* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and rbp and every stack
+ * word that the last one read still holds the same value. Each word decides the next step together with the tables, so this is proof.
+ * Another rbp does not matter to steps that do not use it, up to the one that reads rbp back from the stack: to compilers it is a
+ * register like any other. */
+static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
+{
+	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);
+	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != regs->bp };
+
+	if (walk->end != FP_END_COMPLETE || !walk->len || walk->len > FP_FRAMES_MAX)
+		return false;
+	if (leaf->sp != regs->sp || leaf->word != (regs->ip | FP_FRAME_EXACT))
+		return false;
+	walk->window_base = ~0ULL;
+	loop.last = walk->len - 1;
+	bpf_loop(FP_FRAMES_MAX, fp_verify_loop, &loop, 0);
+	return loop.verified == walk->len;
+}
+
+#endif

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The ways from a frame to its caller: by the row's rule, by a signal's saved registers, by the frame pointer where no table vouches,
+ * from the entry of a function without a row, and through the trampoline of a return probe.
+ */
+#ifndef FRAGPROF_UNWIND_STEP_BPF_H
+#define FRAGPROF_UNWIND_STEP_BPF_H
+
+#include "unwind_lookup.bpf.h"
+
+/* The farthest a frame pointer may lie above the stack pointer to be believed where no table vouches for it. */
+#define FP_FRAME_BYTES_MAX (1ULL << 20)
+
+/* Value of an rbp that is not known: not aligned, so nothing is ever read through it. */
+#define FP_BP_UNKNOWN 1ULL
+
+/* Pending return probes of a thread: the kernel's MAX_URETPROBE_DEPTH. */
+#define FP_RETURNS_MAX 64
+
+/* struct sigcontext's offset of a register, by DWARF number (arch/x86/include/uapi/asm/sigcontext.h). */
+static __always_inline __u32 fp_sigcontext_offset(__u32 reg)
+{
+	switch (reg) {
+	case 0: return 104;  /* rax */
+	case 1: return 96;   /* rdx */
+	case 2: return 112;  /* rcx */
+	case 3: return 88;   /* rbx */
+	case 4: return 72;   /* rsi */
+	case 5: return 64;   /* rdi */
+	case 6: return 80;   /* rbp */
+	case 7: return 120;  /* rsp */
+	default: return 8 * (reg - 8); /* r8 to r15 */
+	}
+}
+
+/* struct ucontext begins with flags, link and the alternate stack; then the sigcontext. */
+#define FP_UCONTEXT_SIGCONTEXT 40
+#define FP_SIGCONTEXT_RIP 128
+
+static __always_inline bool fp_register_of(struct fp_walk *walk, __u32 reg, __u64 *value)
+{
+	if (reg == 7) {
+		*value = walk->sp;
+		return true;
+	}
+	if (reg == 6) {
+		*value = walk->bp;
+		return true;
+	}
+	walk->now_repeatable = 0;
+	if (walk->registers == FP_REGS_LEAF) {
+		*value = walk->leaf[reg & 15];
+		return true;
+	}
+	if (walk->registers == FP_REGS_SIGNAL)
+		return fp_read_word(walk, walk->sigcontext + fp_sigcontext_offset(reg & 15), value);
+	return false;
+}
+
+/* The frame that a signal interrupted: its registers lie at sp. */
+static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
+{
+	__u64 sigcontext = walk->sp + FP_UCONTEXT_SIGCONTEXT, pc, sp, bp;
+
+	walk->now_repeatable = 0;
+	if (!fp_read_word(walk, sigcontext + fp_sigcontext_offset(6), &bp) ||
+	    !fp_read_word(walk, sigcontext + fp_sigcontext_offset(7), &sp) ||
+	    !fp_read_word(walk, sigcontext + FP_SIGCONTEXT_RIP, &pc))
+		return FP_END_READ_FAULT;
+	walk->pc = pc;
+	walk->sp = sp;
+	walk->bp = bp;
+	walk->sigcontext = sigcontext;
+	walk->registers = FP_REGS_SIGNAL;
+	walk->flags = FP_FRAME_EXACT >> 32;
+	return FP_END_NONE;
+}
+
+/* The first frame, whose function has no row: the probe knows where its return address is, and nothing was done to rbp before it. */
+static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
+{
+	__u64 pc;
+
+	if (!fp_read_word(walk, walk->entry_sp, &pc))
+		return FP_END_READ_FAULT;
+	walk->pc = pc;
+	walk->sp = walk->entry_sp + 8;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = 0;
+	walk->now_uses_bp = 0;
+	return FP_END_NONE;
+}
+
+/* One step by frame pointer, believed only if the frame pointer points a little way up the stack and the word beside it into known
+ * code. `failed` is the reason to end otherwise. */
+static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 flags, __u32 failed)
+{
+	__u64 bp = walk->bp, caller_bp, caller_pc;
+
+	/* The ABI asks the outermost frame to have rbp = 0 (psABI 3.4.1); musl's assembly without tables does it. */
+	if (!bp)
+		return FP_END_COMPLETE;
+	if ((bp & 7) || bp < walk->sp || bp - walk->sp > FP_FRAME_BYTES_MAX)
+		return failed;
+	if (!fp_read_word(walk, bp + 8, &caller_pc) || !fp_read_word(walk, bp, &caller_bp))
+		return failed;
+	if (caller_pc >= FP_USER_END || !fp_find_mapping(walk, caller_pc))
+		return failed;
+	walk->now_bp_at = -16;
+	walk->pc = caller_pc;
+	walk->sp = bp + 16;
+	walk->bp = caller_bp;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = flags >> 32;
+	return FP_END_NONE;
+}
+
+/* mov $15, %rax or %eax; syscall: how every libc returns from a signal handler. The kernel's ABI makes it the same everywhere, and
+ * musl's has no table. */
+static __always_inline bool fp_is_signal_return(__u64 pc)
+{
+	__u64 code[2] = {};
+
+	if (bpf_probe_read_user(code, 9, (void *)pc))
+		return false;
+	return (code[0] == 0x0f0000000fc0c748ULL && (code[1] & 0xff) == 0x05) ||
+	       (code[0] & 0x00ffffffffffffffULL) == 0x00050f0000000fb8ULL;
+}
+
+/* By the rule of the pc. */
+static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_rule *rule, __u64 addr)
+{
+	__u32 reg = rule->registers & 15, reg2 = rule->registers >> 4;
+	__u64 base, index, cfa, bp = walk->bp, pc, bp_address = 0;
+
+	switch (rule->cfa) {
+	case FP_CFA_REGISTER:
+		if (!fp_register_of(walk, reg, &base))
+			return FP_END_UNSUPPORTED;
+		cfa = base + (__s64)rule->offset;
+		if (reg == 7 && (rule->saved & 15) != FP_BP_AT_BP)
+			walk->now_uses_bp = 0;
+		break;
+	case FP_CFA_DEREF:
+	case FP_CFA_DEREF_INDEX:
+		if (!fp_register_of(walk, reg, &base))
+			return FP_END_UNSUPPORTED;
+		if (rule->cfa == FP_CFA_DEREF_INDEX) {
+			if (!fp_register_of(walk, reg2, &index))
+				return FP_END_UNSUPPORTED;
+			base += 8 * index;
+		}
+		if (!fp_read_word(walk, base + (__s64)rule->deref_offset, &cfa))
+			return FP_END_READ_FAULT;
+		cfa += (__s64)rule->deref_add;
+		walk->now_repeatable = 0;
+		break;
+	case FP_CFA_PLT:
+		cfa = walk->sp + 8 + ((addr & 15) >= (__u32)rule->offset ? 8 : 0);
+		break;
+	case FP_CFA_SIGNAL:
+		return fp_step_signal(walk);
+	case FP_CFA_END:
+		walk->now_uses_bp = 0;
+		return FP_END_COMPLETE;
+	default:
+		return FP_END_UNSUPPORTED;
+	}
+	/* A frame holds at least its return address, if that is not in a register. */
+	if (cfa < walk->sp + (rule->saved >> 4 == FP_RA_IN_REGISTER ? 0 : 8))
+		return FP_END_NO_PROGRESS;
+
+	if (rule->saved >> 4 == FP_RA_IN_REGISTER) {
+		if (!fp_register_of(walk, reg2, &pc))
+			return FP_END_UNSUPPORTED;
+	} else if (!fp_read_word(walk, cfa - 8, &pc)) {
+		return FP_END_READ_FAULT;
+	}
+
+	switch (rule->saved & 15) {
+	case FP_BP_SAME:
+		break;
+	case FP_BP_AT_CFA:
+		bp_address = cfa + 8 * (__s64)rule->bp_slot;
+		break;
+	case FP_BP_AT_BP:
+		bp_address = walk->bp + 8 * (__s64)rule->bp_slot;
+		break;
+	case FP_BP_AT_SP:
+		bp_address = walk->sp + 8 * (__s64)rule->bp_slot;
+		break;
+	default:
+		bp = FP_BP_UNKNOWN;
+	}
+	if (bp_address) {
+		__s64 distance = bp_address - cfa;
+
+		if (!fp_read_word(walk, bp_address, &bp))
+			return FP_END_READ_FAULT;
+		walk->now_bp_at = (__s32)distance;
+		if (!distance || distance != (__s32)distance)
+			walk->now_repeatable = 0;
+	}
+	walk->pc = pc;
+	walk->sp = cfa;
+	walk->bp = bp;
+	walk->registers = FP_REGS_NONE;
+	walk->flags = 0;
+	return FP_END_NONE;
+}
+
+#ifndef FP_HOST
+/* If pc is the return trampoline, the return address that it stands for. The kernel keeps one entry a pending return probe, the newest
+ * first, with the stack address of the word it replaced; entries of frames that longjmp has left may lie between. */
+static __noinline __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct return_instance *instance;
+	struct xol_area *area;
+	int i;
+
+	area = task->mm->uprobes_state.xol_area;
+	if (!area || area->vaddr != pc)
+		return 0;
+	instance = task->utask->return_instances;
+	for (i = 0; i < FP_RETURNS_MAX && instance; i++) {
+		if (instance->stack == slot)
+			return instance->orig_ret_vaddr;
+		instance = instance->next;
+	}
+	return pc;
+}
+#endif
+
+#endif

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The state of a walk up a user stack, and its two smallest acts: reading a word of the stack and appending a frame.
+ *
+ * It lives in the thread's own storage: uprobe programs can be preempted, so per-CPU scratch could be trampled.
+ */
+#ifndef FRAGPROF_UNWIND_WALK_BPF_H
+#define FRAGPROF_UNWIND_WALK_BPF_H
+
+#ifndef FP_HOST
+#include "unwind_maps.bpf.h"
+#endif
+
+/* First address that no user code has: 47 bits, of which the last page is never mapped. */
+#define FP_USER_END ((1ULL << 47) - 4096)
+
+/* Words of the window, and how many of them lie below the word asked for: registers are saved below the return address, which is read
+ * first. */
+#define FP_WINDOW_WORDS 128
+#define FP_WINDOW_BELOW 8
+
+/* What the registers of a frame are besides pc, sp and bp. */
+enum fp_registers {
+	FP_REGS_NONE = 0,   /* not known: a caller's frame */
+	FP_REGS_LEAF = 1,   /* in walk->leaf */
+	FP_REGS_SIGNAL = 2, /* in the struct sigcontext at walk->sigcontext */
+};
+
+/* One step of a walk: the frame it started from, and what it read. */
+struct fp_step {
+	__u64 word;     /* the frame as it is shown: FP_FRAME_* | pc */
+	__u64 sp;
+	__u64 bp;
+	__s32 bp_at;    /* where the caller's rbp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
+	__u32 how;      /* FP_STEP_* */
+};
+
+/* What a step depended on. */
+#define FP_STEP_REPEATABLE (1u << 0) /* it read nothing but the caller's rbp and the return address, just below the caller's sp */
+#define FP_STEP_USES_BP (1u << 1)    /* its own rbp decided where */
+
+struct fp_walk {
+	/* Result. */
+	__u64 hash;
+	__u64 need_pc;          /* not 0: ask the daemon for the table of this pc (rate limited here) */
+	__u32 len;
+	__u32 end;              /* enum fp_unwind_end */
+	__u32 defined;          /* the caller's: what it has been sent to; 0 after each change of the walk */
+	__u32 mm_id;
+	struct fp_stack record; /* so that record and frames can be sent in one piece */
+	__u64 frames[FP_FRAMES_MAX];
+
+	/* The frame reached. */
+	__u64 pc;
+	__u64 sp;
+	__u64 bp;
+	__u64 sigcontext;
+	__u32 registers;        /* enum fp_registers */
+	__u32 flags;            /* FP_FRAME_* of the frame, shifted right by 32 */
+	__u64 entry_sp;         /* where the first frame's return address is, if the caller knows; else 0 */
+
+	/* The mapping and the table last used. */
+	struct fp_mapping mapping;
+	__u32 table_ready;
+	__u32 first_granule;
+	__u32 granules;
+	__u32 rules_block;
+	__u32 rows_block;
+	__u32 pad;
+
+	/* Stack memory at window_base; ~0 = nothing. */
+	__u64 window_base;
+	__u64 window[FP_WINDOW_WORDS];
+
+	__u64 leaf[16];         /* registers at the probe, by DWARF number */
+
+	/* The walk that goes on and the last one, in the two halves of `steps` in turn. */
+	__u32 now;              /* where this walk's steps begin: 0 or FP_FRAMES_MAX */
+	__u32 last_len;         /* steps of the last walk that can be compared with */
+	__u32 last_at;          /* the one at the height reached */
+	__u32 last_end;         /* why it ended */
+	__u32 generation;       /* of the tables at the last walk */
+	__u32 repeated;         /* steps of this walk that were repeated */
+	__u32 now_repeatable;   /* for the step under way: FP_STEP_REPEATABLE */
+	__u32 now_uses_bp;      /* FP_STEP_USES_BP */
+	__s32 now_bp_at;
+	__u32 pad2;
+	struct fp_step steps[2 * FP_FRAMES_MAX];
+};
+
+/* Reads the word at addr of the stack. */
+static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64 *value)
+{
+	__u64 distance = addr - walk->window_base;
+
+	if (distance > 8 * (FP_WINDOW_WORDS - 1) || (distance & 7)) {
+		__u64 base = addr - 8 * FP_WINDOW_BELOW;
+
+		if (bpf_probe_read_user(walk->window, sizeof(walk->window), (void *)base)) {
+			/* The end of the stack, or a page that is not there. */
+			walk->window_base = ~0ULL;
+			return !bpf_probe_read_user(value, sizeof(*value), (void *)addr);
+		}
+		walk->window_base = base;
+		distance = 8 * FP_WINDOW_BELOW;
+	}
+	*value = walk->window[(distance >> 3) & (FP_WINDOW_WORDS - 1)];
+	return true;
+}
+
+static __always_inline struct fp_step *fp_step_at(struct fp_walk *walk, __u32 half, __u32 at)
+{
+	return &walk->steps[(half + at) & (2 * FP_FRAMES_MAX - 1)];
+}
+
+/* Appends the frame reached. */
+static __always_inline struct fp_step *fp_append(struct fp_walk *walk, __u64 word)
+{
+	__u32 at = walk->len & (FP_FRAMES_MAX - 1);
+	struct fp_step *step = fp_step_at(walk, walk->now, at);
+	__u64 hash = (walk->hash ^ word) * 0x9e3779b97f4a7c15ULL;
+
+	walk->hash = hash ^ hash >> 32;
+	walk->frames[at] = word;
+	walk->len += 1;
+	step->word = word;
+	step->sp = walk->sp;
+	step->bp = walk->bp;
+	step->bp_at = 0;
+	step->how = 0;
+	return step;
+}
+
+#endif
