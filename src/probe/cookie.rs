@@ -3,20 +3,7 @@
 //! Layout: `FP_COOKIE_*` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
 
 use super::functions::{Function, FunctionId, Op};
-
-/// A register of x86-64 by its DWARF number (System V ABI, table 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Register(pub u8);
-
-impl Register {
-    /// The name as assemblers write it; `?` for a number that is no general register.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        const NAMES: [&str; 16] =
-            ["rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
-        NAMES.get(usize::from(self.0)).copied().unwrap_or("?")
-    }
-}
+use super::register::Register;
 
 /// FP_NO_REG: the call has no such argument.
 const NO_REGISTER: u64 = 0x1f;

@@ -10,8 +10,6 @@
 
 use serde::Serialize;
 
-use super::cookie::Register;
-
 /// What a call does with blocks. Values are `enum fp_op` of bpf/fragprof.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,13 +52,6 @@ pub struct Shape {
     pub count: Option<u8>,
     /// The block, or where the new block's address is stored (posix_memalign).
     pub pointer: Option<u8>,
-}
-
-/// The register that holds argument `index` at a function's entry (System V ABI for x86-64, 3.2.3); `None` from the seventh on.
-#[must_use]
-pub fn argument_register(index: u8) -> Option<Register> {
-    // rdi rsi rdx rcx r8 r9
-    [5, 4, 1, 2, 8, 9].get(usize::from(index)).copied().map(Register)
 }
 
 /// Who defines a function.
@@ -370,6 +361,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
+    use crate::probe::register::argument_register;
 
     /// Parameter names of each function that a C header declares, in order: an account of the shapes that is not ours.
     fn declared(header: &str, is_function: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<String>> {

@@ -14,6 +14,7 @@ pub mod forward;
 pub mod functions;
 pub mod placement;
 pub mod plan;
+pub mod register;
 
 pub use cookie::Cookie;
 pub use features::Features;

@@ -115,8 +115,8 @@ fn placed_with(code: &[u8], function: &str, targets: &[u64]) -> Placement {
 
 /// The rule's clauses on code written by hand; bytes as the Intel manual encodes them.
 mod rules {
-    use fragprof::probe::cookie::Register;
     use fragprof::probe::placement::Reason;
+    use fragprof::probe::register::Register;
 
     use super::*;
 

@@ -207,7 +207,8 @@ fn walked(counters: &Counters) -> u64 {
 /// Counts a number of walks between two looks at the mappings that found the same code: a compiler in the target makes more of it while
 /// it warms up, and this laboratory, unlike a recording, does not follow it.
 fn count_while_code_stays(lab: &Lab, process: &Process, walks: u64) -> Counters {
-    let code = || process.maps().unwrap().mappings.into_iter().filter(|m| m.permissions.execute).map(|m| (m.start, m.end)).collect::<Vec<_>>();
+    let code =
+        || process.maps().unwrap().mappings.into_iter().filter(|m| m.permissions.execute).map(|m| (m.start, m.end)).collect::<Vec<_>>();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let (known, before) = (code(), lab.counters());
