@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::diff::Diff;
-use super::kind::{KindSet, ValueKind, Values};
+use super::kind::{KindSet, StandardErrors, ValueKind, Values};
 use super::meta::{Counter, HeapSummary, Process};
 use super::model::{Frame, Profile, Stack};
 
@@ -35,14 +35,14 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
         duration_s: meta.duration_s,
         survivor_age_s: meta.survivor_age_s,
         by: by.json_key(),
-        totals: Numbers { values: profile.totals(), kinds: totals_kinds },
+        totals: Numbers { values: profile.totals(), errors: meta.mode.estimates().then(|| profile.total_errors()), kinds: totals_kinds },
         losses: counts(&meta.losses),
         stacks_complete_ratio: meta.stacks_complete_ratio(),
         stack_ends: counts(&meta.stack_ends),
         doubts: &meta.doubts,
         limits: &meta.limits,
         notes: &meta.notes,
-        processes: meta.processes.iter().map(process).collect(),
+        processes: meta.processes.iter().map(|process| self::process(process, meta.mode.estimates())).collect(),
         stacks_with_value: with_value,
         stacks: ranked.iter().map(|stack| row(profile, stack)).collect(),
     };
@@ -112,7 +112,15 @@ struct ProcessRow<'a> {
     comm: &'a str,
     allocators: &'a [String],
     lossy: bool,
-    peak_inuse_bytes: Option<u64>,
+    /// Of what was counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_inuse_bytes: Option<Option<u64>>,
+    /// Of what was estimated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_inuse_bytes_est: Option<Option<u64>>,
+    source: Option<&'a str>,
+    samples: Option<u64>,
+    sample_bytes: Option<u64>,
     #[serde(flatten)]
     heap: HeapSummary,
     fragmentation_ratio: Option<f64>,
@@ -147,14 +155,18 @@ fn counts(counters: &[Counter]) -> BTreeMap<&str, u64> {
     counters.iter().map(|counter| (counter.name.as_str(), counter.value)).collect()
 }
 
-fn process(process: &Process) -> ProcessRow<'_> {
+fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
     let heap = process.heap.unwrap_or_default();
     ProcessRow {
         pid: process.pid,
         comm: &process.comm,
         allocators: &process.allocators,
         lossy: process.lossy,
-        peak_inuse_bytes: process.peak_inuse_bytes,
+        peak_inuse_bytes: (!estimates).then_some(process.peak_inuse_bytes),
+        peak_inuse_bytes_est: estimates.then_some(process.peak_inuse_bytes),
+        source: (!process.source.is_empty()).then_some(&process.source),
+        samples: process.samples,
+        sample_bytes: process.sample_bytes,
         heap,
         fragmentation_ratio: heap.fragmentation_ratio(),
         extent_ratio: heap.extent_ratio(),
@@ -166,7 +178,7 @@ fn row<'a>(profile: &'a Profile, stack: &'a Stack) -> StackRow<'a> {
         pid: (stack.pid != 0).then_some(stack.pid),
         truncated: stack.truncated.as_deref(),
         frames: profile.frames_of(stack).map(frame).collect(),
-        values: Numbers { values: stack.values, kinds: profile.meta.kinds },
+        values: Numbers { values: stack.values, errors: profile.meta.mode.estimates().then_some(stack.errors), kinds: profile.meta.kinds },
     }
 }
 
@@ -188,9 +200,12 @@ pub(crate) fn frame(frame: &Frame) -> FrameRow<'_> {
     }
 }
 
-/// The values under their keys: the fixed ones always, the others where they were measured.
+/// The values under their keys: the fixed ones always, the others where they were measured. Estimates have keys of their own, with
+/// their standard error beside them.
 struct Numbers {
     values: Values,
+    /// Of estimates; `None` where the values were counted.
+    errors: Option<StandardErrors>,
     kinds: KindSet,
 }
 
@@ -200,7 +215,14 @@ impl Serialize for Numbers {
         for kind in ValueKind::ALL {
             let measured = self.kinds.contains(kind);
             if measured || kind.index() < ValueKind::ALWAYS_WRITTEN || kind == ValueKind::PeakSpace {
-                map.serialize_entry(kind.json_key(), &measured.then(|| self.values.get(kind)))?;
+                let value = measured.then(|| self.values.get(kind));
+                match &self.errors {
+                    None => map.serialize_entry(kind.json_key(), &value)?,
+                    Some(errors) => {
+                        map.serialize_entry(&kind.json_key_est(), &value)?;
+                        map.serialize_entry(&kind.json_key_stderr(), &measured.then(|| errors.get(kind)))?;
+                    }
+                }
             }
         }
         map.end()
@@ -217,6 +239,31 @@ mod tests {
     fn the_report_object_has_its_fixed_keys_and_values() {
         let json: serde_json::Value = serde_json::from_str(&to_string(&shop(), ValueKind::PinnedSpace, Some(1))).unwrap();
         insta::assert_json_snapshot!(json);
+    }
+
+    #[test]
+    fn estimates_have_names_of_their_own_and_their_error_beside_them() {
+        let mut profile = shop();
+        profile.meta.mode = crate::profile::Mode::Sampled;
+        profile.meta.processes[0].samples = Some(17);
+        let row = (Values::default().with(ValueKind::InuseSpace, 1 << 30), StandardErrors::default().with(ValueKind::InuseSpace, 3000));
+        profile.add_estimate(4242, &[crate::profile::Frame::named("f")], None, &row.0, &row.1);
+        profile.add_estimate(
+            4242,
+            &[crate::profile::Frame::named("f")],
+            None,
+            &Values::default(),
+            &StandardErrors::default().with(ValueKind::InuseSpace, 4000),
+        );
+        let json: serde_json::Value = serde_json::from_str(&to_string(&profile, ValueKind::InuseSpace, Some(1))).unwrap();
+        assert_eq!(json["mode"], "sampled");
+        let stack = &json["stacks"][0];
+        assert_eq!((&stack["inuse_bytes_est"], &stack["inuse_bytes_stderr"]), (&(1u64 << 30).into(), &5000.into()));
+        assert_eq!(json["totals"]["inuse_bytes_stderr"], 5000);
+        assert_eq!(json["processes"][0]["samples"], 17);
+        for raw in ["inuse_bytes", "allocations", "pinned_bytes", "peak_inuse_bytes"] {
+            assert!(stack.get(raw).is_none() && json["totals"].get(raw).is_none(), "{raw} is a name of what was counted");
+        }
     }
 
     #[test]

@@ -95,6 +95,16 @@ impl ValueKind {
         }
     }
 
+    /// The key in JSON output where the value is an estimate: `inuse_bytes_est`. Raw and scaled numbers never share a name.
+    pub fn json_key_est(self) -> String {
+        format!("{}_est", self.json_key())
+    }
+
+    /// The key of the estimate's standard error: `inuse_bytes_stderr`.
+    pub fn json_key_stderr(self) -> String {
+        format!("{}_stderr", self.json_key())
+    }
+
     /// Place in [`Values`].
     pub fn index(self) -> usize {
         self as usize
@@ -131,6 +141,46 @@ impl Values {
     }
 
     /// Whether every value is 0.
+    pub fn is_zero(&self) -> bool {
+        self.0.iter().all(|&v| v == 0)
+    }
+}
+
+/// The standard errors of a row's values, one per kind, in the value's unit; 0 where the value is exact. Errors of rows are taken as
+/// independent of one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct StandardErrors([u64; KINDS]);
+
+impl StandardErrors {
+    /// The standard error of a kind's value.
+    pub fn get(&self, kind: ValueKind) -> u64 {
+        self.0[kind.index()]
+    }
+
+    /// Sets the standard error of a kind's value.
+    pub fn set(&mut self, kind: ValueKind, error: u64) {
+        self.0[kind.index()] = error;
+    }
+
+    /// The same errors with one kind set, for building a row in one expression.
+    #[must_use]
+    pub fn with(mut self, kind: ValueKind, error: u64) -> Self {
+        self.set(kind, error);
+        self
+    }
+
+    /// The errors of a sum: variances add.
+    pub fn add(&mut self, other: &StandardErrors) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine = match (*mine, theirs) {
+                (own, 0) => own,
+                (0, other) => other,
+                (own, other) => (own as f64).hypot(other as f64).round() as u64,
+            };
+        }
+    }
+
+    /// Whether every value is exact.
     pub fn is_zero(&self) -> bool {
         self.0.iter().all(|&v| v == 0)
     }

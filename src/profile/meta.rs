@@ -29,6 +29,11 @@ impl Mode {
             Self::Imported => "imported",
         }
     }
+
+    /// Whether the values are estimates, with a standard error each.
+    pub fn estimates(self) -> bool {
+        matches!(self, Self::Governed | Self::Sampled)
+    }
 }
 
 /// A named count with words for people, such as one kind of loss.
@@ -100,6 +105,13 @@ pub struct Process {
     pub peak_inuse_bytes: Option<u64>,
     /// The heap's ladder. `None` = not measured.
     pub heap: Option<HeapSummary>,
+    /// Where the values of its stacks come from, for people, such as `otel_memory in libfragprof_sampler.so`. Empty = the allocator's
+    /// functions themselves.
+    pub source: String,
+    /// Allocations that the estimates rest on. `None` = the values are no estimates.
+    pub samples: Option<u64>,
+    /// Mean distance of the samples in allocated bytes. `None` = not sampled by bytes, or not known.
+    pub sample_bytes: Option<u64>,
 }
 
 /// What a profile says about itself. Travels as one JSON object in a comment of the pprof file, so new fields need a default.

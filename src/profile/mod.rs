@@ -21,6 +21,6 @@ pub mod svg;
 pub(crate) mod testing;
 pub mod text;
 
-pub use kind::{KindSet, ValueKind, Values};
+pub use kind::{KindSet, StandardErrors, ValueKind, Values};
 pub use meta::{Counter, HeapSummary, Metadata, Mode, Process};
-pub use model::{Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};
+pub use model::{BEFORE_ATTACH, Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};

@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::kind::{ValueKind, Values};
+use super::kind::{StandardErrors, ValueKind, Values};
 use super::meta::Metadata;
 
 /// Name of the frame that owns what no known stack owns.
 pub const UNATTRIBUTED: &str = "[unattributed]";
+
+/// Name of the frame that owns what was allocated before the recording began.
+pub const BEFORE_ATTACH: &str = "[before attach]";
 
 /// One function of a call stack. Texts are as found in the target's files, so any character may be in them: they are made safe where
 /// they are shown ([`super::sanitize`]).
@@ -73,6 +76,8 @@ pub struct Stack {
     pub truncated: Option<Arc<str>>,
     /// The values.
     pub values: Values,
+    /// Their standard errors: all 0 unless the profile's mode estimates.
+    pub errors: StandardErrors,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -103,22 +108,42 @@ impl Profile {
     ///
     /// `truncated` says why the walk ended early, and keeps apart stacks that look the same only because a walk was cut.
     pub fn add(&mut self, pid: u32, frames: &[Frame], truncated: Option<&str>, values: &Values) {
+        self.add_estimate(pid, frames, truncated, values, &StandardErrors::default());
+    }
+
+    /// As [`add`](Self::add), of values that are estimates with these standard errors.
+    pub fn add_estimate(&mut self, pid: u32, frames: &[Frame], truncated: Option<&str>, values: &Values, errors: &StandardErrors) {
         let ids: Vec<FrameId> = if frames.is_empty() {
             vec![self.intern(&Frame::named(UNATTRIBUTED))]
         } else {
             frames.iter().map(|frame| self.intern(frame)).collect()
         };
-        self.add_ids(pid, ids.into(), truncated.map(Arc::from), values);
+        self.add_ids_estimate(pid, ids.into(), truncated.map(Arc::from), values, errors);
     }
 
     /// As [`add`](Self::add), with frames interned before in this profile. For a caller that adds one frame to many stacks.
     pub fn add_ids(&mut self, pid: u32, frames: Arc<[FrameId]>, truncated: Option<Arc<str>>, values: &Values) {
+        self.add_ids_estimate(pid, frames, truncated, values, &StandardErrors::default());
+    }
+
+    /// As [`add_ids`](Self::add_ids), of values that are estimates with these standard errors.
+    pub fn add_ids_estimate(
+        &mut self,
+        pid: u32,
+        frames: Arc<[FrameId]>,
+        truncated: Option<Arc<str>>,
+        values: &Values,
+        errors: &StandardErrors,
+    ) {
         let key = StackKey { pid, frames: frames.clone(), truncated: truncated.clone() };
         let next = self.stacks.len();
         let index = *self.stack_indices.entry(key).or_insert(next);
         match self.stacks.get_mut(index) {
-            Some(stack) => stack.values.add(values),
-            None => self.stacks.push(Stack { pid, frames, truncated, values: *values }),
+            Some(stack) => {
+                stack.values.add(values);
+                stack.errors.add(errors);
+            }
+            None => self.stacks.push(Stack { pid, frames, truncated, values: *values, errors: *errors }),
         }
     }
 
@@ -166,6 +191,15 @@ impl Profile {
             totals.set(ValueKind::PeakSpace, peak);
         }
         totals
+    }
+
+    /// The standard errors of the sums over the stacks.
+    pub fn total_errors(&self) -> StandardErrors {
+        let mut errors = StandardErrors::default();
+        for stack in &self.stacks {
+            errors.add(&stack.errors);
+        }
+        errors
     }
 
     /// The stacks with a value of the kind, largest first; equal ones in the order of their frames' names, so that output is stable.

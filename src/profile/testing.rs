@@ -51,6 +51,7 @@ pub(crate) fn shop() -> Profile {
                     pinned_bytes: Some(50 << 20),
                     unknown_bytes: Some(0),
                 }),
+                ..Process::default()
             },
             Process { pid: 4243, comm: "shop \"w\"\n".into(), ..Process::default() },
         ],

@@ -98,6 +98,18 @@ fn number(kind: ValueKind, value: u64) -> String {
     if kind.unit() == "bytes" { HumanBytes(value).to_string() } else { grouped(value) }
 }
 
+/// How many standard errors a stated interval reaches to either side: 95 % of a normal distribution.
+const INTERVAL_ERRORS: f64 = 1.96;
+
+/// A number with the half-width of its 95 % interval, where it is an estimate.
+fn with_error(text: String, kind: ValueKind, error: u64) -> String {
+    if error == 0 { text } else { format!("{text} {}", plus_minus(kind, error)) }
+}
+
+fn plus_minus(kind: ValueKind, error: u64) -> String {
+    format!("±{}", number(kind, (error as f64 * INTERVAL_ERRORS).round() as u64))
+}
+
 /// A count with its digits in groups of three.
 pub(crate) fn grouped(value: u64) -> String {
     let digits = value.to_string();
@@ -169,12 +181,13 @@ fn header(page: &mut Page, profile: &Profile) {
     if meta.processes.len() > PROCESSES_SHOWN_MAX {
         page.field("", &format!("and {} more processes", meta.processes.len() - PROCESSES_SHOWN_MAX));
     }
-    let totals = profile.totals();
+    let (totals, errors) = (profile.totals(), profile.total_errors());
+    let with_error = |kind| with_error(number(kind, totals.get(kind)), kind, errors.get(kind));
     let has = |kind| meta.kinds.contains(kind);
     if has(ValueKind::InuseSpace) {
-        let mut text = HumanBytes(totals.get(ValueKind::InuseSpace)).to_string();
+        let mut text = with_error(ValueKind::InuseSpace);
         if has(ValueKind::InuseObjects) {
-            let _ = write!(text, " in {} allocations", grouped(totals.get(ValueKind::InuseObjects)));
+            let _ = write!(text, " in {} allocations", with_error(ValueKind::InuseObjects));
         }
         if let Some(peak) = meta.peak_inuse_bytes() {
             let _ = write!(text, ", peak {}", HumanBytes(peak));
@@ -186,9 +199,9 @@ fn header(page: &mut Page, profile: &Profile) {
         page.field("live", &text);
     }
     if has(ValueKind::AllocSpace) {
-        let mut text = HumanBytes(totals.get(ValueKind::AllocSpace)).to_string();
+        let mut text = with_error(ValueKind::AllocSpace);
         if has(ValueKind::AllocObjects) {
-            let _ = write!(text, " in {} allocations", grouped(totals.get(ValueKind::AllocObjects)));
+            let _ = write!(text, " in {} allocations", with_error(ValueKind::AllocObjects));
         }
         if meta.duration_s > 0.0 {
             let rate = totals.get(ValueKind::AllocSpace) as f64 / meta.duration_s;
@@ -251,6 +264,16 @@ fn process(page: &mut Page, process: &Process) {
         text.push_str(", records lost");
     }
     page.field("process", &text);
+    if !process.source.is_empty() {
+        let mut text = sanitize::terminal(&process.source).into_owned();
+        if let Some(samples) = process.samples {
+            let _ = write!(text, ", {} samples", grouped(samples));
+        }
+        if let Some(bytes) = process.sample_bytes {
+            let _ = write!(text, ", one in {}", HumanBytes(bytes));
+        }
+        page.field("source", &text);
+    }
     let Some(heap) = &process.heap else { return };
     page.field(
         "heap",
@@ -281,12 +304,16 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     }
     let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
     let count_head = if count.is_some() { format!(" {:>9}", "COUNT") } else { String::new() };
-    page.head(&format!("{:>10} {:>6}{count_head}  STACK", view.head, "%"));
+    // Estimates have a column more: the half-width of their 95 % interval.
+    let estimates = profile.meta.mode.estimates();
+    let error_head = if estimates { format!(" {:>11}", "±95%") } else { String::new() };
+    page.head(&format!("{:>10}{error_head} {:>6}{count_head}  STACK", view.head, "%"));
     let several = profile.meta.processes.len() > 1;
     for stack in ranked.iter().take(page.layout.top) {
         let value = stack.values.get(view.kind);
         let count = count.map(|count| format!(" {:>9}", grouped(stack.values.get(count)))).unwrap_or_default();
-        let prefix = format!("{:>10} {:>6}{count}  ", number(view.kind, value), percent(value, total));
+        let error = if estimates { format!(" {:>11}", plus_minus(view.kind, stack.errors.get(view.kind))) } else { String::new() };
+        let prefix = format!("{:>10}{error} {:>6}{count}  ", number(view.kind, value), percent(value, total));
         let frames: Vec<&Frame> = profile.frames_of(stack).collect();
         page.stack(&prefix, &frames, stack.truncated.as_deref(), if several { stack.pid } else { 0 });
     }

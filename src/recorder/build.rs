@@ -103,6 +103,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Targ
         lossy: books.ledger.is_lossy(),
         peak_inuse_bytes: Some(totals.peak_bytes),
         heap: target.heap.as_ref().map(|heap| heap.summary),
+        ..meta::Process::default()
     });
     for note in &target.notes {
         profile.meta.notes.push(format!("process {pid}: {note}"));

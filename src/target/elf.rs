@@ -330,6 +330,23 @@ impl<R: ReadAt> Elf<R> {
         self.section_bytes("a section", section).ok()
     }
 
+    /// Virtual address of the section of this name.
+    #[must_use]
+    pub fn section_vaddr(&self, name: &[u8]) -> Option<u64> {
+        self.sections.iter().find(|section| self.is_named(section, name)).map(|section| section.sh_addr.get(LE))
+    }
+
+    /// Virtual address of an exported variable.
+    #[must_use]
+    pub fn variable_vaddr(&self, name: &[u8]) -> Option<u64> {
+        let table = self.dynamic_table();
+        let found = table.symbols().iter().find(|symbol| {
+            let defined = symbol.st_shndx.get(LE).0 != elf::SHN_UNDEF.0;
+            defined && symbol.st_info.0 & 0xf == elf::STT_OBJECT.0 && table.name(symbol.st_name.get(LE)) == name
+        })?;
+        Some(found.st_value.get(LE))
+    }
+
     fn is_named(&self, section: &elf::SectionHeader64<LE>, name: &[u8]) -> bool {
         let at = section.sh_name.get(LE) as usize;
         self.section_names.get(at..).is_some_and(|tail| tail.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))

@@ -13,6 +13,7 @@ pub mod elf;
 pub mod file;
 pub mod maps;
 pub mod process;
+pub mod usdt;
 
 pub use allocator::{Allocator, EntryPoint};
 pub use detect::{AllocatorModule, Detector};

@@ -1,7 +1,7 @@
 //! The profile file: gzipped pprof, which `go tool pprof`, Pyroscope, Parca and speedscope open as it is.
 //!
 //! What pprof has no field for travels where other tools leave it alone: the metadata as one JSON object in a comment that starts with
-//! [`METADATA_COMMENT`]; the process, a cut walk and guessed frames as labels of the sample. So [`read`] gives back what [`write`] was
+//! [`METADATA_COMMENT`]; the process, a cut walk, standard errors and guessed frames as labels of the sample. So [`read`] gives back what [`write`] was
 //! given.
 
 pub mod proto;
@@ -27,6 +27,8 @@ pub const LABEL_TRUNCATED: &str = "stack_truncated";
 pub const LABEL_GUESSED: &str = "guessed_frame";
 /// Unit of [`LABEL_GUESSED`].
 pub const LABEL_GUESSED_UNIT: &str = "index";
+/// End of the numeric labels that hold the standard errors of estimates: `inuse_space_stderr`.
+pub const ERROR_SUFFIX: &str = "_stderr";
 /// Module name of generated code; a frame of it is a JIT frame.
 pub const MODULE_JIT: &str = "[jit]";
 /// Most [`LABEL_GUESSED`] labels of a sample that are read: the most frames that a recorded stack has.

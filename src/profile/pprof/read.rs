@@ -15,8 +15,8 @@ use prost::encoding::{WireType, decode_key, decode_varint};
 use thiserror::Error;
 
 use super::proto;
-use super::{LABEL_GUESSED, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT, MODULE_JIT};
-use crate::profile::kind::{KindSet, ValueKind, Values};
+use super::{ERROR_SUFFIX, LABEL_GUESSED, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT, MODULE_JIT};
+use crate::profile::kind::{KindSet, StandardErrors, ValueKind, Values};
 use crate::profile::meta::{Metadata, Mode, Process};
 use crate::profile::model::{Frame, FrameFlags, FrameId, Profile};
 
@@ -367,9 +367,9 @@ impl Samples<'_, '_> {
             return Err(ReadError::TooLarge { what: "the number of frames of all stacks", limit: FRAMES_TOTAL_MAX as u64 });
         }
         if frames.is_empty() {
-            profile.add(labels.pid, &[], labels.truncated.as_deref(), &values);
+            profile.add_estimate(labels.pid, &[], labels.truncated.as_deref(), &values, &labels.errors);
         } else {
-            profile.add_ids(labels.pid, frames.into(), labels.truncated, &values);
+            profile.add_ids_estimate(labels.pid, frames.into(), labels.truncated, &values, &labels.errors);
         }
         if labels.pid != 0 && profile.meta.mode == Mode::Imported && profile.meta.process(labels.pid).is_none() {
             const IMPORTED_PROCESSES_MAX: usize = 1024;
@@ -387,7 +387,12 @@ impl Samples<'_, '_> {
                 LABEL_PID => found.pid = u32::try_from(label.num).unwrap_or(0),
                 LABEL_TRUNCATED => found.truncated = Some(self.string(label.str)?),
                 LABEL_GUESSED => found.guessed.push(label.num),
-                _ => {}
+                name => {
+                    let kind = name.strip_suffix(ERROR_SUFFIX).and_then(|kind| ValueKind::ALL.into_iter().find(|k| k.name() == kind));
+                    if let Some(kind) = kind {
+                        found.errors.set(kind, u64::try_from(label.num).unwrap_or(0));
+                    }
+                }
             }
         }
         // Each location is looked up among them.
@@ -446,6 +451,7 @@ struct Labels {
     pid: u32,
     truncated: Option<Arc<str>>,
     guessed: Vec<i64>,
+    errors: StandardErrors,
 }
 
 /// A name for a frame without one: module and offset in its file, or the bare address.

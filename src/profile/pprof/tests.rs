@@ -26,6 +26,21 @@ fn flat(profile: &Profile) -> Vec<(u32, Vec<Frame>, Option<String>, Values)> {
 }
 
 #[test]
+fn estimates_come_back_with_their_standard_errors() {
+    let mut profile = shop();
+    profile.meta.mode = Mode::Sampled;
+    let values = Values::default().with(ValueKind::InuseSpace, 1 << 30).with(ValueKind::InuseObjects, 77);
+    let errors = StandardErrors::default().with(ValueKind::InuseSpace, 23_000_000).with(ValueKind::InuseObjects, 5);
+    profile.add_estimate(4242, &[Frame::named("estimated")], None, &values, &errors);
+    let mut bytes = Vec::new();
+    write(&profile, &mut bytes).unwrap();
+    let back = read(&*bytes).unwrap();
+    assert_eq!(back.meta.mode, Mode::Sampled);
+    assert_eq!(back.stacks().last().unwrap().errors, errors);
+    assert_eq!(back.total_errors(), errors);
+}
+
+#[test]
 fn a_profile_comes_back_from_its_file_without_loss() {
     let before = shop();
     let after = read(encoded(&before).as_slice()).unwrap();

@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::proto;
-use super::{LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT};
+use super::{ERROR_SUFFIX, LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT};
 use crate::profile::kind::ValueKind;
 use crate::profile::model::{Frame, FrameId, Profile, Stack};
 
@@ -178,6 +178,10 @@ impl Encoder {
         if let Some(reason) = stack.truncated.as_deref().filter(|reason| !reason.is_empty()) {
             let (key, str) = (self.strings.id(LABEL_TRUNCATED), self.strings.id(reason));
             labels.push(proto::Label { key, str, ..Default::default() });
+        }
+        for kind in ValueKind::ALL.into_iter().filter(|&kind| stack.errors.get(kind) > 0) {
+            let (key, num_unit) = (self.strings.id(&format!("{}{ERROR_SUFFIX}", kind.name())), self.strings.id(kind.unit()));
+            labels.push(proto::Label { key, num: signed(stack.errors.get(kind)), num_unit, ..Default::default() });
         }
         for (index, _) in locations.iter().enumerate().filter(|(_, l)| l.guessed) {
             let (key, num_unit) = (self.strings.id(LABEL_GUESSED), self.strings.id(LABEL_GUESSED_UNIT));
