@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::budget::{Budget, Work};
 use super::config::Config;
+use super::containers::Containers;
 use super::discovery::{Scan, Seen, scan};
 use super::rules::Rules;
 use super::sample::{AgentCounters, HeapSample, Identity, ProcessSample, Published, Snapshot, TimedCensus, WatchState};
@@ -98,6 +99,7 @@ pub struct Collector {
     heartbeat: Arc<Heartbeat>,
     watches: BTreeMap<Identity, Watch>,
     places: Places,
+    containers: Containers,
     budget: Budget,
     counters: AgentCounters,
     started: Instant,
@@ -126,6 +128,7 @@ impl Collector {
             heartbeat,
             watches: BTreeMap::new(),
             places: Places::default(),
+            containers: Containers::find(),
             budget,
             counters: AgentCounters::default(),
             started: now,
@@ -263,6 +266,7 @@ impl Collector {
                         comm,
                         uid,
                         rss_bytes,
+                        surroundings: self.containers.of(identity.process.pid),
                         state: WatchState::Waiting,
                         reason: None,
                         top: None,
@@ -359,6 +363,7 @@ impl Collector {
         }
         let Some(watch) = self.watches.get_mut(&identity) else { return };
         let sample = Arc::make_mut(&mut watch.sample);
+        sample.surroundings = self.containers.of(identity.process.pid);
         let level = census.level;
         let has_heap = !census.heaps.is_empty();
         sample.state = if has_heap { WatchState::Watched } else { WatchState::NoHeap };

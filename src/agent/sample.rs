@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::census::{Census, HeapAccount, Level};
 use crate::target::ProcessId;
+use crate::target::container::Surroundings;
 
 /// Who a watched process is: an exec makes another one of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -81,6 +82,8 @@ pub struct ProcessSample {
     pub uid: u32,
     /// Resident bytes at the last look at the list of processes.
     pub rss_bytes: u64,
+    /// Its container, and the memory limit it lives under.
+    pub surroundings: Surroundings,
     /// What is known of it.
     pub state: WatchState,
     /// Why it cannot be read.

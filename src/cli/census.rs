@@ -5,11 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::output;
 use crate::census::{Census, CoreFile, HeapAccount, Level, LiveMemory, MemoryError, Options, Pace, Places, Taken, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::ladder::Ladder;
+use crate::profile::sanitize::terminal;
+use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid};
 
@@ -53,9 +56,11 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
     let options = Options { level: if args.map.is_some() { Level::Full } else { args.level }, pace, with_not_malloc: true };
     let mut places = Places::default();
+    let hierarchies = Hierarchies::find();
     loop {
         let taken = of_source(args.pid, args.core.as_deref(), options, &mut places, args.map.as_deref())?;
-        output::to_stdout(|out| print(out, &taken.census, args.json))?;
+        let surroundings = args.pid.map(|pid| Surroundings::of(Pid(pid), &hierarchies)).unwrap_or_default();
+        output::to_stdout(|out| print(out, &taken.census, &surroundings, args.json))?;
         let Some(seconds) = args.watch else { return Ok(()) };
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
     }
@@ -106,16 +111,33 @@ pub fn failed(error: MemoryError) -> Failed {
     Failed::new(status, error.to_string())
 }
 
-fn print(out: &mut dyn Write, census: &Census, json: bool) -> io::Result<()> {
-    if json {
-        serde_json::to_writer_pretty(&mut *out, census)?;
-        return writeln!(out);
-    }
-    write_text(out, census)
+/// The census, and the surroundings beside it.
+#[derive(Serialize)]
+struct Page<'a> {
+    #[serde(flatten)]
+    census: &'a Census,
+    container: Option<&'a Container>,
+    cgroup_memory: Option<&'a CgroupMemory>,
 }
 
-fn write_text(out: &mut dyn Write, census: &Census) -> io::Result<()> {
+fn print(out: &mut dyn Write, census: &Census, surroundings: &Surroundings, json: bool) -> io::Result<()> {
+    if json {
+        let page = Page { census, container: surroundings.container.as_deref(), cgroup_memory: surroundings.memory.as_ref() };
+        serde_json::to_writer_pretty(&mut *out, &page)?;
+        return writeln!(out);
+    }
+    write_text(out, census, surroundings)
+}
+
+fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings) -> io::Result<()> {
     writeln!(out, "{} (pid {}), resident {}", census.comm, census.pid, HumanBytes(census.rss_bytes))?;
+    if let Some(container) = &surroundings.container {
+        writeln!(out, "  in {}", terminal(&container.title()))?;
+    }
+    let sum = |bytes: fn(&HeapAccount) -> Option<u64>| census.heaps.iter().map(bytes).reduce(|a, b| Some(a?.saturating_add(b?))).flatten();
+    if let Some(sentence) = surroundings.sentence(sum(|heap| heap.live_bytes), sum(|heap| heap.trimmable_bytes)) {
+        writeln!(out, "  {sentence}")?;
+    }
     if census.heaps.is_empty() && census.layout_unknown.is_empty() {
         writeln!(out, "  no malloc heap that is understood: no glibc, jemalloc, musl or gperftools tcmalloc in use")?;
     }

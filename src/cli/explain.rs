@@ -4,13 +4,16 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use serde::Serialize;
 
 use super::census::{failed, open};
 use super::output;
 use crate::census::{Level, Options, Pace, Places, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::verdict::{Change, Verdict, judge};
-use crate::units::HumanBytes;
+use crate::profile::sanitize::terminal;
+use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
+use crate::units::{HumanBytes, Pid};
 
 /// Says what is wrong with a process's memory, with the evidence, and what would help
 #[derive(Debug, Args)]
@@ -49,15 +52,29 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<()> {
         return Err(Failed::new(ExitStatus::Target, format!("process {} ended while it was looked at", args.pid)).into());
     }
     let verdict = judge(&census, change);
-    output::to_stdout(|out| if args.json { write_json(out, &verdict) } else { write_text(out, &comm, args.pid, &verdict) })
+    let surroundings = Surroundings::of(Pid(args.pid), &Hierarchies::find());
+    output::to_stdout(|out| match args.json {
+        true => write_json(out, &verdict, &surroundings),
+        false => write_text(out, &comm, args.pid, &verdict, &surroundings),
+    })
 }
 
-fn write_json(out: &mut dyn Write, verdict: &Verdict) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, verdict)?;
+/// The verdict, and the surroundings beside it.
+#[derive(Serialize)]
+struct Page<'a> {
+    #[serde(flatten)]
+    verdict: &'a Verdict,
+    container: Option<&'a Container>,
+    cgroup_memory: Option<&'a CgroupMemory>,
+}
+
+fn write_json(out: &mut dyn Write, verdict: &Verdict, surroundings: &Surroundings) -> io::Result<()> {
+    let page = Page { verdict, container: surroundings.container.as_deref(), cgroup_memory: surroundings.memory.as_ref() };
+    serde_json::to_writer_pretty(&mut *out, &page)?;
     writeln!(out)
 }
 
-fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict) -> io::Result<()> {
+fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surroundings: &Surroundings) -> io::Result<()> {
     let name = serde_json::to_value(verdict.verdict)?;
     let confidence = serde_json::to_value(verdict.confidence)?;
     writeln!(
@@ -68,6 +85,12 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict) -> i
         verdict.summary
     )?;
     let ladder = &verdict.evidence.ladder;
+    if let Some(container) = &surroundings.container {
+        writeln!(out, "  in {}", terminal(&container.title()))?;
+    }
+    if let Some(sentence) = surroundings.sentence(ladder.live_bytes, ladder.trimmable_bytes) {
+        writeln!(out, "  {sentence}")?;
+    }
     let steps = [
         ("resident", Some(verdict.evidence.rss_bytes)),
         ("not malloc", Some(verdict.evidence.not_malloc_bytes)),

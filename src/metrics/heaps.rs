@@ -12,6 +12,7 @@ use super::family::Family;
 use crate::agent::sample::{HeapSample, ProcessSample, Snapshot};
 use crate::census::Level;
 use crate::profile::sanitize;
+use crate::target::container::{CgroupMemory, Container};
 
 /// What `pid` and `comm` are for the sum of the processes without series of their own.
 pub const OTHER: &str = "other";
@@ -95,15 +96,25 @@ const HEAP: [(&str, &str, Figure); 19] = [
     ),
 ];
 
-/// The labels of one process.
+/// The labels of one process: who it is, and its container where it has one.
 struct Labels<'a> {
     pid: String,
     comm: Cow<'a, str>,
+    container: Vec<(&'static str, &'a str)>,
 }
 
 impl<'a> Labels<'a> {
     fn of(process: &'a ProcessSample) -> Self {
-        Self { pid: process.identity.process.pid.to_string(), comm: sanitize::terminal(&process.comm) }
+        let container = process.surroundings.container.as_deref().map(Container::labels).unwrap_or_default();
+        Self { pid: process.identity.process.pid.to_string(), comm: sanitize::terminal(&process.comm), container }
+    }
+
+    /// With further ones of a family.
+    fn with<'b>(&'b self, more: &[(&'b str, &'b str)]) -> Vec<(&'b str, &'b str)> {
+        let mut all = vec![("pid", self.pid.as_str()), ("comm", &*self.comm)];
+        all.extend(self.container.iter().copied());
+        all.extend(more.iter().copied());
+        all
     }
 }
 
@@ -116,6 +127,7 @@ pub fn families(snapshot: &Snapshot, now: Instant) -> (Vec<Family>, usize) {
     families.push(resident(own, other));
     families.push(not_malloc(own, other));
     families.extend(censuses(own, other, now));
+    families.extend(containers(own));
     (families, other.len())
 }
 
@@ -131,7 +143,7 @@ fn heap_family(
         let labels = Labels::of(process);
         for heap in &process.heaps {
             if let Some(value) = figure(heap) {
-                family.add(&[("pid", &labels.pid), ("comm", &labels.comm), ("allocator", &heap.allocator)], value as f64);
+                family.add(&labels.with(&[("allocator", &heap.allocator)]), value as f64);
             }
         }
     }
@@ -155,7 +167,7 @@ fn resident(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>]) -> Famil
     );
     for process in own {
         let labels = Labels::of(process);
-        family.add(&[("pid", &labels.pid), ("comm", &labels.comm)], process.rss_bytes as f64);
+        family.add(&labels.with(&[]), process.rss_bytes as f64);
     }
     if !other.is_empty() {
         let sum = other.iter().map(|process| process.rss_bytes).fold(0, u64::saturating_add);
@@ -172,7 +184,7 @@ fn not_malloc(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>]) -> Fam
     for process in own {
         let labels = Labels::of(process);
         for one in process.best().iter().flat_map(|taken| &taken.census.not_malloc) {
-            family.add(&[("pid", &labels.pid), ("comm", &labels.comm), ("kind", one.kind)], one.resident_bytes as f64);
+            family.add(&labels.with(&[("kind", one.kind)]), one.resident_bytes as f64);
         }
     }
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
@@ -184,6 +196,58 @@ fn not_malloc(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>]) -> Fam
         family.add(&[("pid", OTHER), ("comm", OTHER), ("kind", kind)], sum as f64);
     }
     family
+}
+
+/// Name, what it is, and where it comes from.
+type MemoryFigure = (&'static str, &'static str, fn(&CgroupMemory) -> Option<u64>);
+
+/// Of the cgroup that a process lives in. `{pid, comm, namespace, pod, container}` each.
+const CGROUP: [MemoryFigure; 3] = [
+    (
+        "fragprof_cgroup_memory_limit_bytes",
+        "Memory limit of the process's container, or of its cgroup outside containers: the least of the cgroup's and its ancestors'. No series without a limit. The same for each process of a container: take max by (namespace, pod, container).",
+        |memory| memory.limit_bytes,
+    ),
+    (
+        "fragprof_cgroup_memory_usage_bytes",
+        "Memory that the limit counts, page cache included, of the process's container or cgroup. The same for each process of a container.",
+        |memory| Some(memory.usage_bytes),
+    ),
+    (
+        "fragprof_cgroup_memory_working_set_bytes",
+        "The usage without inactive file pages, of the process's container or cgroup: what a kubelet compares with the limit. The same for each process of a container.",
+        |memory| Some(memory.working_set_bytes),
+    ),
+];
+
+/// The containers of the processes with series of their own, and the memory of their cgroups.
+fn containers(own: &[&Arc<ProcessSample>]) -> Vec<Family> {
+    let mut info = Family::gauge(
+        "fragprof_process_container_info",
+        "1 for each process in a container, with its ids and image. Without names of a runtime (fragprof_cri_up is not 1) pod is the pod's uid, and container the first digits of the id.",
+    );
+    let mut oom_kills = Family::counter(
+        "fragprof_cgroup_oom_kills_total",
+        "Processes that the kernel killed in the process's container or cgroup because memory ran out, since it was made. The same for each process of a container.",
+    );
+    let mut families: Vec<Family> = CGROUP.iter().map(|&(name, help, _)| Family::gauge(name, help)).collect();
+    for process in own {
+        let labels = Labels::of(process);
+        if let Some(container) = &process.surroundings.container {
+            let id = container.id.as_ref().map_or("", |id| id.as_str());
+            let image = container.image.as_deref().unwrap_or_default();
+            info.add(&labels.with(&[("container_id", id), ("engine", container.engine.name()), ("image", image)]), 1.0);
+        }
+        let Some(memory) = &process.surroundings.memory else { continue };
+        for (family, (_, _, figure)) in families.iter_mut().zip(&CGROUP) {
+            if let Some(value) = figure(memory) {
+                family.add(&labels.with(&[]), value as f64);
+            }
+        }
+        oom_kills.add(&labels.with(&[]), memory.oom_kills as f64);
+    }
+    families.extend([oom_kills, info]);
+    families
 }
 
 fn censuses(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>], now: Instant) -> [Family; 3] {
@@ -202,12 +266,12 @@ fn censuses(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>], now: Ins
     for process in own {
         let labels = Labels::of(process);
         for taken in [&process.top, &process.full].into_iter().flatten() {
-            let of_level = [("pid", labels.pid.as_str()), ("comm", &labels.comm), ("level", level_name(taken.census.level))];
+            let of_level = labels.with(&[("level", level_name(taken.census.level))]);
             age.add(&of_level, taken.age_s(now));
             duration.add(&of_level, taken.census.walk.duration_ms / 1e3);
         }
         if let Some(full) = &process.full {
-            usable.add(&[("pid", &labels.pid), ("comm", &labels.comm)], f64::from(u8::from(full.census.walk.usable)));
+            usable.add(&labels.with(&[]), f64::from(u8::from(full.census.walk.usable)));
         }
     }
     let mut oldest: BTreeMap<&str, f64> = BTreeMap::new();

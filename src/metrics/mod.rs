@@ -45,6 +45,7 @@ mod tests {
             comm: comm.into(),
             uid: 0,
             rss_bytes,
+            surroundings: Default::default(),
             state: WatchState::Watched,
             reason: None,
             top: None,

@@ -11,7 +11,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use super::ServerState;
-use crate::agent::sample::{ProcessSample, TimedCensus};
+use crate::agent::sample::{HeapSample, ProcessSample, TimedCensus};
 
 /// Paths below `/api`.
 pub fn routes() -> Router<Arc<ServerState>> {
@@ -69,6 +69,8 @@ fn find(state: &ServerState, pid: &str) -> Result<Arc<ProcessSample>, Box<Respon
 }
 
 fn object(one: &ProcessSample, now: Instant) -> Value {
+    let sum = |figure: fn(&HeapSample) -> Option<u64>| one.heaps.iter().map(figure).reduce(|a, b| Some(a?.saturating_add(b?))).flatten();
+    let sentence = one.surroundings.sentence(sum(|heap| heap.live_bytes), sum(|heap| heap.trimmable_bytes));
     let censuses: Vec<Value> = [&one.top, &one.full].into_iter().flatten().map(|taken| census(taken, now)).collect();
     json!({
         "pid": one.identity.process.pid,
@@ -78,6 +80,9 @@ fn object(one: &ProcessSample, now: Instant) -> Value {
         "state": one.state,
         "reason": one.reason,
         "rss_bytes": one.rss_bytes,
+        "container": one.surroundings.container.as_deref(),
+        "cgroup_memory": one.surroundings.memory,
+        "cgroup_memory_sentence": sentence,
         "heaps": one.heaps,
         "not_malloc": one.best().map(|taken| &taken.census.not_malloc),
         "censuses": censuses,

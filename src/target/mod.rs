@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols) ──→ allocator (what is in a file)
-//!         └──→ detect (what is in the process, and who serves malloc)
+//!         ├──→ detect (what is in the process, and who serves malloc)
+//!         └──→ container (which container and pod, and its memory limit)
 //! ```
 //!
 //! Every path goes through `/proc/PID/map_files` or `/proc/PID/root`, so that containers, deleted and overlay files work.
 
 pub mod allocator;
+pub mod container;
 pub mod detect;
 pub mod elf;
 pub mod file;

@@ -1,0 +1,108 @@
+//! `/proc/PID/cgroup`: which cgroup of each hierarchy a process is in. Pure.
+//!
+//! A line is `hierarchy:controllers:path` (cgroups(7)). Version 2 has one line, `0::PATH`; version 1 one for each hierarchy; both
+//! together ("hybrid") have version 1's controllers and a version 2 without any. Paths are relative to the cgroup namespace of whoever
+//! reads: from inside a private one others' paths begin with `/..`.
+
+/// Bytes read of `/proc/PID/cgroup`: some 14 hierarchies, each with a path of at most [`PATH_BYTES_MAX`].
+pub const FILE_BYTES_MAX: u64 = 64 << 10;
+/// Longest path that is looked at: the kernel's PATH_MAX, which it cuts off at itself.
+pub const PATH_BYTES_MAX: usize = 4096;
+/// Lines that are looked at: the kernel has 14 controllers and a version 2.
+const LINES_MAX: usize = 32;
+
+/// The paths of one process. `None` where the process has none in that hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CgroupFile {
+    /// In version 2.
+    pub unified: Option<String>,
+    /// In the hierarchy of version 1 that has the memory controller.
+    pub memory: Option<String>,
+    /// In version 1's `name=systemd`, which has no controller.
+    pub systemd: Option<String>,
+    /// In some other hierarchy of version 1, the first that is not the root.
+    pub other: Option<String>,
+    /// Lines that were not of the known form, too long, or too many.
+    pub refused_lines: u64,
+}
+
+impl CgroupFile {
+    /// Parses the bytes. Never fails: what cannot be read is counted.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Self {
+        let mut file = Self::default();
+        for (number, line) in bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).enumerate() {
+            let Some((controllers, path)) = parse_line(line).filter(|_| number < LINES_MAX) else {
+                file.refused_lines += 1;
+                continue;
+            };
+            let place = match controllers {
+                "" => &mut file.unified,
+                "name=systemd" => &mut file.systemd,
+                _ if controllers.split(',').any(|name| name == "memory") => &mut file.memory,
+                _ if path == "/" => continue,
+                _ => &mut file.other,
+            };
+            place.get_or_insert(path);
+        }
+        file
+    }
+
+    /// The paths in the order in which they are asked for the container: the one whose memory counts first. Runtimes put a container
+    /// under the same name into each hierarchy that they use.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        [&self.memory, &self.unified, &self.systemd, &self.other].into_iter().flatten().map(String::as_str)
+    }
+}
+
+/// Controllers and path of a line. A path may hold any byte but the newline, colons too; controllers' names hold no colon.
+fn parse_line(line: &[u8]) -> Option<(&str, String)> {
+    let mut parts = line.splitn(3, |&byte| byte == b':');
+    let number = std::str::from_utf8(parts.next()?).ok()?;
+    number.parse::<u32>().ok()?;
+    let controllers = std::str::from_utf8(parts.next()?).ok()?;
+    let path = parts.next()?;
+    if path.len() > PATH_BYTES_MAX || path.first() != Some(&b'/') {
+        return None;
+    }
+    // The kernel says so of a cgroup that was removed under its zombies.
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    Some((controllers, String::from_utf8_lossy(path).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn version_2_has_one_path() {
+        let file = CgroupFile::parse(b"0::/system.slice/redis.service\n");
+        assert_eq!(file.unified.as_deref(), Some("/system.slice/redis.service"));
+        assert_eq!(file.paths().count(), 1);
+    }
+
+    #[test]
+    fn the_path_whose_memory_counts_comes_first_in_a_hybrid() {
+        let file = CgroupFile::parse(b"9:name=systemd:/s\n4:cpu,cpuacct:/c\n3:hugetlb,memory:/m:with:colons\n1:pids:/\n0::/u\n");
+        assert_eq!(file.paths().collect::<Vec<_>>(), ["/m:with:colons", "/u", "/s", "/c"]);
+        assert_eq!(file.refused_lines, 0);
+    }
+
+    #[test]
+    fn what_is_not_a_line_is_counted_and_left_out() {
+        let long = [b"0::/".as_slice(), &[b'a'; PATH_BYTES_MAX]].concat();
+        let file = CgroupFile::parse(&[b"x\n0:\n::/a\n1:memory:relative\n\xff:memory:/\n".as_slice(), &long].concat());
+        assert_eq!((file.paths().count(), file.refused_lines), (0, 6));
+        let many = "5:memory:/a\n".repeat(100);
+        assert_eq!(CgroupFile::parse(many.as_bytes()).refused_lines, 100 - LINES_MAX as u64);
+    }
+
+    #[test]
+    fn own_file_is_understood() {
+        let bytes = std::fs::read("/proc/self/cgroup").unwrap();
+        let file = CgroupFile::parse(&bytes);
+        assert!(file.paths().count() >= 1);
+        assert_eq!(file.refused_lines, 0);
+    }
+}
