@@ -5,7 +5,7 @@ FRAGPROF := target/release/fragprof
 # What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus chromium fonts-dejavu-core
 
 .PHONY: help
 help: ## this list

@@ -3,6 +3,7 @@
 
 mod agent;
 mod census;
+mod pages;
 mod placement;
 mod profile;
 mod record;

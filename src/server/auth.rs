@@ -33,7 +33,15 @@ pub async fn check(State(state): State<Arc<ServerState>>, request: Request, next
             state.unauthorized.fetch_add(1, Ordering::Relaxed);
             let mut answer = error(StatusCode::UNAUTHORIZED, "send the agent's token: Authorization: Bearer TOKEN (server.token_file)");
             answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+            // For browsers, which ask for a name and a password: the password is the token, the name is not looked at.
             answer
+                .headers_mut()
+                .append(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Basic realm=\"fragprof\", charset=\"UTF-8\""));
+            answer
+        }
+        _ if is_made_by_another_page(request.headers()) => {
+            state.unauthorized.fetch_add(1, Ordering::Relaxed);
+            error(StatusCode::FORBIDDEN, "a page of another site may not ask")
         }
         None if !is_addressed_locally(request.headers()) => {
             state.unauthorized.fetch_add(1, Ordering::Relaxed);
@@ -43,10 +51,53 @@ pub async fn check(State(state): State<Arc<ServerState>>, request: Request, next
     }
 }
 
+/// Whether a browser says that a page from elsewhere made it ask: it would send along the token that a person gave it. Following a link
+/// to a page is fine.
+fn is_made_by_another_page(headers: &HeaderMap) -> bool {
+    let is = |name: &str, value: &str| headers.get(name).is_some_and(|given| given.as_bytes() == value.as_bytes());
+    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site"))
+        && !(is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document"))
+}
+
 fn has_token(headers: &HeaderMap, token: &str) -> bool {
-    let Some(value) = headers.get(header::AUTHORIZATION) else { return false };
-    let Some((scheme, given)) = value.as_bytes().split_at_checked(7) else { return false };
-    scheme.eq_ignore_ascii_case(b"Bearer ") && is_equal(given, token.as_bytes())
+    let Some((scheme, given)) = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.split_once(' ')) else {
+        return false;
+    };
+    if scheme.eq_ignore_ascii_case("Bearer") {
+        return is_equal(given.as_bytes(), token.as_bytes());
+    }
+    if !scheme.eq_ignore_ascii_case("Basic") {
+        return false;
+    }
+    let Some(decoded) = from_base64(given) else { return false };
+    let Some(colon) = decoded.iter().position(|&byte| byte == b':') else { return false };
+    decoded.get(colon + 1..).is_some_and(|password| is_equal(password, token.as_bytes()))
+}
+
+/// Decodes base64 (RFC 4648) with its padding; `None` if it is none.
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=');
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);
+    for four in digits.as_bytes().chunks(4) {
+        let mut word = 0u32;
+        for &digit in four {
+            let value = match digit {
+                b'A'..=b'Z' => digit - b'A',
+                b'a'..=b'z' => digit - b'a' + 26,
+                b'0'..=b'9' => digit - b'0' + 52,
+                b'+' => 62,
+                b'/' => 63,
+                _ => return None,
+            };
+            word = word << 6 | u32::from(value);
+        }
+        let [_, first, second, third] = (word << (6 * (4 - four.len()))).to_be_bytes();
+        bytes.extend([first, second, third].iter().take(four.len() - 1));
+    }
+    Some(bytes)
 }
 
 /// Compares in a time that does not tell how much was right.
@@ -82,6 +133,37 @@ mod tests {
             assert!(!has(wrong), "{wrong}");
         }
         assert!(!has_token(&HeaderMap::new(), "0123456789abcdef"));
+    }
+
+    #[test]
+    fn a_browser_gives_the_token_as_a_password() {
+        let has = |value: &str| has_token(&headers(header::AUTHORIZATION, value), "0123456789abcdef");
+        // printf 'me:0123456789abcdef' | base64, and with other names.
+        assert!(has("Basic bWU6MDEyMzQ1Njc4OWFiY2RlZg==") && has("basic OjAxMjM0NTY3ODlhYmNkZWY="));
+        for wrong in [
+            "Basic bWU6MDEyMzQ1Njc4OWFiY2Rl",
+            "Basic MDEyMzQ1Njc4OWFiY2RlZg==",
+            "Basic bWU6MDEyMzQ1Njc4OWFiY2RlZg",
+            "Basic ====",
+            "Basic",
+            "Basic \u{1}",
+        ] {
+            assert!(!has(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_site_cannot_ask_but_may_link() {
+        let asks = |site: &str, mode: &str, dest: &str| {
+            let pairs = [("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", dest)];
+            let map = pairs.map(|(name, value)| (header::HeaderName::from_static(name), header::HeaderValue::from_str(value).unwrap()));
+            is_made_by_another_page(&HeaderMap::from_iter(map))
+        };
+        assert!(asks("cross-site", "no-cors", "image") && asks("same-site", "cors", "empty") && asks("cross-site", "navigate", "iframe"));
+        assert!(
+            !asks("same-origin", "cors", "empty") && !asks("none", "navigate", "document") && !asks("cross-site", "navigate", "document")
+        );
+        assert!(!is_made_by_another_page(&HeaderMap::new()));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! | path | answer | token |
 //! |---|---|---|
+//! | `/`, `/pages/…` | the pages | yes |
 //! | `/metrics` | Prometheus exposition | no |
 //! | `/healthz` | 200 while the census thread goes on, else 503 | no |
 //! | `/readyz` | 200 once every process found at the start was looked at, else 503 | no |
@@ -14,6 +15,7 @@
 pub mod api;
 pub mod auth;
 pub mod listener;
+pub mod pages;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -136,7 +138,7 @@ impl Server {
 }
 
 fn router(state: Arc<ServerState>) -> Router {
-    let guarded = api::routes().layer(from_fn_with_state(Arc::clone(&state), auth::check));
+    let guarded = api::routes().merge(pages::routes()).layer(from_fn_with_state(Arc::clone(&state), auth::check));
     Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(healthz))

@@ -1,7 +1,7 @@
 //! The agent as an operator and a scraper meet it: a running daemon, real processes, HTTP.
 
 mod cost;
-mod daemon;
+pub mod daemon;
 mod http;
 mod life_cycle;
-mod metrics;
+pub mod metrics;

@@ -1,0 +1,129 @@
+//! The pages: what a person sees. Static files in the binary, drawn from the API by hand-written JavaScript; nothing is loaded from
+//! elsewhere, and no text of a watched process is ever parsed as markup.
+//!
+//! | file | job |
+//! |---|---|
+//! | `index.html`, `style.css`, `icon.svg` | the frame, its looks in light and dark, the icon |
+//! | `main.js` | which view the address names, refreshing, theme |
+//! | `list.js`, `process.js` | the views: all processes; one process |
+//! | `ladder.js`, `chart.js`, `map.js`, `flame.js` | the pictures: bar, time, address space, stacks |
+//! | `api.js`, `dom.js`, `units.js`, `words.js` | asking, elements, numbers, names |
+
+use axum::Router;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+/// Nothing but what this agent serves runs, is styled, shown or asked. No inline script or style; no frame may hold a page.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A file of the pages.
+struct Asset {
+    path: &'static str,
+    content_type: &'static str,
+    text: &'static str,
+}
+
+macro_rules! asset {
+    ($path:literal, $file:literal, $content_type:literal) => {
+        Asset { path: $path, content_type: $content_type, text: include_str!(concat!("assets/", $file)) }
+    };
+}
+
+const ASSETS: [Asset; 14] = [
+    asset!("/", "index.html", "text/html; charset=utf-8"),
+    asset!("/pages/style.css", "style.css", "text/css; charset=utf-8"),
+    asset!("/pages/icon.svg", "icon.svg", "image/svg+xml"),
+    asset!("/pages/main.js", "main.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/api.js", "api.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/chart.js", "chart.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/dom.js", "dom.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/flame.js", "flame.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/ladder.js", "ladder.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/list.js", "list.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/map.js", "map.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/process.js", "process.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/units.js", "units.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/words.js", "words.js", "text/javascript; charset=utf-8"),
+];
+
+/// The pages' paths.
+pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    ASSETS.iter().fold(Router::new(), |router, asset| router.route(asset.path, get(move |headers: HeaderMap| answer(asset, headers))))
+}
+
+async fn answer(asset: &'static Asset, asked: HeaderMap) -> Response {
+    let tag = tag();
+    // A file changes only with the agent: the browser asks each time, and is told in one line that nothing changed.
+    let is_known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let mut answer = if is_known { StatusCode::NOT_MODIFIED.into_response() } else { asset.text.into_response() };
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+    headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    answer
+}
+
+/// One tag for all files: a sum over their texts.
+fn tag() -> String {
+    static TAG: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+        // FNV-1a, 64 bits: only has to differ between two builds.
+        let fold = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let sum = ASSETS.iter().flat_map(|asset| asset.text.bytes()).fold(0xcbf2_9ce4_8422_2325, fold);
+        format!("\"{sum:016x}\"")
+    });
+    TAG.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn text(path: &str) -> &'static str {
+        ASSETS.iter().find(|asset| asset.path == path).unwrap().text
+    }
+
+    #[test]
+    fn every_file_that_a_page_names_is_served() {
+        for asset in &ASSETS {
+            for named in
+                asset.text.split(['"', '\'']).filter(|text| text.ends_with(".js") || text.ends_with(".css") || text.ends_with(".svg"))
+            {
+                let path = format!("/pages/{}", named.trim_start_matches("./").trim_start_matches("pages/"));
+                assert!(ASSETS.iter().any(|other| other.path == path), "{} names {named}", asset.path);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_loaded_from_elsewhere_and_nothing_is_parsed_as_markup() {
+        for asset in &ASSETS {
+            let foreign = asset.text.split("://").skip(1).filter(|rest| !rest.starts_with("www.w3.org/2000/svg"));
+            assert_eq!(foreign.count(), 0, "{} names another host", asset.path);
+            for way in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "DOMParser",
+                "eval(",
+                "new Function",
+                "setHTML",
+                "srcdoc",
+            ] {
+                assert!(!asset.text.contains(way), "{} uses {way}", asset.path);
+            }
+        }
+        let page = text("/");
+        assert!(!page.contains("<style") && !page.contains(" style=") && !page.contains("onclick"), "the policy allows nothing inline");
+    }
+}

@@ -1,0 +1,41 @@
+//! The pages in a real browser, against what the API says; the dashboards against a real Prometheus.
+
+mod browser;
+mod hostile;
+mod views;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::agent::daemon::Daemon;
+use crate::support::process::wait_until;
+
+/// The address of a page of this agent.
+fn page(daemon: &Daemon, fragment: &str) -> String {
+    format!("http://{}/{fragment}", daemon.address)
+}
+
+/// The API's answer.
+fn api(daemon: &Daemon, path: &str) -> Value {
+    let answer = daemon.get(path);
+    assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    serde_json::from_str(&answer.body).unwrap()
+}
+
+/// Waits until each process was looked at closely; the list as the API has it.
+fn looked_at(daemon: &Daemon, processes: usize) -> Value {
+    let mut list = Value::Null;
+    wait_until("a close look at each process", || {
+        list = api(daemon, "/api/v1/processes");
+        let all = list["processes"].as_array().unwrap();
+        let full = |one: &&Value| one["heaps"].as_array().unwrap().iter().any(|heap| heap["pinned_bytes"].is_u64());
+        all.iter().filter(full).count() == processes
+    });
+    list
+}
+
+/// Where pictures go that a person may look at.
+fn pictures() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pages")
+}
