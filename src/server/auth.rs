@@ -146,7 +146,7 @@ mod tests {
             "Basic bWU6MDEyMzQ1Njc4OWFiY2RlZg",
             "Basic ====",
             "Basic",
-            "Basic \u{1}",
+            "Basic !!!!",
         ] {
             assert!(!has(wrong), "{wrong}");
         }

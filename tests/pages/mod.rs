@@ -1,7 +1,9 @@
 //! The pages in a real browser, against what the API says; the dashboards against a real Prometheus.
 
 mod browser;
+mod dashboards;
 mod hostile;
+mod prometheus;
 mod views;
 
 use std::path::PathBuf;

@@ -5,9 +5,10 @@
 //! |---|---|
 //! | `index.html`, `style.css`, `icon.svg` | the frame, its looks in light and dark, the icon |
 //! | `main.js` | which view the address names, refreshing, theme |
-//! | `list.js`, `process.js` | the views: all processes; one process |
+//! | `list.js`, `process.js`, `event.js` | the views: all processes; one process; one flight record |
+//! | `facts.js`, `time.js`, `stacks.js` | parts of a view: verdict and memory; time axis and difference; call stacks |
 //! | `ladder.js`, `chart.js`, `map.js`, `flame.js` | the pictures: bar, time, address space, stacks |
-//! | `api.js`, `dom.js`, `units.js`, `words.js` | asking, elements, numbers, names |
+//! | `api.js`, `dom.js`, `parts.js`, `units.js`, `words.js` | asking, elements, shared pieces, numbers, names |
 
 use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -31,7 +32,7 @@ macro_rules! asset {
     };
 }
 
-const ASSETS: [Asset; 14] = [
+const ASSETS: [Asset; 19] = [
     asset!("/", "index.html", "text/html; charset=utf-8"),
     asset!("/pages/style.css", "style.css", "text/css; charset=utf-8"),
     asset!("/pages/icon.svg", "icon.svg", "image/svg+xml"),
@@ -39,11 +40,16 @@ const ASSETS: [Asset; 14] = [
     asset!("/pages/api.js", "api.js", "text/javascript; charset=utf-8"),
     asset!("/pages/chart.js", "chart.js", "text/javascript; charset=utf-8"),
     asset!("/pages/dom.js", "dom.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/event.js", "event.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/facts.js", "facts.js", "text/javascript; charset=utf-8"),
     asset!("/pages/flame.js", "flame.js", "text/javascript; charset=utf-8"),
     asset!("/pages/ladder.js", "ladder.js", "text/javascript; charset=utf-8"),
     asset!("/pages/list.js", "list.js", "text/javascript; charset=utf-8"),
     asset!("/pages/map.js", "map.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/parts.js", "parts.js", "text/javascript; charset=utf-8"),
     asset!("/pages/process.js", "process.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/stacks.js", "stacks.js", "text/javascript; charset=utf-8"),
+    asset!("/pages/time.js", "time.js", "text/javascript; charset=utf-8"),
     asset!("/pages/units.js", "units.js", "text/javascript; charset=utf-8"),
     asset!("/pages/words.js", "words.js", "text/javascript; charset=utf-8"),
 ];

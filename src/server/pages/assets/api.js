@@ -45,3 +45,7 @@ export const map = (pid, values, signal) => ask(of(pid, `/map${query(values)}`),
 export const history = (pid, values, signal) => ask(of(pid, `/history${query(values)}`), signal);
 export const profile = (pid, values, signal) => ask(of(pid, `/profile${query(values)}`), signal);
 export const diff = (pid, values, signal) => ask(of(pid, `/diff${query(values)}`), signal);
+export const agent = (signal) => ask("api/v1/agent", signal);
+export const events = (values, signal) => ask(`api/v1/events${query(values)}`, signal);
+export const event = (id, signal) => ask(`api/v1/events/${encodeURIComponent(id)}`, signal);
+export const eventProfile = (id, values, signal) => ask(`api/v1/events/${encodeURIComponent(id)}/profile${query(values)}`, signal);

@@ -2,9 +2,14 @@
 
 import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
+import { eventList } from "./event.js";
 import { ORDER, bar, legend, parts, stepsOf, total } from "./ladder.js";
+import { chip, home, verdictOf } from "./parts.js";
 import { amount, bytes, count, duration, percent } from "./units.js";
-import { COLUMNS, TONES, VERDICTS } from "./words.js";
+import { COLUMNS, VERDICTS } from "./words.js";
+
+// Events shown beside the list.
+const EVENTS_MAX = 8;
 
 const STATES = {
   waiting: "no look at it yet",
@@ -24,26 +29,6 @@ const SORTS = [
   { key: "ratio", name: "Free share", title: COLUMNS.ratio },
   { key: "age", name: "Age", title: COLUMNS.age },
 ];
-
-// Where a process runs, as far as the agent knows: the labels of containers are in the answer only where there are containers.
-export function home(one) {
-  const container = one.container ?? one.labels ?? {};
-  const names = [container.namespace, container.pod, container.container ?? container.name].filter((name) => typeof name === "string" && name);
-  return names.map(visible).join(" / ");
-}
-
-export function verdictOf(one) {
-  const said = one.verdict;
-  if (!said) return null;
-  return typeof said === "string" ? { verdict: said } : said;
-}
-
-export function chip(verdict) {
-  if (!verdict) return null;
-  const word = VERDICTS[verdict.verdict] ?? { name: visible(verdict.verdict), text: "", tone: "info" };
-  return el("span", { class: `chip ${word.tone}`, title: verdict.summary ? visible(verdict.summary) : word.text },
-    el("span", { "aria-hidden": "true" }, `${TONES[word.tone]} `), word.name);
-}
 
 // What a row is sorted and filtered by.
 function figures(one) {
@@ -83,6 +68,7 @@ export function open({ main, settings, signal }) {
   const phoneSort = el("select", { "aria-label": "Sort by", onchange: () => order(phoneSort.value) },
     SORTS.map((one) => el("option", { value: one.key }, `Sort by ${one.key === "extent" ? "extent" : one.name.toLowerCase()}`)));
   const quiet = el("div");
+  const happened = el("section", { class: "card", hidden: true, "aria-label": "What happened lately" });
 
   function keep() {
     const values = new URLSearchParams();
@@ -198,6 +184,12 @@ export function open({ main, settings, signal }) {
       el("p", { class: "quiet source" }, "Source: census of each process, and the kernel's resident bytes."));
   }
 
+  function drawEvents(got) {
+    happened.hidden = !got?.events.length;
+    if (got?.events.length) put(happened, el("header", {}, el("h2", {}, "What happened lately"), el("span", { class: "quiet" }, "kept when a process was killed, neared its limit or ended")), eventList(got.events),
+      got.events_left_out ? el("p", { class: "quiet" }, `and ${count(got.events_left_out)} more this week`) : null);
+  }
+
   function tile(name, value, note) {
     return el("div", { class: "tile", "data-tile": name }, el("span", { class: "name" }, name), el("span", { class: "value" }, value), el("span", { class: "quiet" }, note));
   }
@@ -207,7 +199,7 @@ export function open({ main, settings, signal }) {
     el("section", { class: "card", "aria-label": "Processes" },
       el("div", { class: "tools" }, filter, el("label", { class: "phone" }, phoneSort), scales, shown),
       el("div", { class: "scroll" }, el("table", { class: "processes" },
-        el("caption", { class: "hidden" }, "Processes with the ladder of their heaps"), el("thead", {}, heads), body)), quiet));
+        el("caption", { class: "hidden" }, "Processes with the ladder of their heaps"), el("thead", {}, heads), body)), quiet), happened);
 
   const keys = (event) => {
     if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "")) {
@@ -223,8 +215,10 @@ export function open({ main, settings, signal }) {
       if (values.get("q") !== null && values.get("q") !== filter.value) { filter.value = values.get("q"); draw(); }
     },
     async refresh() {
+      const events = api.events({ limit: EVENTS_MAX }, signal).catch(() => null);
       last = await api.processes(signal);
       draw();
+      events.then(drawEvents);
       put(quiet, last.processes.length ? null : el("p", { class: "notice" }, last.sequence === 0 ? "The agent has just started and has not looked yet." : "No process passes the agent's rules (discovery in agent.toml)."));
       return last.age_s > 60 ? `the census thread published last ${duration(last.age_s)} ago: it hangs` : `updated ${duration(last.age_s)} ago`;
     },

@@ -2,6 +2,7 @@
 
 import { el, put } from "./dom.js";
 import { Refused } from "./api.js";
+import * as event from "./event.js";
 import * as list from "./list.js";
 import * as process from "./process.js";
 
@@ -22,6 +23,7 @@ let timer = 0;
 const VIEWS = [
   { path: /^\/?$/, open: list.open },
   { path: /^\/p\/(\d+)$/, open: process.open },
+  { path: /^\/e\/(\d+)$/, open: event.open },
 ];
 
 // `#/p/4242?by=pinned_bytes`: the path names the view, the rest its settings, so that a link shows what its sender saw.

@@ -1,33 +1,14 @@
 // One process: the verdict in words, the ladder now and over time, the address space, arenas, size classes, stacks.
 
 import * as api from "./api.js";
-import * as chart from "./chart.js";
 import { el, put, visible } from "./dom.js";
-import * as flame from "./flame.js";
-import { bar, legend, stepsOf } from "./ladder.js";
-import { chip, home, verdictOf } from "./list.js";
+import { eventList } from "./event.js";
+import { drawVerdict, drawWhere } from "./facts.js";
 import * as map from "./map.js";
-import { address, amount, bytes, clock, count, duration, exact, instant, percent, signed } from "./units.js";
-import { KINDS, NOT_MALLOC, SOURCES, VERDICTS } from "./words.js";
-
-// Points asked for of the time axis: one for two or three pixels of a wide screen.
-const POINTS = 400;
-const SPANS = [["1h", 3600], ["6h", 21600], ["24h", 86400], ["7d", 604800]];
-// Rows of a table that are shown at once; the rest is summed in a line.
-const ROWS_MAX = 24;
-// Length of a recording that is asked for here, in seconds.
-const RECORD_S = 10;
-// The names of the tiers as the API has them, in the words of the pages.
-const TIERS = { exact: "exact", sampled: "emitter", governed: "governed", imported: "exact", census: "census" };
-
-const source = (name, ...more) => el("span", { class: "source", title: SOURCES[name], "data-source": name }, el("b", {}, name), more);
-const section = (id, title, said) => {
-  const body = el("div");
-  const from = el("span", { class: "source" });
-  return { node: el("section", { class: "card", id, "aria-label": title }, el("header", {}, el("h2", {}, title), said ? el("span", { class: "quiet" }, said) : null, from), body), body, from };
-};
-const sorry = (body, error) => put(body, el("p", { class: "quiet" }, error instanceof api.Refused ? error.message : `This part failed: ${error.message}`));
-const pairs = (list) => el("dl", { class: "evidence" }, list.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+import { ROWS_MAX, TIERS, pairs, section, sorry, source } from "./parts.js";
+import { callStacks } from "./stacks.js";
+import { overTime } from "./time.js";
+import { address, amount, bytes, clock, count, duration, exact, percent } from "./units.js";
 
 export function open({ main, trail, signal, settings, argument: pid }) {
   const head = el("section", { class: "card verdict", id: "verdict", "aria-label": "Verdict" }, el("p", { class: "quiet" }, "Asking…"));
@@ -54,7 +35,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
   };
 
   const timeView = overTime(time, { pid, signal, settings, set });
-  const stackView = callStacks(stacks, { pid, signal, settings, set });
+  let stackView = null;
   let picture = null;
 
   async function closer(one) {
@@ -79,242 +60,34 @@ export function open({ main, trail, signal, settings, argument: pid }) {
 
   return {
     async refresh() {
-      const one = await api.process(pid, signal);
+      const [one, agent] = await Promise.all([api.process(pid, signal), stackView ? null : api.agent(signal).catch(() => null)]);
+      stackView ??= callStacks(stacks, { settings, set, ask: (values) => api.profile(pid, values, signal), seconds_max: agent?.profile_seconds_max,
+        absent: `A census knows every block, but not who asked for it. fragprof record -p ${pid} does, for about 2 µs an allocation while it runs.` });
       document.title = `${visible(one.comm)} (${pid}) – fragprof`;
       put(trail, el("span", {}, visible(one.comm)), el("span", { class: "quiet" }, `pid ${pid}`));
       if (!loaded) drawVerdict(head, one, null);
       drawWhere(where, one);
-      await Promise.all([closer(one), timeView.refresh(), stackView.refresh(one)]);
+      await Promise.all([closer(one), timeView.refresh(), stackView.refresh(one.profiles ?? [])]);
       const ages = (one.censuses ?? []).map((census) => census.age_s);
       return ages.length ? `looked at ${duration(Math.min(...ages))} ago` : "not looked at yet";
     },
     failed(error) {
-      if (error instanceof api.Refused && error.status === 404) {
-        put(head, el("h1", {}, `Process ${pid}`), el("p", { class: "notice" }, error.message), el("p", {}, el("a", { href: "#/" }, "All processes")));
-      }
+      if (!(error instanceof api.Refused && error.status === 404)) return;
+      put(head, el("h1", {}, `Process ${pid}`), el("p", { class: "notice" }, error.message), el("p", {}, el("a", { href: "#/" }, "All processes")));
+      for (const part of [where, space, stacks, arenas, sizes, quality]) part.node.hidden = true;
+      // What is gone may be known all the same.
+      timeView.refresh().catch(() => {});
+      api.events({ pid }, signal).then((got) => put(head.appendChild(el("div")), eventList(got.events)), () => {});
     },
     settings() {},
   };
 }
 
-function drawVerdict(head, one, said) {
-  const short = verdictOf(one);
-  const verdict = said ?? short;
-  const steps = one.ladder ? stepsOf(one.ladder) : null;
-  const limit = one.memory_limit;
-  put(head,
-    el("div", { class: "head" }, el("h1", {}, visible(one.comm) || "(no name)"), verdict ? chip(verdict) : null,
-      verdict?.confidence ? el("span", { class: "quiet" }, `confidence ${visible(verdict.confidence)}`) : null),
-    el("p", { class: "facts-line" }, el("span", {}, `pid ${one.pid}`), el("span", {}, `uid ${one.uid}`), home(one) ? el("span", {}, home(one)) : null,
-      (one.heaps ?? []).map((heap) => el("span", {}, visible(heap.allocator))), one.state !== "watched" ? el("span", {}, `${visible(one.state).replace("_", " ")}${one.reason ? `: ${visible(one.reason)}` : ""}`) : null),
-    verdict?.summary ? el("p", { class: "said" }, visible(verdict.summary)) : el("p", { class: "said quiet" }, VERDICTS[verdict?.verdict]?.text ?? "No close look yet: the verdict comes with the first full census."),
-    limit ? el("p", { class: limit.used_ratio > 0.9 ? "notice" : "quiet" }, `Its limit is ${bytes(limit.limit_bytes)}, of which ${percent(limit.used_ratio)} are used`,
-      limit.seconds_to_limit_est != null ? `; at this growth it is reached in about ${duration(limit.seconds_to_limit_est)}` : "", limit.oom_kills ? `; ${count(limit.oom_kills)} killed there so far` : "", ".") : null,
-    said || steps ? el("div", { class: "columns" },
-      el("div", {}, el("h3", {}, "The numbers it rests on"), evidence(one, said, steps)),
-      said?.remedies?.length ? el("div", {}, el("h3", {}, "What would help"), el("ul", { class: "remedies" }, said.remedies.map((remedy) =>
-        el("li", {}, el("b", {}, remedy.predicted_bytes === null ? el("span", { class: "unknown", title: "cannot be told" }, "?") : amount(remedy.predicted_bytes, "predicted")),
-          el("span", {}, visible(remedy.action), el("span", { class: "quiet" }, ` (${visible(remedy.basis)})`)))))) : null,
-      said?.unknowns?.length ? el("div", {}, el("h3", {}, "Not known"), el("ul", { class: "doubts quiet" }, said.unknowns.map((text) => el("li", {}, visible(text))))) : null) : null,
-    el("p", { class: "source" }, source("census"), one.growth ? source("history") : null));
-}
-
-function evidence(one, said, steps) {
-  const from = said?.evidence ?? { rss_bytes: one.rss_bytes, ...steps, fragmentation_ratio: one.fragmentation_ratio };
-  const change = from.change ?? null;
-  const growth = one.growth;
-  return pairs([
-    ["Process resident", amount(from.rss_bytes)], from.not_malloc_bytes !== undefined ? ["Not malloc", amount(from.not_malloc_bytes)] : null,
-    ["Heap extent", amount(from.extent_bytes)], ["Heap resident", amount(from.resident_bytes)],
-    from.live_bytes_est != null ? ["Live, estimated", ["≈ ", amount(from.live_bytes_est), ` ± ${bytes(from.live_bytes_stderr)}`]] : ["Live", amount(from.live_bytes)],
-    ["Trimmable", amount(from.trimmable_bytes)], ["Pinned", amount(from.pinned_bytes)], from.kept_bytes ? ["Kept", amount(from.kept_bytes)] : null,
-    from.swapped_bytes ? ["Swapped", amount(from.swapped_bytes)] : null, from.huge_bytes ? ["In huge pages", amount(from.huge_bytes)] : null,
-    from.fragmentation_ratio != null ? ["Fragmentation ratio", el("data", { value: from.fragmentation_ratio, title: "1 − live / resident" }, from.fragmentation_ratio.toFixed(3))] : null,
-    growth ? [`Live over ${duration(growth.seconds)}`, el("data", { value: growth.live_bytes_delta, title: `${exact(growth.live_bytes_delta)}, low-water marks of ${count(growth.censuses)} censuses` }, signed(growth.live_bytes_delta))]
-      : change ? [`Live over ${duration(change.seconds)}`, signed(change.live_bytes_delta)] : null,
-  ]);
-}
-
-function drawWhere(part, one) {
-  const steps = one.ladder ? stepsOf(one.ladder) : null;
-  const rows = [];
-  const scale = Math.max(one.rss_bytes, steps?.extent_bytes ?? 0, 1);
-  const track = (pieces) => el("div", { class: "track" }, pieces.map(([name, value, title]) => el("span", { class: name, style: { width: `${((value / scale) * 100).toFixed(3)}%` }, title: `${title}: ${exact(value)}` })));
-  const row = (name, value, pieces, title) => rows.push(el("span", { class: "name", title }, name), track(pieces), el("span", { class: "value" }, amount(value)));
-  const besides = [...(one.not_malloc ?? [])].sort((a, b) => b.resident_bytes - a.resident_bytes);
-  row("Process", one.rss_bytes, [["resident", steps ? Math.min(steps.resident_bytes, one.rss_bytes) : 0, "malloc's heaps"], ["other", Math.max(0, one.rss_bytes - (steps?.resident_bytes ?? 0)), "not malloc"]], "All resident bytes, the kernel's figure");
-  if (steps) {
-    row("Heap extent", steps.extent_bytes, [["extent", steps.extent_bytes, "address space that the allocators hold"]], "Address space that the allocators hold");
-    row("Heap resident", steps.resident_bytes, [["resident", steps.resident_bytes, "of the extent, in memory"]], "Of the extent, in memory");
-  }
-  const ladders = (one.heaps ?? []).map((heap) => {
-    const own = stepsOf(heap);
-    const full = el("div", { class: "tall" });
-    bar(full, own, own.extent_bytes, true);
-    return el("div", {}, el("h3", {}, visible(heap.allocator), el("span", { class: "quiet" }, ` extent ${bytes(own.extent_bytes)}, resident ${bytes(own.resident_bytes)}, ${count(heap.arenas)} ${heap.arenas === 1 ? "arena" : "arenas"}`)), full, legend(own));
-  });
-  put(part.body, el("div", { class: "waterfall" }, rows), ladders,
-    besides.length ? [el("h3", {}, "Resident, and not malloc's"), el("table", { class: "plain" }, el("tbody", {}, besides.map((kind) => el("tr", {}, el("td", {}, NOT_MALLOC[kind.kind] ?? visible(kind.kind)), el("td", { class: "number" }, amount(kind.resident_bytes)), el("td", { class: "number quiet" }, `${count(kind.mappings)} mappings`)))))] : null);
-  const newest = [...(one.censuses ?? [])].sort((a, b) => a.age_s - b.age_s)[0];
-  put(part.from, source("kernel"), source("census", newest ? `${visible(newest.level)}, ${duration(newest.age_s)} ago` : "none yet"));
-}
-
 // The answer of `/map` as the picture wants it: cells by name, addresses as numbers.
-export function mapOf(got) {
+function mapOf(got) {
   const named = (cell) => Object.fromEntries(got.columns.map((column, index) => [column, cell[index]]));
   const pieces = got.pieces.map((piece) => ({ ...piece, start: Number(piece.start), end: Number(piece.end), allocator: visible(piece.allocator), cells: piece.cells.map(named) }));
   return { ...got, pieces };
-}
-
-function overTime(part, { pid, signal, settings, set }) {
-  let points = [];
-  let marks = [];
-  let span = SPANS.find(([name]) => name === settings.get("span")) ?? SPANS[0];
-  const picture = el("div");
-  const difference = el("div", { "aria-live": "polite" });
-  const spans = el("div", { class: "switch", role: "group", "aria-label": "Time shown" }, SPANS.map((one) => el("button", { type: "button", "data-span": one[0], "aria-pressed": String(one === span), onclick: () => {
-    span = one;
-    set("span", one[0]);
-    for (const button of spans.children) button.setAttribute("aria-pressed", String(button.dataset.span === one[0]));
-    marks = [];
-    refresh();
-  } }, one[0])));
-  put(part.body, el("div", { class: "tools" }, spans, el("span", { class: "quiet" }, "solid areas: resident; dashed: extent; dotted: the process. Click two times, or press Enter, to compare them.")), picture, difference);
-
-  function draw() {
-    chart.draw(picture, points, { marks, onpick: (index) => {
-      marks = marks.length >= 2 ? [index] : [...marks, index].sort((a, b) => a - b);
-      draw();
-    } });
-    drawDifference(difference, points, marks, { pid, signal, by: settings.get("by") ?? "live" });
-  }
-
-  // The picture is drawn for the width that it has.
-  const observer = new ResizeObserver(() => { if (points.length) draw(); });
-  observer.observe(part.body);
-  signal.addEventListener("abort", () => observer.disconnect());
-
-  async function refresh() {
-    let got;
-    try {
-      got = await api.history(pid, { from: -span[1], points: POINTS }, signal);
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      sorry(picture, error);
-      return;
-    }
-    const chosen = marks.map((index) => points[index]?.at_unix_s);
-    points = pointsOf(got);
-    marks = chosen.map((at) => points.findIndex((one) => one.at_unix_s >= at)).filter((index) => index >= 0);
-    put(part.from, source("history", `${count(points.length)} samples`));
-    draw();
-  }
-  return { refresh };
-}
-
-// The answer of `/history`, which comes in columns, as points.
-export function pointsOf(got) {
-  const columns = Object.keys(got).filter((key) => key !== "at_unix_s" && Array.isArray(got[key]) && got[key].length === got.at_unix_s.length);
-  return got.at_unix_s.map((at_unix_s, index) => {
-    const row = Object.fromEntries(columns.map((key) => [key, got[key][index]]));
-    return { at_unix_s, rss_bytes: row.rss_bytes ?? null, steps: { ...stepsOf(row), extent_bytes: row.extent_bytes ?? 0, resident_bytes: row.resident_bytes ?? 0 } };
-  });
-}
-
-const STEP_NAMES = [["rss_bytes", "Process resident"], ["extent_bytes", "Heap extent"], ["resident_bytes", "Heap resident"], ["live_bytes", "Live"], ["pinned_bytes", "Pinned"], ["trimmable_bytes", "Trimmable"], ["kept_bytes", "Kept"]];
-
-function drawDifference(node, points, marks, { pid, signal, by }) {
-  if (marks.length < 2) {
-    put(node, marks.length ? el("p", { class: "quiet" }, `A is ${instant(points[marks[0]].at_unix_s)}; choose another time.`) : null);
-    return;
-  }
-  const [a, b] = marks.map((index) => points[index].at_unix_s);
-  api.diff(pid, { from: a, to: b, by }, signal).then((got) => {
-    const rows = STEP_NAMES.filter(([key]) => key in got.delta_bytes).map(([key, name]) => el("tr", { "data-step": key }, el("th", { scope: "row" }, name),
-      [got.from[key], got.to[key]].map((value) => el("td", { class: "number" }, amount(value))),
-      el("td", { class: "number" }, el("data", { value: got.delta_bytes[key], title: exact(got.delta_bytes[key]) }, signed(got.delta_bytes[key])))));
-    put(node, el("h3", {}, `Difference over ${duration(got.to.at_unix_s - got.from.at_unix_s)}`), el("div", { class: "scroll" }, el("table", { class: "plain difference" },
-      el("thead", {}, el("tr", {}, [" ", `A ${instant(got.from.at_unix_s)}`, `B ${instant(got.to.at_unix_s)}`, "Change"].map((head, index) => el("th", { scope: "col", class: index ? "number" : "" }, head)))), el("tbody", {}, rows))),
-    got.stacks ? stackDifference(got.stacks) : el("p", { class: "quiet" }, "By stack there is nothing to compare: no profiles are kept of these two times."));
-  }, (error) => error.name === "AbortError" || put(node, el("p", { class: "quiet" }, error.message)));
-}
-
-function stackDifference(got) {
-  const left = got.stacks_changed - Math.min(got.stacks.length, ROWS_MAX);
-  return [el("h3", {}, `By stack, ${visible(got.by)}: ${bytes(got.old_total)} then, ${bytes(got.new_total)} by now`),
-    el("table", { class: "plain stacktable" }, el("tbody", {}, got.stacks.slice(0, ROWS_MAX).map((row) =>
-      el("tr", {}, el("td", { class: "number" }, el("data", { value: row.delta, title: exact(row.delta) }, signed(row.delta))), el("td", {}, stackCell(row.frames)))))),
-    left > 0 ? el("p", { class: "quiet" }, `and ${count(left)} stacks more`) : null];
-}
-
-const stackCell = (names) => [el("b", {}, visible(names[0] ?? "")), names.length > 1 ? el("div", { class: "path" }, names.slice(1).map(visible).join(" ← ")) : null];
-
-function callStacks(part, { pid, signal, settings, set }) {
-  let kind = KINDS.find((one) => one.key === settings.get("by")) ?? KINDS[0];
-  let shown = "";
-  const area = el("div");
-  const kinds = el("div", { class: "switch", role: "group", "aria-label": "By what" }, KINDS.map((one) => el("button", { type: "button", "data-by": one.key, title: one.text, "aria-pressed": String(one === kind), onclick: () => {
-    kind = one;
-    set("by", one.key);
-    for (const button of kinds.children) button.setAttribute("aria-pressed", String(button.dataset.by === one.key));
-    shown = "";
-    load().catch((error) => error.name === "AbortError" || sorry(area, error));
-  } }, one.name)));
-  const record = el("button", { type: "button", class: "record", title: "Every allocation and free with its stack, for some seconds. Costs the process about 2 µs for each while it lasts." }, `Record ${RECORD_S} s`);
-  put(part.body, el("div", { class: "tools" }, kinds, record), area);
-
-  // `more` are parameters beside the kind: `seconds` asks for a recording, which is shown until another is chosen.
-  async function load(more = {}) {
-    const wanted = kind;
-    let got;
-    try {
-      got = await api.profile(pid, { by: wanted.key, ...more }, signal);
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      put(area, el("p", { class: "quiet" }, error.message), el("p", { class: "quiet" }, "A census knows every block, but not who asked for it. A recording does; it costs the process about 2 µs for each allocation while it runs."));
-      return;
-    }
-    if (wanted === kind) draw(got);
-  }
-
-  function draw(got) {
-    const { tree } = got;
-    const unit = got.unit === "count" ? count : bytes;
-    const tier = TIERS[got.mode] ?? visible(got.mode);
-    put(part.from, source(tier, `${clock(got.at_unix_s)}, over ${duration(got.duration_s)}`));
-    const graph = el("div");
-    const { rows, more } = flame.leaves(tree.root, ROWS_MAX);
-    const lost = Object.entries(got.losses).filter(([, value]) => value > 0);
-    put(area, el("p", { class: "quiet" }, `${kind.name}: ${kind.text}. In all `, el("data", { value: got.total, title: got.unit === "count" ? "" : exact(got.total), class: "total" }, unit(got.total)), "."),
-      el("p", { class: lost.length ? "notice" : "quiet" }, lost.length ? `Lost: ${lost.map(([name, value]) => `${visible(name).replaceAll("_", " ")} ${count(value)}`).join(", ")}` : "Losses: none."),
-      got.doubts.map((text) => el("p", { class: "notice" }, `In doubt: ${visible(text)}`)), got.limits.map((text) => el("p", { class: "quiet" }, visible(text))), graph,
-      tree.pruned_nodes ? el("p", { class: "quiet" }, `${count(tree.pruned_nodes)} small frames were left out by the agent; their bytes are in their callers.`) : null,
-      el("details", { open: true }, el("summary", {}, "The same as a table"), el("table", { class: "plain stacktable" }, el("tbody", {}, rows.map((row) =>
-        el("tr", {}, el("td", { class: "number" }, got.unit === "count" ? count(row.value) : amount(row.value)), el("td", { class: "number quiet" }, percent(row.value / Math.max(1, got.total), 1)), el("td", {}, stackCell(row.names)))))),
-      more ? el("p", { class: "quiet" }, `and ${count(more)} stacks more`) : null));
-    flame.graph(graph, tree.root, { unit });
-  }
-
-  record.addEventListener("click", async () => {
-    record.disabled = true;
-    record.textContent = `Recording ${RECORD_S} s…`;
-    try {
-      await load({ seconds: RECORD_S });
-    } catch {
-      // Left for another page.
-    }
-    record.disabled = false;
-    record.textContent = `Record ${RECORD_S} s`;
-  });
-
-  return {
-    async refresh(one) {
-      const key = (one.profiles ?? []).map((profile) => `${profile.mode}${profile.at_unix_s}`).join() || "none";
-      if (key === shown) return;
-      shown = key;
-      await load();
-    },
-  };
 }
 
 function drawArenas(part, heap) {
@@ -322,13 +95,12 @@ function drawArenas(part, heap) {
   all.sort((a, b) => b.extent_bytes - a.extent_bytes);
   const most = Math.max(1, ...all.map((arena) => arena.extent_bytes));
   const row = (arena) => {
-    const line = el("div", { class: "track" }, [["live", arena.live_bytes], ["kept", arena.cached_bytes], ["pinned", arena.free_bytes], ["trimmable", arena.top_bytes]].map(([name, value]) =>
-      el("span", { class: `part ${name}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } })));
-    line.className = "ladder inline";
+    const line = el("div", { class: "ladder inline" }, [["live", arena.live_bytes], ["free", arena.free_bytes + arena.cached_bytes + arena.top_bytes]].map(([name, value]) =>
+      el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } })));
     return el("tr", {}, el("td", {}, arena.name, " ", el("span", { class: "mono quiet" }, address(arena.address))), el("td", {}, line), [arena.extent_bytes, arena.resident_bytes, arena.live_bytes, arena.free_bytes, arena.cached_bytes, arena.top_bytes].map((value) => el("td", { class: "number" }, amount(value))),
       el("td", { class: "number" }, count(arena.attached_threads)), el("td", { class: "number" }, count(arena.pieces)));
   };
-  put(part.body, all.length ? el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Arena", "Live, free, cached, end", "Extent", "Resident", "Live", "Free", "Cached", "End", "Threads", "Pieces"].map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : "" }, name)))),
+  put(part.body, all.length ? el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Arena", "Live and free", "Extent", "Resident", "Live", "Free", "Cached", "End", "Threads", "Pieces"].map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : "" }, name)))),
     el("tbody", {}, all.slice(0, ROWS_MAX).map(row)))) : el("p", { class: "quiet" }, "This allocator has no arenas that are told apart."),
   all.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(all.length - ROWS_MAX)} smaller arenas`) : null);
   put(part.from, source("census", visible(heap.level)));
@@ -338,7 +110,7 @@ function drawSizes(part, heap) {
   const all = heap.heaps.flatMap((one) => one.size_classes.map((size) => ({ ...size, allocator: visible(one.allocator) })));
   const most = Math.max(1, ...all.map((size) => size.live_bytes + size.free_bytes));
   put(part.body, all.length ? el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Chunks up to", "Live and free", "Live", "Allocations", "Free", "Free chunks"].map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : "" }, name)))),
-    el("tbody", {}, all.map((size) => el("tr", {}, el("td", {}, bytes(size.chunk_bytes_max)), el("td", {}, el("div", { class: "ladder inline" }, [["live", size.live_bytes], ["pinned", size.free_bytes]].map(([name, value]) => el("span", { class: `part ${name}`, title: `${name === "live" ? "live" : "free"}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } })))),
+    el("tbody", {}, all.map((size) => el("tr", {}, el("td", {}, bytes(size.chunk_bytes_max)), el("td", {}, el("div", { class: "ladder inline" }, [["live", size.live_bytes], ["free", size.free_bytes]].map(([name, value]) => el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } })))),
       el("td", { class: "number" }, amount(size.live_bytes)), el("td", { class: "number" }, count(size.live_allocations)), el("td", { class: "number" }, amount(size.free_bytes)), el("td", { class: "number" }, count(size.free_chunks))))))) : el("p", { class: "quiet" }, "Not known at this level of census."));
   put(part.from, source("census", visible(heap.level)));
 }

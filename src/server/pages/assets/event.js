@@ -1,0 +1,45 @@
+// Flight records: what was known of a process when it was killed, neared its limit, or ended.
+
+import * as api from "./api.js";
+import { el, put, visible } from "./dom.js";
+import { drawVerdict, drawWhere } from "./facts.js";
+import { chip, section } from "./parts.js";
+import { callStacks } from "./stacks.js";
+import { amount, duration, instant } from "./units.js";
+import { EVENTS } from "./words.js";
+
+const what = (event) => EVENTS[event.kind] ?? visible(event.kind);
+
+// Events as a list of links.
+export const eventList = (events) => el("ul", { class: "events" }, events.map((event) => el("li", { "data-event": event.id },
+  el("span", { class: "quiet" }, `${instant(event.at_unix_s)} `), el("a", { href: `#/e/${event.id}` }, `${what(event)}: ${visible(event.process.comm)} ${event.process.pid}`),
+  " ", amount(event.process.rss_bytes, "resident"), " ", chip(event.process.verdict), el("div", { class: "quiet" }, visible(event.summary)))));
+
+export function open({ main, trail, signal, settings, argument: id }) {
+  const said = el("section", { class: "card", "aria-label": "What happened" }, el("p", { class: "quiet" }, "Asking…"));
+  const head = el("section", { class: "card verdict", "aria-label": "Verdict" });
+  const where = section("where", "Where the memory was", "the last complete look at it");
+  const stacks = section("stacks", "Call stacks", "who held it");
+  put(main, said, head, where.node, stacks.node);
+  let view = null;
+  return {
+    async refresh() {
+      // A record does not change.
+      if (view) return view;
+      const event = await api.event(id, signal);
+      put(trail, el("span", {}, what(event)));
+      document.title = `${what(event)}: ${visible(event.process.comm)} – fragprof`;
+      put(said, el("h1", {}, `${what(event)}: ${visible(event.process.comm)} (pid ${event.process.pid})`), el("p", { class: "said" }, visible(event.summary)),
+        el("p", { class: "quiet" }, `Noticed ${instant(event.at_unix_s)}. ${visible(event.evidence)}`, event.sample_age_s === null ? "" : ` The newest look at it was ${duration(event.sample_age_s)} old.`),
+        el("p", {}, el("a", { href: `#/p/${event.process.pid}` }, "This process over time")));
+      drawVerdict(head, event.process, null);
+      drawWhere(where, event.process);
+      await callStacks(stacks, { settings, set: () => {}, ask: (values) => api.eventProfile(id, values, signal), absent: "No tier that knows call stacks watched this process." }).refresh([]);
+      view = `recorded ${instant(event.at_unix_s)}`;
+      return view;
+    },
+    failed(error) {
+      put(said, el("p", { class: "notice" }, error.message));
+    },
+  };
+}
