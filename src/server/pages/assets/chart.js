@@ -23,7 +23,14 @@ function ticks(most) {
 // `points`: [{at_unix_s, rss_bytes, steps}], rising. `marks`: the two times that are compared. `onpick(index)` is called for a chosen one.
 export function draw(node, points, { marks = [], onpick } = {}) {
   if (points.length < 2) {
-    put(node, el("p", { class: "quiet" }, points.length ? "One sample so far: the picture begins with the second." : "No samples kept of this time."));
+    put(
+      node,
+      el(
+        "p",
+        { class: "quiet" },
+        points.length ? "One sample so far: the picture begins with the second." : "No samples kept of this time.",
+      ),
+    );
     return;
   }
   // One unit of the drawing is one pixel, so that letters keep their shape at any width.
@@ -44,16 +51,26 @@ export function draw(node, points, { marks = [], onpick } = {}) {
 
   const low = points.map(() => 0);
   const areas = STACKED.map((name) => {
-    const d = runs.map((run) => {
-      const upper = run.map((i) => `${x(points[i].at_unix_s).toFixed(1)},${y(low[i] + cuts[i][name]).toFixed(1)}`);
-      const lower = run.map((i) => `${x(points[i].at_unix_s).toFixed(1)},${y(low[i]).toFixed(1)}`).reverse();
-      return `M${upper.join("L")}L${lower.join("L")}Z`;
-    }).join("");
-    points.forEach((_, i) => { low[i] += cuts[i][name]; });
+    const d = runs
+      .map((run) => {
+        const upper = run.map((i) => `${x(points[i].at_unix_s).toFixed(1)},${y(low[i] + cuts[i][name]).toFixed(1)}`);
+        const lower = run.map((i) => `${x(points[i].at_unix_s).toFixed(1)},${y(low[i]).toFixed(1)}`).reverse();
+        return `M${upper.join("L")}L${lower.join("L")}Z`;
+      })
+      .join("");
+    points.forEach((_, i) => {
+      low[i] += cuts[i][name];
+    });
     return cuts.some((cut) => cut[name] > 0) ? svg("path", { class: `area ${name}`, d }) : null;
   });
-  const line = (name, value) => svg("path", { class: `line ${name}`, fill: "none",
-    d: runs.map((run) => `M${run.map((i) => `${x(points[i].at_unix_s).toFixed(1)},${y(value(points[i])).toFixed(1)}`).join("L")}`).join("") });
+  const line = (name, value) =>
+    svg("path", {
+      class: `line ${name}`,
+      fill: "none",
+      d: runs
+        .map((run) => `M${run.map((i) => `${x(points[i].at_unix_s).toFixed(1)},${y(value(points[i])).toFixed(1)}`).join("L")}`)
+        .join(""),
+    });
 
   const long = to - from > 86400 * 0.9;
   const grid = ticks(most).map((value) => [
@@ -62,19 +79,49 @@ export function draw(node, points, { marks = [], onpick } = {}) {
   ]);
   const times = (WIDTH < 560 ? [0, 1] : [0, 0.25, 0.5, 0.75, 1]).map((share) => {
     const at = from + (to - from) * share;
-    return svg("text", { class: "tick", x: x(at), y: HEIGHT - 6, "text-anchor": share === 0 ? "start" : share === 1 ? "end" : "middle" }, long ? moment(at) : clock(at));
+    return svg(
+      "text",
+      { class: "tick", x: x(at), y: HEIGHT - 6, "text-anchor": share === 0 ? "start" : share === 1 ? "end" : "middle" },
+      long ? moment(at) : clock(at),
+    );
   });
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-  const marked = marks.map((index, order) => (points[index] ? [
-    svg("line", { class: "mark", x1: x(points[index].at_unix_s), x2: x(points[index].at_unix_s), y1: TOP, y2: HEIGHT - BOTTOM }),
-    svg("text", { class: "mark", x: x(points[index].at_unix_s) + 4, y: TOP + 12 }, "AB"[order]),
-  ] : null));
-  const patterns = svg("defs", {},
-    svg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svg("rect", { class: "ground pinned", width: 6, height: 6 }), svg("rect", { class: "ink", width: 1.6, height: 6 })),
-    svg("pattern", { id: "dots", width: 6, height: 6, patternUnits: "userSpaceOnUse" }, svg("rect", { class: "ground trimmable", width: 6, height: 6 }), svg("circle", { class: "ink", cx: 3, cy: 3, r: 1.1 })));
-  const picture = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0,
-    "aria-label": summary(points) }, patterns, grid, areas, line("extent", (one) => one.steps.extent_bytes),
-  points.some((one) => one.rss_bytes) ? line("rss", (one) => one.rss_bytes ?? 0) : null, times, marked, cursor);
+  const marked = marks.map((index, order) =>
+    points[index]
+      ? [
+          svg("line", { class: "mark", x1: x(points[index].at_unix_s), x2: x(points[index].at_unix_s), y1: TOP, y2: HEIGHT - BOTTOM }),
+          svg("text", { class: "mark", x: x(points[index].at_unix_s) + 4, y: TOP + 12 }, "AB"[order]),
+        ]
+      : null,
+  );
+  const patterns = svg(
+    "defs",
+    {},
+    svg(
+      "pattern",
+      { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      svg("rect", { class: "ground pinned", width: 6, height: 6 }),
+      svg("rect", { class: "ink", width: 1.6, height: 6 }),
+    ),
+    svg(
+      "pattern",
+      { id: "dots", width: 6, height: 6, patternUnits: "userSpaceOnUse" },
+      svg("rect", { class: "ground trimmable", width: 6, height: 6 }),
+      svg("circle", { class: "ink", cx: 3, cy: 3, r: 1.1 }),
+    ),
+  );
+  const picture = svg(
+    "svg",
+    { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label": summary(points) },
+    patterns,
+    grid,
+    areas,
+    line("extent", (one) => one.steps.extent_bytes),
+    points.some((one) => one.rss_bytes) ? line("rss", (one) => one.rss_bytes ?? 0) : null,
+    times,
+    marked,
+    cursor,
+  );
   const reading = el("output", { class: "reading" });
 
   let at = points.length - 1;
@@ -85,23 +132,37 @@ export function draw(node, points, { marks = [], onpick } = {}) {
     cursor.setAttribute("x2", x(one.at_unix_s));
     cursor.setAttribute("visibility", "visible");
     const cut = cuts[at];
-    put(reading, el("b", {}, instant(one.at_unix_s)), ` extent ${bytes(one.steps.extent_bytes)}`,
-      STACKED.filter((name) => cut[name] > 0).map((name) => el("span", { title: exact(cut[name]) }, el("span", { class: `swatch ${name}` }), `${STEPS[name].name} ${bytes(cut[name])}`)),
-      one.rss_bytes ? el("span", {}, `process ${bytes(one.rss_bytes)}`) : null);
+    put(
+      reading,
+      el("b", {}, instant(one.at_unix_s)),
+      ` extent ${bytes(one.steps.extent_bytes)}`,
+      STACKED.filter((name) => cut[name] > 0).map((name) =>
+        el("span", { title: exact(cut[name]) }, el("span", { class: `swatch ${name}` }), `${STEPS[name].name} ${bytes(cut[name])}`),
+      ),
+      one.rss_bytes ? el("span", {}, `process ${bytes(one.rss_bytes)}`) : null,
+    );
   };
   const nearest = (event) => {
     const box = picture.getBoundingClientRect();
-    const wanted = from + (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - 8) * (to - from);
+    const wanted = from + ((((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - 8)) * (to - from);
     let best = 0;
-    points.forEach((one, index) => { if (Math.abs(one.at_unix_s - wanted) < Math.abs(points[best].at_unix_s - wanted)) best = index; });
+    points.forEach((one, index) => {
+      if (Math.abs(one.at_unix_s - wanted) < Math.abs(points[best].at_unix_s - wanted)) best = index;
+    });
     return best;
   };
   picture.addEventListener("pointermove", (event) => show(nearest(event)));
-  picture.addEventListener("click", (event) => { show(nearest(event)); onpick?.(at); });
+  picture.addEventListener("click", (event) => {
+    show(nearest(event));
+    onpick?.(at);
+  });
   picture.addEventListener("focus", () => show(at));
   picture.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -points.length, End: points.length }[event.key];
-    if (by !== undefined) { event.preventDefault(); show(at + by); }
+    if (by !== undefined) {
+      event.preventDefault();
+      show(at + by);
+    }
     if (event.key === "Enter") onpick?.(at);
   });
   put(node, picture, reading);
@@ -115,6 +176,7 @@ function median(values) {
 
 function summary(points) {
   const [first, last] = [points[0], points.at(-1)];
-  const change = (key) => (first.steps[key] === null || last.steps[key] === null ? "not known" : signed(last.steps[key] - first.steps[key]));
+  const change = (key) =>
+    first.steps[key] === null || last.steps[key] === null ? "not known" : signed(last.steps[key] - first.steps[key]);
   return `From ${moment(first.at_unix_s)} to ${moment(last.at_unix_s)}: resident now ${bytes(last.steps.resident_bytes)} (${change("resident_bytes")}), live ${bytes(last.steps.live_bytes)} (${change("live_bytes")}), pinned ${bytes(last.steps.pinned_bytes)} (${change("pinned_bytes")}), trimmable ${bytes(last.steps.trimmable_bytes)} (${change("trimmable_bytes")})`;
 }

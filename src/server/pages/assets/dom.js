@@ -34,6 +34,8 @@ export function put(node, ...children) {
 // Text of a target for one line: control and direction characters are shown as escapes, so that no name can reorder or hide what
 // stands beside it.
 export function visible(text) {
-  return String(text ?? "").replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu,
-    (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+  return String(text ?? "").replace(
+    /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu,
+    (c) => `\\u{${c.codePointAt(0).toString(16)}}`,
+  );
 }

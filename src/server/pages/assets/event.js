@@ -11,9 +11,24 @@ import { EVENTS } from "./words.js";
 const what = (event) => EVENTS[event.kind] ?? visible(event.kind);
 
 // Events as a list of links.
-export const eventList = (events) => el("ul", { class: "events" }, events.map((event) => el("li", { "data-event": event.id },
-  el("span", { class: "quiet" }, `${instant(event.at_unix_s)} `), el("a", { href: `#/e/${event.id}` }, `${what(event)}: ${visible(event.process.comm)} ${event.process.pid}`),
-  " ", amount(event.process.rss_bytes, "resident"), " ", chip(event.process.verdict), el("div", { class: "quiet" }, visible(event.summary)))));
+export const eventList = (events) =>
+  el(
+    "ul",
+    { class: "events" },
+    events.map((event) =>
+      el(
+        "li",
+        { "data-event": event.id },
+        el("span", { class: "quiet" }, `${instant(event.at_unix_s)} `),
+        el("a", { href: `#/e/${event.id}` }, `${what(event)}: ${visible(event.process.comm)} ${event.process.pid}`),
+        " ",
+        amount(event.process.rss_bytes, "resident"),
+        " ",
+        chip(event.process.verdict),
+        el("div", { class: "quiet" }, visible(event.summary)),
+      ),
+    ),
+  );
 
 export function open({ main, trail, signal, settings, argument: id }) {
   const said = el("section", { class: "card", "aria-label": "What happened" }, el("p", { class: "quiet" }, "Asking…"));
@@ -29,12 +44,26 @@ export function open({ main, trail, signal, settings, argument: id }) {
       const event = await api.event(id, signal);
       put(trail, el("span", {}, what(event)));
       document.title = `${what(event)}: ${visible(event.process.comm)} – fragprof`;
-      put(said, el("h1", {}, `${what(event)}: ${visible(event.process.comm)} (pid ${event.process.pid})`), el("p", { class: "said" }, visible(event.summary)),
-        el("p", { class: "quiet" }, `Noticed ${instant(event.at_unix_s)}. ${visible(event.evidence)}`, event.sample_age_s === null ? "" : ` The newest look at it was ${duration(event.sample_age_s)} old.`),
-        el("p", {}, el("a", { href: `#/p/${event.process.pid}` }, "This process over time")));
+      put(
+        said,
+        el("h1", {}, `${what(event)}: ${visible(event.process.comm)} (pid ${event.process.pid})`),
+        el("p", { class: "said" }, visible(event.summary)),
+        el(
+          "p",
+          { class: "quiet" },
+          `Noticed ${instant(event.at_unix_s)}. ${visible(event.evidence)}`,
+          event.sample_age_s === null ? "" : ` The newest look at it was ${duration(event.sample_age_s)} old.`,
+        ),
+        el("p", {}, el("a", { href: `#/p/${event.process.pid}` }, "This process over time")),
+      );
       drawVerdict(head, event.process, null);
       drawWhere(where, event.process);
-      await callStacks(stacks, { settings, set: () => {}, ask: (values) => api.eventProfile(id, values, signal), absent: "No tier that knows call stacks watched this process." }).refresh([]);
+      await callStacks(stacks, {
+        settings,
+        set: () => {},
+        ask: (values) => api.eventProfile(id, values, signal),
+        absent: "No tier that knows call stacks watched this process.",
+      }).refresh([]);
       view = `recorded ${instant(event.at_unix_s)}`;
       return view;
     },

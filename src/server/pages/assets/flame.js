@@ -25,15 +25,37 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
     for (const child of one.children ?? []) remember(child, one);
   })(tree, null);
   const total = tree.total;
-  const search = el("input", { type: "search", placeholder: "Search functions", "aria-label": "Search functions", oninput: () => { words = search.value.toLowerCase(); draw(); } });
+  const search = el("input", {
+    type: "search",
+    placeholder: "Search functions",
+    "aria-label": "Search functions",
+    oninput: () => {
+      words = search.value.toLowerCase();
+      draw();
+    },
+  });
   const found = el("span", { class: "quiet", role: "status" });
-  const reset = el("button", { type: "button", onclick: () => { root = tree; draw(); } }, "Whole graph");
+  const reset = el(
+    "button",
+    {
+      type: "button",
+      onclick: () => {
+        root = tree;
+        draw();
+      },
+    },
+    "Whole graph",
+  );
   const area = el("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });
   const reading = el("output", { class: "reading" });
   put(node, el("div", { class: "tools" }, search, reset, found), area, reading);
 
-  const where = (one) => [one.file ? `${visible(one.file)}${one.line ? `:${one.line}` : ""}` : "", one.module ? visible(one.module) : ""].filter(Boolean).join(" · ");
-  const line = (one) => `${visible(one.name)} · ${unit(one.total)} (${percent(one.total / Math.max(1, total), 1)}), of its own ${unit(one.self ?? 0)}`;
+  const where = (one) =>
+    [one.file ? `${visible(one.file)}${one.line ? `:${one.line}` : ""}` : "", one.module ? visible(one.module) : ""]
+      .filter(Boolean)
+      .join(" · ");
+  const line = (one) =>
+    `${visible(one.name)} · ${unit(one.total)} (${percent(one.total / Math.max(1, total), 1)}), of its own ${unit(one.self ?? 0)}`;
 
   function draw() {
     const rows = [];
@@ -44,26 +66,38 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
     for (let one = path.get(root); one; one = path.get(one)) above.unshift(one);
     const matches = (one) => words !== "" && String(one.name).toLowerCase().includes(words);
     const queue = [{ one: root, left: 0, width: 1, depth: above.length, inside: false }];
-    above.forEach((one, depth) => { (rows[depth] ??= []).push(frame(one, 0, 1, true, matches(one))); });
+    above.forEach((one, depth) => {
+      (rows[depth] ??= []).push(frame(one, 0, 1, true, matches(one)));
+    });
     // Breadth first, so that the limit cuts the deepest.
     for (let at = 0; at < queue.length; at += 1) {
       const { one, left, width, depth, inside } = queue[at];
       const hit = matches(one);
       if (hit && !inside) matched += one.total;
-      if (width < SHARE_MIN || drawn >= FRAMES_MAX) { narrow += 1; continue; }
+      if (width < SHARE_MIN || drawn >= FRAMES_MAX) {
+        narrow += 1;
+        continue;
+      }
       (rows[depth] ??= []).push(frame(one, left, width, false, hit));
       drawn += 1;
       let x = left;
       for (const child of one.children ?? []) {
-        const share = (child.total / Math.max(1, root.total));
+        const share = child.total / Math.max(1, root.total);
         queue.push({ one: child, left: x, width: share, depth: depth + 1, inside: inside || hit });
         x += share;
       }
     }
-    put(area, rows.map((row) => el("div", { class: "row" }, row)));
+    put(
+      area,
+      rows.map((row) => el("div", { class: "row" }, row)),
+    );
     reset.disabled = root === tree;
-    found.textContent = [words ? `found in ${unit(matched)} (${percent(matched / Math.max(1, root.total), 1)})` : "",
-      narrow ? `${count(narrow)} frames are too narrow here; zoom in to see them` : ""].filter(Boolean).join(" · ");
+    found.textContent = [
+      words ? `found in ${unit(matched)} (${percent(matched / Math.max(1, root.total), 1)})` : "",
+      narrow ? `${count(narrow)} frames are too narrow here; zoom in to see them` : "",
+    ]
+      .filter(Boolean)
+      .join(" · ");
     area.classList.toggle("searched", words !== "");
   }
 
@@ -71,11 +105,24 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
     const name = visible(one.name);
     const change = baseline?.get(key(one));
     const delta = baseline ? one.total - (change ?? 0) : 0;
-    return el("button", { type: "button", role: "treeitem", class: `frame tint-${hue(one.module || name.split("::")[0])}${caller ? " caller" : ""}${hit ? " hit" : ""}${baseline && delta > 0 ? " grew" : ""}${baseline && delta < 0 ? " shrank" : ""}`,
-      style: { left: `${(left * 100).toFixed(4)}%`, width: `${(width * 100).toFixed(4)}%` },
-      title: `${line(one)}${where(one) ? `\n${where(one)}` : ""}\n${exact(one.total)}`, "data-total": one.total,
-      onclick: () => { root = one; draw(); }, onpointerenter: () => put(reading, line(one), where(one) ? el("span", { class: "quiet" }, ` ${where(one)}`) : null),
-      onfocus: () => put(reading, line(one), where(one) ? el("span", { class: "quiet" }, ` ${where(one)}`) : null) }, width > 0.02 ? name : "");
+    return el(
+      "button",
+      {
+        type: "button",
+        role: "treeitem",
+        class: `frame tint-${hue(one.module || name.split("::")[0])}${caller ? " caller" : ""}${hit ? " hit" : ""}${baseline && delta > 0 ? " grew" : ""}${baseline && delta < 0 ? " shrank" : ""}`,
+        style: { left: `${(left * 100).toFixed(4)}%`, width: `${(width * 100).toFixed(4)}%` },
+        title: `${line(one)}${where(one) ? `\n${where(one)}` : ""}\n${exact(one.total)}`,
+        "data-total": one.total,
+        onclick: () => {
+          root = one;
+          draw();
+        },
+        onpointerenter: () => put(reading, line(one), where(one) ? el("span", { class: "quiet" }, ` ${where(one)}`) : null),
+        onfocus: () => put(reading, line(one), where(one) ? el("span", { class: "quiet" }, ` ${where(one)}`) : null),
+      },
+      width > 0.02 ? name : "",
+    );
   }
 
   const key = (one) => {

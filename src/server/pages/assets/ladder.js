@@ -7,12 +7,15 @@ import { STEPS } from "./words.js";
 export const ORDER = ["live", "pinned", "trimmable", "kept", "rest", "unseen", "absent"];
 
 const sum = (heaps, key) => heaps.reduce((total, heap) => total + (heap[key] ?? 0), 0);
-const known = (heaps, key) => (heaps.length && heaps.every((heap) => heap[key] !== null && heap[key] !== undefined) ? sum(heaps, key) : null);
+const known = (heaps, key) =>
+  heaps.length && heaps.every((heap) => heap[key] !== null && heap[key] !== undefined) ? sum(heaps, key) : null;
 
 // The heaps of a process, or of many, as one. A step that one of them does not know is not known.
 export function total(heaps) {
-  const live_est = heaps.length && heaps.every((heap) => (heap.live_bytes ?? heap.live_bytes_est) != null)
-    ? heaps.reduce((all, heap) => all + (heap.live_bytes ?? heap.live_bytes_est), 0) : null;
+  const live_est =
+    heaps.length && heaps.every((heap) => (heap.live_bytes ?? heap.live_bytes_est) != null)
+      ? heaps.reduce((all, heap) => all + (heap.live_bytes ?? heap.live_bytes_est), 0)
+      : null;
   const live = known(heaps, "live_bytes");
   const resident = sum(heaps, "resident_bytes");
   return {
@@ -32,7 +35,14 @@ export function total(heaps) {
 }
 
 // A ladder as the agent sends it, with the steps that it leaves out.
-export const stepsOf = (ladder) => ({ live_bytes: null, live_bytes_est: null, pinned_bytes: null, trimmable_bytes: null, kept_bytes: null, ...ladder });
+export const stepsOf = (ladder) => ({
+  live_bytes: null,
+  live_bytes_est: null,
+  pinned_bytes: null,
+  trimmable_bytes: null,
+  kept_bytes: null,
+  ...ladder,
+});
 
 // The extent cut into the parts of the bar; together they are the extent.
 export function parts(steps) {
@@ -83,11 +93,28 @@ export function bar(node, steps, scale = steps.extent_bytes, withLabels = false)
 
 export function legend(steps, names = ORDER) {
   const cut = parts(steps);
-  return el("dl", { class: "legend" }, names.filter((name) => cut[name] > 0 || ["live", "pinned", "trimmable"].includes(name)).map((name) =>
-    el("div", { title: STEPS[name].text },
-      el("dt", {}, el("span", { class: `swatch ${name}`, "aria-hidden": "true" }), STEPS[name].name),
-      el("dd", {}, name === "live" && steps.live_bytes_est ? ["≈ ", amount(steps.live_bytes_est), ` ± ${bytes(steps.live_bytes_stderr)}`]
-        : unknown(steps, name) ? amount(null) : amount(cut[name])))));
+  return el(
+    "dl",
+    { class: "legend" },
+    names
+      .filter((name) => cut[name] > 0 || ["live", "pinned", "trimmable"].includes(name))
+      .map((name) =>
+        el(
+          "div",
+          { title: STEPS[name].text },
+          el("dt", {}, el("span", { class: `swatch ${name}`, "aria-hidden": "true" }), STEPS[name].name),
+          el(
+            "dd",
+            {},
+            name === "live" && steps.live_bytes_est
+              ? ["≈ ", amount(steps.live_bytes_est), ` ± ${bytes(steps.live_bytes_stderr)}`]
+              : unknown(steps, name)
+                ? amount(null)
+                : amount(cut[name]),
+          ),
+        ),
+      ),
+  );
 }
 
 function unknown(steps, name) {

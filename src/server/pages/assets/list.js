@@ -36,10 +36,18 @@ function figures(one) {
   const ages = (one.censuses ?? []).filter((census) => census.level !== "top").map((census) => census.age_s);
   const verdict = verdictOf(one);
   return {
-    steps, verdict,
-    name: visible(one.comm), home: home(one),
-    extent: steps.extent_bytes, rss: one.rss_bytes, heap: steps.resident_bytes, live: steps.live_bytes ?? steps.live_bytes_est,
-    pinned: steps.pinned_bytes, trimmable: steps.trimmable_bytes, ratio: one.fragmentation_ratio ?? null, age: ages.length ? Math.min(...ages) : null,
+    steps,
+    verdict,
+    name: visible(one.comm),
+    home: home(one),
+    extent: steps.extent_bytes,
+    rss: one.rss_bytes,
+    heap: steps.resident_bytes,
+    live: steps.live_bytes ?? steps.live_bytes_est,
+    pinned: steps.pinned_bytes,
+    trimmable: steps.trimmable_bytes,
+    ratio: one.fragmentation_ratio ?? null,
+    age: ages.length ? Math.min(...ages) : null,
   };
 }
 
@@ -50,23 +58,50 @@ export function open({ main, settings, signal }) {
   let scale = settings.get("scale") === "share" ? "share" : "bytes";
   let last = null;
 
-  const filter = el("input", { type: "search", id: "filter", placeholder: "Filter by name, pid, container, verdict", "aria-label": "Filter",
-    autocomplete: "off", spellcheck: "false", value: settings.get("q") ?? "", oninput: () => { keep(); draw(); } });
-  const scales = el("div", { class: "switch", role: "group", "aria-label": "Scale of the bars" },
-    ["bytes", "share"].map((name) => el("button", { type: "button", "data-scale": name, "aria-pressed": String(name === scale),
-      title: name === "bytes" ? "All bars on one scale" : "Each bar over the full width",
-      onclick: () => {
-        scale = name;
-        for (const one of scales.children) one.setAttribute("aria-pressed", String(one.dataset.scale === scale));
-        keep();
-        draw();
-      } }, name === "bytes" ? "One scale" : "Shares")));
+  const filter = el("input", {
+    type: "search",
+    id: "filter",
+    placeholder: "Filter by name, pid, container, verdict",
+    "aria-label": "Filter",
+    autocomplete: "off",
+    spellcheck: "false",
+    value: settings.get("q") ?? "",
+    oninput: () => {
+      keep();
+      draw();
+    },
+  });
+  const scales = el(
+    "div",
+    { class: "switch", role: "group", "aria-label": "Scale of the bars" },
+    ["bytes", "share"].map((name) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "data-scale": name,
+          "aria-pressed": String(name === scale),
+          title: name === "bytes" ? "All bars on one scale" : "Each bar over the full width",
+          onclick: () => {
+            scale = name;
+            for (const one of scales.children) one.setAttribute("aria-pressed", String(one.dataset.scale === scale));
+            keep();
+            draw();
+          },
+        },
+        name === "bytes" ? "One scale" : "Shares",
+      ),
+    ),
+  );
   const shown = el("span", { class: "quiet", id: "shown", role: "status" });
   const heads = el("tr");
   const body = el("tbody");
   const node = el("section", { class: "card hero", "aria-label": "The machine" });
-  const phoneSort = el("select", { "aria-label": "Sort by", onchange: () => order(phoneSort.value) },
-    SORTS.map((one) => el("option", { value: one.key }, `Sort by ${one.key === "extent" ? "extent" : one.name.toLowerCase()}`)));
+  const phoneSort = el(
+    "select",
+    { "aria-label": "Sort by", onchange: () => order(phoneSort.value) },
+    SORTS.map((one) => el("option", { value: one.key }, `Sort by ${one.key === "extent" ? "extent" : one.name.toLowerCase()}`)),
+  );
   const quiet = el("div");
   const happened = el("section", { class: "card", hidden: true, "aria-label": "What happened lately" });
 
@@ -90,13 +125,33 @@ export function open({ main, settings, signal }) {
 
   function drawHeads() {
     phoneSort.value = sort;
-    put(heads, SORTS.map((head) =>
-      el("th", { scope: "col", class: head.text || head.key === "extent" ? "" : "number",
-        "aria-sort": sort === head.key ? (rising ? "ascending" : "descending") : null },
-      el("button", { type: "button", "data-sort": head.key, title: head.title, onclick: () => {
-        order(head.key);
-        heads.querySelector(`[data-sort="${head.key}"]`).focus();
-      } }, head.name, el("span", { class: "arrow", "aria-hidden": "true" }, sort === head.key ? (rising ? " ▲" : " ▼") : "")))));
+    put(
+      heads,
+      SORTS.map((head) =>
+        el(
+          "th",
+          {
+            scope: "col",
+            class: head.text || head.key === "extent" ? "" : "number",
+            "aria-sort": sort === head.key ? (rising ? "ascending" : "descending") : null,
+          },
+          el(
+            "button",
+            {
+              type: "button",
+              "data-sort": head.key,
+              title: head.title,
+              onclick: () => {
+                order(head.key);
+                heads.querySelector(`[data-sort="${head.key}"]`).focus();
+              },
+            },
+            head.name,
+            el("span", { class: "arrow", "aria-hidden": "true" }, sort === head.key ? (rising ? " ▲" : " ▼") : ""),
+          ),
+        ),
+      ),
+    );
   }
 
   function makeRow(pid) {
@@ -122,10 +177,18 @@ export function open({ main, settings, signal }) {
     if (own.extent) bar(row.bar, own.steps, scale === "share" ? own.extent : scaleBytes);
     put(row.cells.rss, amount(own.rss));
     put(row.cells.heap, amount(own.extent ? own.heap : null));
-    put(row.cells.live, own.steps.live_bytes_est ? ["≈ ", amount(own.live, `an estimate, ± ${bytes(own.steps.live_bytes_stderr)}`)] : amount(own.extent ? own.live : null));
+    put(
+      row.cells.live,
+      own.steps.live_bytes_est
+        ? ["≈ ", amount(own.live, `an estimate, ± ${bytes(own.steps.live_bytes_stderr)}`)]
+        : amount(own.extent ? own.live : null),
+    );
     put(row.cells.pinned, amount(own.extent ? own.pinned : null));
     put(row.cells.trimmable, amount(own.extent ? own.trimmable : null));
-    put(row.cells.ratio, own.ratio === null ? amount(null) : el("data", { value: own.ratio, title: own.ratio.toFixed(4) }, percent(own.ratio)));
+    put(
+      row.cells.ratio,
+      own.ratio === null ? amount(null) : el("data", { value: own.ratio, title: own.ratio.toFixed(4) }, percent(own.ratio)),
+    );
     put(row.cells.age, el("span", { title: "time since the newest census" }, duration(own.age)));
   }
 
@@ -137,7 +200,7 @@ export function open({ main, settings, signal }) {
       const text = `${own.name} ${one.pid} ${own.home} ${own.verdict?.verdict ?? ""} ${one.state}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
-    const value = ({ own }) => (sort === "verdict" ? own.verdict?.verdict ?? "" : own[sort]);
+    const value = ({ own }) => (sort === "verdict" ? (own.verdict?.verdict ?? "") : own[sort]);
     chosen.sort((a, b) => {
       const [x, y] = [value(a), value(b)];
       // What is not known comes last, whichever way.
@@ -147,7 +210,11 @@ export function open({ main, settings, signal }) {
     });
     const scaleBytes = Math.max(1, ...chosen.map(({ own }) => own.extent));
     const wanted = new Set(chosen.map(({ one }) => one.pid));
-    for (const [pid, row] of rows) if (!wanted.has(pid)) { row.tr.remove(); rows.delete(pid); }
+    for (const [pid, row] of rows)
+      if (!wanted.has(pid)) {
+        row.tr.remove();
+        rows.delete(pid);
+      }
     chosen.forEach(({ one, own }, index) => {
       let row = rows.get(one.pid);
       if (!row) rows.set(one.pid, (row = makeRow(one.pid)));
@@ -160,7 +227,12 @@ export function open({ main, settings, signal }) {
 
   function drawMachine(all) {
     // Parts are added up process by process: what one of them was not looked into is a part of its own, and hides nothing of the others.
-    const cut = all.map(({ own }) => parts(own.steps)).reduce((sum, one) => Object.fromEntries(ORDER.map((name) => [name, sum[name] + one[name]])), Object.fromEntries(ORDER.map((name) => [name, 0])));
+    const cut = all
+      .map(({ own }) => parts(own.steps))
+      .reduce(
+        (sum, one) => Object.fromEntries(ORDER.map((name) => [name, sum[name] + one[name]])),
+        Object.fromEntries(ORDER.map((name) => [name, 0])),
+      );
     const merged = { extent_bytes: ORDER.reduce((sum, name) => sum + cut[name], 0), cut };
     const looked = all.filter(({ own }) => own.extent && own.live !== null);
     const rss = all.reduce((sum, { own }) => sum + own.rss, 0);
@@ -168,38 +240,99 @@ export function open({ main, settings, signal }) {
     const machineBar = el("div", { class: "tall" });
     bar(machineBar, merged, merged.extent_bytes, true);
     const need = all.filter(({ own }) => ["bad", "warn"].includes(VERDICTS[own.verdict?.verdict]?.tone));
-    put(node,
+    put(
+      node,
       el("h1", {}, "Who holds this machine's memory"),
-      el("div", { class: "tiles" },
+      el(
+        "div",
+        { class: "tiles" },
         tile("Resident", amount(rss), `${count(all.length)} watched processes; pages that they share count in each`),
         tile("In malloc heaps", amount(merged.extent_bytes - cut.absent), `${count(withHeap)} heaps, extent ${bytes(merged.extent_bytes)}`),
-        tile("Live, resident", amount(cut.live), looked.length < withHeap ? `of ${count(looked.length)} looked into so far` : "blocks in use"),
+        tile(
+          "Live, resident",
+          amount(cut.live),
+          looked.length < withHeap ? `of ${count(looked.length)} looked into so far` : "blocks in use",
+        ),
         tile("Pinned", amount(cut.pinned), "free, beside live bytes"),
-        tile("Trimmable now", amount(cut.trimmable), "whole free pages")),
-      machineBar, legend(merged),
-      need.length ? el("p", { class: "need" }, `${count(need.length)} ${need.length === 1 ? "process needs" : "processes need"} a look: `,
-        need.slice(0, 6).map(({ one, own }) => [el("a", { href: `#/p/${one.pid}` }, own.name || one.pid), " ", chip(own.verdict), " "])) : null,
-      last.processes_over_limit > 0 ? el("p", { class: "notice" }, `${count(last.processes_over_limit)} more processes passed the rules, but are beyond discovery.processes_max and not watched.`) : null,
-      looked.length < withHeap ? el("p", { class: "quiet" }, `${count(withHeap - looked.length)} heaps were not looked into yet: their inside is counted as “not looked into”.`) : null,
-      el("p", { class: "quiet source" }, "Source: census of each process, and the kernel's resident bytes."));
+        tile("Trimmable now", amount(cut.trimmable), "whole free pages"),
+      ),
+      machineBar,
+      legend(merged),
+      need.length
+        ? el(
+            "p",
+            { class: "need" },
+            `${count(need.length)} ${need.length === 1 ? "process needs" : "processes need"} a look: `,
+            need.slice(0, 6).map(({ one, own }) => [el("a", { href: `#/p/${one.pid}` }, own.name || one.pid), " ", chip(own.verdict), " "]),
+          )
+        : null,
+      last.processes_over_limit > 0
+        ? el(
+            "p",
+            { class: "notice" },
+            `${count(last.processes_over_limit)} more processes passed the rules, but are beyond discovery.processes_max and not watched.`,
+          )
+        : null,
+      looked.length < withHeap
+        ? el(
+            "p",
+            { class: "quiet" },
+            `${count(withHeap - looked.length)} heaps were not looked into yet: their inside is counted as “not looked into”.`,
+          )
+        : null,
+      el("p", { class: "quiet source" }, "Source: census of each process, and the kernel's resident bytes."),
+    );
   }
 
   function drawEvents(got) {
     happened.hidden = !got?.events.length;
-    if (got?.events.length) put(happened, el("header", {}, el("h2", {}, "What happened lately"), el("span", { class: "quiet" }, "kept when a process was killed, neared its limit or ended")), eventList(got.events),
-      got.events_left_out ? el("p", { class: "quiet" }, `and ${count(got.events_left_out)} more this week`) : null);
+    if (got?.events.length)
+      put(
+        happened,
+        el(
+          "header",
+          {},
+          el("h2", {}, "What happened lately"),
+          el("span", { class: "quiet" }, "kept when a process was killed, neared its limit or ended"),
+        ),
+        eventList(got.events),
+        got.events_left_out ? el("p", { class: "quiet" }, `and ${count(got.events_left_out)} more this week`) : null,
+      );
   }
 
   function tile(name, value, note) {
-    return el("div", { class: "tile", "data-tile": name }, el("span", { class: "name" }, name), el("span", { class: "value" }, value), el("span", { class: "quiet" }, note));
+    return el(
+      "div",
+      { class: "tile", "data-tile": name },
+      el("span", { class: "name" }, name),
+      el("span", { class: "value" }, value),
+      el("span", { class: "quiet" }, note),
+    );
   }
 
   drawHeads();
-  put(main, node,
-    el("section", { class: "card", "aria-label": "Processes" },
+  put(
+    main,
+    node,
+    el(
+      "section",
+      { class: "card", "aria-label": "Processes" },
       el("div", { class: "tools" }, filter, el("label", { class: "phone" }, phoneSort), scales, shown),
-      el("div", { class: "scroll" }, el("table", { class: "processes" },
-        el("caption", { class: "hidden" }, "Processes with the ladder of their heaps"), el("thead", {}, heads), body)), quiet), happened);
+      el(
+        "div",
+        { class: "scroll" },
+        el(
+          "table",
+          { class: "processes" },
+          el("caption", { class: "hidden" }, "Processes with the ladder of their heaps"),
+          el("thead", {}, heads),
+          body,
+        ),
+      ),
+      quiet,
+    ),
+    happened,
+  );
 
   const keys = (event) => {
     if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "")) {
@@ -212,15 +345,31 @@ export function open({ main, settings, signal }) {
 
   return {
     settings(values) {
-      if (values.get("q") !== null && values.get("q") !== filter.value) { filter.value = values.get("q"); draw(); }
+      if (values.get("q") !== null && values.get("q") !== filter.value) {
+        filter.value = values.get("q");
+        draw();
+      }
     },
     async refresh() {
       const events = api.events({ limit: EVENTS_MAX }, signal).catch(() => null);
       last = await api.processes(signal);
       draw();
       events.then(drawEvents);
-      put(quiet, last.processes.length ? null : el("p", { class: "notice" }, last.sequence === 0 ? "The agent has just started and has not looked yet." : "No process passes the agent's rules (discovery in agent.toml)."));
-      return last.age_s > 60 ? `the census thread published last ${duration(last.age_s)} ago: it hangs` : `updated ${duration(last.age_s)} ago`;
+      put(
+        quiet,
+        last.processes.length
+          ? null
+          : el(
+              "p",
+              { class: "notice" },
+              last.sequence === 0
+                ? "The agent has just started and has not looked yet."
+                : "No process passes the agent's rules (discovery in agent.toml).",
+            ),
+      );
+      return last.age_s > 60
+        ? `the census thread published last ${duration(last.age_s)} ago: it hangs`
+        : `updated ${duration(last.age_s)} ago`;
     },
   };
 }

@@ -28,11 +28,23 @@ export function shade(cell, size) {
 function colours(node) {
   const style = getComputedStyle(node);
   const read = (name) => style.getPropertyValue(name).trim();
-  return { live: [0, 1, 2, 3, 4, 5].map((step) => read(`--live-${step}`)), trimmable: read("--trimmable"), kept: read("--kept"), rest: read("--rest"),
-    absent: read("--absent"), ink: read("--ink"), soft: read("--soft"), dots: read("--pattern"), line: read("--line"), focus: read("--focus"), panel: read("--panel") };
+  return {
+    live: [0, 1, 2, 3, 4, 5].map((step) => read(`--live-${step}`)),
+    trimmable: read("--trimmable"),
+    kept: read("--kept"),
+    rest: read("--rest"),
+    absent: read("--absent"),
+    ink: read("--ink"),
+    soft: read("--soft"),
+    dots: read("--pattern"),
+    line: read("--line"),
+    focus: read("--focus"),
+    panel: read("--panel"),
+  };
 }
 
-const name = (piece) => `${piece.allocator}, ${piece.arena === null || piece.arena === undefined ? "blocks with mappings of their own" : piece.arena === 0 ? "main arena" : `arena ${piece.arena}`}`;
+const name = (piece) =>
+  `${piece.allocator}, ${piece.arena === null || piece.arena === undefined ? "blocks with mappings of their own" : piece.arena === 0 ? "main arena" : `arena ${piece.arena}`}`;
 
 // `load({from, to, cells})` gives the agent's answer; `onrange(from, to)` is told what is looked at, null for all.
 export function picture(node, { load, signal, range, onrange, stacks }) {
@@ -171,7 +183,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     }
   }
 
-  const ordered = (a, b) => (a.piece - b.piece || a.cell - b.cell) <= 0 ? [a, b] : [b, a];
+  const ordered = (a, b) => ((a.piece - b.piece || a.cell - b.cell) <= 0 ? [a, b] : [b, a]);
   const start = ({ piece, cell }) => answer.pieces[piece].start + cell * answer.cell_bytes;
   const size = ({ piece, cell }) => Math.min(answer.cell_bytes, answer.pieces[piece].end - start({ piece, cell }));
   const end = (at) => start(at) + size(at);
@@ -202,10 +214,27 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
         for (const step of STEPS) sum[step] += answer.pieces[piece].cells[cell][step];
       }
     }
-    put(facts, el("b", {}, `${address(start(low))} – ${address(end(high))}`), ` ${bytes(held)} · ${name(answer.pieces[low.piece])} · resident `, amount(sum.resident_bytes),
-      " · ", el("span", { class: "swatch live" }), "live ", amount(sum.live_bytes), sum.resident_bytes ? ` (${percent(sum.live_bytes / sum.resident_bytes)})` : "",
-      " · ", el("span", { class: "swatch pinned" }), "pinned ", amount(sum.pinned_bytes), " · ", el("span", { class: "swatch trimmable" }), "trimmable ", amount(sum.trimmable_bytes),
-      sum.kept_bytes ? [" · ", el("span", { class: "swatch kept" }), "kept ", amount(sum.kept_bytes)] : null, stacks?.(start(low), end(high)) ?? null);
+    put(
+      facts,
+      el("b", {}, `${address(start(low))} – ${address(end(high))}`),
+      ` ${bytes(held)} · ${name(answer.pieces[low.piece])} · resident `,
+      amount(sum.resident_bytes),
+      " · ",
+      el("span", { class: "swatch live" }),
+      "live ",
+      amount(sum.live_bytes),
+      sum.resident_bytes ? ` (${percent(sum.live_bytes / sum.resident_bytes)})` : "",
+      " · ",
+      el("span", { class: "swatch pinned" }),
+      "pinned ",
+      amount(sum.pinned_bytes),
+      " · ",
+      el("span", { class: "swatch trimmable" }),
+      "trimmable ",
+      amount(sum.trimmable_bytes),
+      sum.kept_bytes ? [" · ", el("span", { class: "swatch kept" }), "kept ", amount(sum.kept_bytes)] : null,
+      stacks?.(start(low), end(high)) ?? null,
+    );
   }
 
   function zoom(from, to) {
@@ -222,7 +251,11 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   canvas.addEventListener("pointermove", (event) => {
     const at = under(event);
     if (drag) {
-      if (at) { drag.to = at; tell(drag.from, at); draw(); }
+      if (at) {
+        drag.to = at;
+        tell(drag.from, at);
+        draw();
+      }
     } else if (at && (at.piece !== cursor?.piece || at.cell !== cursor?.cell)) {
       cursor = at;
       tell(at, at);
@@ -231,7 +264,14 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   });
   canvas.addEventListener("pointerdown", (event) => {
     const at = under(event);
-    if (!at || event.button !== 0 || event.pointerType === "touch") { if (at) { cursor = at; tell(at, at); draw(); } return; }
+    if (!at || event.button !== 0 || event.pointerType === "touch") {
+      if (at) {
+        cursor = at;
+        tell(at, at);
+        draw();
+      }
+      return;
+    }
     drag = { from: at, to: null };
     canvas.setPointerCapture(event.pointerId);
   });
@@ -268,8 +308,14 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     if (by === -Infinity) return { piece: 0, cell: 0 };
     if (by === Infinity) return { piece: answer.pieces.length - 1, cell: answer.pieces.at(-1).cells.length - 1 };
     let { piece, cell } = { ...at, cell: at.cell + by };
-    while (cell < 0 && piece > 0) { piece -= 1; cell += answer.pieces[piece].cells.length; }
-    while (cell >= answer.pieces[piece].cells.length && piece < answer.pieces.length - 1) { cell -= answer.pieces[piece].cells.length; piece += 1; }
+    while (cell < 0 && piece > 0) {
+      piece -= 1;
+      cell += answer.pieces[piece].cells.length;
+    }
+    while (cell >= answer.pieces[piece].cells.length && piece < answer.pieces.length - 1) {
+      cell -= answer.pieces[piece].cells.length;
+      piece += 1;
+    }
     return { piece, cell: Math.max(0, Math.min(answer.pieces[piece].cells.length - 1, cell)) };
   }
 
@@ -291,37 +337,108 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   }
 
   function describe() {
-    const sums = answer.pieces.map((piece) => piece.cells.reduce((sum, cell) => {
-      for (const step of STEPS) sum[step] += cell[step];
-      return sum;
-    }, Object.fromEntries(STEPS.map((step) => [step, 0]))));
-    const all = sums.reduce((one, sum) => Object.fromEntries(STEPS.map((step) => [step, one[step] + sum[step]])), Object.fromEntries(STEPS.map((step) => [step, 0])));
+    const sums = answer.pieces.map((piece) =>
+      piece.cells.reduce(
+        (sum, cell) => {
+          for (const step of STEPS) sum[step] += cell[step];
+          return sum;
+        },
+        Object.fromEntries(STEPS.map((step) => [step, 0])),
+      ),
+    );
+    const all = sums.reduce(
+      (one, sum) => Object.fromEntries(STEPS.map((step) => [step, one[step] + sum[step]])),
+      Object.fromEntries(STEPS.map((step) => [step, 0])),
+    );
     const held = answer.pieces.reduce((sum, piece) => sum + (piece.end - piece.start), 0);
-    canvas.setAttribute("aria-label", `Address space of ${count(answer.pieces.length)} pieces, ${bytes(held)}: resident ${bytes(all.resident_bytes)}, live ${bytes(all.live_bytes)}, pinned ${bytes(all.pinned_bytes)}, trimmable ${bytes(all.trimmable_bytes)}. Arrow keys move, Enter looks closer, Escape goes back.`);
+    canvas.setAttribute(
+      "aria-label",
+      `Address space of ${count(answer.pieces.length)} pieces, ${bytes(held)}: resident ${bytes(all.resident_bytes)}, live ${bytes(all.live_bytes)}, pinned ${bytes(all.pinned_bytes)}, trimmable ${bytes(all.trimmable_bytes)}. Arrow keys move, Enter looks closer, Escape goes back.`,
+    );
     canvas.dataset.cells = answer.pieces.reduce((sum, piece) => sum + piece.cells.length, 0);
     for (const step of STEPS) canvas.dataset[step.replace("_bytes", "")] = all[step];
-    put(crumbs,
+    put(
+      crumbs,
       el("button", { type: "button", disabled: !shown, onclick: () => zoom(null) }, "Whole heap"),
       el("button", { type: "button", disabled: !shown, onclick: wider }, "Wider"),
-      el("button", { type: "button", disabled: answer.cell_bytes <= answer.page_bytes, onclick: () => closer(cursor ?? densest()), title: "Around the marked cell, or where most is pinned" }, "Closer"),
-      el("span", {}, shown ? `${address(shown.from)} – ${address(shown.to)}` : "all of it", ` · one cell = ${bytes(answer.cell_bytes)}${answer.cell_bytes > answer.page_bytes ? "" : ", a page"}`));
-    put(notes, answer.pages_dropped > 0 ? el("p", { class: "notice" }, `${count(answer.pages_dropped)} pages lie beyond the limit of the picture and are not in it.`) : null);
+      el(
+        "button",
+        {
+          type: "button",
+          disabled: answer.cell_bytes <= answer.page_bytes,
+          onclick: () => closer(cursor ?? densest()),
+          title: "Around the marked cell, or where most is pinned",
+        },
+        "Closer",
+      ),
+      el(
+        "span",
+        {},
+        shown ? `${address(shown.from)} – ${address(shown.to)}` : "all of it",
+        ` · one cell = ${bytes(answer.cell_bytes)}${answer.cell_bytes > answer.page_bytes ? "" : ", a page"}`,
+      ),
+    );
+    put(
+      notes,
+      answer.pages_dropped > 0
+        ? el("p", { class: "notice" }, `${count(answer.pages_dropped)} pages lie beyond the limit of the picture and are not in it.`)
+        : null,
+    );
     const open = table.open;
-    put(table, el("summary", {}, `The same as a table: ${count(answer.pieces.length)} ${answer.pieces.length === 1 ? "piece" : "pieces"}`),
-      el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Addresses", "Of", "Size", "Resident", "Live", "Pinned", "Trimmable", ""].map((head, index) => el("th", { scope: "col", class: index > 1 ? "number" : "" }, head)))),
-        el("tbody", {}, answer.pieces.slice(0, ROWS_MAX).map((piece, index) => el("tr", {},
-          el("td", { class: "mono" }, `${address(piece.start)} – ${address(piece.end)}`), el("td", {}, name(piece)),
-          [piece.end - piece.start, sums[index].resident_bytes, sums[index].live_bytes, sums[index].pinned_bytes, sums[index].trimmable_bytes].map((value) => el("td", { class: "number" }, amount(value))),
-          el("td", {}, el("button", { type: "button", onclick: () => zoom(piece.start, piece.end) }, "Look")))))),
-      answer.pieces.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(answer.pieces.length - ROWS_MAX)} more`) : null));
+    put(
+      table,
+      el("summary", {}, `The same as a table: ${count(answer.pieces.length)} ${answer.pieces.length === 1 ? "piece" : "pieces"}`),
+      el(
+        "div",
+        { class: "scroll" },
+        el(
+          "table",
+          { class: "plain" },
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              ["Addresses", "Of", "Size", "Resident", "Live", "Pinned", "Trimmable", ""].map((head, index) =>
+                el("th", { scope: "col", class: index > 1 ? "number" : "" }, head),
+              ),
+            ),
+          ),
+          el(
+            "tbody",
+            {},
+            answer.pieces.slice(0, ROWS_MAX).map((piece, index) =>
+              el(
+                "tr",
+                {},
+                el("td", { class: "mono" }, `${address(piece.start)} – ${address(piece.end)}`),
+                el("td", {}, name(piece)),
+                [
+                  piece.end - piece.start,
+                  sums[index].resident_bytes,
+                  sums[index].live_bytes,
+                  sums[index].pinned_bytes,
+                  sums[index].trimmable_bytes,
+                ].map((value) => el("td", { class: "number" }, amount(value))),
+                el("td", {}, el("button", { type: "button", onclick: () => zoom(piece.start, piece.end) }, "Look")),
+              ),
+            ),
+          ),
+        ),
+        answer.pieces.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(answer.pieces.length - ROWS_MAX)} more`) : null,
+      ),
+    );
     table.open = open;
   }
 
   function densest() {
     let best = { piece: 0, cell: 0 };
-    answer.pieces.forEach((piece, index) => piece.cells.forEach((cell, at) => {
-      if (cell.pinned_bytes > answer.pieces[best.piece].cells[best.cell].pinned_bytes) best = { piece: index, cell: at };
-    }));
+    answer.pieces.forEach((piece, index) =>
+      piece.cells.forEach((cell, at) => {
+        if (cell.pinned_bytes > answer.pieces[best.piece].cells[best.cell].pinned_bytes) best = { piece: index, cell: at };
+      }),
+    );
     return best;
   }
 
@@ -337,8 +454,19 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
 const ROWS_MAX = 200;
 
 function key() {
-  return el("div", { class: "key", "aria-label": "How to read the picture" },
-    el("span", { class: "ramp" }, el("span", {}, "live 100 %"), [0, 1, 2, 3, 4, 5].map((step) => el("i", { class: `cell live-${step}` })), el("span", {}, "a few live bytes pin the rest")),
-    el("span", {}, el("i", { class: "cell trimmable" }), "whole page free, trimmable"), el("span", {}, el("i", { class: "cell kept" }), "free, kept by a trim"),
-    el("span", {}, el("i", { class: "cell absent" }), "not resident"), el("span", {}, el("i", { class: "cell rest" }), "allocator's own"));
+  return el(
+    "div",
+    { class: "key", "aria-label": "How to read the picture" },
+    el(
+      "span",
+      { class: "ramp" },
+      el("span", {}, "live 100 %"),
+      [0, 1, 2, 3, 4, 5].map((step) => el("i", { class: `cell live-${step}` })),
+      el("span", {}, "a few live bytes pin the rest"),
+    ),
+    el("span", {}, el("i", { class: "cell trimmable" }), "whole page free, trimmable"),
+    el("span", {}, el("i", { class: "cell kept" }), "free, kept by a trim"),
+    el("span", {}, el("i", { class: "cell absent" }), "not resident"),
+    el("span", {}, el("i", { class: "cell rest" }), "allocator's own"),
+  );
 }

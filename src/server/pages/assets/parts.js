@@ -9,20 +9,37 @@ export const ROWS_MAX = 24;
 // The names of the tiers as the API has them, in the words of the pages.
 export const TIERS = { exact: "exact", sampled: "emitter", governed: "governed", imported: "exact", census: "census" };
 
-
-export const source = (name, ...more) => el("span", { class: "source", title: SOURCES[name], "data-source": name }, el("b", {}, name), more);
+export const source = (name, ...more) =>
+  el("span", { class: "source", title: SOURCES[name], "data-source": name }, el("b", {}, name), more);
 export const section = (id, title, said) => {
   const body = el("div");
   const from = el("span", { class: "source" });
-  return { node: el("section", { class: "card", id, "aria-label": title }, el("header", {}, el("h2", {}, title), said ? el("span", { class: "quiet" }, said) : null, from), body), body, from };
+  return {
+    node: el(
+      "section",
+      { class: "card", id, "aria-label": title },
+      el("header", {}, el("h2", {}, title), said ? el("span", { class: "quiet" }, said) : null, from),
+      body,
+    ),
+    body,
+    from,
+  };
 };
-export const sorry = (body, error) => put(body, el("p", { class: "quiet" }, error instanceof Refused ? error.message : `This part failed: ${error.message}`));
-export const pairs = (list) => el("dl", { class: "evidence" }, list.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+export const sorry = (body, error) =>
+  put(body, el("p", { class: "quiet" }, error instanceof Refused ? error.message : `This part failed: ${error.message}`));
+export const pairs = (list) =>
+  el(
+    "dl",
+    { class: "evidence" },
+    list.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+  );
 
 // Where a process runs, as far as the agent knows: the labels of containers are in the answer only where there are containers.
 export function home(one) {
   const container = one.container ?? one.labels ?? {};
-  const names = [container.namespace, container.pod, container.container ?? container.name].filter((name) => typeof name === "string" && name);
+  const names = [container.namespace, container.pod, container.container ?? container.name].filter(
+    (name) => typeof name === "string" && name,
+  );
   return names.map(visible).join(" / ");
 }
 
@@ -35,6 +52,10 @@ export function verdictOf(one) {
 export function chip(verdict) {
   if (!verdict) return null;
   const word = VERDICTS[verdict.verdict] ?? { name: visible(verdict.verdict), text: "", tone: "info" };
-  return el("span", { class: `chip ${word.tone}`, title: verdict.summary ? visible(verdict.summary) : word.text },
-    el("span", { "aria-hidden": "true" }, `${TONES[word.tone]} `), word.name);
+  return el(
+    "span",
+    { class: `chip ${word.tone}`, title: verdict.summary ? visible(verdict.summary) : word.text },
+    el("span", { "aria-hidden": "true" }, `${TONES[word.tone]} `),
+    word.name,
+  );
 }

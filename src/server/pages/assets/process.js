@@ -19,10 +19,44 @@ export function open({ main, trail, signal, settings, argument: pid }) {
   const arenas = section("arenas", "Arenas");
   const sizes = section("sizes", "Size classes", "chunks by size, with the allocator's rounding");
   const quality = section("quality", "Evidence", "what was looked at, what was lost, what is in doubt");
-  const all = [["verdict", "Verdict"], ["where", "Memory"], ["time", "Over time"], ["space", "Address space"], ["stacks", "Stacks"], ["arenas", "Arenas"], ["sizes", "Sizes"], ["quality", "Evidence"]];
-  put(main, head, el("nav", { class: "jump", "aria-label": "Parts of this page" }, all.map(([id, name]) =>
-    el("a", { href: `#${id}`, onclick: (event) => { event.preventDefault(); document.getElementById(id)?.scrollIntoView({ block: "start" }); } }, name))),
-  where.node, time.node, space.node, stacks.node, arenas.node, sizes.node, quality.node);
+  const all = [
+    ["verdict", "Verdict"],
+    ["where", "Memory"],
+    ["time", "Over time"],
+    ["space", "Address space"],
+    ["stacks", "Stacks"],
+    ["arenas", "Arenas"],
+    ["sizes", "Sizes"],
+    ["quality", "Evidence"],
+  ];
+  put(
+    main,
+    head,
+    el(
+      "nav",
+      { class: "jump", "aria-label": "Parts of this page" },
+      all.map(([id, name]) =>
+        el(
+          "a",
+          {
+            href: `#${id}`,
+            onclick: (event) => {
+              event.preventDefault();
+              document.getElementById(id)?.scrollIntoView({ block: "start" });
+            },
+          },
+          name,
+        ),
+      ),
+    ),
+    where.node,
+    time.node,
+    space.node,
+    stacks.node,
+    arenas.node,
+    sizes.node,
+    quality.node,
+  );
 
   let closest = "";
   let loaded = false;
@@ -40,29 +74,62 @@ export function open({ main, trail, signal, settings, argument: pid }) {
 
   async function closer(one) {
     // The inside of the heap changes only with a close census: no need to ask for it each time.
-    const key = (one.censuses ?? []).filter((census) => census.level !== "top").map((census) => census.at_unix_s).join();
+    const key = (one.censuses ?? [])
+      .filter((census) => census.level !== "top")
+      .map((census) => census.at_unix_s)
+      .join();
     if (key === closest && loaded) return;
     closest = key;
     loaded = true;
-    const range = settings.get("from") && settings.get("to") ? { from: Number(settings.get("from")), to: Number(settings.get("to")) } : null;
-    picture ??= map.picture(space.body, { signal, range, load: async (values) => {
-      const got = await api.map(pid, values, signal);
-      put(space.from, source("census", `taken ${clock(got.at_unix_s)}`));
-      return mapOf(got);
-    }, onrange: (to) => { set("from", to ? address(to.from) : null); set("to", to ? address(to.to) : null); } });
+    const range =
+      settings.get("from") && settings.get("to") ? { from: Number(settings.get("from")), to: Number(settings.get("to")) } : null;
+    picture ??= map.picture(space.body, {
+      signal,
+      range,
+      load: async (values) => {
+        const got = await api.map(pid, values, signal);
+        put(space.from, source("census", `taken ${clock(got.at_unix_s)}`));
+        return mapOf(got);
+      },
+      onrange: (to) => {
+        set("from", to ? address(to.from) : null);
+        set("to", to ? address(to.to) : null);
+      },
+    });
     await Promise.allSettled([
-      api.heap(pid, signal).then((heap) => { drawArenas(arenas, heap); drawSizes(sizes, heap); drawQuality(quality, one, heap); },
-        (error) => { for (const part of [arenas, sizes]) sorry(part.body, error); drawQuality(quality, one, null); }),
-      picture.refresh().catch((error) => { if (error.name === "AbortError") return; picture = null; sorry(space.body, error); }),
-      api.explain(pid, signal).then((said) => drawVerdict(head, one, said), () => drawVerdict(head, one, null)),
+      api.heap(pid, signal).then(
+        (heap) => {
+          drawArenas(arenas, heap);
+          drawSizes(sizes, heap);
+          drawQuality(quality, one, heap);
+        },
+        (error) => {
+          for (const part of [arenas, sizes]) sorry(part.body, error);
+          drawQuality(quality, one, null);
+        },
+      ),
+      picture.refresh().catch((error) => {
+        if (error.name === "AbortError") return;
+        picture = null;
+        sorry(space.body, error);
+      }),
+      api.explain(pid, signal).then(
+        (said) => drawVerdict(head, one, said),
+        () => drawVerdict(head, one, null),
+      ),
     ]);
   }
 
   return {
     async refresh() {
       const [one, agent] = await Promise.all([api.process(pid, signal), stackView ? null : api.agent(signal).catch(() => null)]);
-      stackView ??= callStacks(stacks, { settings, set, ask: (values) => api.profile(pid, values, signal), seconds_max: agent?.profile_seconds_max,
-        absent: `A census knows every block, but not who asked for it. fragprof record -p ${pid} does, for about 2 µs an allocation while it runs.` });
+      stackView ??= callStacks(stacks, {
+        settings,
+        set,
+        ask: (values) => api.profile(pid, values, signal),
+        seconds_max: agent?.profile_seconds_max,
+        absent: `A census knows every block, but not who asked for it. fragprof record -p ${pid} does, for about 2 µs an allocation while it runs.`,
+      });
       document.title = `${visible(one.comm)} (${pid}) – fragprof`;
       put(trail, el("span", {}, visible(one.comm)), el("span", { class: "quiet" }, `pid ${pid}`));
       if (!loaded) drawVerdict(head, one, null);
@@ -73,11 +140,19 @@ export function open({ main, trail, signal, settings, argument: pid }) {
     },
     failed(error) {
       if (!(error instanceof api.Refused && error.status === 404)) return;
-      put(head, el("h1", {}, `Process ${pid}`), el("p", { class: "notice" }, error.message), el("p", {}, el("a", { href: "#/" }, "All processes")));
+      put(
+        head,
+        el("h1", {}, `Process ${pid}`),
+        el("p", { class: "notice" }, error.message),
+        el("p", {}, el("a", { href: "#/" }, "All processes")),
+      );
       for (const part of [where, space, stacks, arenas, sizes, quality]) part.node.hidden = true;
       // What is gone may be known all the same.
       timeView.refresh().catch(() => {});
-      api.events({ pid }, signal).then((got) => put(head.appendChild(el("div")), eventList(got.events)), () => {});
+      api.events({ pid }, signal).then(
+        (got) => put(head.appendChild(el("div")), eventList(got.events)),
+        () => {},
+      );
     },
     settings() {},
   };
@@ -86,7 +161,13 @@ export function open({ main, trail, signal, settings, argument: pid }) {
 // The answer of `/map` as the picture wants it: cells by name, addresses as numbers.
 function mapOf(got) {
   const named = (cell) => Object.fromEntries(got.columns.map((column, index) => [column, cell[index]]));
-  const pieces = got.pieces.map((piece) => ({ ...piece, start: Number(piece.start), end: Number(piece.end), allocator: visible(piece.allocator), cells: piece.cells.map(named) }));
+  const pieces = got.pieces.map((piece) => ({
+    ...piece,
+    start: Number(piece.start),
+    end: Number(piece.end),
+    allocator: visible(piece.allocator),
+    cells: piece.cells.map(named),
+  }));
   return { ...got, pieces };
 }
 
@@ -95,34 +176,188 @@ function drawArenas(part, heap) {
   all.sort((a, b) => b.extent_bytes - a.extent_bytes);
   const most = Math.max(1, ...all.map((arena) => arena.extent_bytes));
   const row = (arena) => {
-    const line = el("div", { class: "ladder inline" }, [["live", arena.live_bytes], ["free", arena.free_bytes + arena.cached_bytes + arena.top_bytes]].map(([name, value]) =>
-      el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } })));
-    return el("tr", {}, el("td", {}, arena.name, " ", el("span", { class: "mono quiet" }, address(arena.address))), el("td", {}, line), [arena.extent_bytes, arena.resident_bytes, arena.live_bytes, arena.free_bytes, arena.cached_bytes, arena.top_bytes].map((value) => el("td", { class: "number" }, amount(value))),
-      el("td", { class: "number" }, count(arena.attached_threads)), el("td", { class: "number" }, count(arena.pieces)));
+    const line = el(
+      "div",
+      { class: "ladder inline" },
+      [
+        ["live", arena.live_bytes],
+        ["free", arena.free_bytes + arena.cached_bytes + arena.top_bytes],
+      ].map(([name, value]) =>
+        el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } }),
+      ),
+    );
+    return el(
+      "tr",
+      {},
+      el("td", {}, arena.name, " ", el("span", { class: "mono quiet" }, address(arena.address))),
+      el("td", {}, line),
+      [arena.extent_bytes, arena.resident_bytes, arena.live_bytes, arena.free_bytes, arena.cached_bytes, arena.top_bytes].map((value) =>
+        el("td", { class: "number" }, amount(value)),
+      ),
+      el("td", { class: "number" }, count(arena.attached_threads)),
+      el("td", { class: "number" }, count(arena.pieces)),
+    );
   };
-  put(part.body, all.length ? el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Arena", "Live and free", "Extent", "Resident", "Live", "Free", "Cached", "End", "Threads", "Pieces"].map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : "" }, name)))),
-    el("tbody", {}, all.slice(0, ROWS_MAX).map(row)))) : el("p", { class: "quiet" }, "This allocator has no arenas that are told apart."),
-  all.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(all.length - ROWS_MAX)} smaller arenas`) : null);
+  put(
+    part.body,
+    all.length
+      ? el(
+          "div",
+          { class: "scroll" },
+          el(
+            "table",
+            { class: "plain" },
+            el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                ["Arena", "Live and free", "Extent", "Resident", "Live", "Free", "Cached", "End", "Threads", "Pieces"].map((name, index) =>
+                  el("th", { scope: "col", class: index > 1 ? "number" : "" }, name),
+                ),
+              ),
+            ),
+            el("tbody", {}, all.slice(0, ROWS_MAX).map(row)),
+          ),
+        )
+      : el("p", { class: "quiet" }, "This allocator has no arenas that are told apart."),
+    all.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(all.length - ROWS_MAX)} smaller arenas`) : null,
+  );
   put(part.from, source("census", visible(heap.level)));
 }
 
 function drawSizes(part, heap) {
   const all = heap.heaps.flatMap((one) => one.size_classes.map((size) => ({ ...size, allocator: visible(one.allocator) })));
   const most = Math.max(1, ...all.map((size) => size.live_bytes + size.free_bytes));
-  put(part.body, all.length ? el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Chunks up to", "Live and free", "Live", "Allocations", "Free", "Free chunks"].map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : "" }, name)))),
-    el("tbody", {}, all.map((size) => el("tr", {}, el("td", {}, bytes(size.chunk_bytes_max)), el("td", {}, el("div", { class: "ladder inline" }, [["live", size.live_bytes], ["free", size.free_bytes]].map(([name, value]) => el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } })))),
-      el("td", { class: "number" }, amount(size.live_bytes)), el("td", { class: "number" }, count(size.live_allocations)), el("td", { class: "number" }, amount(size.free_bytes)), el("td", { class: "number" }, count(size.free_chunks))))))) : el("p", { class: "quiet" }, "Not known at this level of census."));
+  put(
+    part.body,
+    all.length
+      ? el(
+          "div",
+          { class: "scroll" },
+          el(
+            "table",
+            { class: "plain" },
+            el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                ["Chunks up to", "Live and free", "Live", "Allocations", "Free", "Free chunks"].map((name, index) =>
+                  el("th", { scope: "col", class: index > 1 ? "number" : "" }, name),
+                ),
+              ),
+            ),
+            el(
+              "tbody",
+              {},
+              all.map((size) =>
+                el(
+                  "tr",
+                  {},
+                  el("td", {}, bytes(size.chunk_bytes_max)),
+                  el(
+                    "td",
+                    {},
+                    el(
+                      "div",
+                      { class: "ladder inline" },
+                      [
+                        ["live", size.live_bytes],
+                        ["free", size.free_bytes],
+                      ].map(([name, value]) =>
+                        el("span", {
+                          class: `part ${name}`,
+                          title: `${name}: ${exact(value)}`,
+                          style: { width: `${((value / most) * 100).toFixed(3)}%` },
+                        }),
+                      ),
+                    ),
+                  ),
+                  el("td", { class: "number" }, amount(size.live_bytes)),
+                  el("td", { class: "number" }, count(size.live_allocations)),
+                  el("td", { class: "number" }, amount(size.free_bytes)),
+                  el("td", { class: "number" }, count(size.free_chunks)),
+                ),
+              ),
+            ),
+          ),
+        )
+      : el("p", { class: "quiet" }, "Not known at this level of census."),
+  );
   put(part.from, source("census", visible(heap.level)));
 }
 
 function drawQuality(part, one, heap) {
   const walk = heap?.walk;
-  put(part.body,
-    el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Census", "Age", "Took", "Processor time", "Not understood or read", "Basis for verdicts"].map((name, index) => el("th", { scope: "col", class: index && index < 5 ? "number" : "" }, name)))),
-      el("tbody", {}, (one.censuses ?? []).map((census) => el("tr", {}, el("td", {}, visible(census.level)), [duration(census.age_s), duration((census.duration_ms ?? census.walk?.duration_ms) / 1000), duration(census.cpu_ms / 1000), amount(census.unknown_bytes ?? census.walk?.unknown_bytes)].map((value) => el("td", { class: "number" }, value)),
-        el("td", {}, (census.usable ?? census.walk?.usable) ? "yes" : el("b", {}, "no"))))))),
-    walk ? pairs([["Windows read", count(walk.windows)], ["Broken headers", count(walk.broken_headers)], walk.broken_lists ? ["Broken lists", count(walk.broken_lists)] : null, ["Unread", amount(walk.unread_bytes)]]) : null,
+  put(
+    part.body,
+    el(
+      "div",
+      { class: "scroll" },
+      el(
+        "table",
+        { class: "plain" },
+        el(
+          "thead",
+          {},
+          el(
+            "tr",
+            {},
+            ["Census", "Age", "Took", "Processor time", "Not understood or read", "Basis for verdicts"].map((name, index) =>
+              el("th", { scope: "col", class: index && index < 5 ? "number" : "" }, name),
+            ),
+          ),
+        ),
+        el(
+          "tbody",
+          {},
+          (one.censuses ?? []).map((census) =>
+            el(
+              "tr",
+              {},
+              el("td", {}, visible(census.level)),
+              [
+                duration(census.age_s),
+                duration((census.duration_ms ?? census.walk?.duration_ms) / 1000),
+                duration(census.cpu_ms / 1000),
+                amount(census.unknown_bytes ?? census.walk?.unknown_bytes),
+              ].map((value) => el("td", { class: "number" }, value)),
+              el("td", {}, (census.usable ?? census.walk?.usable) ? "yes" : el("b", {}, "no")),
+            ),
+          ),
+        ),
+      ),
+    ),
+    walk
+      ? pairs([
+          ["Windows read", count(walk.windows)],
+          ["Broken headers", count(walk.broken_headers)],
+          walk.broken_lists ? ["Broken lists", count(walk.broken_lists)] : null,
+          ["Unread", amount(walk.unread_bytes)],
+        ])
+      : null,
     (heap?.layout_unknown ?? []).map((text) => el("p", { class: "notice" }, `Not understood: ${visible(text)}`)),
-    (one.profiles ?? []).length ? [el("h3", {}, "Profiles at hand"), el("ul", { class: "doubts" }, one.profiles.map((profile) => el("li", {}, source(TIERS[profile.mode] ?? visible(profile.mode)), `over ${duration(profile.duration_s)}, finished ${clock(profile.at_unix_s)}`, profile.slowdown_ratio_est != null ? `, slows the process by about ${percent(profile.slowdown_ratio_est, 2)}` : "")))] : null);
+    (one.profiles ?? []).length
+      ? [
+          el("h3", {}, "Profiles at hand"),
+          el(
+            "ul",
+            { class: "doubts" },
+            one.profiles.map((profile) =>
+              el(
+                "li",
+                {},
+                source(TIERS[profile.mode] ?? visible(profile.mode)),
+                `over ${duration(profile.duration_s)}, finished ${clock(profile.at_unix_s)}`,
+                profile.slowdown_ratio_est != null ? `, slows the process by about ${percent(profile.slowdown_ratio_est, 2)}` : "",
+              ),
+            ),
+          ),
+        ]
+      : null,
+  );
   put(part.from, source("census"));
 }

@@ -9,22 +9,50 @@ import { KINDS } from "./words.js";
 // Longest recording that is asked for here, in seconds.
 const RECORD_S = 10;
 
-export const stackCell = (names) => [el("b", {}, visible(names[0] ?? "")), names.length > 1 ? el("div", { class: "path" }, names.slice(1).map(visible).join(" ← ")) : null];
+export const stackCell = (names) => [
+  el("b", {}, visible(names[0] ?? "")),
+  names.length > 1 ? el("div", { class: "path" }, names.slice(1).map(visible).join(" ← ")) : null,
+];
 
 // `ask({by, …})` gives the agent's answer. `seconds_max` is the longest recording that may be asked for; null = none.
 export function callStacks(part, { ask, settings, set, seconds_max = null, absent = "" }) {
   let kind = KINDS.find((one) => one.key === settings.get("by")) ?? KINDS[0];
   let shown = "";
   const area = el("div");
-  const kinds = el("div", { class: "switch", role: "group", "aria-label": "By what" }, KINDS.map((one) => el("button", { type: "button", "data-by": one.key, title: one.text, "aria-pressed": String(one === kind), onclick: () => {
-    kind = one;
-    set("by", one.key);
-    for (const button of kinds.children) button.setAttribute("aria-pressed", String(button.dataset.by === one.key));
-    shown = "";
-    load().catch((error) => error.name === "AbortError" || sorry(area, error));
-  } }, one.name)));
+  const kinds = el(
+    "div",
+    { class: "switch", role: "group", "aria-label": "By what" },
+    KINDS.map((one) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "data-by": one.key,
+          title: one.text,
+          "aria-pressed": String(one === kind),
+          onclick: () => {
+            kind = one;
+            set("by", one.key);
+            for (const button of kinds.children) button.setAttribute("aria-pressed", String(button.dataset.by === one.key));
+            shown = "";
+            load().catch((error) => error.name === "AbortError" || sorry(area, error));
+          },
+        },
+        one.name,
+      ),
+    ),
+  );
   const seconds = Math.min(RECORD_S, seconds_max ?? 0);
-  const record = el("button", { hidden: !seconds, type: "button", class: "record", title: "Every allocation and free with its stack, for some seconds. Costs the process about 2 µs for each while it lasts." }, `Record ${seconds} s`);
+  const record = el(
+    "button",
+    {
+      hidden: !seconds,
+      type: "button",
+      class: "record",
+      title: "Every allocation and free with its stack, for some seconds. Costs the process about 2 µs for each while it lasts.",
+    },
+    `Record ${seconds} s`,
+  );
   put(part.body, el("div", { class: "tools" }, kinds, record), area);
 
   // `more` are parameters beside the kind: `seconds` asks for a recording, which is shown until another is chosen.
@@ -49,13 +77,56 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
     const graph = el("div");
     const { rows, more } = flame.leaves(tree.root, ROWS_MAX);
     const lost = Object.entries(got.losses).filter(([, value]) => value > 0);
-    put(area, el("p", { class: "quiet" }, `${kind.name}: ${kind.text}. In all `, el("data", { value: got.total, title: got.unit === "count" ? "" : exact(got.total), class: "total" }, unit(got.total)), "."),
-      el("p", { class: lost.length ? "notice" : "quiet" }, lost.length ? `Lost: ${lost.map(([name, value]) => `${visible(name).replaceAll("_", " ")} ${count(value)}`).join(", ")}` : "Losses: none."),
-      got.doubts.map((text) => el("p", { class: "notice" }, `In doubt: ${visible(text)}`)), got.limits.map((text) => el("p", { class: "quiet" }, visible(text))), graph,
-      tree.pruned_nodes ? el("p", { class: "quiet" }, `${count(tree.pruned_nodes)} small frames were left out by the agent; their bytes are in their callers.`) : null,
-      el("details", { open: innerWidth > 640 }, el("summary", {}, "The same as a table"), el("table", { class: "plain stacktable" }, el("tbody", {}, rows.map((row) =>
-        el("tr", {}, el("td", { class: "number" }, got.unit === "count" ? count(row.value) : amount(row.value)), el("td", { class: "number quiet" }, percent(row.value / Math.max(1, got.total), 1)), el("td", {}, stackCell(row.names)))))),
-      more ? el("p", { class: "quiet" }, `and ${count(more)} stacks more`) : null));
+    put(
+      area,
+      el(
+        "p",
+        { class: "quiet" },
+        `${kind.name}: ${kind.text}. In all `,
+        el("data", { value: got.total, title: got.unit === "count" ? "" : exact(got.total), class: "total" }, unit(got.total)),
+        ".",
+      ),
+      el(
+        "p",
+        { class: lost.length ? "notice" : "quiet" },
+        lost.length
+          ? `Lost: ${lost.map(([name, value]) => `${visible(name).replaceAll("_", " ")} ${count(value)}`).join(", ")}`
+          : "Losses: none.",
+      ),
+      got.doubts.map((text) => el("p", { class: "notice" }, `In doubt: ${visible(text)}`)),
+      got.limits.map((text) => el("p", { class: "quiet" }, visible(text))),
+      graph,
+      tree.pruned_nodes
+        ? el(
+            "p",
+            { class: "quiet" },
+            `${count(tree.pruned_nodes)} small frames were left out by the agent; their bytes are in their callers.`,
+          )
+        : null,
+      el(
+        "details",
+        { open: innerWidth > 640 },
+        el("summary", {}, "The same as a table"),
+        el(
+          "table",
+          { class: "plain stacktable" },
+          el(
+            "tbody",
+            {},
+            rows.map((row) =>
+              el(
+                "tr",
+                {},
+                el("td", { class: "number" }, got.unit === "count" ? count(row.value) : amount(row.value)),
+                el("td", { class: "number quiet" }, percent(row.value / Math.max(1, got.total), 1)),
+                el("td", {}, stackCell(row.names)),
+              ),
+            ),
+          ),
+        ),
+        more ? el("p", { class: "quiet" }, `and ${count(more)} stacks more`) : null,
+      ),
+    );
     flame.graph(graph, tree.root, { unit });
   }
 

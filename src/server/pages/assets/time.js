@@ -10,7 +10,12 @@ import { amount, bytes, count, duration, exact, instant, signed } from "./units.
 
 // Points asked for of the time axis: one for two or three pixels of a wide screen.
 const POINTS = 400;
-const SPANS = [["1h", 3600], ["6h", 21600], ["24h", 86400], ["7d", 604800]];
+const SPANS = [
+  ["1h", 3600],
+  ["6h", 21600],
+  ["24h", 86400],
+  ["7d", 604800],
+];
 
 export function overTime(part, { pid, signal, settings, set }) {
   let points = [];
@@ -18,25 +23,59 @@ export function overTime(part, { pid, signal, settings, set }) {
   let span = SPANS.find(([name]) => name === settings.get("span")) ?? SPANS[0];
   const picture = el("div");
   const difference = el("div", { "aria-live": "polite" });
-  const spans = el("div", { class: "switch", role: "group", "aria-label": "Time shown" }, SPANS.map((one) => el("button", { type: "button", "data-span": one[0], "aria-pressed": String(one === span), onclick: () => {
-    span = one;
-    set("span", one[0]);
-    for (const button of spans.children) button.setAttribute("aria-pressed", String(button.dataset.span === one[0]));
-    marks = [];
-    refresh();
-  } }, one[0])));
-  put(part.body, el("div", { class: "tools" }, spans, el("span", { class: "quiet" }, "solid areas: resident; dashed: extent; dotted: the process. Click two times, or press Enter, to compare them.")), picture, difference);
+  const spans = el(
+    "div",
+    { class: "switch", role: "group", "aria-label": "Time shown" },
+    SPANS.map((one) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "data-span": one[0],
+          "aria-pressed": String(one === span),
+          onclick: () => {
+            span = one;
+            set("span", one[0]);
+            for (const button of spans.children) button.setAttribute("aria-pressed", String(button.dataset.span === one[0]));
+            marks = [];
+            refresh();
+          },
+        },
+        one[0],
+      ),
+    ),
+  );
+  put(
+    part.body,
+    el(
+      "div",
+      { class: "tools" },
+      spans,
+      el(
+        "span",
+        { class: "quiet" },
+        "solid areas: resident; dashed: extent; dotted: the process. Click two times, or press Enter, to compare them.",
+      ),
+    ),
+    picture,
+    difference,
+  );
 
   function draw() {
-    chart.draw(picture, points, { marks, onpick: (index) => {
-      marks = marks.length >= 2 ? [index] : [...marks, index].sort((a, b) => a - b);
-      draw();
-    } });
+    chart.draw(picture, points, {
+      marks,
+      onpick: (index) => {
+        marks = marks.length >= 2 ? [index] : [...marks, index].sort((a, b) => a - b);
+        draw();
+      },
+    });
     drawDifference(difference, points, marks, { pid, signal, by: settings.get("by") ?? "live" });
   }
 
   // The picture is drawn for the width that it has.
-  const observer = new ResizeObserver(() => { if (points.length) draw(); });
+  const observer = new ResizeObserver(() => {
+    if (points.length) draw();
+  });
   observer.observe(part.body);
   signal.addEventListener("abort", () => observer.disconnect());
 
@@ -60,14 +99,28 @@ export function overTime(part, { pid, signal, settings, set }) {
 
 // The answer of `/history`, which comes in columns, as points.
 function pointsOf(got) {
-  const columns = Object.keys(got).filter((key) => key !== "at_unix_s" && Array.isArray(got[key]) && got[key].length === got.at_unix_s.length);
+  const columns = Object.keys(got).filter(
+    (key) => key !== "at_unix_s" && Array.isArray(got[key]) && got[key].length === got.at_unix_s.length,
+  );
   return got.at_unix_s.map((at_unix_s, index) => {
     const row = Object.fromEntries(columns.map((key) => [key, got[key][index]]));
-    return { at_unix_s, rss_bytes: row.rss_bytes ?? null, steps: { ...stepsOf(row), extent_bytes: row.extent_bytes ?? 0, resident_bytes: row.resident_bytes ?? 0 } };
+    return {
+      at_unix_s,
+      rss_bytes: row.rss_bytes ?? null,
+      steps: { ...stepsOf(row), extent_bytes: row.extent_bytes ?? 0, resident_bytes: row.resident_bytes ?? 0 },
+    };
   });
 }
 
-const STEP_NAMES = [["rss_bytes", "Process resident"], ["extent_bytes", "Heap extent"], ["resident_bytes", "Heap resident"], ["live_bytes", "Live"], ["pinned_bytes", "Pinned"], ["trimmable_bytes", "Trimmable"], ["kept_bytes", "Kept"]];
+const STEP_NAMES = [
+  ["rss_bytes", "Process resident"],
+  ["extent_bytes", "Heap extent"],
+  ["resident_bytes", "Heap resident"],
+  ["live_bytes", "Live"],
+  ["pinned_bytes", "Pinned"],
+  ["trimmable_bytes", "Trimmable"],
+  ["kept_bytes", "Kept"],
+];
 
 function drawDifference(node, points, marks, { pid, signal, by }) {
   if (marks.length < 2) {
@@ -75,20 +128,75 @@ function drawDifference(node, points, marks, { pid, signal, by }) {
     return;
   }
   const [a, b] = marks.map((index) => points[index].at_unix_s);
-  api.diff(pid, { from: a, to: b, by }, signal).then((got) => {
-    const rows = STEP_NAMES.filter(([key]) => key in got.delta_bytes).map(([key, name]) => el("tr", { "data-step": key }, el("th", { scope: "row" }, name),
-      [got.from[key], got.to[key]].map((value) => el("td", { class: "number" }, amount(value))),
-      el("td", { class: "number" }, el("data", { value: got.delta_bytes[key], title: exact(got.delta_bytes[key]) }, signed(got.delta_bytes[key])))));
-    put(node, el("h3", {}, `Difference over ${duration(got.to.at_unix_s - got.from.at_unix_s)}`), el("div", { class: "scroll" }, el("table", { class: "plain difference" },
-      el("thead", {}, el("tr", {}, [" ", `A ${instant(got.from.at_unix_s)}`, `B ${instant(got.to.at_unix_s)}`, "Change"].map((head, index) => el("th", { scope: "col", class: index ? "number" : "" }, head)))), el("tbody", {}, rows))),
-    got.stacks ? stackDifference(got.stacks) : el("p", { class: "quiet" }, "By stack there is nothing to compare: no profiles are kept of these two times."));
-  }, (error) => error.name === "AbortError" || put(node, el("p", { class: "quiet" }, error.message)));
+  api.diff(pid, { from: a, to: b, by }, signal).then(
+    (got) => {
+      const rows = STEP_NAMES.filter(([key]) => key in got.delta_bytes).map(([key, name]) =>
+        el(
+          "tr",
+          { "data-step": key },
+          el("th", { scope: "row" }, name),
+          [got.from[key], got.to[key]].map((value) => el("td", { class: "number" }, amount(value))),
+          el(
+            "td",
+            { class: "number" },
+            el("data", { value: got.delta_bytes[key], title: exact(got.delta_bytes[key]) }, signed(got.delta_bytes[key])),
+          ),
+        ),
+      );
+      put(
+        node,
+        el("h3", {}, `Difference over ${duration(got.to.at_unix_s - got.from.at_unix_s)}`),
+        el(
+          "div",
+          { class: "scroll" },
+          el(
+            "table",
+            { class: "plain difference" },
+            el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                [" ", `A ${instant(got.from.at_unix_s)}`, `B ${instant(got.to.at_unix_s)}`, "Change"].map((head, index) =>
+                  el("th", { scope: "col", class: index ? "number" : "" }, head),
+                ),
+              ),
+            ),
+            el("tbody", {}, rows),
+          ),
+        ),
+        got.stacks
+          ? stackDifference(got.stacks)
+          : el("p", { class: "quiet" }, "By stack there is nothing to compare: no profiles are kept of these two times."),
+      );
+    },
+    (error) => error.name === "AbortError" || put(node, el("p", { class: "quiet" }, error.message)),
+  );
 }
 
 function stackDifference(got) {
   const left = got.stacks_changed - Math.min(got.stacks.length, ROWS_MAX);
-  return [el("h3", {}, `By stack, ${visible(got.by)}: ${bytes(got.old_total)} then, ${bytes(got.new_total)} by now`),
-    el("table", { class: "plain stacktable" }, el("tbody", {}, got.stacks.slice(0, ROWS_MAX).map((row) =>
-      el("tr", {}, el("td", { class: "number" }, el("data", { value: row.delta, title: exact(row.delta) }, signed(row.delta))), el("td", {}, stackCell(row.frames)))))),
-    left > 0 ? el("p", { class: "quiet" }, `and ${count(left)} stacks more`) : null];
+  return [
+    el("h3", {}, `By stack, ${visible(got.by)}: ${bytes(got.old_total)} then, ${bytes(got.new_total)} by now`),
+    el(
+      "table",
+      { class: "plain stacktable" },
+      el(
+        "tbody",
+        {},
+        got.stacks
+          .slice(0, ROWS_MAX)
+          .map((row) =>
+            el(
+              "tr",
+              {},
+              el("td", { class: "number" }, el("data", { value: row.delta, title: exact(row.delta) }, signed(row.delta))),
+              el("td", {}, stackCell(row.frames)),
+            ),
+          ),
+      ),
+    ),
+    left > 0 ? el("p", { class: "quiet" }, `and ${count(left)} stacks more`) : null,
+  ];
 }

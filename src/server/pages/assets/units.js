@@ -13,7 +13,10 @@ export function bytes(value) {
   let rest = Math.abs(value);
   let unit = 0;
   // 1023.5 and more would be shown as 1024.
-  while (rest >= 999.5 && unit < UNITS.length - 1) { rest /= 1024; unit += 1; }
+  while (rest >= 999.5 && unit < UNITS.length - 1) {
+    rest /= 1024;
+    unit += 1;
+  }
   const digits = unit === 0 ? 0 : rest < 9.995 ? 2 : rest < 99.95 ? 1 : 0;
   return `${sign}${rest.toFixed(digits)} ${UNITS[unit]}`;
 }
@@ -49,7 +52,14 @@ export function duration(seconds) {
 
 const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const second = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const second = new Intl.DateTimeFormat(undefined, {
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
+});
 
 export const clock = (unix_s) => time.format(new Date(unix_s * 1000));
 export const instant = (unix_s) => second.format(new Date(unix_s * 1000));

@@ -5,9 +5,17 @@ export const STEPS = {
   pinned: { name: "Pinned", key: "pinned", text: "free bytes on pages that also hold a live byte: no trim gives them back" },
   trimmable: { name: "Trimmable", key: "trimmable", text: "whole free pages: what malloc_trim(0), or a purge, gives back now" },
   kept: { name: "Kept", key: "kept", text: "whole free pages that a trim leaves: thread caches, ends of other arenas" },
-  rest: { name: "Allocator's own", key: "rest", text: "the allocator's data, and what was not understood or is not resident of the live blocks" },
+  rest: {
+    name: "Allocator's own",
+    key: "rest",
+    text: "the allocator's data, and what was not understood or is not resident of the live blocks",
+  },
   unseen: { name: "Not looked into", key: "unseen", text: "resident, but this census did not look inside: live or free is not known yet" },
-  absent: { name: "Not resident", key: "absent", text: "address space that the allocator holds and that is not in memory: it costs no RAM" },
+  absent: {
+    name: "Not resident",
+    key: "absent",
+    text: "address space that the allocator holds and that is not in memory: it costs no RAM",
+  },
 };
 
 export const COLUMNS = {
@@ -55,6 +63,11 @@ export const KINDS = [
 export const EVENTS = { oom_kill: "Killed for want of memory", memory_limit: "Memory limit nearly reached", exit: "Ended" };
 
 export const NOT_MALLOC = {
-  thread_stacks: "thread stacks", main_stack: "main stack", java_heap: "Java heap", code_cache: "code cache", file_mappings: "files",
-  shared_memory: "shared memory", other_anonymous: "other anonymous",
+  thread_stacks: "thread stacks",
+  main_stack: "main stack",
+  java_heap: "Java heap",
+  code_cache: "code cache",
+  file_mappings: "files",
+  shared_memory: "shared memory",
+  other_anonymous: "other anonymous",
 };
