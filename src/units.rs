@@ -86,9 +86,35 @@ impl fmt::Display for HumanBytes {
     }
 }
 
+/// A count with its digits in groups of three.
+pub fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count with what is counted: `1 block`, `12,345 blocks`. The noun takes an s.
+pub fn counted(value: u64, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_are_grouped_and_one_is_not_many() {
+        assert_eq!(
+            [0, 1, 999, 1000, 1_234_567].map(|n| counted(n, "block")),
+            ["0 blocks", "1 block", "999 blocks", "1,000 blocks", "1,234,567 blocks"]
+        );
+    }
 
     #[test]
     fn bytes_are_shown_with_three_digits_and_a_binary_unit() {

@@ -29,7 +29,7 @@ pub mod wire;
 pub use counters::Counters;
 pub use features::{features, unwind_tables};
 pub use load::Offer;
-pub use ring::{Readers, Sink};
+pub use ring::{BATCH_RECORDS, Readers, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
 

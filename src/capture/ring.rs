@@ -14,7 +14,7 @@ use super::wire::{self, Record};
 use super::{Error, Result};
 
 /// Records handled before the sink hears of a pause, so that a busy process cannot keep it from its other work.
-const BATCH_RECORDS: usize = 16 << 10;
+pub const BATCH_RECORDS: usize = 16 << 10;
 /// Sleep when a ring was found empty. At 5 ms a ring that fills at 90 MB/s holds 450 KB: far below its size.
 const IDLE: Duration = Duration::from_millis(5);
 

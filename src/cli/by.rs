@@ -1,5 +1,7 @@
 //! `--by`: which value a profile's stacks are ranked by.
 
+use std::path::Path;
+
 use clap::ValueEnum;
 
 use crate::error::{ExitStatus, Failed};
@@ -9,7 +11,7 @@ use crate::profile::{Profile, ValueKind};
 /// The value to rank stacks by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// Bytes outstanding at the end of the recording
+    /// Bytes in use at the end: of the whole heap where a census read it, else of the recording
     Live,
     /// Bytes allocated during the recording
     Allocated,
@@ -26,33 +28,44 @@ pub enum By {
 }
 
 impl By {
-    /// The kind of value, with its words.
-    pub fn view(self) -> View {
+    /// The kinds of value that answer it, the best first, with their words. A census counts the live bytes of the whole heap; without one
+    /// they are those of the recording.
+    fn views(self) -> Vec<View> {
         let view = |kind, count, head, words| View { kind, count, head, words };
         match self {
-            Self::Live => view(ValueKind::InuseSpace, Some(ValueKind::InuseObjects), "LIVE", "live bytes"),
-            Self::Allocated => view(ValueKind::AllocSpace, Some(ValueKind::AllocObjects), "ALLOCATED", "allocated bytes"),
-            Self::Survivors => view(ValueKind::SurvivorSpace, Some(ValueKind::SurvivorObjects), "SURVIVORS", "surviving bytes"),
-            Self::Pinned => view(ValueKind::PinnedSpace, None, "PINNED", "pinned bytes"),
-            Self::Blocked => view(ValueKind::BlockedSpace, None, "BLOCKED", "blocked bytes"),
-            Self::Growth => view(ValueKind::GrowthSpace, None, "GROWTH", "growth bytes"),
-            Self::Peak => view(ValueKind::PeakSpace, None, "AT PEAK", "bytes at the peak"),
+            Self::Live => vec![
+                view(ValueKind::LiveSpace, Some(ValueKind::LiveObjects), "LIVE", "live bytes"),
+                view(ValueKind::InuseSpace, Some(ValueKind::InuseObjects), "LIVE", "live bytes"),
+            ],
+            Self::Allocated => vec![view(ValueKind::AllocSpace, Some(ValueKind::AllocObjects), "ALLOCATED", "allocated bytes")],
+            Self::Survivors => vec![view(ValueKind::SurvivorSpace, Some(ValueKind::SurvivorObjects), "SURVIVORS", "surviving bytes")],
+            Self::Pinned => vec![view(ValueKind::PinnedSpace, None, "PINNED", "pinned bytes")],
+            Self::Blocked => vec![view(ValueKind::BlockedSpace, None, "BLOCKED", "blocked bytes")],
+            Self::Growth => vec![view(ValueKind::GrowthSpace, None, "GROWTH", "growth bytes")],
+            Self::Peak => vec![view(ValueKind::PeakSpace, None, "AT PEAK", "bytes at the peak")],
         }
     }
 
-    /// The view, if the profile measured its value.
+    fn is_in(self, profile: &Profile) -> bool {
+        self.views().iter().any(|view| profile.meta.kinds.contains(view.kind))
+    }
+
+    /// The best view whose value all profiles measured.
     ///
     /// # Errors
-    /// With what the profile does have.
-    pub fn measured_in(self, profile: &Profile, path: &std::path::Path) -> Result<View, Failed> {
-        let view = self.view();
-        if profile.meta.kinds.contains(view.kind) {
-            return Ok(view);
+    /// With what the first profile that lacks it does have.
+    pub fn measured_in(self, profiles: &[(&Profile, &Path)]) -> Result<View, Failed> {
+        let views = self.views();
+        let in_all = |view: &&View| profiles.iter().all(|(profile, _)| profile.meta.kinds.contains(view.kind));
+        if let Some(view) = views.iter().find(in_all) {
+            return Ok(*view);
         }
-        let name = |by: By| by.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        let has: Vec<String> =
-            Self::value_variants().iter().filter(|by| profile.meta.kinds.contains(by.view().kind)).map(|&by| name(by)).collect();
+        let words = views.first().map_or("", |view| view.words);
+        let lacks = profiles.iter().find(|(profile, _)| !self.is_in(profile)).or(profiles.first());
+        let Some((profile, path)) = lacks else { return Err(Failed::new(ExitStatus::Usage, format!("no profile says {words}"))) };
+        let name = |by: &Self| by.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let has: Vec<String> = Self::value_variants().iter().filter(|by| by.is_in(profile)).map(name).collect();
         let has = if has.is_empty() { "no value to rank by".to_owned() } else { has.join(", ") };
-        Err(Failed::new(ExitStatus::Usage, format!("{} does not say {}: it has {has}", path.display(), view.words)))
+        Err(Failed::new(ExitStatus::Usage, format!("{} does not say {words}: it has {has}", path.display())))
     }
 }

@@ -34,8 +34,7 @@ pub struct DiffArgs {
 /// If a file is no heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &DiffArgs) -> anyhow::Result<()> {
     let (old, new) = (report::load(&args.old)?, report::load(&args.new)?);
-    args.by.measured_in(&old, &args.old)?;
-    let view = args.by.measured_in(&new, &args.new)?;
+    let view = args.by.measured_in(&[(&old, &args.old), (&new, &args.new)])?;
     let diff = compare(&old, &new, view.kind);
     if args.json {
         return output::print(&json::diff_to_string(&diff, view.kind, args.top));

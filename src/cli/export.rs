@@ -47,7 +47,7 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     if args.format == Format::Pprof {
         pprof::write(&profile, &mut bytes)?;
     } else {
-        let view = args.by.measured_in(&profile, &args.file)?;
+        let view = args.by.measured_in(&[(&profile, &args.file)])?;
         match args.format {
             Format::Folded => folded::write(&profile, view.kind, &mut bytes)?,
             Format::Svg => bytes = flamegraph::drawn(&profile, view)?,

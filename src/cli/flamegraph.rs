@@ -29,7 +29,7 @@ pub struct FlamegraphArgs {
 /// If the file is no heap profile or has nothing to draw, or if the SVG cannot be written.
 pub fn run(args: &FlamegraphArgs) -> anyhow::Result<()> {
     let profile = report::load(&args.file)?;
-    let view = args.by.measured_in(&profile, &args.file)?;
+    let view = args.by.measured_in(&[(&profile, &args.file)])?;
     let svg = drawn(&profile, view)?;
     output::to_file(&args.output, |out| out.write_all(&svg))?;
     output::print(&format!("{} of {} written to {}\n", view.words, args.file.display(), args.output.display()))

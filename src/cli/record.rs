@@ -87,6 +87,7 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
         follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
+        censuses: true,
         ..Options::default()
     };
     let mut recorder = Recorder::new(options).map_err(failed)?;

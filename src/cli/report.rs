@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use super::by::By;
 use super::output;
 use crate::error::{ExitStatus, Failed};
-use crate::profile::text::{self, Layout};
+use crate::profile::page::Layout;
+use crate::profile::text;
 use crate::profile::{Profile, json, pprof};
 
 /// Shows who holds the memory: the stacks of a profile by one of its values
@@ -36,7 +37,7 @@ const TOP_DEFAULT: usize = 20;
 /// If the file is no heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let profile = load(&args.file)?;
-    let view = args.by.measured_in(&profile, &args.file)?;
+    let view = args.by.measured_in(&[(&profile, &args.file)])?;
     if args.json {
         return output::print(&json::to_string(&profile, view.kind, args.top));
     }

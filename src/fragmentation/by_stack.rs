@@ -1,14 +1,20 @@
-//! Bytes by stack, with what no known stack owns kept apart.
+//! Bytes by stack, with what lived before the recording and what no known stack owns kept apart.
 
 use crate::units::StackId;
 
 /// Stack ids are dense and have 20 bits (`ledger`): a vector by id is the smallest map. A larger id is a mistake and is not given room.
 const STACKS_MAX: u32 = 1 << 20;
 
-/// Bytes charged to stacks. The sum over stacks plus the unattributed bytes is exactly the total.
+/// Stands for the stacks of what was allocated before the recording: nobody knows them, but they are not the recording's. No ledger
+/// gives this id out.
+pub const BEFORE_ATTACH: StackId = StackId(u32::MAX);
+
+/// Bytes charged to stacks. The sum over stacks plus the bytes from before the recording plus the unattributed bytes is exactly the
+/// total.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BytesByStack {
     by_id: Vec<u64>,
+    before_attach_bytes: u64,
     unattributed_bytes: u64,
     total_bytes: u64,
 }
@@ -19,7 +25,8 @@ impl BytesByStack {
     pub fn charge(&mut self, stack: Option<StackId>, bytes: u64) {
         self.total_bytes = self.total_bytes.saturating_add(bytes);
         let Some(StackId(id)) = stack.filter(|stack| stack.0 < STACKS_MAX) else {
-            self.unattributed_bytes = self.unattributed_bytes.saturating_add(bytes);
+            let of = if stack == Some(BEFORE_ATTACH) { &mut self.before_attach_bytes } else { &mut self.unattributed_bytes };
+            *of = of.saturating_add(bytes);
             return;
         };
         let index = id as usize;
@@ -39,6 +46,20 @@ impl BytesByStack {
         self.by_id.iter().enumerate().filter(|&(_, &bytes)| bytes > 0).map(|(id, &bytes)| (StackId(id as u32), bytes))
     }
 
+    /// What was charged to [`BEFORE_ATTACH`].
+    pub fn before_attach_bytes(&self) -> u64 {
+        self.before_attach_bytes
+    }
+
+    /// Adds what another account charged.
+    pub fn add(&mut self, other: &Self) {
+        for (stack, bytes) in other.iter() {
+            self.charge(Some(stack), bytes);
+        }
+        self.charge(Some(BEFORE_ATTACH), other.before_attach_bytes);
+        self.charge(None, other.unattributed_bytes);
+    }
+
     /// What no known stack owns.
     pub fn unattributed_bytes(&self) -> u64 {
         self.unattributed_bytes
@@ -47,5 +68,22 @@ impl BytesByStack {
     /// Everything.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lived_before_is_neither_a_stacks_nor_unattributed_and_the_sum_is_exact() {
+        let mut bytes = BytesByStack::default();
+        bytes.charge(Some(StackId(7)), 5);
+        bytes.charge(Some(BEFORE_ATTACH), 11);
+        bytes.charge(None, 2);
+        let mut twice = bytes.clone();
+        twice.add(&bytes);
+        assert_eq!((twice.of(StackId(7)), twice.before_attach_bytes(), twice.unattributed_bytes(), twice.total_bytes()), (10, 22, 4, 36));
+        assert_eq!(twice.iter().collect::<Vec<_>>(), [(StackId(7), 10)]);
     }
 }

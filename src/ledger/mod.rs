@@ -210,6 +210,12 @@ impl Ledger {
         (blocks, bytes)
     }
 
+    /// As [`prune`](Self::prune), but only of blocks born before a time (CLOCK_MONOTONIC ns): for a proof as of then.
+    pub fn prune_older(&mut self, before_ns: u64, mut is_live: impl FnMut(&Block) -> bool) -> (u64, u64) {
+        let before_tick = before_ns.saturating_sub(self.origin_ns) >> TICK_SHIFT;
+        self.prune(|block| block.birth_tick >= before_tick || is_live(block))
+    }
+
     fn correct_where(&mut self, mut gone: impl FnMut(&Block) -> bool) -> (u64, u64) {
         let mut outstanding = std::mem::take(&mut self.outstanding);
         let (mut blocks, mut bytes) = (0, 0);

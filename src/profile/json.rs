@@ -11,7 +11,7 @@ use serde::ser::{SerializeMap, Serializer};
 
 use super::diff::Diff;
 use super::kind::{KindSet, StandardErrors, ValueKind, Values};
-use super::meta::{Counter, HeapSummary, Process};
+use super::meta::{Attribution, Counter, HeapMoment, HeapSummary, Process};
 use super::model::{Frame, Profile, Stack};
 
 /// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them. Without `top` all of
@@ -37,6 +37,7 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
         by: by.json_key(),
         totals: Numbers { values: profile.totals(), errors: meta.mode.estimates().then(|| profile.total_errors()), kinds: totals_kinds },
         losses: counts(&meta.losses),
+        corrections: counts(&meta.corrections),
         stacks_complete_ratio: meta.stacks_complete_ratio(),
         stack_ends: counts(&meta.stack_ends),
         doubts: &meta.doubts,
@@ -96,6 +97,7 @@ struct Report<'a> {
     by: &'static str,
     totals: Numbers,
     losses: BTreeMap<&'a str, u64>,
+    corrections: BTreeMap<&'a str, u64>,
     stacks_complete_ratio: Option<f64>,
     stack_ends: BTreeMap<&'a str, u64>,
     doubts: &'a [String],
@@ -125,6 +127,25 @@ struct ProcessRow<'a> {
     heap: HeapSummary,
     fragmentation_ratio: Option<f64>,
     extent_ratio: Option<f64>,
+    attribution: Option<Attribution>,
+    at_start: Option<HeapMoment>,
+    at_peak: Option<HeapMoment>,
+    sizes: Vec<SizeRow>,
+    lifetimes: Vec<LifetimeRow>,
+}
+
+/// Allocations that asked for less than so many bytes, and not less than half of it.
+#[derive(Serialize)]
+struct SizeRow {
+    below_bytes: u64,
+    allocations: u64,
+}
+
+/// Frees of blocks that had lived for less than so many microseconds, and not less than half of it.
+#[derive(Serialize)]
+struct LifetimeRow {
+    below_us: u64,
+    frees: u64,
 }
 
 #[derive(Serialize)]
@@ -170,6 +191,11 @@ fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
         heap,
         fragmentation_ratio: heap.fragmentation_ratio(),
         extent_ratio: heap.extent_ratio(),
+        attribution: process.attribution,
+        at_start: process.at_start,
+        at_peak: process.at_peak,
+        sizes: process.sizes.below().map(|(below_bytes, allocations)| SizeRow { below_bytes, allocations }).collect(),
+        lifetimes: process.lifetimes_us.below().map(|(below_us, frees)| LifetimeRow { below_us, frees }).collect(),
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Number of kinds; the length of [`Values`].
-pub const KINDS: usize = 11;
+pub const KINDS: usize = 13;
 
 /// One kind of value. The order is that of the pprof sample types and stable: the first seven are fixed, extra ones come after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +32,11 @@ pub enum ValueKind {
     SurvivorObjects,
     /// Bytes of the allocations that outlived the recording's survivor age.
     SurvivorSpace,
+    /// Chunks in use at the end as a census counts them. A count.
+    LiveObjects,
+    /// Bytes of the chunks in use at the end, with the allocator's rounding. Summed over the stacks, `[before attach]` and
+    /// `[unattributed]` it is the census's live bytes, exactly.
+    LiveSpace,
 }
 
 impl ValueKind {
@@ -48,6 +53,8 @@ impl ValueKind {
         Self::DoubtfulSpace,
         Self::SurvivorObjects,
         Self::SurvivorSpace,
+        Self::LiveObjects,
+        Self::LiveSpace,
     ];
 
     /// The kinds that every profile file carries, whether measured or not, so that tools find the same columns each time.
@@ -67,13 +74,15 @@ impl ValueKind {
             Self::DoubtfulSpace => "doubtful_space",
             Self::SurvivorObjects => "survivor_objects",
             Self::SurvivorSpace => "survivor_space",
+            Self::LiveObjects => "live_objects",
+            Self::LiveSpace => "live_space",
         }
     }
 
     /// The pprof unit: `count` or `bytes`.
     pub fn unit(self) -> &'static str {
         match self {
-            Self::AllocObjects | Self::InuseObjects | Self::SurvivorObjects => "count",
+            Self::AllocObjects | Self::InuseObjects | Self::SurvivorObjects | Self::LiveObjects => "count",
             _ => "bytes",
         }
     }
@@ -92,6 +101,8 @@ impl ValueKind {
             Self::DoubtfulSpace => "doubtful_bytes",
             Self::SurvivorObjects => "survivor_allocations",
             Self::SurvivorSpace => "survivor_bytes",
+            Self::LiveObjects => "live_allocations",
+            Self::LiveSpace => "live_bytes",
         }
     }
 

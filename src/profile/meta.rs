@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::histogram::PowerCounts;
 use super::kind::KindSet;
 
 /// How the values came about; decides what they may claim.
@@ -89,6 +90,36 @@ impl HeapSummary {
     }
 }
 
+/// Whose the live chunks of a census are. The three parts are disjoint and add up to the census's live bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Attribution {
+    /// Bytes of chunks that recorded stacks own, with the allocator's rounding.
+    pub attributed_bytes: u64,
+    /// Number of them.
+    pub attributed_allocations: u64,
+    /// Bytes of chunks that were live when the recording began and still are.
+    pub before_attach_bytes: u64,
+    /// Number of them.
+    pub before_attach_allocations: u64,
+    /// Bytes of chunks whose owner is not known.
+    pub unattributed_bytes: u64,
+    /// Number of them.
+    pub unattributed_allocations: u64,
+}
+
+/// The heap at a moment of the recording, by a census of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HeapMoment {
+    /// When the census began, in milliseconds since the recording did.
+    pub after_ms: u64,
+    /// Recorded live bytes at that moment, as the ledger had them.
+    pub recorded_live_bytes: u64,
+    /// The ladder.
+    pub heap: HeapSummary,
+}
+
 /// One process of a profile.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -103,7 +134,7 @@ pub struct Process {
     pub lossy: bool,
     /// Highest sum of recorded live bytes. `None` = not measured.
     pub peak_inuse_bytes: Option<u64>,
-    /// The heap's ladder. `None` = not measured.
+    /// The heap's ladder at the end. `None` = not measured.
     pub heap: Option<HeapSummary>,
     /// Where the values of its stacks come from, for people, such as `otel_memory in libfragprof_sampler.so`. Empty = the allocator's
     /// functions themselves.
@@ -112,6 +143,16 @@ pub struct Process {
     pub samples: Option<u64>,
     /// Mean distance of the samples in allocated bytes. `None` = not sampled by bytes, or not known.
     pub sample_bytes: Option<u64>,
+    /// Whose the live chunks are at the end. `None` = no census could be joined with the recording.
+    pub attribution: Option<Attribution>,
+    /// The heap when the recording began; `None` = not measured.
+    pub at_start: Option<HeapMoment>,
+    /// The heap at the highest recorded live bytes at which a census was taken: near the peak, not at it to the byte.
+    pub at_peak: Option<HeapMoment>,
+    /// Bytes asked for by each recorded allocation.
+    pub sizes: PowerCounts,
+    /// Microseconds from each recorded allocation to its free, of those that were freed.
+    pub lifetimes_us: PowerCounts,
 }
 
 /// What a profile says about itself. Travels as one JSON object in a comment of the pprof file, so new fields need a default.
@@ -134,6 +175,8 @@ pub struct Metadata {
     pub processes: Vec<Process>,
     /// What was lost, by kind. Zeros may be left in: they say that the kind is counted.
     pub losses: Vec<Counter>,
+    /// What was put right in the books, by kind, such as blocks that a census proved free.
+    pub corrections: Vec<Counter>,
     /// How many stack walks ended for which reason; the reason named [`COMPLETE`] is the good one.
     pub stack_ends: Vec<Counter>,
     /// What the recording did that a reader should know, such as `a library was loaded and probed after 3 s`.

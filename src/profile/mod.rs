@@ -10,10 +10,12 @@
 pub mod diff;
 pub mod folded;
 pub mod glue;
+pub mod histogram;
 pub mod json;
 pub mod kind;
 pub mod meta;
 pub mod model;
+pub mod page;
 pub mod pprof;
 pub mod sanitize;
 pub mod svg;
@@ -21,6 +23,7 @@ pub mod svg;
 pub(crate) mod testing;
 pub mod text;
 
+pub use histogram::PowerCounts;
 pub use kind::{KindSet, StandardErrors, ValueKind, Values};
-pub use meta::{Counter, HeapSummary, Metadata, Mode, Process};
+pub use meta::{Attribution, Counter, HeapMoment, HeapSummary, Metadata, Mode, Process};
 pub use model::{BEFORE_ATTACH, Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};

@@ -1,27 +1,15 @@
-//! The report for people: an honest header and a table of stacks, each with its chain of callers. Pure; width and colour are given.
+//! The report for people: an honest header and a table of stacks, each with its chain of callers. Pure.
 
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::diff::{Diff, DiffRow};
 use super::kind::ValueKind;
-use super::meta::{Counter, Metadata, Mode, Process};
-use super::model::{Frame, Profile, Stack};
-use super::{glue, sanitize};
-use crate::units::HumanBytes;
-
-/// How to lay out a report.
-#[derive(Debug, Clone, Copy)]
-pub struct Layout {
-    /// Columns of the terminal; `None` = do not cut lines.
-    pub columns: Option<usize>,
-    /// Whether to use colours.
-    pub colour: bool,
-    /// Stacks shown.
-    pub top: usize,
-    /// Callers shown of each stack; the rest are counted.
-    pub callers: usize,
-}
+use super::meta::{Attribution, Counter, HeapMoment, HeapSummary, Metadata, Mode, Process};
+use super::model::{BEFORE_ATTACH, Frame, Profile, Stack, UNATTRIBUTED};
+use super::page::{Layout, Page, Tone, bytes, percent};
+use super::sanitize;
+use crate::units::{HumanBytes, counted, grouped};
 
 /// What the report ranks by: the value, the count that goes with it, and the words for both.
 #[derive(Debug, Clone, Copy)]
@@ -36,12 +24,8 @@ pub struct View {
     pub words: &'static str,
 }
 
-/// Narrowest layout: below this, lines wrap rather than say nothing.
-const COLUMNS_MIN: usize = 60;
 /// Counters shown of a list: there are at most some twenty kinds.
 const COUNTERS_SHOWN_MAX: usize = 32;
-/// Sentences shown of a list in the header.
-const SENTENCES_SHOWN_MAX: usize = 16;
 /// Processes shown in the header.
 const PROCESSES_SHOWN_MAX: usize = 16;
 
@@ -106,35 +90,16 @@ fn with_error(text: String, kind: ValueKind, error: u64) -> String {
     if error == 0 { text } else { format!("{text} {}", plus_minus(kind, error)) }
 }
 
+fn allocations(count: u64) -> &'static str {
+    if count == 1 { "allocation" } else { "allocations" }
+}
+
 fn plus_minus(kind: ValueKind, error: u64) -> String {
     format!("±{}", number(kind, (error as f64 * INTERVAL_ERRORS).round() as u64))
 }
 
-/// A count with its digits in groups of three.
-pub(crate) fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// A share in percent, or a dash of nothing.
-pub(crate) fn percent(part: u64, whole: u64) -> String {
-    if whole == 0 { "–".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
-}
-
 fn ratio(value: Option<f64>) -> String {
     value.map_or_else(|| "not known".to_owned(), |value| format!("{value:.2}"))
-}
-
-/// A number of bytes that may not be known.
-pub(crate) fn bytes(value: Option<u64>) -> String {
-    value.map_or_else(|| "not known".to_owned(), |value| HumanBytes(value).to_string())
 }
 
 /// One line on how a profile was taken.
@@ -187,7 +152,7 @@ fn header(page: &mut Page, profile: &Profile) {
     if has(ValueKind::InuseSpace) {
         let mut text = with_error(ValueKind::InuseSpace);
         if has(ValueKind::InuseObjects) {
-            let _ = write!(text, " in {} allocations", with_error(ValueKind::InuseObjects));
+            let _ = write!(text, " in {} {}", with_error(ValueKind::InuseObjects), allocations(totals.get(ValueKind::InuseObjects)));
         }
         if let Some(peak) = meta.peak_inuse_bytes() {
             let _ = write!(text, ", peak {}", HumanBytes(peak));
@@ -201,7 +166,7 @@ fn header(page: &mut Page, profile: &Profile) {
     if has(ValueKind::AllocSpace) {
         let mut text = with_error(ValueKind::AllocSpace);
         if has(ValueKind::AllocObjects) {
-            let _ = write!(text, " in {} allocations", with_error(ValueKind::AllocObjects));
+            let _ = write!(text, " in {} {}", with_error(ValueKind::AllocObjects), allocations(totals.get(ValueKind::AllocObjects)));
         }
         if meta.duration_s > 0.0 {
             let rate = totals.get(ValueKind::AllocSpace) as f64 / meta.duration_s;
@@ -222,6 +187,10 @@ fn header(page: &mut Page, profile: &Profile) {
         page.toned("losses", &counters(&lost), Tone::Warn);
     } else if meta.mode != Mode::Imported {
         page.field("losses", if meta.losses.is_empty() { "not counted" } else { "none" });
+    }
+    let corrected: Vec<Counter> = meta.corrections.iter().filter(|c| c.value > 0).cloned().collect();
+    if !corrected.is_empty() {
+        page.field("corrected", &counters(&corrected));
     }
     page.sentences("doubt", &meta.doubts, Tone::Warn);
     page.sentences("limit", &meta.limits, Tone::Plain);
@@ -274,11 +243,61 @@ fn process(page: &mut Page, process: &Process) {
         }
         page.field("source", &text);
     }
-    let Some(heap) = &process.heap else { return };
+    if let Some(heap) = &process.heap {
+        ladder(page, heap);
+    }
+    if let Some(of) = &process.attribution {
+        page.field("owned", &owned(of));
+    }
+    for (name, moment) in [("at start", &process.at_start), ("at peak", &process.at_peak)] {
+        if let Some(moment) = moment {
+            page.field(name, &at(moment, process.peak_inuse_bytes));
+        }
+    }
+    for (name, line) in [("sizes", process.sizes.sizes()), ("lifetimes", process.lifetimes_us.lifetimes())] {
+        if let Some(line) = line {
+            page.field(name, &line);
+        }
+    }
+}
+
+/// Whose the live chunks are.
+fn owned(of: &Attribution) -> String {
+    let mut text = format!("{} by recorded stacks", HumanBytes(of.attributed_bytes));
+    for (bytes, chunks, whose) in [
+        (of.before_attach_bytes, of.before_attach_allocations, "from before the recording"),
+        (of.unattributed_bytes, of.unattributed_allocations, "by nobody known"),
+    ] {
+        if bytes > 0 {
+            let _ = write!(text, ", {} in {} {whose}", HumanBytes(bytes), counted(chunks, "block"));
+        }
+    }
+    text
+}
+
+/// A moment of the recording.
+fn at(moment: &HeapMoment, peak_bytes: Option<u64>) -> String {
+    let heap = &moment.heap;
+    let mut text = format!("after {:.1} s: ", moment.after_ms as f64 / 1e3);
+    if moment.recorded_live_bytes > 0 {
+        let _ = write!(text, "{} recorded as live", HumanBytes(moment.recorded_live_bytes));
+        if let Some(peak) = peak_bytes.filter(|&peak| peak > moment.recorded_live_bytes) {
+            let _ = write!(text, " (the peak was {})", HumanBytes(peak));
+        }
+        text.push_str("; ");
+    }
+    let _ = write!(text, "heap resident {}, live {}", bytes(heap.resident_bytes), bytes(heap.live_bytes));
+    if let Some(trimmable) = heap.trimmable_bytes {
+        let _ = write!(text, ", trimmable {}", HumanBytes(trimmable));
+    }
+    text
+}
+
+fn ladder(page: &mut Page, heap: &HeapSummary) {
     page.field(
         "heap",
         &format!(
-            "extent {} ≥ resident {} ≥ live {}; fragmentation ratio {}, extent ratio {}",
+            "extent {}, resident {}, live {}; fragmentation ratio {}, extent ratio {}",
             bytes(heap.extent_bytes),
             bytes(heap.resident_bytes),
             bytes(heap.live_bytes),
@@ -299,7 +318,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     let ranked = profile.ranked(view.kind);
     let total = ranked.iter().fold(0u64, |sum, stack| sum.saturating_add(stack.values.get(view.kind)));
     if ranked.is_empty() {
-        page.line(&format!("no stack has any {}", view.words));
+        page.line(&format!("no stack has any {}{}", view.words, nothing(view.kind)));
         return;
     }
     let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
@@ -317,186 +336,34 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
         let frames: Vec<&Frame> = profile.frames_of(stack).collect();
         page.stack(&prefix, &frames, stack.truncated.as_deref(), if several { stack.pid } else { 0 });
     }
+    let shown = ranked.iter().take(page.layout.top);
+    let names: Vec<&str> = shown.filter_map(|stack| profile.frames_of(stack).next()).map(|frame| &*frame.function).collect();
     let rest = ranked.iter().skip(page.layout.top).fold(0u64, |sum, stack: &&Stack| sum.saturating_add(stack.values.get(view.kind)));
     page.rest(ranked.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
-}
-
-#[derive(Clone, Copy)]
-enum Tone {
-    Plain,
-    Strong,
-    Faint,
-    Warn,
-}
-
-/// A page of text that fits its width.
-struct Page {
-    text: String,
-    layout: Layout,
-}
-
-impl Page {
-    fn new(layout: Layout) -> Self {
-        Self { text: String::new(), layout }
-    }
-
-    fn painted(&mut self, text: &str, tone: Tone) {
-        let code = match tone {
-            Tone::Plain => "",
-            Tone::Strong => "\x1b[1m",
-            Tone::Faint => "\x1b[2m",
-            Tone::Warn => "\x1b[33m",
-        };
-        if self.layout.colour && !code.is_empty() {
-            let _ = write!(self.text, "{code}{text}\x1b[0m");
-        } else {
-            self.text.push_str(text);
-        }
-    }
-
-    fn line(&mut self, text: &str) {
-        self.text.push_str(text);
-        self.text.push('\n');
-    }
-
-    fn head(&mut self, text: &str) {
-        self.painted(text, Tone::Strong);
-        self.text.push('\n');
-    }
-
-    fn columns(&self) -> usize {
-        self.layout.columns.map_or(usize::MAX, |columns| columns.max(COLUMNS_MIN))
-    }
-
-    /// A named line of the header, wrapped under itself.
-    fn field(&mut self, name: &str, text: &str) {
-        self.toned(name, text, Tone::Plain);
-    }
-
-    fn toned(&mut self, name: &str, text: &str, tone: Tone) {
-        const NAME_COLUMNS: usize = 11;
-        for (i, part) in wrapped(text, self.columns().saturating_sub(NAME_COLUMNS)).iter().enumerate() {
-            let name = format!("{:<NAME_COLUMNS$}", if i == 0 { name } else { "" });
-            self.painted(&name, Tone::Strong);
-            self.painted(part, tone);
-            self.text.push('\n');
-        }
-    }
-
-    fn sentences(&mut self, name: &str, sentences: &[String], tone: Tone) {
-        for sentence in sentences.iter().take(SENTENCES_SHOWN_MAX) {
-            self.toned(name, &sanitize::terminal(sentence), tone);
-        }
-        if sentences.len() > SENTENCES_SHOWN_MAX {
-            self.toned(name, &format!("and {} more", sentences.len() - SENTENCES_SHOWN_MAX), tone);
-        }
-    }
-
-    /// A stack: its title after the prefix, its callers below. Allocation code at the leaf and the process's start at the root are left
-    /// out: they are the same in every stack.
-    fn stack(&mut self, prefix: &str, frames: &[&Frame], truncated: Option<&str>, pid: u32) {
-        let frames = &frames[glue::leading_frames(frames.iter().copied())..];
-        let frames = &frames[..frames.len() - glue::startup_frames(frames.iter().copied())];
-        let indent = " ".repeat(prefix.chars().count());
-        let room = self.columns().saturating_sub(indent.len());
-        let Some((title, callers)) = frames.split_first() else { return };
-        self.painted(prefix, Tone::Strong);
-        let process = if pid == 0 { String::new() } else { format!("[{pid}] ") };
-        self.frame(&process, title, room, Tone::Strong);
-        for caller in callers.iter().take(self.layout.callers) {
-            self.text.push_str(&indent);
-            self.frame("  ← ", caller, room, Tone::Plain);
-        }
-        let more = callers.len().saturating_sub(self.layout.callers);
-        if more > 0 {
-            self.text.push_str(&indent);
-            self.painted(&format!("  … {more} more"), Tone::Faint);
-            self.text.push('\n');
-        }
-        if let Some(reason) = truncated {
-            self.text.push_str(&indent);
-            self.painted(&format!("  … cut: {}", sanitize::terminal(reason).replace('_', " ")), Tone::Warn);
-            self.text.push('\n');
-        }
-    }
-
-    fn frame(&mut self, lead: &str, frame: &Frame, room: usize, tone: Tone) {
-        let name = sanitize::terminal(&frame.function);
-        let mut place = place(frame);
-        if frame.flags.guessed {
-            place.push_str("  (guessed)");
-        }
-        let room = room.saturating_sub(lead.chars().count());
-        // The function matters more: the place gives way first, to its end, down to a third.
-        let place_room = room.saturating_sub(name.chars().count() + 2).max(room / 3);
-        let place = shortened_front(&place, place_room);
-        let name_room = if place.is_empty() { room } else { room.saturating_sub(place.chars().count() + 2) };
-        self.text.push_str(lead);
-        self.painted(&shortened_middle(&name, name_room), tone);
-        if !place.is_empty() {
-            self.text.push_str("  ");
-            self.painted(&place, Tone::Faint);
-        }
-        self.text.push('\n');
-    }
-
-    fn rest(&mut self, rows: usize, value: String) {
-        if rows > self.layout.top {
-            let text = format!("{} more stacks with {value}: show more with --top", grouped((rows - self.layout.top) as u64));
-            self.painted(&text, Tone::Faint);
-            self.text.push('\n');
-        }
+    for (name, hint) in HINTS.iter().filter(|(name, _)| names.contains(name)) {
+        page.faint(&format!("{name}: {hint}"));
     }
 }
 
-/// Where a frame is: file and line, or the module.
-pub(crate) fn place(frame: &Frame) -> String {
-    let file = sanitize::terminal(&frame.file);
-    match (file.is_empty(), frame.line) {
-        (false, 0) => file.into_owned(),
-        (false, line) => format!("{file}:{line}"),
-        (true, _) => {
-            let module = frame.module.rsplit('/').next().unwrap_or_default();
-            // A stand-in name says the module already.
-            if frame.function.starts_with('[') { String::new() } else { sanitize::terminal(module).into_owned() }
+/// What a row without a stack means, and what to do about it.
+const HINTS: [(&str, &str); 2] = [
+    (BEFORE_ATTACH, "in use when the recording began and never freed in it; start the program with record -- CMD to have its stacks"),
+    (
+        UNATTRIBUTED,
+        "of no recorded stack: the C library's own, code that was not probed yet, or lost records; the losses, doubts and notes say which",
+    ),
+];
+
+/// Why there may be nothing of a kind, and that this is no fault.
+fn nothing(kind: ValueKind) -> &'static str {
+    match kind {
+        ValueKind::BlockedSpace => {
+            ": under the highest live block of each heap there is no whole free page, or the allocator returns memory from anywhere"
         }
+        ValueKind::PinnedSpace => ": no free bytes lie beside live ones, or no census could look",
+        ValueKind::GrowthSpace => ": the heap never grew while enough free bytes were there",
+        _ => "",
     }
-}
-
-/// A text cut to a width, its middle replaced: the start and the end of a name say most.
-pub(crate) fn shortened_middle(text: &str, columns: usize) -> String {
-    let length = text.chars().count();
-    if length <= columns {
-        return text.to_owned();
-    }
-    let kept = columns.saturating_sub(1);
-    let tail = kept / 2;
-    text.chars().take(kept - tail).chain(['…']).chain(text.chars().skip(length - tail)).collect()
-}
-
-/// A text cut to a width, its front replaced: the end of a path says most.
-pub(crate) fn shortened_front(text: &str, columns: usize) -> String {
-    let length = text.chars().count();
-    if length <= columns {
-        return text.to_owned();
-    }
-    std::iter::once('…').chain(text.chars().skip(length - columns.saturating_sub(1))).collect()
-}
-
-/// A text in lines of at most so many columns, broken at spaces; a longer word stands alone.
-pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    for word in text.split(' ') {
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > columns {
-            lines.push(std::mem::take(&mut line));
-        } else if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines.push(line);
-    lines
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! From the books to the profile.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::heap::HeapPicture;
@@ -8,10 +10,10 @@ use super::watched::Watched;
 use crate::capture::counters::ENDS;
 use crate::capture::{Counters, TargetLoss};
 use crate::fragmentation::growth::GrowthSpace;
-use crate::ledger::{Ledger, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
-use crate::profile::{Counter, Frame, KindSet, Metadata, Mode, Profile, ValueKind, Values, meta};
+use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
+use crate::profile::{BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
 use crate::symbol::{AddressSpace, Symbolizer};
-use crate::units::{HumanBytes, StackId};
+use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
 
 /// What the recorder knows beside the books.
@@ -22,8 +24,21 @@ pub struct Facts {
     pub malformed: u64,
     pub children_ignored: u64,
     pub notices_lost: u64,
+    pub inherited_refused: u64,
     pub notes: Vec<String>,
 }
+
+/// The programs' counters that are losses.
+const LOSSES: [&str; 8] = [
+    "lost_allocations",
+    "lost_frees",
+    "lost_stacks",
+    "lost_vm_changes",
+    "lost_life_events",
+    "no_thread_state",
+    "no_walk_state",
+    "not_followed_calls",
+];
 
 /// What exact mode measures.
 const KINDS: [ValueKind; 9] = [
@@ -41,28 +56,55 @@ const KINDS: [ValueKind; 9] = [
 /// Builds the profile of all targets.
 pub fn profile(facts: Facts, targets: &[Target]) -> Profile {
     let mut profile = Profile::new(metadata(&facts));
-    let mut symbolizer = Symbolizer::new();
+    let mut namer = Namer { symbolizer: Symbolizer::new(), known: HashMap::new(), ends: HashMap::new() };
     for target in targets {
         if let Some(books) = &target.books {
-            add_process(&mut profile, &mut symbolizer, target, books);
+            add_process(&mut profile, &mut namer, target, books);
         }
+    }
+    let stats: Vec<LedgerStats> = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.ledger.stats()).collect();
+    profile.meta.corrections = corrections(&stats);
+    // One process without a census leaves the sum of all unknown.
+    let joined = |target: &Target| target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
+    if !targets.is_empty() && targets.iter().all(joined) {
+        profile.meta.kinds = profile.meta.kinds.with(ValueKind::LiveObjects).with(ValueKind::LiveSpace);
+    } else {
+        let limit = "no census was joined at the end: of blocks allocated before the recording it is unknown what they hold, and whether they are free";
+        profile.meta.limits.push(limit.into());
     }
     profile
 }
 
+/// What was put right in the books, by kind.
+fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
+    let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
+    vec![
+        Counter::new("proven_free", sum(|s| s.pruned), "blocks that a census proved free: the record of their free was lost"),
+        Counter::new("proven_free_bytes", sum(|s| s.pruned_bytes), "bytes of them"),
+        Counter::new("handed_out_again", sum(|s| s.missed_frees), "blocks whose address was handed out again without a free between"),
+        Counter::new("handed_out_again_bytes", sum(|s| s.missed_free_bytes), "bytes of them"),
+        Counter::new("unmapped", sum(|s| s.unmapped), "blocks that went with their mapping"),
+        Counter::new("unmapped_bytes", sum(|s| s.unmapped_bytes), "bytes of them"),
+    ]
+}
+
 /// What was lost, by kind; zeros say that the kind is counted.
-pub fn losses(counters: &Counters, malformed: u64, notices_lost: u64) -> Vec<Counter> {
-    let mut losses: Vec<Counter> =
-        ["lost_allocations", "lost_frees", "lost_stacks", "lost_vm_changes", "lost_life_events", "no_thread_state", "no_walk_state"]
-            .iter()
-            .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
-            .map(|(name, text, value)| Counter::new(name, value, text))
-            .collect();
+pub fn losses(counters: &Counters, malformed: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
+    let mut losses: Vec<Counter> = LOSSES
+        .iter()
+        .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
+        .map(|(name, text, value)| Counter::new(name, value, text))
+        .collect();
     losses.push(Counter::new("malformed_records", malformed, "records that could not be read"));
     losses.push(Counter::new(
         "lost_notices",
         notices_lost,
         "notices of new code or children that came too fast; every process was looked at anew",
+    ));
+    losses.push(Counter::new(
+        "children_without_books",
+        inherited_refused,
+        "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
     ));
     losses
 }
@@ -76,7 +118,9 @@ fn metadata(facts: &Facts) -> Metadata {
         .collect();
     let mut notes = facts.notes.clone();
     if facts.children_ignored > 0 {
-        notes.push(format!("{} child processes were not watched (--children watches them)", facts.children_ignored));
+        let children = facts.children_ignored;
+        let what = if children == 1 { "1 child process was".to_owned() } else { format!("{} child processes were", grouped(children)) };
+        notes.push(format!("{what} not watched (--children watches them)"));
     }
     Metadata {
         tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
@@ -84,15 +128,14 @@ fn metadata(facts: &Facts) -> Metadata {
         start_unix_ns: facts.start_unix_ns,
         duration_s: facts.duration.as_secs_f64(),
         kinds: KindSet::from_iter(KINDS),
-        losses: losses(counters, facts.malformed, facts.notices_lost),
+        losses: losses(counters, facts.malformed, facts.notices_lost, facts.inherited_refused),
         stack_ends,
         notes,
-        limits: vec!["blocks allocated before the recording are not in it: what they hold is unknown, not free".into()],
         ..Metadata::default()
     }
 }
 
-fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, books: &Watched) {
+fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books: &Watched) {
     let pid = target.process.pid().0;
     let heap = target.heap.as_ref();
     let totals = books.ledger.totals();
@@ -102,68 +145,82 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Targ
         allocators: target.allocators.clone(),
         lossy: books.ledger.is_lossy(),
         peak_inuse_bytes: Some(totals.peak_bytes),
-        heap: target.heap.as_ref().map(|heap| heap.summary),
+        heap: heap.map(|heap| heap.summary),
+        attribution: heap.and_then(|heap| heap.attribution),
+        at_start: target.moments.at_start,
+        at_peak: target.moments.at_peak,
+        sizes: PowerCounts::new(books.ledger.histograms().sizes.counts()),
+        lifetimes_us: PowerCounts::new(books.ledger.histograms().lifetimes.counts()),
         ..meta::Process::default()
     });
-    for note in &target.notes {
+    for note in target.notes.iter().chain(heap.map_or(&[][..], |heap| &heap.notes)) {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
     profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
     let unknown_frees = books.ledger.stats().unknown_frees;
     if unknown_frees > 0 {
-        profile.meta.notes.push(format!("process {pid}: {unknown_frees} blocks allocated before the recording were freed in it"));
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: allocated before the recording and freed in it: {}", counted(unknown_frees, "block")));
     }
+    namer.begin_process();
     // Of an image before an exec only what it did counts: its memory is gone.
     for past in &books.past {
-        add_ledger(profile, symbolizer, &target.space, pid, past, |view| {
+        add_ledger(profile, namer, &target.space, pid, past, |view| {
             Values::default()
                 .with(ValueKind::AllocObjects, view.totals.allocations)
                 .with(ValueKind::AllocSpace, view.totals.allocated_bytes)
         });
     }
-    add_ledger(profile, symbolizer, &target.space, pid, &books.ledger, |view| {
+    let owned = heap.map(|heap| &heap.owned);
+    add_ledger(profile, namer, &target.space, pid, &books.ledger, |view| {
         let t = &view.totals;
-        Values::default()
+        let values = Values::default()
             .with(ValueKind::AllocObjects, t.allocations)
             .with(ValueKind::AllocSpace, t.allocated_bytes)
             .with(ValueKind::InuseObjects, t.live)
             .with(ValueKind::InuseSpace, t.live_bytes)
             .with(ValueKind::PeakSpace, t.at_peak_bytes)
             .with(ValueKind::DoubtfulSpace, t.doubtful_bytes)
-            .with(ValueKind::PinnedSpace, heap.map_or(0, |heap| heap.pinned.of(view.id)))
-            .with(ValueKind::BlockedSpace, heap.map_or(0, |heap| heap.blocked.of(view.id)))
-            .with(ValueKind::GrowthSpace, books.growth.bytes.of(view.id))
+            .with(ValueKind::GrowthSpace, books.growth.bytes.of(view.id));
+        let Some(owned) = owned else { return values };
+        values
+            .with(ValueKind::PinnedSpace, owned.pinned.of(view.id))
+            .with(ValueKind::BlockedSpace, owned.blocked.of(view.id))
+            .with(ValueKind::LiveObjects, owned.live_chunks.of(view.id))
+            .with(ValueKind::LiveSpace, owned.live.of(view.id))
     });
     if let Some(heap) = heap {
-        add_unattributed(profile, pid, heap, &books.growth);
+        add_others(profile, pid, heap, &books.growth);
     }
 }
 
-/// What no recorded stack owns, as a row of its own. Its live bytes are in the note, not in the row: the rows' live bytes are what was
-/// recorded, to the byte.
-fn add_unattributed(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
-    let values = Values::default()
-        .with(ValueKind::PinnedSpace, heap.pinned.unattributed_bytes())
-        .with(ValueKind::BlockedSpace, heap.blocked.unattributed_bytes())
+/// What no recorded stack owns, as rows of their own. Their live bytes are the census's alone: no recording knows what was asked for.
+fn add_others(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
+    let owned = &heap.owned;
+    let before = Values::default()
+        .with(ValueKind::LiveObjects, owned.live_chunks.before_attach_bytes())
+        .with(ValueKind::LiveSpace, owned.live.before_attach_bytes())
+        .with(ValueKind::PinnedSpace, owned.pinned.before_attach_bytes())
+        .with(ValueKind::BlockedSpace, owned.blocked.before_attach_bytes());
+    let unknown = Values::default()
+        .with(ValueKind::LiveObjects, owned.live_chunks.unattributed_bytes())
+        .with(ValueKind::LiveSpace, owned.live.unattributed_bytes())
+        .with(ValueKind::PinnedSpace, owned.pinned.unattributed_bytes())
+        .with(ValueKind::BlockedSpace, owned.blocked.unattributed_bytes())
         .with(ValueKind::GrowthSpace, growth.bytes.unattributed_bytes());
-    if !values.is_zero() {
-        profile.add(pid, &[], None, &values);
+    if !before.is_zero() {
+        profile.add(pid, &[Frame::named(BEFORE_ATTACH)], None, &before);
     }
-    if heap.unattributed_live_bytes > 0 {
-        profile.meta.notes.push(format!(
-            "process {pid}: {} in {} live chunks belong to no recorded stack: allocated before the recording, or the C library's own",
-            HumanBytes(heap.unattributed_live_bytes),
-            heap.unattributed_live_allocations
-        ));
-    }
-    for note in &heap.notes {
-        profile.meta.notes.push(format!("process {pid}: {note}"));
+    if !unknown.is_zero() {
+        profile.add(pid, &[], None, &unknown);
     }
 }
 
 fn add_ledger(
     profile: &mut Profile,
-    symbolizer: &mut Symbolizer,
+    namer: &mut Namer,
     space: &AddressSpace,
     pid: u32,
     ledger: &Ledger,
@@ -174,13 +231,47 @@ fn add_ledger(
         if values.is_zero() {
             continue;
         }
-        let end = End::from_wire(view.end);
         if view.frames.is_empty() {
             profile.add(pid, &[Frame::named(stand_in(view.id))], None, &values);
             continue;
         }
-        let frames = symbolizer.stack(space, view.frames);
-        profile.add(pid, &frames, end.filter(|end| *end != End::Complete).map(End::description), &values);
+        let frames = namer.stack(profile, space, view.frames);
+        let truncated = namer.end(view.end);
+        profile.add_ids(pid, frames, truncated, &values);
+    }
+}
+
+/// Names frames, each address of a process once: stacks of one program share nearly all of their frames.
+struct Namer {
+    symbolizer: Symbolizer,
+    /// By frame word, of one process: at most as many as its ledger keeps frames of, 12 bytes each and the ids.
+    known: HashMap<u64, Box<[FrameId]>>,
+    /// Words for the ends of cut walks.
+    ends: HashMap<u8, Option<Arc<str>>>,
+}
+
+impl Namer {
+    /// Addresses mean something else in the next process.
+    fn begin_process(&mut self) {
+        self.known.clear();
+    }
+
+    fn stack(&mut self, profile: &mut Profile, space: &AddressSpace, words: &[u64]) -> Arc<[FrameId]> {
+        let mut ids = Vec::with_capacity(words.len() + words.len() / 2);
+        for &word in words {
+            let known = self.known.entry(word).or_insert_with(|| {
+                let frames = self.symbolizer.frames(space, word);
+                frames.iter().map(|frame| profile.intern(frame)).collect()
+            });
+            ids.extend_from_slice(known);
+        }
+        ids.into()
+    }
+
+    /// Why a walk ended early; `None` if it did not.
+    fn end(&mut self, end: u8) -> Option<Arc<str>> {
+        let words = || End::from_wire(end).filter(|end| *end != End::Complete).map(|end| Arc::from(end.description()));
+        self.ends.entry(end).or_insert_with(words).clone()
     }
 }
 
@@ -206,22 +297,30 @@ pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
     doubt(
         loss.allocations + loss.frees,
         format!(
-            "{} allocation and {} free records were lost: {} live blocks ({} bytes) are doubtful, and some live ones may be missing",
-            loss.allocations, loss.frees, totals.doubtful, totals.doubtful_bytes
+            "{} and {} were lost: {} ({}) may be free already, and some live ones may be missing",
+            counted(loss.allocations, "allocation record"),
+            counted(loss.frees, "free record"),
+            counted(totals.doubtful, "live block"),
+            HumanBytes(totals.doubtful_bytes)
         ),
     );
-    doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
-    doubt(loss.abandoned, format!("{} allocator calls never returned: whether they allocated is unknown", loss.abandoned));
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {}", stats.gap_ns as f64 / 1e9, counted(stats.gaps, "spell")));
+    doubt(loss.abandoned, format!("{} never returned: whether they allocated is unknown", counted(loss.abandoned, "allocator call")));
     doubt(
         stats.missed_frees,
         format!(
-            "{} blocks ({} bytes) were freed unseen: their addresses were handed out again",
-            stats.missed_frees, stats.missed_free_bytes
+            "{} ({}) had been freed unseen: the addresses were handed out again",
+            counted(stats.missed_frees, "block"),
+            HumanBytes(stats.missed_free_bytes)
         ),
     );
-    doubt(stats.stacks_refused, format!("{} stacks beyond the limit are summed in one row", stats.stacks_refused));
-    doubt(stats.stacks_undefined, format!("{} stacks were lost: their allocations are in one row", stats.stacks_undefined));
-    doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
+    doubt(
+        stats.pruned,
+        format!("{} ({}) had been freed unseen: a census found them free", counted(stats.pruned, "block"), HumanBytes(stats.pruned_bytes)),
+    );
+    doubt(stats.stacks_refused, format!("{} beyond the limit are summed in one row", counted(stats.stacks_refused, "stack")));
+    doubt(stats.stacks_undefined, format!("{} were lost: their allocations are in one row", counted(stats.stacks_undefined, "stack")));
+    doubt(books.past_dropped, format!("{} before earlier execs are not in the profile", counted(books.past_dropped, "image")));
     doubts
 }
 

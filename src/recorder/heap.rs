@@ -1,53 +1,64 @@
-//! The heap at the end of a recording: the allocator's own account joined with the ledger by address, or, where no census can read the
+//! The heap at a moment of a recording: the allocator's own account joined with the ledger by address, or, where no census can read the
 //! allocator, what the recorded blocks and the mappings alone show.
-//!
-//! The census decides what is live: it also knows the blocks from before the recording. The ledger says whose it is. A live chunk that
-//! no recorded block covers is unattributed; it is never spread over the stacks that are known.
 
 use std::ops::Range;
 
-use crate::census::ChunkState;
-use crate::census::glibc::HeapWalk;
+use super::attribution::{Owned, StartHeap, is_disproved, regions};
 use crate::census::live::LiveMemory;
 use crate::census::memory::Memory;
-use crate::census::{self, Level, Pace, Places};
-use crate::fragmentation::blocked::blocked_space;
-use crate::fragmentation::by_stack::BytesByStack;
+use crate::census::{self, Level, Pace, Places, Taken};
 use crate::fragmentation::survey::Survey;
-use crate::heap::extents::{Coverage, Extents, HeapRange, RegionKind};
+use crate::heap::extents::{Coverage, Extents, RegionKind};
 use crate::heap::footprint::Footprint;
-use crate::heap::pages::{Owner, Span};
 use crate::heap::residency::{PageRuns, page_down, page_up};
 use crate::ledger::Ledger;
-use crate::profile::HeapSummary;
+use crate::profile::{Attribution, HeapSummary};
 use crate::target::{Maps, Process};
-use crate::units::{Addr, Pid};
+use crate::units::{HumanBytes, Pid};
 
-/// What the heap looked like, with its pinned and blocked bytes by stack.
+/// What the heap looked like, with what belongs to whom.
 #[derive(Debug, Default)]
 pub struct HeapPicture {
     /// The ladder.
     pub summary: HeapSummary,
-    /// Free bytes on pages that live blocks keep.
-    pub pinned: BytesByStack,
-    /// Free pages under the highest live chunk of each heap that shrinks only at its top.
-    pub blocked: BytesByStack,
-    /// Live bytes that no recorded block covers: from before the recording, or of the allocator's and the C library's own.
-    pub unattributed_live_bytes: u64,
-    /// Chunks of them.
-    pub unattributed_live_allocations: u64,
+    /// Live, pinned and blocked bytes by stack.
+    pub owned: Owned,
+    /// Whose the live bytes are; `None` where no census counts them.
+    pub attribution: Option<Attribution>,
     /// What a reader should know.
     pub notes: Vec<String>,
 }
 
+/// What was in the heap before the recording.
+#[derive(Debug, Clone, Default)]
+pub enum Before {
+    /// Nothing: the process, or its image, began with it.
+    Nothing,
+    /// What a census found.
+    Heap(std::sync::Arc<StartHeap>),
+    /// It is not known.
+    #[default]
+    Unknown,
+}
+
+impl Before {
+    fn heap(&self) -> Option<&StartHeap> {
+        match self {
+            Self::Heap(heap) => Some(heap),
+            Self::Nothing | Self::Unknown => None,
+        }
+    }
+}
+
 /// Looks at the heap of a process that still lives. `None` if it is gone or may not be read.
-pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: Footprint) -> Option<HeapPicture> {
+///
+/// If records were lost, blocks that the census proves free are taken out of the ledger first.
+pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: Footprint, before: &Before) -> Option<HeapPicture> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
     ledger.settle();
-    let options = census::Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
-    let taken = match census::take(&memory, pid.0, &comm, options, &mut Places::default()) {
+    let taken = match census::take(&memory, pid.0, &comm, options(Level::Full), &mut Places::default()) {
         Ok(taken) => Some(taken),
         Err(error) => {
             tracing::debug!("census of {pid}: {error}");
@@ -55,15 +66,36 @@ pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: 
         }
     };
     match taken {
-        Some(taken) if taken.census.walk.usable && !taken.heaps.is_empty() => from_census(&memory, ledger, &taken),
+        Some(taken) if taken.census.walk.usable && !taken.heaps.is_empty() => {
+            if ledger.is_lossy() {
+                ledger.prune(|block| !is_disproved(&taken.heaps, block));
+            }
+            from_census(&memory, ledger, &taken, before)
+        }
         taken => {
             let mut picture = from_ledger(&memory, ledger, extents, footprint)?;
-            if let Some(reason) = taken.and_then(|taken| taken.census.layout_unknown.first().cloned()) {
-                picture.notes.push(reason);
-            }
+            picture.notes.extend(taken.and_then(|taken| unusable(&taken)));
             Some(picture)
         }
     }
+}
+
+/// Why a census cannot be joined with a recording.
+fn unusable(taken: &Taken) -> Option<String> {
+    if let Some(reason) = taken.census.layout_unknown.first() {
+        return Some(reason.clone());
+    }
+    (!taken.census.walk.usable && !taken.heaps.is_empty()).then(|| {
+        format!(
+            "the census at the end is not usable: {} of the heap were not understood or read",
+            HumanBytes(taken.census.walk.unknown_bytes)
+        )
+    })
+}
+
+/// A census at the level; what is not malloc's is not asked for.
+pub fn options(level: Level) -> census::Options {
+    census::Options { level, pace: Pace::default(), with_not_malloc: false }
 }
 
 /// Free bytes of a process's heap now, by a census; `None` where none can tell.
@@ -71,70 +103,68 @@ pub fn free_bytes(pid: Pid) -> Option<u64> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    let options = census::Options { level: Level::Sampled, pace: Pace::default(), with_not_malloc: false };
-    let taken = census::take(&memory, pid.0, &comm, options, &mut Places::default()).ok()?;
+    let taken = census::take(&memory, pid.0, &comm, options(Level::Sampled), &mut Places::default()).ok()?;
     let free = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est).map(|live| heap.extent_bytes.saturating_sub(live));
     taken.census.heaps.iter().filter_map(free).reduce(u64::saturating_add)
 }
 
-fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &census::Taken) -> Option<HeapPicture> {
-    let mut picture = HeapPicture::default();
+/// The ladder of a census at level full.
+pub fn summary(taken: &Taken) -> HeapSummary {
     let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
-    let summary = HeapSummary {
+    HeapSummary {
         extent_bytes: sum(|heap| Some(heap.extent_bytes)),
         resident_bytes: sum(|heap| Some(heap.resident_bytes)),
         live_bytes: sum(|heap| heap.live_bytes),
         trimmable_bytes: sum(|heap| heap.trimmable_bytes),
         pinned_bytes: sum(|heap| heap.pinned_bytes),
         unknown_bytes: sum(|heap| Some(heap.unknown_bytes)),
-    };
-    picture.summary = summary;
-    for walk in &taken.heaps {
-        join(memory, ledger, walk, &mut picture)?;
     }
-    Some(picture)
 }
 
-/// Whose each chunk of a heap is, and what that costs.
-fn join(memory: &LiveMemory, ledger: &Ledger, walk: &HeapWalk, picture: &mut HeapPicture) -> Option<()> {
-    let chunks = &walk.chunks;
-    let owner_of = |block: u64| ledger.outstanding().get(Addr(block)).map(|block| block.stack);
-    let ranges: Vec<HeapRange> = chunks
-        .regions()
-        .iter()
-        .map(|region| HeapRange { range: region.start..region.end, kind: RegionKind::Anonymous, coverage: Coverage::Complete })
-        .collect();
-    let spans = || {
-        chunks.blocks().filter_map(|block| {
-            let owner = match block.chunk.state {
-                ChunkState::Live | ChunkState::Mmapped => owner_of(block.addr).map_or(Owner::Unattributed, Owner::Stack),
-                ChunkState::Unknown => Owner::Held,
-                state if state.is_free() => return None,
-                _ => Owner::Held,
-            };
-            Some(Span { start: block.chunk.start, bytes: block.chunk.bytes, owner })
-        })
-    };
-    let states = pages_of(memory, ranges.iter().map(|range| range.range.clone()))?;
-    let survey = Survey::new(&ranges, spans(), &states);
-    // What of the chunks' pages is pinned by known stacks is the survey's; the allocator's own account may count a little less, where
-    // its own structures lie on the page.
-    add(&mut picture.pinned, &survey.pinned.bytes);
-    // Only heaps that shrink at their top can be blocked: an arena's pieces, not single mapped chunks.
-    let heaps: Vec<Range<u64>> = walk.extents.iter().map(|(_, range)| range.clone()).collect();
-    let (blocked, _) = blocked_space(&heaps, &ranges, spans(), &states);
-    add(&mut picture.blocked, &blocked.bytes);
-    for block in chunks.live_blocks().filter(|block| owner_of(block.addr).is_none()) {
-        picture.unattributed_live_bytes += block.chunk.bytes;
-        picture.unattributed_live_allocations += 1;
+fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Before) -> Option<HeapPicture> {
+    let mut picture = HeapPicture { summary: summary(taken), ..HeapPicture::default() };
+    let mut by_sums = false;
+    for walk in &taken.heaps {
+        if walk.chunks.is_empty() {
+            // Once only: a second heap without chunks would have the same stacks charged again.
+            let ledger = if by_sums { &Ledger::new(0, Default::default()) } else { ledger };
+            picture.owned.add_sums(ledger, walk.account.live_bytes.unwrap_or(0), walk.account.live_allocations.unwrap_or(0));
+            by_sums = true;
+            continue;
+        }
+        let states = pages_of(memory, regions(&walk.chunks).into_iter().map(|range| range.range))?;
+        picture.owned.add(ledger, walk, before.heap(), &states);
     }
-    Some(())
+    if by_sums {
+        picture.notes.push(
+            "this allocator's chunks are not told one by one: stacks have their live bytes as asked for, the rest is unattributed".into(),
+        );
+    } else {
+        // The rows' sum, whatever happened between the walk and the look at its pages.
+        picture.summary.pinned_bytes = Some(picture.owned.pinned.total_bytes());
+    }
+    let huge = picture.owned.pinned_on_huge_pages_bytes;
+    if huge > 0 {
+        picture.notes.push(format!(
+            "{} of the pinned bytes lie on huge pages, which count as pages of 2 MiB; a trim splits them, so trimmable counts pages of 4 KiB",
+            HumanBytes(huge)
+        ));
+    }
+    if matches!(before, Before::Unknown) {
+        picture.notes.push("no census could be taken at the start: what was allocated before is among the unattributed".into());
+    }
+    picture.attribution = Some(picture.owned.attribution());
+    Some(picture)
 }
 
 fn from_ledger(memory: &LiveMemory, ledger: &Ledger, extents: &mut Extents, footprint: Footprint) -> Option<HeapPicture> {
     extents.resync(&mappings_of(&memory.maps().ok()?));
     let blocks = ledger.sorted_blocks(|_| true);
-    let ranges = extents.heap_ranges(blocks.iter().map(|block| block.addr.0));
+    let mut ranges = extents.heap_ranges(blocks.iter().map(|block| block.addr.0));
+    if ledger.is_lossy() {
+        // No gap between blocks is known to be free.
+        ranges.iter_mut().for_each(|range| range.coverage = Coverage::Partial);
+    }
     let states = pages_of(memory, ranges.iter().map(|range| range.range.clone()))?;
     let survey = Survey::new(&ranges, blocks.iter().map(|block| footprint.span(&block)), &states);
     let sums = survey.sums;
@@ -147,16 +177,9 @@ fn from_ledger(memory: &LiveMemory, ledger: &Ledger, extents: &mut Extents, foot
         unknown_bytes: Some(sums.resident_unknown_bytes),
     };
     let note = "the heap's figures rest on the recorded blocks and the mappings alone: no census reads this allocator".to_owned();
-    Some(HeapPicture { summary, pinned: survey.pinned.bytes, notes: vec![note], ..HeapPicture::default() })
+    let owned = Owned { pinned: survey.pinned.bytes, ..Owned::default() };
+    Some(HeapPicture { summary, owned, notes: vec![note], ..HeapPicture::default() })
 }
-
-fn add(sum: &mut BytesByStack, more: &BytesByStack) {
-    for (stack, bytes) in more.iter() {
-        sum.charge(Some(stack), bytes);
-    }
-    sum.charge(None, more.unattributed_bytes());
-}
-
 /// The mappings as [`Extents`] takes them.
 pub fn mappings_of(maps: &Maps) -> Vec<crate::heap::extents::Mapping> {
     use crate::target::Backing;

@@ -8,15 +8,21 @@
 //!                 probes new code, children and images; counts what was lost
 //! ```
 //!
+//! Censuses run on a thread of their own (walker.rs): one at the start, whose chunks are `[before attach]` at the end; some near new
+//! peaks and after losses; the last one at the end, when nothing more is recorded.
+//!
 //! The caller's thread owns everything that attaches and detaches. Nothing in the target is changed but the probed instructions, which
 //! the kernel restores when the links are dropped, even if this process is killed.
 
+mod attribution;
 mod build;
 mod heap;
 mod launch;
 mod look;
+mod moments;
 mod sink;
 mod target;
+mod walker;
 mod watched;
 
 use std::collections::HashMap;
@@ -28,17 +34,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use build::stand_in;
+use heap::Before;
 pub use launch::LaunchError;
 pub use look::Look;
 use sink::{LedgerSink, Notice, SharedShard, lock};
 use target::Target;
+use walker::{Purpose, Walked, Walker};
 pub use watched::Watched;
 
 use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
 use crate::ledger::{Event, Ledger, StackLimits};
 use crate::probe::features::Features;
 use crate::probe::plan::{PlanError, Planner};
-use crate::profile::{Counter, Profile};
+use crate::profile::{Counter, HeapMoment, Profile};
 use crate::symbol::Snapshots;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
@@ -47,6 +55,10 @@ use crate::units::Pid;
 const NOTICES_MAX: usize = 4096;
 /// How often losses are read and ended processes noticed even without a notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Live blocks of a ledger that is repaired during the recording, at most: going through them keeps the ring's thread waiting for some
+/// tenths of a second, which the ring's size allows for. Larger ones are repaired at the end.
+const REPAIR_BLOCKS_MAX: u64 = 1 << 20;
 
 /// How often a launched command is looked at for an exec, at which it stands still.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
@@ -81,6 +93,8 @@ pub struct Options {
     pub method: Option<crate::probe::features::Attach>,
     /// Take no stacks at all, to measure what they cost.
     pub no_stacks: bool,
+    /// Take a census at the start, near each new peak and after losses too, not only at the end.
+    pub censuses: bool,
 }
 
 /// CLOCK_MONOTONIC in nanoseconds, the clock of the records.
@@ -105,8 +119,10 @@ pub struct Recorder {
     children_ignored: u64,
     launched: Option<launch::Launched>,
     notes: Vec<String>,
+    walker: Option<Walker>,
     started: Instant,
     started_at: SystemTime,
+    started_ns: u64,
     checked: Instant,
 }
 
@@ -135,6 +151,7 @@ impl Recorder {
             })
             .collect();
         let readers = capture.read(sinks)?;
+        let walker = if options.censuses { Some(Walker::start().map_err(capture::Error::Thread)?) } else { None };
         Ok(Self {
             capture,
             planner,
@@ -150,8 +167,10 @@ impl Recorder {
             children_ignored: 0,
             launched: None,
             notes: Vec::new(),
+            walker,
             started: Instant::now(),
             started_at: SystemTime::now(),
+            started_ns: monotonic_ns(),
             checked: Instant::now(),
         })
     }
@@ -171,6 +190,11 @@ impl Recorder {
                 if self.targets.len() == 1 && self.ended.is_empty() {
                     self.started = Instant::now();
                     self.started_at = SystemTime::now();
+                    self.started_ns = monotonic_ns();
+                }
+                // From here on every new block is recorded: what lives now and is not recorded later was there before.
+                if let (Some(walker), Some(target)) = (&self.walker, self.targets.get(&slot)) {
+                    walker.ask(target.whose(), Purpose::Start);
                 }
                 Ok(())
             }
@@ -189,6 +213,9 @@ impl Recorder {
         let launched = launch::launch(command)?;
         let pid = launched.pid();
         let slot = Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None, Some(0)))?;
+        if let Some(target) = self.targets.get_mut(&slot) {
+            target.before = Before::Nothing;
+        }
         self.switch_on(slot);
         let mut probed = Ok(());
         while let Ok(look) = launched.looks().recv() {
@@ -243,6 +270,7 @@ impl Recorder {
             if self.checked.elapsed() >= CHECK_INTERVAL {
                 self.check();
             }
+            self.take_walks();
             if Instant::now() >= deadline {
                 break;
             }
@@ -261,7 +289,11 @@ impl Recorder {
     pub fn losses(&self) -> Vec<Counter> {
         let malformed = self.readers.as_ref().map_or(0, Readers::malformed);
         let counters = self.capture.counters().unwrap_or_default();
-        build::losses(&counters, malformed, self.notices_lost.load(Ordering::Relaxed))
+        build::losses(&counters, malformed, self.notices_lost.load(Ordering::Relaxed), self.inherited_refused())
+    }
+
+    fn inherited_refused(&self) -> u64 {
+        self.shards.iter().map(|shard| lock(shard).inherited_refused).sum()
     }
 
     /// The programs' counters.
@@ -290,9 +322,12 @@ impl Recorder {
         let duration = self.started.elapsed();
         let malformed = self.readers.take().map_or(0, Readers::stop);
         self.check_losses();
+        for walked in self.walker.take().map_or_else(Vec::new, Walker::finish) {
+            self.take_walk(walked);
+        }
         for (slot, target) in &mut self.targets {
             target.books = lock(&self.shards[target.shard]).watched.remove(slot);
-            target.look_at_the_heap();
+            target.look_at_the_heap(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
         }
         let counters = self.capture.counters()?;
         let start_unix_ns = self.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
@@ -305,6 +340,7 @@ impl Recorder {
             malformed,
             children_ignored: self.children_ignored,
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
+            inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
         };
         Ok(build::profile(facts, &all))
@@ -376,9 +412,16 @@ impl Recorder {
         let Some(shard) = self.targets.get(&parent).map(|target| target.shard) else { return };
         let inherited = lock(&self.shards[shard]).inherited.remove(&child);
         let forked_ns = monotonic_ns();
+        let before = self.targets.get(&parent).filter(|_| inherited.is_some()).map(|target| target.before.clone());
         let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited, None));
         let slot = match watched {
-            Ok(slot) => slot,
+            Ok(slot) => {
+                // What the parent had before the recording, its copy has too.
+                if let (Some(target), Some(before)) = (self.targets.get_mut(&slot), before) {
+                    target.before = before;
+                }
+                slot
+            }
             Err(error) => {
                 self.notes.push(format!("child {child} was not watched: {error}"));
                 return;
@@ -453,10 +496,50 @@ impl Recorder {
                 self.new_code(slot);
             }
         }
+        self.ask_for_walks();
         // An exit whose record was lost.
         let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();
         for slot in gone {
             self.retire(slot);
+        }
+    }
+
+    /// Has the heaps walked that are at a new height or need proof.
+    fn ask_for_walks(&mut self) {
+        let Some(walker) = &self.walker else { return };
+        let now_ns = monotonic_ns();
+        for (slot, target) in &mut self.targets {
+            let totals = lock(&self.shards[target.shard]).watched.get(slot).map(|watched| watched.ledger.totals());
+            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes, totals.peak_bytes)) {
+                walker.ask(target.whose(), Purpose::During);
+            }
+        }
+    }
+
+    fn take_walks(&mut self) {
+        let done: Vec<Walked> = self.walker.as_ref().map_or_else(Vec::new, |walker| walker.done().collect());
+        for walked in done {
+            self.take_walk(walked);
+        }
+        for (slot, target) in &mut self.targets {
+            if target.moments.proof.is_some() {
+                repair(&self.shards[target.shard], *slot, target);
+            }
+        }
+    }
+
+    fn take_walk(&mut self, walked: Walked) {
+        let after_ms = walked.began_ns.saturating_sub(self.started_ns) / 1_000_000;
+        let Some(target) = self.targets.values_mut().find(|target| target.whose() == walked.whose) else { return };
+        match walked.purpose {
+            Purpose::Start => target.started_with(walked, after_ms),
+            Purpose::During => {
+                let heap = walked.taken.as_ref().map(heap::summary);
+                let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
+                tracing::debug!("looked at the heap of process {} after {after_ms} ms", target.process.pid());
+                target.moments.walked(walked.began_ns, walked.ended_ns, moment);
+                target.moments.proof = Some(walked);
+            }
         }
     }
 
@@ -469,4 +552,22 @@ impl Recorder {
             }
         }
     }
+}
+
+/// Takes out of the books what a walk proved free, once the records from before its end are in them: a free that was on its way is no
+/// lost one.
+fn repair(shard: &SharedShard, slot: u16, target: &mut Target) {
+    let mut shard = lock(shard);
+    let drained_ns = shard.drained_ns;
+    let Some(watched) = shard.watched.get_mut(&slot) else { return };
+    let totals = watched.ledger.totals();
+    if totals.doubtful == 0 || totals.live > REPAIR_BLOCKS_MAX {
+        target.moments.proof = None;
+        return;
+    }
+    let Some(walked) = target.moments.proof.take_if(|walked| walked.ended_ns < drained_ns) else { return };
+    let Some(taken) = walked.taken else { return };
+    watched.ledger.settle();
+    let (blocks, bytes) = watched.ledger.prune_older(walked.began_ns, |block| !attribution::is_disproved(&taken.heaps, block));
+    tracing::debug!("process {}: {blocks} blocks ({bytes} bytes) were freed unseen", target.process.pid());
 }

@@ -6,8 +6,8 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::watched::Watched;
-use crate::capture::Sink;
 use crate::capture::wire::{Body, Record, VmChange};
+use crate::capture::{BATCH_RECORDS, Sink};
 use crate::ledger::{Event, Ledger};
 use crate::units::{Addr, Pid};
 
@@ -61,6 +61,8 @@ pub struct Shard {
     pub inherited_refused: u64,
     /// Whether children are to be watched too.
     pub follow_children: bool,
+    /// What was sent before this time (CLOCK_MONOTONIC ns) is in the books.
+    pub drained_ns: u64,
 }
 
 /// A shard that the ring's thread and the driver share.
@@ -79,6 +81,8 @@ pub struct LedgerSink {
     /// Events of `batch_slot`'s process that are not applied yet.
     batch: Vec<Event<'static>>,
     batch_slot: (u16, u16),
+    /// Records since the last pause.
+    records: usize,
     now_ns: u64,
 }
 
@@ -86,7 +90,7 @@ impl LedgerSink {
     /// A sink for a shard. Notices that find the channel full are counted in `notices_lost`: the driver then looks at everything.
     pub fn new(shard: SharedShard, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
         let batch = Vec::with_capacity(BATCH_EVENTS);
-        Self { shard, notices, notices_lost, batch, batch_slot: (u16::MAX, 0), now_ns: crate::recorder::monotonic_ns() }
+        Self { shard, notices, notices_lost, batch, batch_slot: (u16::MAX, 0), records: 0, now_ns: crate::recorder::monotonic_ns() }
     }
 
     fn flush(&mut self) {
@@ -126,7 +130,7 @@ impl LedgerSink {
         self.flush();
         let slot = record.head.slot;
         let mut shard = lock(&self.shard);
-        let Shard { watched, inherited, inherited_refused, follow_children } = &mut *shard;
+        let Shard { watched, inherited, inherited_refused, follow_children, .. } = &mut *shard;
         let Some(process) = watched.get_mut(&slot).filter(|process| record.head.is_of(process.slot.generation)) else { return };
         let notice = match record.body {
             Body::Stack { hash, frames, end } => {
@@ -163,6 +167,7 @@ impl LedgerSink {
 
 impl Sink for LedgerSink {
     fn record(&mut self, record: &Record<'_>) {
+        self.records += 1;
         let time_ns = record.head.time_ns(self.now_ns);
         let Some(event) = Self::event(record, time_ns) else {
             self.other(record, time_ns);
@@ -178,6 +183,10 @@ impl Sink for LedgerSink {
 
     fn pause(&mut self) {
         self.flush();
+        // A full batch says nothing of the ring's end; a smaller one reached it, after the last pause.
+        if std::mem::take(&mut self.records) < BATCH_RECORDS {
+            lock(&self.shard).drained_ns = self.now_ns;
+        }
         self.now_ns = crate::recorder::monotonic_ns();
     }
 

@@ -2,17 +2,25 @@
 
 use std::collections::HashMap;
 
-use super::heap::{self, HeapPicture};
+use super::attribution::StartHeap;
+use super::heap::{self, Before, HeapPicture};
+use super::moments::Moments;
+use super::walker::{Walked, Whose};
 use super::{Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::heap::footprint::Footprint;
 use crate::probe::functions::Function;
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
+use crate::profile::HeapMoment;
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Allocator, Process};
 
 /// A file of the process, by device and inode.
 type FileKey = (u64, u64);
+
+/// Chunks of the heap at the start that are kept until the end, 4 bytes each. A heap of more is not compared: what it held before the
+/// recording is then among the unattributed.
+const START_CHUNKS_MAX: usize = 32 << 20;
 
 /// A watched process as the driver sees it.
 pub struct Target {
@@ -27,6 +35,12 @@ pub struct Target {
     pub space: AddressSpace,
     /// The heap at the end of the recording, if the process still lived and let itself be read.
     pub heap: Option<HeapPicture>,
+    /// What was in the heap before the recording.
+    pub before: Before,
+    /// The looks at the heap during the recording.
+    pub moments: Moments,
+    /// Images that the process had before this one.
+    image: u32,
     /// What the allocator that serves malloc adds to a block.
     footprint: Footprint,
     pub notes: Vec<String>,
@@ -46,6 +60,9 @@ impl Target {
             allocators: Vec::new(),
             space,
             heap: None,
+            before: Before::Unknown,
+            moments: Moments::default(),
+            image: 0,
             footprint: Footprint::default(),
             notes: Vec::new(),
             loss: TargetLoss::default(),
@@ -107,6 +124,7 @@ impl Target {
         Ok(())
     }
 
+    /// Says something once.
     fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);
@@ -117,6 +135,27 @@ impl Target {
     pub fn exec(&mut self) {
         if let Ok(process) = Process::open(self.process.pid()) {
             self.process = process;
+        }
+        self.image += 1;
+        self.before = Before::Nothing;
+        self.moments = Moments::default();
+    }
+
+    /// Whose heap it is now.
+    pub fn whose(&self) -> Whose {
+        Whose { pid: self.process.pid(), image: self.image }
+    }
+
+    /// Takes the census of the start.
+    pub fn started_with(&mut self, walked: Walked, after_ms: u64) {
+        let Some(taken) = walked.taken else { return };
+        self.moments.at_start = Some(HeapMoment { after_ms, recorded_live_bytes: 0, heap: heap::summary(&taken) });
+        let tables: Vec<_> = taken.heaps.into_iter().map(|heap| heap.chunks).collect();
+        let chunks: usize = tables.iter().map(crate::census::ChunkTable::len).sum();
+        if chunks > START_CHUNKS_MAX {
+            self.note(format!("the heap at the start had {chunks} chunks, too many to keep: they are among the unattributed"));
+        } else {
+            self.before = Before::Heap(std::sync::Arc::new(StartHeap { tables }));
         }
     }
 
@@ -131,9 +170,12 @@ impl Target {
     }
 
     /// The heap as it is now, joined with the books.
-    pub fn look_at_the_heap(&mut self) {
-        if let Some(books) = &mut self.books {
-            self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint);
+    pub fn look_at_the_heap(&mut self, after_ms: u64) {
+        let Some(books) = &mut self.books else { return };
+        let recorded_live_bytes = books.ledger.totals().live_bytes;
+        self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint, &self.before);
+        if let Some(picture) = self.heap.as_ref().filter(|picture| picture.attribution.is_some()) {
+            self.moments.at_height(HeapMoment { after_ms, recorded_live_bytes, heap: picture.summary });
         }
     }
 
@@ -154,6 +196,9 @@ impl Target {
             loss.frees.saturating_sub(before.frees),
             loss.others.saturating_sub(before.others),
         );
+        if new.1 > 0 {
+            self.moments.lost();
+        }
         (new != (0, 0, 0)).then_some(new)
     }
 }

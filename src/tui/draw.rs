@@ -18,8 +18,9 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use super::sample::{ProcessSample, Sample, SortKey, StackSample};
 use super::state::{KEYS, Mode, State};
 use super::words::{self, LABEL_COLUMNS, Tone};
+use crate::profile::page::{place, shortened_front, shortened_middle, wrapped};
 use crate::profile::sanitize;
-use crate::profile::text::{grouped, place, shortened_front, shortened_middle, wrapped};
+use crate::units::grouped;
 
 /// Processes shown in their table; the chosen one is always among them.
 const PROCESSES_SHOWN: usize = 8;

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use super::sample::{ProcessSample, Sample, SortKey, StackSample, rank};
 use super::words;
+use crate::profile::Frame;
+use crate::profile::page::place;
 use crate::profile::sanitize;
-use crate::profile::text::place;
-use crate::profile::{Frame, text};
+use crate::units::grouped;
 
 /// Stacks shown of a process.
 const STACKS_SHOWN: usize = 20;
@@ -37,7 +38,7 @@ fn process(page: &mut String, sample: &Sample, process: &ProcessSample, by: Sort
     }
     let more = process.stacks_with_value.saturating_sub(STACKS_SHOWN.min(stacks.len()));
     if more > 0 {
-        let _ = writeln!(page, "{} more stacks", text::grouped(more as u64));
+        let _ = writeln!(page, "{} more stacks", grouped(more as u64));
     }
     page.push('\n');
 }

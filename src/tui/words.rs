@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use super::sample::{Basis, Numbers, ProcessSample, Sample, StackSample};
+use crate::profile::page::{bytes, percent};
 use crate::profile::sanitize;
-use crate::profile::text::{bytes, grouped, percent};
 use crate::units::HumanBytes;
+use crate::units::grouped;
 
 /// How a line is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

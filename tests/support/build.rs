@@ -81,6 +81,15 @@ pub fn program(name: &str, link: Link) -> PathBuf {
     compile(compiler, &args, &source, &format!("{name}-{link:?}").to_lowercase(), &[])
 }
 
+/// Builds a C program that is one file of its own.
+pub fn standalone(source: &Path, more: &[&str]) -> PathBuf {
+    let mut args: Vec<String> = COMMON.iter().map(ToString::to_string).collect();
+    args.push(source.display().to_string());
+    args.extend(more.iter().map(ToString::to_string));
+    let name = source.file_stem().expect("a source has a name").to_string_lossy().into_owned();
+    compile("cc", &args, source, &name, &[])
+}
+
 /// Builds the bench's target, a tight loop of malloc and free.
 pub fn tight_pairs() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/exact/tight_pairs.c");

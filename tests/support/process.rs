@@ -63,6 +63,12 @@ impl Lines {
         }
     }
 
+    /// Waits for the line of a number, from 0. `None`: the stream ended, or the limit passed, before it.
+    pub fn nth(&self, number: usize, limit: Duration) -> Option<String> {
+        let waited = self.0.more.wait_timeout_while(self.said(), limit, |said| said.lines.len() <= number && !said.ended);
+        waited.expect("no panic while locked").0.lines.get(number).cloned()
+    }
+
     /// Waits for the stream's end and returns all of it.
     pub fn all(&self) -> String {
         let waited = self.0.more.wait_timeout_while(self.said(), LIMIT, |said| !said.ended);

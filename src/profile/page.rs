@@ -1,0 +1,225 @@
+//! A page of text for people: named lines wrapped under themselves, tables of stacks, all cut to a width. Pure; width and colour are given.
+
+use std::fmt::Write;
+
+use super::model::Frame;
+use super::{glue, sanitize};
+use crate::units::{HumanBytes, grouped};
+
+/// How to lay out a report.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    /// Columns of the terminal; `None` = do not cut lines.
+    pub columns: Option<usize>,
+    /// Whether to use colours.
+    pub colour: bool,
+    /// Stacks shown.
+    pub top: usize,
+    /// Callers shown of each stack; the rest are counted.
+    pub callers: usize,
+}
+
+/// Narrowest layout: below this, lines wrap rather than say nothing.
+const COLUMNS_MIN: usize = 60;
+/// Sentences shown of a list in the header.
+const SENTENCES_SHOWN_MAX: usize = 16;
+
+/// A share in percent, or a dash of nothing.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "–".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
+}
+
+/// A number of bytes that may not be known.
+pub(crate) fn bytes(value: Option<u64>) -> String {
+    value.map_or_else(|| "not known".to_owned(), |value| HumanBytes(value).to_string())
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Tone {
+    /// As it is.
+    Plain,
+    /// Heads and titles.
+    Strong,
+    /// What may be passed over.
+    Faint,
+    /// What must not.
+    Warn,
+}
+
+/// A page of text that fits its width.
+pub(super) struct Page {
+    pub text: String,
+    pub layout: Layout,
+}
+
+impl Page {
+    pub fn new(layout: Layout) -> Self {
+        Self { text: String::new(), layout }
+    }
+
+    pub fn painted(&mut self, text: &str, tone: Tone) {
+        let code = match tone {
+            Tone::Plain => "",
+            Tone::Strong => "\x1b[1m",
+            Tone::Faint => "\x1b[2m",
+            Tone::Warn => "\x1b[33m",
+        };
+        if self.layout.colour && !code.is_empty() {
+            let _ = write!(self.text, "{code}{text}\x1b[0m");
+        } else {
+            self.text.push_str(text);
+        }
+    }
+
+    pub fn line(&mut self, text: &str) {
+        self.text.push_str(text);
+        self.text.push('\n');
+    }
+
+    /// A remark below a table, wrapped.
+    pub fn faint(&mut self, text: &str) {
+        for part in wrapped(text, self.columns()) {
+            self.painted(&part, Tone::Faint);
+            self.text.push('\n');
+        }
+    }
+
+    pub fn head(&mut self, text: &str) {
+        self.painted(text, Tone::Strong);
+        self.text.push('\n');
+    }
+
+    fn columns(&self) -> usize {
+        self.layout.columns.map_or(usize::MAX, |columns| columns.max(COLUMNS_MIN))
+    }
+
+    /// A named line of the header, wrapped under itself.
+    pub fn field(&mut self, name: &str, text: &str) {
+        self.toned(name, text, Tone::Plain);
+    }
+
+    pub fn toned(&mut self, name: &str, text: &str, tone: Tone) {
+        const NAME_COLUMNS: usize = 11;
+        for (i, part) in wrapped(text, self.columns().saturating_sub(NAME_COLUMNS)).iter().enumerate() {
+            let name = format!("{:<NAME_COLUMNS$}", if i == 0 { name } else { "" });
+            self.painted(&name, Tone::Strong);
+            self.painted(part, tone);
+            self.text.push('\n');
+        }
+    }
+
+    pub fn sentences(&mut self, name: &str, sentences: &[String], tone: Tone) {
+        for sentence in sentences.iter().take(SENTENCES_SHOWN_MAX) {
+            self.toned(name, &sanitize::terminal(sentence), tone);
+        }
+        if sentences.len() > SENTENCES_SHOWN_MAX {
+            self.toned(name, &format!("and {} more", sentences.len() - SENTENCES_SHOWN_MAX), tone);
+        }
+    }
+
+    /// A stack: its title after the prefix, its callers below. Allocation code at the leaf and the process's start at the root are left
+    /// out: they are the same in every stack.
+    pub fn stack(&mut self, prefix: &str, frames: &[&Frame], truncated: Option<&str>, pid: u32) {
+        let frames = &frames[glue::leading_frames(frames.iter().copied())..];
+        let frames = &frames[..frames.len() - glue::startup_frames(frames.iter().copied())];
+        let indent = " ".repeat(prefix.chars().count());
+        let room = self.columns().saturating_sub(indent.len());
+        let Some((title, callers)) = frames.split_first() else { return };
+        self.painted(prefix, Tone::Strong);
+        let process = if pid == 0 { String::new() } else { format!("[{pid}] ") };
+        self.frame(&process, title, room, Tone::Strong);
+        for caller in callers.iter().take(self.layout.callers) {
+            self.text.push_str(&indent);
+            self.frame("  ← ", caller, room, Tone::Plain);
+        }
+        let more = callers.len().saturating_sub(self.layout.callers);
+        if more > 0 {
+            self.text.push_str(&indent);
+            self.painted(&format!("  … {more} more"), Tone::Faint);
+            self.text.push('\n');
+        }
+        if let Some(reason) = truncated {
+            self.text.push_str(&indent);
+            self.painted(&format!("  … cut: {}", sanitize::terminal(reason).replace('_', " ")), Tone::Warn);
+            self.text.push('\n');
+        }
+    }
+
+    fn frame(&mut self, lead: &str, frame: &Frame, room: usize, tone: Tone) {
+        let name = sanitize::terminal(&frame.function);
+        let mut place = place(frame);
+        if frame.flags.guessed {
+            place.push_str("  (guessed)");
+        }
+        let room = room.saturating_sub(lead.chars().count());
+        // The function matters more: the place gives way first, to its end, down to a third.
+        let place_room = room.saturating_sub(name.chars().count() + 2).max(room / 3);
+        let place = shortened_front(&place, place_room);
+        let name_room = if place.is_empty() { room } else { room.saturating_sub(place.chars().count() + 2) };
+        self.text.push_str(lead);
+        self.painted(&shortened_middle(&name, name_room), tone);
+        if !place.is_empty() {
+            self.text.push_str("  ");
+            self.painted(&place, Tone::Faint);
+        }
+        self.text.push('\n');
+    }
+
+    pub fn rest(&mut self, rows: usize, value: String) {
+        if rows > self.layout.top {
+            let text = format!("{} more stacks with {value}: show more with --top", grouped((rows - self.layout.top) as u64));
+            self.painted(&text, Tone::Faint);
+            self.text.push('\n');
+        }
+    }
+}
+
+/// Where a frame is: file and line, or the module.
+pub(crate) fn place(frame: &Frame) -> String {
+    let file = sanitize::terminal(&frame.file);
+    match (file.is_empty(), frame.line) {
+        (false, 0) => file.into_owned(),
+        (false, line) => format!("{file}:{line}"),
+        (true, _) => {
+            let module = frame.module.rsplit('/').next().unwrap_or_default();
+            // A stand-in name says the module already.
+            if frame.function.starts_with('[') { String::new() } else { sanitize::terminal(module).into_owned() }
+        }
+    }
+}
+
+/// A text cut to a width, its middle replaced: the start and the end of a name say most.
+pub(crate) fn shortened_middle(text: &str, columns: usize) -> String {
+    let length = text.chars().count();
+    if length <= columns {
+        return text.to_owned();
+    }
+    let kept = columns.saturating_sub(1);
+    let tail = kept / 2;
+    text.chars().take(kept - tail).chain(['…']).chain(text.chars().skip(length - tail)).collect()
+}
+
+/// A text cut to a width, its front replaced: the end of a path says most.
+pub(crate) fn shortened_front(text: &str, columns: usize) -> String {
+    let length = text.chars().count();
+    if length <= columns {
+        return text.to_owned();
+    }
+    std::iter::once('…').chain(text.chars().skip(length - columns.saturating_sub(1))).collect()
+}
+
+/// A text in lines of at most so many columns, broken at spaces; a longer word stands alone.
+pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > columns {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}

@@ -1,0 +1,128 @@
+//! Censuses during a recording, one after the other on a thread of their own, so that neither the driver nor the rings wait for a walk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use super::{heap, monotonic_ns};
+use crate::census::live::LiveMemory;
+use crate::census::{self, Level, Places, Taken};
+use crate::target::Process;
+use crate::units::Pid;
+
+/// What a census is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// What was there before the recording.
+    Start,
+    /// The heap near its highest recorded live bytes, and proof of what is free if records were lost.
+    During,
+}
+
+/// Whose heap to walk. The image tells one program of a process from the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whose {
+    /// Its process.
+    pub pid: Pid,
+    /// How many images the process had before.
+    pub image: u32,
+}
+
+/// A walk that was asked for.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    whose: Whose,
+    purpose: Purpose,
+}
+
+/// A walk that is done.
+#[derive(Debug)]
+pub struct Walked {
+    /// Whose heap it is.
+    pub whose: Whose,
+    /// What for.
+    pub purpose: Purpose,
+    /// When it began, CLOCK_MONOTONIC ns.
+    pub began_ns: u64,
+    /// When it ended.
+    pub ended_ns: u64,
+    /// The census, if it is usable.
+    pub taken: Option<Taken>,
+}
+
+/// The thread that walks.
+pub struct Walker {
+    requests: Option<Sender<Request>>,
+    walked: Receiver<Walked>,
+    only_starts: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Walker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn start() -> std::io::Result<Self> {
+        let (requests, asked) = channel::<Request>();
+        let (done, walked) = channel();
+        let only_starts = Arc::<AtomicBool>::default();
+        let hurry = Arc::clone(&only_starts);
+        let work = move || {
+            for request in asked {
+                if request.purpose == Purpose::During && hurry.load(Ordering::Relaxed) {
+                    continue;
+                }
+                if done.send(walk(request)).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("fragprof-census".into()).spawn(work)?;
+        Ok(Self { requests: Some(requests), walked, only_starts, thread: Some(thread) })
+    }
+
+    /// Asks for a walk. Each process has at most one of each kind under way: the driver sees to that.
+    pub fn ask(&self, whose: Whose, purpose: Purpose) {
+        if let Some(requests) = &self.requests
+            && requests.send(Request { whose, purpose }).is_err()
+        {
+            tracing::warn!("the census thread has ended: no walk of process {}", whose.pid);
+        }
+    }
+
+    /// The walks that are done.
+    pub fn done(&self) -> impl Iterator<Item = Walked> + '_ {
+        self.walked.try_iter()
+    }
+
+    /// Ends the thread: walks of starts are still made, others that did not begin are not.
+    pub fn finish(mut self) -> Vec<Walked> {
+        self.only_starts.store(true, Ordering::Relaxed);
+        self.requests = None;
+        let walked = self.walked.iter().collect();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the census thread ended in a panic");
+        }
+        walked
+    }
+}
+
+fn walk(request: Request) -> Walked {
+    let began_ns = monotonic_ns();
+    let taken = census_of(request.whose.pid);
+    Walked { whose: request.whose, purpose: request.purpose, began_ns, ended_ns: monotonic_ns(), taken }
+}
+
+/// A usable census of a process at level full.
+fn census_of(pid: Pid) -> Option<Taken> {
+    let process = Process::open(pid).ok()?;
+    let comm = process.comm().to_owned();
+    let memory = LiveMemory::open(process).ok()?;
+    let taken = census::take(&memory, pid.0, &comm, heap::options(Level::Full), &mut Places::default());
+    let taken = taken.inspect_err(|error| tracing::debug!("census of {pid}: {error}")).ok()?;
+    (taken.census.walk.usable && !taken.heaps.is_empty()).then_some(taken)
+}
