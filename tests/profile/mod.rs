@@ -137,7 +137,8 @@ fn a_full_disk_is_an_error_and_a_closed_pipe_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let file = recording(dir.path(), "a.pb.gz", 4096);
     fails_with(&["flamegraph", &file, "-o", "/dev/full"], 1, "cannot write /dev/full: No space left on device");
-    fails_with(&["export", &file, "--format", "json", "-o", "/nonexistent/out.json"], 1, "cannot write /nonexistent/out.json");
+    let nowhere = dir.path().join("no folder/out.json").display().to_string();
+    fails_with(&["export", &file, "--format", "json", "-o", &nowhere], 1, &format!("cannot write {nowhere}"));
     let full = fragprof(&["report", &file]).stdout(std::fs::File::options().write(true).open("/dev/full").unwrap()).status().unwrap();
     assert_eq!(full.code(), Some(1));
     let mut child = fragprof(&["export", &file, "--format", "svg"]).stdout(Stdio::piped()).spawn().unwrap();
