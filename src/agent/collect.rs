@@ -119,6 +119,7 @@ impl Collector {
     #[must_use]
     pub fn new(config: Config, published: Arc<Published>, heartbeat: Arc<Heartbeat>) -> Self {
         let now = Instant::now();
+        let containers = Containers::start(config.containers.cri.clone());
         let budget = Budget::new(config.census.budget_ratio(), config.census.start_credit_ms as f64 / 1e3);
         let rules = rules_of(&config);
         Self {
@@ -128,7 +129,7 @@ impl Collector {
             heartbeat,
             watches: BTreeMap::new(),
             places: Places::default(),
-            containers: Containers::find(),
+            containers,
             budget,
             counters: AgentCounters::default(),
             started: now,
@@ -215,6 +216,7 @@ impl Collector {
     fn reload(&mut self, config: Config) {
         self.rules = rules_of(&config);
         self.budget.set_rate(config.census.budget_ratio());
+        self.containers.reload(config.containers.cri.clone());
         self.config = config;
         self.counters.reloads += 1;
         let now_s = self.now_s();
@@ -250,6 +252,7 @@ impl Collector {
         self.processes_over_limit = found.over_limit;
         let now_s = self.now_s();
         let mut before = std::mem::take(&mut self.watches);
+        self.containers.refresh();
         for seen in found.seen {
             let Seen { identity, comm, uid, rss_bytes } = seen;
             let watch = match before.remove(&identity) {
@@ -258,6 +261,7 @@ impl Collector {
                     sample.comm = comm;
                     sample.uid = uid;
                     sample.rss_bytes = rss_bytes;
+                    self.containers.name(&mut sample.surroundings);
                     watch
                 }
                 None => Watch {
@@ -266,7 +270,7 @@ impl Collector {
                         comm,
                         uid,
                         rss_bytes,
-                        surroundings: self.containers.of(identity.process.pid),
+                        surroundings: self.containers.of_new(identity.process.pid),
                         state: WatchState::Waiting,
                         reason: None,
                         top: None,
@@ -417,6 +421,7 @@ impl Collector {
         let waiting = processes.iter().any(|one| one.state == WatchState::Waiting);
         self.first_round_done |= self.counters.scans > 0 && !waiting;
         self.sequence += 1;
+        self.counters.cri = self.containers.status();
         self.published.store(Snapshot {
             sequence: self.sequence,
             at: Instant::now(),

@@ -71,6 +71,8 @@ pub struct Config {
     pub discovery: DiscoveryConfig,
     /// How often and at what cost.
     pub census: CensusConfig,
+    /// Names of containers.
+    pub containers: ContainersConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// Where it is served.
@@ -147,6 +149,37 @@ impl Default for CensusConfig {
             pause_per_mib_us: 200,
             walk_memory_mib: 64,
             memory_max_mib: 256,
+        }
+    }
+}
+
+/// Where the names of pods and containers come from.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContainersConfig {
+    /// The socket of the container runtime.
+    pub cri: CriSocket,
+}
+
+/// The socket of the container runtime (CRI).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(from = "String")]
+pub enum CriSocket {
+    /// The first usual one that is there.
+    #[default]
+    Auto,
+    /// Nobody is asked; containers are told by their ids.
+    Off,
+    /// This one.
+    Path(PathBuf),
+}
+
+impl From<String> for CriSocket {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "auto" => Self::Auto,
+            "off" => Self::Off,
+            _ => Self::Path(text.into()),
         }
     }
 }

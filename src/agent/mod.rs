@@ -12,13 +12,14 @@
 //! ```
 //!
 //! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`budget`] processor time, [`schedule`] what
-//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`sample`] the model, [`notify`] the service manager, [`run`](mod@run) the life of
+//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`cri`] its names, [`sample`] the model, [`notify`] the service manager, [`run`](mod@run) the life of
 //! the daemon.
 
 pub mod budget;
 pub mod collect;
 pub mod config;
 pub mod containers;
+pub mod cri;
 pub mod discovery;
 pub mod notify;
 pub mod rules;

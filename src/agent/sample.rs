@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 
+use super::cri::CriStatus;
 use crate::census::{Census, HeapAccount, Level};
 use crate::target::ProcessId;
 use crate::target::container::Surroundings;
@@ -259,6 +260,8 @@ fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample
 /// What the agent counts of itself since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct AgentCounters {
+    /// The container runtime that gives names.
+    pub cri: CriStatus,
     /// Looks at the list of processes.
     pub scans: u64,
     /// Looks that failed.

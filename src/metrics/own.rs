@@ -18,6 +18,14 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
     let in_state = |state| snapshot.processes.iter().filter(|one| one.state == state).count() as f64;
     let states = WatchState::ALL.into_iter().map(|state| (state.name(), in_state(state)));
     let by_level = |values: [f64; 3]| LEVELS.into_iter().zip(values);
+    let cri = counters.cri;
+    let mut cri_up = Family::gauge(
+        "fragprof_cri_up",
+        "Whether the container runtime answered the last question for names; no series if none is asked or there. Without it containers are told by their ids.",
+    );
+    if let Some(up) = cri.up {
+        cri_up.add(&[], f64::from(u8::from(up)));
+    }
     let age_s = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
     vec![
         info,
@@ -73,6 +81,12 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
         Family::counter("fragprof_agent_scan_errors_total", "Looks at the list of processes that failed.").with(counters.scan_errors as f64),
         Family::counter("fragprof_agent_config_reloads_total", "Configurations read again on SIGHUP: taken (ok), or not usable (error).")
             .with_each("result", [("ok", counters.reloads as f64), ("error", counters.reload_errors as f64)]),
+        cri_up,
+        Family::gauge("fragprof_cri_containers", "Containers and pods whose names are known.").with(cri.containers as f64),
+        Family::counter("fragprof_cri_requests_total", "Questions to the container runtime: answered (ok), or not, too late, too large, or with nonsense (error).")
+            .with_each("result", [("ok", cri.answers as f64), ("error", cri.failures as f64)]),
+        Family::counter("fragprof_cri_refused_total", "Containers and pods in answers that were not taken: beyond 10000, or without a usable id.")
+            .with(cri.refused as f64),
         Family::counter("fragprof_http_requests_total", "Requests answered.").with(http.requests as f64),
         Family::counter("fragprof_http_unauthorized_total", "Requests turned away for want of a token.").with(http.unauthorized as f64),
         Family::counter("fragprof_http_connections_refused_total", "Connections closed at once: server.connections_max were open.")

@@ -1,0 +1,98 @@
+//! One question to a runtime over its unix socket: which pods and containers are there. Bounded in time and bytes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thiserror::Error;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic_prost::ProstCodec;
+
+use super::messages::{ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse};
+use super::names::Directory;
+
+/// Time for connecting and for each answer. A runtime answers within some 10 ms; a kubelet waits for 2 minutes, which nobody here does.
+const WITHIN: Duration = Duration::from_secs(3);
+/// Bytes of an answer: a container takes about 2 KiB with its labels and annotations, so 8000 of them. A kubelet takes as much.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Why a runtime gave no names.
+#[derive(Debug, Error)]
+pub enum CriError {
+    /// The path is not one that can be asked.
+    #[error("{path} cannot be a socket's path")]
+    Path {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Nobody answers there.
+    #[error("cannot connect to {path}: {source}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// It answered with an error, with nonsense, too late, or too much.
+    #[error("{path} gave no answer to {method}: {}", .status.message())]
+    Answer {
+        /// The socket.
+        path: PathBuf,
+        /// The method.
+        method: &'static str,
+        /// Why.
+        status: Box<tonic::Status>,
+    },
+}
+
+/// A connection to a runtime.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    grpc: Grpc<Channel>,
+}
+
+impl Client {
+    /// Connects. Call it within a runtime.
+    ///
+    /// # Errors
+    /// If there is no socket at the path, or nobody takes the connection in time.
+    pub async fn connect(path: &Path) -> Result<Self, CriError> {
+        let text = path.to_str().filter(|text| text.starts_with('/')).ok_or_else(|| CriError::Path { path: path.to_owned() })?;
+        let connect = |source| CriError::Connect { path: path.to_owned(), source };
+        let endpoint = Endpoint::from_shared(format!("unix://{text}")).map_err(connect)?.connect_timeout(WITHIN).timeout(WITHIN);
+        let channel = endpoint.connect().await.map_err(connect)?;
+        Ok(Self { path: path.to_owned(), grpc: Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX) })
+    }
+
+    /// Asks for everything that is there.
+    ///
+    /// # Errors
+    /// If an answer is an error, nonsense, too late or too large.
+    pub async fn directory(&mut self) -> Result<Directory, CriError> {
+        let pods: ListPodSandboxResponse = self.call("/runtime.v1.RuntimeService/ListPodSandbox", ListPodSandboxRequest {}).await?;
+        let containers: ListContainersResponse = self.call("/runtime.v1.RuntimeService/ListContainers", ListContainersRequest {}).await?;
+        Ok(Directory::new(pods, containers))
+    }
+
+    /// Calls a method of one question and one answer. The agent itself asks for lists only; the tests make pods.
+    ///
+    /// # Errors
+    /// If the answer is an error, nonsense, too late or too large.
+    pub async fn call<Question, Answer>(&mut self, method: &'static str, question: Question) -> Result<Answer, CriError>
+    where
+        Question: prost::Message + 'static,
+        Answer: prost::Message + Default + 'static,
+    {
+        let path = self.path.clone();
+        let failed = |status| CriError::Answer { path, method, status: Box::new(status) };
+        let ready = self.grpc.ready().await;
+        if let Err(error) = ready {
+            return Err(failed(tonic::Status::unavailable(error.to_string())));
+        }
+        let codec: ProstCodec<Question, Answer> = ProstCodec::default();
+        let answer = self.grpc.unary(tonic::Request::new(question), PathAndQuery::from_static(method), codec).await;
+        answer.map(tonic::Response::into_inner).map_err(failed)
+    }
+}

@@ -1,0 +1,132 @@
+//! The few messages of the CRI that are used (runtime.v1, k8s.io/cri-api's `api.proto`), with the fields that are used. Unknown fields
+//! are skipped, as protobuf has it; a test compares the numbers with bytes put together by hand.
+
+use std::collections::HashMap;
+
+/// `ListPodSandboxRequest`, without a filter.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListPodSandboxRequest {}
+
+/// `ListPodSandboxResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListPodSandboxResponse {
+    /// The pods.
+    #[prost(message, repeated, tag = "1")]
+    pub items: Vec<PodSandbox>,
+}
+
+/// `PodSandbox`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandbox {
+    /// Id of the sandbox, which is also that of its pause container.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// Who it is.
+    #[prost(message, optional, tag = "2")]
+    pub metadata: Option<PodSandboxMetadata>,
+}
+
+/// `PodSandboxMetadata`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxMetadata {
+    /// The pod's name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The pod's uid.
+    #[prost(string, tag = "2")]
+    pub uid: String,
+    /// The pod's namespace.
+    #[prost(string, tag = "3")]
+    pub namespace: String,
+}
+
+/// `ListContainersRequest`, without a filter.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListContainersRequest {}
+
+/// `ListContainersResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListContainersResponse {
+    /// The containers, pause containers apart.
+    #[prost(message, repeated, tag = "1")]
+    pub containers: Vec<Container>,
+}
+
+/// `Container`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Container {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// Its pod's sandbox.
+    #[prost(string, tag = "2")]
+    pub pod_sandbox_id: String,
+    /// Who it is.
+    #[prost(message, optional, tag = "3")]
+    pub metadata: Option<ContainerMetadata>,
+    /// Its image as it was asked for.
+    #[prost(message, optional, tag = "4")]
+    pub image: Option<ImageSpec>,
+    /// Its image as the runtime found it.
+    #[prost(string, tag = "5")]
+    pub image_ref: String,
+    /// Labels; a kubelet's repeat who the pod is.
+    #[prost(map = "string, string", tag = "8")]
+    pub labels: HashMap<String, String>,
+}
+
+/// `ContainerMetadata`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerMetadata {
+    /// The container's name in the pod.
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+/// `ImageSpec`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImageSpec {
+    /// A name, or the digest to which the kubelet resolved it.
+    #[prost(string, tag = "1")]
+    pub image: String,
+    /// The name in the pod's manifest (kubelet 1.28 and later).
+    #[prost(string, tag = "18")]
+    pub user_specified_image: String,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use prost::Message as _;
+
+    use super::*;
+
+    /// A length-delimited field: key (number << 3 | 2), length, bytes.
+    fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        prost::encoding::encode_varint(u64::from(number << 3 | 2), &mut out);
+        prost::encoding::encode_varint(bytes.len() as u64, &mut out);
+        out.extend_from_slice(bytes);
+        out
+    }
+
+    #[test]
+    fn the_field_numbers_are_those_of_the_cri() {
+        let metadata = [field(1, b"web-1"), field(2, b"uid-1"), field(3, b"shop"), vec![4 << 3, 7]].concat();
+        let pods = field(1, &[field(1, b"sandbox"), field(2, &metadata), vec![3 << 3, 1], field(7, b"runc")].concat());
+        let decoded = ListPodSandboxResponse::decode(pods.as_slice()).unwrap();
+        let expected = PodSandboxMetadata { name: "web-1".into(), uid: "uid-1".into(), namespace: "shop".into() };
+        assert_eq!(decoded.items, [PodSandbox { id: "sandbox".into(), metadata: Some(expected) }]);
+        let label = [field(1, b"k"), field(2, b"v")].concat();
+        let image = [field(1, b"sha256:0"), field(18, b"nginx:1"), field(19, b"")].concat();
+        let container =
+            [field(1, b"id"), field(2, b"sandbox"), field(3, &field(1, b"nginx")), field(4, &image), field(5, b"ref"), field(8, &label)]
+                .concat();
+        let decoded = ListContainersResponse::decode(field(1, &container).as_slice()).unwrap();
+        let [one] = decoded.containers.as_slice() else { panic!() };
+        assert_eq!((one.id.as_str(), one.pod_sandbox_id.as_str(), one.image_ref.as_str()), ("id", "sandbox", "ref"));
+        assert_eq!(one.metadata.as_ref().unwrap().name, "nginx");
+        assert_eq!(one.image.as_ref().unwrap().user_specified_image, "nginx:1");
+        assert_eq!(one.labels["k"], "v");
+    }
+}

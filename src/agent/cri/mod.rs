@@ -1,0 +1,184 @@
+//! Names of pods and containers from the container runtime of this machine, by the socket that the kubelet uses (CRI v1: containerd,
+//! CRI-O). No rights in the cluster are needed.
+//!
+//! A thread of its own, `fragprof-cri`, asks when a container without a name was seen, and once a minute; with pauses that grow while it
+//! fails. It only ever asks for lists. A socket that is missing, slow, or answers nonsense costs names, nothing else: the census thread
+//! reads the last list and never waits.
+
+pub mod client;
+pub mod messages;
+pub mod names;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+pub use client::{Client, CriError};
+pub use names::Directory;
+
+/// Where runtimes put their sockets: containerd, k3s and RKE2, MicroK8s, CRI-O, Docker by cri-dockerd.
+const USUAL: [&str; 5] = [
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/cri-dockerd.sock",
+];
+/// Where the machine's files are seen from a container with the machine's pid namespace.
+const MACHINE: &str = "/proc/1/root";
+/// Time between two questions when no new container was seen: names do not change, but ended containers are forgotten.
+const REST: Duration = Duration::from_secs(60);
+/// Shortest time between two questions.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+/// Longest time after which a runtime that failed is asked again.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What is known of the runtime. Small, for the metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct CriStatus {
+    /// Whether the last question was answered; `None` before the first, or if nobody is asked.
+    pub up: Option<bool>,
+    /// Questions that were answered.
+    pub answers: u64,
+    /// Questions that were not.
+    pub failures: u64,
+    /// Containers with names.
+    pub containers: u64,
+    /// Containers and pods in answers that were not taken.
+    pub refused: u64,
+}
+
+/// What thread and readers share.
+#[derive(Debug, Default)]
+struct Shared {
+    directory: Arc<Directory>,
+    status: CriStatus,
+}
+
+/// The thread's end on the side of who wants names. When it is dropped the thread ends.
+#[derive(Debug)]
+pub struct Cri {
+    shared: Arc<Mutex<Shared>>,
+    wake: SyncSender<()>,
+}
+
+impl Cri {
+    /// Starts the thread. `socket` is asked, or the first usual one that is there.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(socket: Option<PathBuf>) -> std::io::Result<Self> {
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let (wake, woken) = sync_channel(1);
+        let theirs = Arc::clone(&shared);
+        std::thread::Builder::new().name("fragprof-cri".into()).spawn(move || work(socket.as_deref(), &theirs, &woken))?;
+        Ok(Self { shared, wake })
+    }
+
+    /// The last list.
+    #[must_use]
+    pub fn directory(&self) -> Arc<Directory> {
+        Arc::clone(&lock(&self.shared).directory)
+    }
+
+    /// What is known of the runtime.
+    #[must_use]
+    pub fn status(&self) -> CriStatus {
+        lock(&self.shared).status
+    }
+
+    /// Says that a container without a name was seen.
+    pub fn want(&self) {
+        // Full means that it has been said already; the thread is gone only if it could not start its timers.
+        let _ = self.wake.try_send(());
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work(socket: Option<&Path>, shared: &Mutex<Shared>, woken: &Receiver<()>) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::warn!("no names of containers: cannot start timers: {error}");
+            return;
+        }
+    };
+    let mut pause = PAUSE_MIN;
+    loop {
+        let asked = Instant::now();
+        let answer = match socket.map(Path::to_path_buf).or_else(usual) {
+            Some(path) => Some(runtime.block_on(ask(&path))),
+            None => None,
+        };
+        pause = match &answer {
+            Some(Err(_)) | None => (pause * 2).min(PAUSE_MAX),
+            Some(Ok(_)) => PAUSE_MIN,
+        };
+        keep(shared, answer);
+        // A new container is not asked for again and again, nor a runtime that fails.
+        let rest = REST.max(pause);
+        match woken.recv_timeout(rest) {
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) => {
+                let left = pause.saturating_sub(asked.elapsed());
+                if !left.is_zero() && is_over(woken, left) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Waits, whatever is said meanwhile; true if nobody is there any more.
+fn is_over(woken: &Receiver<()>, wait: Duration) -> bool {
+    let until = Instant::now() + wait;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match woken.recv_timeout(left) {
+            Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) => return false,
+            Ok(()) => {}
+        }
+    }
+}
+
+async fn ask(path: &Path) -> Result<Directory, CriError> {
+    Client::connect(path).await?.directory().await
+}
+
+/// The first usual socket that is there: as it is, or on the machine whose pid namespace this is.
+fn usual() -> Option<PathBuf> {
+    let here = USUAL.iter().map(PathBuf::from);
+    let machine = USUAL.iter().map(|path| PathBuf::from(format!("{MACHINE}{path}")));
+    here.chain(machine).find(|path| path.exists())
+}
+
+fn keep(shared: &Mutex<Shared>, answer: Option<Result<Directory, CriError>>) {
+    let mut shared = lock(shared);
+    match answer {
+        None => shared.status.up = None,
+        Some(Ok(directory)) => {
+            shared.status.up = Some(true);
+            shared.status.answers += 1;
+            shared.status.containers = directory.len() as u64;
+            shared.status.refused += directory.refused;
+            shared.directory = Arc::new(directory);
+        }
+        Some(Err(error)) => {
+            // Once, not each time: an agent without a runtime runs for months.
+            match shared.status.up {
+                Some(false) => tracing::debug!("no names of containers: {error}"),
+                _ => tracing::warn!("no names of containers: {error}"),
+            }
+            shared.status.up = Some(false);
+            shared.status.failures += 1;
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Names by container id and by pod uid, from what a runtime lists. Pure.
+//!
+//! Whatever the runtime answers is taken as text of an unknown author: cut to a length, without control characters, and at most
+//! [`CONTAINERS_MAX`] of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::messages;
+use crate::profile::sanitize::terminal;
+use crate::target::container::{Container, ContainerId};
+
+/// Containers and pods remembered: a node has 110 pods by default, and at most some 500; ended containers are listed too. About 500
+/// bytes each.
+pub const CONTAINERS_MAX: usize = 10_000;
+/// Characters of a name: DNS names, which names of pods are, have at most 253.
+const NAME_CHARS_MAX: usize = 253;
+/// Characters of an image's name: a repository has at most 255, a digest 71.
+const IMAGE_CHARS_MAX: usize = 512;
+
+/// Labels by which a kubelet tells who a container's pod is (k8s.io/kubernetes, pkg/kubelet/types/labels.go).
+const LABEL_NAME: &str = "io.kubernetes.container.name";
+const LABEL_POD: &str = "io.kubernetes.pod.name";
+const LABEL_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const LABEL_UID: &str = "io.kubernetes.pod.uid";
+
+/// A pod's names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Pod {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+}
+
+/// A container's names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Names {
+    pod: Arc<Pod>,
+    name: Option<String>,
+    image: Option<String>,
+}
+
+/// What a runtime listed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Directory {
+    containers: HashMap<ContainerId, Names>,
+    pods: HashMap<String, Arc<Pod>>,
+    /// Containers and pods that were not taken: beyond [`CONTAINERS_MAX`], or without a usable id.
+    pub refused: u64,
+}
+
+impl Directory {
+    /// Joins pods and containers.
+    #[must_use]
+    pub fn new(pods: messages::ListPodSandboxResponse, containers: messages::ListContainersResponse) -> Self {
+        let mut directory = Self::default();
+        let mut by_sandbox: HashMap<String, Arc<Pod>> = HashMap::new();
+        for (number, sandbox) in pods.items.into_iter().enumerate() {
+            let metadata = sandbox.metadata.unwrap_or_default();
+            let pod = Arc::new(Pod { name: name(&metadata.name), namespace: name(&metadata.namespace), uid: name(&metadata.uid) });
+            let Some(id) = ContainerId::new(&sandbox.id).filter(|_| number < CONTAINERS_MAX) else {
+                directory.refused += 1;
+                continue;
+            };
+            if let Some(uid) = &pod.uid {
+                directory.pods.insert(uid.clone(), Arc::clone(&pod));
+            }
+            // The pause container has the sandbox's id, and is in no list of containers.
+            directory.containers.insert(id, Names { pod: Arc::clone(&pod), name: None, image: None });
+            by_sandbox.insert(sandbox.id, pod);
+        }
+        for (number, container) in containers.containers.into_iter().enumerate() {
+            let Some(id) = ContainerId::new(&container.id).filter(|_| number < CONTAINERS_MAX) else {
+                directory.refused += 1;
+                continue;
+            };
+            let label = |key: &str| container.labels.get(key).and_then(|value| name(value));
+            let of_labels = || Pod { name: label(LABEL_POD), namespace: label(LABEL_NAMESPACE), uid: label(LABEL_UID) };
+            let pod = by_sandbox.get(&container.pod_sandbox_id).cloned().unwrap_or_else(|| Arc::new(of_labels()));
+            let own = container.metadata.as_ref().and_then(|metadata| name(&metadata.name)).or_else(|| label(LABEL_NAME));
+            directory.containers.insert(id, Names { pod, name: own, image: image(container.image.as_ref(), &container.image_ref) });
+        }
+        directory
+    }
+
+    /// Containers that have names.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.containers.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.containers.is_empty()
+    }
+
+    /// The container with its names, as far as they are listed; by its id, else by its pod's uid. `None` if neither is listed.
+    #[must_use]
+    pub fn named(&self, container: &Container) -> Option<Container> {
+        let names = container.id.as_ref().and_then(|id| self.containers.get(id));
+        let pod = names.map(|names| &names.pod).or_else(|| self.pods.get(container.pod_uid.as_ref()?))?;
+        Some(Container {
+            id: container.id.clone(),
+            engine: container.engine,
+            // What the path says counts: it is the kernel's word.
+            pod_uid: container.pod_uid.clone().or_else(|| pod.uid.clone()),
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            name: names.and_then(|names| names.name.clone()),
+            image: names.and_then(|names| names.image.clone()),
+        })
+    }
+}
+
+/// A name that can be shown; `None` if it is empty.
+fn name(text: &str) -> Option<String> {
+    cut(text, NAME_CHARS_MAX)
+}
+
+/// The name by which a person knows the image: that of the manifest, else any that is no bare digest.
+fn image(spec: Option<&messages::ImageSpec>, reference: &str) -> Option<String> {
+    let (written, resolved) = spec.map_or(("", ""), |spec| (spec.user_specified_image.as_str(), spec.image.as_str()));
+    let all = [written, resolved, reference];
+    let named = all.into_iter().find(|text| !text.is_empty() && !text.starts_with("sha256:"));
+    named.or_else(|| all.into_iter().find(|text| !text.is_empty())).and_then(|text| cut(text, IMAGE_CHARS_MAX))
+}
+
+fn cut(text: &str, chars_max: usize) -> Option<String> {
+    let short: String = text.chars().take(chars_max).collect();
+    (!short.is_empty()).then(|| terminal(&short).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+
+    fn id(digit: char) -> String {
+        digit.to_string().repeat(64)
+    }
+
+    fn sandbox(digit: char, name: &str, uid: &str) -> messages::PodSandbox {
+        let metadata = messages::PodSandboxMetadata { name: name.into(), uid: uid.into(), namespace: "shop".into() };
+        messages::PodSandbox { id: id(digit), metadata: Some(metadata) }
+    }
+
+    fn container(digit: char, sandbox: char, name: &str) -> messages::Container {
+        let image = messages::ImageSpec { image: "sha256:12".into(), user_specified_image: "nginx:1.27".into() };
+        let metadata = messages::ContainerMetadata { name: name.into() };
+        messages::Container {
+            id: id(digit),
+            pod_sandbox_id: id(sandbox),
+            metadata: Some(metadata),
+            image: Some(image),
+            image_ref: "sha256:34".into(),
+            ..messages::Container::default()
+        }
+    }
+
+    fn directory(pods: Vec<messages::PodSandbox>, containers: Vec<messages::Container>) -> Directory {
+        Directory::new(messages::ListPodSandboxResponse { items: pods }, messages::ListContainersResponse { containers })
+    }
+
+    fn by_id(digit: char) -> Container {
+        Container { id: ContainerId::new(&id(digit)), ..Container::default() }
+    }
+
+    #[test]
+    fn a_container_gets_the_names_of_its_pod() {
+        let listed = directory(vec![sandbox('a', "web-1", "u1")], vec![container('c', 'a', "nginx")]);
+        let named = listed.named(&by_id('c')).unwrap();
+        assert_eq!(named.labels(), [("namespace", "shop"), ("pod", "web-1"), ("container", "nginx")]);
+        assert_eq!(named.image.as_deref(), Some("nginx:1.27"));
+        let pause = listed.named(&by_id('a')).unwrap();
+        assert_eq!(pause.pod.as_deref(), Some("web-1"));
+        assert_eq!(pause.name, None);
+        assert_eq!(listed.named(&by_id('f')), None);
+    }
+
+    #[test]
+    fn a_process_of_a_pod_without_a_container_gets_the_pod_s_names() {
+        let listed = directory(vec![sandbox('a', "web-1", "u1")], vec![]);
+        let monitor = Container { pod_uid: Some("u1".into()), ..Container::default() };
+        assert_eq!(listed.named(&monitor).unwrap().pod.as_deref(), Some("web-1"));
+    }
+
+    #[test]
+    fn a_container_whose_pod_is_not_listed_is_told_by_its_labels() {
+        let mut one = container('c', 'b', "");
+        one.metadata = None;
+        for (key, value) in [(LABEL_NAME, "nginx"), (LABEL_POD, "web-2"), (LABEL_NAMESPACE, "shop")] {
+            one.labels.insert(key.into(), value.into());
+        }
+        let named = directory(vec![], vec![one]).named(&by_id('c')).unwrap();
+        assert_eq!(named.title(), "shop/web-2 (nginx)");
+    }
+
+    #[test]
+    fn hostile_names_are_cut_and_harmless_and_the_rest_is_counted() {
+        let long = format!("a\u{1b}[2J\n{}", "x".repeat(100_000));
+        let listed = directory(vec![sandbox('a', &long, "u1")], vec![container('c', 'a', "ok")]);
+        let pod = listed.named(&by_id('c')).unwrap().pod.unwrap();
+        assert!(pod.len() < 300 && !pod.contains(['\u{1b}', '\n']), "{pod}");
+        let mut nameless = container('c', 'a', "ok");
+        nameless.id = "../../etc".into();
+        assert_eq!(directory(vec![], vec![nameless]).refused, 1);
+        let many = vec![container('d', 'a', "x"); CONTAINERS_MAX + 5];
+        assert_eq!(directory(vec![], many).refused, 5);
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_is_taken_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let pods = messages::ListPodSandboxResponse::decode(bytes.as_slice()).unwrap_or_default();
+            let containers = messages::ListContainersResponse::decode(bytes.as_slice()).unwrap_or_default();
+            let listed = Directory::new(pods, containers);
+            prop_assert!(listed.len() <= 2 * CONTAINERS_MAX);
+        }
+    }
+}
