@@ -204,6 +204,9 @@ impl Default for MetricsConfig {
 pub struct ServerConfig {
     /// Address and port. Beyond loopback a token is needed.
     pub listen: SocketAddr,
+    /// A second address for `/metrics`, `/healthz` and `/readyz` alone, which need no token: for a scraper and probes from outside while
+    /// everything else stays on loopback.
+    pub metrics_listen: Option<SocketAddr>,
     /// File whose first line is the bearer token for everything but `/metrics`, `/healthz` and `/readyz`.
     pub token_file: Option<PathBuf>,
     /// Connections open at once; further ones are closed and counted.
@@ -212,7 +215,7 @@ pub struct ServerConfig {
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9746), token_file: None, connections_max: 64 }
+        Self { listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9746), metrics_listen: None, token_file: None, connections_max: 64 }
     }
 }
 

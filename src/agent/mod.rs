@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`budget`] processor time, [`schedule`] what
-//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`cri`] its names, [`sample`] the model, [`notify`] the service manager, [`run`](mod@run) the life of
+//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`cri`] its names, [`sample`] the model, [`notify`] the service manager, [`privileges`] what is given up, [`run`](mod@run) the life of
 //! the daemon.
 
 pub mod budget;
@@ -22,6 +22,7 @@ pub mod containers;
 pub mod cri;
 pub mod discovery;
 pub mod notify;
+pub mod privileges;
 pub mod rules;
 pub mod run;
 pub mod sample;

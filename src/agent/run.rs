@@ -15,8 +15,9 @@ use thiserror::Error;
 use super::collect::{Collector, Command, Heartbeat, start};
 use super::config::{Config, ConfigError};
 use super::notify::Notifier;
+use super::privileges;
 use super::sample::Published;
-use crate::server::{Server, ServerState};
+use crate::server::{Server, ServerState, Serves};
 
 /// Time given to requests under way and to the census thread at the end.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -66,13 +67,19 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     limit_arenas();
 
     let listen = config.server.listen;
-    let listener = TcpListener::bind(listen).map_err(|source| AgentError::Listen { listen, source })?;
+    let bind = |listen| TcpListener::bind(listen).map_err(|source| AgentError::Listen { listen, source });
+    let listener = bind(listen)?;
+    let metrics_listener = config.server.metrics_listen.map(bind).transpose()?;
+    privileges::reduce();
     let started = Instant::now();
     let published = Arc::new(Published::new(started));
     let heartbeat = Arc::new(Heartbeat::new(started));
     let address = listener.local_addr().map_err(system("learn the address"))?;
     let state = Arc::new(ServerState::new(address, Arc::clone(&published), Arc::clone(&heartbeat), token));
-    let server = Server::start(listener, Arc::clone(&state), config.server.connections_max).map_err(system("serve"))?;
+    let connections_max = config.server.connections_max;
+    let serve = |listener, what| Server::start(listener, Arc::clone(&state), connections_max, what).map_err(system("serve"));
+    let server = serve(listener, Serves::Everything)?;
+    let metrics_server = metrics_listener.map(|listener| serve(listener, Serves::MetricsAndHealth)).transpose()?;
     said(address);
 
     let (commands, orders) = mpsc::channel();
@@ -92,7 +99,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
         }
-        if server.is_finished() {
+        if server.is_finished() || metrics_server.as_ref().is_some_and(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
         }
         if heartbeat.is_alive() {
@@ -105,6 +112,9 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     // The thread has nothing to save: if it is in the middle of a long walk, the process ends without it.
     let _ = commands.send(Command::Stop);
     server.stop(STOP_WITHIN);
+    if let Some(server) = metrics_server {
+        server.stop(STOP_WITHIN);
+    }
     let deadline = Instant::now() + STOP_WITHIN;
     while !census.is_finished() && Instant::now() < deadline {
         std::thread::park_timeout(Duration::from_millis(10));

@@ -100,7 +100,15 @@ fn write_kernel(features: &Features, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(out, "permissions")?;
     for capability in Capability::ALL {
-        writeln!(out, "  {:<22} {}", capability.name(), if features.capabilities.contains(&capability) { "yes" } else { "no" })?;
+        // Who may do everything anyway lacks nothing by the parts of it (user_namespaces(7), capabilities(7): CAP_SYS_ADMIN).
+        let within = [Capability::Bpf, Capability::Perfmon, Capability::CheckpointRestore].contains(&capability);
+        match features.capabilities.contains(&capability) {
+            true => writeln!(out, "  {:<22} yes", capability.name())?,
+            false if within && features.capabilities.contains(&Capability::SysAdmin) => {
+                writeln!(out, "  {:<22} no; CAP_SYS_ADMIN serves", capability.name())?
+            }
+            false => writeln!(out, "  {:<22} no: {}", capability.name(), capability.without())?,
+        }
     }
     match features.perf_event_paranoid {
         Some(level) => writeln!(out, "  {:<22} {level}", "perf_event_paranoid"),

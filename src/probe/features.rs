@@ -73,6 +73,20 @@ impl Capability {
         }
     }
 
+    /// What is lost without it.
+    #[must_use]
+    pub fn without(self) -> &'static str {
+        match self {
+            Self::DacReadSearch => "files that only their owner may read give no symbols, unwind tables or probe sites",
+            Self::SysPtrace => "no census and no recording of other users' processes, or of those in containers",
+            Self::SysAdmin => "no recordings on kernels without uprobe_multi (before 6.6); not needed elsewhere",
+            Self::SysResource => "no recordings on kernels before 5.11; not needed elsewhere",
+            Self::Perfmon => "no recordings",
+            Self::Bpf => "no recordings; the census needs none",
+            Self::CheckpointRestore => "libraries that were replaced or deleted on disk give no symbols, unwind tables or probe sites",
+        }
+    }
+
     /// Those in the effective set that `/proc/self/status` shows.
     #[must_use]
     pub fn effective_in(status: &[u8]) -> BTreeSet<Self> {

@@ -86,6 +86,15 @@ impl ServerState {
     }
 }
 
+/// What a listener gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serves {
+    /// All paths.
+    Everything,
+    /// `/metrics`, `/healthz` and `/readyz`, which need no token.
+    MetricsAndHealth,
+}
+
 /// The running server.
 #[derive(Debug)]
 pub struct Server {
@@ -98,7 +107,7 @@ impl Server {
     ///
     /// # Errors
     /// If the system gives no thread, timer or poll descriptor.
-    pub fn start(listener: TcpListener, state: Arc<ServerState>, connections_max: usize) -> io::Result<Self> {
+    pub fn start(listener: TcpListener, state: Arc<ServerState>, connections_max: usize, serves: Serves) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         listener.set_nonblocking(true)?;
         let listener = {
@@ -111,7 +120,7 @@ impl Server {
                 // Told, or the sender is gone: both mean the end.
                 let _ = stopped.await;
             };
-            let served = runtime.block_on(axum::serve(listener, router(state)).with_graceful_shutdown(until).into_future());
+            let served = runtime.block_on(axum::serve(listener, router(state, serves)).with_graceful_shutdown(until).into_future());
             if let Err(error) = served {
                 tracing::error!("the HTTP server ended: {error}");
             }
@@ -137,8 +146,11 @@ impl Server {
     }
 }
 
-fn router(state: Arc<ServerState>) -> Router {
-    let guarded = api::routes().merge(pages::routes()).layer(from_fn_with_state(Arc::clone(&state), auth::check));
+fn router(state: Arc<ServerState>, serves: Serves) -> Router {
+    let guarded = match serves {
+        Serves::Everything => api::routes().merge(pages::routes()).layer(from_fn_with_state(Arc::clone(&state), auth::check)),
+        Serves::MetricsAndHealth => Router::new(),
+    };
     Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(healthz))

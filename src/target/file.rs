@@ -94,14 +94,19 @@ impl MappedFile {
         let (file, attach_path) = match open_regular(&by_address) {
             Ok(file) => (file, by_address),
             Err(by_address) => {
-                let by_path = path_in_root(process, path);
-                let file = open_regular(&by_path).map_err(|by_path| FileError::Open { pid, path: path.clone(), by_address, by_path })?;
                 // Overlay and btrfs show another device in maps than in stat; the inode number is the same.
-                let inode = file.metadata().map(|m| m.ino()).unwrap_or(0);
-                if inode != mapping.inode {
-                    return Err(FileError::Replaced { pid, path: path.clone() });
+                let is_it = |file: &File| file.metadata().is_ok_and(|metadata| metadata.ino() == mapping.inode);
+                let by_path = path_in_root(process, path);
+                let exe = process.directory().join("exe");
+                match open_regular(&by_path) {
+                    Ok(file) if is_it(&file) => (file, by_path),
+                    // The program itself is reached by its own link, deleted or not, without a capability of its own.
+                    found => match (open_regular(&exe), found) {
+                        (Ok(file), _) if is_it(&file) => (file, exe),
+                        (_, Ok(_)) => return Err(FileError::Replaced { pid, path: path.clone() }),
+                        (_, Err(by_path)) => return Err(FileError::Open { pid, path: path.clone(), by_address, by_path }),
+                    },
                 }
-                (file, by_path)
             }
         };
         let error = |source| FileError::Elf { path: path.clone(), source };

@@ -1,0 +1,65 @@
+//! Gives up what the agent does not need once it runs: every capability but those of [`Capability::ALL`], also from the bounding set,
+//! and the chance to gain any by running a program.
+//!
+//! Called on the main thread before there are others: capabilities belong to threads, and new threads inherit them. CAP_SYS_ADMIN and
+//! CAP_SYS_RESOURCE are kept where they are held: kernels without uprobe_multi cannot do without, and nobody gives them elsewhere.
+
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+use crate::probe::features::Capability;
+
+/// Drops them. Never fails: what cannot be dropped stays, and is logged; the agent does its work either way.
+pub fn reduce() {
+    if let Err(error) = set_no_new_privs(true) {
+        tracing::warn!("cannot renounce new privileges: {error}");
+    }
+    let keep = Capability::ALL.into_iter().fold(CapabilitySet::empty(), |set, one| set | bit(one));
+    let held = match capabilities(None) {
+        Ok(held) => held,
+        Err(error) => {
+            tracing::warn!("cannot learn the own capabilities: {error}");
+            return;
+        }
+    };
+    // Only with CAP_SETPCAP can the bounding set be narrowed; without it the agent is not root on a plain host, and in a container the
+    // runtime has narrowed it.
+    if held.effective.contains(CapabilitySet::SETPCAP) {
+        for one in CapabilitySet::all().iter().filter(|one| !keep.contains(*one)) {
+            // A capability that this kernel does not know is not in the set.
+            let _ = remove_capability_from_bounding_set(one);
+        }
+    }
+    let less = CapabilitySets { effective: held.effective & keep, permitted: held.permitted & keep, inheritable: CapabilitySet::empty() };
+    if let Err(error) = set_capabilities(None, less) {
+        tracing::warn!("cannot give up capabilities: {error}");
+    }
+}
+
+fn bit(capability: Capability) -> CapabilitySet {
+    CapabilitySet::from_bits_retain(1 << capability as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn nothing_but_the_needed_capabilities_is_left() {
+        // Capabilities are the thread's own: the other tests keep theirs.
+        let left = std::thread::spawn(|| {
+            reduce();
+            std::fs::read_to_string("/proc/thread-self/status").unwrap()
+        });
+        let status = left.join().unwrap();
+        let set = |name: &str| u64::from_str_radix(status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim(), 16).unwrap();
+        let keep = Capability::ALL.into_iter().fold(0, |set, one| set | 1u64 << one as u8);
+        assert_eq!((set("CapEff:") & !keep, set("CapPrm:") & !keep, set("CapInh:")), (0, 0, 0));
+        assert!(status.contains("NoNewPrivs:\t1"));
+        if rustix::process::getuid().is_root() {
+            assert_eq!(set("CapBnd:") & !keep, 0);
+        }
+    }
+}
