@@ -112,10 +112,7 @@ fn work(socket: Option<&Path>, shared: &Mutex<Shared>, woken: &Receiver<()>) {
     let mut pause = PAUSE_MIN;
     loop {
         let asked = Instant::now();
-        let answer = match socket.map(Path::to_path_buf).or_else(usual) {
-            Some(path) => Some(runtime.block_on(ask(&path))),
-            None => None,
-        };
+        let answer = socket.map(Path::to_path_buf).or_else(usual).map(|path| runtime.block_on(ask(&path)));
         pause = match &answer {
             Some(Err(_)) | None => (pause * 2).min(PAUSE_MAX),
             Some(Ok(_)) => PAUSE_MIN,
