@@ -9,6 +9,7 @@ use super::layout::{
     Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
     is_chunk_address, is_link,
 };
+use crate::heap::residency::PAGE_BYTES;
 use crate::target::elf::BuildId;
 use crate::target::{Backing, Maps};
 
@@ -210,7 +211,13 @@ fn look_at_bins(bins: u64, data: &[u8], at: usize) -> Look {
             Head::Wrong => return Look::Other,
         }
     }
-    if empty >= EMPTY_BINS_MIN { Look::Bins } else { Look::Perhaps { empty } }
+    // Chunks come from memory of the system: where a table of pointers ends, zeros follow.
+    let system_bytes = word_at(data, at + NEXT_AFTER_BINS as usize + 24);
+    match empty {
+        EMPTY_BINS_MIN.. => Look::Bins,
+        _ if system_bytes >= PAGE_BYTES => Look::Perhaps { empty },
+        _ => Look::Other,
+    }
 }
 
 /// Whether what lies around the bins can be the rest of an arena: top and the last remainder before them; next, next_free, the number of
