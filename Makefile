@@ -45,6 +45,10 @@ bench: build ## the figures of exact mode, as ratios measured in one run
 bench-ledger: deps ## the ledger's figures
 	$(CARGO) bench --bench ledger
 
+.PHONY: bench-census
+bench-census: test-deps ## the census's figures, each beside its goal
+	$(CARGO) bench --bench census
+
 .PHONY: bench-unwind
 bench-unwind: deps ## the unwind tables' figures, over every file under /usr
 	$(CARGO) bench --bench unwind

@@ -10,10 +10,10 @@ use super::account::{ArenaAccount, HeapAccount, Level, Sums};
 use super::chunks::{ChunkState, ChunkTable};
 use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at};
-use super::objects::{range_of, unbacked_ranges};
+use super::objects::{Objects, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
-use super::radix::{self, Shape};
+use super::radix::{self, Roots, Shape};
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::target::Maps;
 
@@ -79,7 +79,13 @@ fn class_bytes(index: u64) -> Option<u64> {
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(memory: &dyn Memory, maps: &Maps, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
+pub fn take(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    roots: &mut Roots,
+    level: Level,
+) -> Result<Option<HeapWalk>, MemoryError> {
     let owns = |word: u64, addr: u64| {
         let record = word & POINTER_MASK;
         is_user_address(record)
@@ -88,7 +94,7 @@ pub fn take(memory: &dyn Memory, maps: &Maps, level: Level) -> Result<Option<Hea
                 size > 0 && size < 1 << 40 && start <= addr && addr - start < size
             })
     };
-    let Some(found) = radix::find(memory, maps, SHAPE, owns) else { return Ok(None) };
+    let Some(found) = radix::find(memory, maps, objects, SHAPE, roots, owns) else { return Ok(None) };
     // Every word that names a record, with the size class that it claims.
     let mut words: Vec<(u64, u64)> = Vec::new();
     radix::visit(memory, found.root, SHAPE, |_, word| {

@@ -1,4 +1,7 @@
 //! The memory of a running process: process_vm_readv and the page map. Nothing is stopped, nothing injected.
+//!
+//! Only pages that the page map calls present are read. Reading any other one is a page fault of the process: it brings a swapped page in,
+//! fills page tables for memory that was never touched, and waits for ever where the process serves its own faults (userfaultfd).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,6 +9,8 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::memory::{Memory, MemoryError, Piece};
 use super::not_malloc::{ResidentMapping, parse_smaps};
@@ -18,6 +23,13 @@ const PIECES_MAX: usize = 1024;
 const SCAN_RUNS: usize = 512;
 /// Entries read at once where PAGEMAP_SCAN is missing: 64 KiB for 32 MiB of address space.
 const PAGEMAP_ENTRIES: usize = 8192;
+
+/// Address space asked about for one small read: 16 pages, hardly dearer than one.
+const LOOK_BYTES: u64 = 64 << 10;
+/// Looks remembered.
+const LOOKS_KEPT: usize = 256;
+/// How long a look may be relied on: a page that was present may be swapped out or given back meanwhile.
+const LOOK_AGE_MAX: Duration = Duration::from_millis(20);
 
 /// Bytes of smaps read at most: about 700 a mapping, 262,144 mappings.
 const SMAPS_BYTES_MAX: u64 = 192 << 20;
@@ -64,6 +76,15 @@ pub struct LiveMemory {
     pid: libc::pid_t,
     pagemap: File,
     can_scan: AtomicBool,
+    looks: Mutex<Vec<Option<Look>>>,
+}
+
+/// What was present in one aligned block of [`LOOK_BYTES`].
+#[derive(Debug, Clone)]
+struct Look {
+    start: u64,
+    at: Instant,
+    runs: PageRuns,
 }
 
 impl LiveMemory {
@@ -75,13 +96,49 @@ impl LiveMemory {
         let pid = process.pid().0;
         let pagemap = File::open(process.directory().join("pagemap")).map_err(|source| refused("the page map", pid, source))?;
         let raw = libc::pid_t::try_from(pid).map_err(|_| MemoryError::Gone { pid })?;
-        Ok(Self { process, pid: raw, pagemap, can_scan: AtomicBool::new(true) })
+        Ok(Self { process, pid: raw, pagemap, can_scan: AtomicBool::new(true), looks: Mutex::new(vec![None; LOOKS_KEPT]) })
     }
 
     /// The process.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.process
+    }
+
+    /// How many of `bytes` bytes from `addr` on lie on present pages.
+    fn present_bytes(&self, addr: u64, bytes: u64) -> u64 {
+        let end = addr.saturating_add(bytes);
+        if page_down(addr).saturating_add(LOOK_BYTES) < end {
+            return self.page_runs(addr..end).map_or(0, |runs| runs.present_from(addr).saturating_sub(addr).min(bytes));
+        }
+        let mut at = addr;
+        while at < end {
+            let start = at & !(LOOK_BYTES - 1);
+            let present_until = self.look(start, at).unwrap_or(at).min(end);
+            if present_until <= at {
+                break;
+            }
+            at = present_until;
+        }
+        at - addr
+    }
+
+    /// Where the present pages from `at` on end, in the block that begins at `start`; `at` itself if its page is not present.
+    fn look(&self, start: u64, at: u64) -> Option<u64> {
+        let slot = usize::try_from(start / LOOK_BYTES).ok()? % LOOKS_KEPT;
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = looks.get_mut(slot)?;
+        if let Some(look) = kept.as_ref().filter(|look| look.start == start && look.at.elapsed() < LOOK_AGE_MAX) {
+            let until = look.runs.present_from(at);
+            // What was not there may have come since.
+            if until > at {
+                return Some(until);
+            }
+        }
+        let runs = self.page_runs(start..start.saturating_add(LOOK_BYTES)).ok()?;
+        let until = runs.present_from(at);
+        *kept = Some(Look { start, at: Instant::now(), runs });
+        Some(until)
     }
 
     fn scan(&self, range: &Range<u64>) -> io::Result<PageRuns> {
@@ -155,8 +212,8 @@ fn refused(what: &'static str, pid: u32, source: io::Error) -> MemoryError {
 
 impl Memory for LiveMemory {
     fn read(&self, addr: u64, out: &mut [u8]) -> usize {
-        let bytes = out.len();
-        self.read_pieces(&[Piece { addr, bytes }], out)
+        let bytes = usize::try_from(self.present_bytes(addr, out.len() as u64)).unwrap_or(0).min(out.len());
+        out.get_mut(..bytes).filter(|part| !part.is_empty()).map_or(0, |part| self.read_pieces(&[Piece { addr, bytes }], part))
     }
 
     fn read_pieces(&self, pieces: &[Piece], out: &mut [u8]) -> usize {
@@ -237,6 +294,11 @@ mod tests {
         assert_eq!(pages(&read), [(0x1000, 0x3000), (0x7000, 0x8000)]);
         assert_eq!(pages(&scanned), pages(&read));
         assert_eq!(memory.read(start + 4096, &mut [0u8; 64]), 64);
+        // A read ends where the present pages end, and touches nothing else.
+        assert_eq!(memory.read(start + 8000, &mut [0u8; 8192]), 0x3000 - 8000);
+        assert_eq!(memory.read(start + 8000, &mut vec![0u8; 1 << 20]), 0x3000 - 8000);
+        assert_eq!(memory.read(start + 0x5000, &mut [0u8; 8]), 0);
+        assert_eq!(pages(&memory.read_pagemap(&range).unwrap()), pages(&read));
         // SAFETY: the mapping made above.
         unsafe { libc::munmap(base, 16 * 4096) };
     }

@@ -56,11 +56,12 @@ pub struct Piece {
 
 /// Memory of one process, which may be running.
 pub trait Memory {
-    /// Reads from `addr` on into `out` and returns how many bytes were read; fewer than asked at the first address that cannot be read.
+    /// Reads from `addr` on into `out` and returns how many bytes were read; fewer than asked at the first address that cannot be read
+    /// without a page fault of the process.
     fn read(&self, addr: u64, out: &mut [u8]) -> usize;
 
     /// Reads the pieces one after another into `out` and returns how many bytes were read; stops at the first address that cannot be
-    /// read, and never writes past `out`.
+    /// read, and never writes past `out`. The caller has just seen in [`Memory::page_runs`] that the pieces are present.
     fn read_pieces(&self, pieces: &[Piece], out: &mut [u8]) -> usize {
         let mut done = 0usize;
         for piece in pieces {

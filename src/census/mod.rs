@@ -22,6 +22,7 @@ pub mod not_malloc;
 pub mod objects;
 pub mod pace;
 pub mod page_cache;
+pub mod places;
 pub mod quality;
 pub mod radix;
 pub mod take;

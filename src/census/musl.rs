@@ -10,12 +10,12 @@ use super::account::{HeapAccount, Level, Sums};
 use super::chunks::{ChunkState, ChunkTable};
 use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
-use super::objects::objects;
+use super::objects::Objects;
 use super::page_cache::PageCache;
+use super::places::ByBuildId;
 use super::quality::WalkQuality;
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::heap::residency::PAGE_BYTES;
-use crate::target::Maps;
 
 /// Slots' strides in 16-byte units (`__malloc_size_classes`).
 const CLASS_UNITS: [u64; 48] = [
@@ -53,8 +53,8 @@ struct Group {
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(memory: &dyn Memory, maps: &Maps, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
-    let Some((name, secret, first)) = locate(memory, maps) else { return Ok(None) };
+pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
+    let Some((name, secret, first)) = locate(memory, objects, places) else { return Ok(None) };
     let (groups, torn) = groups(memory, secret, first);
     let mut account = HeapAccount { allocator: "musl".into(), layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
     let mut table = ChunkTable::for_musl();
@@ -113,19 +113,42 @@ pub fn take(memory: &dyn Memory, maps: &Maps, level: Level) -> Result<Option<Hea
     Ok(Some(HeapWalk { account, quality, chunks: table, extents }))
 }
 
+/// Where the pointer to the first meta area was found before, as a distance from its object's base, by build id.
+#[derive(Debug, Default)]
+pub struct Places {
+    by_build_id: ByBuildId<u64>,
+}
+
 /// Finds the secret and the first meta area: a pointer to a page whose first word is a word shortly before the pointer.
-fn locate(memory: &dyn Memory, maps: &Maps) -> Option<(String, u64, u64)> {
-    objects(maps).into_iter().filter(|object| object.range.end - object.range.start <= DATA_BYTES_MAX).find_map(|object| {
-        let words: Vec<u64> = object.read(memory).chunks_exact(8).map(|word| word_at(word, 0)).collect();
-        words.iter().enumerate().find_map(|(index, &area)| {
+fn locate(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places) -> Option<(String, u64, u64)> {
+    objects.iter().filter(|one| one.bytes() <= DATA_BYTES_MAX).find_map(|one| {
+        let (object, data) = (one.object(), one.data());
+        let area_at = |at: usize| {
+            let area = word_at(&data, at);
             if area == 0 || !area.is_multiple_of(PAGE_BYTES) || !is_user_address(area) {
+                return None;
+            }
+            // The secret is random: a small number is none.
+            let before = data.get(at.saturating_sub(8 * SECRET_WORDS_BEFORE)..at)?;
+            if !before.chunks_exact(8).any(|word| word_at(word, 0) > 1 << 40) {
                 return None;
             }
             let header = memory.bytes(area, AREA_HEADER_BYTES)?;
             let (secret, slots) = (word_at(&header, 0), word32_at(&header, 16));
-            let before = words.get(index.saturating_sub(SECRET_WORDS_BEFORE)..index)?;
-            // The secret is random: a small number is none.
-            (secret > 1 << 40 && (1..=METAS_MAX).contains(&slots) && before.contains(&secret)).then(|| (object.name.clone(), secret, area))
+            let is_first =
+                secret > 1 << 40 && (1..=METAS_MAX).contains(&slots) && before.chunks_exact(8).any(|word| word_at(word, 0) == secret);
+            is_first.then(|| (object.name.clone(), secret, area))
+        };
+        let build_id = one.build_id();
+        let remembered = places.by_build_id.get(build_id.as_ref()).map(|distance| object.base.wrapping_add(distance));
+        let remembered = remembered.and_then(|addr| usize::try_from(addr.checked_sub(object.range.start)?).ok());
+        if let Some(found) = remembered.and_then(area_at) {
+            return Some(found);
+        }
+        (0..data.len()).step_by(8).find_map(|at| {
+            let found = area_at(at)?;
+            places.by_build_id.remember(build_id.as_ref(), (object.range.start + at as u64).wrapping_sub(object.base));
+            Some(found)
         })
     })
 }

@@ -1,8 +1,10 @@
 //! The writable data of the objects that a process has loaded: where allocators keep their roots.
 
+use std::cell::{Cell, OnceCell};
 use std::ops::Range;
+use std::rc::Rc;
 
-use super::memory::Memory;
+use super::memory::{Memory, Piece};
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::elf::{BuildId, Elf, ReadAt};
 use crate::target::{Backing, Maps};
@@ -23,6 +25,78 @@ pub struct ObjectData {
     pub base: u64,
     /// The file's name, without directories.
     pub name: String,
+}
+
+/// Bytes of objects' data kept while one process is looked at; what does not fit is read again by each reader that asks.
+const DATA_KEPT_BYTES_MAX: u64 = 64 << 20;
+
+/// A process's objects, whose data and build ids are read at most once for all readers.
+pub struct Objects<'a> {
+    memory: &'a dyn Memory,
+    list: Vec<Loaded>,
+    kept_bytes: Cell<u64>,
+}
+
+/// One object and what was read of it.
+struct Loaded {
+    object: ObjectData,
+    data: OnceCell<Rc<[u8]>>,
+    build_id: OnceCell<Option<BuildId>>,
+}
+
+impl<'a> Objects<'a> {
+    /// The objects of these mappings; nothing is read yet.
+    #[must_use]
+    pub fn of(memory: &'a dyn Memory, maps: &Maps) -> Self {
+        let loaded = |object| Loaded { object, data: OnceCell::new(), build_id: OnceCell::new() };
+        Self { memory, list: objects(maps).into_iter().map(loaded).collect(), kept_bytes: Cell::new(0) }
+    }
+
+    /// The objects, the most likely owner of a heap first.
+    pub fn iter(&self) -> impl Iterator<Item = ObjectRef<'_, 'a>> {
+        self.list.iter().map(|loaded| ObjectRef { all: self, loaded })
+    }
+}
+
+/// One of [`Objects`].
+#[derive(Clone, Copy)]
+pub struct ObjectRef<'o, 'a> {
+    all: &'o Objects<'a>,
+    loaded: &'o Loaded,
+}
+
+impl ObjectRef<'_, '_> {
+    /// Which object.
+    #[must_use]
+    pub fn object(&self) -> &ObjectData {
+        &self.loaded.object
+    }
+
+    /// Bytes of its data and bss.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.loaded.object.range.end - self.loaded.object.range.start
+    }
+
+    /// Its data, as it was when it was first asked for.
+    #[must_use]
+    pub fn data(&self) -> Rc<[u8]> {
+        if let Some(data) = self.loaded.data.get() {
+            return Rc::clone(data);
+        }
+        let data: Rc<[u8]> = self.loaded.object.read(self.all.memory).into();
+        let kept = self.all.kept_bytes.get().saturating_add(data.len() as u64);
+        if kept <= DATA_KEPT_BYTES_MAX && self.loaded.data.set(Rc::clone(&data)).is_ok() {
+            self.all.kept_bytes.set(kept);
+        }
+        data
+    }
+
+    /// Its build id, if its headers can be read.
+    #[must_use]
+    pub fn build_id(&self) -> Option<BuildId> {
+        self.loaded.build_id.get_or_init(|| self.loaded.object.build_id(self.all.memory)).clone()
+    }
 }
 
 /// Finds the objects' data: private writable file mappings with the anonymous mapping right behind them. glibc comes first, as the most
@@ -92,7 +166,8 @@ pub fn read_present(memory: &dyn Memory, range: Range<u64>) -> Vec<u8> {
         let from = usize::try_from(run.start - range.start).unwrap_or(length);
         let to = usize::try_from(run.end - range.start).unwrap_or(length);
         if let Some(part) = out.get_mut(from..to) {
-            memory.read(run.start, part);
+            let bytes = part.len();
+            memory.read_pieces(&[Piece { addr: run.start, bytes }], part);
         }
     }
     out

@@ -1,11 +1,13 @@
 //! Finding a two-level page map (a radix tree from page to the allocator's record) in an object's bss: jemalloc's and tcmalloc's have the
 //! same form, 2^17 or 2^18 root words, each pointing at a leaf of 2^18 words.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::memory::{Memory, is_user_address, word_at};
-use super::objects::{ObjectData, anonymous_ranges, joined, objects, range_of, read_present};
+use super::objects::{ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
+use super::places::ByBuildId;
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::Maps;
 
@@ -50,28 +52,47 @@ pub struct Found {
     pub object: ObjectData,
 }
 
+/// Roots found before, as distances from their object's base, by build id.
+#[derive(Debug, Default)]
+pub struct Roots {
+    by_build_id: ByBuildId<u64>,
+}
+
+/// Records that a remembered root must lead to before it is believed.
+const VERIFIED_MIN: u32 = 2;
+
 /// Looks for the root. `owns` tells whether a leaf's word is a record that covers the page of an address.
 #[must_use]
-pub fn find(memory: &dyn Memory, maps: &Maps, shape: Shape, owns: impl Fn(u64, u64) -> bool) -> Option<Found> {
+pub fn find(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    shape: Shape,
+    roots: &mut Roots,
+    owns: impl Fn(u64, u64) -> bool,
+) -> Option<Found> {
     let anonymous = anonymous_ranges(maps);
     let mapped = joined(&anonymous);
-    let samples = samples(memory, &anonymous, shape);
-    for object in objects(maps) {
-        if object.range.end - object.range.start < shape.root_words * 8 {
-            continue;
+    let samples = OnceCell::new();
+    for one in objects.iter().filter(|one| one.bytes() >= shape.root_words * 8) {
+        let object = one.object();
+        let samples: &Vec<(u64, Vec<u64>)> = samples.get_or_init(|| samples_of(memory, &anonymous, shape));
+        let remembered = roots.by_build_id.get(one.build_id().as_ref()).map(|distance| object.base.wrapping_add(distance));
+        if let Some(root) = remembered.filter(|&root| is_root(memory, root, samples, shape, &owns)) {
+            return Some(Found { root, object: object.clone() });
         }
-        let data = object.read(memory);
+        let data = one.data();
         let mut votes: HashMap<u64, u32> = HashMap::new();
         let filled = filled_before(&data);
         let words = data.chunks_exact(8).map(|word| word_at(word, 0));
         let pointers = words.enumerate().filter(|&(_, word)| {
             let leaf = || range_of(&mapped, word).is_some_and(|range| word + LEAF_WORDS * 8 <= range.end);
-            word % shape.leaf_alignment == 0 && is_user_address(word) && leaf()
+            is_leaf(word, shape) && leaf()
         });
         let mut reads = 0u64;
         for (index, leaf) in pointers.take(CANDIDATES_MAX) {
             let place = object.range.start + 8 * index as u64;
-            for (stretch, addrs) in &samples {
+            for (stretch, addrs) in samples {
                 let Some(root) = place.checked_sub(8 * stretch) else { continue };
                 if root < object.range.start || root + shape.root_words * 8 > object.range.end {
                     continue;
@@ -83,8 +104,7 @@ pub fn find(memory: &dyn Memory, maps: &Maps, shape: Shape, owns: impl Fn(u64, u
                 }
                 for &addr in addrs {
                     reads += 1;
-                    let slot = leaf + 8 * (addr >> shape.page_bits & (LEAF_WORDS - 1));
-                    if memory.word(slot).is_some_and(|word| word != 0 && owns(word, addr)) {
+                    if memory.word(slot_of(leaf, addr, shape)).is_some_and(|word| word != 0 && owns(word, addr)) {
                         *votes.entry(root).or_default() += 1;
                     }
                 }
@@ -94,10 +114,35 @@ pub fn find(memory: &dyn Memory, maps: &Maps, shape: Shape, owns: impl Fn(u64, u
             }
         }
         if let Some((&root, _)) = votes.iter().max_by_key(|&(_, &count)| count) {
-            return Some(Found { root, object });
+            roots.by_build_id.remember(one.build_id().as_ref(), root.wrapping_sub(object.base));
+            return Some(Found { root, object: object.clone() });
         }
     }
     None
+}
+
+/// Whether a remembered root is one in this process: enough of the samples lie in extents that it leads to.
+fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: Shape, owns: impl Fn(u64, u64) -> bool) -> bool {
+    let mut found = 0;
+    for (stretch, addrs) in samples.iter().filter(|&&(stretch, _)| stretch < shape.root_words) {
+        let Some(leaf) = memory.word(root.wrapping_add(8 * stretch)).filter(|&leaf| is_leaf(leaf, shape)) else { continue };
+        for &addr in addrs {
+            found += u32::from(memory.word(slot_of(leaf, addr, shape)).is_some_and(|word| word != 0 && owns(word, addr)));
+            if found >= VERIFIED_MIN {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn is_leaf(word: u64, shape: Shape) -> bool {
+    word != 0 && word.is_multiple_of(shape.leaf_alignment) && is_user_address(word)
+}
+
+/// Where a leaf keeps the word of an address.
+fn slot_of(leaf: u64, addr: u64, shape: Shape) -> u64 {
+    leaf.wrapping_add(8 * (addr >> shape.page_bits & (LEAF_WORDS - 1)))
 }
 
 /// For each word of the data, how many before it are not 0; one more at the end.
@@ -113,7 +158,7 @@ fn filled_before(data: &[u8]) -> Vec<u32> {
 }
 
 /// Addresses of present pages, spread over each stretch.
-fn samples(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
+fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
     let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
     for range in anonymous {
         for stretch in (range.start >> shape.leaf_bits()..=(range.end - 1) >> shape.leaf_bits()).take(STRETCHES_MAX) {
@@ -144,7 +189,7 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut word: impl FnMut(
     const LEAVES_MAX: usize = 4096;
     let roots = read_present(memory, root..root + shape.root_words * 8);
     let leaves = roots.chunks_exact(8).map(|word| word_at(word, 0)).enumerate();
-    let sound = leaves.filter(|&(_, leaf)| leaf != 0 && leaf % shape.leaf_alignment == 0 && is_user_address(leaf));
+    let sound = leaves.filter(|&(_, leaf)| is_leaf(leaf, shape));
     for (index, leaf) in sound.take(LEAVES_MAX) {
         let first = (index as u64) << shape.leaf_bits();
         // A leaf is 2 MiB, mostly never touched.

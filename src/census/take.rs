@@ -11,10 +11,11 @@ use super::jemalloc;
 use super::memory::{Memory, MemoryError};
 use super::musl;
 use super::not_malloc::classify;
-use super::objects::joined;
+use super::objects::{Objects, joined};
 use super::pace::{Pace, Pacer};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
+use super::radix;
 use super::tcmalloc;
 
 /// What to look at and how fast.
@@ -31,8 +32,14 @@ pub struct Options {
 /// What was learned of allocators' places in their files; keep it for the next process.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// glibc's.
+    /// glibc's arenas.
     pub glibc: glibc::locate::Places,
+    /// jemalloc's page maps.
+    pub jemalloc: radix::Roots,
+    /// tcmalloc's page maps.
+    pub tcmalloc: radix::Roots,
+    /// musl's meta areas.
+    pub musl: musl::Places,
 }
 
 /// A census with the chunks it rests on.
@@ -52,10 +59,11 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     let started = Instant::now();
     let maps = memory.maps()?;
     let mut heaps = Vec::new();
-    heaps.extend(glibc::take(memory, &maps, &mut places.glibc, options.level, Pacer::start(options.pace))?);
-    heaps.extend(jemalloc::take(memory, &maps, options.level)?);
-    heaps.extend(musl::take(memory, &maps, options.level)?);
-    heaps.extend(tcmalloc::take(memory, &maps)?);
+    let objects = Objects::of(memory, &maps);
+    heaps.extend(glibc::take(memory, &maps, &objects, &mut places.glibc, options.level, Pacer::start(options.pace))?);
+    heaps.extend(jemalloc::take(memory, &maps, &objects, &mut places.jemalloc, options.level)?);
+    heaps.extend(musl::take(memory, &objects, &mut places.musl, options.level)?);
+    heaps.extend(tcmalloc::take(memory, &maps, &objects, &mut places.tcmalloc)?);
     let mut walk = WalkQuality { balanced: true, ..WalkQuality::default() };
     for heap in &heaps {
         walk.windows += heap.quality.windows;

@@ -10,10 +10,10 @@ use super::account::HeapAccount;
 use super::chunks::ChunkTable;
 use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
-use super::objects::{range_of, unbacked_ranges};
+use super::objects::{Objects, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
-use super::radix::{self, Shape};
+use super::radix::{self, Roots, Shape};
 use crate::target::Maps;
 
 const SHAPE: Shape = Shape { root_words: 1 << 17, page_bits: 13, leaf_alignment: 8 };
@@ -34,7 +34,7 @@ const ON_NORMAL_FREELIST: u32 = 1;
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(memory: &dyn Memory, maps: &Maps) -> Result<Option<HeapWalk>, MemoryError> {
+pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut Roots) -> Result<Option<HeapWalk>, MemoryError> {
     let owns = |word: u64, addr: u64| {
         let page = addr >> SHAPE.page_bits;
         word.is_multiple_of(8)
@@ -44,7 +44,7 @@ pub fn take(memory: &dyn Memory, maps: &Maps) -> Result<Option<HeapWalk>, Memory
                 length > 0 && length < SPAN_PAGES_MAX && start <= page && page - start < length
             })
     };
-    let Some(found) = radix::find(memory, maps, SHAPE, owns) else { return Ok(None) };
+    let Some(found) = radix::find(memory, maps, objects, SHAPE, roots, owns) else { return Ok(None) };
     let Some(classes) = class_table(&found.object.read(memory)) else { return Ok(None) };
     let mut spans: Vec<(u64, u64)> = Vec::new();
     radix::visit(memory, found.root, SHAPE, |addr, span| {

@@ -104,6 +104,20 @@ impl PageRuns {
         self.within(addr..addr.saturating_add(1)).next().map(|run| run.state).unwrap_or_default()
     }
 
+    /// Where the present pages from `addr` on end; `addr` itself if its page is not present.
+    #[must_use]
+    pub fn present_from(&self, addr: u64) -> u64 {
+        let first = self.runs.partition_point(|run| run.end <= addr);
+        let mut at = addr;
+        for run in self.runs.get(first..).unwrap_or_default() {
+            if run.start > at || !run.state.present {
+                break;
+            }
+            at = run.end;
+        }
+        at
+    }
+
     /// The first address at or after `addr` whose page is present.
     #[must_use]
     pub fn next_present(&self, addr: u64) -> Option<u64> {
@@ -179,6 +193,9 @@ mod tests {
         assert_eq!(runs.next_present(0x1800), Some(0x1800));
         assert_eq!(runs.next_present(0x2000), Some(0x6000));
         assert_eq!(runs.next_present(0x7000), None);
+        assert_eq!(runs.present_from(0x1800), 0x2000);
+        assert_eq!(runs.present_from(0x4000), 0x4000);
+        assert_eq!(runs.present_from(0x2000), 0x2000);
         assert!(runs.state_at(0x4fff).swapped);
         assert_eq!(runs.state_at(0x5000), PageState::default());
     }

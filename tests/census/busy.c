@@ -10,7 +10,7 @@
 #define THREADS 3
 #define SLOTS 30000
 #define PINNED 500
-struct state { uint64_t seed; void *slots[SLOTS]; long bytes; void *pinned[PINNED]; int ready; char pad[64]; };
+struct state { uint64_t seed; void *slots[SLOTS]; long bytes, operations; void *pinned[PINNED]; int ready; char pad[64]; };
 static struct state states[THREADS];
 
 static long chunk(void *p) { return p ? (long)malloc_usable_size(p) + 8 : 0; }
@@ -32,6 +32,7 @@ static void *run(void *arg) {
         s->slots[i] = malloc(size);
         bytes += chunk(s->slots[i]);
         __atomic_store_n(&s->bytes, bytes, __ATOMIC_RELAXED);
+        __atomic_store_n(&s->operations, (long)(2 * n), __ATOMIC_RELAXED);
         if (n == 20 * SLOTS) __atomic_store_n(&s->ready, 1, __ATOMIC_RELEASE);
     }
 }
@@ -48,6 +49,9 @@ int main(void) {
             for (int i = 0; i < THREADS; i++) while (!__atomic_load_n(&states[i].ready, __ATOMIC_ACQUIRE)) sched_yield();
             printf("{\"pinned\":[");
             for (int i = 0; i < THREADS * PINNED; i++) printf("%s%zu", i ? "," : "", (size_t)(uintptr_t)states[i / PINNED].pinned[i % PINNED]);
+            // Where the counters lie (live bytes, then operations), so that they are read without a word with this program.
+            printf("],\"counters\":[");
+            for (int i = 0; i < THREADS; i++) printf("%s%zu", i ? "," : "", (size_t)(uintptr_t)&states[i].bytes);
             printf("]}\n");
         } else {
             long bytes = 0;

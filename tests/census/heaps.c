@@ -98,6 +98,16 @@ static void scenario(const char *name) {
         void *mine = sbrk(12288);
         memset(mine, 0x77, 12288);
         for (int i = 20000; i < 60000; i++) put(i, malloc(100), 100);
+    } else if (!strncmp(name, "fill", 4)) {
+        // "fill BYTES MIB": so many MiB in blocks of one size, of which every fourth is freed again.
+        size_t size = 0, mib = 0;
+        sscanf(name + 4, "%zu %zu", &size, &mib);
+        size_t count = (mib << 20) / (size + 16);
+        void **table = mmap(NULL, count * sizeof *table, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mallopt(M_MMAP_THRESHOLD, 1 << 30);
+        for (size_t i = 0; i < count; i++) { table[i] = malloc(size); memset(table[i], 0x5a, size); }
+        for (size_t i = 0; i < count; i += 4) free(table[i]);
+        munmap(table, count * sizeof *table);
     } else if (!strcmp(name, "no_brk")) {
         for (int i = 0; i < 20000; i++) put(i, malloc(100), 100);
         // Something in the way of brk, as small as possible.

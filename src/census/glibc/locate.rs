@@ -1,10 +1,11 @@
 //! Finds glibc's main arena, its ring of arenas and `mp_` by their structure, without symbols; a found place is remembered by build id
 //! and verified on each use.
 
-use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::super::memory::{Memory, word_at};
-use super::super::objects::{ObjectData, objects};
+use super::super::objects::{ObjectData, ObjectRef, Objects};
+use super::super::places::ByBuildId;
 use super::layout::{
     Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
     is_chunk_address, is_link,
@@ -35,7 +36,9 @@ pub struct Located {
     /// The object that owns the arena.
     pub object: ObjectData,
     /// Its data, as read when it was searched.
-    pub data: Vec<u8>,
+    pub data: Rc<[u8]>,
+    /// The object's build id.
+    pub build_id: Option<BuildId>,
     /// What differs between releases.
     pub layout: Layout,
     /// The arenas' addresses; main_arena first.
@@ -52,14 +55,11 @@ struct Place {
     tcache_key: Option<u64>,
 }
 
-/// Places found before, by build id. One for all processes of a machine.
+/// Places found before. One for all processes of a machine.
 #[derive(Debug, Default)]
 pub struct Places {
-    by_build_id: HashMap<BuildId, Place>,
+    by_build_id: ByBuildId<Place>,
 }
-
-/// Build ids remembered: a node runs a few dozen libcs and static programs.
-const PLACES_MAX: usize = 1024;
 
 impl Places {
     /// Number of objects remembered.
@@ -74,53 +74,48 @@ impl Places {
         self.by_build_id.is_empty()
     }
 
-    /// The word that marks chunks in thread caches, if its place was learned from another process of the same build.
+    /// The word that marks chunks in thread caches, if its place was learned from another process of the same build. It is random: what
+    /// could be an address or a number is none.
     #[must_use]
     pub fn tcache_key(&self, memory: &dyn Memory, located: &Located) -> Option<u64> {
-        let place = self.by_build_id.get(&located.object.build_id(memory)?)?;
-        memory.word(located.object.base.wrapping_add(place.tcache_key?)).filter(|&key| key != 0)
+        let place = self.by_build_id.get(located.build_id.as_ref())?;
+        memory.word(located.object.base.wrapping_add(place.tcache_key?)).filter(|&key| key >> 47 != 0)
     }
 
     /// Remembers where the word `key` lies, if it is one of the object's data.
-    pub fn learn_tcache_key(&mut self, memory: &dyn Memory, located: &Located, key: u64) {
+    pub fn learn_tcache_key(&mut self, located: &Located, key: u64) {
+        let Some(place) = self.by_build_id.get(located.build_id.as_ref()).filter(|place| place.tcache_key.is_none()) else { return };
         let Some(index) = located.data.chunks_exact(8).position(|word| word_at(word, 0) == key) else { return };
         let addr = located.object.range.start + 8 * index as u64;
-        if let Some(place) = located.object.build_id(memory).and_then(|id| self.by_build_id.get_mut(&id)) {
-            place.tcache_key = Some(addr.wrapping_sub(located.object.base));
-        }
-    }
-
-    fn remember(&mut self, id: BuildId, place: Place) {
-        if self.by_build_id.len() < PLACES_MAX || self.by_build_id.contains_key(&id) {
-            self.by_build_id.insert(id, place);
-        }
+        let tcache_key = Some(addr.wrapping_sub(located.object.base));
+        self.by_build_id.remember(located.build_id.as_ref(), Place { tcache_key, ..place });
     }
 }
 
 /// Finds the main arena. `None`: no loaded object has one that is in use (another allocator serves malloc, or none).
 #[must_use]
-pub fn locate(memory: &dyn Memory, maps: &Maps, places: &mut Places) -> Option<Located> {
-    for object in objects(maps) {
-        let build_id = object.build_id(memory);
-        if let Some(place) = build_id.as_ref().and_then(|id| places.by_build_id.get(id)).copied()
-            && let Some(found) = verify(memory, maps, &object, place)
+pub fn locate(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, places: &mut Places) -> Option<Located> {
+    for one in objects.iter() {
+        let build_id = one.build_id();
+        if let Some(place) = places.by_build_id.get(build_id.as_ref())
+            && let Some(found) = verify(memory, maps, one, place)
         {
             return Some(found);
         }
-        let data = object.read(memory);
+        let (object, data) = (one.object(), one.data());
         let Some((bins, layout, arenas)) = search(memory, object.range.start, &data) else { continue };
         let par = find_par(maps, object.range.start, &data, bins.wrapping_sub(layout.bins_offset));
-        if let Some(id) = build_id {
-            let from_base = |addr: u64| addr.wrapping_sub(object.base);
-            places.remember(id, Place { bins: from_base(bins), par: par.map(|par| from_base(par.addr)), tcache_key: None });
-        }
-        return Some(Located { object, data, layout, arenas, par });
+        let from_base = |addr: u64| addr.wrapping_sub(object.base);
+        let place = Place { bins: from_base(bins), par: par.map(|par| from_base(par.addr)), tcache_key: None };
+        places.by_build_id.remember(build_id.as_ref(), place);
+        return Some(Located { object: object.clone(), data, build_id, layout, arenas, par });
     }
     None
 }
 
 /// Checks a remembered place against this process; nothing is taken on trust.
-fn verify(memory: &dyn Memory, maps: &Maps, object: &ObjectData, place: Place) -> Option<Located> {
+fn verify(memory: &dyn Memory, maps: &Maps, one: ObjectRef<'_, '_>, place: Place) -> Option<Located> {
+    let object = one.object();
     let bins = object.base.wrapping_add(place.bins);
     let before = TOP_BEFORE_BINS as usize;
     let bytes = memory.bytes(bins.checked_sub(TOP_BEFORE_BINS)?, before + END_AFTER_BINS as usize)?;
@@ -138,8 +133,7 @@ fn verify(memory: &dyn Memory, maps: &Maps, object: &ObjectData, place: Place) -
     if par.is_none() && place.par.is_some() {
         return None;
     }
-    let data = object.read(memory);
-    Some(Located { object: object.clone(), data, layout, arenas, par })
+    Some(Located { object: object.clone(), data: one.data(), build_id: one.build_id(), layout, arenas, par })
 }
 
 /// Looks through an object's data. All but a handful of places are turned down by what was read already.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::super::memory::{Memory, word_at};
+use super::super::memory::{Memory, Piece, word_at};
 use super::layout::{FLAGS, IS_MMAPPED};
 use crate::heap::residency::{PAGE_BYTES, PageRuns};
 
@@ -79,7 +79,8 @@ fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &m
         let Some(present) = runs.next_present(at) else { return };
         at = present;
         *probes += 1;
-        let found = if memory.read(at, &mut page) == page.len() { chunk_in_page(&page, at, range) } else { None };
+        let piece = Piece { addr: at, bytes: page.len() };
+        let found = if memory.read_pieces(&[piece], &mut page) == page.len() { chunk_in_page(&page, at, range) } else { None };
         match found {
             Some(found) if chunks.last().is_none_or(|last| last.start.saturating_add(last.bytes) <= found.start) => {
                 let chunk = if found.offset_bytes == 0 { aligned_within(memory, &runs, found) } else { found };

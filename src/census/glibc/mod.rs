@@ -21,7 +21,7 @@ use self::walk::Walker;
 use super::account::{ArenaAccount, HeapAccount, Level, Setting, Sums};
 use super::chunks::{ARENA_NONE, ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError};
-use super::objects::{anonymous_ranges, joined, without};
+use super::objects::{Objects, anonymous_ranges, joined, without};
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
@@ -48,8 +48,15 @@ pub struct HeapWalk {
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(memory: &dyn Memory, maps: &Maps, places: &mut Places, level: Level, pacer: Pacer) -> Result<Option<HeapWalk>, MemoryError> {
-    let Some(mut located) = locate(memory, maps, places) else { return Ok(None) };
+pub fn take(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    places: &mut Places,
+    level: Level,
+    pacer: Pacer,
+) -> Result<Option<HeapWalk>, MemoryError> {
+    let Some(mut located) = locate(memory, maps, objects, places) else { return Ok(None) };
     let par = located.par;
     let mut layout = located.layout;
     let arenas = read_arenas(memory, &mut layout, &located.arenas, par.as_ref());
@@ -185,7 +192,7 @@ fn tcache_key(memory: &dyn Memory, located: &mut Located, layout: &mut Layout, a
     }
     match found {
         Some(key) => {
-            places.learn_tcache_key(memory, located, key);
+            places.learn_tcache_key(located, key);
             Some(key)
         }
         None => places.tcache_key(memory, located),

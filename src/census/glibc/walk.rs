@@ -126,7 +126,7 @@ impl<'a> Walker<'a> {
             && only.addr == start
             && only.bytes == length
         {
-            end = start + self.memory.read(start, bytes) as u64;
+            end = start + self.memory.read_pieces(&present, bytes) as u64;
         } else {
             bytes.fill(0);
             let wanted: usize = present.iter().map(|piece| piece.bytes).sum();
@@ -313,6 +313,8 @@ impl RegionWalk {
 
     /// After a broken header: commit what came before it and read again from there; after a few tries look for a new boundary.
     fn recover(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, broken: u64, gap: &[Record], records: &[Record]) {
+        // A page that has been touched since it was asked about reads as zeros.
+        walker.pages.forget();
         if self.tries < TRIES_MAX {
             self.tries += 1;
             // The two chunks before the broken header may be wrong themselves.
@@ -433,7 +435,7 @@ impl RegionWalk {
         if wanted < 16 || !walker.pages.runs_for(addr..end).within(addr..end).all(|run| run.state.present) {
             return None;
         }
-        let got = raw.get_mut(..wanted).map_or(0, |part| walker.memory.read(addr, part));
+        let got = raw.get_mut(..wanted).map_or(0, |part| walker.memory.read_pieces(&[Piece { addr, bytes: wanted }], part));
         walker.pacer.read(32);
         (got >= 16).then(|| [word_at(&raw, 0), word_at(&raw, 8), word_at(&raw, 16), word_at(&raw, 24)])
     }

@@ -1,0 +1,441 @@
+//! The census's figures, each beside its goal or beside something named that was measured in the same run: `make bench-census`, or
+//! `cargo bench --bench census -- [SECTION…] [--walks N] [--gib N]` with the sections `walk`, `loss`, `rest`, `running`, `round`, `trim`.
+//!
+//! Targets are real processes; what is right is told by the allocator or the program itself.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/census/target.rs"]
+#[allow(dead_code)]
+mod target;
+
+use std::ops::Range;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use fragprof::census::memory::Piece;
+use fragprof::census::not_malloc::ResidentMapping;
+use fragprof::census::{Level, LiveMemory, Memory, MemoryError, Options, Pace, Places, Taken, take};
+use fragprof::heap::residency::PageRuns;
+use fragprof::target::{Maps, Process};
+use fragprof::units::Pid;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+
+use target::{Target, build};
+
+const MIB: f64 = 1_048_576.0;
+const GIB: f64 = 1_073_741_824.0;
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+
+struct Arguments {
+    sections: Vec<String>,
+    walks: usize,
+    gib: u64,
+}
+
+fn main() {
+    let mut arguments = Arguments { sections: Vec::new(), walks: 60, gib: 2 };
+    let mut rest = std::env::args().skip(1);
+    while let Some(argument) = rest.next() {
+        let mut number = || rest.next().and_then(|text| text.parse().ok()).expect("a number follows");
+        match argument.as_str() {
+            "--walks" => arguments.walks = usize::try_from(number()).unwrap(),
+            "--gib" => arguments.gib = number(),
+            // cargo passes --bench.
+            option if option.starts_with('-') => {}
+            section => arguments.sections.push(section.to_owned()),
+        }
+    }
+    let sections: [(&str, fn(&Arguments)); 6] =
+        [("walk", walk), ("loss", loss), ("rest", rest_error), ("running", running), ("round", round), ("trim", trim)];
+    for (name, section) in sections {
+        if arguments.sections.is_empty() || arguments.sections.iter().any(|wanted| wanted == name) {
+            section(&arguments);
+        }
+    }
+}
+
+/// A figure beside its goal: what it is of the goal, and whether that is reached.
+fn against(name: &str, measured: f64, goal: f64, unit: &str) {
+    let verdict = if measured <= goal { "reached" } else { "MISSED" };
+    println!("  {name:<58} {measured:>10.4} {unit:<6} goal {goal} {unit}: {:.2} of it, {verdict}", measured / goal);
+}
+
+fn heaps() -> Command {
+    Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]))
+}
+
+fn options(level: Level) -> Options {
+    Options { level, pace: Pace::default(), with_not_malloc: false }
+}
+
+fn census(target: &Target, level: Level, places: &mut Places) -> Taken {
+    take(&target.memory(), target.pid(), "target", options(level), places).unwrap()
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_secs_f64()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// What the kernel needs to copy the heap in windows of the same size: the floor of every walk.
+fn copy_seconds(target: &Target, ranges: &[Range<u64>]) -> f64 {
+    let memory = target.memory();
+    let mut window = vec![0u8; 256 << 10];
+    seconds(|| {
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let bytes = usize::try_from(range.end - at).unwrap().min(window.len());
+                memory.read_pieces(&[Piece { addr: at, bytes }], &mut window[..bytes]);
+                at += bytes as u64;
+            }
+        }
+    })
+}
+
+fn own_status(key: &str) -> f64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(key)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
+}
+
+/// Time and memory of the three levels on heaps of small and of large chunks.
+fn walk(arguments: &Arguments) {
+    for (size, goal_s_gib) in [(240, 0.25), (70_000, 0.05)] {
+        let mut target = Target::start(&mut heaps());
+        target.tell(&format!("fill {size} {}", arguments.gib << 10));
+        let mut places = Places::default();
+        // Warm: the first one also looks for the places.
+        let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut places)));
+        let (mut walks, mut copies, mut tops, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut gib, mut chunks, mut sample_error, mut table_bytes) = (0.0, 0.0, Vec::new(), 0);
+        for _ in 0..5 {
+            let mut taken = None;
+            walks.push(seconds(|| taken = Some(census(&target, Level::Full, &mut places))));
+            let taken = taken.unwrap();
+            let heap = &taken.census.heaps[0];
+            assert!(taken.census.walk.usable);
+            gib = heap.extent_bytes as f64 / GIB;
+            chunks = taken.heaps[0].chunks.len() as f64;
+            table_bytes = taken.heaps[0].chunks.table_bytes();
+            let ranges: Vec<Range<u64>> = taken.heaps[0].extents.iter().map(|(_, range)| range.clone()).collect();
+            copies.push(copy_seconds(&target, &ranges));
+            tops.push(1e3 * seconds(|| drop(census(&target, Level::Top, &mut places))));
+            let mut sampled = None;
+            samples.push(1e3 * seconds(|| sampled = Some(census(&target, Level::Sampled, &mut places))));
+            let sampled = sampled.unwrap();
+            let estimate = sampled.census.heaps[0].live_bytes_est.unwrap() as f64;
+            sample_error.push((estimate - heap.live_bytes.unwrap() as f64).abs() / heap.live_bytes.unwrap() as f64);
+        }
+        println!("walk: {gib:.2} GiB in {:.2} M chunks from blocks of {size} bytes", chunks / 1e6);
+        let walk_s = median(walks);
+        against("full walk", walk_s / gib, goal_s_gib, "s/GiB");
+        println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
+        println!("  {:<58} {:>10.1} ns", "  a chunk", walk_s * 1e9 / chunks);
+        against("level top", median(tops), 1.0, "ms");
+        println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which looks for the places");
+        against("level sampled", median(samples), 20.0, "ms");
+        println!("  {:<58} {:>10.2} %", "  its error, mean", 100.0 * sample_error.iter().sum::<f64>() / sample_error.len() as f64);
+        // Memory, in a process that has done nothing else with it: the high-water mark is reset before the walk.
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        let before = own_status("VmRSS");
+        let taken = census(&target, Level::Full, &mut places);
+        let grown = own_status("VmHWM") - before;
+        println!("  {:<58} {:>10.1} MiB", "memory of the walk over what was there before", grown / MIB);
+        against(
+            "  and everything the walk's table needs",
+            (table_bytes as f64 + grown.max(0.0) - grown.min(table_bytes as f64)) / MIB,
+            64.0 + 8.0 * chunks / MIB,
+            "MiB",
+        );
+        drop(taken);
+    }
+}
+
+/// The target's own counters, read without its help.
+struct Counters {
+    addrs: Vec<u64>,
+}
+
+impl Counters {
+    fn of(started: &Value) -> Self {
+        Self { addrs: started["counters"].as_array().unwrap().iter().map(|addr| addr.as_u64().unwrap()).collect() }
+    }
+
+    /// Live bytes and operations, summed over the threads.
+    fn read(&self, memory: &dyn Memory) -> (f64, f64) {
+        let mut sum = (0.0, 0.0);
+        for &addr in &self.addrs {
+            sum.0 += memory.word(addr).unwrap() as f64;
+            sum.1 += memory.word(addr + 8).unwrap() as f64;
+        }
+        sum
+    }
+}
+
+/// Processor time of all threads of a process, in seconds.
+fn cpu_seconds(pid: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of = |entry: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+        text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
+    };
+    tasks.filter_map(Result::ok).map(of).sum()
+}
+
+/// What a target loses to being walked: operations a second of its own processor time, slices with walks back to back against slices
+/// without, in pairs; and what that makes at one walk a minute.
+fn loss(arguments: &Arguments) {
+    let mut target = Target::start(&mut Command::new(build("busy.c", "cc", &["-lpthread"])));
+    let counters = Counters::of(&target.tell("start"));
+    let memory = target.memory();
+    let mut places = Places::default();
+    let mut slice = |is_walked: bool| {
+        let (ops, cpu, started) = (counters.read(&memory).1, cpu_seconds(target.pid()), Instant::now());
+        let mut walks = 0u32;
+        let mut walking = Duration::ZERO;
+        while started.elapsed() < Duration::from_secs(1) {
+            if is_walked {
+                let walk = Instant::now();
+                drop(census(&target, Level::Full, &mut places));
+                walking += walk.elapsed();
+                walks += 1;
+            } else {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        let rate = (counters.read(&memory).1 - ops) / (cpu_seconds(target.pid()) - cpu);
+        (rate, walking.as_secs_f64() / f64::from(walks.max(1)), walking.as_secs_f64() / started.elapsed().as_secs_f64())
+    };
+    let (mut losses, mut noise, mut walk_s, mut duties) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..(arguments.walks / 5).max(6) {
+        let (before, walked, after) = (slice(false), slice(true), slice(false));
+        losses.push(1.0 - walked.0 / ((before.0 + after.0) / 2.0));
+        noise.push((1.0 - after.0 / before.0).abs());
+        walk_s.push(walked.1);
+        duties.push(walked.2);
+    }
+    let (lost, duty) = (median(losses), median(duties));
+    println!("loss: a target at full speed on {} cores, {:.2} of the time under a walk", rustix_cores(), duty);
+    println!("  {:<58} {:>10.2} %", "operations a processor second, walks back to back", 100.0 * lost);
+    println!("  {:<58} {:>10.2} %", "  between two slices without walks (noise)", 100.0 * median(noise));
+    against("loss at one full walk a minute", 100.0 * lost.max(0.0) / duty.max(0.01) * median(walk_s) / 60.0, 0.5, "%");
+}
+
+fn rustix_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// At rest: the census against the allocator's own account.
+fn rest_error(_: &Arguments) {
+    println!("rest: live bytes and blocks against the allocator's own account");
+    let preload = |library: &str| {
+        let mut command = heaps();
+        command.env("LD_PRELOAD", format!("{LIBRARIES}/{library}"));
+        command
+    };
+    let musl = || Command::new(build("heaps.c", "musl-gcc", &["-static", "-lpthread"]));
+    let commands: [(&str, Box<dyn Fn() -> Command>); 4] = [
+        ("glibc", Box::new(heaps)),
+        ("jemalloc", Box::new(move || preload("libjemalloc.so.2"))),
+        ("tcmalloc", Box::new(move || preload("libtcmalloc_minimal.so.4"))),
+        ("musl", Box::new(musl)),
+    ];
+    for (allocator, command) in commands {
+        for scenario in ["mix", "holes16", "tail", "large"] {
+            let mut target = Target::start(&mut command());
+            let own = target.tell(scenario);
+            let taken = census(&target, Level::Full, &mut Places::default());
+            let Some(heap) = taken.census.heaps.iter().find(|heap| heap.allocator == allocator) else {
+                println!("  {allocator} {scenario}: no heap found");
+                continue;
+            };
+            let number = |key: &str| own[key].as_f64().unwrap_or(0.0);
+            let live = heap.live_bytes.unwrap() as f64;
+            let error = match allocator {
+                "glibc" => {
+                    let tcache = (heap.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap()) as f64;
+                    live + tcache + heap.overhead_bytes as f64 - number("uordblks") - number("hblkhd")
+                }
+                "jemalloc" => live - number("allocated"),
+                "tcmalloc" => {
+                    let caches = number("thread_cache_free_bytes") + number("transfer_cache_free_bytes");
+                    live - number("current_allocated_bytes") - caches
+                }
+                // musl tells nothing: the program's own list of blocks.
+                _ => heap.live_allocations.unwrap() as f64 - number("live"),
+            };
+            let unit = if allocator == "musl" { "blocks more than the program's own" } else { "bytes" };
+            println!("  {allocator:<9} {scenario:<8} error {error:>8} {unit}, of {live} live bytes; unknown {}", heap.unknown_bytes);
+        }
+    }
+}
+
+/// A process's memory that samples the target's counters at each window, so that the truth is the mean over the walk.
+struct Sampling<'a> {
+    memory: LiveMemory,
+    counters: &'a Counters,
+    seen: Mutex<Vec<f64>>,
+}
+
+impl Sampling<'_> {
+    fn sample(&self) {
+        let live = self.counters.read(&self.memory).0;
+        self.seen.lock().unwrap().push(live);
+    }
+}
+
+impl Memory for Sampling<'_> {
+    fn read(&self, addr: u64, out: &mut [u8]) -> usize {
+        self.memory.read(addr, out)
+    }
+
+    fn read_pieces(&self, pieces: &[Piece], out: &mut [u8]) -> usize {
+        if out.len() > 4096 {
+            self.sample();
+        }
+        self.memory.read_pieces(pieces, out)
+    }
+
+    fn maps(&self) -> Result<Maps, MemoryError> {
+        self.memory.maps()
+    }
+
+    fn resident_mappings(&self) -> Result<Vec<ResidentMapping>, MemoryError> {
+        self.memory.resident_mappings()
+    }
+
+    fn page_runs(&self, range: Range<u64>) -> Result<PageRuns, MemoryError> {
+        self.memory.page_runs(range)
+    }
+}
+
+/// A target at full speed with blocks that are never freed among the others.
+fn running(arguments: &Arguments) {
+    let mut target = Target::start(&mut Command::new(build("busy.c", "cc", &["-lpthread"])));
+    let started = target.tell("start");
+    let pinned: Vec<u64> = started["pinned"].as_array().unwrap().iter().map(|addr| addr.as_u64().unwrap()).collect();
+    let counters = Counters::of(&started);
+    let memory = Sampling { memory: target.memory(), counters: &counters, seen: Mutex::new(Vec::new()) };
+    let mut places = Places::default();
+    let (mut errors, mut moved, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut missed, mut unseen, mut unknown, mut extent, mut unusable, mut broken, mut lost) = (0usize, 0usize, 0u64, 0u64, 0, 0u64, 0u64);
+    let mut worst_unknown = 0.0f64;
+    for _ in 0..arguments.walks {
+        memory.seen.lock().unwrap().clear();
+        let (ops, begun) = (counters.read(&memory).1, Instant::now());
+        let taken = take(&memory, target.pid(), "busy", options(Level::Full), &mut places).unwrap();
+        rates.push((counters.read(&memory).1 - ops) / begun.elapsed().as_secs_f64());
+        let seen = memory.seen.lock().unwrap().clone();
+        let truth = seen.iter().sum::<f64>() / seen.len() as f64;
+        let heap = &taken.census.heaps[0];
+        errors.push((heap.live_bytes.unwrap() as f64 - truth) / truth);
+        let (low, high) = seen.iter().fold((f64::MAX, 0.0f64), |(low, high), &live| (low.min(live), high.max(live)));
+        moved.push((high - low) / truth);
+        let table = &taken.heaps[0].chunks;
+        missed += pinned.iter().filter(|&&addr| table.is_live(addr) == Some(false)).count();
+        unseen += pinned.iter().filter(|&&addr| table.is_live(addr).is_none()).count();
+        unknown += heap.unknown_bytes;
+        extent += heap.extent_bytes;
+        worst_unknown = worst_unknown.max(heap.unknown_bytes as f64 / heap.extent_bytes as f64);
+        unusable += usize::from(!taken.census.walk.usable);
+        broken += taken.census.walk.broken_headers;
+        lost += taken.census.walk.resynchronised;
+        if !taken.census.walk.usable {
+            println!("  unusable: {:?}", taken.census.walk);
+        }
+    }
+    let walks = arguments.walks as f64;
+    println!(
+        "running: {} walks, target at {:.2} M operations/s, extent {:.0} MiB, its live bytes moved by {:.2} % during a walk",
+        arguments.walks,
+        median(rates) / 1e6,
+        extent as f64 / walks / MIB,
+        100.0 * moved.iter().sum::<f64>() / walks
+    );
+    against("error of live bytes, mean", 100.0 * (errors.iter().sum::<f64>() / walks).abs(), 0.5, "%");
+    against("  worst", 100.0 * errors.iter().fold(0.0f64, |worst, error| worst.max(error.abs())), 3.0, "%");
+    println!(
+        "  {:<58} {missed:>10} of {} looked at, goal 0; {unseen} in unknown bytes",
+        "never-freed blocks called freed",
+        pinned.len() * arguments.walks
+    );
+    against("unknown bytes", 100.0 * unknown as f64 / extent as f64, 0.01, "%");
+    println!("  {:<58} {:>10.4} %", "  worst", 100.0 * worst_unknown);
+    println!("  {:<58} {unusable:>10} of {}", "walks that call themselves unusable", arguments.walks);
+    println!("  {:<58} {:>10.2} and {:.2} a walk", "broken headers, boundaries found by trial", broken as f64 / walks, lost as f64 / walks);
+}
+
+fn thread_cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// One round at level top over 300 processes, as the agent does it.
+fn round(_: &Arguments) {
+    const PROCESSES: usize = 300;
+    let mut targets: Vec<Target> = Vec::new();
+    for number in 0..PROCESSES {
+        let mut command = match number % 3 {
+            0 => Command::new("cat"),
+            1 => Command::new("bash"),
+            _ => heaps(),
+        };
+        targets.push(Target::start(&mut command));
+    }
+    for target in targets.iter_mut().skip(2).step_by(3) {
+        target.tell("fastbins");
+    }
+    let mut places = Places::default();
+    let mut rounds = Vec::new();
+    let mut heaps_found = 0;
+    for _ in 0..5 {
+        let before = thread_cpu_seconds();
+        heaps_found = 0;
+        for target in &targets {
+            let memory = LiveMemory::open(Process::open(Pid(target.pid())).unwrap()).unwrap();
+            let taken = take(&memory, target.pid(), "x", options(Level::Top), &mut places).unwrap();
+            heaps_found += taken.census.heaps.len();
+        }
+        rounds.push(thread_cpu_seconds() - before);
+    }
+    println!("round: {PROCESSES} processes (cat, bash, a test heap), {heaps_found} heaps");
+    against("processor time of the first round", rounds[0], 1.0, "s");
+    against("  of the later ones", median(rounds.split_off(1)), 1.0, "s");
+}
+
+/// What `malloc_trim(0)` gives back against what was predicted.
+fn trim(_: &Arguments) {
+    println!("trim: predicted against what the kernel counts, each hole pattern");
+    for environment in [None, Some("glibc.malloc.hugetlb=1"), Some("glibc.malloc.tcache_count=200:glibc.malloc.mxfast=160")] {
+        for scenario in ["mix", "holes2", "holes4", "holes16", "holes64", "holes500", "tail", "fastbins", "large"] {
+            let mut command = heaps();
+            command.envs(environment.map(|tunables| ("GLIBC_TUNABLES", tunables)));
+            let mut target = Target::start(&mut command);
+            target.tell(scenario);
+            let predicted = census(&target, Level::Full, &mut Places::default()).census.heaps[0].trimmable_bytes.unwrap() as f64;
+            let before = target.anonymous_bytes() as f64;
+            target.tell("trim");
+            let fact = before - target.anonymous_bytes() as f64;
+            let off = (predicted - fact).abs();
+            let allowed = (fact / 100.0).max(262_144.0);
+            println!(
+                "  {:<10} {:<52} predicted {:>9.2} MiB, came back {:>9.2} MiB: off by {:.2} of what is allowed",
+                scenario,
+                environment.unwrap_or("no tunables"),
+                predicted / MIB,
+                fact / MIB,
+                off / allowed
+            );
+        }
+    }
+}
