@@ -29,6 +29,8 @@ const MIB: f64 = 1_048_576.0;
 const GIB: f64 = 1_073_741_824.0;
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
+type Section = (&'static str, fn(&Arguments));
+
 struct Arguments {
     sections: Vec<String>,
     walks: usize,
@@ -48,7 +50,7 @@ fn main() {
             section => arguments.sections.push(section.to_owned()),
         }
     }
-    let sections: [(&str, fn(&Arguments)); 6] =
+    let sections: [Section; 6] =
         [("walk", walk), ("loss", loss), ("rest", rest_error), ("running", running), ("round", round), ("trim", trim)];
     for (name, section) in sections {
         if arguments.sections.is_empty() || arguments.sections.iter().any(|wanted| wanted == name) {
@@ -238,21 +240,16 @@ fn rustix_cores() -> usize {
 /// At rest: the census against the allocator's own account.
 fn rest_error(_: &Arguments) {
     println!("rest: live bytes and blocks against the allocator's own account");
-    let preload = |library: &str| {
-        let mut command = heaps();
-        command.env("LD_PRELOAD", format!("{LIBRARIES}/{library}"));
-        command
-    };
-    let musl = || Command::new(build("heaps.c", "musl-gcc", &["-static", "-lpthread"]));
-    let commands: [(&str, Box<dyn Fn() -> Command>); 4] = [
-        ("glibc", Box::new(heaps)),
-        ("jemalloc", Box::new(move || preload("libjemalloc.so.2"))),
-        ("tcmalloc", Box::new(move || preload("libtcmalloc_minimal.so.4"))),
-        ("musl", Box::new(musl)),
-    ];
-    for (allocator, command) in commands {
+    for (allocator, library) in [("glibc", ""), ("jemalloc", "libjemalloc.so.2"), ("tcmalloc", "libtcmalloc_minimal.so.4"), ("musl", "")] {
         for scenario in ["mix", "holes16", "tail", "large"] {
-            let mut target = Target::start(&mut command());
+            let mut command = match allocator {
+                "musl" => Command::new(build("heaps.c", "musl-gcc", &["-static", "-lpthread"])),
+                _ => heaps(),
+            };
+            if !library.is_empty() {
+                command.env("LD_PRELOAD", format!("{LIBRARIES}/{library}"));
+            }
+            let mut target = Target::start(&mut command);
             let own = target.tell(scenario);
             let taken = census(&target, Level::Full, &mut Places::default());
             let Some(heap) = taken.census.heaps.iter().find(|heap| heap.allocator == allocator) else {

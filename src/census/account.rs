@@ -112,6 +112,16 @@ pub struct HeapAccount {
     pub settings: Vec<Setting>,
 }
 
+impl HeapAccount {
+    /// By how many bytes extent differs from live + cached + free + top + overhead + unknown; `None` where live or free bytes are not told.
+    #[must_use]
+    pub fn off_balance_bytes(&self) -> Option<i128> {
+        let parts =
+            [self.live_bytes?, self.cached_bytes.unwrap_or(0), self.free_bytes?, self.top_bytes, self.overhead_bytes, self.unknown_bytes];
+        Some(i128::from(self.extent_bytes) - parts.into_iter().map(i128::from).sum::<i128>())
+    }
+}
+
 /// A setting of the allocator as the process has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Setting {

@@ -187,6 +187,32 @@ impl ChunkTable {
         true
     }
 
+    /// Takes back the last chunks of the current region, down to the first one that ends at or before `addr`; returns where the region
+    /// ends now.
+    pub fn take_back(&mut self, addr: u64) -> u64 {
+        let Some((mut end, entries)) = self.regions.last().map(|region| (region.end, region.entries.clone())) else { return addr };
+        while end > addr && self.len > entries.start {
+            let index = self.len - 1;
+            end = end.saturating_sub(self.bytes_of(index, self.entry(index)));
+            self.huge.remove(&index);
+            if index.is_multiple_of(ANCHOR_EVERY) {
+                self.anchors.pop();
+            }
+            if let Some(block) = self.blocks.last_mut() {
+                block.pop();
+            }
+            if index.is_multiple_of(BLOCK_ENTRIES) {
+                self.blocks.pop();
+            }
+            self.len = index;
+        }
+        if let Some(region) = self.regions.last_mut() {
+            region.end = end;
+            region.entries.end = self.len;
+        }
+        end
+    }
+
     /// Number of chunks.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -319,6 +345,29 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_table_from_which_chunks_were_taken_back_is_that_of_the_others(
+            sizes in proptest::collection::vec(1u64..40, 1..300), more in proptest::collection::vec(1u64..40, 0..80), cut in any::<prop::sample::Index>()
+        ) {
+            let fill = |table: &mut ChunkTable, sizes: &[u64]| sizes.iter().for_each(|size| { table.push(size << 30, ChunkState::Live); });
+            let kept = cut.index(sizes.len());
+            let (mut table, mut other) = (ChunkTable::default(), ChunkTable::default());
+            for table in [&mut table, &mut other] {
+                table.begin_region(0x10, 0);
+                fill(table, &[7, 9]);
+                table.begin_region(1 << 50, 0);
+            }
+            fill(&mut table, &sizes);
+            let end = (1 << 50) + (sizes.iter().take(kept).sum::<u64>() << 30);
+            // Any address within the first chunk to go takes back as far as its start.
+            prop_assert_eq!(table.take_back(end + 5), end);
+            fill(&mut table, &more);
+            fill(&mut other, &sizes[..kept]);
+            fill(&mut other, &more);
+            prop_assert_eq!(table.iter().collect::<Vec<_>>(), other.iter().collect::<Vec<_>>());
+            prop_assert_eq!((&table.anchors, &table.huge, table.blocks.len()), (&other.anchors, &other.huge, other.blocks.len()));
+        }
+
         #[test]
         fn every_address_is_found_as_a_plain_list_finds_it(
             regions in proptest::collection::vec(proptest::collection::vec((1u64..40, 0u32..8), 0..200), 1..5)

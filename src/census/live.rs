@@ -211,6 +211,10 @@ fn refused(what: &'static str, pid: u32, source: io::Error) -> MemoryError {
 }
 
 impl Memory for LiveMemory {
+    fn process(&self) -> Option<&Process> {
+        Some(&self.process)
+    }
+
     fn read(&self, addr: u64, out: &mut [u8]) -> usize {
         let bytes = usize::try_from(self.present_bytes(addr, out.len() as u64)).unwrap_or(0).min(out.len());
         out.get_mut(..bytes).filter(|part| !part.is_empty()).map_or(0, |part| self.read_pieces(&[Piece { addr, bytes }], part))

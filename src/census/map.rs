@@ -10,13 +10,40 @@ use crate::heap::residency::{PAGE_BYTES, page_down, page_up};
 use crate::units::HumanBytes;
 
 /// Cells a row.
-const COLUMNS: u64 = 256;
+const COLUMNS: usize = 256;
 /// Cells drawn at most: larger heaps get more pages a cell.
 const CELLS_MAX: u64 = 200_000;
 /// Side of a cell in pixels.
-const CELL: u64 = 4;
+const CELL: usize = 4;
+/// Ranges drawn at most, the largest ones: a heap of thousands of scattered blocks would make a picture that nobody can open.
+const RANGES_MAX: usize = 256;
+/// Pixels above the first range: title and legend.
+const HEAD: usize = 58;
 
-/// What a cell holds, in bytes of resident pages.
+/// What a cell is coloured for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    Live,
+    MostlyLive,
+    PartlyLive,
+    HardlyLive,
+    Free,
+    Other,
+    Absent,
+}
+
+/// The legend: every colour that a cell can have.
+const LEGEND: [(Look, &str, &str); 7] = [
+    (Look::Live, "#1f7a34", "live, 7/8 and more"),
+    (Look::MostlyLive, "#5fae57", "half to 7/8 live"),
+    (Look::PartlyLive, "#a8d38d", "1/8 to half live"),
+    (Look::HardlyLive, "#d9ecc7", "less live: free part pinned"),
+    (Look::Free, "#f5a142", "free, resident"),
+    (Look::Other, "#b8b0d8", "allocator's own, or unknown"),
+    (Look::Absent, "#e4e4e4", "not resident"),
+];
+
+/// What a cell holds, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     bytes: u64,
@@ -25,63 +52,133 @@ struct Cell {
     free: u64,
 }
 
+impl Cell {
+    fn look(&self) -> Look {
+        if self.resident == 0 {
+            return Look::Absent;
+        }
+        match self.live.saturating_mul(8).checked_div(self.bytes.max(1)).unwrap_or(0) {
+            _ if self.live == 0 && self.free > 0 => Look::Free,
+            _ if self.live == 0 => Look::Other,
+            0 => Look::HardlyLive,
+            1..=3 => Look::PartlyLive,
+            4..=6 => Look::MostlyLive,
+            _ => Look::Live,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.resident += other.resident;
+        self.live += other.live;
+        self.free += other.free;
+    }
+}
+
 /// Draws the heaps of a census taken at level full.
 ///
 /// # Errors
 /// What `out` reports.
 pub fn draw(memory: &dyn Memory, taken: &Taken, out: &mut dyn Write) -> io::Result<()> {
-    let mut ranges: Vec<(u64, u64)> = Vec::new();
-    for heap in &taken.heaps {
-        for region in heap.chunks.regions().iter().filter(|region| region.end > region.start) {
-            let (start, end) = (page_down(region.start), page_up(region.end));
-            match ranges.last_mut() {
-                Some(last) if last.1 >= start => last.1 = last.1.max(end),
-                _ => ranges.push((start, end)),
-            }
-        }
-    }
-    ranges.sort_unstable();
+    let (ranges, left_out) = ranges(taken);
     let pages: u64 = ranges.iter().map(|(start, end)| (end - start) / PAGE_BYTES).sum();
     let cell_bytes = pages.div_ceil(CELLS_MAX).max(1).saturating_mul(PAGE_BYTES);
     let mut body = String::new();
-    let mut y = 40;
+    let mut y = HEAD;
     let mut cache = PageCache::new(memory);
     for &(start, end) in &ranges {
         let cells = cells(taken, start, end, cell_bytes, &mut cache);
         body.push_str(&format!("<text x='4' y='{}'>{start:#x} – {end:#x}, {}</text>\n", y + 10, HumanBytes(end - start)));
         y += 14;
-        for (index, cell) in cells.iter().enumerate() {
-            let (column, row) = (index as u64 % COLUMNS, index as u64 / COLUMNS);
-            let title = if cells.len() < 4096 { title(start + index as u64 * cell_bytes, cell) } else { String::new() };
-            body.push_str(&format!(
-                "<rect x='{}' y='{}' width='{CELL}' height='{CELL}' fill='{}'>{title}</rect>\n",
-                4 + column * CELL,
-                y + row * CELL,
-                colour(cell)
-            ));
+        for (row, line) in cells.chunks(COLUMNS).enumerate() {
+            let first = start + (row * COLUMNS) as u64 * cell_bytes;
+            draw_row(&mut body, line, first, cell_bytes, y + row * CELL);
         }
-        y += (cells.len() as u64).div_ceil(COLUMNS) * CELL + 8;
+        y += cells.len().div_ceil(COLUMNS) * CELL + 8;
+    }
+    if let Some(text) = left_out {
+        body.push_str(&format!("<text x='4' y='{}'>{text}</text>\n", y + 10));
+        y += 14;
     }
     let width = COLUMNS * CELL + 8;
     writeln!(
         out,
         "<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{y}' font-family='monospace' font-size='11'>\n\
          <rect width='{width}' height='{y}' fill='#fff'/>\n\
-         <text x='4' y='14'>{} (pid {}): one cell = {}; dark green live, pale green partly live (free part pinned), orange free and resident, \
-         grey not resident</text>",
+         <text x='4' y='14'>{} (pid {}): the heap by address, one cell = {}</text>",
         escape(&taken.census.comm),
         taken.census.pid,
         HumanBytes(cell_bytes)
     )?;
+    write_legend(out)?;
     out.write_all(body.as_bytes())?;
     writeln!(out, "</svg>")
+}
+
+/// The pages of all heaps, by address; and what to say of those that are not drawn.
+fn ranges(taken: &Taken) -> (Vec<(u64, u64)>, Option<String>) {
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    for heap in &taken.heaps {
+        let regions = heap.chunks.regions().iter().filter(|region| region.end > region.start);
+        all.extend(regions.map(|region| (page_down(region.start), page_up(region.end))));
+    }
+    all.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in all {
+        match ranges.last_mut() {
+            Some(last) if last.1 >= start => last.1 = last.1.max(end),
+            _ => ranges.push((start, end)),
+        }
+    }
+    if ranges.len() <= RANGES_MAX {
+        return (ranges, None);
+    }
+    ranges.sort_by_key(|(start, end)| std::cmp::Reverse(end - start));
+    let rest = ranges.split_off(RANGES_MAX);
+    ranges.sort_unstable();
+    let bytes: u64 = rest.iter().map(|(start, end)| end - start).sum();
+    (ranges, Some(format!("and {} smaller ranges, {} in all, not drawn", rest.len(), HumanBytes(bytes))))
+}
+
+/// One row; neighbours that look the same are one rectangle.
+fn draw_row(body: &mut String, line: &[Cell], first: u64, cell_bytes: u64, y: usize) {
+    let mut at = 0;
+    for run in line.chunk_by(|left, right| left.look() == right.look()) {
+        let Some(look) = run.first().map(Cell::look) else { continue };
+        let mut sum = Cell::default();
+        run.iter().for_each(|cell| sum.add(cell));
+        let colour = LEGEND.iter().find(|(other, ..)| *other == look).map_or("#000", |(_, colour, _)| colour);
+        body.push_str(&format!(
+            "<rect x='{}' y='{y}' width='{}' height='{CELL}' fill='{colour}'><title>{:#x}, {}: live {}, free {}, resident {}</title></rect>\n",
+            4 + at * CELL,
+            run.len() * CELL,
+            first + at as u64 * cell_bytes,
+            HumanBytes(sum.bytes),
+            HumanBytes(sum.live),
+            HumanBytes(sum.free),
+            HumanBytes(sum.resident)
+        ));
+        at += run.len();
+    }
+}
+
+/// The colours with their meaning, four to a line.
+fn write_legend(out: &mut dyn Write) -> io::Result<()> {
+    for (index, (_, colour, meaning)) in LEGEND.iter().enumerate() {
+        let (x, y) = (4 + index % 4 * 256, 22 + index / 4 * 16);
+        writeln!(out, "<rect x='{x}' y='{y}' width='10' height='10' fill='{colour}' stroke='#888' stroke-width='0.5'/>")?;
+        writeln!(out, "<text x='{}' y='{}'>{meaning}</text>", x + 16, y + 9)?;
+    }
+    Ok(())
 }
 
 fn cells(taken: &Taken, start: u64, end: u64, cell_bytes: u64, cache: &mut PageCache<'_>) -> Vec<Cell> {
     let count = usize::try_from((end - start).div_ceil(cell_bytes)).unwrap_or(0);
     let mut cells = vec![Cell::default(); count];
     for heap in &taken.heaps {
-        for region in heap.chunks.regions().iter().filter(|region| region.start < end && region.end > start) {
+        let regions = heap.chunks.regions();
+        let first = regions.partition_point(|region| region.end <= start);
+        for region in regions.get(first..).unwrap_or_default().iter().take_while(|region| region.start < end) {
             for chunk in heap.chunks.chunks_of(region) {
                 let is_live = matches!(chunk.state, ChunkState::Live | ChunkState::Mmapped) || region.arena == ARENA_NONE;
                 let mut at = chunk.start.max(start);
@@ -110,29 +207,6 @@ fn cells(taken: &Taken, start: u64, end: u64, cell_bytes: u64, cache: &mut PageC
     cells
 }
 
-fn colour(cell: &Cell) -> &'static str {
-    if cell.resident == 0 {
-        return "#e4e4e4";
-    }
-    match cell.live.saturating_mul(8).checked_div(cell.bytes.max(1)).unwrap_or(0) {
-        _ if cell.live == 0 && cell.free > 0 => "#f5a142",
-        _ if cell.live == 0 => "#b8b0d8",
-        0 => "#d9ecc7",
-        1..=3 => "#a8d38d",
-        4..=6 => "#5fae57",
-        _ => "#1f7a34",
-    }
-}
-
-fn title(addr: u64, cell: &Cell) -> String {
-    format!(
-        "<title>{addr:#x}: live {}, free {}, resident {}</title>",
-        HumanBytes(cell.live),
-        HumanBytes(cell.free),
-        HumanBytes(cell.resident)
-    )
-}
-
 fn escape(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())
@@ -143,4 +217,37 @@ fn escape(text: &str) -> String {
             c => c.to_string(),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(resident: u64, live: u64, free: u64) -> Cell {
+        Cell { bytes: 4096, resident, live, free }
+    }
+
+    #[test]
+    fn every_look_that_a_cell_can_have_is_in_the_legend_once() {
+        for cell in [
+            cell(0, 4096, 0),
+            cell(4096, 0, 0),
+            cell(4096, 0, 1),
+            cell(4096, 1, 1),
+            cell(4096, 600, 1),
+            cell(4096, 2048, 1),
+            cell(4096, 4096, 0),
+        ] {
+            assert_eq!(LEGEND.iter().filter(|(look, ..)| *look == cell.look()).count(), 1, "{cell:?}");
+        }
+    }
+
+    #[test]
+    fn neighbours_that_look_the_same_are_one_rectangle_with_their_sums() {
+        let mut body = String::new();
+        draw_row(&mut body, &[cell(4096, 4096, 0), cell(4096, 4000, 96), cell(0, 0, 0)], 0x10000, 4096, 7);
+        assert_eq!(body.matches("<rect").count(), 2);
+        assert!(body.contains("width='8'") && body.contains("0x10000, 8.00 KiB: live 7.91 KiB, free 96 B, resident 8.00 KiB"), "{body}");
+        assert!(body.contains("x='12' y='7' width='4'"), "{body}");
+    }
 }

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::not_malloc::ResidentMapping;
 use crate::heap::residency::PageRuns;
-use crate::target::Maps;
+use crate::target::{Maps, Process};
 
 /// Why memory, mappings or residency could not be had.
 #[derive(Debug, Error)]
@@ -80,6 +80,11 @@ pub trait Memory {
     /// # Errors
     /// If the process is gone or the right to look is missing.
     fn maps(&self) -> Result<Maps, MemoryError>;
+
+    /// The live process behind it, if it is one.
+    fn process(&self) -> Option<&Process> {
+        None
+    }
 
     /// The mappings with their resident bytes; empty where that is not known (core files).
     ///

@@ -19,6 +19,7 @@ pub mod map;
 pub mod memory;
 pub mod musl;
 pub mod not_malloc;
+pub mod not_understood;
 pub mod objects;
 pub mod pace;
 pub mod page_cache;

@@ -20,6 +20,8 @@ pub struct WalkQuality {
     pub replaced_boundaries: u64,
     /// Times the walk had to find a new boundary by trial.
     pub resynchronised: u64,
+    /// Times the walk went back to an earlier boundary and read a stretch again, because it had changed under it.
+    pub walked_again: u64,
     /// Bytes of gaps that were given up, part of the extent.
     pub unknown_bytes: u64,
     /// Bytes that could not be read (swapped out, gone, or past the time limit), part of `unknown_bytes`.

@@ -11,12 +11,14 @@ use super::jemalloc;
 use super::memory::{Memory, MemoryError};
 use super::musl;
 use super::not_malloc::classify;
+use super::not_understood;
 use super::objects::{Objects, joined};
 use super::pace::{Pace, Pacer};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix;
 use super::tcmalloc;
+use crate::target::{Detector, Mapping};
 
 /// What to look at and how fast.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +42,8 @@ pub struct Places {
     pub tcmalloc: radix::Roots,
     /// musl's meta areas.
     pub musl: musl::Places,
+    /// What the symbols of files told.
+    pub detector: Detector,
 }
 
 /// A census with the chunks it rests on.
@@ -64,6 +68,33 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     heaps.extend(jemalloc::take(memory, &maps, &objects, &mut places.jemalloc, options.level)?);
     heaps.extend(musl::take(memory, &objects, &mut places.musl, options.level)?);
     heaps.extend(tcmalloc::take(memory, &maps, &objects, &mut places.tcmalloc)?);
+    let found: Vec<&str> = heaps.iter().map(|heap| heap.account.allocator.as_str()).collect();
+    let mut reasons = not_understood::reasons(memory, &maps, &objects, &found);
+    if options.with_not_malloc
+        && let Some(process) = memory.process()
+        && let Ok(detection) = places.detector.detect(process)
+    {
+        let modules = detection.modules.iter().map(|module| (module.found.allocator, name_of(&module.mapping)));
+        not_understood::add_by_symbols(&mut reasons, modules, &found);
+    }
+    finish(memory, pid, comm, options, started, heaps, reasons)
+}
+
+/// The file that is mapped, without directories.
+fn name_of(mapping: &Mapping) -> String {
+    mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Sums up the heaps' quality, looks at what is resident besides, and makes sure that the process is still the same.
+fn finish(
+    memory: &dyn Memory,
+    pid: u32,
+    comm: &str,
+    options: Options,
+    started: Instant,
+    heaps: Vec<HeapWalk>,
+    layout_unknown: Vec<String>,
+) -> Result<Taken, MemoryError> {
     let mut walk = WalkQuality { balanced: true, ..WalkQuality::default() };
     for heap in &heaps {
         walk.windows += heap.quality.windows;
@@ -71,6 +102,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
         walk.broken_headers += heap.quality.broken_headers;
         walk.replaced_boundaries += heap.quality.replaced_boundaries;
         walk.resynchronised += heap.quality.resynchronised;
+        walk.walked_again += heap.quality.walked_again;
         walk.unknown_bytes += heap.quality.unknown_bytes;
         walk.unread_bytes += heap.quality.unread_bytes;
         walk.broken_lists += heap.quality.broken_lists;
@@ -89,7 +121,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
         rss_bytes,
         not_malloc,
         walk,
-        layout_unknown: Vec::new(),
+        layout_unknown,
     };
     Ok(Taken { census, heaps })
 }

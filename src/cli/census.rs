@@ -31,7 +31,7 @@ pub struct CensusArgs {
     /// How closely to look.
     #[arg(long, value_enum, default_value_t = Level::Full)]
     pub level: Level,
-    /// Print one JSON object.
+    /// Print one JSON object; with --watch one a line.
     #[arg(long)]
     pub json: bool,
     /// Draw the heap's address space, page by page, into this SVG file.
@@ -60,7 +60,7 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
     loop {
         let taken = of_source(args.pid, args.core.as_deref(), options, &mut places, args.map.as_deref())?;
         let surroundings = args.pid.map(|pid| Surroundings::of(Pid(pid), &hierarchies)).unwrap_or_default();
-        output::to_stdout(|out| print(out, &taken.census, &surroundings, args.json))?;
+        output::to_stdout(|out| print(out, &taken.census, &surroundings, args))?;
         let Some(seconds) = args.watch else { return Ok(()) };
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
     }
@@ -120,13 +120,16 @@ struct Page<'a> {
     cgroup_memory: Option<&'a CgroupMemory>,
 }
 
-fn print(out: &mut dyn Write, census: &Census, surroundings: &Surroundings, json: bool) -> io::Result<()> {
-    if json {
-        let page = Page { census, container: surroundings.container.as_deref(), cgroup_memory: surroundings.memory.as_ref() };
-        serde_json::to_writer_pretty(&mut *out, &page)?;
-        return writeln!(out);
+fn print(out: &mut dyn Write, census: &Census, surroundings: &Surroundings, args: &CensusArgs) -> io::Result<()> {
+    let page = Page { census, container: surroundings.container.as_deref(), cgroup_memory: surroundings.memory.as_ref() };
+    match (args.json, args.watch) {
+        (true, None) => serde_json::to_writer_pretty(&mut *out, &page)?,
+        // One object a line, for a reader that takes them as they come.
+        (true, Some(_)) => serde_json::to_writer(&mut *out, &page)?,
+        (false, None) => return write_text(out, census, surroundings),
+        (false, Some(_)) => write_text(out, census, surroundings)?,
     }
-    write_text(out, census, surroundings)
+    writeln!(out)
 }
 
 fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings) -> io::Result<()> {
@@ -194,6 +197,10 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     row(2, "top", Some(heap.top_bytes), String::new())?;
     row(2, "overhead", Some(heap.overhead_bytes), String::new())?;
     row(2, "unknown", Some(heap.unknown_bytes), String::new())?;
+    if let Some(off) = heap.off_balance_bytes() {
+        let verdict = if off == 0 { "holds".to_owned() } else { format!("is off by {off} bytes") };
+        writeln!(out, "    extent = live + cached + free + top + overhead + unknown {verdict}")?;
+    }
     if let Some(ratio) = ladder.fragmentation_ratio() {
         writeln!(out, "    fragmentation_ratio {ratio:.3}")?;
     }

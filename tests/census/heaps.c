@@ -169,8 +169,39 @@ static void answer_allocator(void) {}
 static void trim(void) {}
 #endif
 
+#ifdef __GLIBC__
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+static int faults = -1;
+
+// Half of a large block of the heap becomes memory whose faults this program would have to serve, and never does.
+static void serve_faults(void) {
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    for (int i = 0; i < 1000; i++) put(i, malloc(3000), 3000);
+    slots[1000] = malloc(32 << 20);
+    for (int i = 1001; i < 2000; i++) put(i, malloc(3000), 3000);
+    struct uffdio_api api = {.api = UFFD_API};
+    uintptr_t start = ((uintptr_t)slots[1000] + 8191) & ~4095ul;
+    struct uffdio_register all = {.range = {start, 31 << 20}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    if (faults < 0 || ioctl(faults, UFFDIO_API, &api) || ioctl(faults, UFFDIO_REGISTER, &all)) { perror("userfaultfd"); _exit(1); }
+}
+
+static void answer_faults(void) {
+    if (faults < 0) return;
+    char message[sizeof(struct uffd_msg)];
+    printf(",\"faults\":%d", read(faults, message, sizeof message) > 0);
+}
+#else
+static void serve_faults(void) {}
+static void answer_faults(void) {}
+#endif
+
 static void answer(void) {
     answer_own();
+    answer_faults();
     answer_allocator();
     printf("}\n");
     fflush(stdout);
@@ -184,6 +215,7 @@ int main(void) {
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         if (!strcmp(line, "trim")) trim();
+        else if (!strcmp(line, "faults")) serve_faults();
         else if (strcmp(line, "stat")) scenario(line);
         answer();
     }

@@ -5,5 +5,6 @@ mod cost;
 mod glibc;
 mod hostile;
 mod others;
+mod proof;
 mod running;
 mod target;

@@ -49,9 +49,14 @@ impl Target {
     /// Runs a scenario or `stat`, `trim`, and returns the target's account.
     pub fn tell(&mut self, command: &str) -> Value {
         writeln!(self.input, "{command}").unwrap();
+        self.hear()
+    }
+
+    /// The next line that the target says.
+    pub fn hear(&mut self) -> Value {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{command}: {error}: {line:?}"))
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
     pub fn pid(&self) -> u32 {

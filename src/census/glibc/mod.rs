@@ -13,7 +13,7 @@ pub mod walk;
 
 use std::ops::Range;
 
-use self::layout::{Arena, Layout, MallocPar, PAR_BYTES};
+use self::layout::{Arena, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES};
 use self::locate::{Located, Places, locate, read_arena};
 use self::regions::{Regions, regions};
 use self::trim::TrimPlan;
@@ -97,9 +97,14 @@ pub fn take(
             walker.fast_sizes = lists::fastbin_sizes(&arenas);
             walker.heaps = heap_span(&regions);
             let mut extents = Vec::new();
+            // The least that each arena held at the start, at the end of its regions, and at the end of all.
+            let mut system_bytes: Vec<u64> = arenas.iter().map(|arena| arena.system_bytes).collect();
             for (plan, extent) in regions.plans.iter().zip(&regions.extents) {
                 let first = walker.table.regions().len();
                 walker.walk(plan);
+                if let (Some(own), Some(arena)) = (system_bytes.get_mut(plan.arena as usize), arenas.get(plan.arena as usize)) {
+                    *own = (*own).min(read_system_bytes(memory, &layout, arena));
+                }
                 if plan.bounds.goes_on_after_top {
                     let pieces = walker.table.regions().get(first..).unwrap_or_default();
                     extents.extend(pieces.iter().filter(|piece| piece.end > piece.start).map(|piece| (plan.arena, piece.start..piece.end)));
@@ -119,7 +124,17 @@ pub fn take(
             table = walker.table;
             let own = read_arenas(memory, &mut layout, &located.arenas, par.as_ref());
             account.arenas = arena_accounts(&arenas, &regions, &mut pages, &mut account);
-            settle_extent(&mut account, &mut quality, &table, [&arenas, &own]);
+            for (least, arena) in system_bytes.iter_mut().zip(&arenas) {
+                let now = own.iter().find(|other| other.addr == arena.addr).map_or(0, |other| other.system_bytes);
+                *least = (*least).min(now);
+            }
+            settle_extent(
+                &mut account,
+                &mut quality,
+                &table,
+                [&arenas, &own],
+                system_bytes.iter().fold(0, |sum, own| sum.saturating_add(*own)),
+            );
             add_mmapped(memory, par.as_ref(), &regions, &mut table, &mut account, &mut quality)?;
             table.sort_regions();
             fill_account(&table, &mut account, &quality);
@@ -133,6 +148,10 @@ pub fn take(
             let balanced = sum + account.top_bytes + account.overhead_bytes + account.unknown_bytes == account.extent_bytes;
             quality.judge(account.extent_bytes, quality.balanced && balanced);
         }
+    }
+    if account.extent_bytes == 0 {
+        // Set up, but never used: another allocator serves malloc, or the program has not called it yet.
+        return Ok(None);
     }
     account.unknown_bytes = quality.unknown_bytes;
     account.layout = layout.name();
@@ -231,12 +250,18 @@ fn arena_accounts(arenas: &[Arena], regions: &Regions, pages: &mut PageCache<'_>
     accounts
 }
 
-/// Compares what was walked with glibc's own `system_mem` before and after. What was walked too little is unknown; what was walked too
-/// much, beyond the heap's own change, means that the census is wrong.
-fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &ChunkTable, arenas: [&Vec<Arena>; 2]) {
+/// The bytes that an arena has from the system now.
+fn read_system_bytes(memory: &dyn Memory, layout: &Layout, arena: &Arena) -> u64 {
+    let place = arena.addr.wrapping_add(layout.bins_offset).wrapping_add(NEXT_AFTER_BINS + 24);
+    memory.word(place).unwrap_or(arena.system_bytes)
+}
+
+/// Compares what was walked with glibc's own `system_mem`, before, while the regions' ends were walked, and after. What was walked less
+/// than the least of these (`least_bytes`, summed over the arenas) is unknown; what was walked too much, beyond the heap's own change, means that the census is wrong.
+fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &ChunkTable, arenas: [&Vec<Arena>; 2], least_bytes: u64) {
     let walked: u64 = table.regions().iter().map(|region| region.end - region.start).fold(account.overhead_bytes, u64::saturating_add);
     let [before, after] = arenas.map(|list| list.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add));
-    let missing = before.min(after).saturating_sub(walked);
+    let missing = least_bytes.saturating_sub(walked);
     quality.unknown_bytes = quality.unknown_bytes.saturating_add(missing);
     account.extent_bytes = walked.saturating_add(missing);
     // While it runs, the heap may have grown and shrunk again between the two looks.

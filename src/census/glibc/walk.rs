@@ -3,7 +3,10 @@
 //! What matters for exactness, in this order: (1) the last few chunks of a window are held back and read again with the next one, so that
 //! a boundary that vanished (merged into the chunk before) can be replaced by another that still stands; reading the same boundary again
 //! never helps. (2) Near the region's end a bad header usually means that top moved: look again. (3) A bad header in mid-window: commit
-//! what came before it and read from there. (4) Else find a new boundary by trial, and report the gap as unknown.
+//! what came before it and read from there. (4) Go back to the start of an earlier window, take back what was found since, and walk the
+//! stretch again. (5) Else find a new boundary by trial, and report the gap as unknown.
+
+use std::collections::VecDeque;
 
 use super::super::chunks::{ChunkState, ChunkTable};
 use super::super::memory::{Memory, Piece, word_at};
@@ -18,6 +21,10 @@ use crate::heap::residency::{page_down, page_up};
 const HELD_BACK_MAX: usize = 12;
 /// Reads from one place before a new boundary is looked for.
 const TRIES_MAX: u32 = 3;
+/// Windows whose starts are remembered to go back to, the nearest one first.
+const GO_BACK_MAX: usize = 6;
+/// Times a walk goes back in all: four seconds' worth of reading in a heap that makes no sense anywhere.
+const WALKED_AGAIN_MAX: u64 = 4096;
 /// How near the region's end a bad header must be for top to be looked at again.
 const NEAR_END_BYTES: u64 = 4 << 20;
 /// From this size on only headers are read: a hop costs as much as copying 12 KiB.
@@ -94,8 +101,17 @@ impl<'a> Walker<'a> {
     /// Walks a region into one region of the table, or several if foreign memory lies between its pieces.
     pub fn walk(&mut self, plan: &RegionPlan) {
         self.table.begin_region(plan.start, plan.arena);
-        RegionWalk { bounds: plan.bounds, plan: *plan, at: plan.start, held_back: Vec::new(), tries: 0, last_broken: 0, is_hopping: false }
-            .run(self);
+        RegionWalk {
+            bounds: plan.bounds,
+            plan: *plan,
+            at: plan.start,
+            held_back: Vec::new(),
+            tries: 0,
+            last_broken: 0,
+            starts: VecDeque::with_capacity(GO_BACK_MAX),
+            is_hopping: false,
+        }
+        .run(self);
     }
 
     /// Fills the snapshot from the page of `from` on. Pages that are not present read as zeros and are never touched. `false` if the
@@ -189,6 +205,14 @@ impl<'a> Walker<'a> {
         self.table.push(record.bytes, state);
     }
 
+    /// Takes back what was found from `addr` on in the current region; returns where it ends now.
+    fn take_back(&mut self, addr: u64) -> u64 {
+        let before = self.table.end_of_current();
+        let end = self.table.take_back(addr);
+        while self.fast_candidates.pop_if(|last| (end..before).contains(&last.start)).is_some() {}
+        end
+    }
+
     fn commit_gap(&mut self, bytes: u64, is_unread: bool) {
         if bytes == 0 {
             return;
@@ -211,6 +235,8 @@ struct RegionWalk {
     held_back: Vec<Record>,
     tries: u32,
     last_broken: u64,
+    /// Starts of the last windows, none before the last gap.
+    starts: VecDeque<u64>,
     /// The chunks before were large: go from header to header.
     is_hopping: bool,
 }
@@ -268,6 +294,10 @@ impl RegionWalk {
             }
             let committed = self.split(&records, walker.pacer.window_bytes() as u64, parsed.stop);
             let (now, later) = records.split_at(committed);
+            if self.starts.len() == GO_BACK_MAX {
+                self.starts.pop_front();
+            }
+            self.starts.push_back(self.at);
             now.iter().for_each(|record| walker.commit(record));
             let from = self.at;
             self.at = now.last().map_or(self.at, |record| record.start + record.bytes);
@@ -335,14 +365,26 @@ impl RegionWalk {
         }
         self.tries = 0;
         self.held_back.clear();
+        if self.go_back(walker) {
+            return;
+        }
         gap.iter().chain(records).for_each(|record| walker.commit(record));
         self.at = gap.iter().chain(records).next_back().map_or(self.at, |record| record.start + record.bytes);
-        self.resynchronise(walker, snapshot, broken.max(self.at) + 16);
+        self.resynchronise(walker, snapshot, broken.max(self.at) + 16, false);
     }
 
-    /// Looks for a boundary from `from` on, window by window.
-    fn resynchronise(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64) {
+    /// Goes back to the start of an earlier window, one further each time until the walk gets on; `false` if there is none.
+    fn go_back(&mut self, walker: &mut Walker<'_>) -> bool {
+        let Some(start) = self.starts.pop_back().filter(|_| walker.quality.walked_again < WALKED_AGAIN_MAX) else { return false };
+        walker.quality.walked_again += 1;
+        self.at = walker.take_back(start);
+        true
+    }
+
+    /// Looks for a boundary from `from` on, window by window. `is_unread`: it is for want of readable pages, not of a sound heap.
+    fn resynchronise(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64, is_unread: bool) {
         walker.quality.resynchronised += 1;
+        self.starts.clear();
         let mut from = from;
         let mut found = None;
         while found.is_none() && from < self.bounds.end && !walker.pacer.is_over() {
@@ -373,7 +415,7 @@ impl RegionWalk {
             walker.table.begin_region(self.at, self.plan.arena);
             return;
         }
-        walker.commit_gap(end - self.at, found.is_none() && top.is_none());
+        walker.commit_gap(end - self.at, is_unread || (found.is_none() && top.is_none()));
         self.at = end;
     }
 
@@ -387,14 +429,19 @@ impl RegionWalk {
         }
         self.tries = 0;
         self.held_back.clear();
+        if self.is_heap_gone(walker) {
+            return false;
+        }
         let mut snapshot = Snapshot::default();
         let from = page_up(self.at + 1);
-        let before = self.at;
-        self.resynchronise(walker, &mut snapshot, from);
-        // All of this gap is a matter of reading, not of a broken heap.
-        let gap = self.at - before;
-        walker.quality.unread_bytes = walker.quality.unread_bytes.max(gap).min(walker.quality.unknown_bytes);
+        self.resynchronise(walker, &mut snapshot, from, true);
         self.at < self.bounds.end
+    }
+
+    /// Whether the heap of a non-main arena was given back meanwhile: what is left of the region is nobody's any more.
+    fn is_heap_gone(&self, walker: &Walker<'_>) -> bool {
+        let heap = self.plan.start & !(walker.layout.heap_bytes_max - 1);
+        !self.bounds.is_main && walker.memory.word(heap) != Some(self.plan.arena_addr)
     }
 
     /// Chunks larger than a window, or a run of large ones: from header to header without what lies between.
@@ -464,7 +511,10 @@ impl RegionWalk {
         if self.bounds.goes_on_after_top {
             return false;
         }
-        let Some(old_top) = self.bounds.top else { return false };
+        let old_top = self.bounds.top;
+        if old_top.is_none() && self.bounds.is_main {
+            return false;
+        }
         let place = self.plan.arena_addr.wrapping_add(walker.layout.bins_offset).wrapping_sub(TOP_BEFORE_BINS);
         let Some(top) = walker.memory.word(place) else { return false };
         let Some(bytes) = walker.memory.word(top.wrapping_add(8)).map(|size| size & !FLAGS) else { return false };
@@ -474,7 +524,12 @@ impl RegionWalk {
         if top < self.plan.start || end & 4095 != 0 || end > near || end.saturating_add(1 << 30) < self.bounds.end {
             return false;
         }
-        let changed = top != old_top || end != self.bounds.end;
+        // An older heap of the arena has top again once the newer ones are given back.
+        let is_same_heap = (top ^ self.plan.start) < walker.layout.heap_bytes_max;
+        if old_top.is_none() && !is_same_heap {
+            return false;
+        }
+        let changed = old_top != Some(top) || end != self.bounds.end;
         self.bounds.top = Some(top);
         self.bounds.end = end;
         if changed {

@@ -1,0 +1,155 @@
+//! Why a process's heap, or a part of it, could not be read. Pure; works on the mappings and the program's own ELF header.
+//!
+//! Nothing is guessed: a reason names what was seen (a file that is mapped, a header) and what was not found behind it.
+
+use super::memory::Memory;
+use super::objects::Objects;
+use crate::target::Maps;
+use crate::target::allocator::Allocator;
+use crate::target::maps::Permissions;
+
+/// Libraries of allocators that no reader understands: the start of the file's name, and what it is.
+const UNSUPPORTED: [(&str, &str); 12] = [
+    ("libmimalloc", "mimalloc"),
+    ("libasan", "AddressSanitizer's allocator"),
+    ("libtsan", "ThreadSanitizer's allocator"),
+    ("liblsan", "LeakSanitizer's allocator"),
+    ("libclang_rt.asan", "AddressSanitizer's allocator"),
+    ("libhardened_malloc", "hardened_malloc"),
+    ("libscudo", "Scudo"),
+    ("libsnmalloc", "snmalloc"),
+    ("librpmalloc", "rpmalloc"),
+    ("libhoard", "Hoard"),
+    ("libtbbmalloc", "TBB's scalable allocator"),
+    ("libdieharder", "DieHarder"),
+];
+
+/// Libraries that change what glibc's blocks look like.
+const DEBUGGING: [&str; 2] = ["libc_malloc_debug.so", "libefence.so"];
+
+/// Libraries of allocators that are understood: the start of the file's name, the allocator, and what its reader looks for.
+const SUPPORTED: [(&str, &str, &str); 5] = [
+    ("libjemalloc", "jemalloc", "page map"),
+    ("libtcmalloc", "tcmalloc", "page map"),
+    ("ld-musl-", "musl", "mallocng metadata"),
+    ("libc.so.6", "glibc", "arena in use"),
+    ("libc-2.", "glibc", "arena in use"),
+];
+
+/// The reasons, given the allocators whose heaps were found.
+#[must_use]
+pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &[&str]) -> Vec<String> {
+    let mut reasons = Vec::new();
+    let names = file_names(maps);
+    let loaded = |start: &str| names.iter().find(|name| name.starts_with(start));
+    for (start, allocator) in UNSUPPORTED {
+        if let Some(name) = loaded(start) {
+            reasons.push(format!("{allocator} is loaded ({name}): its heap is not supported, so its blocks are not counted"));
+        }
+    }
+    for name in DEBUGGING.iter().filter_map(|start| loaded(start)) {
+        reasons.push(format!("{name} is loaded: where it checks blocks, they are larger than what the program asked for"));
+    }
+    for (start, allocator, sought) in SUPPORTED {
+        // glibc is in nearly every process; where another allocator serves malloc it has no heap.
+        let other_serves = allocator == "glibc" && (!found.is_empty() || !reasons.is_empty());
+        if let Some(name) = loaded(start).filter(|_| !found.contains(&allocator) && !other_serves) {
+            reasons.push(format!(
+                "{allocator} is loaded ({name}), but no {sought} was found in its data: not used yet, built with another layout, or swapped out"
+            ));
+        }
+    }
+    if found.is_empty() && reasons.is_empty() {
+        reasons.push(of_static_program(memory, objects, maps));
+    }
+    reasons
+}
+
+/// Adds what the symbols of the mapped files tell: an allocator that is linked into a program has no file of its own to be known by.
+pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (Allocator, String)>, found: &[&str]) {
+    for (allocator, name) in modules {
+        let is_told = found.contains(&allocator.name()) || reasons.iter().any(|reason| reason.contains(&name) && !name.is_empty());
+        // glibc has no heap where another allocator serves malloc.
+        if is_told || (allocator == Allocator::Glibc && (!found.is_empty() || !reasons.is_empty())) {
+            continue;
+        }
+        match allocator {
+            Allocator::Mimalloc => reasons.push(format!("mimalloc is linked into {name}: its heap is not supported, so its blocks are not counted")),
+            Allocator::Other => reasons.push(format!(
+                "{name} defines malloc and free of its own: an allocator that is not known, or a wrapper; blocks it keeps for itself are not counted"
+            )),
+            known => reasons.push(format!("{} is linked into {name}, but its heap was not found: not used yet, or built with another layout", known.name())),
+        }
+    }
+}
+
+/// A program without any libc among its mapped files: linked statically, or not by a C compiler at all.
+fn of_static_program(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) -> String {
+    if maps.mappings.is_empty() {
+        return "no mappings: a kernel thread, or a process that has ended".into();
+    }
+    let is_go = objects.iter().any(|one| is_go_data(&one.data())) || has_go_note(memory, maps);
+    if is_go {
+        return "Go program without a C heap: its memory is the Go runtime's, which malloc does not serve".into();
+    }
+    "static program, or one with an allocator of its own: no glibc, musl, jemalloc or tcmalloc heap was found in its data".into()
+}
+
+/// The Go linker's build information begins its data segment (`buildInfoMagic` of debug/buildinfo).
+fn is_go_data(data: &[u8]) -> bool {
+    const MAGIC: &[u8] = b"\xff Go buildinf:";
+    data.chunks(16).take(4096).any(|line| line.starts_with(MAGIC))
+}
+
+/// The note "Go" with the build id, in the first page of the program.
+fn has_go_note(memory: &dyn Memory, maps: &Maps) -> bool {
+    let is_text = |allowed: Permissions| allowed.read && !allowed.write;
+    let first = maps.mappings.iter().find(|mapping| mapping.path().is_some() && mapping.offset.0 == 0 && is_text(mapping.permissions));
+    let page = first.and_then(|mapping| memory.bytes(mapping.start.0, 4096));
+    // namesz 4, descsz, type 4 (ELF_NOTE_GOBUILDID_TAG), name.
+    page.is_some_and(|page| page.windows(8).any(|window| window == b"\x04\0\0\0Go\0\0"))
+}
+
+/// Names of the mapped files, without directories.
+fn file_names(maps: &Maps) -> Vec<String> {
+    let mut names: Vec<String> =
+        maps.mappings.iter().filter_map(|mapping| mapping.path()?.file_name()).map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::census::Fixture;
+
+    fn reasons_for(maps: &str, found: &[&str]) -> Vec<String> {
+        let maps = Maps::parse(maps.as_bytes());
+        let memory = Fixture::with_maps(maps.clone());
+        reasons(&memory, &maps, &Objects::of(&memory, &maps), found)
+    }
+
+    const LIBC: &str = "7f0000000000-7f0000001000 r--p 00000000 08:01 5 /lib/x86_64-linux-gnu/libc.so.6\n";
+
+    #[test]
+    fn an_allocator_without_a_reader_is_named_even_beside_a_heap_that_was_read() {
+        let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/libmimalloc.so.2.0\n");
+        let reasons = reasons_for(&maps, &["glibc"]);
+        assert_eq!(reasons.len(), 1);
+        assert!(reasons.iter().all(|reason| reason.contains("mimalloc is loaded (libmimalloc.so.2.0)")), "{reasons:?}");
+    }
+
+    #[test]
+    fn glibc_without_an_arena_is_a_reason_only_if_nothing_else_serves_malloc() {
+        assert!(reasons_for(LIBC, &[]).iter().any(|reason| reason.contains("no arena in use was found")));
+        assert_eq!(reasons_for(LIBC, &["glibc"]), Vec::<String>::new());
+        assert_eq!(reasons_for(LIBC, &["jemalloc"]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_static_program_with_nothing_known_says_so() {
+        let reasons = reasons_for("00400000-00500000 r-xp 00000000 08:01 5 /bin/static\n", &[]);
+        assert!(reasons.iter().all(|reason| reason.starts_with("static program")), "{reasons:?}");
+    }
+}
