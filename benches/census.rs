@@ -1,7 +1,8 @@
 //! The census's figures, each beside its goal or beside something named that was measured in the same run: `make bench-census`, or
 //! `cargo bench --bench census -- [SECTION…] [--walks N] [--gib N]` with the sections `walk`, `loss`, `rest`, `running`, `round`, `trim`.
 //!
-//! Targets are real processes; what is right is told by the allocator or the program itself.
+//! Targets are real processes; what is right is told by the allocator or the program itself. Times are processor time of the one thread,
+//! because the machine may be shared.
 
 #![allow(clippy::unwrap_used)]
 
@@ -78,9 +79,9 @@ fn census(target: &Target, level: Level, places: &mut Places) -> Taken {
 }
 
 fn seconds(work: impl FnOnce()) -> f64 {
-    let started = Instant::now();
+    let started = thread_cpu_seconds();
     work();
-    started.elapsed().as_secs_f64()
+    thread_cpu_seconds() - started
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

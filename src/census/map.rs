@@ -17,6 +17,8 @@ const CELLS_MAX: u64 = 200_000;
 const CELL: usize = 4;
 /// Ranges drawn at most, the largest ones: a heap of thousands of scattered blocks would make a picture that nobody can open.
 const RANGES_MAX: usize = 256;
+/// Cells up to which each rectangle says its bytes when it is pointed at; beyond, only colours are drawn, in a tenth of the file.
+const TITLED_CELLS_MAX: u64 = 16_384;
 /// Pixels above the first range: title and legend.
 const HEAD: usize = 58;
 
@@ -90,9 +92,13 @@ pub fn draw(memory: &dyn Memory, taken: &Taken, out: &mut dyn Write) -> io::Resu
         let cells = cells(taken, start, end, cell_bytes, &mut cache);
         body.push_str(&format!("<text x='4' y='{}'>{start:#x} – {end:#x}, {}</text>\n", y + 10, HumanBytes(end - start)));
         y += 14;
-        for (row, line) in cells.chunks(COLUMNS).enumerate() {
-            let first = start + (row * COLUMNS) as u64 * cell_bytes;
-            draw_row(&mut body, line, first, cell_bytes, y + row * CELL);
+        if pages.div_ceil(cell_bytes / PAGE_BYTES) > TITLED_CELLS_MAX {
+            draw_lines(&mut body, &cells, y);
+        } else {
+            for (row, line) in cells.chunks(COLUMNS).enumerate() {
+                let first = start + (row * COLUMNS) as u64 * cell_bytes;
+                draw_row(&mut body, line, first, cell_bytes, y + row * CELL);
+            }
         }
         y += cells.len().div_ceil(COLUMNS) * CELL + 8;
     }
@@ -159,6 +165,25 @@ fn draw_row(body: &mut String, line: &[Cell], first: u64, cell_bytes: u64, y: us
             HumanBytes(sum.resident)
         ));
         at += run.len();
+    }
+}
+
+/// A whole range, one path of thick lines for each colour.
+fn draw_lines(body: &mut String, cells: &[Cell], y: usize) {
+    for (look, colour, _) in LEGEND {
+        let mut path = String::new();
+        for (row, line) in cells.chunks(COLUMNS).enumerate() {
+            let mut at = 0;
+            for run in line.chunk_by(|left, right| left.look() == right.look()) {
+                if run.first().is_some_and(|cell| cell.look() == look) {
+                    path.push_str(&format!("M{} {}h{}", 4 + at * CELL, y + row * CELL + CELL / 2, run.len() * CELL));
+                }
+                at += run.len();
+            }
+        }
+        if !path.is_empty() {
+            body.push_str(&format!("<path stroke='{colour}' stroke-width='{CELL}' d='{path}'/>\n"));
+        }
     }
 }
 
@@ -240,6 +265,17 @@ mod tests {
         ] {
             assert_eq!(LEGEND.iter().filter(|(look, ..)| *look == cell.look()).count(), 1, "{cell:?}");
         }
+    }
+
+    #[test]
+    fn a_large_heap_is_drawn_with_one_path_for_each_colour() {
+        let mut body = String::new();
+        let row = vec![cell(4096, 4096, 0); COLUMNS];
+        draw_lines(&mut body, &[row, vec![cell(4096, 0, 1), cell(4096, 4096, 0)]].concat(), 10);
+        assert_eq!(
+            body,
+            "<path stroke='#1f7a34' stroke-width='4' d='M4 12h1024M8 16h4'/>\n<path stroke='#f5a142' stroke-width='4' d='M4 16h4'/>\n"
+        );
     }
 
     #[test]

@@ -28,19 +28,15 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
     for _ in 0..walks {
         let taken = target.census(Level::Full);
         let heap = &taken.census.heaps[0];
-        // A walk that lost its way says so, and proves nothing; on a machine whose cores are all taken that happens now and then.
-        if !taken.census.walk.usable {
-            continue;
-        }
-        usable += 1;
+        usable += usize::from(taken.census.walk.usable);
         unknown += heap.unknown_bytes;
         extent += heap.extent_bytes;
         missed += pinned.iter().filter(|&&addr| taken.heaps[0].chunks.is_live(addr) == Some(false)).count();
     }
     assert_eq!(missed, 0, "of {}", pinned.len() * walks);
-    assert!(usable >= walks / 2, "{usable} of {walks} walks are usable");
-    // The limit above which a walk calls itself unusable, for all of them together.
-    assert!(unknown * 100 <= extent, "{unknown} of {extent}");
+    assert_eq!(usable, walks, "walks that call themselves usable");
+    // `make bench-census` holds 60 walks to 0.01 %; with twelve of them one gap of a window's size is more than that.
+    assert!(unknown * 1000 <= extent, "{unknown} of {extent}");
 }
 
 #[test]
