@@ -41,6 +41,14 @@ lint: deps ## formatting and clippy, warnings are errors
 bench: build ## the figures of exact mode, as ratios measured in one run
 	$(FRAGPROF) bench
 
+.PHONY: bench-governed
+bench-governed: build test-deps ## what a budget of 1 % and the census cost four programs, half an hour
+	benches/governed/run.sh $(FRAGPROF)
+
+.PHONY: soak-windows
+soak-windows: deps ## 2,000 windows on a busy process, ten minutes
+	$(CARGO) test --test integration two_thousand_windows -- --ignored --nocapture
+
 .PHONY: bench-ledger
 bench-ledger: deps ## the ledger's figures
 	$(CARGO) bench --bench ledger

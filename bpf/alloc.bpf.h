@@ -16,6 +16,7 @@
 #define FRAGPROF_ALLOC_BPF_H
 
 #include "maps.bpf.h"
+#include "stack.bpf.h"
 #include "thread.bpf.h"
 #include "unwind.bpf.h"
 
@@ -114,67 +115,13 @@ static __always_inline bool fp_is_nested(struct fp_thread *thread, struct fp_tar
 	return false;
 }
 
-/* Sends the walk's definition unless this target's has been sent. */
-static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
-{
-	__u64 key = walk->hash ^ (((__u64)target->generation << 32 | slot) * 0x9e3779b97f4a7c15ULL);
-	struct fp_stack *record = &walk->record;
-	void *ring;
-	__u32 size;
-	__u8 one = 1;
-
-	if (walk->defined == target->generation)
-		return;
-	if (bpf_map_lookup_elem(&stacks_sent, &key)) {
-		walk->defined = target->generation;
-		return;
-	}
-	ring = bpf_map_lookup_elem(&rings, &target->shard);
-	if (!ring)
-		return;
-	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_STACK, 0);
-	record->hash = walk->hash;
-	record->len = walk->len;
-	record->end = walk->end;
-	size = walk->len;
-	if (size > FP_FRAMES_MAX)
-		size = FP_FRAMES_MAX;
-	size = sizeof(*record) + size * sizeof(__u64);
-	if (bpf_ringbuf_output(ring, record, size, BPF_RB_NO_WAKEUP)) {
-		fp_lost(target, FP_CNT_LOST_STACK);
-		return;
-	}
-	walk->defined = target->generation;
-	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
-		fp_count(FP_CNT_STACK_TABLE_FULL);
-}
-
-/* Asks for the table that a walk found missing. Not a loss if the ring is full: a later walk asks again. */
-static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, __u64 pc)
-{
-	void *ring = bpf_map_lookup_elem(&rings, &target->shard);
-	struct fp_need_table *record;
-
-	if (!ring)
-		return;
-	record = bpf_ringbuf_reserve(ring, sizeof(*record), 0);
-	if (!record)
-		return;
-	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_NEED_TABLE, 0);
-	record->pc = pc;
-	fp_submit(record);
-}
-
 /* Takes the stack at the probe; its hash. */
 static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, struct fp_thread *thread, __u64 cookie)
 {
 	struct fp_walk *walk = &thread->walk;
 
 	unwind_into(walk, regs, (__u32)target->mm_id, regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie));
-	if (walk->need_pc)
-		fp_need_table(target, FP_COOKIE_SLOT(cookie), walk->need_pc);
-	fp_define_stack(walk, target, FP_COOKIE_SLOT(cookie));
-	return walk->hash;
+	return fp_publish_stack(walk, target, FP_COOKIE_SLOT(cookie));
 }
 
 static __always_inline void fp_send_free(struct fp_target *target, __u64 cookie, __u32 tid, __u8 kind, __u64 addr)
@@ -213,6 +160,26 @@ static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie
 	fp_submit(record);
 }
 
+/* Counts a hit, and switches the target off when its quota is spent or its window over: a burst must not cost more than was allowed,
+ * and a window must not be longer than it should, however late the daemon gets to run. */
+static __always_inline void fp_spend(struct fp_target *target, bool frees)
+{
+	bool spent, over;
+	__u64 now;
+
+	if (frees)
+		__sync_fetch_and_add(&target->hits_free, 1);
+	spent = __sync_fetch_and_add(&target->hits, 1) >= target->quota_end;
+	if (!(target->flags & FP_TARGET_ON))
+		return;
+	now = bpf_ktime_get_ns();
+	over = now >= target->deadline_ns;
+	if (!spent && !over)
+		return;
+	if (__sync_fetch_and_and(&target->flags, ~FP_TARGET_ON) & FP_TARGET_ON && !over)
+		target->closed_ns = now;
+}
+
 /* A site's target if its calls are wanted. */
 static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 {
@@ -220,7 +187,11 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 
 	if (!target)
 		fp_count(FP_CNT_STALE_SLOT);
-	return target && target->flags & FP_TARGET_ON ? target : NULL;
+	if (!target)
+		return NULL;
+	if (target->flags & FP_TARGET_GOVERNED)
+		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE);
+	return target->flags & FP_TARGET_ON ? target : NULL;
 }
 
 /* At the site of a function that frees. Whether it is called from inside an allocating one is not asked, which saves a look at the

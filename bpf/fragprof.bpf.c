@@ -49,6 +49,25 @@ int alloc_session(struct pt_regs *regs)
 	return *sequence ? 0 : 1; /* 1: the kernel does not even set up the return */
 }
 
+/* All probes of a window in one link: allocating and freeing sites in one program, told apart by the cookie. A window's price is paid
+ * in links, which the kernel takes out one by one. */
+SEC("uprobe.session")
+int window_session(struct pt_regs *regs)
+{
+	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
+
+	if (*sequence) {
+		fp_alloc_return(regs, cookie, *sequence);
+		return 0;
+	}
+	if (FP_COOKIE_OP(cookie) == FP_OP_FREE) {
+		fp_free_enter(regs, cookie);
+		return 1;
+	}
+	*sequence = fp_alloc_enter(regs, cookie);
+	return *sequence ? 0 : 1;
+}
+
 SEC("uprobe.multi")
 int alloc_entry_multi(struct pt_regs *regs)
 {
@@ -95,6 +114,12 @@ SEC("tp_btf/sys_exit")
 int BPF_PROG(vm_change, struct pt_regs *regs, long result)
 {
 	return fp_syscall_done(regs, result);
+}
+
+SEC("tp_btf/page_fault_user")
+int BPF_PROG(page_touch, unsigned long address, struct pt_regs *regs, unsigned long error_code)
+{
+	return fp_page_fault(address, regs, error_code);
 }
 
 SEC("tp_btf/sched_process_exec")

@@ -115,6 +115,7 @@ enum fp_vm_op {
 	FP_VM_BRK = 4,     /* addr = break after the call */
 	FP_VM_MADVISE = 5, /* addr, len, flags = advice */
 	FP_VM_MPROTECT = 6,/* addr, len, prot */
+	FP_VM_TOUCH = 7,   /* first touch of a page, sampled: addr, len2 = faults that this one stands for; stack is the toucher's */
 };
 
 /* FP_REC_VM. 80 bytes. Only calls that succeeded. */
@@ -171,7 +172,8 @@ enum fp_counter {
 	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
 };
 
-/* A target's row in the target table, written by the daemon, lost-counts by the programs. 64 bytes. */
+/* A target's row in the target table, written by the daemon, counts by the programs. 128 bytes; a recording in exact mode touches the
+ * first cache line alone. */
 struct fp_target {
 	unsigned int tgid;        /* 0 = slot free */
 	unsigned int generation;  /* raised each time the slot gets a new owner */
@@ -181,14 +183,23 @@ struct fp_target {
 	unsigned long long lost_free;
 	unsigned long long lost_other;
 	unsigned long long abandoned;  /* calls that never returned */
-	unsigned long long spare;
+	unsigned long long touch_interval; /* of so many first touches one is recorded, at random; 0 = none */
 	unsigned long long mm_id;      /* identifies the address space for the unwinder's mapping table (the pid of its owner) */
+	/* Of a governed target. */
+	unsigned long long hits;       /* probe hits, whether or not the target was on: what the target pays for */
+	unsigned long long hits_free;  /* of them, at functions that free */
+	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves */
+	unsigned long long closed_ns;  /* when they did so, CLOCK_MONOTONIC; 0 = they did not */
+	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: it is the first hit after it that switches off */
+	unsigned long long spare[3];
 };
 #define FP_TARGET_STACKS (1u << 0)      /* take stacks */
 #define FP_TARGET_FREE_STACKS (1u << 1) /* take stacks of frees too */
 #define FP_TARGET_VM (1u << 2)          /* send address-space records */
 #define FP_TARGET_ON (1u << 3)          /* take new calls; set when all probes are in, cleared before the first is taken out, so that
                                          * no block is seen allocated whose free would be missed */
+#define FP_TARGET_GOVERNED (1u << 4)    /* count hits, and switch off when the quota is spent */
+#define FP_TARGET_GROWTH (1u << 5)      /* take the stack of growth of the address space even outside a recorded allocator call */
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
  * Registers are DWARF numbers of x86-64 (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8-15 r8-r15). */
@@ -225,6 +236,6 @@ FP_ASSERT_SIZE(struct fp_stack, 32);
 FP_ASSERT_SIZE(struct fp_vm, 80);
 FP_ASSERT_SIZE(struct fp_life, 40);
 FP_ASSERT_SIZE(struct fp_need_table, 24);
-FP_ASSERT_SIZE(struct fp_target, 64);
+FP_ASSERT_SIZE(struct fp_target, 128);
 
 #endif

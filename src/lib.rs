@@ -17,6 +17,7 @@
 //! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
 //! | [`unwind`] | `.eh_frame` to compact tables for the BPF unwinder | no |
 //! | [`ledger`] | outstanding allocations by address and by stack | no |
+//! | [`governor`] | how much watching may cost, when probes are in, and what may be said from what was seen then | no |
 //! | [`heap`] | address ranges: extents, residency, occupancy of pages | no |
 //! | [`census`] | the allocators' own metadata, read from outside | reads memory |
 //! | [`fragmentation`] | the ladder, pinning, blocking, growth, verdicts | no |
@@ -36,6 +37,7 @@ pub mod census;
 pub mod cli;
 pub mod error;
 pub mod fragmentation;
+pub mod governor;
 pub mod heap;
 pub mod ledger;
 pub mod metrics;

@@ -73,6 +73,8 @@ pub struct Config {
     pub census: CensusConfig,
     /// Names of containers.
     pub containers: ContainersConfig,
+    /// Whose allocations are attributed to call stacks, and at what cost.
+    pub governed: GovernedConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// Where it is served.
@@ -184,6 +186,67 @@ impl From<String> for CriSocket {
     }
 }
 
+/// Whose allocations are attributed, and at what cost.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GovernedConfig {
+    /// Whether it is done at all: it needs the rights for BPF.
+    pub enabled: bool,
+    /// Share of its time that a process may lose, in percent.
+    pub budget_percent: f64,
+    /// What all attributed processes together may lose, in percent of one core.
+    pub node_budget_percent: f64,
+    /// Processes attributed at a time, those in most need; the rest has the census alone.
+    pub targets_max: usize,
+    /// Share of one core that the governor's thread may use, in percent; above it the number of targets is halved.
+    pub cpu_percent: f64,
+    /// Kernel memory for unwind tables, MiB.
+    pub tables_mib: u32,
+    /// Kernel memory for the ring buffer, MiB.
+    pub ring_mib: u32,
+    /// Other budgets, by command name; the first that fits counts.
+    pub overrides: Vec<BudgetRule>,
+}
+
+/// Another budget for processes of some name.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetRule {
+    /// Command name, `*` and `?` stand for any text and any character.
+    pub command: String,
+    /// Share of its time that such a process may lose, in percent.
+    pub budget_percent: f64,
+}
+
+impl Default for GovernedConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            budget_percent: 1.0,
+            node_budget_percent: 10.0,
+            targets_max: 8,
+            cpu_percent: 2.0,
+            tables_mib: 64,
+            ring_mib: 8,
+            overrides: Vec::new(),
+        }
+    }
+}
+
+impl GovernedConfig {
+    /// Share of its time that a process may lose, 1 = all of it.
+    #[must_use]
+    pub fn budget_ratio(&self) -> f64 {
+        self.budget_percent / 100.0
+    }
+
+    /// What all processes together may lose, 1 = a core.
+    #[must_use]
+    pub fn node_budget_ratio(&self) -> f64 {
+        self.node_budget_percent / 100.0
+    }
+}
+
 /// What `/metrics` shows.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -268,6 +331,20 @@ impl Config {
         range("census.memory_max_mib", self.census.memory_max_mib, 32, 1 << 20, "from 32 to 1048576")?;
         range("metrics.processes_max", self.metrics.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
+        range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
+        range("governed.tables_mib", self.governed.tables_mib.into(), 1, 4096, "from 1 to 4096")?;
+        range("governed.ring_mib", self.governed.ring_mib.into(), 1, 1024, "from 1 to 1024")?;
+        let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
+        let shares = [
+            ("governed.budget_percent", self.governed.budget_percent),
+            ("governed.node_budget_percent", self.governed.node_budget_percent),
+            ("governed.cpu_percent", self.governed.cpu_percent),
+        ];
+        for (key, percent) in shares.into_iter().chain(overrides) {
+            if !(percent.is_finite() && (0.01..=100.0).contains(&percent)) {
+                return Err(ConfigError::Range { key, value: percent.to_string(), allowed: "from 0.01 to 100 percent" });
+            }
+        }
         let budget = self.census.budget_percent;
         if !(budget.is_finite() && (0.01..=100.0).contains(&budget)) {
             let allowed = "from 0.01 to 100, in percent of one core";

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`budget`] processor time, [`schedule`] what
-//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`cri`] its names, [`sample`] the model, [`notify`] the service manager, [`privileges`] what is given up, [`run`](mod@run) the life of
-//! the daemon.
+//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`cri`] its names, [`governed`] whose
+//! allocations are attributed and [`need`] who needs it most, [`sample`] the model, [`notify`] the service manager, [`privileges`] what is
+//! given up, [`run`](mod@run) the life of the daemon.
 
 pub mod budget;
 pub mod collect;
@@ -21,6 +22,8 @@ pub mod config;
 pub mod containers;
 pub mod cri;
 pub mod discovery;
+pub mod governed;
+pub mod need;
 pub mod notify;
 pub mod privileges;
 pub mod rules;

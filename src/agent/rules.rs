@@ -69,7 +69,7 @@ impl Rules {
 
 /// Whether `text` is of the form of `pattern`: `*` is any text, `?` any character. Goes back to the last `*` only, so it takes at most
 /// pattern × text steps.
-fn glob(pattern: &str, text: &str) -> bool {
+pub fn glob(pattern: &str, text: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
     let (mut p, mut t) = (0, 0);

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use super::collect::{Collector, Command, Heartbeat, start};
 use super::config::{Config, ConfigError};
+use super::governed::GovernorThread;
 use super::notify::Notifier;
 use super::privileges;
 use super::sample::Published;
@@ -83,6 +84,9 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     said(address);
 
     let (commands, orders) = mpsc::channel();
+    let governor =
+        GovernorThread::start(config.governed.clone(), config.census.memory_max_mib << 20, Arc::clone(&published), state.governed())
+            .map_err(system("start the governor's thread"))?;
     let collector = Collector::new(config, Arc::clone(&published), Arc::clone(&heartbeat));
     let census = start(collector, orders).map_err(system("start the census thread"))?;
     notifier.send("READY=1\nSTATUS=watching");
@@ -94,10 +98,13 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             break;
         }
         if signals.reload.swap(false, Ordering::Relaxed) {
-            reload(path.as_deref(), &state, &commands, &notifier);
+            reload(path.as_deref(), &state, &commands, &governor, &notifier);
         }
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
+        }
+        if governor.is_finished() {
+            return Err(AgentError::ThreadEnded("governor"));
         }
         if server.is_finished() || metrics_server.as_ref().is_some_and(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
@@ -111,6 +118,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     notifier.send("STOPPING=1");
     // The thread has nothing to save: if it is in the middle of a long walk, the process ends without it.
     let _ = commands.send(Command::Stop);
+    governor.stop(STOP_WITHIN);
     server.stop(STOP_WITHIN);
     if let Some(server) = metrics_server {
         server.stop(STOP_WITHIN);
@@ -123,7 +131,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
 }
 
 /// Reads the configuration again. One that cannot be used changes nothing.
-fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Command>, notifier: &Notifier) {
+fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Command>, governor: &GovernorThread, notifier: &Notifier) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now_us = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
     notifier.send(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
@@ -139,6 +147,7 @@ fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Comm
     let order = match loaded {
         Ok((config, token)) => {
             state.set_token(token);
+            governor.reload(config.governed.clone());
             Command::Reload(Box::new(config))
         }
         Err(error) => {

@@ -12,7 +12,7 @@ pub fn features() -> Features {
     let mut features = Features::of_host();
     let mut loaded = false;
     for method in Attach::ALL {
-        let support = match load::load(Some(method)) {
+        let support = match load::load(Some(method), false) {
             Ok(_) => {
                 loaded = true;
                 Support::Yes

@@ -45,6 +45,10 @@ pub struct Offer {
 /// Run for every process of the machine: its address space and its life.
 const MACHINE_WIDE: [&str; 4] = ["vm_change", "life_exec", "life_fork", "life_exit"];
 
+/// What a governed capture needs besides: its windows' program, where there are sessions, and the first touches of pages.
+const GOVERNED: [&str; 2] = ["window_session", TOUCHES];
+const TOUCHES: &str = "page_touch";
+
 /// Where libbpf's messages of the current load go: the verifier's refusal is in them.
 static MESSAGES: Mutex<String> = Mutex::new(String::new());
 /// Of a verifier log, the end says why.
@@ -70,12 +74,12 @@ fn cause(messages: &str) -> Option<String> {
 }
 
 /// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself attaches.
-pub fn load(wanted: Option<Attach>) -> Result<(Object, Offer)> {
+pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
     let mut refused = Vec::new();
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        match try_load(method) {
+        match try_load(method, governed) {
             Ok(object) => return Ok((object, Offer { method, refused })),
             Err(error) => {
                 let messages = std::mem::take(&mut *MESSAGES.lock().unwrap_or_else(PoisonError::into_inner));
@@ -100,12 +104,13 @@ pub fn hint() -> String {
     }
 }
 
-fn try_load(method: Attach) -> libbpf_rs::Result<Object> {
+fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<Object> {
     let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(OBJECT)?;
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
-        program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name));
+        let wanted = governed && GOVERNED.contains(&&*name) && (method == Attach::Session || name != "window_session");
+        program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name) || wanted);
     }
     let object = open.load()?;
     try_attach(&object, method)?;
@@ -179,6 +184,13 @@ pub fn attach_machine_wide(object: &Object) -> Result<Vec<Link>> {
     MACHINE_WIDE.iter().map(|name| program(object, name)?.attach_trace()).collect::<libbpf_rs::Result<Vec<Link>>>().map_err(|error| {
         Error::Load { reason: format!("cannot attach to the kernel's life-cycle and mapping events: {error:#}"), hint: hint() }
     })
+}
+
+/// Attaches the counting of first touches.
+pub fn attach_touches(object: &Object) -> Result<Link> {
+    program(object, TOUCHES)
+        .and_then(|program| program.attach_trace())
+        .map_err(|error| Error::Load { reason: format!("cannot attach to page faults: {error:#}"), hint: hint() })
 }
 
 #[cfg(test)]

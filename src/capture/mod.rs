@@ -88,6 +88,8 @@ pub struct Config {
     pub tables_bytes: u64,
     /// Attach by this method only, to measure or to test a fallback; `None` takes the best the kernel has.
     pub method: Option<Attach>,
+    /// Whether targets are watched in windows, and first touches of pages counted.
+    pub governed: bool,
 }
 
 /// Default size of a ring buffer. Two threads in a tight malloc/free loop make about 90 MB of records a second; 32 MiB hold the third
@@ -99,7 +101,7 @@ pub const TABLES_BYTES: u64 = 64 << 20;
 
 impl Default for Config {
     fn default() -> Self {
-        Self { shards: 1, ring_bytes: RING_BYTES, tables_bytes: TABLES_BYTES, method: None }
+        Self { shards: 1, ring_bytes: RING_BYTES, tables_bytes: TABLES_BYTES, method: None, governed: false }
     }
 }
 
@@ -141,6 +143,17 @@ pub struct TargetLoss {
     pub abandoned: u64,
 }
 
+/// Hits of a governed target's probes since it was added, on or off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hits {
+    /// At functions that allocate, nested calls included.
+    pub allocations: u64,
+    /// At functions that free.
+    pub frees: u64,
+    /// When the programs switched the target off because its quota was spent, CLOCK_MONOTONIC ns; `None` = they did not.
+    pub closed_ns: Option<u64>,
+}
+
 /// Probes that are in place; dropping it takes them out (about 90 ms: the kernel waits for running probes to finish).
 #[must_use]
 #[derive(Debug)]
@@ -178,7 +191,7 @@ impl Capture {
     /// # Errors
     /// [`Error::Load`] with the reason and what to do: a missing capability, a kernel without the features needed.
     pub fn load(config: &Config) -> Result<Self> {
-        let (object, offer) = load::load(config.method)?;
+        let (object, offer) = load::load(config.method, config.governed)?;
         let shards = config.shards.clamp(1, wire::SHARDS_MAX);
         let rings = make_rings(&object, shards, config.ring_bytes)?;
         let machine_wide = load::attach_machine_wide(&object)?;
@@ -220,6 +233,30 @@ impl Capture {
         self.targets.switch(slot, on);
     }
 
+    /// Lets a governed process make so many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel switches it off by itself.
+    pub fn open(&self, slot: Slot, quota: u64, deadline_ns: u64) {
+        self.targets.open(slot, quota, deadline_ns);
+    }
+
+    /// Records one of `interval` first touches of pages, at random; 0 = none.
+    pub fn touch_interval(&self, slot: Slot, interval: u64) {
+        self.targets.touch_interval(slot, interval);
+    }
+
+    /// A governed process's hits.
+    pub fn hits(&self, slot: Slot) -> Hits {
+        self.targets.hits(slot)
+    }
+
+    /// Attaches what counts first touches of pages; it costs every page fault of the machine a little, so it is not there otherwise.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn attach_touches(&mut self) -> Result<()> {
+        self._machine_wide.push(load::attach_touches(&self.object)?);
+        Ok(())
+    }
+
     /// Forgets a process. Its probes must be out ([`Attached`] dropped); records still in the ring are told apart by the generation.
     pub fn remove_target(&self, pid: Pid, slot: Slot) -> Result<()> {
         // The entry may name a newer slot of a reused pid already.
@@ -239,9 +276,21 @@ impl Capture {
     /// # Errors
     /// [`Error::Attach`]; probes of the call that were already in place are out again.
     pub fn attach(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
+        self.attach_with(pid, slot, files, false)
+    }
+
+    /// As [`Capture::attach`], for a window: one link a file where the kernel has sessions, whatever its sites do.
+    ///
+    /// # Errors
+    /// As [`Capture::attach`].
+    pub fn attach_window(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
+        self.attach_with(pid, slot, files, self.offer.method == Attach::Session)
+    }
+
+    fn attach_with(&self, pid: Pid, slot: Slot, files: &[AttachFile], one_link: bool) -> Result<Attached> {
         let mut links = Vec::new();
         for file in files.iter().filter(|file| !file.sites.is_empty()) {
-            self.attach_file(pid, slot, file, &mut links).map_err(|source| Error::Attach {
+            self.attach_file(pid, slot, file, one_link, &mut links).map_err(|source| Error::Attach {
                 pid,
                 path: file.path.display().to_string(),
                 sites: file.sites.len(),
@@ -251,7 +300,7 @@ impl Capture {
         Ok(Attached { links })
     }
 
-    fn attach_file(&self, pid: Pid, slot: Slot, file: &AttachFile, links: &mut Vec<Link>) -> libbpf_rs::Result<()> {
+    fn attach_file(&self, pid: Pid, slot: Slot, file: &AttachFile, one_link: bool, links: &mut Vec<Link>) -> libbpf_rs::Result<()> {
         let with_slot = |cookie: u64| cookie | u64::from(slot.index) << 32;
         let multi = |sites: &[&AttachSite], retprobe, session| UprobeMultiOpts {
             offsets: sites.iter().map(|site| site.offset.0 as usize).collect(),
@@ -262,7 +311,9 @@ impl Capture {
         };
         let pid = pid.0 as i32;
         let (allocs, frees): (Vec<&AttachSite>, Vec<&AttachSite>) = file.sites.iter().partition(|site| site.with_return);
+        let all: Vec<&AttachSite> = file.sites.iter().collect();
         let plan: &[(&str, &[&AttachSite], bool)] = match self.offer.method {
+            _ if one_link => &[("window_session", &all, false)],
             Attach::Session => &[("alloc_session", &allocs, false), ("free_entry_multi", &frees, false)],
             // Returns before entries: an entry without its return probe would look like a call that never returned.
             Attach::Multi => {
@@ -278,7 +329,7 @@ impl Capture {
                     links.push(program.attach_uprobe_with_opts(pid, &file.path, site.offset.0 as usize, opts)?);
                 }
             } else {
-                let session = *name == "alloc_session";
+                let session = name.ends_with("_session");
                 links.push(program.attach_uprobe_multi_with_opts(pid, &file.path, "", multi(sites, *retprobe, session))?);
             }
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use libbpf_rs::Map;
 
 use super::wire::{TARGET_ON, TARGETS_MAX, TargetRow};
-use super::{Error, Result, Slot, TargetLoss};
+use super::{Error, Hits, Result, Slot, TargetLoss};
 use crate::units::Pid;
 
 /// Bytes of the mapping: an array map's values lie one behind the other.
@@ -52,7 +52,8 @@ impl TargetTable {
         row.shard.store(shard, Ordering::Relaxed);
         row.flags.store(flags & !TARGET_ON, Ordering::Relaxed);
         row.mm_id.store(u64::from(pid.0), Ordering::Relaxed);
-        for count in [&row.lost_alloc, &row.lost_free, &row.lost_other, &row.abandoned] {
+        let governed = [&row.touch_interval, &row.hits, &row.hits_free, &row.quota_end, &row.closed_ns, &row.deadline_ns];
+        for count in [&row.lost_alloc, &row.lost_free, &row.lost_other, &row.abandoned].into_iter().chain(governed) {
             count.store(0, Ordering::Relaxed);
         }
         row.tgid.store(pid.0, Ordering::Release);
@@ -71,6 +72,28 @@ impl TargetTable {
         } else {
             flags.fetch_and(!TARGET_ON, Ordering::AcqRel);
         }
+    }
+
+    /// Allows the target so many hits more, up to a time, and switches it on.
+    pub fn open(&self, slot: Slot, quota: u64, deadline_ns: u64) {
+        let row = self.row(slot);
+        row.deadline_ns.store(deadline_ns, Ordering::Relaxed);
+        row.closed_ns.store(0, Ordering::Relaxed);
+        row.quota_end.store(row.hits.load(Ordering::Relaxed).saturating_add(quota), Ordering::Release);
+        self.switch(slot, true);
+    }
+
+    /// Sets how many first touches a recorded one stands for; 0 = none is recorded.
+    pub fn touch_interval(&self, slot: Slot, interval: u64) {
+        self.row(slot).touch_interval.store(interval, Ordering::Relaxed);
+    }
+
+    /// Hits so far.
+    pub fn hits(&self, slot: Slot) -> Hits {
+        let row = self.row(slot);
+        let (all, frees) = (row.hits.load(Ordering::Acquire), row.hits_free.load(Ordering::Acquire));
+        let closed_ns = row.closed_ns.load(Ordering::Acquire);
+        Hits { allocations: all.saturating_sub(frees), frees, closed_ns: (closed_ns != 0).then_some(closed_ns) }
     }
 
     /// The counts of a row; nothing if it has another owner by now.

@@ -24,6 +24,10 @@ pub const TARGET_FREE_STACKS: u32 = 1 << 1;
 pub const TARGET_VM: u32 = 1 << 2;
 /// `FP_TARGET_ON`: take new calls. Set when all probes are in, cleared before the first is taken out.
 pub const TARGET_ON: u32 = 1 << 3;
+/// `FP_TARGET_GOVERNED`: count hits, and switch off when the quota is spent.
+pub const TARGET_GOVERNED: u32 = 1 << 4;
+/// `FP_TARGET_GROWTH`: take the stack of growth of the address space even outside a recorded allocator call.
+pub const TARGET_GROWTH: u32 = 1 << 5;
 
 const REC_ALLOC: u8 = 1;
 const REC_FREE: u8 = 2;
@@ -168,9 +172,21 @@ pub struct TargetRow {
     pub lost_other: AtomicU64,
     /// Calls that never returned.
     pub abandoned: AtomicU64,
-    spare: AtomicU64,
+    /// Of so many first touches one is recorded; 0 = none.
+    pub touch_interval: AtomicU64,
     /// Address space for the unwinder's mapping table.
     pub mm_id: AtomicU64,
+    /// Probe hits of a governed target, on or off.
+    pub hits: AtomicU64,
+    /// Of them, at functions that free.
+    pub hits_free: AtomicU64,
+    /// Value of `hits` at which the programs switch the target off.
+    pub quota_end: AtomicU64,
+    /// When they did so, CLOCK_MONOTONIC ns; 0 = they did not.
+    pub closed_ns: AtomicU64,
+    /// When the window is over, CLOCK_MONOTONIC ns.
+    pub deadline_ns: AtomicU64,
+    spare: [AtomicU64; 3],
 }
 
 const _: () = {
@@ -182,7 +198,7 @@ const _: () = {
     assert!(size_of::<RawVm>() == 80);
     assert!(size_of::<RawLife>() == 40);
     assert!(size_of::<RawNeedTable>() == 24);
-    assert!(size_of::<TargetRow>() == 64);
+    assert!(size_of::<TargetRow>() == 128);
 };
 
 /// `enum fp_vm_op` with its arguments: what happened to the address space.
@@ -241,6 +257,13 @@ pub enum VmChange {
         len: u64,
         /// `PROT_*`.
         prot: u32,
+    },
+    /// A page was touched for the first time; sampled.
+    Touch {
+        /// Address touched.
+        addr: Addr,
+        /// First touches that this one stands for.
+        touches: u64,
     },
 }
 
@@ -386,6 +409,7 @@ fn vm_change(r: &RawVm) -> Option<VmChange> {
         4 => VmChange::Brk { end: addr },
         5 => VmChange::Madvise { addr, len: r.len, advice: r.flags },
         6 => VmChange::Mprotect { addr, len: r.len, prot: r.prot },
+        7 => VmChange::Touch { addr, touches: r.len2 },
         _ => return None,
     })
 }

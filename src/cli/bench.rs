@@ -38,6 +38,12 @@ pub struct BenchArgs {
     /// Milliseconds a measurement
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub ms: u64,
+    /// Measure what a budget of 1 % costs the command, or the process given, and what the census alone costs
+    #[arg(long, requires = "command")]
+    pub governed: bool,
+    /// With --governed: measure this process while the command, a load, runs
+    #[arg(long, value_name = "PID", requires = "governed")]
+    pub pid: Option<u32>,
     /// Measure this command, which must end by itself, instead of the loop; after --
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -58,6 +64,9 @@ const THREADS_MAX: usize = COUNTERS_BYTES / COUNTER_STRIDE;
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(target) = &args.target {
         be_the_target(target[0].clamp(1, THREADS_MAX as i32) as usize, target[1]);
+    }
+    if args.governed {
+        return super::bench_governed::run(&args.command, args.pid, args.rounds);
     }
     if !args.command.is_empty() {
         return whole_program(&args.command, args.rounds);
@@ -143,7 +152,7 @@ struct Counts {
 }
 
 /// What holds probes in a program until it has ended.
-trait Holds {
+pub(super) trait Holds {
     /// Does what is due while the program runs.
     fn step(&mut self) {
         std::thread::sleep(Duration::from_millis(20));
@@ -190,7 +199,7 @@ fn floor_on(pid: Pid) -> anyhow::Result<(Floor, Vec<FloorAttached>)> {
 }
 
 /// Runs the command to its end with what `hold` puts into it as soon as its C library is there; its user and system time.
-fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
+pub(super) fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
     let mut child = Command::new(&command[0])
         .args(&command[1..])
         .stdin(Stdio::null())
@@ -224,7 +233,7 @@ fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Resul
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -25,6 +25,8 @@ pub enum By {
     Growth,
     /// Bytes outstanding at the high-water mark
     Peak,
+    /// Bytes of heap pages that the stack touched first (governed recordings)
+    Touched,
 }
 
 impl By {
@@ -42,6 +44,7 @@ impl By {
             Self::Pinned => vec![view(ValueKind::PinnedSpace, None, "PINNED", "pinned bytes")],
             Self::Blocked => vec![view(ValueKind::BlockedSpace, None, "BLOCKED", "blocked bytes")],
             Self::Growth => vec![view(ValueKind::GrowthSpace, None, "GROWTH", "growth bytes")],
+            Self::Touched => vec![view(ValueKind::TouchedSpace, None, "TOUCHED", "bytes touched first")],
             Self::Peak => vec![view(ValueKind::PeakSpace, None, "AT PEAK", "bytes at the peak")],
         }
     }

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod bench;
+mod bench_governed;
 pub mod by;
 pub mod census;
 pub mod diff;

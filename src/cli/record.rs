@@ -1,10 +1,10 @@
-//! `fragprof record`: traces every allocation and free of processes, and writes a profile.
+//! `fragprof record`: traces every allocation and free of processes, or as many as a budget allows, and writes a profile.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -14,13 +14,16 @@ use crate::capture;
 use crate::error::{ExitStatus, Failed};
 use crate::probe::plan::PlanError;
 use crate::profile::{Profile, ValueKind, pprof};
+use crate::recorder::governed::{Governed, Options as GovernedOptions};
 use crate::recorder::{self, Options, Recorder};
 use crate::target::TargetError;
 use crate::units::{HumanBytes, Pid};
 
-/// Trace every allocation and free of processes and write a profile
+/// Trace the allocations and frees of processes and write a profile
 ///
-/// Each malloc and free of the target costs about 2 µs while the recording runs. Read the profile with `fragprof report`.
+/// In exact mode each malloc and free of the target costs about 2 µs while the recording runs. In governed mode the target loses at
+/// most its budget: what allocates little is traced in full, the rest in windows at random times. Read the profile with `fragprof
+/// report`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
 pub struct RecordArgs {
@@ -33,6 +36,9 @@ pub struct RecordArgs {
     /// How to record
     #[arg(long, value_enum, default_value_t = Mode::Exact)]
     pub mode: Mode,
+    /// Share of its time that a process may lose in governed mode, such as 1% or 0.5%
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "1%")]
+    pub budget: f64,
     /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.pb.gz")]
     pub output: PathBuf,
@@ -55,6 +61,16 @@ pub struct RecordArgs {
 pub enum Mode {
     /// Every allocation and free
     Exact,
+    /// As much as the budget allows, in windows at random times
+    Governed,
+}
+
+/// Parses `1%` or `0.01` as a share.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let (digits, unit) = text.strip_suffix('%').map_or((text, 1.0), |digits| (digits, 0.01));
+    let value: f64 = digits.trim().parse().map_err(|_| format!("{text} is not a share such as 1%"))?;
+    let share = value * unit;
+    if (0.0001..=1.0).contains(&share) { Ok(share) } else { Err(format!("{text} is not between 0.01% and 100%")) }
 }
 
 /// Parses `10s`, `1.5m`, `500ms`, `1h`; a bare number is seconds.
@@ -83,6 +99,9 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     // Before anything is attached: a recording that cannot be written is a waste.
     output::check_writable(&args.output)?;
     let stop = stop_flag()?;
+    if args.mode == Mode::Governed {
+        return governed(args, &stop);
+    }
     let options = Options {
         follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
@@ -113,6 +132,74 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     write(&profile, &args.output)?;
     eprintln!("{}", summary(&profile, args));
     Ok(())
+}
+
+/// Longest wait for a started command to have an allocator.
+const ALLOCATOR_WITHIN: Duration = Duration::from_secs(5);
+/// Longest wait for unwind tables before the first window.
+const TABLES_WITHIN: Duration = Duration::from_secs(5);
+
+fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    if args.children || args.free_stacks {
+        return Err(Failed::new(ExitStatus::Usage, "--children and --free-stacks are for exact mode".to_owned()).into());
+    }
+    let options = GovernedOptions { budget: args.budget, ring_bytes: args.buffer_kib.map(|kib| kib << 10), ..GovernedOptions::default() };
+    let mut governed = Governed::new(options).map_err(failed)?;
+    let mut command = None;
+    if args.command.is_empty() {
+        args.pid.iter().try_for_each(|pid| governed.watch(Pid(*pid), args.budget)).map_err(failed)?;
+    } else {
+        let child = std::process::Command::new(&args.command[0])
+            .args(&args.command[1..])
+            .spawn()
+            .map_err(|error| Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())))?;
+        let pid = Pid(child.id());
+        command = Some(child);
+        let deadline = Instant::now() + ALLOCATOR_WITHIN;
+        // Its C library comes a moment after its start.
+        while let Err(error) = governed.watch(pid, args.budget) {
+            let ended = command.as_mut().is_some_and(|child| !matches!(child.try_wait(), Ok(None)));
+            if ended || Instant::now() > deadline {
+                return Err(failed(error));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    governed.wait_for_tables(TABLES_WITHIN);
+    governed.begin();
+    let began = Instant::now();
+    eprintln!(
+        "fragprof: recording under a budget of {}% {}",
+        args.budget * 100.0,
+        args.duration.map_or_else(|| "until Ctrl-C or the end of the processes".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()))
+    );
+    while !stop.load(Ordering::Relaxed) {
+        let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(began.elapsed()));
+        if left.is_zero() || !governed.step(left.min(Duration::from_millis(100))) {
+            break;
+        }
+        if let Some(child) = &mut command {
+            // Reaps it, so that its end is seen.
+            let _ = child.try_wait();
+        }
+    }
+    let profile = governed.finish();
+    write(&profile, &args.output)?;
+    eprintln!("{}", governed_summary(&profile, args));
+    Ok(())
+}
+
+fn governed_summary(profile: &Profile, args: &RecordArgs) -> String {
+    let file = args.output.display();
+    let mut text = String::new();
+    for governed in &profile.meta.governed {
+        text.push_str(&format!("fragprof: {}\n", crate::profile::text::governed(governed)));
+    }
+    for doubt in &profile.meta.doubts {
+        text.push_str(&format!("fragprof: doubt: {doubt}\n"));
+    }
+    text.push_str(&format!("fragprof: wrote {file}; read it with: fragprof report --by survivors {file}"));
+    text
 }
 
 fn start(args: &RecordArgs, recorder: &mut Recorder) -> anyhow::Result<()> {

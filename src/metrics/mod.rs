@@ -4,6 +4,7 @@
 //! series end with their process, because each exposition is made from the newest snapshot alone.
 
 pub mod family;
+pub mod governed;
 pub mod heaps;
 pub mod own;
 
@@ -24,6 +25,14 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub fn exposition(snapshot: &Snapshot, http: &HttpCounters, now: Instant) -> Result<String, prometheus::Error> {
     let (mut families, in_other) = heaps::families(snapshot, now);
     families.extend(own::families(snapshot, http, in_other, now));
+    text(families)
+}
+
+/// The text of some families.
+///
+/// # Errors
+/// As [`exposition`].
+pub fn text(families: Vec<family::Family>) -> Result<String, prometheus::Error> {
     let families: Vec<_> = families.into_iter().filter_map(family::Family::into_proto).collect();
     TextEncoder::new().encode_to_string(&families)
 }

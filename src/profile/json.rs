@@ -11,7 +11,7 @@ use serde::ser::{SerializeMap, Serializer};
 
 use super::diff::Diff;
 use super::kind::{KindSet, StandardErrors, ValueKind, Values};
-use super::meta::{Attribution, Counter, HeapMoment, HeapSummary, Process};
+use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Process};
 use super::model::{Frame, Profile, Stack};
 
 /// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them. Without `top` all of
@@ -44,6 +44,7 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
         limits: &meta.limits,
         notes: &meta.notes,
         processes: meta.processes.iter().map(|process| self::process(process, meta.mode.estimates())).collect(),
+        governed: &meta.governed,
         stacks_with_value: with_value,
         stacks: ranked.iter().map(|stack| row(profile, stack)).collect(),
     };
@@ -104,6 +105,8 @@ struct Report<'a> {
     limits: &'a [String],
     notes: &'a [String],
     processes: Vec<ProcessRow<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    governed: &'a [Governed],
     stacks_with_value: usize,
     stacks: Vec<StackRow<'a>>,
 }

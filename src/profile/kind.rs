@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Number of kinds; the length of [`Values`].
-pub const KINDS: usize = 13;
+pub const KINDS: usize = 18;
 
 /// One kind of value. The order is that of the pprof sample types and stable: the first seven are fixed, extra ones come after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,16 @@ pub enum ValueKind {
     /// Bytes of the chunks in use at the end, with the allocator's rounding. Summed over the stacks, `[before attach]` and
     /// `[unattributed]` it is the census's live bytes, exactly.
     LiveSpace,
+    /// Bytes that outlived 10 ms.
+    Survivor10MsSpace,
+    /// Bytes that outlived 100 ms.
+    Survivor100MsSpace,
+    /// Bytes that outlived 1 s.
+    Survivor1SSpace,
+    /// Bytes that outlived 10 s.
+    Survivor10SSpace,
+    /// Bytes of heap pages that the stack touched first, by which it made the resident memory grow. An estimate from a sample.
+    TouchedSpace,
 }
 
 impl ValueKind {
@@ -55,7 +65,15 @@ impl ValueKind {
         Self::SurvivorSpace,
         Self::LiveObjects,
         Self::LiveSpace,
+        Self::Survivor10MsSpace,
+        Self::Survivor100MsSpace,
+        Self::Survivor1SSpace,
+        Self::Survivor10SSpace,
+        Self::TouchedSpace,
     ];
+
+    /// Bytes that outlived each of the governor's ages.
+    pub const OUTLIVED: [Self; 4] = [Self::Survivor10MsSpace, Self::Survivor100MsSpace, Self::Survivor1SSpace, Self::Survivor10SSpace];
 
     /// The kinds that every profile file carries, whether measured or not, so that tools find the same columns each time.
     pub const ALWAYS_WRITTEN: usize = 7;
@@ -76,6 +94,11 @@ impl ValueKind {
             Self::SurvivorSpace => "survivor_space",
             Self::LiveObjects => "live_objects",
             Self::LiveSpace => "live_space",
+            Self::Survivor10MsSpace => "survivor_10ms_space",
+            Self::Survivor100MsSpace => "survivor_100ms_space",
+            Self::Survivor1SSpace => "survivor_1s_space",
+            Self::Survivor10SSpace => "survivor_10s_space",
+            Self::TouchedSpace => "touched_space",
         }
     }
 
@@ -103,6 +126,11 @@ impl ValueKind {
             Self::SurvivorSpace => "survivor_bytes",
             Self::LiveObjects => "live_allocations",
             Self::LiveSpace => "live_bytes",
+            Self::Survivor10MsSpace => "survivor_10ms_bytes",
+            Self::Survivor100MsSpace => "survivor_100ms_bytes",
+            Self::Survivor1SSpace => "survivor_1s_bytes",
+            Self::Survivor10SSpace => "survivor_10s_bytes",
+            Self::TouchedSpace => "touched_bytes",
         }
     }
 
@@ -199,7 +227,7 @@ impl StandardErrors {
 
 /// Which kinds a profile measured. A kind outside the set is unknown, which is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub struct KindSet(u16);
+pub struct KindSet(u32);
 
 impl KindSet {
     /// No kind.

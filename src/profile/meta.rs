@@ -155,6 +155,36 @@ pub struct Process {
     pub lifetimes_us: PowerCounts,
 }
 
+/// How one process was watched under a budget.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Governed {
+    /// Process id.
+    pub pid: u32,
+    /// `windows`, `full` (every allocation and free since `full_since_s`), or `full, then windows`.
+    pub tier: String,
+    /// Share of its time that the process might lose.
+    pub budget_ratio: f64,
+    /// Share that it is estimated to have lost.
+    pub slowdown_ratio_est: f64,
+    /// Seconds that windows were open.
+    pub open_s: f64,
+    /// Seconds traced in full.
+    pub full_s: f64,
+    /// Windows by length.
+    pub windows: std::collections::BTreeMap<String, u64>,
+    /// Of them, those that their quota closed early; the lengths they are of are left out of the estimates.
+    pub windows_closed_early: u64,
+    /// Windows left out because records of them were lost.
+    pub windows_lossy: u64,
+    /// Share of the bytes seen that came from threads which stood still under the probes: their rates are lower bounds.
+    pub saturated_ratio: f64,
+    /// Allocations seen.
+    pub allocations_seen: u64,
+    /// Windows of equal weight that tell of the survivor age: what a confidence interval's degrees of freedom come from.
+    pub effective_windows: f64,
+}
+
 /// What a profile says about itself. Travels as one JSON object in a comment of the pprof file, so new fields need a default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -171,6 +201,8 @@ pub struct Metadata {
     pub survivor_age_s: Option<f64>,
     /// The kinds that were measured.
     pub kinds: KindSet,
+    /// How the processes of a governed recording were watched.
+    pub governed: Vec<Governed>,
     /// The recorded processes.
     pub processes: Vec<Process>,
     /// What was lost, by kind. Zeros may be left in: they say that the kind is counted.

@@ -25,5 +25,5 @@ pub mod text;
 
 pub use histogram::PowerCounts;
 pub use kind::{KindSet, StandardErrors, ValueKind, Values};
-pub use meta::{Attribution, Counter, HeapMoment, HeapSummary, Metadata, Mode, Process};
+pub use meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Metadata, Mode, Process};
 pub use model::{BEFORE_ATTACH, Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};

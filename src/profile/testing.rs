@@ -56,6 +56,7 @@ pub(crate) fn shop() -> Profile {
             Process { pid: 4243, comm: "shop \"w\"\n".into(), ..Process::default() },
         ],
         losses: vec![Counter::new("lost_alloc", 0, "allocation records lost"), Counter::new("lost_free", 3, "free records lost")],
+        governed: Vec::new(),
         stack_ends: vec![Counter::new("complete", 995, "reached the entry"), Counter::new("no_table", 5, "no unwind table")],
         notes: vec!["libpay.so was loaded and probed after 3.0 s".into()],
         limits: vec!["allocations made before the recording are not in the live bytes".into()],

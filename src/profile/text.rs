@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::diff::{Diff, DiffRow};
 use super::kind::ValueKind;
-use super::meta::{Attribution, Counter, HeapMoment, HeapSummary, Metadata, Mode, Process};
+use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Metadata, Mode, Process};
 use super::model::{BEFORE_ATTACH, Frame, Profile, Stack, UNATTRIBUTED};
 use super::page::{Layout, Page, Tone, bytes, percent};
 use super::sanitize;
@@ -163,6 +163,13 @@ fn header(page: &mut Page, profile: &Profile) {
         }
         page.field("live", &text);
     }
+    for governed in meta.governed.iter().take(PROCESSES_SHOWN_MAX) {
+        page.field("watched", &self::governed(governed));
+    }
+    if let Some(age_s) = meta.survivor_age_s.filter(|_| has(ValueKind::SurvivorSpace)) {
+        let text = format!("{} outlived {age_s} s", with_error(ValueKind::SurvivorSpace));
+        page.field("survivors", &text);
+    }
     if has(ValueKind::AllocSpace) {
         let mut text = with_error(ValueKind::AllocSpace);
         if has(ValueKind::AllocObjects) {
@@ -196,6 +203,34 @@ fn header(page: &mut Page, profile: &Profile) {
     page.sentences("limit", &meta.limits, Tone::Plain);
     page.sentences("note", &meta.notes, Tone::Plain);
     page.line("");
+}
+
+/// How a process was watched under a budget.
+pub fn governed(governed: &Governed) -> String {
+    let windows: Vec<String> =
+        governed.windows.iter().filter(|(_, count)| **count > 0).map(|(length, count)| format!("{count} of {length}")).collect();
+    let mut text = format!("pid {}: {}", governed.pid, sanitize::terminal(&governed.tier));
+    if governed.full_s > 0.0 {
+        let _ = write!(text, ", in full for {:.1} s", governed.full_s);
+    }
+    if !windows.is_empty() {
+        let _ = write!(text, ", windows {} (open {:.2} s)", sanitize::terminal(&windows.join(", ")), governed.open_s);
+    }
+    let _ = write!(text, "; slowdown {:.2}% est. of {:.2}% allowed", governed.slowdown_ratio_est * 100.0, governed.budget_ratio * 100.0);
+    if governed.windows_closed_early > 0 {
+        let _ = write!(text, "; {} closed early by bursts, their length left out", governed.windows_closed_early);
+    }
+    if governed.windows_lossy > 0 {
+        let _ = write!(text, "; {} left out for lost records", governed.windows_lossy);
+    }
+    if governed.saturated_ratio > 0.005 {
+        let _ = write!(
+            text,
+            "; {:.0}% of the bytes from threads that stood still under the probes: their rates are lower bounds",
+            governed.saturated_ratio * 100.0
+        );
+    }
+    text
 }
 
 /// A percentage that says 100 only of the whole.

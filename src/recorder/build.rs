@@ -325,7 +325,7 @@ pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
 }
 
 /// `NoMapping` → `no_mapping`.
-fn snake_case(name: &str) -> String {
+pub fn snake_case(name: &str) -> String {
     let mut snake = String::with_capacity(name.len() + 4);
     for c in name.chars() {
         if c.is_ascii_uppercase() && !snake.is_empty() {

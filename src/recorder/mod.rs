@@ -16,6 +16,7 @@
 
 mod attribution;
 mod build;
+pub mod governed;
 mod heap;
 mod launch;
 mod look;

@@ -16,7 +16,7 @@ use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Allocator, Process};
 
 /// A file of the process, by device and inode.
-type FileKey = (u64, u64);
+pub(super) type FileKey = (u64, u64);
 
 /// Chunks of the heap at the start that are kept until the end, 4 bytes each. A heap of more is not compared: what it held before the
 /// recording is then among the unattributed.
@@ -203,16 +203,16 @@ impl Target {
     }
 }
 
-fn key(file: &FilePlan) -> FileKey {
+pub(super) fn key(file: &FilePlan) -> FileKey {
     (file.identity.device, file.identity.inode)
 }
 
-fn may_throw(site: &SitePlan) -> bool {
+pub(super) fn may_throw(site: &SitePlan) -> bool {
     site.function.get().is_some_and(Function::may_throw)
 }
 
 /// Whether an allocation of ordinary size may fail: then operator new throws (see `FP_THROW_BYTES` in fragprof.h).
-fn memory_is_limited(process: &Process) -> bool {
+pub(super) fn memory_is_limited(process: &Process) -> bool {
     let limits = std::fs::read_to_string(process.directory().join("limits")).unwrap_or_default();
     let limited = |line: &str| {
         let value = ["Max address space", "Max data size"].iter().find_map(|name| line.strip_prefix(name));
@@ -222,7 +222,7 @@ fn memory_is_limited(process: &Process) -> bool {
     strict || limits.lines().any(limited)
 }
 
-fn attach_file(file: &FilePlan, wanted: impl Fn(&SitePlan) -> bool) -> AttachFile {
+pub(super) fn attach_file(file: &FilePlan, wanted: impl Fn(&SitePlan) -> bool) -> AttachFile {
     let sites = file.sites.iter().filter(|site| wanted(site)).map(|site| AttachSite {
         offset: site.offset,
         cookie: site.cookie.encode(0),

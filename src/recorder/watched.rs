@@ -91,7 +91,8 @@ impl Watched {
         if let VmChange::Munmap { addr, len } = change {
             self.ledger.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
         }
-        let grown = self.extents.apply(&Self::vm_event(change)).grown_bytes;
+        let Some(event) = vm_event(change) else { return };
+        let grown = self.extents.apply(&event).grown_bytes;
         if stack.0 == 0 || grown == 0 {
             return;
         }
@@ -108,15 +109,17 @@ impl Watched {
         let taken = totals.live_bytes.saturating_add(totals.live.saturating_mul(BLOCK_OVERHEAD_BYTES));
         self.free_at_start.map(|free| free.saturating_add(self.grown_bytes).saturating_sub(taken))
     }
+}
 
-    fn vm_event(change: VmChange) -> VmEvent {
-        match change {
-            VmChange::Mmap { addr, len, prot, flags, .. } => VmEvent::Mmap { addr: addr.0, len, prot, flags },
-            VmChange::Munmap { addr, len } => VmEvent::Munmap { addr: addr.0, len },
-            VmChange::Mremap { old, old_len, new, new_len } => VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len },
-            VmChange::Brk { end } => VmEvent::Brk { end: end.0 },
-            VmChange::Madvise { addr, len, advice } => VmEvent::Madvise { addr: addr.0, len, advice },
-            VmChange::Mprotect { addr, len, prot } => VmEvent::Mprotect { addr: addr.0, len, prot },
-        }
-    }
+/// As the extents take it; `None` = the address space did not change.
+pub(super) fn vm_event(change: VmChange) -> Option<VmEvent> {
+    Some(match change {
+        VmChange::Mmap { addr, len, prot, flags, .. } => VmEvent::Mmap { addr: addr.0, len, prot, flags },
+        VmChange::Munmap { addr, len } => VmEvent::Munmap { addr: addr.0, len },
+        VmChange::Mremap { old, old_len, new, new_len } => VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len },
+        VmChange::Brk { end } => VmEvent::Brk { end: end.0 },
+        VmChange::Madvise { addr, len, advice } => VmEvent::Madvise { addr: addr.0, len, advice },
+        VmChange::Mprotect { addr, len, prot } => VmEvent::Mprotect { addr: addr.0, len, prot },
+        VmChange::Touch { .. } => return None,
+    })
 }

@@ -34,6 +34,7 @@ use tokio::sync::oneshot;
 
 use self::listener::Limited;
 use crate::agent::collect::Heartbeat;
+use crate::agent::governed::{self, SharedSample};
 use crate::agent::sample::Published;
 use crate::metrics;
 
@@ -54,6 +55,7 @@ pub struct ServerState {
     listen: SocketAddr,
     published: Arc<Published>,
     heartbeat: Arc<Heartbeat>,
+    governed: SharedSample,
     token: RwLock<Option<String>>,
     requests: AtomicU64,
     unauthorized: AtomicU64,
@@ -66,13 +68,28 @@ impl ServerState {
     pub fn new(listen: SocketAddr, published: Arc<Published>, heartbeat: Arc<Heartbeat>, token: Option<String>) -> Self {
         let zero = || AtomicU64::new(0);
         let token = RwLock::new(token);
-        Self { listen, published, heartbeat, token, requests: zero(), unauthorized: zero(), refused: zero() }
+        Self {
+            listen,
+            published,
+            heartbeat,
+            governed: SharedSample::default(),
+            token,
+            requests: zero(),
+            unauthorized: zero(),
+            refused: zero(),
+        }
     }
 
     /// The address that is listened on.
     #[must_use]
     pub fn listen(&self) -> SocketAddr {
         self.listen
+    }
+
+    /// What the governor's thread writes and the metrics show.
+    #[must_use]
+    pub fn governed(&self) -> SharedSample {
+        Arc::clone(&self.governed)
     }
 
     /// Replaces the token.
@@ -162,7 +179,10 @@ fn router(state: Arc<ServerState>, serves: Serves) -> Router {
 }
 
 async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
-    match metrics::exposition(&state.published.load(), &state.counters(), Instant::now()) {
+    let governed = metrics::governed::families(&governed::lock(&state.governed));
+    let text = metrics::exposition(&state.published.load(), &state.counters(), Instant::now())
+        .and_then(|text| Ok(text + &metrics::text(governed)?));
+    match text {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }

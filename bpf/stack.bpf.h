@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* From a walk to the reader: a stack is defined once, before the first record that names its hash. */
+#ifndef FRAGPROF_STACK_BPF_H
+#define FRAGPROF_STACK_BPF_H
+
+#include "maps.bpf.h"
+#include "thread.bpf.h"
+#include "unwind.bpf.h"
+
+/* Sends the walk's definition unless this target's has been sent. */
+static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+{
+	__u64 key = walk->hash ^ (((__u64)target->generation << 32 | slot) * 0x9e3779b97f4a7c15ULL);
+	struct fp_stack *record = &walk->record;
+	void *ring;
+	__u32 size;
+	__u8 one = 1;
+
+	if (walk->defined == target->generation)
+		return;
+	if (bpf_map_lookup_elem(&stacks_sent, &key)) {
+		walk->defined = target->generation;
+		return;
+	}
+	ring = bpf_map_lookup_elem(&rings, &target->shard);
+	if (!ring)
+		return;
+	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_STACK, 0);
+	record->hash = walk->hash;
+	record->len = walk->len;
+	record->end = walk->end;
+	size = walk->len;
+	if (size > FP_FRAMES_MAX)
+		size = FP_FRAMES_MAX;
+	size = sizeof(*record) + size * sizeof(__u64);
+	if (bpf_ringbuf_output(ring, record, size, BPF_RB_NO_WAKEUP)) {
+		fp_lost(target, FP_CNT_LOST_STACK);
+		return;
+	}
+	walk->defined = target->generation;
+	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
+		fp_count(FP_CNT_STACK_TABLE_FULL);
+}
+
+/* Asks for the table that a walk found missing. Not a loss if the ring is full: a later walk asks again. */
+static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, __u64 pc)
+{
+	void *ring = bpf_map_lookup_elem(&rings, &target->shard);
+	struct fp_need_table *record;
+
+	if (!ring)
+		return;
+	record = bpf_ringbuf_reserve(ring, sizeof(*record), 0);
+	if (!record)
+		return;
+	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_NEED_TABLE, 0);
+	record->pc = pc;
+	fp_submit(record);
+}
+
+/* Makes the thread's last walk known to the reader; its hash. */
+static __always_inline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+{
+	if (walk->need_pc)
+		fp_need_table(target, slot, walk->need_pc);
+	fp_define_stack(walk, target, slot);
+	return walk->hash;
+}
+
+#endif

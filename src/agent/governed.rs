@@ -1,0 +1,334 @@
+//! The governor's thread: attributes the allocations of the processes in most need, each under its budget, all under the node's.
+//!
+//! What is shed, in this order, each step counted: a target's windows (its budget is its own limit); the number of targets, halved, when
+//! this thread takes more than its share of a core; all targets, while the agent is above its memory limit.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::config::GovernedConfig;
+use super::need::{Candidate, choose};
+use super::rules::glob;
+use super::sample::{Identity, ProcessSample, Published, Snapshot};
+use crate::governor::share::fair;
+use crate::recorder::governed::{Governed, Options, Status};
+use crate::units::Pid;
+
+/// Time between two choices of targets.
+const CHOOSE_EVERY: Duration = Duration::from_secs(10);
+/// Length of a step: how soon an order is heard.
+const STEP: Duration = Duration::from_millis(200);
+/// Time after which the programs are tried again where they could not be loaded.
+const RETRY: Duration = Duration::from_secs(300);
+/// Something is learnt of each target at least this often, in seconds of its budget: one short window in a minute.
+const FLOOR_RATIO: f64 = 0.02 / 60.0;
+/// Targets that could not be watched are left alone for so many choices.
+const REFUSED_ROUNDS: u32 = 30;
+
+/// What the governor does, for metrics.
+#[derive(Debug, Clone, Default)]
+pub struct GovernedSample {
+    /// Whether it is configured.
+    pub enabled: bool,
+    /// Why nothing can be attributed here.
+    pub unavailable: Option<String>,
+    /// Cost of a hit in seconds: allocation, free.
+    pub hit_cost_s: (f64, f64),
+    /// Of each attributed process: its name and how it is watched.
+    pub targets: Vec<(String, Status)>,
+    /// Processes that could be attributed.
+    pub candidates: usize,
+    /// Processor time of the governor's thread.
+    pub cpu_s: f64,
+    /// Times that the number of targets was halved for want of processor time.
+    pub shed_cpu: u64,
+    /// Times that all targets were let go for want of memory.
+    pub shed_memory: u64,
+    /// Processes that could not be watched.
+    pub refused: u64,
+    /// Sums over the targets that were let go or ended, so that counters do not fall: windows, closed early, lossy.
+    pub past: [u64; 3],
+}
+
+/// The sample that the thread writes and `/metrics` reads.
+pub type SharedSample = Arc<Mutex<GovernedSample>>;
+
+/// Takes the lock; a panic of the holder leaves an older sample.
+pub fn lock(sample: &SharedSample) -> MutexGuard<'_, GovernedSample> {
+    sample.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread.
+pub struct GovernorThread {
+    orders: Sender<GovernedConfig>,
+    thread: JoinHandle<()>,
+}
+
+impl GovernorThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(config: GovernedConfig, memory_max_bytes: u64, published: Arc<Published>, sample: SharedSample) -> std::io::Result<Self> {
+        let (orders, receiver) = channel();
+        let thread = std::thread::Builder::new().name("fragprof-governor".into()).spawn(move || {
+            Attribution::new(config, memory_max_bytes, published, sample).run(&receiver);
+        })?;
+        Ok(Self { orders, thread })
+    }
+
+    /// Goes on with this configuration.
+    pub fn reload(&self, config: GovernedConfig) {
+        // A thread that has ended is noticed by `is_finished`.
+        let _ = self.orders.send(config);
+    }
+
+    /// Whether it has ended by itself.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Takes all probes out and ends it, within a time. What is not out by then goes out with the process.
+    pub fn stop(self, within: Duration) {
+        drop(self.orders);
+        let deadline = Instant::now() + within;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+}
+
+struct Attribution {
+    config: GovernedConfig,
+    memory_max_bytes: u64,
+    published: Arc<Published>,
+    sample: SharedSample,
+    engine: Option<Governed>,
+    tried: Option<Instant>,
+    chosen: HashMap<Identity, Pid>,
+    extents: HashMap<Identity, u64>,
+    refused: HashMap<Identity, u32>,
+    choose_at: Instant,
+    targets_max: usize,
+    began: Instant,
+}
+
+impl Attribution {
+    fn new(config: GovernedConfig, memory_max_bytes: u64, published: Arc<Published>, sample: SharedSample) -> Self {
+        let targets_max = config.targets_max;
+        lock(&sample).enabled = config.enabled;
+        Self {
+            config,
+            memory_max_bytes,
+            published,
+            sample,
+            engine: None,
+            tried: None,
+            chosen: HashMap::new(),
+            extents: HashMap::new(),
+            refused: HashMap::new(),
+            choose_at: Instant::now(),
+            targets_max,
+            began: Instant::now(),
+        }
+    }
+
+    fn run(mut self, orders: &Receiver<GovernedConfig>) {
+        loop {
+            let wait = if self.engine.as_ref().is_some_and(|engine| engine.watched().next().is_some()) { Duration::ZERO } else { STEP };
+            match orders.recv_timeout(wait) {
+                Ok(config) => self.reload(config),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if !self.config.enabled {
+                continue;
+            }
+            if Instant::now() >= self.choose_at {
+                self.choose_at = Instant::now() + CHOOSE_EVERY;
+                self.choose();
+            }
+            if let Some(engine) = &mut self.engine {
+                engine.step(STEP);
+            }
+            self.tell();
+        }
+    }
+
+    fn reload(&mut self, config: GovernedConfig) {
+        if !config.enabled {
+            self.let_all_go();
+            self.engine = None;
+        }
+        self.targets_max = config.targets_max;
+        self.config = config;
+        self.choose_at = Instant::now();
+        lock(&self.sample).enabled = self.config.enabled;
+    }
+
+    /// Loads the programs, once there is somebody to watch.
+    fn engine(&mut self) -> Option<&mut Governed> {
+        if self.engine.is_none() && self.tried.is_none_or(|at| at.elapsed() >= RETRY) {
+            self.tried = Some(Instant::now());
+            let options = Options {
+                budget: self.config.budget_ratio(),
+                ring_bytes: Some(self.config.ring_mib << 20),
+                own_census: false,
+                tables_bytes: u64::from(self.config.tables_mib) << 20,
+                ..Options::default()
+            };
+            match Governed::new(options) {
+                Ok(engine) => {
+                    let costs = engine.costs();
+                    let mut sample = lock(&self.sample);
+                    sample.hit_cost_s = (costs.allocation_ns / 1e9, costs.free_ns / 1e9);
+                    sample.unavailable = None;
+                    drop(sample);
+                    self.engine = Some(engine);
+                }
+                Err(error) => {
+                    tracing::warn!("nothing can be attributed here: {error}");
+                    lock(&self.sample).unavailable = Some(error.to_string());
+                }
+            }
+        }
+        self.engine.as_mut()
+    }
+
+    fn choose(&mut self) {
+        let snapshot = self.published.load();
+        self.shed(&snapshot);
+        let candidates = self.candidates(&snapshot);
+        lock(&self.sample).candidates = candidates.len();
+        let wanted = choose(candidates, self.targets_max);
+        if wanted.is_empty() && self.engine.is_none() {
+            return;
+        }
+        let budget = self.config.budget_ratio();
+        let gone: Vec<Identity> = self.chosen.keys().filter(|identity| !wanted.contains(identity)).copied().collect();
+        for identity in gone {
+            self.let_go(identity);
+        }
+        let new: Vec<Identity> = wanted.iter().filter(|identity| !self.chosen.contains_key(identity)).copied().collect();
+        for identity in new {
+            let Some(engine) = self.engine() else { return };
+            let pid = identity.process.pid;
+            match engine.watch(pid, budget) {
+                Ok(()) => {
+                    self.chosen.insert(identity, pid);
+                }
+                Err(error) => {
+                    tracing::debug!("process {pid} is not attributed: {error}");
+                    lock(&self.sample).refused += 1;
+                    self.refused.insert(identity, REFUSED_ROUNDS);
+                }
+            }
+        }
+        self.share(&snapshot);
+    }
+
+    /// What may be attributed: processes whose heap a census knows.
+    fn candidates(&mut self, snapshot: &Snapshot) -> Vec<Candidate> {
+        let extent = |one: &ProcessSample| one.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+        self.refused.retain(|_, rounds| {
+            *rounds = rounds.saturating_sub(1);
+            *rounds > 0
+        });
+        let usable = |one: &&Arc<ProcessSample>| !one.heaps.is_empty() && !self.refused.contains_key(&one.identity);
+        let candidates = snapshot.processes.iter().filter(usable).map(|one| Candidate {
+            identity: one.identity,
+            grown_bytes: self.extents.get(&one.identity).map_or(0, |before| extent(one).saturating_sub(*before)),
+            free_bytes: free_bytes(one).unwrap_or(0),
+            rss_bytes: one.rss_bytes,
+            chosen: self.chosen.contains_key(&one.identity),
+        });
+        let candidates = candidates.collect();
+        self.extents = snapshot.processes.iter().map(|one| (one.identity, extent(one))).collect();
+        candidates
+    }
+
+    /// Budgets by the rules and the node's cap, and the heaps' free bytes for the accounts of growth.
+    fn share(&mut self, snapshot: &Snapshot) {
+        let Some(engine) = &mut self.engine else { return };
+        let of = |identity: &Identity| snapshot.processes.iter().find(|one| one.identity == *identity);
+        let targets: Vec<(Identity, Pid)> = self.chosen.iter().map(|(identity, pid)| (*identity, *pid)).collect();
+        let wanted: Vec<f64> = targets
+            .iter()
+            .map(|(identity, _)| of(identity).map_or(self.config.budget_ratio(), |one| self.config.budget_of(&one.comm)))
+            .collect();
+        for ((identity, pid), budget) in targets.iter().zip(fair(self.config.node_budget_ratio(), FLOOR_RATIO, &wanted)) {
+            engine.set_budget(*pid, budget);
+            engine.set_free_bytes(*pid, of(identity).and_then(|one| free_bytes(one)));
+        }
+    }
+
+    fn shed(&mut self, snapshot: &Snapshot) {
+        if snapshot.own_rss_bytes > self.memory_max_bytes {
+            if !self.chosen.is_empty() {
+                lock(&self.sample).shed_memory += 1;
+                self.let_all_go();
+            }
+            self.targets_max = 0;
+            return;
+        }
+        let cpu_ratio = thread_cpu_s() / self.began.elapsed().as_secs_f64().max(1.0);
+        if cpu_ratio > self.config.cpu_percent / 100.0 && self.began.elapsed() > CHOOSE_EVERY * 3 {
+            let fewer = (self.chosen.len() / 2).max(1);
+            if fewer < self.targets_max {
+                lock(&self.sample).shed_cpu += 1;
+                self.targets_max = fewer;
+            }
+        } else if self.targets_max < self.config.targets_max {
+            self.targets_max += 1;
+        }
+    }
+
+    fn let_go(&mut self, identity: Identity) {
+        let Some(pid) = self.chosen.remove(&identity) else { return };
+        let Some(engine) = &mut self.engine else { return };
+        if let Some(status) = engine.status().into_iter().find(|status| status.pid == pid) {
+            let mut sample = lock(&self.sample);
+            for (sum, value) in sample.past.iter_mut().zip([status.windows, status.windows_closed_early, status.windows_lossy]) {
+                *sum += value;
+            }
+        }
+        engine.unwatch(pid);
+    }
+
+    fn let_all_go(&mut self) {
+        for identity in self.chosen.keys().copied().collect::<Vec<_>>() {
+            self.let_go(identity);
+        }
+    }
+
+    fn tell(&self) {
+        let Some(engine) = &self.engine else { return };
+        let snapshot = self.published.load();
+        let name = |pid: Pid| snapshot.process(pid.0).map_or_else(String::new, |one| one.comm.clone());
+        let targets = engine.status().into_iter().map(|status| (name(status.pid), status)).collect();
+        let mut sample = lock(&self.sample);
+        sample.targets = targets;
+        sample.cpu_s = thread_cpu_s();
+    }
+}
+
+/// Free bytes that its heaps hold, where a census told.
+fn free_bytes(one: &ProcessSample) -> Option<u64> {
+    one.heaps.iter().filter_map(|heap| Some(heap.extent_bytes.saturating_sub(heap.live_bytes?))).reduce(u64::saturating_add)
+}
+
+fn thread_cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+impl GovernedConfig {
+    /// Budget of a process of this name: the first rule that fits, else the common one.
+    fn budget_of(&self, comm: &str) -> f64 {
+        self.overrides.iter().find(|rule| glob(&rule.command, comm)).map_or(self.budget_ratio(), |rule| rule.budget_percent / 100.0)
+    }
+}

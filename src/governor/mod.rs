@@ -1,0 +1,31 @@
+//! How much watching a process may cost, when its probes are in, and what may be said from what was seen then. Pure: times, costs and
+//! events come in as values; `recorder` and `agent` act.
+//!
+//! ```text
+//! cost of a hit ─┐
+//! hits seen ─────┼─→ pace ─→ schedule ─→ (probes in, probes out) ─→ observer ─→ estimate
+//! budget ← share ┘           one window a cycle, at a random place      one window's tally   rates, survivors, standard errors
+//! ```
+//!
+//! The rule that all rests on: where a window lies is decided before anything of it is seen, uniformly within a cycle whose length is
+//! known then. So each window stands for its cycle, whatever the program does, and sums over windows are unbiased.
+//! docs/design/0007 has the equations.
+
+pub mod cost;
+pub mod estimate;
+pub mod observer;
+pub mod pace;
+pub mod random;
+pub mod schedule;
+pub mod share;
+#[cfg(test)]
+mod simulation;
+
+pub use cost::HitCosts;
+pub use estimate::{Estimate, Estimator, StackEstimate};
+pub use observer::{Tally, WindowObserver};
+pub use pace::{Pace, Tier, WindowCost};
+pub use schedule::{Cycle, Schedule, WindowClass};
+
+/// Ages at which survival is told, in nanoseconds: 10 ms, 100 ms, 1 s, 10 s.
+pub const AGES_NS: [u64; 4] = [10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];

@@ -1,0 +1,99 @@
+//! What the governor does and costs.
+
+use super::family::Family;
+use crate::agent::governed::GovernedSample;
+
+/// The families.
+#[must_use]
+pub fn families(sample: &GovernedSample) -> Vec<Family> {
+    let each = |mut family: Family, of: fn(&crate::recorder::governed::Status) -> f64| {
+        for (comm, status) in &sample.targets {
+            let pid = status.pid.to_string();
+            family.add(&[("pid", &pid), ("comm", comm)], of(status));
+        }
+        family
+    };
+    let now = |of: fn(&crate::recorder::governed::Status) -> u64| sample.targets.iter().map(|(_, status)| of(status)).sum::<u64>();
+    let total = |index: usize, of| (sample.past[index] + now(of)) as f64;
+    vec![
+        Family::gauge("fragprof_governor_enabled", "1 if allocations are attributed (governed.enabled).").with(f64::from(u8::from(sample.enabled))),
+        Family::gauge("fragprof_governor_unavailable", "1 if that is not possible here; the reason is in the log.")
+            .with(f64::from(u8::from(sample.unavailable.is_some()))),
+        Family::gauge("fragprof_governor_candidates", "Processes with a heap that could be attributed.").with(sample.candidates as f64),
+        Family::gauge("fragprof_governor_targets", "Processes attributed now, by how: in windows, or every allocation and free.").with_each(
+            "tier",
+            [false, true].map(|full| {
+                let count = sample.targets.iter().filter(|(_, status)| status.full == full).count();
+                (if full { "full" } else { "windows" }, count as f64)
+            }),
+        ),
+        Family::gauge("fragprof_governor_hit_cost_seconds", "What a probe's hit costs a process here, measured at the start.")
+            .with_each("call", [("allocation", sample.hit_cost_s.0), ("free", sample.hit_cost_s.1)]),
+        each(
+            Family::gauge("fragprof_process_slowdown_ratio_est", "Share of its time that a process is estimated to have lost to probes. Stays below its budget."),
+            |status| status.slowdown_ratio_est,
+        ),
+        each(Family::gauge("fragprof_process_budget_ratio", "Share of its time that a process may lose."), |status| status.budget_ratio),
+        each(
+            Family::counter("fragprof_process_windows_open_seconds_total", "Time that windows of a process were open."),
+            |status| status.open_s,
+        ),
+        each(
+            Family::counter("fragprof_process_traced_in_full_seconds_total", "Time that a process was traced in full, because that fits its budget."),
+            |status| status.full_s,
+        ),
+        Family::counter(
+            "fragprof_governor_windows_total",
+            "Windows, by how they ended: at their time, early by their quota (a burst), or left out because records were lost.",
+        )
+        .with_each(
+            "end",
+            [
+                ("time", total(0, |status| status.windows) - total(1, |status| status.windows_closed_early)),
+                ("quota", total(1, |status| status.windows_closed_early)),
+                ("lossy", total(2, |status| status.windows_lossy)),
+            ],
+        ),
+        Family::counter("fragprof_governor_cpu_seconds_total", "Processor time of the governor's thread.").with(sample.cpu_s),
+        Family::counter("fragprof_governor_refused_total", "Processes that could not be watched.").with(sample.refused as f64),
+        Family::counter(
+            "fragprof_governor_shed_total",
+            "Work left out, in the order in which it is: targets halved for want of processor time (governed.cpu_percent), all let go for want of memory (census.memory_max_mib).",
+        )
+        .with_each("step", [("targets_cpu", sample.shed_cpu as f64), ("targets_memory", sample.shed_memory as f64)]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::recorder::governed::Status;
+    use crate::units::Pid;
+
+    #[test]
+    fn each_attributed_process_has_its_slowdown_beside_its_budget() {
+        let status = Status {
+            pid: Pid(7),
+            full: false,
+            open: false,
+            budget_ratio: 0.01,
+            slowdown_ratio_est: 0.008,
+            open_s: 1.5,
+            full_s: 0.0,
+            windows: 10,
+            windows_closed_early: 2,
+            windows_lossy: 0,
+        };
+        let sample = GovernedSample { targets: vec![("a".into(), status)], past: [5, 1, 0], ..GovernedSample::default() };
+        let text = crate::metrics::text(families(&sample)).unwrap();
+        for line in [
+            "fragprof_process_slowdown_ratio_est{pid=\"7\",comm=\"a\"} 0.008",
+            "fragprof_process_budget_ratio{pid=\"7\",comm=\"a\"} 0.01",
+            "fragprof_governor_windows_total{end=\"time\"} 12",
+            "fragprof_governor_windows_total{end=\"quota\"} 3",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+        }
+    }
+}

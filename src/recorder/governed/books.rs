@@ -1,0 +1,169 @@
+//! What is known of one governed process from its records: the window that is open, its stacks, who made its heap grow and who touched
+//! its pages first. Lives behind a lock; the ring's thread writes, the driver opens and closes windows.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::capture::Slot;
+use crate::capture::wire::{Body, Record, VmChange};
+use crate::fragmentation::by_stack::BytesByStack;
+use crate::fragmentation::growth::{Growth, GrowthSpace};
+use crate::governor::WindowObserver;
+use crate::heap::extents::{Extents, Mapping, VmEvent};
+use crate::heap::residency::{PAGE_BYTES, page_down};
+use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
+use crate::recorder::watched::vm_event;
+use crate::units::{Addr, StackHash, StackId};
+
+/// A window as its records are sorted into it.
+pub struct OpenWindow {
+    /// What it has seen.
+    pub observer: WindowObserver<StackId>,
+    /// Records of later times are not of it.
+    pub close_ns: u64,
+}
+
+/// A governed process as its records show it.
+pub struct Book {
+    /// Whose it is.
+    pub slot: Slot,
+    /// Names stacks; holds no blocks.
+    pub stacks: Ledger,
+    /// Every block since the process is traced in full; `None` while it is not.
+    pub live: Option<Ledger>,
+    /// The open window, or the piece of a full trace.
+    pub window: Option<OpenWindow>,
+    /// The mappings, kept up to date by the records.
+    pub extents: Extents,
+    /// By whom the heap grew.
+    pub growth: GrowthSpace,
+    /// Bytes of heap pages by who touched them first, estimated from the sample.
+    pub touched: BytesByStack,
+    /// First touches recorded.
+    pub touches: u64,
+    /// Of them, those outside the heap.
+    pub touches_elsewhere: u64,
+    /// Free bytes of the heap at the last census, plus what it grew by since; `None` = no census can tell.
+    pub free_bytes: Option<u64>,
+}
+
+impl Book {
+    /// A process whose mappings are these.
+    pub fn new(slot: Slot, mappings: &[Mapping], free_bytes: Option<u64>, now_ns: u64) -> Self {
+        Self {
+            slot,
+            stacks: Ledger::new(now_ns, StackLimits::default()),
+            live: None,
+            window: None,
+            extents: Extents::new(mappings),
+            growth: GrowthSpace::default(),
+            touched: BytesByStack::default(),
+            touches: 0,
+            touches_elsewhere: 0,
+            free_bytes,
+        }
+    }
+
+    /// Opens a window. `close_ns`: its last moment, `u64::MAX` for a full trace.
+    pub fn open(&mut self, open_ns: u64, close_ns: u64) {
+        self.window = Some(OpenWindow { observer: WindowObserver::new(open_ns), close_ns });
+    }
+
+    /// The id of a stack hash; [`NO_STACK`] for none.
+    fn stack(&mut self, hash: StackHash) -> StackId {
+        self.stacks.stack_id(hash).unwrap_or(NO_STACK)
+    }
+
+    /// Takes a record.
+    pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
+        let tid = record.head.tid;
+        match record.body {
+            Body::Alloc { addr, size, stack } => {
+                let id = self.stack(stack);
+                if let Some(window) = self.window_at(time_ns) {
+                    window.observer.allocated(addr.0, size, id, tid, time_ns);
+                }
+                if let Some(live) = &mut self.live {
+                    live.apply(&Event::Alloc { addr, size_bytes: size, stack, tid, time_ns, function: record.head.function });
+                }
+            }
+            Body::Free { addr, .. } => {
+                if let Some(window) = self.window_at(time_ns) {
+                    window.observer.freed(addr.0, tid, time_ns);
+                }
+                if let Some(live) = &mut self.live {
+                    live.apply(&Event::Free { addr, stack: StackHash(0), tid, time_ns });
+                }
+            }
+            Body::ReallocFree { addr } => {
+                if let Some(window) = self.window_at(time_ns) {
+                    window.observer.realloc_freed(addr.0, tid);
+                }
+                if let Some(live) = &mut self.live {
+                    live.apply(&Event::ReallocFree { addr, stack: StackHash(0), tid, time_ns });
+                }
+            }
+            Body::ReallocFail { addr } => {
+                if let Some(window) = self.window_at(time_ns) {
+                    window.observer.realloc_failed(tid);
+                }
+                if let Some(live) = &mut self.live {
+                    live.apply(&Event::ReallocFail { addr, tid });
+                }
+            }
+            Body::Stack { hash, frames, end } => self.stacks.apply(&Event::DefineStack { hash, frames, end }),
+            Body::Vm { change: VmChange::Touch { addr, touches }, stack, .. } => self.touch(addr, touches, stack),
+            Body::Vm { change, stack, .. } => self.changed(change, stack, time_ns),
+            _ => {}
+        }
+    }
+
+    fn window_at(&mut self, time_ns: u64) -> Option<&mut OpenWindow> {
+        self.window.as_mut().filter(|window| time_ns <= window.close_ns)
+    }
+
+    fn touch(&mut self, addr: Addr, touches: u64, stack: StackHash) {
+        self.touches += 1;
+        let page = page_down(addr.0);
+        if self.extents.extent_in(page..page.saturating_add(PAGE_BYTES)) == 0 {
+            self.touches_elsewhere += 1;
+            return;
+        }
+        let id = self.stack(stack);
+        self.touched.charge(Some(id), touches.saturating_mul(PAGE_BYTES));
+    }
+
+    fn changed(&mut self, change: VmChange, stack: StackHash, time_ns: u64) {
+        if let (VmChange::Munmap { addr, len }, Some(live)) = (change, &mut self.live) {
+            live.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
+        }
+        let Some(event) = vm_event(change) else { return };
+        let grown_bytes = self.extents.apply(&event).grown_bytes;
+        // A thread's stack is made by pthread_create, not by an allocator; it is told apart by its flag.
+        let is_stack = matches!(event, VmEvent::Mmap { flags, .. } if flags & libc::MAP_STACK as u32 != 0);
+        if grown_bytes == 0 || stack.0 == 0 || is_stack {
+            return;
+        }
+        // What the allocator wanted is not known here. Free bytes as many as it grew by would have done for certain.
+        let growth = Growth { stack: Some(self.stack(stack)), grown_bytes, requested_bytes: grown_bytes, free_bytes: self.free_bytes };
+        self.growth.add(&growth);
+        self.free_bytes = self.free_bytes.map(|free| free.saturating_add(grown_bytes));
+    }
+}
+
+/// The books of all governed processes, by slot.
+#[derive(Default)]
+pub struct Books {
+    /// By slot.
+    pub of: HashMap<u16, Book>,
+    /// Every record sent before this time has been read, CLOCK_MONOTONIC ns.
+    pub read_up_to_ns: u64,
+}
+
+/// Books that the ring's thread and the driver share.
+pub type SharedBooks = Arc<Mutex<Books>>;
+
+/// Takes the lock; a panic of another holder does not make the data worse than it is.
+pub fn lock(books: &SharedBooks) -> MutexGuard<'_, Books> {
+    books.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,164 @@
+//! What a hit costs here, measured on a child of our own that does nothing but allocate and free, with and without probes in turn.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::target::process_cpu_ns;
+use crate::capture::{Attached, Capture, Slot, TargetFlags, wire};
+use crate::governor::HitCosts;
+use crate::probe::plan::Planner;
+use crate::recorder::target::attach_file;
+use crate::target::Process;
+use crate::units::Pid;
+
+/// Rounds; the middle value counts.
+const ROUNDS: usize = 5;
+/// Length of one measurement: some 10,000 probed pairs.
+const MEASURE: Duration = Duration::from_millis(20);
+/// Frames under the loop: an ordinary stack.
+const DEPTH: u32 = 16;
+/// Longest wait for the child to run, and for its unwind tables.
+const READY_WITHIN: Duration = Duration::from_secs(5);
+
+/// Measures; [`HitCosts::ASSUMED`], with the reason, where that cannot be done.
+pub fn calibrate(capture: &Capture, planner: &mut Planner) -> (HitCosts, Option<String>) {
+    match measure(capture, planner) {
+        Ok(Some(costs)) => (costs, None),
+        Ok(None) => (HitCosts::ASSUMED, Some("the measurement gave no sense".to_owned())),
+        Err(error) => (HitCosts::ASSUMED, Some(format!("{error:#}"))),
+    }
+}
+
+fn measure(capture: &Capture, planner: &mut Planner) -> anyhow::Result<Option<HitCosts>> {
+    let child = Child::start()?;
+    let process = Process::open(child.pid())?;
+    let plan = planner.plan(&process)?;
+    let Some(file) = plan.files.iter().find(|file| file.serves_malloc) else { anyhow::bail!("this program's own malloc was not found") };
+    let of = |name: &str| attach_file(file, |site| site.function.name() == name);
+    let (mallocs, frees) = (of("malloc"), of("free"));
+    let slot = capture.add_target(child.pid(), 0, TargetFlags(wire::TARGET_STACKS | wire::TARGET_GOVERNED))?;
+    let measured = (|| {
+        capture.tables().sync_process(&process, child.pid().0, &process.maps()?)?;
+        let _ = capture.tables().wait_until_loaded(READY_WITHIN);
+        capture.open(slot, u64::MAX / 2, u64::MAX);
+        let mut rounds = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            let alone = child.ns_per_pair()?;
+            let probes = attach(capture, child.pid(), slot, &frees)?;
+            let with_free = child.ns_per_pair()?;
+            let more = attach(capture, child.pid(), slot, &mallocs)?;
+            let with_both = child.ns_per_pair()?;
+            drop((probes, more));
+            rounds.push([alone, with_free, with_both]);
+        }
+        Ok(HitCosts::from_rounds(&rounds))
+    })();
+    capture.switch(slot, false);
+    drop(child);
+    let gone = capture.tables().forget_process(process.pid().0).and_then(|()| capture.remove_target(process.pid(), slot));
+    if let Err(error) = gone {
+        tracing::warn!("{error}");
+    }
+    measured
+}
+
+fn attach(capture: &Capture, pid: Pid, slot: Slot, file: &crate::capture::AttachFile) -> anyhow::Result<Attached> {
+    Ok(capture.attach_window(pid, slot, std::slice::from_ref(file))?)
+}
+
+/// The child. It ends with its parent, and with this value.
+struct Child {
+    pid: libc::pid_t,
+    pairs: &'static AtomicU64,
+}
+
+const COUNTER_BYTES: usize = 4096;
+
+impl Child {
+    fn start() -> anyhow::Result<Self> {
+        // SAFETY: a fresh shared mapping.
+        let shared = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                COUNTER_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        anyhow::ensure!(shared != libc::MAP_FAILED, "cannot map the counter: {}", std::io::Error::last_os_error());
+        // SAFETY: zeroed, aligned to a page, mapped until drop; only reached as an atomic.
+        let pairs = unsafe { &*shared.cast::<AtomicU64>() };
+        let parent = std::process::id();
+        // SAFETY: the child calls prctl, getppid, malloc and free (whose locks glibc makes good again in fork) and nothing else of the
+        // parent's, and never returns.
+        let pid = unsafe { libc::fork() };
+        match pid {
+            -1 => anyhow::bail!("cannot start a child to measure: {}", std::io::Error::last_os_error()),
+            0 => {
+                // SAFETY: plain system calls.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    if libc::getppid() as u32 != parent {
+                        libc::_exit(0);
+                    }
+                }
+                deeper(DEPTH, pairs)
+            }
+            _ => Ok(Self { pid, pairs }),
+        }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.pid as u32)
+    }
+
+    /// Nanoseconds of the child's processor time a pair, over one measurement.
+    fn ns_per_pair(&self) -> anyhow::Result<f64> {
+        let deadline = Instant::now() + READY_WITHIN;
+        let (pairs, cpu_ns) = (self.pairs.load(Ordering::Relaxed), self.cpu_ns()?);
+        loop {
+            std::thread::sleep(MEASURE);
+            let (now_pairs, now_cpu_ns) = (self.pairs.load(Ordering::Relaxed), self.cpu_ns()?);
+            // On a busy machine the child may not have run at all.
+            if now_cpu_ns - cpu_ns >= MEASURE.as_nanos() as u64 / 4 && now_pairs > pairs {
+                return Ok((now_cpu_ns - cpu_ns) as f64 / (now_pairs - pairs) as f64);
+            }
+            anyhow::ensure!(Instant::now() < deadline, "the child that is measured does not run");
+        }
+    }
+
+    fn cpu_ns(&self) -> anyhow::Result<u64> {
+        process_cpu_ns(self.pid()).ok_or_else(|| anyhow::anyhow!("the child that is measured has ended"))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let mut status = 0;
+        // SAFETY: our own child, not waited for before; the mapping is not used after.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, &raw mut status, 0);
+            libc::munmap(std::ptr::from_ref(self.pairs).cast_mut().cast(), COUNTER_BYTES);
+        }
+    }
+}
+
+/// An ordinary stack, then the loop.
+#[inline(never)]
+fn deeper(depth: u32, pairs: &AtomicU64) -> ! {
+    if depth > 0 {
+        // Not a tail call, or there would be no frames.
+        let done = std::hint::black_box(deeper as fn(u32, &AtomicU64) -> !);
+        done(depth - 1, pairs)
+    }
+    let mut size = 64usize;
+    loop {
+        // SAFETY: what is allocated is freed at once.
+        unsafe { libc::free(std::hint::black_box(libc::malloc(std::hint::black_box(size)))) };
+        size = 64 + (size + 1) % 64;
+        pairs.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,499 @@
+//! Watching processes under a budget: opens and closes their windows, gathers what they tell, and makes profiles of it.
+//!
+//! ```text
+//!            ┌── ring thread: BookSink → Books ──┐
+//! Capture ───┤                                   ├──→ Estimator → Profile
+//!            └── driver (step): Target.advance ──┘
+//!                    └── detach thread: takes probes out, 90 ms each
+//! ```
+//!
+//! Between windows no probe is in a target. The rare events (growth of the heap, first touches of its pages) come from tracepoints.
+
+mod books;
+mod calibrate;
+mod profile;
+mod reaper;
+mod sink;
+mod target;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use books::{Book, SharedBooks, lock};
+use reaper::Reaper;
+use sink::{BookSink, Notice};
+pub use target::process_cpu_ns;
+use target::{Target, Tools};
+
+use super::{Error, heap, monotonic_ns};
+use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
+use crate::governor::HitCosts;
+use crate::governor::pace::PERIOD_MIN_S;
+use crate::probe::features::{Attach, Features};
+use crate::probe::plan::Planner;
+use crate::profile::Profile;
+use crate::symbol::{Snapshots, read_perf_map};
+use crate::target::Process;
+use crate::units::Pid;
+
+/// Notices that may wait for the driver; beyond it they are counted, and every process is looked at anew.
+const NOTICES_MAX: usize = 4096;
+/// Longest sleep of the driver: notices and quotas are seen this soon.
+const NAP_MAX: Duration = Duration::from_millis(20);
+/// First touches that one recorded stands for. A process that touches 250,000 pages a second (as fast as memset can) then pays for
+/// 4,000 walks, under 1 %.
+const TOUCH_INTERVAL: u64 = 64;
+/// Time between two looks at the free bytes of a heap.
+const FREE_BYTES_EVERY: Duration = Duration::from_secs(5);
+/// Share of the driver's time that these looks may take.
+const FREE_BYTES_SHARE: f64 = 0.01;
+/// Time between two looks at a process's code at most: a program that generates code asks for tables all the time.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Seconds of the detach thread that a window takes, with some to spare.
+const OUT_S: f64 = 0.2;
+/// Processes kept after their end, for the profile.
+const ENDED_MAX: usize = 256;
+
+/// How to watch.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Share of its time that each process may lose, 0.01 = 1 %.
+    pub budget: f64,
+    /// Bytes of the ring buffer; `None` = [`capture::RING_BYTES`].
+    pub ring_bytes: Option<u32>,
+    /// Attach by this method instead of the best one.
+    pub method: Option<Attach>,
+    /// Look at the heap's free bytes by a census of its own now and then. The agent has one anyway.
+    pub own_census: bool,
+    /// Kernel memory for unwind tables, bytes.
+    pub tables_bytes: u64,
+    /// Shortest time that a window of one target may stand for, in seconds.
+    pub period_min_s: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            budget: 0.01,
+            ring_bytes: None,
+            method: None,
+            own_census: true,
+            tables_bytes: capture::TABLES_BYTES,
+            period_min_s: PERIOD_MIN_S,
+        }
+    }
+}
+
+/// How one process is being watched, for metrics.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    /// The process.
+    pub pid: Pid,
+    /// Whether it is traced in full.
+    pub full: bool,
+    /// Whether its probes are in at this moment.
+    pub open: bool,
+    /// Share of its time that it may lose.
+    pub budget_ratio: f64,
+    /// Share that it is estimated to have lost.
+    pub slowdown_ratio_est: f64,
+    /// Seconds that windows were open.
+    pub open_s: f64,
+    /// Seconds traced in full.
+    pub full_s: f64,
+    /// Windows, of any length.
+    pub windows: u64,
+    /// Of them, those that their quota closed early.
+    pub windows_closed_early: u64,
+    /// Of them, those left out for lost records.
+    pub windows_lossy: u64,
+}
+
+/// The driver. Everything that attaches runs on the thread that calls it.
+pub struct Governed {
+    // Dropped in this order: probes go out, then the reaper has taken them, then the programs go.
+    targets: BTreeMap<u16, Target>,
+    reaper: Reaper,
+    readers: Option<Readers>,
+    capture: Capture,
+    planner: Planner,
+    snapshots: Snapshots,
+    options: Options,
+    costs: HitCosts,
+    uncalibrated: Option<String>,
+    books: SharedBooks,
+    notices: Receiver<Notice>,
+    notices_lost: Arc<AtomicU64>,
+    notices_lost_seen: u64,
+    ended: Vec<Target>,
+    ended_dropped: u64,
+    looked: BTreeMap<u16, Instant>,
+    free_looked: Instant,
+    started: Instant,
+    started_at: SystemTime,
+    notes: Vec<String>,
+}
+
+impl Governed {
+    /// Loads the programs, starts reading, and measures what a hit costs here.
+    ///
+    /// # Errors
+    /// If BPF is not permitted here or the kernel lacks what is needed.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let config = capture::Config {
+            shards: 1,
+            ring_bytes: options.ring_bytes.unwrap_or(capture::RING_BYTES),
+            method: options.method,
+            governed: true,
+            tables_bytes: options.tables_bytes,
+        };
+        let mut capture = Capture::load(&config)?;
+        let mut notes = Vec::new();
+        if let Err(error) = capture.attach_touches() {
+            notes.push(format!("first touches of pages are not counted: {error}"));
+        }
+        let (sender, notices) = sync_channel(NOTICES_MAX);
+        let notices_lost = Arc::<AtomicU64>::default();
+        let books = SharedBooks::default();
+        let sink = BookSink::new(Arc::clone(&books), sender, Arc::clone(&notices_lost));
+        let readers = capture.read(vec![Box::new(sink)])?;
+        let reaper = Reaper::start().map_err(capture::Error::Thread)?;
+        let mut planner = Planner::new(Features::of_host().emulation());
+        let (costs, uncalibrated) = calibrate::calibrate(&capture, &mut planner);
+        if let Some(reason) = &uncalibrated {
+            notes.push(format!("the cost of a hit is assumed ({:.1} µs), not measured: {reason}", costs.mean_s() * 1e6));
+        }
+        tracing::debug!("a hit costs {costs:?}");
+        Ok(Self {
+            targets: BTreeMap::new(),
+            reaper,
+            readers: Some(readers),
+            capture,
+            planner,
+            snapshots: Snapshots::default(),
+            options,
+            costs,
+            uncalibrated,
+            books,
+            notices,
+            notices_lost,
+            notices_lost_seen: 0,
+            ended: Vec::new(),
+            ended_dropped: 0,
+            looked: BTreeMap::new(),
+            free_looked: Instant::now(),
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+            notes,
+        })
+    }
+
+    /// What a hit costs here.
+    #[must_use]
+    pub fn costs(&self) -> HitCosts {
+        self.costs
+    }
+
+    /// Why the cost of a hit is assumed and not measured; `None` where it is measured.
+    #[must_use]
+    pub fn uncalibrated(&self) -> Option<&str> {
+        self.uncalibrated.as_deref()
+    }
+
+    /// Watches a process from now on. `budget`: share of its time that it may lose.
+    ///
+    /// # Errors
+    /// If it cannot be watched; nothing of it stays behind then.
+    pub fn watch(&mut self, pid: Pid, budget: f64) -> Result<(), Error> {
+        let process = Process::open(pid)?;
+        let free_bytes = if self.options.own_census { heap::free_bytes(pid) } else { None };
+        let flags = wire::TARGET_VM | wire::TARGET_STACKS | wire::TARGET_GOVERNED | wire::TARGET_GROWTH;
+        let slot = self.capture.add_target(pid, 0, TargetFlags(flags))?;
+        let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
+        lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, free_bytes, monotonic_ns()));
+        let mut target = Target::new(process, slot, budget, self.costs, self.now_s());
+        if let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots) {
+            self.forget(target);
+            return Err(error);
+        }
+        self.capture.touch_interval(slot, TOUCH_INTERVAL);
+        self.targets.insert(slot.index, target);
+        self.share_the_reaper();
+        Ok(())
+    }
+
+    /// Taking one window's probes out takes a tenth of a second, one after the other: of many targets each has fewer windows.
+    fn share_the_reaper(&mut self) {
+        let period_s = self.options.period_min_s.max(OUT_S * self.targets.len().saturating_sub(1) as f64);
+        for target in self.targets.values_mut() {
+            target.pace.set_period_min(period_s);
+        }
+    }
+
+    /// Waits until the unwind tables of what is watched are there, at most this long: stacks of a window before that would be cut.
+    pub fn wait_for_tables(&self, most: Duration) {
+        let _ = self.capture.tables().wait_until_loaded(most);
+    }
+
+    /// The recording's time begins now.
+    pub fn begin(&mut self) {
+        self.started_at = SystemTime::now();
+    }
+
+    /// Takes a process's probes out and forgets it.
+    pub fn unwatch(&mut self, pid: Pid) {
+        let slot = self.targets.iter().find(|(_, target)| target.pid() == pid).map(|(slot, _)| *slot);
+        if let Some(mut target) = slot.and_then(|slot| self.targets.remove(&slot)) {
+            target.stop(&self.tools(), false);
+            self.forget(target);
+        }
+    }
+
+    /// Another budget for a process.
+    pub fn set_budget(&mut self, pid: Pid, budget: f64) {
+        for target in self.targets.values_mut().filter(|target| target.pid() == pid) {
+            target.pace.set_budget(budget);
+        }
+    }
+
+    /// Free bytes of a process's heap, where the caller takes censuses.
+    pub fn set_free_bytes(&self, pid: Pid, free_bytes: Option<u64>) {
+        let slot = self.targets.iter().find(|(_, target)| target.pid() == pid).map(|(slot, _)| *slot);
+        if let Some(slot) = slot
+            && let Some(book) = lock(&self.books).of.get_mut(&slot)
+        {
+            book.free_bytes = free_bytes;
+        }
+    }
+
+    /// Processes watched now.
+    pub fn watched(&self) -> impl Iterator<Item = Pid> + '_ {
+        self.targets.values().map(Target::pid)
+    }
+
+    /// How each process is being watched.
+    #[must_use]
+    pub fn status(&self) -> Vec<Status> {
+        self.targets.values().map(status).collect()
+    }
+
+    /// Opens, closes and accounts for what is due, for up to `wait`. Returns whether any watched process is left.
+    pub fn step(&mut self, wait: Duration) -> bool {
+        let deadline = Instant::now() + wait;
+        loop {
+            self.advance();
+            let now = Instant::now();
+            if now >= deadline || self.targets.is_empty() {
+                return !self.targets.is_empty();
+            }
+            let now_s = self.now_s();
+            let due_s = self.targets.values().map(|target| target.due_s(now_s)).fold(f64::INFINITY, f64::min);
+            let nap = Duration::try_from_secs_f64((due_s - now_s).max(0.0005)).unwrap_or(NAP_MAX).min(NAP_MAX).min(deadline - now);
+            match self.notices.recv_timeout(nap) {
+                Ok(notice) => self.act(notice),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return !self.targets.is_empty(),
+            }
+        }
+    }
+
+    fn advance(&mut self) {
+        let slots: Vec<u16> = self.targets.keys().copied().collect();
+        for slot in slots {
+            let now_s = self.now_s();
+            let tools = Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
+            if let Some(target) = self.targets.get_mut(&slot) {
+                target.advance(&tools);
+            }
+        }
+        let lost = self.notices_lost.load(Ordering::Relaxed);
+        if lost != self.notices_lost_seen {
+            self.notices_lost_seen = lost;
+            self.looked.clear();
+            for slot in self.targets.keys().copied().collect::<Vec<_>>() {
+                self.look(slot);
+            }
+            self.retire_the_dead();
+        }
+        if self.free_looked.elapsed() >= FREE_BYTES_EVERY {
+            self.look_at_free_bytes();
+            self.retire_the_dead();
+        }
+    }
+
+    fn look_at_free_bytes(&mut self) {
+        let began = Instant::now();
+        if self.options.own_census {
+            for (slot, target) in &self.targets {
+                let free_bytes = heap::free_bytes(target.pid());
+                if let Some(book) = lock(&self.books).of.get_mut(slot) {
+                    book.free_bytes = free_bytes;
+                }
+            }
+        }
+        // Large heaps are looked at more rarely.
+        self.free_looked = Instant::now() + began.elapsed().mul_f64(1.0 / FREE_BYTES_SHARE).saturating_sub(FREE_BYTES_EVERY);
+    }
+
+    /// An exit whose record was lost.
+    fn retire_the_dead(&mut self) {
+        let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();
+        for slot in gone {
+            self.retire(slot);
+        }
+    }
+
+    fn act(&mut self, notice: Notice) {
+        match notice {
+            Notice::Exec(slot) => self.new_image(slot),
+            Notice::Exit(slot) => self.retire(slot),
+            Notice::NewCode(slot) => self.look(slot),
+        }
+    }
+
+    fn look(&mut self, slot: u16) {
+        if self.looked.get(&slot).is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return;
+        }
+        self.looked.insert(slot, Instant::now());
+        if let Some(target) = self.targets.get_mut(&slot)
+            && let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots)
+        {
+            tracing::debug!("new code: {error}");
+        }
+    }
+
+    /// Another program runs in the process: what was estimated was of the old one.
+    fn new_image(&mut self, slot: u16) {
+        let Some(pid) = self.targets.get(&slot).map(Target::pid) else { return };
+        let budget = self.targets.get(&slot).map_or(self.options.budget, |target| target.pace.budget());
+        self.retire(slot);
+        if let Err(error) = self.watch(pid, budget) {
+            self.notes.push(format!("process {pid} after an exec: {error}"));
+        }
+    }
+
+    fn retire(&mut self, slot: u16) {
+        let Some(mut target) = self.targets.remove(&slot) else { return };
+        target.stop(&self.tools(), true);
+        let book = self.forget_kernel_side(&target);
+        target.ended(self.now_s(), book);
+        self.ended.push(target);
+        if self.ended.len() > ENDED_MAX {
+            self.ended.remove(0);
+            self.ended_dropped += 1;
+        }
+    }
+
+    fn forget(&mut self, target: Target) {
+        drop(self.forget_kernel_side(&target));
+    }
+
+    fn forget_kernel_side(&mut self, target: &Target) -> Option<Book> {
+        self.looked.remove(&target.slot.index);
+        self.share_the_reaper();
+        if let Err(error) = self.capture.tables().forget_process(target.pid().0) {
+            tracing::warn!("{error}");
+        }
+        if let Err(error) = self.capture.remove_target(target.pid(), target.slot) {
+            tracing::warn!("{error}");
+        }
+        lock(&self.books).of.remove(&target.slot.index)
+    }
+
+    fn tools(&self) -> Tools<'_> {
+        Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s: self.now_s() }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// The programs' counters.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read its map.
+    pub fn counters(&self) -> Result<Counters, Error> {
+        Ok(self.capture.counters()?)
+    }
+
+    /// A profile of what is known so far of these processes; of all that are or were watched without `pids`. Windows go on.
+    #[must_use]
+    pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
+        for target in self.targets.values_mut() {
+            if let Ok(maps) = target.process.maps() {
+                self.snapshots.update(&mut target.space, &target.process, &maps);
+            }
+            read_perf_map(&mut target.space, &target.process);
+        }
+        let now_s = self.now_s();
+        let facts = profile::Facts {
+            started_at: self.started_at,
+            counters: self.capture.counters().unwrap_or_default(),
+            malformed: self.readers.as_ref().map_or(0, Readers::malformed),
+            notices_lost: self.notices_lost.load(Ordering::Relaxed),
+            ended_dropped: self.ended_dropped,
+            costs: self.costs,
+            notes: self.notes.clone(),
+            now_s,
+        };
+        let mut books = lock(&self.books);
+        let wanted = |target: &&mut Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
+        let mut rows: Vec<(&Target, &mut Book)> = Vec::new();
+        let mut by_slot: BTreeMap<u16, &mut Book> = books.of.iter_mut().map(|(slot, book)| (*slot, book)).collect();
+        for (slot, target) in self.targets.iter_mut().filter(|(_, target)| wanted(target)) {
+            if let Some(book) = by_slot.remove(slot) {
+                rows.push((target, book));
+            }
+        }
+        let mut ended_books: Vec<(usize, Book)> = Vec::new();
+        for (index, target) in self.ended.iter_mut().enumerate() {
+            if wanted(&target)
+                && let Some(book) = target.book.take()
+            {
+                ended_books.push((index, book));
+            }
+        }
+        for (index, book) in &mut ended_books {
+            rows.push((&self.ended[*index], book));
+        }
+        let profile = profile::build(&facts, &mut rows);
+        drop(rows);
+        for (index, book) in ended_books {
+            self.ended[index].book = Some(book);
+        }
+        profile
+    }
+
+    /// Ends all windows and makes the profile.
+    #[must_use]
+    pub fn finish(mut self) -> Profile {
+        let slots: Vec<u16> = self.targets.keys().copied().collect();
+        for slot in slots {
+            if let Some(mut target) = self.targets.remove(&slot) {
+                target.stop(&self.tools(), true);
+                self.targets.insert(slot, target);
+            }
+        }
+        self.profile(None)
+    }
+}
+
+fn status(target: &Target) -> Status {
+    let counts = target.estimator.counts();
+    Status {
+        pid: target.pid(),
+        full: target.is_full(),
+        open: target.is_open(),
+        budget_ratio: target.pace.budget(),
+        slowdown_ratio_est: target.pace.slowdown_est(),
+        open_s: counts.open_s,
+        full_s: counts.full_s,
+        windows: counts.windows.iter().sum(),
+        windows_closed_early: counts.closed_early.iter().sum(),
+        windows_lossy: counts.lossy,
+    }
+}

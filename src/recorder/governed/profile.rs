@@ -1,0 +1,260 @@
+//! From windows and books to a profile.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::books::Book;
+use super::target::Target;
+use crate::capture::Counters;
+use crate::capture::counters::ENDS;
+use crate::governor::estimate::{STACKS_MAX, errors_of_95_percent};
+use crate::governor::{AGES_NS, Estimate, Estimator, HitCosts, StackEstimate};
+use crate::heap::residency::PAGE_BYTES;
+use crate::ledger::StackView;
+use crate::profile::{Counter, Frame, Governed, KindSet, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
+use crate::recorder::build::{losses, snake_case, stand_in};
+use crate::recorder::monotonic_ns;
+use crate::symbol::Symbolizer;
+use crate::units::StackId;
+use crate::unwind::End;
+
+/// What the driver knows beside the books.
+pub struct Facts {
+    pub started_at: SystemTime,
+    pub counters: Counters,
+    pub malformed: u64,
+    pub notices_lost: u64,
+    pub ended_dropped: u64,
+    pub costs: HitCosts,
+    pub notes: Vec<String>,
+    pub now_s: f64,
+}
+
+/// Effective windows from which an age may be the one that survivors are ranked by.
+const WINDOWS_FOR_AGE: f64 = 4.0;
+
+/// What windows tell.
+const KINDS: [ValueKind; 10] = [
+    ValueKind::AllocObjects,
+    ValueKind::AllocSpace,
+    ValueKind::SurvivorObjects,
+    ValueKind::SurvivorSpace,
+    ValueKind::Survivor10MsSpace,
+    ValueKind::Survivor100MsSpace,
+    ValueKind::Survivor1SSpace,
+    ValueKind::Survivor10SSpace,
+    ValueKind::GrowthSpace,
+    ValueKind::TouchedSpace,
+];
+
+/// A stack's values with their errors.
+type Row = (Values, StandardErrors);
+
+/// The profile of some processes with their books.
+pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
+    let watched_s = rows.iter().map(|(target, _)| target.watched_s(facts.now_s)).fold(0.0, f64::max);
+    let age = rows.iter().map(|(target, book)| age_of(&so_far(target, book))).min().unwrap_or(0);
+    let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
+    let mut profile = Profile::new(metadata(facts, watched_s, age, live));
+    let mut symbolizer = Symbolizer::new();
+    for (target, book) in rows {
+        add_process(&mut profile, &mut symbolizer, facts, target, book, age);
+    }
+    profile
+}
+
+/// The greatest age of which enough windows tell.
+fn age_of(estimator: &Estimator<StackId>) -> usize {
+    let full_s = estimator.counts().full_s;
+    let known = |age: &usize| full_s * 1e9 > 2.0 * AGES_NS[*age] as f64 || estimator.effective_windows(age + 1) >= WINDOWS_FOR_AGE;
+    (0..AGES_NS.len()).rev().find(known).unwrap_or(0)
+}
+
+fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool) -> Metadata {
+    let mut kinds: KindSet = KINDS.into_iter().collect();
+    if live {
+        kinds = kinds.with(ValueKind::InuseObjects).with(ValueKind::InuseSpace);
+    }
+    let counters = &facts.counters;
+    let stack_ends = (1..ENDS as u8)
+        .filter_map(|reason| Some((End::from_wire(reason)?, counters.ends(reason))))
+        .filter(|(_, value)| *value > 0)
+        .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
+        .collect();
+    let mut losses = losses(counters, facts.malformed, facts.notices_lost, 0);
+    losses.push(Counter::new("processes_dropped", facts.ended_dropped, "processes that had ended and are not in the profile"));
+    let mut notes = facts.notes.clone();
+    notes.push(format!(
+        "a probed allocation costs {:.2} µs here, a free {:.2} µs (within {:.0} %)",
+        facts.costs.allocation_ns / 1e3,
+        facts.costs.free_ns / 1e3,
+        facts.costs.spread * 100.0
+    ));
+    let mut limits = vec![
+        "bytes allocated and survivors are estimated from windows at random times; ages are by the clock, in which a process held up by \
+         probes does less"
+            .to_owned(),
+        "growth counts as avoidable where the heap had as many free bytes, by its last census".to_owned(),
+    ];
+    if live {
+        limits.push("live bytes are those allocated since the full trace began".to_owned());
+    } else {
+        limits.push("whether a survivor still lives after its window is not known: live bytes by stack are not told".to_owned());
+    }
+    Metadata {
+        tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
+        mode: Mode::Governed,
+        start_unix_ns: facts.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        duration_s: watched_s,
+        survivor_age_s: Some(AGES_NS[age] as f64 / 1e9),
+        kinds,
+        losses,
+        stack_ends,
+        notes,
+        limits,
+        ..Metadata::default()
+    }
+}
+
+fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts, target: &Target, book: &mut Book, age: usize) {
+    let pid = target.pid().0;
+    let estimator = so_far(target, book).into_owned();
+    let counts = *estimator.counts();
+    let watched_s = target.watched_s(facts.now_s);
+    profile.meta.processes.push(meta::Process {
+        pid,
+        comm: target.process.comm().to_owned(),
+        allocators: target.allocators.clone(),
+        lossy: counts.lossy > 0,
+        ..meta::Process::default()
+    });
+    profile.meta.governed.push(Governed {
+        pid,
+        tier: tier(target).to_owned(),
+        budget_ratio: target.pace.budget(),
+        slowdown_ratio_est: target.pace.slowdown_est(),
+        open_s: counts.open_s,
+        full_s: counts.full_s,
+        windows: target.windows().map(|(class, count)| (class.name().to_owned(), count)).collect(),
+        windows_closed_early: counts.closed_early.iter().sum(),
+        windows_lossy: counts.lossy,
+        saturated_ratio: if counts.seen_bytes > 0.0 { counts.saturated_bytes / counts.seen_bytes } else { 0.0 },
+        allocations_seen: counts.allocations,
+        effective_windows: estimator.effective_windows(age + 1),
+    });
+    for note in &target.notes {
+        profile.meta.notes.push(format!("process {pid}: {note}"));
+    }
+    let refused = counts.refused + estimator.stacks_refused();
+    if refused > 0 {
+        profile
+            .meta
+            .doubts
+            .push(format!("process {pid}: {refused} rows beyond the limits ({STACKS_MAX} stacks) are in one row or left out"));
+    }
+    if book.growth.unknown_bytes > 0 {
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: the heap grew by {} bytes while no census told its free bytes", book.growth.unknown_bytes));
+    }
+    let mut rows = rows(target, book, &estimator, watched_s, age);
+    for view in book.stacks.stacks() {
+        if let Some(row) = rows.remove(&view.id) {
+            add_stack(profile, symbolizer, target, pid, &view, &row);
+        }
+    }
+    for (_, (values, errors)) in rows {
+        profile.add_estimate(pid, &[Frame::named(UNATTRIBUTED)], None, &values, &errors);
+    }
+}
+
+fn tier(target: &Target) -> &'static str {
+    match (target.full_since_s.is_some(), target.full_left > 0, target.windows().any(|(_, count)| count > 0)) {
+        (true, _, false) => "in full",
+        (true, _, true) => "in windows, now in full",
+        (false, true, _) => "in full, then in windows",
+        (false, false, _) => "in windows",
+    }
+}
+
+fn add_stack(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, pid: u32, view: &StackView<'_>, (values, errors): &Row) {
+    if view.frames.is_empty() {
+        profile.add_estimate(pid, &[Frame::named(stand_in(view.id))], None, values, errors);
+        return;
+    }
+    let frames = symbolizer.stack(&target.space, view.frames);
+    let end = End::from_wire(view.end).filter(|end| *end != End::Complete);
+    profile.add_estimate(pid, &frames, end.map(End::description), values, errors);
+}
+
+/// The values of each stack, `StackId::MAX` for those beyond the limits.
+fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watched_s: f64, age: usize) -> HashMap<StackId, Row> {
+    let mut rows: HashMap<StackId, Row> = HashMap::new();
+    for one in estimator.estimates((watched_s - estimator.counts().full_s).max(0.0)) {
+        let (values, errors) = estimated(&one, estimator, watched_s, age);
+        let row = rows.entry(one.stack.unwrap_or(StackId(u32::MAX))).or_default();
+        row.0.add(&values);
+        row.1.add(&errors);
+    }
+    for (stack, bytes) in book.growth.bytes.iter() {
+        rows.entry(stack).or_default().0.add(&Values::default().with(ValueKind::GrowthSpace, bytes));
+    }
+    for (stack, bytes) in book.touched.iter() {
+        // Each recorded touch stands for the interval: its count is Poisson's.
+        let unit = super::TOUCH_INTERVAL * PAGE_BYTES;
+        let error = (bytes as f64 * unit as f64).sqrt().round() as u64;
+        let row = rows.entry(stack).or_default();
+        row.0.add(&Values::default().with(ValueKind::TouchedSpace, bytes));
+        row.1.add(&StandardErrors::default().with(ValueKind::TouchedSpace, error));
+    }
+    if target.full_since_s.is_some()
+        && let Some(live) = &mut book.live
+    {
+        live.settle();
+        for view in live.stacks() {
+            let id = book.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
+            let values =
+                Values::default().with(ValueKind::InuseObjects, view.totals.live).with(ValueKind::InuseSpace, view.totals.live_bytes);
+            rows.entry(id).or_default().0.add(&values);
+        }
+    }
+    rows.retain(|_, (values, _)| !values.is_zero());
+    rows
+}
+
+/// The estimator with what a full trace under way has seen since its last piece.
+fn so_far<'a>(target: &'a Target, book: &Book) -> Cow<'a, Estimator<StackId>> {
+    let Some(window) = book.window.as_ref().filter(|_| target.is_full()) else { return Cow::Borrowed(&target.estimator) };
+    let mut estimator = target.estimator.clone();
+    estimator.full(&window.observer.clone().close(monotonic_ns(), &HitCosts::FREE, f64::INFINITY));
+    Cow::Owned(estimator)
+}
+
+/// Rates as sums over the time watched. Errors are so large that 1.96 of them make the 95 % interval of as few windows as there were.
+fn estimated(one: &StackEstimate<StackId>, estimator: &Estimator<StackId>, watched_s: f64, age: usize) -> Row {
+    // `as` saturates, and takes NaN to 0.
+    let whole = |per_s: f64| (per_s * watched_s).round() as u64;
+    let few = |quantity: usize| errors_of_95_percent(estimator.effective_windows(quantity)) / 1.96;
+    // Of a single window nothing is known of the error: as large as the value itself.
+    let error = |estimate: &Estimate, quantity: usize| {
+        whole(estimate.bytes_per_s_stderr.map_or(estimate.bytes_per_s, |stderr| stderr * few(quantity)))
+    };
+    let mut values = Values::default()
+        .with(ValueKind::AllocObjects, whole(one.allocated.count_per_s))
+        .with(ValueKind::AllocSpace, whole(one.allocated.bytes_per_s));
+    let mut errors = StandardErrors::default().with(ValueKind::AllocSpace, error(&one.allocated, 0));
+    for ((kind, estimate), quantity) in ValueKind::OUTLIVED.into_iter().zip(&one.outlived).zip(1..) {
+        if let Some(estimate) = estimate {
+            values.set(kind, whole(estimate.bytes_per_s));
+            errors.set(kind, error(estimate, quantity));
+        }
+    }
+    if let Some(estimate) = one.outlived.get(age).and_then(Option::as_ref) {
+        values.set(ValueKind::SurvivorObjects, whole(estimate.count_per_s));
+        values.set(ValueKind::SurvivorSpace, whole(estimate.bytes_per_s));
+        errors.set(ValueKind::SurvivorSpace, error(estimate, age + 1));
+    }
+    (values, errors)
+}

@@ -1,0 +1,81 @@
+//! From the ring's records to the books of governed processes, and notices of what needs the driver.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use super::books::{SharedBooks, lock};
+use crate::capture::Sink;
+use crate::capture::wire::{Body, Record, VmChange};
+use crate::recorder::monotonic_ns;
+
+/// Something the driver must act on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// The process of this slot has another image.
+    Exec(u16),
+    /// It ended.
+    Exit(u16),
+    /// It has code without unwind tables, or mapped new code.
+    NewCode(u16),
+}
+
+/// Feeds one ring's records into the books.
+pub struct BookSink {
+    books: SharedBooks,
+    notices: SyncSender<Notice>,
+    notices_lost: Arc<AtomicU64>,
+    /// Times of records are completed from this reading of the clock.
+    now_ns: u64,
+    /// When the current batch began: what was sent before is in it, unless it is cut short.
+    batch_began_ns: u64,
+    records: usize,
+}
+
+/// A batch of this many records may have been cut short (`BATCH_RECORDS` of the reader).
+const BATCH_MAY_BE_CUT: usize = 16 << 10;
+
+impl BookSink {
+    /// A sink for these books.
+    pub fn new(books: SharedBooks, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
+        let now_ns = monotonic_ns();
+        Self { books, notices, notices_lost, now_ns, batch_began_ns: now_ns, records: 0 }
+    }
+}
+
+impl Sink for BookSink {
+    fn record(&mut self, record: &Record<'_>) {
+        self.records += 1;
+        let slot = record.head.slot;
+        let time_ns = record.head.time_ns(self.now_ns);
+        let mut books = lock(&self.books);
+        let Some(book) = books.of.get_mut(&slot).filter(|book| record.head.is_of(book.slot.generation)) else { return };
+        book.apply(record, time_ns);
+        drop(books);
+        let notice = match record.body {
+            Body::NeedTable { .. } => Notice::NewCode(slot),
+            Body::Exec { .. } => Notice::Exec(slot),
+            Body::Exit { .. } => Notice::Exit(slot),
+            Body::Vm { change: VmChange::Mmap { prot, fd, .. }, .. } if prot & libc::PROT_EXEC as u32 != 0 && fd >= 0 => {
+                Notice::NewCode(slot)
+            }
+            _ => return,
+        };
+        if let Err(TrySendError::Full(_)) = self.notices.try_send(notice) {
+            self.notices_lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn pause(&mut self) {
+        if self.records < BATCH_MAY_BE_CUT {
+            lock(&self.books).read_up_to_ns = self.batch_began_ns;
+        }
+        self.records = 0;
+        self.now_ns = monotonic_ns();
+        self.batch_began_ns = self.now_ns;
+    }
+
+    fn finish(&mut self) {
+        lock(&self.books).read_up_to_ns = u64::MAX;
+    }
+}

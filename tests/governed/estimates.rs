@@ -1,0 +1,122 @@
+//! What is told, against what the programs do.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Busy, Governed, built, site, sum};
+use crate::support::process::Process;
+use crate::support::{LIMIT, bpf, serial};
+
+fn paced(factor: &str) -> Process {
+    let process = Process::start(Command::new(built("paced")).arg(factor));
+    assert!(process.out.wait_for(LIMIT, |line| line == "0").is_some());
+    process
+}
+
+/// Waits for so many lines, one a second, of the program's own clock.
+fn seconds(process: &Process, from: u64, count: u64) -> u64 {
+    let until = from + count;
+    assert!(process.out.wait_for(LIMIT * 4, |line| line.parse() == Ok(until)).is_some());
+    until
+}
+
+fn last_second(process: &Process) -> u64 {
+    process.out.to_string().lines().filter_map(|line| line.parse().ok()).max().unwrap()
+}
+
+#[test]
+fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_told() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    // 25,000 allocations a second, and a budget that they fit.
+    let program = paced("1");
+    let recording = Governed::attach(program.pid(), "20%");
+    let began = last_second(&program);
+    seconds(&program, began, 5);
+    let report = recording.report();
+    assert_eq!(report["governed"][0]["tier"], "in full", "{}", report["governed"]);
+    let duration_s = report["duration_s"].as_f64().unwrap();
+    // One block a millisecond, none freed; the others' last generation lives.
+    let kept = sum(&report, "site_kept", "inuse_allocations_est");
+    assert!((kept / (duration_s * 1000.0) - 1.0).abs() < 0.1, "{kept} kept in {duration_s} s");
+    assert_eq!(sum(&report, "site_middle", "inuse_allocations_est"), 200.0);
+    assert_eq!(sum(&report, "site_short", "inuse_allocations_est"), 40.0);
+    // Of those that live 50 ms none is 100 ms old, and all outlived 10 ms.
+    let middle = sum(&report, "site_middle", "survivor_10ms_bytes_est") / duration_s;
+    assert!((middle / (4000.0 * 256.0) - 1.0).abs() < 0.1, "{middle}");
+    assert_eq!(sum(&report, "site_middle", "survivor_100ms_bytes_est"), 0.0);
+    assert_eq!(sum(&report, "site_short", "survivor_10ms_bytes_est"), 0.0);
+}
+
+#[test]
+fn rates_from_windows_hold_the_truth_within_their_errors() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let program = paced("2");
+    // Too little for 50,000 allocations a second in full.
+    let recording = Governed::attach(program.pid(), "4%");
+    let began = last_second(&program);
+    seconds(&program, began, 20);
+    let report = recording.report();
+    let governed = &report["governed"][0];
+    assert_eq!(governed["tier"], "in windows", "{governed}");
+    assert!(governed["slowdown_ratio_est"].as_f64().unwrap() < 0.06, "{governed}");
+    let duration_s = report["duration_s"].as_f64().unwrap();
+    for (name, bytes_per_s, key) in [
+        ("site_short", 40_000.0 * 64.0, "allocated_bytes"),
+        ("site_middle", 8_000.0 * 256.0, "allocated_bytes"),
+        ("site_middle", 8_000.0 * 256.0, "survivor_10ms_bytes"),
+        ("site_kept", 2_000.0 * 512.0, "survivor_10ms_bytes"),
+    ] {
+        let rate = sum(&report, name, &format!("{key}_est")) / duration_s;
+        let stderr = sum(&report, name, &format!("{key}_stderr")) / duration_s;
+        // Four standard errors, so that the test fails for a fault and not once in twenty runs; and windows of a program that ticks
+        // every millisecond begin a tick early or late.
+        let most = 4.0 * stderr + 0.1 * bytes_per_s;
+        assert!((rate - bytes_per_s).abs() <= most, "{name} {key}: {rate} ± {stderr} for {bytes_per_s}\n{governed}");
+    }
+    assert!(report["stacks"][0].get("inuse_bytes_est").is_none_or(serde_json::Value::is_null), "windows do not tell what lives");
+}
+
+#[test]
+fn a_leak_under_a_thousand_times_its_churn_comes_first() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let program = Busy::start(&["40", "1000"]);
+    // Two minutes at 1 %, in a tenth of the time at ten times the budget.
+    let recording = Governed::attach(program.pid(), "10%");
+    std::thread::sleep(Duration::from_secs(12));
+    let report = recording.report();
+    assert_eq!(site(&report["stacks"][0]), Some("site_leak"), "{}", report["governed"]);
+}
+
+#[test]
+fn who_touches_new_pages_first_is_told() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    // Some 4 MB a second of blocks that are kept.
+    let program = paced("8");
+    let recording = Governed::attach(program.pid(), "1%");
+    let began = last_second(&program);
+    seconds(&program, began, 8);
+    let report = recording.report();
+    let touched = sum(&report, "site_kept", "touched_bytes_est");
+    let all: f64 = report["stacks"].as_array().unwrap().iter().filter_map(|stack| stack["touched_bytes_est"].as_f64()).sum();
+    // It writes into its blocks itself: main is the toucher, and site_kept's own frames where malloc writes the top's header.
+    let main: f64 = report["stacks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|stack| stack["frames"].as_array().unwrap().iter().any(|frame| frame["function"] == "main"))
+        .filter_map(|stack| stack["touched_bytes_est"].as_f64())
+        .sum();
+    assert!(all > 8e6 && main >= 0.9 * all && touched <= all, "{all} touched, {main} by main");
+}

@@ -1,0 +1,107 @@
+//! `record --mode governed`: what windows tell against programs whose sites are known, and that a target is never the worse for it.
+
+mod cycles;
+mod estimates;
+mod harm;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::LIMIT;
+use crate::support::build::output_dir;
+use crate::support::process::{Process, run};
+use crate::support::recording::fragprof;
+
+/// Builds a program of this directory.
+fn built(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed").join(format!("{name}.c"));
+    let program = output_dir().join(format!("governed-{name}"));
+    let fresh = program.with_extension(std::process::id().to_string());
+    let done = run(Command::new("cc").args(["-O1", "-g", "-fno-builtin", "-o"]).arg(&fresh).arg(&source));
+    assert!(done.status.success(), "{}", done.err);
+    // Whole, whoever else builds or runs it at this moment.
+    std::fs::rename(&fresh, &program).unwrap();
+    program
+}
+
+/// `busy` with its counter.
+struct Busy {
+    process: Process,
+    counter: PathBuf,
+}
+
+impl Busy {
+    fn start(args: &[&str]) -> Self {
+        let process = Process::start(Command::new(built("busy")).args(args));
+        let counter = process.out.wait_for(LIMIT, |line| line.starts_with("/proc/")).unwrap().into();
+        Self { process, counter }
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    fn pairs(&self) -> u64 {
+        let bytes = std::fs::read(&self.counter).unwrap();
+        u64::from_ne_bytes(bytes[..8].try_into().unwrap())
+    }
+
+    /// Pairs a second of its own processor time, over a little of it.
+    fn pairs_per_s(&self) -> f64 {
+        let (pairs, cpu_s, began) = (self.pairs(), self.cpu_s(), Instant::now());
+        while self.cpu_s() - cpu_s < 0.5 {
+            assert!(began.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        (self.pairs() - pairs) as f64 / (self.cpu_s() - cpu_s)
+    }
+
+    fn cpu_s(&self) -> f64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
+        text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+    }
+}
+
+/// A governed recording of a process.
+struct Governed {
+    process: Process,
+    dir: tempfile::TempDir,
+}
+
+impl Governed {
+    fn attach(pid: u32, budget: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = fragprof();
+        command.args(["record", "--mode", "governed", "--budget", budget, "--duration", "300s", "-p", &pid.to_string(), "-o"]);
+        let process = Process::start(command.arg(dir.path().join("out.pb.gz")));
+        let said = process.err.wait_for(LIMIT, |line| line.contains("recording under a budget"));
+        assert!(said.is_some(), "it does not record:\n{}", process.err);
+        Self { process, dir }
+    }
+
+    /// Ends it; its report ranked by survivors.
+    fn report(mut self) -> Value {
+        self.process.signal(Signal::INT);
+        let status = self.process.wait(LIMIT);
+        assert!(status.success(), "{}", self.process.err);
+        let done = run(fragprof().arg("report").arg(self.dir.path().join("out.pb.gz")).args(["--by", "survivors", "--json"]));
+        assert!(done.status.success(), "{}", done.err);
+        serde_json::from_str(&done.out).unwrap()
+    }
+}
+
+/// The site of a stack: its innermost function that is named so.
+fn site(stack: &Value) -> Option<&str> {
+    let mut names = stack["frames"].as_array()?.iter().filter_map(|frame| frame["function"].as_str());
+    names.find(|name| name.starts_with("site_"))
+}
+
+/// Sum of a key over the stacks of a site.
+fn sum(report: &Value, of: &str, key: &str) -> f64 {
+    let stacks = report["stacks"].as_array().unwrap().iter().filter(|stack| site(stack) == Some(of));
+    stacks.filter_map(|stack| stack[key].as_f64()).sum()
+}

@@ -1,0 +1,46 @@
+/* Sites of known rates: every millisecond by the clock `site_short` makes 20 blocks of 64 bytes that live 2 ms, `site_middle` 4 blocks of
+ * 256 bytes that live 50 ms, `site_kept` one block of 512 bytes that lives for ever. Once a second one line: blocks made so far by each. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SITE __attribute__((noipa))
+#define RING 50
+
+SITE void *site_short(void) { return malloc(64); }
+SITE void *site_middle(void) { return malloc(256); }
+SITE void *site_kept(void) { return malloc(512); }
+
+int main(int argc, char **argv)
+{
+	static void *shorts[2][64], *middles[RING][64];
+	long factor = argc > 1 ? atol(argv[1]) : 1, seconds = argc > 2 ? atol(argv[2]) : 3600;
+	struct timespec next;
+
+	clock_gettime(CLOCK_MONOTONIC, &next);
+	for (long tick = 0; tick < seconds * 1000; tick++) {
+		for (int i = 0; i < 20 * factor && i < 64; i++) {
+			free(shorts[tick % 2][i]);
+			shorts[tick % 2][i] = site_short();
+		}
+		for (int i = 0; i < 4 * factor && i < 64; i++) {
+			free(middles[tick % RING][i]);
+			middles[tick % RING][i] = site_middle();
+		}
+		for (int i = 0; i < factor; i++)
+			memset(site_kept(), 1, 512);
+		if (tick % 1000 == 0) {
+			printf("%ld\n", tick / 1000);
+			fflush(stdout);
+		}
+		next.tv_nsec += 1000000;
+		if (next.tv_nsec >= 1000000000) {
+			next.tv_nsec -= 1000000000;
+			next.tv_sec++;
+		}
+		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
+	}
+	return 0;
+}
