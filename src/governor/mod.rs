@@ -23,7 +23,7 @@ mod simulation;
 
 pub use cost::HitCosts;
 pub use estimate::{Estimate, Estimator, StackEstimate};
-pub use observer::{Tally, WindowObserver};
+pub use observer::{Tally, ThreadTime, WindowObserver};
 pub use pace::{Pace, Tier, WindowCost};
 pub use schedule::{Cycle, Schedule, WindowClass};
 

@@ -4,10 +4,10 @@
 //! before the window's end. Ages are those of the wall clock: while probes are in, a thread that allocates much gets less of its own
 //! work done in that time.
 //!
-//! A thread that was held up makes fewer allocations in the window than it would have. Of the time that it ran (at most the window's
-//! length, and the process's processor time), its hits took their cost; the rest is its own, so what it allocated is scaled by
-//! time / own time, up to [`DILATION_MAX`]; beyond that the cost is not known well
-//! enough, and the sums are lower bounds, counted as such.
+//! A thread that was held up makes fewer allocations in the window than it would have, if it had work all the time: one that sleeps
+//! between its work only sleeps less. Of the time that a busy thread ran, its hits took their cost and the rest is its own, so what it
+//! allocated is scaled by time / own time, up to [`DILATION_MAX`]; beyond that the cost is not known well enough, and the sums are lower
+//! bounds, counted as such.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -58,6 +58,18 @@ struct Open<K> {
     born_ns: u64,
     tid: u32,
 }
+
+/// What a thread did in a window, as the scheduler says.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ThreadTime {
+    /// Seconds that it ran.
+    pub run_s: f64,
+    /// Seconds that it ran or waited for a processor.
+    pub ready_s: f64,
+}
+
+/// A thread that was ready for less of a window than this slept in between: probes cost it sleep, not work.
+const READY_MIN: f64 = 0.9;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Hits {
@@ -189,9 +201,9 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         }
     }
 
-    /// The window is over. `busy_s`: processor time of the process in it.
+    /// The window is over. `time_of`: what a thread did in it; a thread of which that is not known is taken to have run all the time.
     #[must_use]
-    pub fn close(mut self, close_ns: u64, costs: &HitCosts, busy_s: f64) -> Tally<K> {
+    pub fn close(mut self, close_ns: u64, costs: &HitCosts, time_of: impl Fn(u32) -> Option<ThreadTime>) -> Tally<K> {
         let blocks = std::mem::take(&mut self.blocks);
         let open = blocks.into_values().chain(std::mem::take(&mut self.reallocs).into_values().map(|(_, block)| block));
         for block in open.collect::<Vec<_>>() {
@@ -200,7 +212,11 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         let length_s = close_ns.saturating_sub(self.open_ns) as f64 / 1e9;
         let dilation = |tid: u32| {
             let hits = self.threads.get(&tid).copied().unwrap_or_default();
-            let held_up = costs.seconds(hits.allocations, hits.frees) / length_s.min(busy_s).max(1e-9);
+            let time = time_of(tid).unwrap_or(ThreadTime { run_s: length_s, ready_s: length_s });
+            if time.ready_s < READY_MIN * length_s {
+                return (1.0, false);
+            }
+            let held_up = costs.seconds(hits.allocations, hits.frees) / length_s.min(time.run_s).max(1e-9);
             if held_up >= 1.0 - 1.0 / DILATION_MAX { (DILATION_MAX, true) } else { (1.0 / (1.0 - held_up), false) }
         };
         let mut stacks: HashMap<K, [Amount; QUANTITIES]> = HashMap::new();
@@ -249,7 +265,7 @@ mod tests {
         window.allocated(0x40, 800, 1, 7, 15 * MS); // never freed, 5 ms old: nobody knows
         window.freed(0x10, 7, 5 * MS);
         window.freed(0x20, 8, 15 * MS);
-        let row = of(&window.close(20 * MS, &FREE_OF_COST, 1.0), 1);
+        let row = of(&window.close(20 * MS, &FREE_OF_COST, |_| None), 1);
         assert_eq!((row[0].count, row[0].bytes), (4.0, 1500.0));
         assert_eq!((row[1].count, row[1].bytes, row[1].squares), (2.0, 600.0, 200_000.0));
         assert_eq!(row[2], Amount::default());
@@ -262,7 +278,7 @@ mod tests {
             window.allocated(0x10, 8, 1, 7, i * MS);
             window.freed(0x10, 7, i * MS + 1);
         }
-        let row = of(&window.close(200 * MS, &FREE_OF_COST, 1.0), 1);
+        let row = of(&window.close(200 * MS, &FREE_OF_COST, |_| None), 1);
         assert_eq!((row[0].count, row[1].count, row[2].count), (100.0, 0.0, 0.0));
     }
 
@@ -272,7 +288,7 @@ mod tests {
         window.allocated(0x10, 8, 1, 7, 0);
         window.realloc_freed(0x10, 7);
         window.realloc_failed(7);
-        assert_eq!(of(&window.close(20 * MS, &FREE_OF_COST, 1.0), 1)[1].count, 1.0);
+        assert_eq!(of(&window.close(20 * MS, &FREE_OF_COST, |_| None), 1)[1].count, 1.0);
     }
 
     #[test]
@@ -285,9 +301,21 @@ mod tests {
         for i in 0..9_900u64 {
             window.allocated((1 << 32) + i * 16, 1, 2, 2, 0); // 99 %
         }
-        let tally = window.close(10 * MS, &costs, 1.0);
+        let tally = window.close(10 * MS, &costs, |_| None);
         assert!((of(&tally, 1)[0].count - 10_000.0).abs() < 1.0);
         assert!((of(&tally, 2)[0].count - 9_900.0 * DILATION_MAX).abs() < 1.0);
         assert_eq!((tally.seen_bytes, tally.saturated_bytes), (14_900.0, 9_900.0));
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_between_its_work_is_not_scaled() {
+        let costs = HitCosts { allocation_ns: 1_000.0, free_ns: 0.0, spread: 0.0 };
+        let mut window = WindowObserver::new(0);
+        for i in 0..5_000u64 {
+            window.allocated(i * 16, 1, 1, 1, 0);
+        }
+        // Nearly all that it ran was hits, but it slept for a third of the time.
+        let time = ThreadTime { run_s: 0.0055, ready_s: 0.0066 };
+        assert_eq!(of(&window.close(10 * MS, &costs, |_| Some(time)), 1)[0].count, 5_000.0);
     }
 }

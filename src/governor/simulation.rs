@@ -107,7 +107,7 @@ fn run(sites: &[Site], wall_s: f64, seed: u64) -> (Estimator<usize>, f64) {
         }
         let closed_early = close_s < begin_s + length_s;
         // The program of this simulation has a clock of its own and is not held up.
-        let tally = window.close(ns(close_s), &HitCosts::FREE, f64::INFINITY);
+        let tally = window.close(ns(close_s), &HitCosts::FREE, |_| None);
         estimator.window(cycle.class, cycle.period_s, closed_early, &tally);
         pace.elapse(cycle.end_s - now_s);
         let open_s = close_s - begin_s;

@@ -26,7 +26,7 @@ fn cycles(count: u64) {
     let mut target = Busy::start(&["20", "1000"]);
     let options = Options { ring_bytes: Some(8 << 20), own_census: false, period_min_s: 0.02, ..Options::default() };
     let mut governed = Governed::new(options).unwrap();
-    governed.watch(Pid(target.pid()), 1.0).unwrap();
+    governed.watch(Pid(target.pid()), 0.05).unwrap();
     governed.wait_for_tables(Duration::from_secs(10));
     let windows = |governed: &Governed| governed.status().iter().map(|one| one.windows).sum::<u64>();
     let mut settled = None;
@@ -45,7 +45,7 @@ fn cycles(count: u64) {
     drop(governed.finish());
     wait_until("no probe is left", || changed_code_bytes(target.pid()) == 0);
     assert!(target.process.is_running());
-    assert!(target.pairs_per_s() > 100_000.0);
+    assert!(target.pairs_per_s() > 10_000.0);
 }
 
 #[test]

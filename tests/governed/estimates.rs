@@ -37,15 +37,16 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_tol
     seconds(&program, began, 5);
     let report = recording.report();
     assert_eq!(report["governed"][0]["tier"], "in full", "{}", report["governed"]);
-    let duration_s = report["duration_s"].as_f64().unwrap();
-    // One block a millisecond, none freed; the others' last generation lives.
+    // On a busy machine its clock ticks late; a tick is 20 blocks of site_short. One of site_kept each tick lives; of the others the last
+    // generation does.
+    let ticks = sum(&report, "site_short", "allocations_est") / 20.0;
     let kept = sum(&report, "site_kept", "inuse_allocations_est");
-    assert!((kept / (duration_s * 1000.0) - 1.0).abs() < 0.1, "{kept} kept in {duration_s} s");
+    assert!((kept / ticks - 1.0).abs() < 0.02, "{kept} kept in {ticks} ticks");
     assert_eq!(sum(&report, "site_middle", "inuse_allocations_est"), 200.0);
     assert_eq!(sum(&report, "site_short", "inuse_allocations_est"), 40.0);
     // Of those that live 50 ms none is 100 ms old, and all outlived 10 ms.
-    let middle = sum(&report, "site_middle", "survivor_10ms_bytes_est") / duration_s;
-    assert!((middle / (4000.0 * 256.0) - 1.0).abs() < 0.1, "{middle}");
+    let middle = sum(&report, "site_middle", "survivor_10ms_bytes_est") / (ticks * 4.0 * 256.0);
+    assert!((middle - 1.0).abs() < 0.05, "{middle}");
     assert_eq!(sum(&report, "site_middle", "survivor_100ms_bytes_est"), 0.0);
     assert_eq!(sum(&report, "site_short", "survivor_10ms_bytes_est"), 0.0);
 }
@@ -60,11 +61,14 @@ fn rates_from_windows_hold_the_truth_within_their_errors() {
     // Too little for 50,000 allocations a second in full.
     let recording = Governed::attach(program.pid(), "4%");
     let began = last_second(&program);
+    let watched = std::time::Instant::now();
     seconds(&program, began, 20);
     let report = recording.report();
     let governed = &report["governed"][0];
     assert_eq!(governed["tier"], "in windows", "{governed}");
     assert!(governed["slowdown_ratio_est"].as_f64().unwrap() < 0.06, "{governed}");
+    // On a busy machine its clock ticks late.
+    let ticks_per_s = (last_second(&program) - began) as f64 * 1000.0 / watched.elapsed().as_secs_f64();
     let duration_s = report["duration_s"].as_f64().unwrap();
     for (name, bytes_per_s, key) in [
         ("site_short", 40_000.0 * 64.0, "allocated_bytes"),
@@ -76,7 +80,8 @@ fn rates_from_windows_hold_the_truth_within_their_errors() {
         let stderr = sum(&report, name, &format!("{key}_stderr")) / duration_s;
         // Four standard errors, so that the test fails for a fault and not once in twenty runs; and windows of a program that ticks
         // every millisecond begin a tick early or late.
-        let most = 4.0 * stderr + 0.1 * bytes_per_s;
+        let bytes_per_s = bytes_per_s * ticks_per_s / 1000.0;
+        let most = 4.0 * stderr + 0.15 * bytes_per_s;
         assert!((rate - bytes_per_s).abs() <= most, "{name} {key}: {rate} ± {stderr} for {bytes_per_s}\n{governed}");
     }
     assert!(report["stacks"][0].get("inuse_bytes_est").is_none_or(serde_json::Value::is_null), "windows do not tell what lives");

@@ -228,7 +228,7 @@ fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watche
 fn so_far<'a>(target: &'a Target, book: &Book) -> Cow<'a, Estimator<StackId>> {
     let Some(window) = book.window.as_ref().filter(|_| target.is_full()) else { return Cow::Borrowed(&target.estimator) };
     let mut estimator = target.estimator.clone();
-    estimator.full(&window.observer.clone().close(monotonic_ns(), &HitCosts::FREE, f64::INFINITY));
+    estimator.full(&window.observer.clone().close(monotonic_ns(), &HitCosts::FREE, |_| None));
     Cow::Owned(estimator)
 }
 

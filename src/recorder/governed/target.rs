@@ -1,22 +1,28 @@
 //! One governed process as the driver sees it: where its probes go, how it is paced, what its windows have told.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use super::books::{Book, SharedBooks, lock};
 use super::reaper::{Reaper, Ticket};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
-use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Tier, WindowClass, WindowCost};
+use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, ThreadTime, Tier, WindowClass, WindowCost};
 use crate::probe::plan::Planner;
 use crate::recorder::target::{attach_file, may_throw, memory_is_limited};
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::Process;
+use crate::target::process::read_bounded;
 use crate::units::{Pid, StackId};
 
 /// Length of the pieces in which a full trace is accounted for, in seconds.
 const PIECE_S: f64 = 1.0;
 /// Length of the pieces in which a full trace is estimated from: six times the greatest age.
 const ESTIMATE_PIECE_NS: u64 = 60_000_000_000;
+/// Threads whose time is looked at, 5 µs each; those beyond are taken to have run all the time.
+const THREADS_MAX: usize = 256;
+/// Three numbers.
+const SCHEDSTAT_BYTES_MAX: u64 = 128;
 /// Seconds after which a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
 
@@ -30,8 +36,8 @@ struct Window {
     open_ns: u64,
     close_ns: u64,
     closed_early: bool,
-    /// Processor time of the process at its opening; in it, once it is closed.
-    busy_s: f64,
+    /// What its threads had done at its opening; in it, once it is closed.
+    threads: HashMap<u32, ThreadTime>,
 }
 
 /// A full trace.
@@ -237,7 +243,7 @@ impl Target {
         }
         tools.capture.open(self.slot, self.pace.quota(cycle.class), close_ns);
         let window =
-            Window { cycle, before, at_open, at_close: at_open, loss, open_ns, close_ns, closed_early: false, busy_s: self.cpu_s() };
+            Window { cycle, before, at_open, at_close: at_open, loss, open_ns, close_ns, closed_early: false, threads: self.threads() };
         self.state = State::Open(window, attached);
     }
 
@@ -249,14 +255,23 @@ impl Target {
         }
         tools.capture.switch(self.slot, false);
         window.at_close = hits;
-        // It is noticed a little late that the window is over.
         let noticed_s = (monotonic_ns() - window.open_ns) as f64 / 1e9;
-        let busy_ratio = (self.cpu_s() - window.busy_s) / noticed_s.max(1e-6);
+        let threads = self.threads();
         if let Some(closed_ns) = hits.closed_ns.filter(|closed_ns| *closed_ns < window.close_ns) {
             window.close_ns = closed_ns.max(window.open_ns + 1);
             window.closed_early = true;
         }
-        window.busy_s = busy_ratio * (window.close_ns - window.open_ns) as f64 / 1e9;
+        // It is noticed a little late that the window is over.
+        let share = (window.close_ns - window.open_ns) as f64 / 1e9 / noticed_s.max(1e-6);
+        let before = std::mem::take(&mut window.threads);
+        window.threads = threads
+            .into_iter()
+            .map(|(tid, after)| {
+                let before = before.get(&tid).copied().unwrap_or_default();
+                let time = ThreadTime { run_s: (after.run_s - before.run_s) * share, ready_s: (after.ready_s - before.ready_s) * share };
+                (tid, time)
+            })
+            .collect();
         if let Some(open) = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.as_mut()) {
             open.close_ns = window.close_ns;
         }
@@ -274,9 +289,19 @@ impl Target {
         }
     }
 
-    /// Processor time of the process so far; 0 if it is gone.
-    fn cpu_s(&self) -> f64 {
-        process_cpu_ns(self.pid()).map_or(0.0, |ns| ns as f64 / 1e9)
+    /// What its threads have done so far (`/proc/PID/task/TID/schedstat`: ns run, ns waited for a processor, slices).
+    fn threads(&self) -> HashMap<u32, ThreadTime> {
+        let directory = self.process.directory().join("task");
+        let Ok(entries) = std::fs::read_dir(&directory) else { return HashMap::new() };
+        let time = |entry: std::io::Result<std::fs::DirEntry>| {
+            let tid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let bytes = read_bounded(&directory.join(tid.to_string()).join("schedstat"), SCHEDSTAT_BYTES_MAX).ok()?;
+            let mut numbers = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().map(str::parse::<u64>);
+            let (run_ns, wait_ns) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+            let run_s = run_ns as f64 / 1e9;
+            Some((tid, ThreadTime { run_s, ready_s: run_s + wait_ns as f64 / 1e9 }))
+        };
+        entries.take(THREADS_MAX).filter_map(time).collect()
     }
 
     fn finish_window(&mut self, tools: &Tools<'_>, window: &Window) {
@@ -297,7 +322,7 @@ impl Target {
             self.estimator.lossy();
             return;
         }
-        let tally = observed.observer.close(window.close_ns, &tools.costs, window.busy_s);
+        let tally = observed.observer.close(window.close_ns, &tools.costs, |tid| window.threads.get(&tid).copied());
         self.estimator.window(window.cycle.class, window.cycle.period_s, window.closed_early, &tally);
     }
 
@@ -360,7 +385,7 @@ impl Target {
             observed
         });
         if let Some(observed) = observed {
-            self.estimator.full(&observed.observer.close(end_ns, &HitCosts::FREE, f64::INFINITY));
+            self.estimator.full(&observed.observer.close(end_ns, &HitCosts::FREE, |_| None));
         }
     }
 
