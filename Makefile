@@ -2,10 +2,14 @@
 
 CARGO ?= cargo
 FRAGPROF := target/release/fragprof
+TARGET := $(shell uname -m)-unknown-linux-gnu
+STATIC := target/$(TARGET)/release/fragprof
+IMAGE ?= localhost/fragprof:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus chromium fonts-dejavu-core
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core
 
 .PHONY: help
 help: ## this list
@@ -31,6 +35,30 @@ demo: build ## the main job, on a small service that leaks and fragments
 test: test-deps lint ## everything: format, lints, unit, property and integration tests
 	@scripts/mount-kernel-filesystems.sh
 	$(CARGO) test -- --test-threads=2
+
+.PHONY: test-containers
+test-containers: deps static ## the tests in real containers with the static image, and every builder of it
+	@scripts/install-packages.sh $(CONTAINER_PACKAGES)
+	FRAGPROF_IMAGE_PROGRAM=$(CURDIR)/$(STATIC) $(CARGO) test --test integration containers:: -- --test-threads=2
+	scripts/test-image.sh $(STATIC)
+
+.PHONY: static
+static: deps ## one static program, for any Linux of this architecture
+	RUSTFLAGS="-C target-feature=+crt-static" LIBBPF_SYS_LIBRARY_PATH=$$(scripts/library-path.sh) \
+		$(CARGO) build --release --features static --target $(TARGET)
+	@file $(STATIC) 2>/dev/null || true
+
+.PHONY: image
+image: static ## the agent's image, with podman, buildah or docker
+	scripts/build-image.sh $(STATIC) $(IMAGE)
+
+.PHONY: manifests
+manifests: ## the plain Kubernetes manifests, from the Helm chart
+	scripts/render-manifests.sh
+
+.PHONY: charts
+charts: ## lint and render the Helm chart; installs helm with go if it is not there
+	scripts/check-chart.sh
 
 .PHONY: lint
 lint: deps ## formatting and clippy, warnings are errors

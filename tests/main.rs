@@ -4,6 +4,7 @@
 mod agent;
 mod attribution;
 mod census;
+mod containers;
 mod governed;
 mod pages;
 mod placement;

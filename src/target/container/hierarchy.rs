@@ -1,9 +1,10 @@
 //! Where the cgroup hierarchies with the memory controller are, seen from here, and the directory of a path that `/proc` shows.
 //!
 //! `/proc/PID/cgroup` is relative to the reader's cgroup namespace. In a container that is mostly a private one: its root is the
-//! container's own cgroup, others' paths begin with `/..`, and the hierarchy mounted in the container ends at that root. The whole tree
-//! is reached through `/proc/1/root` (with the machine's pid namespace and CAP_SYS_PTRACE); the place of the own root in it is found by
-//! its inode number, which is the same in every mount of a hierarchy.
+//! container's own cgroup, others' paths begin with `/..`. In either case what is mounted in the container ends at its own cgroup. The
+//! whole tree is reached through `/proc/PID/root` of a process of the machine (with the machine's pid namespace and CAP_SYS_PTRACE): the
+//! first one that may be looked at and has the whole tree mounted, mostly pid 1. The place of the own root in it is found by its inode
+//! number, which is the same in every mount of a hierarchy.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,6 +19,9 @@ use crate::target::process::read_bounded;
 const MOUNTINFO_BYTES_MAX: u64 = 8 << 20;
 /// Directories that are looked at for the own root: a node has some ten cgroups a container. It takes about 5 µs each, once.
 const DIRECTORIES_MAX: usize = 100_000;
+/// Processes that are asked for their view of the cgroups: kernel threads, of which there are some hundred, come first and have the
+/// machine's view. About 50 µs each, once.
+const WITNESSES_MAX: usize = 4096;
 
 /// The hierarchies whose memory controller can be read.
 #[derive(Debug, Clone, Default)]
@@ -41,19 +45,25 @@ impl Hierarchies {
     /// Finds them. Never fails: what cannot be found is named in [`doubts`](Self::doubts) and costs the limits.
     #[must_use]
     pub fn find() -> Self {
+        let private = is_private();
+        let own = mounts_of("self");
         let mut found = Self::default();
-        let whole = Path::new("/proc/1/root");
-        let first = if is_private() { "/proc/1/mountinfo" } else { "/proc/self/mountinfo" };
-        let base = if is_private() { whole } else { Path::new("/") };
-        let Ok(bytes) = read_bounded(first.as_ref(), MOUNTINFO_BYTES_MAX) else {
-            found.doubts.push(format!("{first} cannot be read, so memory limits of containers are not known"));
-            return found;
-        };
-        for (version, point) in mounts(&String::from_utf8_lossy(&bytes)) {
-            let root = base.join(point.strip_prefix("/").unwrap_or(&point));
-            match own_prefix(version, &root) {
-                Ok(prefix) => found.mounts.push(Mount { version, root, prefix }),
-                Err(doubt) => found.doubts.push(doubt),
+        for version in [Version::V1, Version::V2] {
+            let here = own.iter().find(|one| one.version == version);
+            let whole = match here {
+                Some(one) if one.is_whole(private) => Some(one.at(Path::new("/"))),
+                _ => witness(version, private),
+            };
+            let prefix = match (&whole, private) {
+                (Some(root), true) => own_prefix(here, root),
+                (Some(_), false) => Ok(PathBuf::new()),
+                (None, _) if here.is_none() => continue,
+                (None, _) => Err("memory limits of containers are not known: no process is in sight that sees the machine's cgroups (needs the machine's pid namespace and CAP_SYS_PTRACE)".into()),
+            };
+            match (whole, prefix) {
+                (Some(root), Ok(prefix)) => found.mounts.push(Mount { version, root, prefix }),
+                (_, Err(doubt)) => found.doubts.push(doubt),
+                (None, Ok(_)) => {}
             }
         }
         found
@@ -75,29 +85,60 @@ impl Hierarchies {
     }
 }
 
-/// Whether this process is in another cgroup namespace than pid 1. Where pid 1 may not be looked at, it is taken for the same: its root
-/// could not be used either.
-fn is_private() -> bool {
-    let namespace = |path: &str| fs::read_link(path).ok();
-    let (own, first) = (namespace("/proc/self/ns/cgroup"), namespace("/proc/1/ns/cgroup"));
-    own.is_some() && first.is_some() && own != first
+/// A hierarchy as a `mountinfo` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mounted {
+    version: Version,
+    /// Which part of the hierarchy is mounted, relative to the reader's cgroup namespace.
+    part: String,
+    point: PathBuf,
 }
 
-/// Where in the tree below `root` the own namespace's root is.
-fn own_prefix(version: Version, root: &Path) -> Result<PathBuf, String> {
-    if !is_private() {
-        return Ok(PathBuf::new());
+impl Mounted {
+    /// Whether all that a reader in a private namespace, or in the machine's, can ever see of the hierarchy is mounted: the paths of
+    /// all that lies outside of a private namespace's root begin with `/..`.
+    fn is_whole(&self, private: bool) -> bool {
+        let mut parts = self.part.split('/').filter(|part| !part.is_empty()).peekable();
+        parts.peek().is_some() == private && parts.all(|part| part == "..")
     }
-    let bytes = read_bounded("/proc/self/mountinfo".as_ref(), MOUNTINFO_BYTES_MAX).unwrap_or_default();
-    let own = mounts(&String::from_utf8_lossy(&bytes)).into_iter().find(|(one, _)| *one == version);
-    let inode = own.and_then(|(_, point)| fs::metadata(point).ok()).map(|metadata| metadata.ino());
-    let Some(inode) = inode else {
-        return Err(
-            "no cgroup hierarchy is mounted here, so this container's place in the machine's is not known, nor memory limits".into()
-        );
-    };
-    find_inode(root, inode)
-        .ok_or_else(|| format!("this container's cgroup is not found below {}: memory limits are not known", root.display()))
+
+    /// The mount point, seen from a root.
+    fn at(&self, root: &Path) -> PathBuf {
+        root.join(self.point.strip_prefix("/").unwrap_or(&self.point))
+    }
+}
+
+/// Whether this process is in a private cgroup namespace. The machine's has a fixed number (PROC_CGROUP_INIT_INO,
+/// include/linux/proc_ns.h).
+fn is_private() -> bool {
+    const INIT: &str = "cgroup:[4026531835]";
+    fs::read_link("/proc/self/ns/cgroup").is_ok_and(|namespace| namespace != Path::new(INIT))
+}
+
+/// The hierarchies that a process has mounted; none if it may not be looked at.
+fn mounts_of(pid: &str) -> Vec<Mounted> {
+    let bytes = read_bounded(format!("/proc/{pid}/mountinfo").as_ref(), MOUNTINFO_BYTES_MAX).unwrap_or_default();
+    mounts(&String::from_utf8_lossy(&bytes))
+}
+
+/// Where the whole hierarchy is seen through another process's root.
+fn witness(version: Version, private: bool) -> Option<PathBuf> {
+    let mut pids: Vec<u32> = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    // The machine's own processes started first.
+    pids.sort_unstable();
+    pids.into_iter().take(WITNESSES_MAX).find_map(|pid| {
+        let mounted = mounts_of(&pid.to_string()).into_iter().find(|one| one.version == version && one.is_whole(private))?;
+        let root = mounted.at(Path::new(&format!("/proc/{pid}/root")));
+        fs::read_dir(&root).is_ok().then_some(root)
+    })
+}
+
+/// Where in the tree below `root` the own namespace's root is, which is what is mounted here.
+fn own_prefix(own: Option<&Mounted>, root: &Path) -> Result<PathBuf, String> {
+    let inode = own.filter(|own| own.part == "/").and_then(|own| fs::metadata(&own.point).ok()).map(|metadata| metadata.ino());
+    inode
+        .and_then(|inode| find_inode(root, inode))
+        .ok_or_else(|| format!("memory limits are not known: this container's own cgroup is not found below {}", root.display()))
 }
 
 /// The path below `root` of the directory with an inode number, the nearest to the root first.
@@ -131,23 +172,24 @@ fn find_inode(root: &Path, inode: u64) -> Option<PathBuf> {
     None
 }
 
-/// The hierarchies with the memory controller in a `mountinfo` (proc_pid_mountinfo(5)): their version and mount point, version 1 first.
-fn mounts(mountinfo: &str) -> Vec<(Version, PathBuf)> {
-    let mut found: Vec<(Version, PathBuf)> = Vec::new();
+/// The hierarchies with the memory controller in a `mountinfo` (proc_pid_mountinfo(5)), version 1 first.
+fn mounts(mountinfo: &str) -> Vec<Mounted> {
+    let mut found: Vec<Mounted> = Vec::new();
     for line in mountinfo.lines() {
         let Some((mount, super_block)) = line.split_once(" - ") else { continue };
-        let Some(point) = mount.split(' ').nth(4).map(unescape) else { continue };
+        let mut of_mount = mount.split(' ').skip(3);
+        let (Some(part), Some(point)) = (of_mount.next(), of_mount.next()) else { continue };
         let mut of_super = super_block.split(' ');
         let version = match (of_super.next(), of_super.nth(1)) {
             (Some("cgroup2"), _) => Version::V2,
             (Some("cgroup"), Some(options)) if options.split(',').any(|one| one == "memory") => Version::V1,
             _ => continue,
         };
-        if !found.iter().any(|(one, _)| *one == version) {
-            found.push((version, point));
+        if !found.iter().any(|one| one.version == version) {
+            found.push(Mounted { version, part: part.to_owned(), point: unescape(point) });
         }
     }
-    found.sort_by_key(|(version, _)| *version == Version::V2);
+    found.sort_by_key(|one| one.version == Version::V2);
     found
 }
 
@@ -203,7 +245,11 @@ mod tests {
             32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
             33 30 0:29 /docker/x /sys/fs/cgroup/my\\040memory rw shared:7 master:1 - cgroup cgroup rw,memory\n\
             nonsense\n";
-        assert_eq!(mounts(text), [(Version::V1, "/sys/fs/cgroup/my memory".into()), (Version::V2, "/sys/fs/cgroup/unified".into())]);
+        let one = |version, part: &str, point: &str| Mounted { version, part: part.into(), point: point.into() };
+        assert_eq!(
+            mounts(text),
+            [one(Version::V1, "/docker/x", "/sys/fs/cgroup/my memory"), one(Version::V2, "/", "/sys/fs/cgroup/unified")]
+        );
     }
 
     #[test]
@@ -216,6 +262,14 @@ mod tests {
         assert_eq!(resolved("/../../../..").as_deref(), None);
         assert_eq!(resolve(Path::new(""), "/docker/x"), Some("docker/x".into()));
         assert_eq!(resolve(Path::new(""), "/../etc"), None);
+    }
+
+    #[test]
+    fn a_whole_tree_is_told_from_a_part_of_it() {
+        let whole = |part: &str, private| Mounted { version: Version::V2, part: part.into(), point: "/x".into() }.is_whole(private);
+        assert!(whole("/", false) && whole("/..", true) && whole("/../../..", true));
+        // In a private namespace / is its own root; elsewhere a path is a container's part.
+        assert!(!whole("/", true) && !whole("/docker/x", false) && !whole("/../other", true));
     }
 
     #[test]

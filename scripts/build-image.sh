@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds the agent's image from deploy/Containerfile with podman, buildah or docker, whichever is there: build-image.sh PROGRAM NAME.
+# Further arguments go to the builder, for example --build-arg BASE=….
+set -euo pipefail
+cd "$(dirname "$0")/.."
+program=$1 name=$2
+shift 2
+context=target/image
+rm -rf "$context" && mkdir -p "$context"
+# Line tables and symbols are for its own makers; the program finds what it needs of itself without them.
+strip -o "$context/fragprof" "$program"
+cp deploy/agent.toml "$context/"
+for builder in ${BUILDER:-podman buildah docker}; do
+	command -v "$builder" >/dev/null || continue
+	case $builder in
+	# No process runs in this build, so no isolation is needed.
+	buildah) exec buildah bud --isolation chroot -f deploy/Containerfile -t "$name" "$@" "$context" ;;
+	podman) exec podman build --isolation chroot -f deploy/Containerfile -t "$name" "$@" "$context" ;;
+	*) exec "$builder" build --network=host -f deploy/Containerfile -t "$name" "$@" "$context" ;;
+	esac
+done
+echo "none of podman, buildah and docker is installed" >&2
+exit 1

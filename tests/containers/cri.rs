@@ -1,0 +1,113 @@
+//! Names from a real containerd, and what becomes of the agent when the socket is not what it should be.
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::containerd::Containerd;
+use super::podman::wait_until_paused;
+use crate::agent::daemon::{Daemon, value, watching};
+use crate::support::process::{Process, wait_until};
+
+const UID: &str = "6f3b4c1e-2a77-4f0b-9d0a-3f1c2b7d8e90";
+
+fn asking(socket: &std::path::Path) -> String {
+    format!("[containers]\ncri = {socket:?}")
+}
+
+fn process(daemon: &Daemon, pid: u32) -> Value {
+    let body = daemon.get(&format!("/api/v1/processes/{pid}")).body;
+    serde_json::from_str(&body).unwrap_or_else(|e| panic!("{e}: {body}"))
+}
+
+#[test]
+fn a_pod_s_names_are_on_metrics_and_api_and_go_with_it() {
+    let Some(containerd) = Containerd::start() else { return };
+    let daemon = Daemon::start(&watching(&["holder"], &asking(&containerd.socket())));
+    // The pod is made while the agent runs: the agent asks because it meets a container without a name.
+    let pod = containerd.pod("shop", "web-1", UID, "heap");
+    let pid = containerd.pid(&pod.container);
+    wait_until_paused(pid);
+    let labels = format!("{{pid=\"{pid}\",comm=\"holder\",namespace=\"shop\",pod=\"web-1\",container=\"heap\"");
+    let text = daemon.metrics_with("fragprof_process_resident_bytes", &labels);
+    let info = format!("{labels},container_id=\"{}\",engine=\"unknown\",image=\"localhost/fragprof-test/heap:1\"", pod.container);
+    assert!(value(&text, "fragprof_process_container_info", &info).is_some(), "{text}");
+    assert_eq!(value(&text, "fragprof_cri_up", ""), Some(1.0));
+    let limit = daemon.metrics_with("fragprof_cgroup_memory_limit_bytes", &labels);
+    assert_eq!(value(&limit, "fragprof_cgroup_memory_limit_bytes", &labels), Some((64 << 20) as f64));
+    let api = process(&daemon, pid);
+    assert_eq!(api["container"]["pod_uid"], UID);
+    assert_eq!(api["container"]["namespace"], "shop");
+    // The pause container is known by its pod.
+    let pause = containerd.pid(&pod.sandbox);
+    daemon.metrics_with(
+        "fragprof_process_resident_bytes",
+        &format!("{{pid=\"{pause}\",comm=\"holder\",namespace=\"shop\",pod=\"web-1\",container="),
+    );
+    containerd.remove(&pod.sandbox);
+    wait_until("the removed pod's series to end", || !daemon.metrics().contains("web-1"));
+}
+
+#[test]
+fn a_container_that_is_made_anew_in_its_pod_keeps_its_name_and_gets_another_id() {
+    let Some(containerd) = Containerd::start() else { return };
+    let daemon = Daemon::start(&watching(&["holder"], &asking(&containerd.socket())));
+    let first = containerd.pod("shop", "web-2", UID, "heap");
+    daemon.metrics_with("fragprof_process_container_info", &first.container);
+    containerd.remove(&first.sandbox);
+    let second = containerd.pod("shop", "web-2", UID, "heap");
+    let text = daemon.metrics_with("fragprof_process_container_info", &second.container);
+    let line = text.lines().find(|line| line.contains(&second.container)).unwrap();
+    assert!(line.contains("pod=\"web-2\",container=\"heap\""), "{line}");
+    wait_until("the first container's series to end", || !daemon.metrics().contains(&first.container));
+}
+
+/// The agent still looks at processes: a new one gets its figures.
+fn assert_works(daemon: &Daemon) {
+    let cat = Process::start_piped(&mut std::process::Command::new("cat"));
+    daemon.metrics_with("fragprof_heap_extent_bytes", &format!("pid=\"{}\"", cat.pid()));
+}
+
+#[test]
+fn a_socket_that_is_missing_costs_names_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(&watching(&["cat"], &asking(&directory.path().join("no.sock"))));
+    assert_works(&daemon);
+    let text = daemon.metrics_with("fragprof_cri_up", "");
+    assert_eq!(value(&text, "fragprof_cri_up", ""), Some(0.0));
+    assert!(value(&text, "fragprof_cri_requests_total", "result=\"error\"").unwrap() >= 1.0);
+}
+
+#[test]
+fn a_socket_that_never_answers_costs_names_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("slow.sock");
+    // Connections are taken by the kernel and never accepted.
+    let _listener = UnixListener::bind(&path).unwrap();
+    let daemon = Daemon::start(&watching(&["cat"], &asking(&path)));
+    assert_works(&daemon);
+    let text = daemon.metrics_with("fragprof_cri_up", "");
+    assert_eq!(value(&text, "fragprof_cri_up", ""), Some(0.0));
+    assert_eq!(daemon.get("/healthz").status, 200);
+}
+
+#[test]
+fn a_socket_that_answers_nonsense_costs_names_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nonsense.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut stream = stream;
+            let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
+            // An endless header is no HTTP/2.
+            while stream.write_all(b"HTTP/1.1 200 OK\r\nX: \x00\xff").is_ok() {}
+        }
+    });
+    let daemon = Daemon::start(&watching(&["cat"], &asking(&path)));
+    assert_works(&daemon);
+    let text = daemon.metrics_with("fragprof_cri_up", "");
+    assert_eq!(value(&text, "fragprof_cri_up", ""), Some(0.0));
+}

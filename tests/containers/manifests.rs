@@ -1,0 +1,126 @@
+//! The plain manifests: their structure, and that the chart and the agent agree with them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::support::recording::fragprof;
+
+fn path(of: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(of)
+}
+
+fn parse(text: &str) -> Vec<Value> {
+    let documents = serde_yaml_ng::Deserializer::from_str(text).map(|one| Value::deserialize(one).unwrap());
+    documents.filter(|one| !one.is_null()).collect()
+}
+
+/// The objects of the plain manifests.
+pub fn documents() -> Vec<Value> {
+    parse(&std::fs::read_to_string(path("deploy/kubernetes/fragprof.yaml")).unwrap())
+}
+
+/// The DaemonSet among them.
+pub fn daemon_set(all: &[Value]) -> &Value {
+    all.iter().find(|one| one["kind"] == "DaemonSet").unwrap()
+}
+
+#[test]
+fn every_object_has_kind_name_namespace_and_labels() {
+    let all = documents();
+    let mut kinds: Vec<&str> = all.iter().map(|one| one["kind"].as_str().unwrap()).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["ConfigMap", "DaemonSet", "NetworkPolicy", "ServiceAccount"]);
+    for one in &all {
+        assert!(one["apiVersion"].is_string() && one["metadata"]["name"].is_string(), "{one}");
+        assert_eq!(one["metadata"]["namespace"], "fragprof");
+        assert_eq!(one["metadata"]["labels"]["app.kubernetes.io/name"], "fragprof");
+    }
+}
+
+#[test]
+fn the_pod_has_the_rights_it_needs_and_no_others() {
+    let all = documents();
+    let set = daemon_set(&all);
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!((&pod["hostPID"], &pod["hostNetwork"], &pod["hostIPC"]), (&Value::Bool(true), &Value::Null, &Value::Null));
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let security = &pod["containers"][0]["securityContext"];
+    assert_eq!(security["capabilities"]["add"], serde_json::json!(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));
+    assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]));
+    assert_eq!((&security["privileged"], &security["readOnlyRootFilesystem"]), (&Value::Bool(false), &Value::Bool(true)));
+    assert_eq!(security["allowPrivilegeEscalation"], false);
+    assert!(pod["volumes"].as_array().unwrap().iter().all(|volume| volume["hostPath"].is_null()), "no path of the node");
+}
+
+#[test]
+fn selectors_volumes_ports_and_the_account_fit_together() {
+    let all = documents();
+    let set = daemon_set(&all);
+    let template = &set["spec"]["template"];
+    for (label, value) in set["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(&template["metadata"]["labels"][label], value);
+    }
+    let policy = all.iter().find(|one| one["kind"] == "NetworkPolicy").unwrap();
+    assert_eq!(policy["spec"]["podSelector"], set["spec"]["selector"]);
+    let pod = &template["spec"];
+    let container = &pod["containers"][0];
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        assert!(pod["volumes"].as_array().unwrap().iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+    }
+    let port = &container["ports"][0];
+    for probe in ["livenessProbe", "readinessProbe"] {
+        assert_eq!(container[probe]["httpGet"]["port"], port["name"], "{probe}");
+    }
+    assert_eq!(template["metadata"]["annotations"]["prometheus.io/port"], port["containerPort"].to_string());
+    let account = all.iter().find(|one| one["kind"] == "ServiceAccount").unwrap();
+    assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
+    assert!(container["resources"]["limits"]["memory"].is_string() && container["resources"]["limits"]["cpu"].is_string());
+    let config = all.iter().find(|one| one["kind"] == "ConfigMap").unwrap();
+    assert!(pod["volumes"].as_array().unwrap().iter().any(|volume| volume["configMap"]["name"] == config["metadata"]["name"]));
+}
+
+#[test]
+fn the_agent_takes_the_rendered_configuration() {
+    let all = documents();
+    let config = all.iter().find(|one| one["kind"] == "ConfigMap").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("agent.toml");
+    std::fs::write(&file, config["data"]["agent.toml"].as_str().unwrap()).unwrap();
+    let done = fragprof().args(["agent", "--check", "--config"]).arg(&file).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn chart_version_and_image_are_those_of_the_program() {
+    let chart = &parse(&std::fs::read_to_string(path("deploy/helm/fragprof/Chart.yaml")).unwrap())[0];
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+    let all = documents();
+    let image = &daemon_set(&all)["spec"]["template"]["spec"]["containers"][0]["image"];
+    assert_eq!(image, concat!("localhost/fragprof:", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn every_value_is_allowed_by_the_schema_and_documented() {
+    let text = std::fs::read_to_string(path("deploy/helm/fragprof/values.yaml")).unwrap();
+    let values = &parse(&text)[0];
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(path("deploy/helm/fragprof/values.schema.json")).unwrap()).unwrap();
+    let page = std::fs::read_to_string(path("docs/kubernetes.md")).unwrap();
+    for key in values.as_object().unwrap().keys() {
+        assert!(schema["properties"][key].is_object(), "{key} is not in the schema");
+        assert!(page.contains(&format!("`{key}")), "{key} is not in docs/kubernetes.md");
+    }
+}
+
+#[test]
+fn the_plain_manifests_are_rendered_from_the_chart_as_it_is() {
+    // Only where helm is: it is in no distribution's packages. `make charts` installs it.
+    if Command::new("helm").arg("version").output().is_err() {
+        println!("not tried: helm is not installed");
+        return;
+    }
+    let done = Command::new(path("scripts/render-manifests.sh")).arg("--check").output().unwrap();
+    assert!(done.status.success(), "run scripts/render-manifests.sh:\n{}", String::from_utf8_lossy(&done.stdout));
+}

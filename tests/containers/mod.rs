@@ -1,0 +1,10 @@
+//! Real containers: podman and containerd, each with storage and sockets of its own, and nothing left behind.
+//!
+//! The images are made here, of programs that are built here: no registry is asked.
+
+mod agent;
+mod containerd;
+mod cri;
+mod manifests;
+mod podman;
+mod targets;
