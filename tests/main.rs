@@ -14,3 +14,4 @@ mod sampler;
 mod support;
 mod top;
 mod unwind;
+mod verdicts;

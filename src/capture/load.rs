@@ -67,6 +67,10 @@ fn keep_message(level: PrintLevel, text: String) {
 
 /// The one line of libbpf's messages that names the cause.
 fn cause(messages: &str) -> Option<String> {
+    // libbpf's guess where nothing at all may be loaded: the error and our hint say it better.
+    if messages.contains("bpf_object__probe_loading") {
+        return None;
+    }
     let line = messages.lines().map(str::trim).rfind(|line| {
         !line.is_empty() && !line.contains("END PROG LOAD LOG") && !line.starts_with("processed ") && !line.contains("failed to load")
     })?;
@@ -87,8 +91,15 @@ pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
             }
         }
     }
-    let reason = refused.iter().map(|(method, reason)| format!("{method}: {reason}")).collect::<Vec<_>>().join("; ");
-    Err(Error::Load { reason, hint: hint() })
+    Err(Error::Load { reason: reasons(&refused), hint: hint() })
+}
+
+/// Why no method works: each reason once, with the methods it is of where they differ.
+fn reasons(refused: &[(Attach, String)]) -> String {
+    match refused {
+        [(_, first), rest @ ..] if rest.iter().all(|(_, reason)| reason == first) => first.clone(),
+        several => several.iter().map(|(method, reason)| format!("{method}: {reason}")).collect::<Vec<_>>().join("; "),
+    }
 }
 
 /// What to do when nothing loads.
@@ -203,6 +214,16 @@ mod tests {
                    invalid mem access 'scalar'\nprocessed 12 insns (limit 1000000)\n-- END PROG LOAD LOG --\nlibbpf: failed to load object 'fragprof'\n";
         assert_eq!(cause(log).as_deref(), Some("invalid mem access 'scalar'"));
         assert_eq!(cause("\n"), None);
+        assert_eq!(cause("libbpf: Error in bpf_object__probe_loading(): -EPERM. Couldn't load trivial BPF program.\n"), None);
+    }
+
+    #[test]
+    fn a_reason_that_all_methods_share_is_told_once() {
+        let denied = "Operation not permitted".to_owned();
+        let all: Vec<(Attach, String)> = Attach::ALL.into_iter().map(|method| (method, denied.clone())).collect();
+        assert_eq!(reasons(&all), "Operation not permitted");
+        let differ = [(Attach::Session, denied), (Attach::Multi, "Invalid argument".to_owned())];
+        assert_eq!(reasons(&differ).matches("; ").count(), 1);
     }
 
     #[test]

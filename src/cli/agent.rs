@@ -11,13 +11,13 @@ use crate::agent::config::ConfigError;
 use crate::agent::run::AgentError;
 use crate::error::{ExitStatus, Failed};
 
-/// Watches the processes of this machine and serves what it finds: /metrics, health, API
+/// Watch the processes of this machine and serve what it finds: /metrics, health, API
 #[derive(Debug, Args)]
 pub struct AgentArgs {
-    /// Configuration; without it /etc/fragprof/agent.toml, if it is there.
+    /// Configuration; without it /etc/fragprof/agent.toml, if it is there
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Only say whether the configuration is usable.
+    /// Only say whether the configuration is usable
     #[arg(long)]
     pub check: bool,
 }

@@ -19,28 +19,28 @@ use crate::units::{HumanBytes, Pid};
 /// Rows of a table that are shown; the rest is summed up in one line.
 const ROWS_MAX: usize = 16;
 
-/// Shows what a process's heap holds: live, free but held, trimmable, pinned
+/// Show what a process's heap holds: live, free but held, trimmable, pinned
 #[derive(Debug, Args)]
 pub struct CensusArgs {
-    /// The process.
+    /// The process
     #[arg(required_unless_present = "core")]
     pub pid: Option<u32>,
-    /// Look at this ELF core file instead.
+    /// Look at this ELF core file instead
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     pub core: Option<PathBuf>,
-    /// How closely to look.
+    /// How closely to look
     #[arg(long, value_enum, default_value_t = Level::Full)]
     pub level: Level,
-    /// Print one JSON object; with --watch one a line.
+    /// Print one JSON object; with --watch one a line
     #[arg(long)]
     pub json: bool,
-    /// Draw the heap's address space, page by page, into this SVG file.
+    /// Draw the heap's address space, page by page, into this SVG file
     #[arg(long, value_name = "FILE")]
     pub map: Option<PathBuf>,
-    /// Take a census again and again, this many seconds apart.
+    /// Take a census again and again, this many seconds apart
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "core")]
     pub watch: Option<u64>,
-    /// Pause this many milliseconds after each MiB read, for a process whose latency counts.
+    /// Pause this many milliseconds after each MiB read, for a process whose latency counts
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
 }

@@ -7,7 +7,7 @@ use super::{output, report};
 use crate::profile::diff::compare;
 use crate::profile::{json, text};
 
-/// Shows what changed between two profiles, stack by stack
+/// Show what changed between two profiles, stack by stack
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
     /// Older profile file

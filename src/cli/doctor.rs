@@ -15,13 +15,13 @@ use crate::profile::sanitize::terminal;
 use crate::target::process::{Process, TargetError};
 use crate::units::Pid;
 
-/// Shows what this kernel, these permissions and a process allow.
+/// Show what this kernel, these permissions and a process allow.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Also show the allocators of this process and where each of their functions would be probed.
+    /// Also show the allocators of this process and where each of their functions would be probed
     #[arg(short, long)]
     pub pid: Option<u32>,
-    /// Print one JSON object.
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -126,7 +126,7 @@ fn attach_name(method: crate::probe::features::Attach) -> &'static str {
 }
 
 fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "process {} ({})", process.pid(), process.comm())?;
+    writeln!(out, "process {} ({})", process.pid(), terminal(process.comm()))?;
     if process.inner_pid() != process.pid() {
         writeln!(out, "  is pid {} in its own pid namespace", process.inner_pid())?;
     }
@@ -165,22 +165,26 @@ fn state(file: &FileStatus) -> String {
 
 fn write_file(file: &FilePlan, out: &mut dyn Write) -> io::Result<()> {
     let serves = if file.serves_malloc { ", serves malloc" } else { "" };
-    writeln!(out, "  {} in {}{serves}", file.allocator.name(), file.display_path.display())?;
+    writeln!(out, "  {} in {}{serves}", file.allocator.name(), terminal(&file.display_path.to_string_lossy()))?;
     if let Some(build_id) = &file.identity.build_id {
         writeln!(out, "    build id {build_id}")?;
     }
+    let instruction = |site: &SitePlan| format!("{:#x}+{:<3} {}", site.entry_vaddr, site.placement.offset, site.placement.instruction);
+    let names = file.sites.iter().map(|site| site.function.name()).chain(file.unprobed.iter().map(|without| without.function.name()));
+    let name_columns = names.map(str::len).max().unwrap_or(0);
+    let instruction_columns = file.sites.iter().map(|site| instruction(site).chars().count()).max().unwrap_or(0);
     for site in &file.sites {
-        let instruction = format!("{:#x}+{:<3} {}", site.entry_vaddr, site.placement.offset, site.placement.instruction);
         writeln!(
             out,
-            "    {:<24} {instruction:<44} {} ({})",
+            "    {:<name_columns$}  {:<instruction_columns$}  {} ({})",
             site.function.name(),
+            instruction(site),
             site.placement.reason.text(),
             arguments(site).iter().map(|(role, register)| format!("{role} in {}", register.name())).collect::<Vec<_>>().join(", "),
         )?;
     }
     for without in &file.unprobed {
-        writeln!(out, "    {:<24} no probe: {}", without.function.name(), without.reason)?;
+        writeln!(out, "    {:<name_columns$}  no probe: {}", without.function.name(), without.reason)?;
     }
     Ok(())
 }

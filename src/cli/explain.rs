@@ -1,61 +1,94 @@
 //! `fragprof explain`: what is wrong with a process's memory, and what would help.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
 
 use super::census::{failed, open};
-use super::output;
+use super::record::parse_duration;
+use super::{output, report};
 use crate::census::{Level, Options, Pace, Places, take};
 use crate::error::{ExitStatus, Failed};
+use crate::fragmentation::recorded;
 use crate::fragmentation::verdict::{Change, Verdict, judge};
 use crate::profile::sanitize::terminal;
 use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
-use crate::units::{HumanBytes, Pid};
+use crate::units::{HumanBytes, Pid, counted};
 
-/// Says what is wrong with a process's memory, with the evidence, and what would help
+/// Parts of what is not malloc's that are listed from so many bytes on.
+const PART_BYTES_MIN: u64 = 1 << 20;
+
+/// Say what is wrong with a process's memory, with the evidence, and what would help
+///
+/// Of a process it takes a census of everything resident, and with --over two of them. Of a profile it judges the heap at the end of the
+/// recording, its growth since the start, and names the stacks.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The process.
-    pub pid: u32,
-    /// Look twice, this many seconds apart, to see whether live bytes grow.
-    #[arg(long, value_name = "SECONDS")]
-    pub over: Option<u64>,
-    /// Print one JSON object.
+    /// Process id, or profile file (gzipped pprof)
+    #[arg(value_name = "PID|FILE")]
+    pub what: PathBuf,
+    /// Look twice, this long apart (such as 30s), to see whether live bytes grow
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub over: Option<Duration>,
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
 
-/// Takes one census, or two, and judges.
+/// Judges a process or a profile.
 ///
 /// # Errors
-/// If the process cannot be read, or the output cannot be written.
+/// If the process or the file cannot be read, or the output cannot be written.
 pub fn run(args: &ExplainArgs) -> anyhow::Result<()> {
-    let memory = open(args.pid)?;
+    match args.what.to_str().and_then(|text| text.parse().ok()) {
+        Some(pid) => of_process(args, pid),
+        None => of_profile(args),
+    }
+}
+
+fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
+    let usage = |text: String| Failed::new(ExitStatus::Usage, text);
+    let file = args.what.display();
+    if args.over.is_some() {
+        return Err(usage(format!("--over needs a process: {file} is a file, whose recording has its own start and end")).into());
+    }
+    let profile = report::load(&args.what)?;
+    let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say of which process it is")))?;
+    print(args, &process.comm, process.pid, &verdict, &Surroundings::default())
+}
+
+/// Takes one census, or two, and judges.
+fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
+    let memory = open(pid)?;
     let comm = memory.process().comm().to_owned();
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
     let mut places = Places::default();
     let started = Instant::now();
-    let first = take(&memory, args.pid, &comm, options, &mut places).map_err(failed)?.census;
+    let first = take(&memory, pid, &comm, options, &mut places).map_err(failed)?.census;
     let (census, change) = match args.over {
-        Some(seconds) => {
-            std::thread::sleep(Duration::from_secs(seconds));
-            let second = take(&memory, args.pid, &comm, options, &mut places).map_err(failed)?.census;
+        Some(time) => {
+            tracing::debug!("first look at process {pid} done, the next in {:.1} s", time.as_secs_f64());
+            std::thread::sleep(time);
+            let second = take(&memory, pid, &comm, options, &mut places).map_err(failed)?.census;
             let change = Change::between(&first, &second, started.elapsed().as_secs_f64());
             (second, change)
         }
         None => (first, None),
     };
     if !memory.process().is_alive() {
-        return Err(Failed::new(ExitStatus::Target, format!("process {} ended while it was looked at", args.pid)).into());
+        return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was looked at")).into());
     }
-    let verdict = judge(&census, change);
-    let surroundings = Surroundings::of(Pid(args.pid), &Hierarchies::find());
+    let surroundings = Surroundings::of(Pid(pid), &Hierarchies::find());
+    print(args, &comm, pid, &judge(&census, change), &surroundings)
+}
+
+fn print(args: &ExplainArgs, comm: &str, pid: u32, verdict: &Verdict, surroundings: &Surroundings) -> anyhow::Result<()> {
     output::to_stdout(|out| match args.json {
-        true => write_json(out, &verdict, &surroundings),
-        false => write_text(out, &comm, args.pid, &verdict, &surroundings),
+        true => write_json(out, verdict, surroundings),
+        false => write_text(out, comm, pid, verdict, surroundings),
     })
 }
 
@@ -79,7 +112,8 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surr
     let confidence = serde_json::to_value(verdict.confidence)?;
     writeln!(
         out,
-        "{comm} (pid {pid}): {} (confidence {})\n  {}",
+        "{} (pid {pid}): {} (confidence {})\n  {}",
+        terminal(comm),
         name.as_str().unwrap_or_default(),
         confidence.as_str().unwrap_or_default(),
         verdict.summary
@@ -91,21 +125,39 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surr
     if let Some(sentence) = surroundings.sentence(ladder.live_bytes, ladder.trimmable_bytes) {
         writeln!(out, "  {sentence}")?;
     }
+    let evidence = &verdict.evidence;
+    let known = |bytes: u64| (bytes > 0).then_some(bytes);
     let steps = [
-        ("resident", Some(verdict.evidence.rss_bytes)),
-        ("not malloc", Some(verdict.evidence.not_malloc_bytes)),
+        ("resident", known(evidence.rss_bytes)),
+        ("not malloc", known(evidence.not_malloc_bytes)),
         ("heap extent", Some(ladder.extent_bytes)),
         ("heap resident", Some(ladder.resident_bytes)),
-        ("live", ladder.live_bytes),
+        ("in use", ladder.live_bytes),
+        ("in use, resident", ladder.live_resident_bytes),
         ("trimmable", ladder.trimmable_bytes),
         ("pinned", ladder.pinned_bytes),
         ("kept", ladder.kept_bytes),
         ("cached", ladder.cached_bytes),
+        ("in huge pages", known(ladder.huge_bytes)),
     ];
     writeln!(out, "\n  evidence")?;
     for (name, bytes) in steps {
         if let Some(bytes) = bytes {
-            writeln!(out, "    {name:<16} {:>10}", HumanBytes(bytes))?;
+            writeln!(out, "    {name:<18} {:>10}", HumanBytes(bytes))?;
+        }
+    }
+    for part in evidence.not_malloc.iter().filter(|part| part.resident_bytes >= PART_BYTES_MIN) {
+        writeln!(out, "      {:<16} {:>10} in {}", part.kind, HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"))?;
+    }
+    if let Some(change) = &evidence.change {
+        let sign = |delta: i64| if delta < 0 { "−" } else { "+" };
+        for (name, delta) in [("live, change", change.live_bytes_delta), ("resident, change", change.resident_bytes_delta)] {
+            writeln!(
+                out,
+                "    {name:<18} {:>10} in {:.0} s",
+                format!("{}{}", sign(delta), HumanBytes(delta.unsigned_abs())),
+                change.seconds
+            )?;
         }
     }
     if !verdict.remedies.is_empty() {

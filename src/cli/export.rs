@@ -8,7 +8,7 @@ use super::by::By;
 use super::{flamegraph, output, report};
 use crate::profile::{folded, json, pprof};
 
-/// Writes a profile in another format, to standard output unless -o is given
+/// Write a profile in another format, to standard output unless -o is given
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
     /// Profile file (gzipped pprof)

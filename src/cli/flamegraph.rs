@@ -10,7 +10,7 @@ use crate::profile::Profile;
 use crate::profile::svg::{self, SvgError};
 use crate::profile::text::View;
 
-/// Draws a flame graph of a profile, for a browser
+/// Draw a flame graph of a profile, for a browser
 #[derive(Debug, clap::Args)]
 pub struct FlamegraphArgs {
     /// Profile file (gzipped pprof)

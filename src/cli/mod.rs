@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 
 use crate::error::{ExitStatus, Failed};
 
-/// Finds out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
+/// Find out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -68,6 +68,9 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("fragprof: {error:#}");
+            if let Some(passed) = error.downcast_ref::<record::Passed>() {
+                return ExitCode::from(passed.code);
+            }
             let status = error.downcast_ref::<Failed>().map_or(ExitStatus::Failure, |failed| failed.status);
             ExitCode::from(status as u8)
         }

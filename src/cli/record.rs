@@ -1,6 +1,7 @@
 //! `fragprof record`: traces every allocation and free of processes, or as many as a budget allows, and writes a profile.
 
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +18,13 @@ use crate::profile::{Profile, ValueKind, pprof};
 use crate::recorder::governed::{Governed, Options as GovernedOptions};
 use crate::recorder::{self, Options, Recorder};
 use crate::target::TargetError;
-use crate::units::{HumanBytes, Pid};
+use crate::units::{HumanBytes, Pid, counted};
 
 /// Trace the allocations and frees of processes and write a profile
 ///
 /// In exact mode each malloc and free of the target costs about 2 µs while the recording runs. In governed mode the target loses at
 /// most its budget: what allocates little is traced in full, the rest in windows at random times. Read the profile with `fragprof
-/// report`.
+/// report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was written.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
 pub struct RecordArgs {
@@ -125,13 +126,28 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
             break;
         }
     }
-    if let Some(status) = recorder.command_status().filter(|status| !status.success()) {
-        eprintln!("fragprof: {who} ended with {status}");
-    }
+    let ended = recorder.command_status();
     let profile = recorder.finish().map_err(failed)?;
     write(&profile, &args.output)?;
     eprintln!("{}", summary(&profile, args));
-    Ok(())
+    match ended.filter(|status| !status.success()) {
+        Some(status) => Err(Passed { text: format!("{who} ended with {status}"), code: shell_code(status) }.into()),
+        None => Ok(()),
+    }
+}
+
+/// The end of a command that failed by itself: its status is passed on, as `time` and `perf record` do.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Passed {
+    text: String,
+    /// The command's exit status, or 128 and the signal's number, as a shell has it.
+    pub code: u8,
+}
+
+fn shell_code(status: std::process::ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 /// Longest wait for a started command to have an allocator.
@@ -217,12 +233,12 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
     let totals = profile.totals();
     let file = args.output.display();
     let mut text = format!(
-        "fragprof: {:.1} s: {} allocations of {}, {} live in {} blocks\n",
+        "fragprof: {:.1} s: {} of {}, {} live in {}\n",
         profile.meta.duration_s,
-        totals.get(ValueKind::AllocObjects),
+        counted(totals.get(ValueKind::AllocObjects), "allocation"),
         HumanBytes(totals.get(ValueKind::AllocSpace)),
         HumanBytes(totals.get(ValueKind::InuseSpace)),
-        totals.get(ValueKind::InuseObjects),
+        counted(totals.get(ValueKind::InuseObjects), "block"),
     );
     for doubt in &profile.meta.doubts {
         text.push_str(&format!("fragprof: doubt: {doubt}\n"));

@@ -9,7 +9,7 @@ use crate::profile::page::Layout;
 use crate::profile::text;
 use crate::profile::{Profile, json, pprof};
 
-/// Shows who holds the memory: the stacks of a profile by one of its values
+/// Show who holds the memory: the stacks of a profile by one of its values
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
     /// Profile file (gzipped pprof)

@@ -10,6 +10,7 @@
 //! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
 //! | [`survey`] | one walk over a heap: sums by range, and pinning |
 //! | [`verdict`] | what is wrong, with evidence and remedies |
+//! | [`recorded`] | the verdict on a profile: what its censuses and its stacks say |
 
 pub mod blocked;
 pub mod by_stack;
@@ -17,5 +18,7 @@ pub mod growth;
 pub mod ladder;
 pub mod pinned;
 pub mod ratio;
+pub mod recorded;
+mod remedy;
 pub mod survey;
 pub mod verdict;

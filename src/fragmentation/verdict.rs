@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::ladder::Ladder;
-use crate::census::{Census, HeapAccount, Level};
-use crate::units::HumanBytes;
+use super::remedy::remedies;
+use crate::census::{Census, Level, NotMalloc};
+use crate::units::{HumanBytes, counted};
 
 /// Share of the resident heap that must be free before anything but "healthy" is said, in percent. Allocators keep some 10 % in passing.
 const FREE_PERCENT_MIN: u64 = 20;
@@ -73,19 +74,34 @@ pub struct Change {
     pub live_bytes_delta: i64,
     /// Resident bytes of the process by then minus before.
     pub resident_bytes_delta: i64,
+    /// Growth of live bytes a second.
+    pub live_bytes_per_s: f64,
+    /// Growth of resident bytes a second.
+    pub resident_bytes_per_s: f64,
 }
 
 impl Change {
+    /// From two differences over a time above 0.
+    #[must_use]
+    pub fn of(seconds: f64, live_bytes_delta: i64, resident_bytes_delta: i64) -> Self {
+        let rate = |delta: i64| if seconds > 0.0 { delta as f64 / seconds } else { 0.0 };
+        let (live_bytes_per_s, resident_bytes_per_s) = (rate(live_bytes_delta), rate(resident_bytes_delta));
+        Self { seconds, live_bytes_delta, resident_bytes_delta, live_bytes_per_s, resident_bytes_per_s }
+    }
+
+    /// Growth of live bytes an hour, if it went on so.
+    #[must_use]
+    pub fn live_bytes_per_hour(&self) -> i64 {
+        // `as` saturates.
+        (self.live_bytes_per_s * 3600.0) as i64
+    }
+
     /// From one census to a later one; `None` unless both know the live bytes.
     #[must_use]
     pub fn between(before: &Census, after: &Census, seconds: f64) -> Option<Self> {
         let delta = |old: u64, new: u64| i64::try_from(i128::from(new) - i128::from(old)).unwrap_or(0);
         let live = |census: &Census| Ladder::of_all(&census.heaps).live_bytes;
-        Some(Self {
-            seconds,
-            live_bytes_delta: delta(live(before)?, live(after)?),
-            resident_bytes_delta: delta(before.rss_bytes, after.rss_bytes),
-        })
+        Some(Self::of(seconds, delta(live(before)?, live(after)?), delta(before.rss_bytes, after.rss_bytes)))
     }
 }
 
@@ -100,14 +116,14 @@ pub struct Verdict {
     pub summary: String,
     /// The numbers behind it.
     pub evidence: Evidence,
-    /// What would help, most first.
+    /// What would help: against the verdict's own cause first.
     pub remedies: Vec<Remedy>,
     /// What was not known.
     pub unknowns: Vec<String>,
 }
 
 /// The numbers behind a verdict.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Evidence {
     /// Resident bytes of the process.
     pub rss_bytes: u64,
@@ -115,6 +131,8 @@ pub struct Evidence {
     pub not_malloc_bytes: u64,
     /// The largest part of those.
     pub not_malloc_largest: Option<&'static str>,
+    /// Each part of those.
+    pub not_malloc: Vec<NotMalloc>,
     /// The steps of all heaps together.
     #[serde(flatten)]
     pub ladder: Ladder,
@@ -161,6 +179,7 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         rss_bytes: census.rss_bytes,
         not_malloc_bytes: census.not_malloc.iter().map(|one| one.resident_bytes).sum(),
         not_malloc_largest: census.not_malloc.iter().max_by_key(|one| one.resident_bytes).map(|one| one.kind),
+        not_malloc: census.not_malloc.clone(),
         ladder,
         fragmentation_ratio: ladder.fragmentation_ratio(),
         arenas: arenas.count(),
@@ -170,35 +189,79 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
 }
 
 fn decide(census: &Census, evidence: &Evidence) -> (Kind, Confidence, String) {
-    let ladder = &evidence.ladder;
     if !census.walk.usable {
         return (Kind::Unknown, Confidence::Low, "the heap could not be read well enough for a verdict".into());
     }
-    if evidence.not_malloc_bytes > ladder.resident_bytes {
-        let largest = evidence.not_malloc_largest.unwrap_or("other_anonymous");
-        let confidence = if evidence.not_malloc_bytes >= 2 * ladder.resident_bytes { Confidence::High } else { Confidence::Medium };
-        let text = format!(
-            "{} of {} resident is not malloc's; the largest part is {largest}",
-            HumanBytes(evidence.not_malloc_bytes),
-            HumanBytes(evidence.rss_bytes)
-        );
-        return (Kind::NotMalloc, confidence, text);
+    if let Some(unknown) = unread_allocator(census, evidence) {
+        return unknown;
     }
+    // Every small process has more code mapped than heap: that is nothing to explain.
+    if evidence.not_malloc_bytes > evidence.ladder.resident_bytes && evidence.not_malloc_bytes >= FREE_BYTES_MIN {
+        return elsewhere(evidence);
+    }
+    of_heap(evidence)
+}
+
+/// Kinds of mappings that may be the heap of an allocator nobody here understands.
+const MAY_BE_A_HEAP: [&str; 2] = ["other_anonymous", "brk_not_malloc"];
+
+/// No verdict where an allocator was not understood: what is its own and what is not cannot be told apart.
+fn unread_allocator(census: &Census, evidence: &Evidence) -> Option<(Kind, Confidence, String)> {
+    let of =
+        |kinds: &[&str]| evidence.not_malloc.iter().filter(|part| kinds.contains(&part.kind)).map(|part| part.resident_bytes).sum::<u64>();
+    let may_be_heap = of(&MAY_BE_A_HEAP);
+    let certain = evidence.not_malloc_bytes.saturating_sub(may_be_heap);
+    if may_be_heap < FREE_BYTES_MIN {
+        return None;
+    }
+    // What is certainly no heap is the larger part all the same: the verdict stands.
+    if certain > may_be_heap.saturating_add(evidence.ladder.resident_bytes) {
+        return None;
+    }
+    let reason = match census.layout_unknown.first() {
+        Some(reason) => reason.clone(),
+        None if census.heaps.is_empty() => {
+            "no allocator that can be read was found (glibc, jemalloc, musl, gperftools tcmalloc): a heap may be among the anonymous mappings".into()
+        }
+        None => return None,
+    };
+    let text = format!("{} of {} resident may be heap or not: {reason}", HumanBytes(may_be_heap), HumanBytes(evidence.rss_bytes));
+    Some((Kind::Unknown, Confidence::Low, text))
+}
+
+/// Most of the memory is not the heap's.
+fn elsewhere(evidence: &Evidence) -> (Kind, Confidence, String) {
+    let largest = evidence.not_malloc_largest.unwrap_or("other_anonymous");
+    let bytes = evidence.not_malloc.iter().find(|part| part.kind == largest).map_or(0, |part| part.resident_bytes);
+    let confidence = if evidence.not_malloc_bytes >= 2 * evidence.ladder.resident_bytes { Confidence::High } else { Confidence::Medium };
+    let text = format!(
+        "{} of {} resident is not malloc's; the largest part is {largest} with {}",
+        HumanBytes(evidence.not_malloc_bytes),
+        HumanBytes(evidence.rss_bytes),
+        HumanBytes(bytes)
+    );
+    (Kind::NotMalloc, confidence, text)
+}
+
+/// What the heap's own figures say.
+pub(super) fn of_heap(evidence: &Evidence) -> (Kind, Confidence, String) {
+    let ladder = &evidence.ladder;
     let (Some(live), Some(free)) = (ladder.live_bytes, ladder.free_resident_bytes) else {
         return (Kind::Unknown, Confidence::Low, "what is live and what is free was not looked at".into());
     };
     if let Some(change) = &evidence.change {
         let grown = u64::try_from(change.live_bytes_delta).unwrap_or(0);
         if grown >= LEAK_BYTES_MIN && grown.saturating_mul(100) >= live.saturating_mul(LEAK_PERCENT_MIN) {
-            let text = format!("live bytes grew by {} in {:.0} s", HumanBytes(grown), change.seconds);
+            let per_hour = HumanBytes(change.live_bytes_per_hour().max(0).unsigned_abs());
+            let text = format!("live bytes grew by {} in {:.0} s, {per_hour} an hour at that rate", HumanBytes(grown), change.seconds);
             return (Kind::Leak, Confidence::Medium, text);
         }
     }
     if free < FREE_BYTES_MIN || free.saturating_mul(100) < ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN) {
         let text = format!(
-            "{} of {} resident in the heap is live; {} is free",
-            HumanBytes(live),
+            "of {} resident in the heap, {} is in use and {} is free",
             HumanBytes(ladder.resident_bytes),
+            HumanBytes(ladder.live_resident_bytes.unwrap_or(live.min(ladder.resident_bytes))),
             HumanBytes(free)
         );
         return (Kind::Healthy, Confidence::High, text);
@@ -220,7 +283,7 @@ fn decide(census: &Census, evidence: &Evidence) -> (Kind, Confidence, String) {
         Kind::Hoarding => "lies in whole free pages that the allocator keeps",
         Kind::Fragmentation => "lies on pages that also hold live blocks",
         Kind::Cache => "is kept by thread caches and fastbins",
-        Kind::ArenaBlowUp => "is spread over many arenas",
+        Kind::ArenaBlowUp => return (kind, confidence, arenas_text(evidence, free, bytes)),
         Kind::HugePageBloat => "lies in huge pages",
         _ => "is free",
     };
@@ -233,133 +296,20 @@ fn decide(census: &Census, evidence: &Evidence) -> (Kind, Confidence, String) {
     (kind, confidence, text)
 }
 
-fn setting(heap: &HeapAccount, name: &str) -> Option<u64> {
-    heap.settings.iter().find(|setting| setting.name == name).map(|setting| setting.value)
-}
-
-fn remedies(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
-    let mut list = Vec::new();
-    for heap in &census.heaps {
-        match heap.allocator.as_str() {
-            "glibc" => glibc_remedies(kind, heap, evidence, &mut list),
-            "jemalloc" => jemalloc_remedies(kind, heap, &mut list),
-            "tcmalloc" if heap.trimmable_bytes.unwrap_or(0) > 0 => list.push(Remedy {
-                action: "call MallocExtension_ReleaseFreeMemory(), or set TCMALLOC_RELEASE_RATE=10".into(),
-                predicted_bytes: heap.trimmable_bytes,
-                basis: "resident spans in the page heap's free lists".into(),
-            }),
-            _ => {}
-        }
-    }
-    match kind {
-        Kind::Leak => list.push(Remedy {
-            action: "record the growing stacks: fragprof record -p PID --duration 60s, then fragprof report --by survivors".into(),
-            predicted_bytes: None,
-            basis: "live bytes grow; only a recording tells whose they are".into(),
-        }),
-        Kind::Fragmentation => list.push(Remedy {
-            action: "find the stacks that pin: fragprof record -p PID, then fragprof report --by pinned; allocate their long-lived blocks \
-                     early or from a pool of their own"
-                .into(),
-            predicted_bytes: evidence.ladder.pinned_bytes,
-            basis: "free bytes on pages that also hold live blocks, an upper limit of what moving those blocks would free".into(),
-        }),
-        Kind::NotMalloc => list.extend(not_malloc_remedy(census)),
-        _ => {}
-    }
-    list.sort_by_key(|remedy| std::cmp::Reverse(remedy.predicted_bytes.unwrap_or(0)));
-    list
-}
-
-fn glibc_remedies(kind: Kind, heap: &HeapAccount, evidence: &Evidence, list: &mut Vec<Remedy>) {
-    let trimmable = heap.trimmable_bytes.unwrap_or(0);
-    if kind != Kind::Healthy && trimmable > 0 {
-        list.push(Remedy {
-            action: "call malloc_trim(0) now and then, or once after load peaks".into(),
-            predicted_bytes: Some(trimmable),
-            basis: "resident whole pages inside free chunks, and the end of the brk heap".into(),
-        });
-    }
-    if kind == Kind::Hoarding
-        && let (Some(trim), Some(mmap)) = (setting(heap, "M_TRIM_THRESHOLD"), setting(heap, "M_MMAP_THRESHOLD"))
-    {
-        let is_dynamic = setting(heap, "dynamic_threshold_off") == Some(0);
-        // A freed mapping of up to 32 MiB raises the mmap threshold to its size and the trim threshold to twice that.
-        if is_dynamic && mmap > 128 << 10 {
-            list.push(Remedy {
-                action: "set GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072".into(),
-                predicted_bytes: heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes),
-                basis: format!(
-                    "the thresholds adapted themselves to {} and {}: blocks below stay in the heap, and its end is only lowered above",
-                    HumanBytes(mmap),
-                    HumanBytes(trim)
-                ),
-            });
-        }
-    }
-    if kind == Kind::ArenaBlowUp {
-        list.push(Remedy {
-            action: "set MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) and restart".into(),
-            predicted_bytes: Some(evidence.other_arenas_free_bytes),
-            basis: format!("free resident bytes of {} arenas; fewer arenas share them, at the price of lock contention", evidence.arenas),
-        });
-    }
-    if kind == Kind::Cache {
-        list.push(Remedy {
-            action: "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2".into(),
-            predicted_bytes: heap.cached_bytes.zip(heap.fastbin_bytes).map(|(cached, fast)| cached.saturating_sub(fast)),
-            basis: "freed chunks in thread caches".into(),
-        });
-    }
-    if kind == Kind::HugePageBloat {
-        list.push(Remedy {
-            action: "set GLIBC_TUNABLES=glibc.malloc.hugetlb=0, and transparent_hugepage to madvise".into(),
-            predicted_bytes: heap.trimmable_bytes,
-            basis: format!("{} of the heap is in huge pages", HumanBytes(heap.huge_bytes)),
-        });
-    }
-}
-
-fn jemalloc_remedies(kind: Kind, heap: &HeapAccount, list: &mut Vec<Remedy>) {
-    let trimmable = heap.trimmable_bytes.unwrap_or(0);
-    if kind != Kind::Healthy && trimmable > 0 {
-        list.push(Remedy {
-            action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")"
-                .into(),
-            predicted_bytes: Some(trimmable),
-            basis: "resident dirty and muzzy extents".into(),
-        });
-    }
-    if kind == Kind::ArenaBlowUp {
-        list.push(Remedy {
-            action: "set MALLOC_CONF=narenas:4".into(),
-            predicted_bytes: None,
-            basis: "one arena for each four cores or so".into(),
-        });
-    }
-}
-
-fn not_malloc_remedy(census: &Census) -> Option<Remedy> {
-    let largest = census.not_malloc.iter().max_by_key(|one| one.resident_bytes)?;
-    let action = match largest.kind {
-        "java_heap" => "set -Xmx, or -XX:MaxRAMPercentage; look into the Java heap with a heap dump",
-        "code_cache" => "limit the code cache: -XX:ReservedCodeCacheSize (JVM), --max-old-space-size has no effect on it",
-        "thread_stacks" => "use fewer threads or smaller stacks: ulimit -s, pthread_attr_setstacksize, -Xss",
-        "file_mappings" => "mapped files: the kernel drops clean pages by itself under pressure",
-        "shared_memory" => "shared memory counts in every process that maps it: look at its size once",
-        _ => "anonymous mappings outside malloc: direct buffers, allocators of one's own, language runtimes",
-    };
-    Some(Remedy {
-        action: action.into(),
-        predicted_bytes: None,
-        basis: format!("{} in {}", HumanBytes(largest.resident_bytes), largest.kind),
-    })
+fn arenas_text(evidence: &Evidence, free: u64, bytes: u64) -> String {
+    format!(
+        "{} of {} resident in the heap is free; {} of that is spread over {}",
+        HumanBytes(free),
+        HumanBytes(evidence.ladder.resident_bytes),
+        HumanBytes(bytes),
+        counted(evidence.arenas as u64, "arena")
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::census::{ArenaAccount, NotMalloc, WalkQuality};
+    use crate::census::{ArenaAccount, HeapAccount, WalkQuality};
     use crate::heap::occupancy::Occupancy;
 
     const MIB: u64 = 1 << 20;
@@ -445,5 +395,56 @@ mod tests {
         let mut bad = census(100, 300, 50, 5);
         bad.walk.usable = false;
         assert_eq!(kind(&bad), Kind::Unknown);
+    }
+
+    #[test]
+    fn an_allocator_that_is_not_understood_gives_no_verdict_but_its_reason() {
+        let mut unread = census(0, 0, 0, 0);
+        unread.heaps.clear();
+        unread.rss_bytes = 900 * MIB;
+        unread.not_malloc = vec![
+            NotMalloc { kind: "other_anonymous", resident_bytes: 800 * MIB, mappings: 3 },
+            NotMalloc { kind: "file_mappings", resident_bytes: 100 * MIB, mappings: 9 },
+        ];
+        let verdict = judge(&unread, None);
+        assert_eq!((verdict.verdict, verdict.confidence), (Kind::Unknown, Confidence::Low));
+        assert!(verdict.summary.contains("no allocator that can be read was found"), "{}", verdict.summary);
+        unread.layout_unknown = vec!["mimalloc is not supported".into()];
+        assert!(judge(&unread, None).summary.ends_with("mimalloc is not supported"));
+        // What is certainly no heap decides where it is the larger part.
+        unread.not_malloc[1].resident_bytes = 2000 * MIB;
+        assert_eq!(kind(&unread), Kind::NotMalloc);
+    }
+
+    #[test]
+    fn the_verdicts_own_remedy_comes_first_whatever_others_would_save() {
+        let verdict = judge(&census(100, 290, 300, 5), None);
+        assert_eq!(verdict.verdict, Kind::Fragmentation);
+        assert!(verdict.remedies[0].action.contains("--by pinned"), "{:?}", verdict.remedies);
+        assert!(verdict.remedies[1].action.contains("malloc_trim"));
+        let (before, after) = (census(100, 300, 0, 0), census(140, 300, 0, 0));
+        let leak = judge(&after, Change::between(&before, &after, 60.0));
+        assert!(leak.remedies[0].action.contains("growing stacks"), "{:?}", leak.remedies);
+        assert_eq!(leak.evidence.change.map(|change| change.live_bytes_per_hour()), Some(40 * 60 * MIB as i64));
+    }
+
+    #[test]
+    fn fastbins_and_thread_caches_have_a_setting_each_the_larger_first() {
+        let mut cached = census(100, 20, 20, 100);
+        cached.heaps[0].cached_bytes = Some(90 * MIB);
+        cached.heaps[0].fastbin_bytes = Some(80 * MIB);
+        let remedies = judge(&cached, None).remedies;
+        assert!(remedies[0].action.contains("mxfast=0") && remedies[0].predicted_bytes == Some(80 * MIB), "{remedies:?}");
+        assert!(remedies[1].action.contains("tcache_count") && remedies[1].predicted_bytes == Some(10 * MIB), "{remedies:?}");
+    }
+
+    #[test]
+    fn each_large_part_outside_malloc_has_its_advice() {
+        let mut java = census(10, 0, 0, 0);
+        java.rss_bytes = 1010 * MIB;
+        let part = |kind, mib: u64| NotMalloc { kind, resident_bytes: mib * MIB, mappings: 1 };
+        java.not_malloc = vec![part("java_heap", 600), part("thread_stacks", 300), part("code_cache", 50)];
+        let actions: Vec<String> = judge(&java, None).remedies.into_iter().map(|remedy| remedy.action).collect();
+        assert!(actions.len() == 2 && actions[0].contains("-Xmx") && actions[1].contains("stacks"), "{actions:?}");
     }
 }

@@ -26,7 +26,7 @@ pub enum SvgError {
 ///
 /// # Errors
 /// [`SvgError`].
-pub fn write(profile: &Profile, kind: ValueKind, title: &str, out: impl Write) -> Result<(), SvgError> {
+pub fn write(profile: &Profile, kind: ValueKind, title: &str, mut out: impl Write) -> Result<(), SvgError> {
     let lines = folded::lines(profile, kind);
     if lines.is_empty() {
         return Err(SvgError::Nothing(kind.name()));
@@ -37,8 +37,23 @@ pub fn write(profile: &Profile, kind: ValueKind, title: &str, out: impl Write) -
     options.name_type = "Function:".into();
     options.colors = Palette::Basic(BasicPalette::Mem);
     options.deterministic = true;
-    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out)?;
+    let mut svg = Vec::new();
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
+    out.write_all(&with_root_label(svg))?;
     Ok(())
+}
+
+/// The root's row has no label until a browser's script writes one: viewers without scripts get it from here.
+fn with_root_label(mut svg: Vec<u8>) -> Vec<u8> {
+    let find = |svg: &[u8], from: usize, wanted: &[u8]| {
+        svg.get(from..).and_then(|rest| rest.windows(wanted.len()).position(|window| window == wanted)).map(|at| from + at)
+    };
+    let empty = b"></text>";
+    let place = find(&svg, 0, b"<title>all (").and_then(|root| find(&svg, root, empty));
+    if let Some(place) = place {
+        svg.splice(place + 1..place + 1, *b"all");
+    }
+    svg
 }
 
 #[cfg(test)]
@@ -70,6 +85,7 @@ mod tests {
         let svg = drawn(&shop(), "live bytes of shopd");
         assert_eq!(svg, drawn(&shop(), "live bytes of shopd"));
         assert!(svg.contains("Session::create(User const&amp;)"), "{svg}");
+        assert!(svg.contains(">all</text>"), "the root has its label");
         // A parser of somebody else's: Python's expat.
         let mut child = std::process::Command::new("python3")
             .args(["-c", "import sys, xml.dom.minidom as m; m.parse(sys.stdin.buffer)"])

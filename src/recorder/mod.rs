@@ -61,6 +61,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// tenths of a second, which the ring's size allows for. Larger ones are repaired at the end.
 const REPAIR_BLOCKS_MAX: u64 = 1 << 20;
 
+/// Live blocks of books that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
+const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
+
 /// How often a launched command is looked at for an exec, at which it stands still.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -277,6 +280,17 @@ impl Recorder {
             }
         }
         !self.targets.is_empty()
+    }
+
+    /// Takes the blocks of unmapped ranges out of the books, for a live view. Large books wait until their list of ranges is full.
+    pub fn settle(&self) {
+        for shard in &self.shards {
+            for watched in lock(shard).watched.values_mut() {
+                if watched.ledger.totals().live <= SETTLE_BLOCKS_MAX {
+                    watched.ledger.settle();
+                }
+            }
+        }
     }
 
     /// Each process that is watched, or was until it ended, for a live view; in the order of their pids.

@@ -29,7 +29,7 @@ pub struct Target {
     pub shard: usize,
     /// The probed files with their links.
     attached: HashMap<FileKey, Attached>,
-    /// Names of the allocators probed, in the order met.
+    /// Names of the allocators probed: the one that serves malloc, then the others in the order met.
     pub allocators: Vec<String>,
     /// Executable code seen so far.
     pub space: AddressSpace,
@@ -115,7 +115,9 @@ impl Target {
             self.attached.insert(key(file), attached);
             let name = file.allocator.name().to_owned();
             if !self.allocators.contains(&name) {
-                self.allocators.push(name);
+                // The one that serves malloc comes first.
+                let place = if file.serves_malloc { 0 } else { self.allocators.len() };
+                self.allocators.insert(place, name);
             }
         }
         for note in plan.notes {
@@ -149,6 +151,7 @@ impl Target {
     /// Takes the census of the start.
     pub fn started_with(&mut self, walked: Walked, after_ms: u64) {
         let Some(taken) = walked.taken else { return };
+        tracing::debug!("census of process {} at its start, after {after_ms} ms", self.process.pid());
         self.moments.at_start = Some(HeapMoment { after_ms, recorded_live_bytes: 0, heap: heap::summary(&taken) });
         let tables: Vec<_> = taken.heaps.into_iter().map(|heap| heap.chunks).collect();
         let chunks: usize = tables.iter().map(crate::census::ChunkTable::len).sum();

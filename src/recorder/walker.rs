@@ -4,12 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::{heap, monotonic_ns};
 use crate::census::live::LiveMemory;
 use crate::census::{self, Level, Places, Taken};
 use crate::target::Process;
 use crate::units::Pid;
+
+/// Walks of a start, at most, until one is usable: a heap in full swing may lose a walk's way.
+const START_TRIES: u32 = 3;
+/// Between them.
+const START_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a census is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,8 +118,17 @@ impl Walker {
 }
 
 fn walk(request: Request) -> Walked {
-    let began_ns = monotonic_ns();
-    let taken = census_of(request.whose.pid);
+    let mut began_ns = monotonic_ns();
+    let mut taken = census_of(request.whose.pid);
+    // A later start is as good a start: what lives then and is never recorded was there before.
+    for _ in 1..START_TRIES {
+        if taken.is_some() || request.purpose != Purpose::Start {
+            break;
+        }
+        std::thread::sleep(START_PAUSE);
+        began_ns = monotonic_ns();
+        taken = census_of(request.whose.pid);
+    }
     Walked { whose: request.whose, purpose: request.purpose, began_ns, ended_ns: monotonic_ns(), taken }
 }
 

@@ -112,6 +112,7 @@ impl Collector {
 
     /// Everything as it is now.
     pub fn sample(&mut self) -> Sample {
+        self.recorder.settle();
         let Self { recorder, symbolizer, seen, naming_max } = self;
         let name_until = Instant::now().checked_add(*naming_max);
         let mut processes = Vec::new();

@@ -3,6 +3,8 @@
 
 mod target;
 
+pub use target::stop;
+
 use serde_json::Value;
 
 use self::target::Target;

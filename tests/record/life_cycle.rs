@@ -206,7 +206,7 @@ fn a_launched_program_that_ends_at_once_is_recorded_whole() {
 }
 
 #[test]
-fn a_launched_programs_exit_status_is_passed_on_or_told() {
+fn a_launched_programs_exit_status_is_passed_on_and_told_once_its_profile_is_written() {
     if bpf().is_none() {
         return;
     }
@@ -214,5 +214,7 @@ fn a_launched_programs_exit_status_is_passed_on_or_told() {
     let mut recording = Recording::launch(&rendezvous, "/bin/sh".as_ref(), &["-c", "exit 7"], &[]);
     let status = recording.wait(LIMIT);
     let said = format!("{}\n{}", recording.process.out.all(), recording.process.err.all());
-    assert!(status.code() == Some(7) || said.contains('7'), "ended with {status}, said:\n{said}");
+    assert_eq!(status.code(), Some(7), "{said}");
+    assert!(said.contains("ended with exit status: 7"), "{said}");
+    assert!(recording.file().is_file(), "{said}");
 }

@@ -1,0 +1,169 @@
+//! The verdict on a profile: the heap at the end of a recording, its change since the start, and the stacks to blame. Pure.
+
+use super::ladder::Ladder;
+use super::verdict::{Change, Evidence, Kind, Remedy, Verdict, of_heap};
+use crate::profile::{BEFORE_ATTACH, HeapSummary, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue};
+use crate::units::{HumanBytes, counted};
+
+/// Stacks named in the remedies.
+const STACKS_NAMED: usize = 3;
+
+/// Judges the process of a profile with the largest heap; `None` if the profile is of no process.
+#[must_use]
+pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
+    let size = |process: &&Process| process.heap.and_then(|heap| heap.resident_bytes).or(process.peak_inuse_bytes).unwrap_or(0);
+    let process = profile.meta.processes.iter().max_by_key(size)?;
+    let mut unknowns = vec!["a profile knows nothing of the memory outside malloc: fragprof explain PID does".to_owned()];
+    match profile.meta.processes.len() {
+        1 => {}
+        2 => unknowns.push("the smaller process of the profile is not judged".into()),
+        several => unknowns.push(format!("the {} smaller processes of the profile are not judged", several - 1)),
+    }
+    if process.heap.is_none() {
+        unknowns.push("no heap at the end: the process had ended, or could not be read".into());
+    }
+    let change = change(process, profile.meta.duration_s);
+    if change.is_none() {
+        unknowns.push("no census at the start: whether live bytes grew is not known".into());
+    }
+    unknowns.extend(profile.meta.doubts.iter().cloned());
+    let heap = process.heap.unwrap_or_default();
+    let ladder = ladder(&heap);
+    let evidence = Evidence {
+        rss_bytes: ladder.resident_bytes,
+        fragmentation_ratio: ladder.fragmentation_ratio(),
+        ladder,
+        change,
+        ..Evidence::default()
+    };
+    let (verdict, confidence, summary) = of_heap(&evidence);
+    let remedies = remedies(profile, process, verdict, &heap);
+    Some((process, Verdict { verdict, confidence, summary, evidence, remedies, unknowns }))
+}
+
+fn ladder(heap: &HeapSummary) -> Ladder {
+    let free = heap.resident_bytes.zip(heap.live_bytes).map(|(resident, live)| resident.saturating_sub(live));
+    Ladder {
+        extent_bytes: heap.extent_bytes.unwrap_or(0),
+        resident_bytes: heap.resident_bytes.unwrap_or(0),
+        live_bytes: heap.live_bytes,
+        free_resident_bytes: free,
+        trimmable_bytes: heap.trimmable_bytes,
+        pinned_bytes: heap.pinned_bytes,
+        unknown_bytes: heap.unknown_bytes.unwrap_or(0),
+        ..Ladder::default()
+    }
+}
+
+/// From the census at the start to the one at the end.
+fn change(process: &Process, duration_s: f64) -> Option<Change> {
+    let (start, end) = (process.at_start?, process.heap?);
+    let seconds = duration_s - start.after_ms as f64 / 1e3;
+    let delta = |old: u64, new: u64| i64::try_from(i128::from(new) - i128::from(old)).unwrap_or(0);
+    let live = delta(start.heap.live_bytes?, end.live_bytes?);
+    let resident = delta(start.heap.resident_bytes?, end.resident_bytes?);
+    (seconds > 0.0).then(|| Change::of(seconds, live, resident))
+}
+
+fn remedies(profile: &Profile, process: &Process, verdict: Kind, heap: &HeapSummary) -> Vec<Remedy> {
+    let mut list = Vec::new();
+    match verdict {
+        Kind::Leak => {
+            for (name, stack, bytes) in largest(profile, process, ValueKind::InuseSpace) {
+                list.push(Remedy {
+                    action: format!("free what {name} keeps"),
+                    predicted_bytes: Some(bytes),
+                    basis: format!(
+                        "live at the end in {}, allocated since the start",
+                        counted(stack.values.get(ValueKind::InuseObjects), "block")
+                    ),
+                });
+            }
+        }
+        Kind::Fragmentation => {
+            for (name, stack, bytes) in largest(profile, process, ValueKind::PinnedSpace) {
+                list.push(Remedy {
+                    action: format!("allocate the blocks of {name} early or from a pool of their own"),
+                    predicted_bytes: Some(bytes),
+                    basis: format!(
+                        "free bytes on the pages of its {} of live blocks: an upper limit of what moving them would free",
+                        HumanBytes(stack.values.get(ValueKind::LiveSpace).max(stack.values.get(ValueKind::InuseSpace)))
+                    ),
+                });
+            }
+        }
+        _ => {}
+    }
+    if let Some(trimmable) = heap.trimmable_bytes.filter(|&bytes| bytes > 0 && verdict != Kind::Healthy) {
+        let action = match process.allocators.first().map(String::as_str) {
+            Some("jemalloc") => "call mallctl(\"arena.4096.purge\"), or set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000",
+            Some("tcmalloc") => "call MallocExtension_ReleaseFreeMemory()",
+            _ => "call malloc_trim(0) now and then, or once after load peaks",
+        };
+        list.push(Remedy {
+            action: action.into(),
+            predicted_bytes: Some(trimmable),
+            basis: "whole free pages at the end of the recording".into(),
+        });
+    }
+    for (name, _, bytes) in largest(profile, process, ValueKind::BlockedSpace).into_iter().take(1) {
+        if verdict != Kind::Healthy {
+            list.push(Remedy {
+                action: format!("let {name} allocate its long-lived blocks before the load, or apart"),
+                predicted_bytes: Some(bytes),
+                basis: "whole free pages under its block at a heap's end, which the allocator would return by itself if it went".into(),
+            });
+        }
+    }
+    list
+}
+
+/// The stacks of a process with the most of a value, by the function that asked for the memory.
+fn largest<'a>(profile: &'a Profile, process: &Process, kind: ValueKind) -> Vec<(String, &'a Stack, u64)> {
+    let named = |stack: &&Stack| {
+        let frames: Vec<_> = profile.frames_of(stack).collect();
+        let title = frames.get(glue::leading_frames(frames.iter().copied()))?;
+        let own = *title.function != *BEFORE_ATTACH && *title.function != *UNATTRIBUTED;
+        own.then(|| title.function.to_string())
+    };
+    let of_process = profile.ranked(kind).into_iter().filter(|stack| stack.pid == process.pid || stack.pid == 0);
+    of_process.filter_map(|stack| Some((named(&stack)?, stack, stack.values.get(kind)))).take(STACKS_NAMED).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::profile::HeapMoment;
+    use crate::profile::testing::shop;
+
+    #[test]
+    fn a_profile_of_a_fragmented_heap_names_the_stack_that_pins_it_with_its_bytes() {
+        let profile = shop();
+        let (process, verdict) = judge(&profile).unwrap();
+        assert_eq!((process.pid, verdict.verdict), (4242, Kind::Fragmentation));
+        let first = &verdict.remedies[0];
+        assert!(first.action.contains("Buffer::grow(unsigned long)"), "{first:?}");
+        assert_eq!(first.predicted_bytes, Some(48 << 20));
+        assert!(verdict.unknowns.iter().any(|unknown| unknown.contains("3 frees were lost")), "{:?}", verdict.unknowns);
+    }
+
+    #[test]
+    fn growth_since_the_start_is_a_leak_of_the_stack_that_holds_most() {
+        let mut profile = shop();
+        let process = &mut profile.meta.processes[0];
+        let start = HeapSummary { live_bytes: Some(4 << 20), resident_bytes: Some(70 << 20), ..HeapSummary::default() };
+        process.at_start = Some(HeapMoment { after_ms: 250, recorded_live_bytes: 0, heap: start });
+        let (_, verdict) = judge(&profile).unwrap();
+        assert_eq!(verdict.verdict, Kind::Leak);
+        assert_eq!(verdict.evidence.change.map(|change| (change.seconds, change.live_bytes_delta)), Some((10.0, 16 << 20)));
+        assert!(verdict.remedies[0].action.contains("Session::create"), "{:?}", verdict.remedies);
+    }
+
+    #[test]
+    fn a_profile_without_a_heap_gives_no_verdict() {
+        let mut profile = shop();
+        profile.meta.processes[0].heap = None;
+        assert_eq!(judge(&profile).unwrap().1.verdict, Kind::Unknown);
+    }
+}

@@ -1,0 +1,129 @@
+/*
+ * Makes one trouble with memory, says so, and then does as it is told: `trim` (malloc_trim), `more` (goes on with the trouble).
+ *
+ * Usage: troubles healthy|leak|hoard|fragment|cache|arenas|huge|stacks|shared|files
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20, MANY = 400000 };
+static char *blocks[MANY];
+static pthread_barrier_t made;
+
+static char *touched(size_t bytes)
+{
+	char *block = malloc(bytes);
+	if (!block)
+		abort();
+	memset(block, 1, bytes);
+	return block;
+}
+
+/* Keeps every step-th of count blocks. */
+static void keep_every(int count, size_t bytes, int step)
+{
+	for (int i = 0; i < count; i++)
+		blocks[i] = touched(bytes);
+	for (int i = 0; i < count; i++)
+		if (i % step)
+			free(blocks[i]);
+}
+
+static void *arena_user(void *unused)
+{
+	static __thread char *own[3000];
+	(void)unused;
+	for (int i = 0; i < 3000; i++)
+		own[i] = touched(2000);
+	for (int i = 0; i < 2999; i++)
+		free(own[i]);
+	pthread_barrier_wait(&made);
+	pause();
+	return NULL;
+}
+
+static void *deep(void *unused)
+{
+	char frame[4 * MIB];
+	(void)unused;
+	memset(frame, 1, sizeof frame);
+	__asm__ volatile("" : : "r"(frame) : "memory");
+	pthread_barrier_wait(&made);
+	pause();
+	return NULL;
+}
+
+static void threads(int count, void *(*work)(void *))
+{
+	pthread_barrier_init(&made, NULL, (unsigned)count + 1);
+	for (int i = 0; i < count; i++) {
+		pthread_t thread;
+		if (pthread_create(&thread, NULL, work, NULL))
+			abort();
+	}
+	pthread_barrier_wait(&made);
+}
+
+static void leak(void)
+{
+	for (int i = 0; i < 20000; i++)
+		touched(1000);
+}
+
+static void map(const char *path, int flags)
+{
+	int fd = path ? open(path, O_RDONLY) : -1;
+	char *at = mmap(NULL, 64 * MIB, path ? PROT_READ : PROT_READ | PROT_WRITE, flags, fd, 0);
+	volatile char sum = 0;
+	if (at == MAP_FAILED)
+		abort();
+	if (!path)
+		memset(at, 1, 64 * MIB);
+	for (size_t i = 0; i < 64 * MIB; i += 4096)
+		sum += at[i];
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "healthy";
+	static char line[64], in[4096], out[4096];
+	/* A request as large as a stream's buffer would merge what lies in fastbins. */
+	setvbuf(stdin, in, _IOFBF, sizeof in);
+	setvbuf(stdout, out, _IOFBF, sizeof out);
+	if (!strcmp(what, "healthy"))
+		keep_every(100000, 500, 1);
+	else if (!strcmp(what, "leak"))
+		keep_every(20000, 500, 1), leak();
+	else if (!strcmp(what, "hoard"))
+		keep_every(100000, 1000, 99999);
+	else if (!strcmp(what, "fragment"))
+		keep_every(300000, 200, 16);
+	else if (!strcmp(what, "cache"))
+		keep_every(MANY, 80, MANY + 1);
+	else if (!strcmp(what, "arenas"))
+		threads(16, arena_user);
+	else if (!strcmp(what, "stacks"))
+		threads(16, deep);
+	else if (!strcmp(what, "shared"))
+		map(NULL, MAP_SHARED | MAP_ANONYMOUS);
+	else if (!strcmp(what, "files"))
+		map(argv[2], MAP_PRIVATE);
+	printf("ready\n");
+	fflush(stdout);
+	while (fgets(line, sizeof line, stdin)) {
+		if (!strncmp(line, "trim", 4))
+			malloc_trim(0);
+		else if (!strncmp(line, "more", 4))
+			leak();
+		printf("done\n");
+		fflush(stdout);
+	}
+	return 0;
+}
