@@ -36,7 +36,8 @@ fi
 
 mkdir -p "$out"
 step "1. Build and start the service: demo/shopd.cpp"
-${CXX:-c++} -std=c++17 -O2 -g -o "$out/shopd" demo/shopd.cpp
+# The map keeps this machine's paths out of what the reports print.
+${CXX:-c++} -std=c++17 -O2 -g -ffile-prefix-map="$PWD"=. -o "$out/shopd" demo/shopd.cpp
 
 "$out/shopd" $((seconds + 20)) >"$out/shopd.log" &
 pid=$!
@@ -58,6 +59,9 @@ $as_root "$fragprof" record -p "$pid" --duration "${seconds}s" -o "$out/demo.pb.
 show() {
     "$fragprof" "$@" || echo "(not in this recording)"
 }
+show_process() {
+    $as_root "$fragprof" "$@" || echo "(not possible here)"
+}
 
 step "3. Who holds live memory: fragprof report $out/demo.pb.gz --by live"
 show report "$out/demo.pb.gz" --by live --top 3
@@ -65,10 +69,16 @@ show report "$out/demo.pb.gz" --by live --top 3
 step "4. Who keeps free memory from going back: fragprof report $out/demo.pb.gz --by pinned"
 show report "$out/demo.pb.gz" --by pinned --top 3
 
-step "5. The same as pictures, for a browser"
+step "5. The verdict, of the recording and of the process as it is now: fragprof explain $out/demo.pb.gz; fragprof explain $pid"
+show explain "$out/demo.pb.gz"
+echo
+show_process explain "$pid"
+
+step "6. Pictures, for a browser: the stacks, and the heap page by page (fragprof census $pid --map $out/address-space.svg)"
 for value in live pinned; do
     show flamegraph "$out/demo.pb.gz" --by "$value" -o "$out/$value.svg"
 done
+show_process census "$pid" --map "$out/address-space.svg"
 
 kill "$pid" 2>/dev/null || :
 wait "$pid" 2>/dev/null || :

@@ -274,6 +274,8 @@ pub(super) fn of_heap(evidence: &Evidence) -> (Kind, Confidence, String) {
         .into_iter()
         .max_by_key(|&(_, bytes)| bytes)
         .unwrap_or((Kind::Healthy, 0));
+    // What caches keep is their doing, though a trim would give whole pages of it back.
+    let (kind, bytes) = if cached.saturating_mul(2) > free { (Kind::Cache, cached) } else { (kind, bytes) };
     // Free memory that is spread over many arenas comes from their number, whatever its form.
     let (kind, bytes) = if arenas.saturating_mul(4) >= free.saturating_mul(3) { (Kind::ArenaBlowUp, arenas) } else { (kind, bytes) };
     let huge = ladder.huge_bytes.saturating_mul(2) > ladder.resident_bytes && kind != Kind::Hoarding && kind != Kind::ArenaBlowUp;
