@@ -14,7 +14,7 @@ export async function ask(path, signal) {
   const limit = AbortSignal.timeout(WAIT_MAX_MS);
   let answer;
   try {
-    answer = await fetch(path, { signal: signal ? AbortSignal.any([signal, limit]) : limit, headers: { Accept: "application/json" } });
+    answer = await fetch(path, { signal: signal ? AbortSignal.any([signal, limit]) : limit });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Refused(0, limit.aborted ? "the agent does not answer" : "the agent cannot be reached");

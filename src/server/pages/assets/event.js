@@ -3,32 +3,9 @@
 import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
 import { drawVerdict, drawWhere } from "./facts.js";
-import { chip, section } from "./parts.js";
+import { section, what } from "./parts.js";
 import { callStacks } from "./stacks.js";
-import { amount, duration, instant } from "./units.js";
-import { EVENTS } from "./words.js";
-
-const what = (event) => EVENTS[event.kind] ?? visible(event.kind);
-
-// Events as a list of links.
-export const eventList = (events) =>
-  el(
-    "ul",
-    { class: "events" },
-    events.map((event) =>
-      el(
-        "li",
-        { "data-event": event.id },
-        el("span", { class: "quiet" }, `${instant(event.at_unix_s)} `),
-        el("a", { href: `#/e/${event.id}` }, `${what(event)}: ${visible(event.process.comm)} ${event.process.pid}`),
-        " ",
-        amount(event.process.rss_bytes, "resident"),
-        " ",
-        chip(event.process.verdict),
-        el("div", { class: "quiet" }, visible(event.summary)),
-      ),
-    ),
-  );
+import { duration, instant } from "./units.js";
 
 export function open({ main, trail, signal, settings, argument: id }) {
   const said = el("section", { class: "card", "aria-label": "What happened" }, el("p", { class: "quiet" }, "Asking…"));

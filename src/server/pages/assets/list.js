@@ -2,9 +2,8 @@
 
 import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
-import { eventList } from "./event.js";
 import { ORDER, bar, legend, parts, stepsOf, total } from "./ladder.js";
-import { chip, home, verdictOf } from "./parts.js";
+import { chip, home, verdictOf, eventList } from "./parts.js";
 import { amount, bytes, count, duration, percent } from "./units.js";
 import { COLUMNS, VERDICTS } from "./words.js";
 

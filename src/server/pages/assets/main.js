@@ -2,9 +2,7 @@
 
 import { el, put } from "./dom.js";
 import { Refused } from "./api.js";
-import * as event from "./event.js";
 import * as list from "./list.js";
-import * as process from "./process.js";
 
 // Time between two refreshes, in milliseconds: the cheap census comes every 15 s, resident bytes every 5 s.
 const REFRESH_MS = 5000;
@@ -20,10 +18,11 @@ let leave = new AbortController();
 let paused = false;
 let timer = 0;
 
+// The list is at hand; the other views are loaded with the first need.
 const VIEWS = [
-  { path: /^\/?$/, open: list.open },
-  { path: /^\/p\/(\d+)$/, open: process.open },
-  { path: /^\/e\/(\d+)$/, open: event.open },
+  { path: /^\/?$/, view: () => list },
+  { path: /^\/p\/(\d+)$/, view: () => import("./process.js") },
+  { path: /^\/e\/(\d+)$/, view: () => import("./event.js") },
 ];
 
 // `#/p/4242?by=pinned_bytes`: the path names the view, the rest its settings, so that a link shows what its sender saw.
@@ -49,7 +48,10 @@ async function route() {
     view = null;
     return;
   }
-  view = { path, ...found.one.open({ main, trail, signal, settings, argument: found.match[1] }) };
+  view = null;
+  const { open } = await found.one.view();
+  if (signal.aborted) return;
+  view = { path, ...open({ main, trail, signal, settings, argument: found.match[1] }) };
   await refresh();
 }
 

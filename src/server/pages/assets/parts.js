@@ -2,7 +2,8 @@
 
 import { Refused } from "./api.js";
 import { el, put, visible } from "./dom.js";
-import { SOURCES, TONES, VERDICTS } from "./words.js";
+import { amount, instant } from "./units.js";
+import { EVENTS, SOURCES, TONES, VERDICTS } from "./words.js";
 
 // Rows of a table that are shown at once; the rest is summed in a line.
 export const ROWS_MAX = 24;
@@ -59,3 +60,26 @@ export function chip(verdict) {
     word.name,
   );
 }
+
+// What happened, in words.
+export const what = (event) => EVENTS[event.kind] ?? visible(event.kind);
+
+// Flight records as a list of links.
+export const eventList = (events) =>
+  el(
+    "ul",
+    { class: "events" },
+    events.map((event) =>
+      el(
+        "li",
+        { "data-event": event.id },
+        el("span", { class: "quiet" }, `${instant(event.at_unix_s)} `),
+        el("a", { href: `#/e/${event.id}` }, `${what(event)}: ${visible(event.process.comm)} ${event.process.pid}`),
+        " ",
+        amount(event.process.rss_bytes, "resident"),
+        " ",
+        chip(event.process.verdict),
+        el("div", { class: "quiet" }, visible(event.summary)),
+      ),
+    ),
+  );

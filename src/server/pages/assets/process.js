@@ -2,10 +2,9 @@
 
 import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
-import { eventList } from "./event.js";
 import { drawVerdict, drawWhere } from "./facts.js";
 import * as map from "./map.js";
-import { ROWS_MAX, TIERS, pairs, section, sorry, source } from "./parts.js";
+import { ROWS_MAX, TIERS, pairs, section, sorry, source, eventList } from "./parts.js";
 import { callStacks } from "./stacks.js";
 import { overTime } from "./time.js";
 import { address, amount, bytes, clock, count, duration, exact, percent } from "./units.js";
@@ -83,6 +82,28 @@ export function open({ main, trail, signal, settings, argument: pid }) {
     loaded = true;
     const range =
       settings.get("from") && settings.get("to") ? { from: Number(settings.get("from")), to: Number(settings.get("to")) } : null;
+    look(range);
+    await Promise.allSettled([
+      api.heap(pid, signal).then(
+        (heap) => {
+          drawArenas(arenas, heap);
+          drawSizes(sizes, heap);
+          drawQuality(quality, one, heap);
+        },
+        (error) => {
+          for (const part of [arenas, sizes]) sorry(part.body, error);
+          drawQuality(quality, one, null);
+        },
+      ),
+      api.explain(pid, signal).then(
+        (said) => drawVerdict(head, one, said),
+        () => drawVerdict(head, one, null),
+      ),
+    ]);
+  }
+
+  // The picture is not waited for: the agent walks the whole heap for it, within its budget.
+  function look(range) {
     picture ??= map.picture(space.body, {
       signal,
       range,
@@ -96,28 +117,12 @@ export function open({ main, trail, signal, settings, argument: pid }) {
         set("to", to ? address(to.to) : null);
       },
     });
-    await Promise.allSettled([
-      api.heap(pid, signal).then(
-        (heap) => {
-          drawArenas(arenas, heap);
-          drawSizes(sizes, heap);
-          drawQuality(quality, one, heap);
-        },
-        (error) => {
-          for (const part of [arenas, sizes]) sorry(part.body, error);
-          drawQuality(quality, one, null);
-        },
-      ),
-      picture.refresh().catch((error) => {
-        if (error.name === "AbortError") return;
-        picture = null;
-        sorry(space.body, error);
-      }),
-      api.explain(pid, signal).then(
-        (said) => drawVerdict(head, one, said),
-        () => drawVerdict(head, one, null),
-      ),
-    ]);
+    picture.refresh().catch((error) => {
+      if (error.name === "AbortError") return;
+      picture = null;
+      sorry(space.body, error);
+      space.body.append(el("button", { type: "button", onclick: () => look(range) }, "Try again"));
+    });
   }
 
   return {
@@ -175,6 +180,8 @@ function drawArenas(part, heap) {
   const all = heap.heaps.flatMap((one) => one.arenas.map((arena, index) => ({ ...arena, name: `${visible(one.allocator)} ${index}` })));
   all.sort((a, b) => b.extent_bytes - a.extent_bytes);
   const most = Math.max(1, ...all.map((arena) => arena.extent_bytes));
+  // What a census did not look into is 0 there.
+  const inside = (value) => (heap.level === "full" ? value : null);
   const row = (arena) => {
     const line = el(
       "div",
@@ -191,9 +198,12 @@ function drawArenas(part, heap) {
       {},
       el("td", {}, arena.name, " ", el("span", { class: "mono quiet" }, address(arena.address))),
       el("td", {}, line),
-      [arena.extent_bytes, arena.resident_bytes, arena.live_bytes, arena.free_bytes, arena.cached_bytes, arena.top_bytes].map((value) =>
-        el("td", { class: "number" }, amount(value)),
-      ),
+      [
+        arena.extent_bytes,
+        arena.resident_bytes,
+        ...[arena.live_bytes, arena.free_bytes, arena.cached_bytes].map(inside),
+        arena.top_bytes,
+      ].map((value) => el("td", { class: "number" }, amount(value))),
       el("td", { class: "number" }, count(arena.attached_threads)),
       el("td", { class: "number" }, count(arena.pieces)),
     );

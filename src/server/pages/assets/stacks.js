@@ -10,7 +10,7 @@ import { KINDS } from "./words.js";
 const RECORD_S = 10;
 
 export const stackCell = (names) => [
-  el("b", {}, visible(names[0] ?? "")),
+  el("b", {}, visible(names[0] ?? "[no stack]")),
   names.length > 1 ? el("div", { class: "path" }, names.slice(1).map(visible).join(" ← ")) : null,
 ];
 
