@@ -9,7 +9,7 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl
 
 .PHONY: help
 help: ## this list
@@ -88,6 +88,15 @@ bench-census: test-deps ## the census's figures, each beside its goal
 .PHONY: bench-unwind
 bench-unwind: deps ## the unwind tables' figures, over every file under /usr
 	$(CARGO) bench --bench unwind
+
+.PHONY: bench-sampler
+bench-sampler: deps ## what sampling in the process costs: a pair, a sample and its free, real programs; heaptrack beside it
+	@scripts/install-packages.sh heaptrack
+	$(CARGO) test --release --test integration figures -- --ignored --nocapture --test-threads 1
+
+.PHONY: coverage-sampled
+coverage-sampled: deps ## a hundred recordings by an emitter: how often the stated intervals hold
+	$(CARGO) test --test integration within_its_stated_interval_a_hundred_times -- --ignored --nocapture
 
 .PHONY: verifier
 verifier: deps ## instructions the kernel's verifier counts for each program

@@ -29,6 +29,7 @@
 #include "lifecycle.bpf.h"
 #include "maps.bpf.h"
 #include "unwind.bpf.h"
+#include "usdt.bpf.h"
 #include "vm.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -107,6 +108,34 @@ SEC("uprobe")
 int free_entry(struct pt_regs *regs)
 {
 	fp_free_enter(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uprobe.multi")
+int usdt_alloc_multi(struct pt_regs *regs)
+{
+	fp_sample(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uprobe.multi")
+int usdt_free_multi(struct pt_regs *regs)
+{
+	fp_sampled_free(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uprobe")
+int usdt_alloc(struct pt_regs *regs)
+{
+	fp_sample(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uprobe")
+int usdt_free(struct pt_regs *regs)
+{
+	fp_sampled_free(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
 

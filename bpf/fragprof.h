@@ -38,6 +38,7 @@ enum fp_record_kind {
 	FP_REC_EXIT = 9,         /* struct fp_life: the process is gone (last thread); other = exit code */
 	FP_REC_NEED_TABLE = 10,  /* struct fp_need_table: a pc had no unwind table yet */
 	FP_REC_FREE_STACK = 11,  /* struct fp_free_stack: as FREE, with its stack (--free-stacks) */
+	FP_REC_SAMPLE = 12,      /* struct fp_sample: the program itself tells of an allocation, and of how many bytes it stands for */
 };
 
 /* Starts every record. 16 bytes: at a million records a second each byte is a megabyte through the caches of the watched process. */
@@ -57,6 +58,15 @@ struct fp_alloc {
 	unsigned long long addr;  /* block handed out, never 0 */
 	unsigned long long size;  /* bytes asked for */
 	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
+};
+
+/* FP_REC_SAMPLE. 48 bytes. Its free is an FP_REC_FREE. */
+struct fp_sample {
+	struct fp_head head;
+	unsigned long long addr;   /* block handed out, never 0 */
+	unsigned long long size;   /* bytes asked for */
+	unsigned long long weight; /* bytes it stands for, as the program says */
+	unsigned long long stack;  /* stack hash, 0 = none */
 };
 
 /* FP_REC_FREE, FP_REC_REALLOC_FREE, FP_REC_REALLOC_FAIL. 24 bytes. */
@@ -168,6 +178,7 @@ enum fp_counter {
 	FP_CNT_WALK_REUSED,        /* whole walks proven unchanged and reused, all of them complete */
 	FP_CNT_WALK_TAIL_REUSED,   /* walks of which some frames were proven unchanged and reused */
 	FP_CNT_FRAMES,             /* frames found by the tables */
+	FP_CNT_ARGUMENT_UNREADABLE, /* arguments of a program's own probes whose memory could not be read */
 	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
 	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
 };
@@ -227,6 +238,36 @@ enum fp_op {
  * throwing function is probed at all (src/recorder/target.rs). */
 #define FP_THROW_BYTES (1ULL << 30)
 
+/* Probes that programs pass by themselves (USDT). Their cookie has the slot where the others have it, and below it the number of a row
+ * that says where the arguments are. Rows are shared by sites with the same arguments: compilers place three arguments in some dozen
+ * ways. */
+#define FP_USDT_SITES_MAX 1024
+#define FP_USDT_COOKIE_SITE(c) ((unsigned int)(((c) >> 16) & 0xffff))
+/* alloc(pointer, bytes, weight); free has the first alone. */
+#define FP_USDT_ARGUMENTS 3
+
+enum fp_usdt_kind {
+	FP_USDT_CONSTANT = 1, /* value */
+	FP_USDT_REGISTER = 2, /* base, shifted right by shift */
+	FP_USDT_MEMORY = 3,   /* at value + base + (index << shift) */
+};
+
+/* Where an argument is. 16 bytes. */
+struct fp_usdt_argument {
+	long long value;         /* the constant, or the displacement */
+	unsigned char kind;      /* enum fp_usdt_kind */
+	unsigned char bytes;     /* 1, 2, 4 or 8 */
+	unsigned char is_signed; /* extended by its sign */
+	unsigned char base;      /* DWARF register, FP_NO_REG = none */
+	unsigned char index;     /* likewise */
+	unsigned char shift;     /* bits: 0 to 3 for an index, 0 or 8 for a register */
+	unsigned char pad[2];
+};
+
+struct fp_usdt_site {
+	struct fp_usdt_argument arguments[FP_USDT_ARGUMENTS];
+};
+
 #define FP_ASSERT_SIZE(type, size) _Static_assert(sizeof(type) == (size), #type " changed size: change the mirror too")
 FP_ASSERT_SIZE(struct fp_head, 16);
 FP_ASSERT_SIZE(struct fp_alloc, 40);
@@ -237,5 +278,8 @@ FP_ASSERT_SIZE(struct fp_vm, 80);
 FP_ASSERT_SIZE(struct fp_life, 40);
 FP_ASSERT_SIZE(struct fp_need_table, 24);
 FP_ASSERT_SIZE(struct fp_target, 128);
+FP_ASSERT_SIZE(struct fp_sample, 48);
+FP_ASSERT_SIZE(struct fp_usdt_argument, 16);
+FP_ASSERT_SIZE(struct fp_usdt_site, 48);
 
 #endif

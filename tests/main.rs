@@ -5,6 +5,7 @@ mod agent;
 mod attribution;
 mod census;
 mod containers;
+mod emitter;
 mod governed;
 mod pages;
 mod placement;

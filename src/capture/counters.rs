@@ -3,7 +3,7 @@
 use crate::unwind::End;
 
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 18] = [
+pub const DESCRIPTIONS: [(&str, &str); 19] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
@@ -22,6 +22,7 @@ pub const DESCRIPTIONS: [(&str, &str); 18] = [
     ("walks_reused", "stacks proven unchanged and reused whole, all of them complete"),
     ("walks_tail_reused", "walks of which some frames were proven unchanged and reused"),
     ("frames", "frames found by the unwind tables"),
+    ("unreadable_arguments", "arguments of a program's own probes whose memory could not be read"),
 ];
 
 /// `FP_END_MAX`: the reasons for a walk's end, counted behind [`DESCRIPTIONS`].

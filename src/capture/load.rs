@@ -27,9 +27,9 @@ static OBJECT: &[u8] = aligned_object!("fragprof.bpf.o");
 /// The programs that a method needs.
 fn programs(method: Attach) -> &'static [&'static str] {
     match method {
-        Attach::Session => &["alloc_session", "free_entry_multi"],
-        Attach::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi"],
-        Attach::PerfEvents => &["alloc_entry", "alloc_return", "free_entry"],
+        Attach::Session => &["alloc_session", "free_entry_multi", "usdt_alloc_multi", "usdt_free_multi"],
+        Attach::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi", "usdt_alloc_multi", "usdt_free_multi"],
+        Attach::PerfEvents => &["alloc_entry", "alloc_return", "free_entry", "usdt_alloc", "usdt_free"],
     }
 }
 

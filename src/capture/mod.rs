@@ -24,6 +24,7 @@ pub mod ring;
 mod slots;
 pub mod tables;
 mod targets;
+mod usdt;
 pub mod wire;
 
 pub use counters::Counters;
@@ -32,6 +33,7 @@ pub use load::Offer;
 pub use ring::{BATCH_RECORDS, Readers, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
+pub use usdt::{PassedFile, PassedSite};
 
 /// Why capture cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +61,12 @@ pub enum Error {
     /// All target slots are in use.
     #[error("{max} processes are watched already: no slot is free")]
     TooManyTargets {
+        /// The limit.
+        max: u32,
+    },
+    /// The programs' own probes of all processes place their arguments in more ways than there is room for.
+    #[error("probes of programs place their arguments in more than {max} different ways: no room for another")]
+    TooManySites {
         /// The limit.
         max: u32,
     },
@@ -161,6 +169,13 @@ pub struct Attached {
     links: Vec<Link>,
 }
 
+impl Drop for Attached {
+    /// In reverse: a program's free is heard for as long as its allocations are.
+    fn drop(&mut self) {
+        while self.links.pop().is_some() {}
+    }
+}
+
 impl Attached {
     /// Links held.
     pub fn links(&self) -> usize {
@@ -177,6 +192,7 @@ pub struct Capture {
     slots: Mutex<slots::Slots>,
     targets: targets::TargetTable,
     tables: Tables,
+    rows: Mutex<usdt::Rows>,
     /// Programs that run for every process: address space, life cycle.
     _machine_wide: Vec<Link>,
 }
@@ -197,7 +213,7 @@ impl Capture {
         let machine_wide = load::attach_machine_wide(&object)?;
         let tables = Tables::new(&object, config.tables_bytes)?;
         let targets = targets::TargetTable::map(&load::map(&object, "targets"))?;
-        Ok(Self { object, offer, rings, slots: Mutex::default(), targets, tables, _machine_wide: machine_wide })
+        Ok(Self { object, offer, rings, slots: Mutex::default(), targets, tables, rows: Mutex::default(), _machine_wide: machine_wide })
     }
 
     /// What the kernel turned out to offer.

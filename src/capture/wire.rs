@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use zerocopy::{FromBytes, Immutable, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::units::{Addr, StackHash};
 
@@ -40,6 +40,9 @@ const REC_FORK: u8 = 8;
 const REC_EXIT: u8 = 9;
 const REC_NEED_TABLE: u8 = 10;
 const REC_FREE_STACK: u8 = 11;
+const REC_SAMPLE: u8 = 12;
+/// `FP_USDT_SITES_MAX`: rows that say where the arguments of programs' own probes are.
+pub const USDT_SITES_MAX: u32 = 1024;
 /// `FP_STAMP_TIME_BITS`.
 const STAMP_TIME_BITS: u32 = 48;
 
@@ -87,6 +90,47 @@ struct RawAlloc {
     addr: u64,
     size: u64,
     stack: u64,
+}
+
+/// `struct fp_sample`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawSample {
+    head: Head,
+    addr: u64,
+    size: u64,
+    weight: u64,
+    stack: u64,
+}
+
+/// `struct fp_usdt_argument`: where an argument of a program's own probe is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct UsdtArgument {
+    /// The constant, or the displacement.
+    pub value: i64,
+    /// `enum fp_usdt_kind`.
+    pub kind: u8,
+    /// 1, 2, 4 or 8.
+    pub bytes: u8,
+    /// 1 = extended by its sign.
+    pub is_signed: u8,
+    /// DWARF register, 0x1f = none.
+    pub base: u8,
+    /// Likewise.
+    pub index: u8,
+    /// Bits.
+    pub shift: u8,
+    /// 0.
+    pub pad: [u8; 2],
+}
+
+/// `struct fp_usdt_site`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct UsdtSite {
+    /// Block, bytes, weight.
+    pub arguments: [UsdtArgument; 3],
 }
 
 /// `struct fp_free`.
@@ -199,6 +243,9 @@ const _: () = {
     assert!(size_of::<RawLife>() == 40);
     assert!(size_of::<RawNeedTable>() == 24);
     assert!(size_of::<TargetRow>() == 128);
+    assert!(size_of::<RawSample>() == 48);
+    assert!(size_of::<UsdtArgument>() == 16);
+    assert!(size_of::<UsdtSite>() == 48);
 };
 
 /// `enum fp_vm_op` with its arguments: what happened to the address space.
@@ -276,6 +323,17 @@ pub enum Body<'a> {
         addr: Addr,
         /// Bytes asked for.
         size: u64,
+        /// Stack of the call, 0 = none.
+        stack: StackHash,
+    },
+    /// The program tells of an allocation that stands for others.
+    Sample {
+        /// The block.
+        addr: Addr,
+        /// Bytes asked for.
+        size: u64,
+        /// Bytes it stands for.
+        weight: u64,
         /// Stack of the call, 0 = none.
         stack: StackHash,
     },
@@ -370,6 +428,10 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
         REC_ALLOC => {
             let r = raw::<RawAlloc>(bytes)?;
             Body::Alloc { addr: Addr(r.addr), size: r.size, stack: StackHash(r.stack) }
+        }
+        REC_SAMPLE => {
+            let r = raw::<RawSample>(bytes)?;
+            Body::Sample { addr: Addr(r.addr), size: r.size, weight: r.weight, stack: StackHash(r.stack) }
         }
         REC_FREE => Body::Free { addr: Addr(raw::<RawFree>(bytes)?.addr), stack: StackHash(0) },
         REC_FREE_STACK => {
@@ -474,7 +536,7 @@ mod tests {
 
     #[test]
     fn unknown_kinds_are_refused() {
-        for kind in [0, 12, 255] {
+        for kind in [0, 13, 255] {
             let mut bytes = Aligned([0; 128]);
             bytes.0[0] = kind;
             assert_eq!(decode(&bytes.0).unwrap_err().kind, kind);

@@ -16,15 +16,17 @@ use crate::error::{ExitStatus, Failed};
 use crate::probe::plan::PlanError;
 use crate::profile::{Profile, ValueKind, pprof};
 use crate::recorder::governed::{Governed, Options as GovernedOptions};
-use crate::recorder::{self, Options, Recorder};
+use crate::recorder::{self, Choice, Options, Recorder};
 use crate::target::TargetError;
 use crate::units::{HumanBytes, Pid, counted};
 
 /// Trace the allocations and frees of processes and write a profile
 ///
-/// In exact mode each malloc and free of the target costs about 2 µs while the recording runs. In governed mode the target loses at
-/// most its budget: what allocates little is traced in full, the rest in windows at random times. Read the profile with `fragprof
-/// report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was written.
+/// In exact mode each malloc and free of the target costs about 2 µs while the recording runs, or some nanoseconds where the process has an
+/// emitter (`fragprof run`, or a library with otel_memory or ddheap probes), which then is the source. In governed mode the target loses
+/// at most its budget: what allocates little is traced in full, the rest in windows at random times. Read the profile with `fragprof
+/// report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was
+/// written.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
 pub struct RecordArgs {
@@ -34,9 +36,9 @@ pub struct RecordArgs {
     /// Time to record, such as 500ms, 10s or 2m; until Ctrl-C or the end of the processes if not given
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
-    /// How to record
-    #[arg(long, value_enum, default_value_t = Mode::Exact)]
-    pub mode: Mode,
+    /// How to record; if not given, what a process's own emitter tells where it has one, else every call
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
     /// Share of its time that a process may lose in governed mode, such as 1% or 0.5%
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "1%")]
     pub budget: f64,
@@ -62,6 +64,9 @@ pub struct RecordArgs {
 pub enum Mode {
     /// Every allocation and free
     Exact,
+    /// A sample that the process itself tells of (otel_memory or ddheap probes, as of `fragprof run`): live bytes by stack for some
+    /// nanoseconds a call
+    Sampled,
     /// As much as the budget allows, in windows at random times
     Governed,
 }
@@ -100,7 +105,7 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     // Before anything is attached: a recording that cannot be written is a waste.
     output::check_writable(&args.output)?;
     let stop = stop_flag()?;
-    if args.mode == Mode::Governed {
+    if args.mode == Some(Mode::Governed) {
         return governed(args, &stop);
     }
     let options = Options {
@@ -108,6 +113,11 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
         free_stacks: args.free_stacks,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
+        source: match args.mode {
+            None | Some(Mode::Governed) => Choice::Best,
+            Some(Mode::Exact) => Choice::Functions,
+            Some(Mode::Sampled) => Choice::Emitter,
+        },
         ..Options::default()
     };
     let mut recorder = Recorder::new(options).map_err(failed)?;
@@ -120,6 +130,9 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     };
     let until = args.duration.map_or_else(|| "until Ctrl-C or its end".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()));
     eprintln!("fragprof: recording {who} {until}");
+    for words in recorder.source_words() {
+        eprintln!("fragprof: {words}");
+    }
     while !stop.load(Ordering::Relaxed) {
         let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(recorder.elapsed()));
         if left.is_zero() || !recorder.step(left.min(Duration::from_millis(100))) {
@@ -232,8 +245,9 @@ fn write(profile: &Profile, path: &std::path::Path) -> anyhow::Result<()> {
 fn summary(profile: &Profile, args: &RecordArgs) -> String {
     let totals = profile.totals();
     let file = args.output.display();
+    let about = if profile.meta.mode.estimates() { "about " } else { "" };
     let mut text = format!(
-        "fragprof: {:.1} s: {} of {}, {} live in {}\n",
+        "fragprof: {:.1} s: {about}{} of {}, {} live in {}\n",
         profile.meta.duration_s,
         counted(totals.get(ValueKind::AllocObjects), "allocation"),
         HumanBytes(totals.get(ValueKind::AllocSpace)),
@@ -267,6 +281,7 @@ pub fn failed(error: recorder::Error) -> anyhow::Error {
         recorder::Error::Target(_)
         | recorder::Error::Plan(_)
         | recorder::Error::Launch(_)
+        | recorder::Error::NoEmitter { .. }
         | recorder::Error::Capture(capture::Error::Attach { .. }) => ExitStatus::Target,
         recorder::Error::Capture(_) => ExitStatus::Failure,
     };

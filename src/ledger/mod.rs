@@ -10,6 +10,8 @@
 //!                    ├─▶ Histogram     sizes and lifetimes              (histogram.rs)
 //!                    └─▶ LedgerStats   what was wrong or missing        (stats.rs)
 //! Ledger ──▶ totals, stacks, ranges, sorted blocks                       (view.rs)
+//!
+//! SampledLedger ──▶ the same of a sample, as estimates with their error  (sampled.rs, estimate.rs)
 //! ```
 //!
 //! # Memory
@@ -32,9 +34,11 @@
 //! with its number; a stack whose saved number is not the last high's has not changed since. So the share of each stack in the
 //! high-water mark is exact and costs one comparison an event.
 
+mod estimate;
 mod event;
 mod histogram;
 mod outstanding;
+mod sampled;
 mod stacks;
 mod stats;
 #[cfg(test)]
@@ -44,9 +48,11 @@ mod view;
 
 use std::collections::HashMap;
 
+pub use estimate::{Estimate, Moments, Weighing};
 pub use event::Event;
 pub use histogram::{BUCKETS, Histogram};
 pub use outstanding::{Block, Outstanding, SortedBlocks};
+pub use sampled::{LIVE_MAX, SampledBlock, SampledLedger, SampledStack, SampledStats, SampledTotals};
 use stacks::Stacks;
 pub use stacks::{NO_STACK, STACKS_BEYOND_LIMIT, StackHistograms, StackLimits, StackTotals};
 pub use stats::LedgerStats;

@@ -9,6 +9,7 @@
 
 pub mod branches;
 pub mod cookie;
+pub mod emitter;
 pub mod features;
 pub mod forward;
 pub mod functions;

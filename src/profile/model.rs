@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::kind::{StandardErrors, ValueKind, Values};
-use super::meta::Metadata;
+use super::meta::{Metadata, Mode};
 
 /// Name of the frame that owns what no known stack owns.
 pub const UNATTRIBUTED: &str = "[unattributed]";
@@ -193,11 +193,19 @@ impl Profile {
         totals
     }
 
-    /// The standard errors of the sums over the stacks.
+    /// The standard errors of the sums over the stacks. What a sample leaves of a known whole errs by as much as its parts, the other way:
+    /// with such a rest in the sum, both cancel.
     pub fn total_errors(&self) -> StandardErrors {
-        let mut errors = StandardErrors::default();
+        let is_sampled = self.meta.mode == Mode::Sampled;
+        let (mut parts, mut rests) = (StandardErrors::default(), StandardErrors::default());
         for stack in &self.stacks {
-            errors.add(&stack.errors);
+            let is_rest = matches!(&*stack.frames, [only] if [UNATTRIBUTED, BEFORE_ATTACH].contains(&&*self.frame(*only).function));
+            (if is_rest && is_sampled { &mut rests } else { &mut parts }).add(&stack.errors);
+        }
+        let mut errors = StandardErrors::default();
+        for kind in ValueKind::ALL {
+            let (part, rest) = (parts.get(kind) as f64, rests.get(kind) as f64);
+            errors.set(kind, (part * part - rest * rest).max(0.0).sqrt().round() as u64);
         }
         errors
     }

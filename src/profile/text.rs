@@ -155,7 +155,8 @@ fn header(page: &mut Page, profile: &Profile) {
             let _ = write!(text, " in {} {}", with_error(ValueKind::InuseObjects), allocations(totals.get(ValueKind::InuseObjects)));
         }
         if let Some(peak) = meta.peak_inuse_bytes() {
-            let _ = write!(text, ", peak {}", HumanBytes(peak));
+            let since = if meta.mode.estimates() { " since the attach" } else { "" };
+            let _ = write!(text, ", peak{since} {}", HumanBytes(peak));
         }
         let doubtful = totals.get(ValueKind::DoubtfulSpace);
         if doubtful > 0 {

@@ -26,6 +26,13 @@ pub struct StartHeap {
 }
 
 impl StartHeap {
+    /// Whether a chunk of this start and length was live then.
+    pub fn had(&self, start: u64, bytes: u64) -> bool {
+        let live = |state| matches!(state, ChunkState::Live | ChunkState::Mmapped);
+        let same = |chunk: crate::census::chunks::Chunk| chunk.start == start && chunk.bytes == bytes && live(chunk.state);
+        self.tables.iter().any(|table| table.find(start).is_some_and(same))
+    }
+
     /// Whether a chunk that begins here was live then. If no recorded block lies here now, it is the same one: had it been freed and
     /// handed out again, the recording would have seen that.
     fn was_live(&self, start: u64) -> bool {

@@ -5,13 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::heap::HeapPicture;
+use super::sampled::SampledPicture;
 use super::target::Target;
 use super::watched::Watched;
 use crate::capture::counters::ENDS;
 use crate::capture::{Counters, TargetLoss};
 use crate::fragmentation::growth::GrowthSpace;
-use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
-use crate::profile::{BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
+use crate::ledger::{Estimate, Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, SampledLedger, SampledStack, StackView};
+use crate::probe::emitter::Emitter;
+use crate::profile::{
+    BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values,
+    meta,
+};
 use crate::symbol::{AddressSpace, Symbolizer};
 use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
@@ -53,19 +58,46 @@ const KINDS: [ValueKind; 9] = [
     ValueKind::DoubtfulSpace,
 ];
 
+/// What a sample measures.
+const SAMPLED_KINDS: [ValueKind; 6] = [
+    ValueKind::AllocObjects,
+    ValueKind::AllocSpace,
+    ValueKind::InuseObjects,
+    ValueKind::InuseSpace,
+    ValueKind::PeakSpace,
+    ValueKind::DoubtfulSpace,
+];
+
+/// What it measures with a census.
+const JOINED_KINDS: [ValueKind; 2] = [ValueKind::PinnedSpace, ValueKind::BlockedSpace];
+
 /// Builds the profile of all targets.
 pub fn profile(facts: Facts, targets: &[Target]) -> Profile {
     let mut profile = Profile::new(metadata(&facts));
+    let is_sampled = |target: &&Target| target.books.as_ref().is_some_and(|books| books.sampled.is_some());
+    let sampled = targets.iter().filter(is_sampled).count();
+    if sampled > 0 {
+        // With one estimate among them the sums are estimates.
+        profile.meta.mode = Mode::Sampled;
+        if sampled == targets.len() {
+            let joined = targets.iter().any(|target| target.sampled_heap.is_some());
+            profile.meta.kinds = SAMPLED_KINDS.into_iter().chain(JOINED_KINDS.into_iter().filter(|_| joined)).collect();
+            profile.meta.limits.clear();
+        }
+    }
     let mut namer = Namer { symbolizer: Symbolizer::new(), known: HashMap::new(), ends: HashMap::new() };
     for target in targets {
-        if let Some(books) = &target.books {
+        let Some(books) = &target.books else { continue };
+        if let Some(ledger) = &books.sampled {
+            add_sampled_process(&mut profile, &mut namer.symbolizer, target, books, ledger);
+        } else {
             add_process(&mut profile, &mut namer, target, books);
         }
     }
     let stats: Vec<LedgerStats> = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.ledger.stats()).collect();
     profile.meta.corrections = corrections(&stats);
     // One process without a census leaves the sum of all unknown.
-    let joined = |target: &Target| target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
+    let joined = |target: &Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
     if !targets.is_empty() && targets.iter().all(joined) {
         profile.meta.kinds = profile.meta.kinds.with(ValueKind::LiveObjects).with(ValueKind::LiveSpace);
     } else {
@@ -286,6 +318,9 @@ pub fn stand_in(id: StackId) -> &'static str {
 
 /// What a reader must know before believing a number of this process.
 pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
+    if let Some(sampled) = &books.sampled {
+        return sampled_doubts(loss, books, sampled);
+    }
     let stats = books.ledger.stats();
     let totals = books.ledger.totals();
     let mut doubts = Vec::new();
@@ -322,6 +357,172 @@ pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
     doubt(stats.stacks_undefined, format!("{} were lost: their allocations are in one row", counted(stats.stacks_undefined, "stack")));
     doubt(books.past_dropped, format!("{} before earlier execs are not in the profile", counted(books.past_dropped, "image")));
     doubts
+}
+
+/// A process whose own emitter is the source.
+fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, books: &Watched, ledger: &SampledLedger) {
+    let pid = target.process.pid().0;
+    let totals = ledger.totals();
+    profile.meta.processes.push(meta::Process {
+        pid,
+        comm: target.process.comm().to_owned(),
+        allocators: target.allocators.clone(),
+        lossy: ledger.is_lossy(),
+        peak_inuse_bytes: Some(totals.peak_bytes.rounded()),
+        heap: target.sampled_heap.as_ref().map(|heap| heap.summary),
+        source: target.source_words(),
+        samples: Some(totals.samples),
+        sample_bytes: ledger.interval_bytes(),
+        ..meta::Process::default()
+    });
+    profile.meta.notes.extend(target.notes.iter().map(|note| format!("process {pid}: {note}")));
+    profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
+    for past in &books.past_sampled {
+        add_sampled(profile, symbolizer, target, past, |row, view| {
+            row.set(ValueKind::AllocObjects, view.allocations);
+            row.set(ValueKind::AllocSpace, view.allocated_bytes);
+        });
+    }
+    let heap = target.sampled_heap.as_ref();
+    add_sampled(profile, symbolizer, target, ledger, |row, view| {
+        row.set(ValueKind::AllocObjects, view.allocations);
+        row.set(ValueKind::AllocSpace, view.allocated_bytes);
+        row.set(ValueKind::InuseObjects, view.live);
+        row.set(ValueKind::InuseSpace, view.live_bytes);
+        row.set(ValueKind::PeakSpace, view.peak_bytes);
+        row.set(ValueKind::DoubtfulSpace, view.doubtful_bytes);
+        if let Some(shares) = heap.and_then(|heap| heap.by_stack.get(&view.id)) {
+            row.set(ValueKind::LiveObjects, shares.chunks);
+            row.set(ValueKind::LiveSpace, shares.chunk_bytes);
+            row.set(ValueKind::PinnedSpace, shares.pinned_bytes);
+            row.set(ValueKind::BlockedSpace, shares.blocked_bytes);
+        }
+    });
+    if let Some(heap) = heap {
+        add_rests(profile, pid, heap, totals.live_bytes);
+    }
+}
+
+/// What the sample does not explain of a heap, as rows of its own, and the sum that they make with the stacks.
+fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes: Estimate) {
+    let rows = [(BEFORE_ATTACH, heap.before), (UNATTRIBUTED, Some(heap.unattributed))];
+    for (name, shares) in rows.into_iter().filter_map(|(name, shares)| Some((name, shares?))) {
+        let mut row = Row::default();
+        row.set(ValueKind::LiveObjects, shares.chunks);
+        row.set(ValueKind::LiveSpace, shares.chunk_bytes);
+        row.set(ValueKind::PinnedSpace, shares.pinned_bytes);
+        row.set(ValueKind::BlockedSpace, shares.blocked_bytes);
+        row.add_to(profile, pid, &[Frame::named(name)], None);
+    }
+    let (notes, limits) = (&mut profile.meta.notes, &mut profile.meta.limits);
+    let shown =
+        |estimate: &Estimate| format!("{} ±{}", HumanBytes(estimate.rounded()), HumanBytes((1.96 * estimate.standard_error()) as u64));
+    let rounding = heap.attributed.chunk_bytes.value - live_bytes.value;
+    let before = heap.before.map_or_else(String::new, |before| format!("from before the attach {}, ", shown(&before.chunk_bytes)));
+    notes.push(format!(
+        "process {pid}: live by the census {} = by stack {}, the allocator's rounding of it {}, {before}unattributed {}",
+        HumanBytes(heap.summary.live_bytes.unwrap_or(0)),
+        shown(&live_bytes),
+        HumanBytes(rounding.max(0.0) as u64),
+        shown(&heap.unattributed.chunk_bytes),
+    ));
+    if heap.gone > 0 {
+        notes.push(format!(
+            "process {pid}: {} sampled blocks were gone when the census was taken, after the end of the recording",
+            heap.gone
+        ));
+    }
+    if heap.before.is_none() {
+        limits.push(format!(
+            "process {pid}: what was allocated before the recording is part of the unattributed: it was not counted at its start"
+        ));
+    }
+    if heap.beyond > 0 {
+        limits.push(format!("process {pid}: {} sampled blocks were too many to join with the census", heap.beyond));
+    }
+}
+
+/// What a reader must know before believing an estimate of this process.
+fn sampled_doubts(loss: TargetLoss, books: &Watched, ledger: &SampledLedger) -> Vec<String> {
+    let stats = ledger.stats();
+    let mut doubts = Vec::new();
+    let mut doubt = |count: u64, text: String| {
+        if count > 0 {
+            doubts.push(text);
+        }
+    };
+    doubt(
+        loss.allocations + loss.frees,
+        format!(
+            "{} samples and {} of their frees were lost: live bytes by stack are off by what they stood for",
+            loss.allocations, loss.frees
+        ),
+    );
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
+    doubt(stats.missed_frees, format!("{} sampled blocks were freed unseen: their addresses were handed out again", stats.missed_frees));
+    doubt(
+        stats.pruned,
+        format!("{} sampled blocks of which a free may have been lost were not live by the census: taken out", stats.pruned),
+    );
+    doubt(stats.implausible, format!("{} samples with an impossible address or weight were refused", stats.implausible));
+    doubt(stats.refused, format!("{} samples beyond {} that live are not in the live bytes", stats.refused, crate::ledger::LIVE_MAX));
+    let (refused, undefined) = ledger.stacks_missing();
+    doubt(refused, format!("{refused} stacks beyond the limit are summed in one row"));
+    doubt(undefined, format!("{undefined} stacks were lost: their allocations are in one row"));
+    doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
+    doubts
+}
+
+/// A row of estimates under way.
+#[derive(Default)]
+struct Row {
+    values: Values,
+    errors: StandardErrors,
+}
+
+impl Row {
+    fn set(&mut self, kind: ValueKind, estimate: Estimate) {
+        self.values.set(kind, estimate.rounded());
+        self.errors.set(kind, estimate.rounded_error());
+    }
+
+    fn add_to(&self, profile: &mut Profile, pid: u32, frames: &[Frame], truncated: Option<&str>) {
+        if !(self.values.is_zero() && self.errors.is_zero()) {
+            profile.add_estimate(pid, frames, truncated, &self.values, &self.errors);
+        }
+    }
+}
+
+fn add_sampled(
+    profile: &mut Profile,
+    symbolizer: &mut Symbolizer,
+    target: &Target,
+    ledger: &SampledLedger,
+    fill: impl Fn(&mut Row, &SampledStack<'_>),
+) {
+    let pid = target.process.pid().0;
+    for view in ledger.stacks() {
+        let mut row = Row::default();
+        fill(&mut row, &view);
+        if view.frames.is_empty() {
+            row.add_to(profile, pid, &[Frame::named(stand_in(view.id))], None);
+            continue;
+        }
+        let frames = symbolizer.stack(&target.space, view.frames);
+        let end = End::from_wire(view.end).filter(|end| *end != End::Complete).map(End::description);
+        row.add_to(profile, pid, without_emitter(&frames, target), end);
+    }
+}
+
+/// The frames without those of fragprof's own sampler at the leaf, which are the same in every stack. What another emitter's file is made
+/// of, its program's code or an allocator's, is not known.
+fn without_emitter<'a>(frames: &'a [Frame], target: &Target) -> &'a [Frame] {
+    let is_emitters = |frame: &Frame| {
+        let own = |emitter: &&Emitter| emitter.stats.is_some();
+        target.emitters.iter().filter(own).any(|emitter| emitter.display_path == std::path::Path::new(&*frame.module))
+    };
+    let own = frames.iter().take_while(|frame| is_emitters(frame)).count();
+    if own < frames.len() { &frames[own..] } else { frames }
 }
 
 /// `NoMapping` → `no_mapping`.

@@ -199,7 +199,7 @@ pub fn mappings_of(maps: &Maps) -> Vec<crate::heap::extents::Mapping> {
 }
 
 /// The states of the pages that some ranges, sorted by address, touch.
-fn pages_of(memory: &LiveMemory, ranges: impl Iterator<Item = Range<u64>>) -> Option<PageRuns> {
+pub fn pages_of(memory: &LiveMemory, ranges: impl Iterator<Item = Range<u64>>) -> Option<PageRuns> {
     let mut whole: Vec<Range<u64>> = Vec::new();
     for range in ranges {
         let range = page_down(range.start)..page_up(range.end);

@@ -32,6 +32,11 @@ impl<'a> Look<'a> {
         &self.target.allocators
     }
 
+    /// Where its figures come from, if not from the allocator's functions.
+    pub fn source(&self) -> String {
+        self.target.source_words()
+    }
+
     /// What a reader should know of how it is traced.
     pub fn notes(&self) -> &'a [String] {
         &self.target.notes

@@ -21,6 +21,7 @@ mod heap;
 mod launch;
 mod look;
 mod moments;
+mod sampled;
 mod sink;
 mod target;
 mod walker;
@@ -38,13 +39,14 @@ pub use build::stand_in;
 use heap::Before;
 pub use launch::LaunchError;
 pub use look::Look;
-use sink::{LedgerSink, Notice, SharedShard, lock};
+use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
 use walker::{Purpose, Walked, Walker};
 pub use watched::Watched;
 
 use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
-use crate::ledger::{Event, Ledger, StackLimits};
+use crate::ledger::{Ledger, StackLimits};
+use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
 use crate::probe::plan::{PlanError, Planner};
 use crate::profile::{Counter, HeapMoment, Profile};
@@ -64,6 +66,9 @@ const REPAIR_BLOCKS_MAX: u64 = 1 << 20;
 /// Live blocks of books that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
 const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
 
+/// How long an image that replaced another may take to load its libraries.
+const STARTING_MAX: Duration = Duration::from_secs(1);
+
 /// How often a launched command is looked at for an exec, at which it stands still.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -79,9 +84,29 @@ pub enum Error {
     /// The process cannot be looked at.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// Only what an emitter tells was wanted, and there is none.
+    #[error(
+        "process {pid} has no emitter of otel_memory or ddheap probes: start it with `fragprof run -- CMD`, or record every call (--mode exact)"
+    )]
+    NoEmitter {
+        /// The process.
+        pid: Pid,
+    },
     /// The command could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+}
+
+/// Which source to record from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// A process's own emitter where there is one, else the allocator's functions.
+    #[default]
+    Best,
+    /// The allocator's functions.
+    Functions,
+    /// An emitter, or nothing.
+    Emitter,
 }
 
 /// What to record, and how.
@@ -95,6 +120,8 @@ pub struct Options {
     pub ring_bytes: Option<u32>,
     /// Attach by this method instead of the best one.
     pub method: Option<crate::probe::features::Attach>,
+    /// Which source to record from.
+    pub source: Choice,
     /// Take no stacks at all, to measure what they cost.
     pub no_stacks: bool,
     /// Take a census at the start, near each new peak and after losses too, not only at the end.
@@ -111,6 +138,7 @@ pub fn monotonic_ns() -> u64 {
 pub struct Recorder {
     capture: Capture,
     planner: Planner,
+    finder: Finder,
     snapshots: Snapshots,
     options: Options,
     shards: Vec<SharedShard>,
@@ -143,7 +171,8 @@ impl Recorder {
             ..capture::Config::default()
         };
         let capture = Capture::load(&config)?;
-        let planner = Planner::new(Features::of_host().emulation());
+        let emulation = Features::of_host().emulation();
+        let (planner, finder) = (Planner::new(emulation), Finder::new(emulation));
         let (sender, notices) = sync_channel(NOTICES_MAX);
         let notices_lost = Arc::<AtomicU64>::default();
         let shards: Vec<SharedShard> = (0..capture.shards()).map(|_| SharedShard::default()).collect();
@@ -159,6 +188,7 @@ impl Recorder {
         Ok(Self {
             capture,
             planner,
+            finder,
             snapshots: Snapshots::default(),
             options,
             shards,
@@ -223,6 +253,9 @@ impl Recorder {
         self.switch_on(slot);
         let mut probed = Ok(());
         while let Ok(look) = launched.looks().recv() {
+            if let Some(target) = self.targets.get_mut(&slot) {
+                target.starting = (!look.at_entry).then(Instant::now);
+            }
             // Before the entry point the C library may not be there yet: nothing to probe is no failure.
             probed = self.probe(slot);
             if look.at_entry {
@@ -231,6 +264,12 @@ impl Recorder {
         }
         self.launched = Some(launched);
         probed
+    }
+
+    /// Which processes are sampled by an emitter of their own, as sentences.
+    pub fn source_words(&self) -> Vec<String> {
+        let sampled = self.targets.values().filter(|target| target.source == target::Source::Emitter);
+        sampled.map(|target| format!("process {} is {}", target.process.pid(), target.source_words())).collect()
     }
 
     /// How the launched command ended, once it has.
@@ -244,15 +283,18 @@ impl Recorder {
             let pid = self.launched.as_ref().map(launch::Launched::pid);
             let slot = self.targets.iter().find(|(_, target)| Some(target.process.pid()) == pid).map(|(slot, _)| *slot);
             let Some(slot) = slot else { continue };
-            if look.new_image
-                && let Some(target) = self.targets.get_mut(&slot)
-            {
-                target.exec();
+            if let Some(target) = self.targets.get_mut(&slot) {
+                if look.new_image {
+                    target.exec();
+                }
+                target.starting = (!look.at_entry).then(Instant::now);
             }
-            if let Err(error) = self.probe(slot)
-                && look.at_entry
-            {
-                self.notes.push(format!("after an exec: {error}"));
+            if let Err(error) = self.probe(slot) {
+                if look.at_entry {
+                    self.notes.push(format!("after an exec: {error}"));
+                } else {
+                    tracing::debug!("while the new image starts: {error}");
+                }
             }
         }
     }
@@ -362,7 +404,7 @@ impl Recorder {
     }
 
     /// Gives a process a slot and books. `free_at_start`: free bytes of its heap, if they are known.
-    fn register(&mut self, process: Process, inherited: Option<Ledger>, free_at_start: Option<u64>) -> Result<u16, Error> {
+    fn register(&mut self, process: Process, inherited: Option<Inherited>, free_at_start: Option<u64>) -> Result<u16, Error> {
         let pid = process.pid();
         let shard = 0;
         let mut flags = wire::TARGET_VM;
@@ -373,20 +415,26 @@ impl Recorder {
             flags |= wire::TARGET_FREE_STACKS;
         }
         let slot = self.capture.add_target(pid, shard, TargetFlags(flags))?;
-        let ledger = inherited.unwrap_or_else(|| Ledger::new(monotonic_ns(), StackLimits::default()));
+        let (ledger, sampled) = inherited
+            .map_or_else(|| (Ledger::new(monotonic_ns(), StackLimits::default()), None), |inherited| (inherited.ledger, inherited.sampled));
         let shard = shard as usize;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
-        lock(&self.shards[shard]).watched.insert(slot.index, Watched::new(pid, slot, ledger, &mappings, free_at_start));
+        let mut watched = Watched::new(pid, slot, ledger, &mappings, free_at_start);
+        watched.sampled = sampled;
+        lock(&self.shards[shard]).watched.insert(slot.index, watched);
         self.targets.insert(slot.index, Target::new(process, slot, shard));
         Ok(slot.index)
     }
 
     /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
-        match self.targets.get_mut(&slot) {
-            Some(target) => target.probe(&self.capture, &mut self.planner, &mut self.snapshots),
-            None => Ok(()),
+        let Some(target) = self.targets.get_mut(&slot) else { return Ok(()) };
+        target.choose_source(&mut self.finder, self.options.source)?;
+        // The books must be the right ones before the first record comes.
+        if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
+            watched.set_emitter(target.emitter_interval());
         }
+        target.probe(&self.capture, &mut self.planner, &mut self.snapshots)
     }
 
     fn switch_on(&mut self, slot: u16) {
@@ -452,7 +500,12 @@ impl Recorder {
 
     fn new_image(&mut self, slot: u16) {
         let began_ns = monotonic_ns();
+        let launched = self.launched.as_ref().map(launch::Launched::pid);
         let Some(target) = self.targets.get_mut(&slot) else { return };
+        // A command stands still at its exec, and was looked at there.
+        if launched == Some(target.process.pid()) {
+            return;
+        }
         target.exec();
         let probed_before = target.probed();
         match self.probe(slot) {
@@ -485,7 +538,7 @@ impl Recorder {
     fn gap(&mut self, slot: u16, start_ns: u64) {
         let Some(target) = self.targets.get(&slot) else { return };
         if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
-            watched.ledger.apply(&Event::Gap { start_ns, end_ns: monotonic_ns() });
+            watched.gap(start_ns, monotonic_ns());
         }
     }
 
@@ -512,6 +565,14 @@ impl Recorder {
             }
         }
         self.ask_for_walks();
+        // An image that nobody follows to its entry point has started by now.
+        let started = |target: &Target| target.starting.is_some_and(|since| since.elapsed() >= STARTING_MAX);
+        for slot in self.targets.iter().filter(|(_, target)| started(target)).map(|(slot, _)| *slot).collect::<Vec<_>>() {
+            if let Some(target) = self.targets.get_mut(&slot) {
+                target.starting = None;
+            }
+            self.new_code(slot);
+        }
         // An exit whose record was lost.
         let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();
         for slot in gone {
@@ -563,7 +624,7 @@ impl Recorder {
         for (slot, target) in &mut self.targets {
             let Some((alloc, free, other)) = target.new_losses(&self.capture) else { continue };
             if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(slot) {
-                watched.ledger.apply(&Event::Loss { alloc, free, other, time_ns: monotonic_ns() });
+                watched.loss(alloc, free, other, monotonic_ns());
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::watched::Watched;
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::capture::{BATCH_RECORDS, Sink};
-use crate::ledger::{Event, Ledger};
+use crate::ledger::{Event, Ledger, SampledLedger};
 use crate::units::{Addr, Pid};
 
 /// Events gathered before the shard's lock is taken; long enough that the ledger can fetch its table's slots ahead.
@@ -50,13 +50,21 @@ pub enum Notice {
     },
 }
 
+/// A forked child's copy of its parent's books.
+pub struct Inherited {
+    /// Of what was traced.
+    pub ledger: Ledger,
+    /// Of what an emitter told.
+    pub sampled: Option<Box<SampledLedger>>,
+}
+
 /// The processes of one ring.
 #[derive(Default)]
 pub struct Shard {
     /// By slot.
     pub watched: HashMap<u16, Watched>,
     /// Books of children that the driver has not met yet: their parent's at the moment of the fork.
-    pub inherited: HashMap<Pid, Ledger>,
+    pub inherited: HashMap<Pid, Inherited>,
     /// Children whose parent's books were not copied because there were too many blocks.
     pub inherited_refused: u64,
     /// Whether children are to be watched too.
@@ -101,7 +109,7 @@ impl LedgerSink {
         if let Some(watched) = lock(&self.shard).watched.get_mut(&slot)
             && watched.slot.generation as u16 == generation
         {
-            watched.ledger.apply_batch(&self.batch);
+            watched.apply_batch(&self.batch);
         }
         self.batch.clear();
     }
@@ -134,16 +142,17 @@ impl LedgerSink {
         let Some(process) = watched.get_mut(&slot).filter(|process| record.head.is_of(process.slot.generation)) else { return };
         let notice = match record.body {
             Body::Stack { hash, frames, end } => {
-                process.ledger.apply(&Event::DefineStack { hash, frames, end });
+                process.define_stack(hash, frames, end);
                 return;
             }
             Body::NeedTable { pc } => Some(Notice::NeedTable { slot, pc }),
             Body::Fork { child } => {
                 let child = Pid(child);
                 if *follow_children {
-                    let blocks: u64 = inherited.values().map(|ledger| ledger.totals().live).sum();
+                    let blocks: u64 = inherited.values().map(|inherited| inherited.ledger.totals().live).sum();
                     if blocks + process.ledger.totals().live <= INHERITED_BLOCKS_MAX {
-                        inherited.insert(child, process.ledger.fork());
+                        let sampled = process.sampled.as_ref().map(|sampled| Box::new(sampled.fork()));
+                        inherited.insert(child, Inherited { ledger: process.ledger.fork(), sampled });
                     } else {
                         *inherited_refused += 1;
                     }

@@ -1,14 +1,17 @@
 //! The driver's side of a watched process: its probes, its code, and what is needed to name its stacks after it is gone.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use super::attribution::StartHeap;
 use super::heap::{self, Before, HeapPicture};
 use super::moments::Moments;
+use super::sampled::{self, SampledPicture};
 use super::walker::{Walked, Whose};
-use super::{Error, Watched};
-use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
+use super::{Choice, Error, Watched};
+use crate::capture::{AttachFile, AttachSite, Attached, Capture, PassedFile, Slot, TargetLoss};
 use crate::heap::footprint::Footprint;
+use crate::probe::emitter::{Emitter, Finder};
 use crate::probe::functions::Function;
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::profile::HeapMoment;
@@ -22,6 +25,18 @@ pub(super) type FileKey = (u64, u64);
 /// recording is then among the unattributed.
 const START_CHUNKS_MAX: usize = 32 << 20;
 
+/// Where the figures of a process come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Source {
+    /// Not looked at yet.
+    #[default]
+    Undecided,
+    /// Probes on the allocator's functions: every call.
+    Functions,
+    /// The process's own emitter.
+    Emitter,
+}
+
 /// A watched process as the driver sees it.
 pub struct Target {
     pub process: Process,
@@ -29,6 +44,15 @@ pub struct Target {
     pub shard: usize,
     /// The probed files with their links.
     attached: HashMap<FileKey, Attached>,
+    /// What is probed in them.
+    pub source: Source,
+    /// Since when its image has been starting: its libraries come one by one, and its emitter does not know yet whether it will be heard.
+    /// `None` = it runs.
+    pub starting: Option<Instant>,
+    /// The emitters that are heard, while they are the source.
+    pub emitters: Vec<Emitter>,
+    /// The heap at the end, where an emitter is the source.
+    pub sampled_heap: Option<SampledPicture>,
     /// Names of the allocators probed: the one that serves malloc, then the others in the order met.
     pub allocators: Vec<String>,
     /// Executable code seen so far.
@@ -57,6 +81,10 @@ impl Target {
             slot,
             shard,
             attached: HashMap::new(),
+            source: Source::default(),
+            starting: None,
+            emitters: Vec::new(),
+            sampled_heap: None,
             allocators: Vec::new(),
             space,
             heap: None,
@@ -80,12 +108,95 @@ impl Target {
         self.loss
     }
 
+    /// Looks for emitters, and decides whether they are the source. The decision is made once for an image, or as long as it is starting.
+    pub fn choose_source(&mut self, finder: &mut Finder, choice: Choice) -> Result<(), Error> {
+        let starting = self.starting.is_some();
+        // Of a process that has ended nothing is mapped any more; what it was still holds.
+        if !self.process.is_alive() {
+            return Ok(());
+        }
+        if choice == Choice::Functions {
+            self.source = Source::Functions;
+            return Ok(());
+        }
+        let found = finder.find(&self.process)?;
+        for refused in found.refused {
+            self.note(format!("an emitter is not listened to: {refused}"));
+        }
+        // Before a program has started, its sampler does not know yet whether it is in front.
+        let (heard, deaf): (Vec<Emitter>, Vec<Emitter>) = found.emitters.into_iter().partition(|emitter| starting || emitter.hears());
+        if !starting {
+            for emitter in &deaf {
+                self.note(format!("{} hears nothing: another malloc stands in front of it", emitter.describe()));
+            }
+        }
+        match (self.source, heard.is_empty()) {
+            (Source::Functions, false) if !starting => {
+                self.note(format!("{} was loaded later: every call goes on being traced", heard[0].describe()));
+                return Ok(());
+            }
+            (_, true) if choice == Choice::Emitter && !starting => return Err(Error::NoEmitter { pid: self.process.pid() }),
+            // It was listened to from before it could know.
+            (Source::Emitter, true) if !deaf.is_empty() => {
+                self.attached.clear();
+                self.source = Source::Functions;
+            }
+            (Source::Emitter, true) => {}
+            (_, true) => self.source = Source::Functions,
+            (before, false) => {
+                if before == Source::Functions {
+                    self.attached.clear();
+                    self.allocators.clear();
+                }
+                self.source = Source::Emitter;
+            }
+        }
+        self.emitters = heard;
+        Ok(())
+    }
+
+    /// What the emitter says of its mean distance of sample points; the outer `None` = no emitter is the source.
+    pub fn emitter_interval(&self) -> Option<Option<u64>> {
+        let says = || self.emitters.iter().find_map(|emitter| emitter.stats).map(|stats| stats.sample_bytes);
+        (self.source == Source::Emitter).then(says)
+    }
+
+    /// The emitters in words; empty if they are not the source.
+    pub fn source_words(&self) -> String {
+        if self.source != Source::Emitter {
+            return String::new();
+        }
+        let words: Vec<String> = self.emitters.iter().map(Emitter::describe).collect();
+        format!("sampled in the process, {}", words.join(" and "))
+    }
+
+    /// Listens to the emitters that are new, lets go of those that are gone.
+    fn hear(&mut self, capture: &Capture) -> Result<(), Error> {
+        let key = |emitter: &Emitter| (emitter.identity.device, emitter.identity.inode);
+        let keys: Vec<FileKey> = self.emitters.iter().map(key).collect();
+        self.attached.retain(|attached, _| keys.contains(attached));
+        for emitter in &self.emitters {
+            if self.attached.contains_key(&key(emitter)) {
+                continue;
+            }
+            // A file may have both providers.
+            let files: Vec<PassedFile> = self.emitters.iter().filter(|e| key(e) == key(emitter)).map(|e| e.sites.clone()).collect();
+            let attached = capture.attach_passed(self.process.pid(), self.slot, &files)?;
+            tracing::debug!("process {}: listening to {}", self.process.pid(), emitter.describe());
+            self.attached.insert(key(emitter), attached);
+        }
+        Ok(())
+    }
+
     /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
     pub fn probe(&mut self, capture: &Capture, planner: &mut Planner, snapshots: &mut Snapshots) -> Result<(), Error> {
         let maps = self.process.maps()?;
         snapshots.update(&mut self.space, &self.process, &maps);
         if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
+        }
+        if self.source == Source::Emitter {
+            return self.hear(capture);
         }
         let plan = planner.plan(&self.process)?;
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
@@ -141,6 +252,9 @@ impl Target {
         self.image += 1;
         self.before = Before::Nothing;
         self.moments = Moments::default();
+        // The new image may have another source.
+        self.source = Source::Undecided;
+        self.starting = Some(Instant::now());
     }
 
     /// Whose heap it is now.
@@ -175,6 +289,10 @@ impl Target {
     /// The heap as it is now, joined with the books.
     pub fn look_at_the_heap(&mut self, after_ms: u64) {
         let Some(books) = &mut self.books else { return };
+        if let Some(ledger) = &mut books.sampled {
+            self.sampled_heap = sampled::picture(self.process.pid(), ledger, &self.before);
+            return;
+        }
         let recorded_live_bytes = books.ledger.totals().live_bytes;
         self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint, &self.before);
         if let Some(picture) = self.heap.as_ref().filter(|picture| picture.attribution.is_some()) {

@@ -7,8 +7,8 @@ use crate::capture::Slot;
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
-use crate::ledger::{Event, Ledger, StackLimits};
-use crate::units::{Addr, Pid, StackHash};
+use crate::ledger::{Event, Ledger, SampledLedger, StackLimits};
+use crate::units::{Addr, Pid, StackHash, StackId};
 
 /// Image ledgers kept of a process that execs again and again; older ones are dropped and counted.
 const PAST_MAX: usize = 16;
@@ -24,6 +24,10 @@ pub struct Watched {
     pub slot: Slot,
     /// The ledger of the current image.
     pub ledger: Ledger,
+    /// What the process's own emitter told, where that is the source; `ledger` then is empty.
+    pub sampled: Option<Box<SampledLedger>>,
+    /// What emitters of the images before each exec told.
+    pub past_sampled: Vec<SampledLedger>,
     /// Ledgers of the images before each exec; their memory is gone, their totals count.
     pub past: Vec<Ledger>,
     /// Images whose ledger was dropped because there were more than [`PAST_MAX`].
@@ -50,6 +54,8 @@ impl Watched {
             pid,
             slot,
             ledger,
+            sampled: None,
+            past_sampled: Vec::new(),
             past: Vec::new(),
             past_dropped: 0,
             exited: None,
@@ -65,13 +71,90 @@ impl Watched {
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
         match record.body {
             Body::Exec { .. } => self.exec(time_ns),
+            Body::Sample { addr, size, weight, stack } => {
+                self.sampled.get_or_insert_with(new_sampled).alloc(addr, size, weight, stack, time_ns);
+            }
             Body::Exit { code } => self.exited = Some((time_ns, code)),
             Body::Vm { change, stack, request } => self.vm(change, stack, request, time_ns),
             _ => {}
         }
     }
 
+    /// A stack's frame words and why its walk ended, in whichever books count.
+    pub fn stack_words(&self, id: StackId) -> (&[u64], u8) {
+        match &self.sampled {
+            Some(sampled) => sampled.stack_words(id),
+            None => {
+                let view = self.ledger.stack(id);
+                (view.frames, view.end)
+            }
+        }
+    }
+
+    /// From here on the process's own emitter is the source, with this mean distance of sample points if it says so; or, with `None`,
+    /// the allocator's functions.
+    pub fn set_emitter(&mut self, emitter: Option<Option<u64>>) {
+        match (emitter, &mut self.sampled) {
+            (Some(interval_bytes), Some(sampled)) => sampled.set_interval(interval_bytes),
+            (Some(interval_bytes), none) => {
+                *none = Some(Box::new(SampledLedger::new(interval_bytes, StackLimits::default())));
+            }
+            (None, _) => self.put_sampled_aside(),
+        }
+    }
+
+    /// The ends of spells that were not observed, in whichever books count.
+    pub fn gap(&mut self, start_ns: u64, end_ns: u64) {
+        match &mut self.sampled {
+            Some(sampled) => sampled.gap(start_ns, end_ns),
+            None => self.ledger.apply(&Event::Gap { start_ns, end_ns }),
+        }
+    }
+
+    /// Records were lost.
+    pub fn loss(&mut self, alloc: u64, free: u64, other: u64, time_ns: u64) {
+        match &mut self.sampled {
+            Some(sampled) => sampled.loss(alloc, free, time_ns),
+            None => self.ledger.apply(&Event::Loss { alloc, free, other, time_ns }),
+        }
+    }
+
+    /// A stack's frames.
+    pub fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
+        match &mut self.sampled {
+            Some(sampled) => sampled.define_stack(hash, frames, end),
+            None => self.ledger.apply(&Event::DefineStack { hash, frames, end }),
+        }
+    }
+
+    /// Allocator events, in order. Of a process with an emitter only the frees of what it told come this way.
+    pub fn apply_batch(&mut self, events: &[Event<'static>]) {
+        let Some(sampled) = &mut self.sampled else {
+            self.ledger.apply_batch(events);
+            return;
+        };
+        for event in events {
+            if let Event::Free { addr, time_ns, .. } = *event {
+                sampled.free(addr, time_ns);
+            }
+        }
+    }
+
+    fn put_sampled_aside(&mut self) {
+        let Some(before) = self.sampled.take().filter(|sampled| sampled.totals().samples > 0) else { return };
+        if self.past_sampled.len() == PAST_MAX {
+            self.past_sampled.remove(0);
+            self.past_dropped += 1;
+        }
+        self.past_sampled.push(*before);
+    }
+
     fn exec(&mut self, time_ns: u64) {
+        if self.sampled.is_some() {
+            self.put_sampled_aside();
+            // A library that is preloaded is in the new image too, and heard already.
+            self.sampled = Some(new_sampled());
+        }
         let before = std::mem::replace(&mut self.ledger, Ledger::new(time_ns, StackLimits::default()));
         if before.totals().allocations > 0 {
             if self.past.len() == PAST_MAX {
@@ -89,7 +172,11 @@ impl Watched {
     fn vm(&mut self, change: VmChange, stack: StackHash, request: u64, time_ns: u64) {
         self.vm_changes += 1;
         if let VmChange::Munmap { addr, len } = change {
-            self.ledger.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
+            let end = Addr(addr.0.saturating_add(len));
+            match &mut self.sampled {
+                Some(sampled) => sampled.unmap(addr, end, time_ns),
+                None => self.ledger.apply(&Event::Unmapped { start: addr, end, time_ns }),
+            }
         }
         let Some(event) = vm_event(change) else { return };
         let grown = self.extents.apply(&event).grown_bytes;
@@ -122,4 +209,8 @@ pub(super) fn vm_event(change: VmChange) -> Option<VmEvent> {
         VmChange::Mprotect { addr, len, prot } => VmEvent::Mprotect { addr: addr.0, len, prot },
         VmChange::Touch { .. } => return None,
     })
+}
+
+fn new_sampled() -> Box<SampledLedger> {
+    Box::new(SampledLedger::new(None, StackLimits::default()))
 }

@@ -16,6 +16,7 @@
 //! x86-64 that address no symbol are understood; others are named and refused.
 
 use super::elf::{Elf, ReadAt};
+use crate::probe::register::Register;
 use crate::units::FileOffset;
 
 /// Bytes of notes read of a file. A note has some 80 bytes; the largest users (libc, Python, Ruby, databases) have some thousand probes.
@@ -30,10 +31,6 @@ const TEXT_SHOWN_MAX: usize = 64;
 const NOTES: &[u8] = b".note.stapsdt";
 const NOTE_TYPE: u32 = 3;
 const NOTE_OWNER: &[u8] = b"stapsdt\0";
-
-/// A register of x86-64 by its DWARF number, as the BPF programs know it (`fp_register` in bpf/alloc.bpf.h).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Register(pub u8);
 
 /// Where an argument is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

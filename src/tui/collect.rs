@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::choose;
 use super::heap::{self, HeapReader};
-use super::sample::{Counted, Heap, Named, Numbers, ProcessSample, Sample, StackKey, StackSample};
-use crate::ledger::LedgerTotals;
+use super::sample::{Counted, Errors, Heap, Named, Numbers, Peak, ProcessSample, Sample, StackKey, StackSample};
+use crate::ledger::{LedgerTotals, SampledLedger};
 use crate::profile::Frame;
 use crate::recorder::{Look, Recorder, Watched, stand_in};
 use crate::symbol::Symbolizer;
@@ -54,10 +54,15 @@ struct Books {
     exited: Option<u32>,
     doubts: Vec<String>,
     stacks: Vec<Numbers>,
+    /// Of estimates: the standard errors of the sums.
+    errors: Option<Errors>,
 }
 
 impl Books {
     fn copy(look: &Look<'_>, watched: &Watched) -> Self {
+        if let Some(sampled) = &watched.sampled {
+            return Self::copy_sampled(look, watched, sampled);
+        }
         let growth = &watched.growth.bytes;
         let numbers = |view: crate::ledger::StackView<'_>| Numbers {
             inuse_bytes: view.totals.live_bytes,
@@ -83,6 +88,56 @@ impl Books {
             exited: watched.exited.map(|(_, status)| status),
             doubts: look.doubts(watched),
             stacks: watched.ledger.stacks().map(numbers).collect(),
+            errors: None,
+        }
+    }
+
+    /// The estimates of a process that has an emitter, in the places of what is counted of others.
+    fn copy_sampled(look: &Look<'_>, watched: &Watched, sampled: &SampledLedger) -> Self {
+        let numbers = |view: crate::ledger::SampledStack<'_>| Numbers {
+            inuse_bytes: view.live_bytes.rounded(),
+            inuse_allocations: view.live.rounded(),
+            allocated_bytes: view.allocated_bytes.rounded(),
+            allocations: view.allocations.rounded(),
+            doubtful_bytes: view.doubtful_bytes.rounded(),
+            errors: Some(Errors {
+                inuse_bytes: view.live_bytes.rounded_error(),
+                inuse_allocations: view.live.rounded_error(),
+                allocated_bytes: view.allocated_bytes.rounded_error(),
+                allocations: view.allocations.rounded_error(),
+            }),
+            ..Numbers::default()
+        };
+        let totals = sampled.totals();
+        let past = watched.past_sampled.iter().map(SampledLedger::totals).fold(Counted::default(), |sum, past| Counted {
+            allocations: sum.allocations.saturating_add(past.allocations.rounded()),
+            allocated_bytes: sum.allocated_bytes.saturating_add(past.allocated_bytes.rounded()),
+        });
+        let ledger = LedgerTotals {
+            allocations: totals.allocations.rounded(),
+            allocated_bytes: totals.allocated_bytes.rounded(),
+            live: totals.live.rounded(),
+            live_bytes: totals.live_bytes.rounded(),
+            peak_bytes: totals.peak_bytes.rounded(),
+            ..LedgerTotals::default()
+        };
+        Self {
+            at: Instant::now(),
+            image: watched.past_sampled.len() as u64 + watched.past_dropped,
+            ledger,
+            past,
+            unknown_frees: sampled.stats().unknown_frees,
+            growth_bytes: 0,
+            lossy: sampled.is_lossy(),
+            exited: watched.exited.map(|(_, status)| status),
+            doubts: look.doubts(watched),
+            stacks: sampled.stacks().into_iter().map(numbers).collect(),
+            errors: Some(Errors {
+                inuse_bytes: totals.live_bytes.rounded_error(),
+                inuse_allocations: totals.live.rounded_error(),
+                allocated_bytes: totals.allocated_bytes.rounded_error(),
+                allocations: totals.allocations.rounded_error(),
+            }),
         }
     }
 
@@ -94,6 +149,7 @@ impl Books {
             allocations: self.past.allocations.saturating_add(self.ledger.allocations),
             doubtful_bytes: self.ledger.doubtful_bytes,
             growth_bytes: self.growth_bytes,
+            errors: self.errors,
             ..Numbers::default()
         }
     }
@@ -156,7 +212,8 @@ impl Seen {
             allocators: look.allocators().to_vec(),
             end: look.has_ended().then(|| end_words(books.exited)),
             totals,
-            peak_inuse_bytes: books.ledger.peak_bytes,
+            peak: Peak { bytes: books.ledger.peak_bytes, is_estimate: books.errors.is_some() },
+            source: look.source(),
             unknown_frees: books.unknown_frees,
             heap: Heap::of(&reading, totals.inuse_bytes, heap::rss_bytes(process)),
             lossy: books.lossy,
@@ -214,8 +271,8 @@ impl Seen {
         new.sort_by_key(|key| std::cmp::Reverse(held(key)));
         let words = look.books(|watched| {
             let words = |key: &StackKey| {
-                let view = watched.ledger.stack(key.id);
-                (*key, view.frames.to_vec(), view.end)
+                let (frames, end) = watched.stack_words(key.id);
+                (*key, frames.to_vec(), end)
             };
             new.iter().map(words).collect::<Vec<_>>()
         });

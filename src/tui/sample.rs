@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use crate::profile::json;
@@ -40,7 +41,10 @@ pub struct ProcessSample {
     #[serde(flatten)]
     pub totals: Numbers,
     /// Highest sum of recorded live bytes so far.
-    pub peak_inuse_bytes: u64,
+    #[serde(flatten)]
+    pub peak: Peak,
+    /// Where the figures come from, if not from the allocator's functions. Empty = from those.
+    pub source: String,
     /// Frees of blocks that are not in the books: allocated before the attach, or their record was lost.
     pub unknown_frees: u64,
     /// Its heap.
@@ -152,8 +156,37 @@ impl Heap {
     }
 }
 
-/// What a stack, or a process, did and holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+/// The highest live bytes; as JSON under the name that says whether they were counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether they are an estimate.
+    pub is_estimate: bool,
+}
+
+impl Serialize for Peak {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let name = if self.is_estimate { "peak_inuse_bytes_est" } else { "peak_inuse_bytes" };
+        serializer.collect_map([(name, self.bytes)])
+    }
+}
+
+/// Standard errors of a sample's figures, in their units.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Errors {
+    /// Of the bytes outstanding.
+    pub inuse_bytes: u64,
+    /// Of the blocks outstanding.
+    pub inuse_allocations: u64,
+    /// Of the bytes asked for.
+    pub allocated_bytes: u64,
+    /// Of the allocations.
+    pub allocations: u64,
+}
+
+/// What a stack, or a process, did and holds. As JSON, estimates have names of their own, with their standard errors beside them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Numbers {
     /// Bytes outstanding.
     pub inuse_bytes: u64,
@@ -171,6 +204,34 @@ pub struct Numbers {
     pub doubtful_bytes: u64,
     /// Bytes by which it made the address space grow.
     pub growth_bytes: u64,
+    /// `None` = the figures were counted, not estimated.
+    pub errors: Option<Errors>,
+}
+
+impl Serialize for Numbers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        let errors = self.errors.unwrap_or_default();
+        let est = if self.errors.is_some() { "_est" } else { "" };
+        let counts = [
+            ("inuse_bytes", self.inuse_bytes, errors.inuse_bytes),
+            ("inuse_allocations", self.inuse_allocations, errors.inuse_allocations),
+            ("allocated_bytes", self.allocated_bytes, errors.allocated_bytes),
+            ("allocations", self.allocations, errors.allocations),
+        ];
+        for (name, value, error) in counts {
+            map.serialize_entry(&format!("{name}{est}"), &value)?;
+            if self.errors.is_some() {
+                map.serialize_entry(&format!("{name}_stderr"), &error)?;
+            }
+        }
+        map.serialize_entry(&format!("allocated_bytes_per_s{est}"), &self.allocated_bytes_per_s)?;
+        map.serialize_entry(&format!("allocations_per_s{est}"), &self.allocations_per_s)?;
+        map.serialize_entry(&format!("doubtful_bytes{est}"), &self.doubtful_bytes)?;
+        // Not measured by a sample.
+        map.serialize_entry("growth_bytes", &self.errors.is_none().then_some(self.growth_bytes))?;
+        map.end()
+    }
 }
 
 impl Numbers {

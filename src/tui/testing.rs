@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::sample::{Basis, Heap, HeapReading, Named, Numbers, ProcessSample, Sample, StackKey, StackSample};
+use super::sample::{Basis, Heap, HeapReading, Named, Numbers, Peak, ProcessSample, Sample, StackKey, StackSample};
 use crate::profile::{Counter, Frame, HeapSummary};
 use crate::units::StackId;
 
@@ -88,7 +88,8 @@ pub fn shop() -> Sample {
         allocators: vec!["glibc".into()],
         end: None,
         totals,
-        peak_inuse_bytes: 20 << 20,
+        peak: Peak { bytes: 20 << 20, is_estimate: false },
+        source: String::new(),
         unknown_frees: 17,
         heap: Heap::of(&census(), totals.inuse_bytes, Some(70 << 20)),
         lossy: false,

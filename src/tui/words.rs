@@ -48,14 +48,18 @@ pub fn title(sample: &Sample, process: &ProcessSample) -> String {
 
 /// The figures of a process.
 pub fn figures(sample: &Sample, process: &ProcessSample) -> Vec<Line> {
-    let mut lines = vec![
+    let mut lines = Vec::new();
+    if !process.source.is_empty() {
+        lines.push(plain("source", sanitize::terminal(&process.source).into_owned()));
+    }
+    lines.extend([
         plain("live", live(process)),
         plain("rate", rates(&process.totals)),
         plain("heap", heap(process)),
         plain("free", free(process)),
         plain("unknown", unknown(process)),
         plain("ratio", ratio(process)),
-    ];
+    ]);
     let lost: Vec<String> = sample
         .losses
         .iter()
@@ -87,11 +91,16 @@ fn sentences(lines: &mut Vec<Line>, label: &'static str, sentences: &[String], t
 
 fn live(process: &ProcessSample) -> String {
     let totals = &process.totals;
+    // Half the width of the 95 % interval.
+    let half = |error: u64| (error as f64 * 1.96) as u64;
+    let (bytes_error, blocks_error) = totals.errors.map_or_else(Default::default, |errors| {
+        (format!(" ±{}", HumanBytes(half(errors.inuse_bytes))), format!(" ±{}", grouped(half(errors.inuse_allocations))))
+    });
     let mut text = format!(
-        "{} in {} blocks allocated since attach, peak {}",
+        "{}{bytes_error} in {}{blocks_error} blocks allocated since attach, peak {}",
         HumanBytes(totals.inuse_bytes),
         grouped(totals.inuse_allocations),
-        HumanBytes(process.peak_inuse_bytes)
+        HumanBytes(process.peak.bytes)
     );
     if totals.doubtful_bytes > 0 {
         let _ = write!(text, ", of which {} in doubt", HumanBytes(totals.doubtful_bytes));
@@ -190,7 +199,8 @@ pub fn stack_columns(stack: &StackSample, total_bytes: u64) -> [String; 6] {
         grouped(numbers.inuse_allocations),
         rate(numbers.allocated_bytes_per_s, |bytes| HumanBytes(bytes).to_string()),
         rate(numbers.allocations_per_s, grouped),
-        HumanBytes(numbers.growth_bytes).to_string(),
+        // A sample does not measure it.
+        if numbers.errors.is_some() { "–".to_owned() } else { HumanBytes(numbers.growth_bytes).to_string() },
     ]
 }
 

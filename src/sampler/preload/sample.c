@@ -40,8 +40,13 @@ void sample_set_interval(const char *text)
 			return;
 		value = value * 10 + (uint64_t)(*text - '0');
 	}
-	if (value >= SAMPLE_BYTES_MIN && value <= SAMPLE_BYTES_MAX)
-		fragprof_sampler_stats.sample_bytes = value;
+	if (value < SAMPLE_BYTES_MIN || value > SAMPLE_BYTES_MAX)
+		return;
+	fragprof_sampler_stats.sample_bytes = value;
+	/* Constructors that ran before may have allocated: the countdown under way was drawn for the usual interval, and would hide the
+	 * program's first half megabyte from a finer one. It has no memory, so drawing it anew biases nothing. */
+	sampler_thread.left_bytes = 0;
+	sampler_thread.random = 0;
 }
 
 void sample_set_seed(uint64_t seed)

@@ -1,0 +1,531 @@
+//! What a sample of a process's allocations says: live bytes and objects by stack, with their errors. Pure.
+//!
+//! An emitter in the process (see [`crate::sampler`]) tells of some allocations, each with the bytes it stands for, and of the frees of
+//! exactly those. So what lives of the sample is known exactly, and the rest follows by its weight ([`super::estimate`]).
+//!
+//! # Memory
+//! A sampled live block takes about 70 bytes; the sampler keeps at most 65,535 of them, and more than [`LIVE_MAX`] are refused here.
+
+use std::collections::HashMap;
+
+use super::Histogram;
+use super::estimate::{Estimate, Moments, Weighing, WeighingGuess};
+use super::stacks::{StackLimits, Stacks};
+use super::unmapped::UnmappedRanges;
+use crate::units::{Addr, StackHash, StackId};
+
+/// Sampled blocks that may live at a time: 16 times what fragprof's sampler keeps, some 70 MB.
+pub const LIVE_MAX: usize = 1 << 20;
+/// The largest weight that is believed, and the largest sum of live ones: a process has no 2^56 bytes of address space.
+const WEIGHT_BYTES_MAX: u64 = 1 << 56;
+
+/// A sampled block that lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampledBlock {
+    /// Start of the block.
+    pub addr: Addr,
+    /// Bytes asked for.
+    pub size_bytes: u64,
+    /// Bytes that it stands for, its own among them.
+    pub weight_bytes: u64,
+    /// Who asked.
+    pub stack: StackId,
+    /// When, CLOCK_MONOTONIC ns.
+    pub birth_ns: u64,
+}
+
+/// What a sampled ledger could not take at face value, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SampledStats {
+    /// Frees of blocks that are not known: sampled for an earlier listener, or their record was lost.
+    pub unknown_frees: u64,
+    /// Blocks told at the address of one that lives: the free of that one was missed.
+    pub missed_frees: u64,
+    /// Blocks that went with their mapping.
+    pub unmapped: u64,
+    /// Blocks that a census proved dead.
+    pub pruned: u64,
+    /// Records with an impossible address or weight.
+    pub implausible: u64,
+    /// Blocks refused because [`LIVE_MAX`] live already: they count as allocated, not as live.
+    pub refused: u64,
+    /// Records lost: allocations.
+    pub lost_allocs: u64,
+    /// Records lost: frees.
+    pub lost_frees: u64,
+    /// Spells without observation.
+    pub gaps: u64,
+    /// Their length together.
+    pub gap_ns: u64,
+}
+
+/// One stack's account. Counts of samples are what was told; estimates are of all allocations.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledStack<'a> {
+    /// Dense number within this ledger.
+    pub id: StackId,
+    /// Frame words, leaf first. Empty if they never came.
+    pub frames: &'a [u64],
+    /// Why the walk ended (`enum fp_unwind_end`).
+    pub end: u8,
+    /// Sampled allocations.
+    pub samples: u64,
+    /// Of them, those that live.
+    pub live_samples: u64,
+    /// Allocations.
+    pub allocations: Estimate,
+    /// Bytes asked for by them.
+    pub allocated_bytes: Estimate,
+    /// Live blocks.
+    pub live: Estimate,
+    /// Live bytes.
+    pub live_bytes: Estimate,
+    /// Bytes live when the process's live bytes were highest.
+    pub peak_bytes: Estimate,
+    /// Of the live bytes, those whose free may have been missed.
+    pub doubtful_bytes: Estimate,
+}
+
+/// Sums of a process.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SampledTotals {
+    /// Sampled allocations.
+    pub samples: u64,
+    /// Of them, those that live.
+    pub live_samples: u64,
+    /// Allocations.
+    pub allocations: Estimate,
+    /// Bytes asked for by them.
+    pub allocated_bytes: Estimate,
+    /// Live blocks.
+    pub live: Estimate,
+    /// Live bytes.
+    pub live_bytes: Estimate,
+    /// Highest live bytes.
+    pub peak_bytes: Estimate,
+}
+
+/// Bytes and objects of one set of blocks.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    bytes: Moments,
+    objects: Moments,
+}
+
+impl Sums {
+    fn add(&mut self, size_bytes: u64, weight_bytes: u64) {
+        self.bytes.add(size_bytes as f64, size_bytes, weight_bytes);
+        self.objects.add(1.0, size_bytes, weight_bytes);
+    }
+}
+
+/// The sampled ledger of one process.
+#[derive(Clone)]
+pub struct SampledLedger {
+    /// Counts samples and sums weights; the estimates are made from the moments.
+    stacks: Stacks,
+    allocated: Vec<Sums>,
+    all: Sums,
+    live: HashMap<u64, SampledBlock>,
+    live_weight_bytes: u64,
+    peak_weight_bytes: u64,
+    /// Number of the last high of the live weight, from 1 (see [`super`]).
+    peak: u64,
+    lifetimes: Histogram,
+    unmapped: UnmappedRanges,
+    /// Blocks born at this time or before may have been freed unseen.
+    doubtful_until_ns: Option<u64>,
+    latest_ns: u64,
+    interval_bytes: Option<u64>,
+    guess: WeighingGuess,
+    stats: SampledStats,
+}
+
+impl SampledLedger {
+    /// An empty ledger. `interval_bytes`: the mean distance of the emitter's sample points, where it says so.
+    pub fn new(interval_bytes: Option<u64>, limits: StackLimits) -> Self {
+        Self {
+            stacks: Stacks::new(limits),
+            allocated: Vec::new(),
+            all: Sums::default(),
+            live: HashMap::new(),
+            live_weight_bytes: 0,
+            peak_weight_bytes: 0,
+            peak: 1,
+            lifetimes: Histogram::default(),
+            unmapped: UnmappedRanges::default(),
+            doubtful_until_ns: None,
+            latest_ns: 0,
+            interval_bytes: interval_bytes.filter(|&bytes| bytes > 0),
+            guess: WeighingGuess::default(),
+            stats: SampledStats::default(),
+        }
+    }
+
+    /// The ledger of a child that was forked at this moment: it has a copy of the blocks, and has allocated nothing itself.
+    pub fn fork(&self) -> Self {
+        let mut child = self.clone();
+        child.stacks.restart();
+        child.allocated = Vec::new();
+        child.all = Sums::default();
+        child.peak_weight_bytes = child.live_weight_bytes;
+        child.peak = 1;
+        child.lifetimes = Histogram::default();
+        child.stats = SampledStats::default();
+        child
+    }
+
+    /// The emitter says its mean distance of sample points.
+    pub fn set_interval(&mut self, interval_bytes: Option<u64>) {
+        self.interval_bytes = interval_bytes.filter(|&bytes| bytes > 0).or(self.interval_bytes);
+    }
+
+    /// A sampled block was handed out.
+    pub fn alloc(&mut self, addr: Addr, size_bytes: u64, weight_bytes: u64, stack: StackHash, time_ns: u64) {
+        self.latest_ns = self.latest_ns.max(time_ns);
+        let plausible = addr.0 != 0
+            && weight_bytes > 0
+            && size_bytes <= WEIGHT_BYTES_MAX
+            && self.live_weight_bytes.checked_add(weight_bytes).is_some_and(|sum| sum <= WEIGHT_BYTES_MAX);
+        if !plausible {
+            self.stats.implausible += 1;
+            return;
+        }
+        if let Some(old) = self.live.remove(&addr.0) {
+            let unmapped = self.unmapped.covers(old.addr.0, old.birth_ns);
+            self.correct(&old);
+            *(if unmapped { &mut self.stats.unmapped } else { &mut self.stats.missed_frees }) += 1;
+        }
+        let id = self.stacks.id(stack);
+        let index = id.0 as usize;
+        if index >= self.allocated.len() {
+            self.allocated.resize(index + 1, Sums::default());
+        }
+        self.allocated[index].add(size_bytes, weight_bytes);
+        self.all.add(size_bytes, weight_bytes);
+        self.guess.see(size_bytes, weight_bytes);
+        self.stacks.alloc(id, weight_bytes, Histogram::bucket(size_bytes), self.peak);
+        let block = SampledBlock { addr, size_bytes, weight_bytes, stack: id, birth_ns: time_ns };
+        self.live_weight_bytes += weight_bytes;
+        if self.live.len() >= LIVE_MAX {
+            self.stats.refused += 1;
+            self.correct(&block);
+            return;
+        }
+        self.live.insert(addr.0, block);
+        if self.live_weight_bytes > self.peak_weight_bytes {
+            self.peak_weight_bytes = self.live_weight_bytes;
+            self.peak += 1;
+        }
+    }
+
+    /// A block that may have been sampled is about to be taken back.
+    pub fn free(&mut self, addr: Addr, time_ns: u64) {
+        self.latest_ns = self.latest_ns.max(time_ns);
+        let Some(block) = self.live.remove(&addr.0) else {
+            self.stats.unknown_frees += 1;
+            return;
+        };
+        let bucket = Histogram::bucket(time_ns.saturating_sub(block.birth_ns) / 1000);
+        self.stacks.free(block.stack, block.weight_bytes, bucket, self.peak);
+        self.lifetimes.add(bucket);
+        self.live_weight_bytes -= block.weight_bytes;
+    }
+
+    /// The frames behind a stack hash.
+    pub fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
+        self.stacks.define(hash, frames, end);
+    }
+
+    /// The range is no longer mapped: no block born before lives in it.
+    pub fn unmap(&mut self, start: Addr, end: Addr, time_ns: u64) {
+        self.latest_ns = self.latest_ns.max(time_ns);
+        if start.0 < end.0 {
+            self.unmapped.add(start.0, end.0, time_ns);
+        }
+        if self.unmapped.is_full() {
+            self.settle();
+        }
+    }
+
+    /// Records were lost.
+    pub fn loss(&mut self, allocs: u64, frees: u64, time_ns: u64) {
+        self.stats.lost_allocs = self.stats.lost_allocs.saturating_add(allocs);
+        self.stats.lost_frees = self.stats.lost_frees.saturating_add(frees);
+        if frees > 0 {
+            self.doubtful_until_ns = Some(self.latest_ns.max(time_ns));
+        }
+    }
+
+    /// Nothing was observed for a while.
+    pub fn gap(&mut self, start_ns: u64, end_ns: u64) {
+        self.stats.gaps += 1;
+        self.stats.gap_ns = self.stats.gap_ns.saturating_add(end_ns.saturating_sub(start_ns));
+        self.doubtful_until_ns = Some(self.latest_ns.max(end_ns));
+    }
+
+    /// Takes out the blocks of ranges that were unmapped.
+    pub fn settle(&mut self) {
+        if self.unmapped.is_empty() {
+            return;
+        }
+        let unmapped = std::mem::take(&mut self.unmapped);
+        let gone: Vec<SampledBlock> = self.live.values().filter(|b| unmapped.covers(b.addr.0, b.birth_ns)).copied().collect();
+        self.stats.unmapped += gone.len() as u64;
+        self.take_out(&gone);
+    }
+
+    /// Takes out doubtful blocks that are proven dead by a census: those for which the test says no.
+    pub fn prune_doubtful(&mut self, mut is_live: impl FnMut(&SampledBlock) -> bool) {
+        let dead: Vec<SampledBlock> = self.live.values().filter(|block| self.is_doubtful(block) && !is_live(block)).copied().collect();
+        self.stats.pruned += dead.len() as u64;
+        self.take_out(&dead);
+    }
+
+    fn take_out(&mut self, blocks: &[SampledBlock]) {
+        for block in blocks {
+            self.live.remove(&block.addr.0);
+            self.correct(block);
+        }
+    }
+
+    fn correct(&mut self, block: &SampledBlock) {
+        self.stacks.correct(block.stack, block.weight_bytes, self.peak);
+        self.live_weight_bytes -= block.weight_bytes;
+    }
+
+    fn is_doubtful(&self, block: &SampledBlock) -> bool {
+        self.doubtful_until_ns.is_some_and(|until| block.birth_ns <= until)
+    }
+
+    /// How the emitter weighs: as it says, or as its weights show.
+    pub fn weighing(&self) -> Weighing {
+        self.interval_bytes.map_or_else(|| self.guess.weighing(), |interval_bytes| Weighing::Points { interval_bytes })
+    }
+
+    /// The mean distance of sample points, where it is known.
+    pub fn interval_bytes(&self) -> Option<u64> {
+        match self.weighing() {
+            Weighing::Points { interval_bytes } => Some(interval_bytes),
+            Weighing::Inverse => None,
+        }
+    }
+
+    /// Whether anything was lost.
+    pub fn is_lossy(&self) -> bool {
+        self.stats.lost_allocs | self.stats.lost_frees | self.stats.gaps | self.stats.refused != 0
+    }
+
+    /// What was wrong or missing.
+    pub fn stats(&self) -> SampledStats {
+        self.stats
+    }
+
+    /// Stacks that came after the limit was reached, and stacks that were named but never came.
+    pub fn stacks_missing(&self) -> (u64, u64) {
+        (self.stacks.stacks_refused, self.stacks.undefined())
+    }
+
+    /// Lifetimes of the sampled blocks that were freed, microseconds. Counts of samples: large blocks are among them more often.
+    pub fn lifetimes(&self) -> &Histogram {
+        &self.lifetimes
+    }
+
+    /// The sampled blocks that live, in no order. Call [`settle`](Self::settle) before.
+    pub fn live_blocks(&self) -> impl Iterator<Item = &SampledBlock> {
+        self.live.values()
+    }
+
+    /// Sums of the process.
+    pub fn totals(&self) -> SampledTotals {
+        let weighing = self.weighing();
+        let mut live = Sums::default();
+        self.live.values().for_each(|block| live.add(block.size_bytes, block.weight_bytes));
+        SampledTotals {
+            samples: self.all.bytes.samples,
+            live_samples: live.bytes.samples,
+            allocations: self.all.objects.estimate(weighing),
+            allocated_bytes: self.all.bytes.estimate(weighing),
+            live: live.objects.estimate(weighing),
+            live_bytes: live.bytes.estimate(weighing),
+            peak_bytes: in_proportion(self.peak_weight_bytes, self.all.bytes.estimate(weighing)),
+        }
+    }
+
+    /// A stack's frame words and why its walk ended.
+    pub fn stack_words(&self, id: StackId) -> (&[u64], u8) {
+        (self.stacks.frames(id), self.stacks.end(id))
+    }
+
+    /// Every stack that was named, by id. Call [`settle`](Self::settle) before.
+    pub fn stacks(&self) -> Vec<SampledStack<'_>> {
+        let weighing = self.weighing();
+        let count = self.stacks.len() as usize;
+        let (mut live, mut doubtful) = (vec![Sums::default(); count], vec![Moments::default(); count]);
+        for block in self.live.values() {
+            if let (Some(live), Some(doubt)) = (live.get_mut(block.stack.0 as usize), doubtful.get_mut(block.stack.0 as usize)) {
+                live.add(block.size_bytes, block.weight_bytes);
+                if self.is_doubtful(block) {
+                    doubt.add(block.size_bytes as f64, block.size_bytes, block.weight_bytes);
+                }
+            }
+        }
+        (live.iter().zip(&doubtful).enumerate())
+            .map(|(index, (live, doubtful))| {
+                let id = StackId(index as u32);
+                let allocated = self.allocated.get(index).copied().unwrap_or_default();
+                let allocated_bytes = allocated.bytes.estimate(weighing);
+                let at_peak = self.stacks.totals(id, self.peak).at_peak_bytes;
+                // A forked child's blocks may be of stacks by which it has not allocated itself.
+                let reference = if allocated_bytes.value > 0.0 { allocated_bytes } else { live.bytes.estimate(weighing) };
+                SampledStack {
+                    id,
+                    frames: self.stacks.frames(id),
+                    end: self.stacks.end(id),
+                    samples: allocated.bytes.samples,
+                    live_samples: live.bytes.samples,
+                    allocations: allocated.objects.estimate(weighing),
+                    allocated_bytes,
+                    live: live.objects.estimate(weighing),
+                    live_bytes: live.bytes.estimate(weighing),
+                    peak_bytes: in_proportion(at_peak, reference),
+                    doubtful_bytes: doubtful.estimate(weighing),
+                }
+            })
+            .collect()
+    }
+}
+
+/// The estimate of a part whose weight is known: its variance per byte is taken as that of a whole.
+fn in_proportion(weight_bytes: u64, whole: Estimate) -> Estimate {
+    let value = weight_bytes as f64;
+    let variance = if whole.value > 0.0 { value * whole.variance / whole.value } else { 0.0 };
+    Estimate { value, variance }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const T: u64 = 1 << 20;
+
+    fn ledger() -> SampledLedger {
+        SampledLedger::new(Some(T), StackLimits::default())
+    }
+
+    fn stack(ledger: &SampledLedger, hash_order: usize) -> SampledStack<'_> {
+        // Ids 0 and 1 are the stand-ins.
+        ledger.stacks()[2 + hash_order]
+    }
+
+    #[test]
+    fn what_lives_by_stack_is_the_sum_of_weights_with_its_poisson_error() {
+        let mut ledger = ledger();
+        ledger.define_stack(StackHash(7), &[1, 2], 1);
+        for i in 0..100 {
+            ledger.alloc(Addr(0x1000 + i * 64), 64, T, StackHash(7), i);
+        }
+        for i in 0..36 {
+            ledger.free(Addr(0x1000 + i * 64), 1_000_000 + i);
+        }
+        let view = stack(&ledger, 0);
+        assert_eq!((view.samples, view.live_samples), (100, 64));
+        assert_eq!(view.live_bytes.rounded(), 64 * T);
+        assert_eq!(view.live_bytes.rounded_error(), 8 * T, "√(T · Σ weight)");
+        assert_eq!(view.allocated_bytes.rounded(), 100 * T);
+        assert_eq!(view.allocated_bytes.rounded_error(), 10 * T);
+        assert_eq!(view.live.rounded(), 64 * T / 64);
+        assert_eq!(view.peak_bytes.rounded(), 100 * T);
+        assert_eq!(view.peak_bytes.rounded_error(), 10 * T);
+        assert_eq!(view.frames, [1, 2]);
+        assert_eq!(ledger.lifetimes().total(), 36);
+    }
+
+    #[test]
+    fn frees_of_blocks_sampled_for_an_earlier_listener_change_nothing() {
+        let mut ledger = ledger();
+        ledger.alloc(Addr(0x1000), 64, T, StackHash(7), 1);
+        ledger.free(Addr(0x2000), 2);
+        assert_eq!(ledger.totals().live_samples, 1);
+        assert_eq!(ledger.stats().unknown_frees, 1);
+        assert!(!ledger.is_lossy());
+    }
+
+    #[test]
+    fn a_block_whose_free_was_lost_is_in_doubt_until_a_census_or_its_address_says_more() {
+        let mut ledger = ledger();
+        for addr in [0x1000, 0x2000, 0x3000] {
+            ledger.alloc(Addr(addr), 64, T, StackHash(7), 10);
+        }
+        ledger.loss(0, 1, 20);
+        ledger.alloc(Addr(0x4000), 64, T, StackHash(7), 30);
+        assert_eq!(stack(&ledger, 0).doubtful_bytes.rounded(), 3 * T);
+        ledger.alloc(Addr(0x1000), 64, T, StackHash(7), 31);
+        assert_eq!(ledger.stats().missed_frees, 1);
+        ledger.prune_doubtful(|block| block.addr != Addr(0x2000));
+        assert_eq!((ledger.stats().pruned, ledger.totals().live_samples), (1, 3));
+        assert_eq!(stack(&ledger, 0).doubtful_bytes.rounded(), T);
+    }
+
+    #[test]
+    fn blocks_go_with_their_mapping_but_not_those_made_in_it_later() {
+        let mut ledger = ledger();
+        ledger.alloc(Addr(0x1000), 64, T, StackHash(7), 10);
+        ledger.alloc(Addr(0x9000), 64, T, StackHash(7), 10);
+        ledger.unmap(Addr(0x1000), Addr(0x3000), 20);
+        ledger.alloc(Addr(0x2000), 64, T, StackHash(7), 30);
+        ledger.settle();
+        assert_eq!((ledger.totals().live_samples, ledger.stats().unmapped), (2, 1));
+    }
+
+    #[test]
+    fn a_child_has_its_parents_blocks_and_its_own_account() {
+        let mut parent = ledger();
+        parent.alloc(Addr(0x1000), 64, T, StackHash(7), 10);
+        let mut child = parent.fork();
+        child.free(Addr(0x1000), 20);
+        child.alloc(Addr(0x2000), 64, 2 * T, StackHash(7), 30);
+        assert_eq!(parent.totals().live_bytes.rounded(), T);
+        assert_eq!((child.totals().live_bytes.rounded(), child.totals().allocated_bytes.rounded()), (2 * T, 2 * T));
+    }
+
+    #[test]
+    fn impossible_weights_are_refused_and_counted() {
+        let mut ledger = ledger();
+        for (addr, size, weight) in [(0, 1, 1), (8, 1, 0), (8, 1, u64::MAX), (8, u64::MAX, 1)] {
+            ledger.alloc(Addr(addr), size, weight, StackHash(7), 1);
+        }
+        assert_eq!((ledger.stats().implausible, ledger.totals().samples), (4, 0));
+    }
+
+    proptest! {
+        /// Against a model that keeps a list and adds up anew each time.
+        #[test]
+        fn live_weights_are_those_of_a_naive_model(ops in proptest::collection::vec((any::<bool>(), 0u64..40, 1u64..9, 1u64..5), 1..300)) {
+            let mut ledger = ledger();
+            let mut model: HashMap<u64, (u64, u64)> = HashMap::new();
+            let mut peak = 0;
+            for (time, &(is_free, addr, points, hash)) in ops.iter().enumerate() {
+                let addr = 0x1000 + addr * 16;
+                if is_free {
+                    ledger.free(Addr(addr), time as u64);
+                    model.remove(&addr);
+                } else {
+                    ledger.alloc(Addr(addr), 16, points * T, StackHash(hash), time as u64);
+                    model.insert(addr, (points * T, hash));
+                }
+                peak = peak.max(model.values().map(|(weight, _)| weight).sum());
+            }
+            let totals = ledger.totals();
+            prop_assert_eq!(totals.live_bytes.rounded(), model.values().map(|(weight, _)| weight).sum::<u64>());
+            prop_assert_eq!(totals.peak_bytes.rounded(), peak);
+            let by_stack: u64 = ledger.stacks().iter().map(|stack| stack.live_bytes.rounded()).sum();
+            prop_assert_eq!(by_stack, totals.live_bytes.rounded());
+            let at_peak: u64 = ledger.stacks().iter().map(|stack| stack.peak_bytes.rounded()).sum();
+            prop_assert_eq!(at_peak, peak);
+        }
+    }
+}

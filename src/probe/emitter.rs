@@ -1,0 +1,276 @@
+//! Emitters in a process: files whose code tells of sampled allocations by itself, by the probes `alloc(pointer, bytes, weight)` and
+//! `free(pointer)` of the providers `otel_memory` (OpenTelemetry eBPF profiler, design document 00003) and `ddheap`.
+//!
+//! Any mapped file may be one: fragprof's own preload library, an allocator, a language's runtime, the program itself. A file that has
+//! only one of the two probes is none: without frees nothing can be said of what lives.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::placement::Emulation;
+use crate::capture::{PassedFile, PassedSite};
+use crate::target::elf::{Elf, ReadAt};
+use crate::target::file::{FileIdentity, MappedFile};
+use crate::target::maps::Mapping;
+use crate::target::process::{Process, TargetError};
+use crate::target::usdt::{self, Probe};
+
+/// The providers, the contract's first.
+pub const PROVIDERS: [&str; 2] = ["otel_memory", "ddheap"];
+/// Files looked at in one process, as in `target::detect`.
+const FILES_MAX: usize = 4096;
+/// Files whose probes are remembered. Nearly all have none: 200 bytes each.
+const KNOWN_FILES_MAX: usize = 16_384;
+/// Refusals told of one file.
+const REFUSED_SHOWN_MAX: usize = 4;
+/// Symbol of the sampler's numbers, and their first word (src/sampler/preload/sample.h).
+const STATS_SYMBOL: &[u8] = b"fragprof_sampler_stats";
+const STATS_MAGIC: u32 = 0x3153_5046;
+/// The five-byte `nop` (Intel SDM, `NOP`).
+const LONG_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// What fragprof's own sampler says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SamplerStats {
+    /// Mean distance of sample points, bytes.
+    pub sample_bytes: u64,
+    /// Whether the program's calls of malloc reach it. Not set before the library has started.
+    pub in_front: bool,
+    /// Samples told so far.
+    pub samples: u64,
+    /// Of them, those told as freed at once because its set of living samples was full.
+    pub overflows: u64,
+}
+
+/// An emitter in a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Emitter {
+    /// `otel_memory` or `ddheap`.
+    pub provider: &'static str,
+    /// The path in the process's root, for people.
+    pub display_path: PathBuf,
+    /// Which file it is.
+    pub identity: FileIdentity,
+    /// The sites.
+    pub sites: PassedFile,
+    /// What the library says of itself, if it is fragprof's.
+    pub stats: Option<SamplerStats>,
+}
+
+impl Emitter {
+    /// In a sentence: `otel_memory in libfragprof_sampler.so`.
+    pub fn describe(&self) -> String {
+        let name = self.display_path.file_name().map_or_else(|| self.display_path.to_string_lossy(), |name| name.to_string_lossy());
+        format!("{} in {name}", self.provider)
+    }
+
+    /// Whether it hears of the program's allocations. A sampler that another malloc stands in front of hears nothing.
+    pub fn hears(&self) -> bool {
+        self.stats.is_none_or(|stats| stats.in_front)
+    }
+}
+
+/// What was found in a process.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Emitters {
+    /// By rising address of their files. A process may have several.
+    pub emitters: Vec<Emitter>,
+    /// Probes that are there and cannot be used, with the reason, as sentences.
+    pub refused: Vec<String>,
+}
+
+/// The probes of one file, wherever it is mapped.
+#[derive(Debug, Default)]
+struct FileProbes {
+    /// By provider.
+    sites: Vec<(&'static str, Vec<PassedSite>, Vec<PassedSite>)>,
+    refused: Vec<String>,
+    /// Where the sampler's numbers are.
+    stats_vaddr: Option<u64>,
+}
+
+/// Looks for emitters, and remembers by file what it found.
+#[derive(Debug)]
+pub struct Finder {
+    emulation: Emulation,
+    known: HashMap<FileIdentity, Arc<FileProbes>>,
+}
+
+impl Finder {
+    /// For a kernel that emulates this.
+    pub fn new(emulation: Emulation) -> Self {
+        Self { emulation, known: HashMap::new() }
+    }
+
+    /// Looks at every executable file of a process.
+    ///
+    /// # Errors
+    /// If its mappings cannot be read. Files that cannot be opened have no probes here; the search for allocators tells of them.
+    pub fn find(&mut self, process: &Process) -> Result<Emitters, TargetError> {
+        let maps = process.maps()?;
+        let mut found = Emitters::default();
+        let mut seen = HashSet::new();
+        for mapping in maps.executable_files().filter(|m| seen.insert((m.device, m.inode))).take(FILES_MAX) {
+            let Ok(file) = MappedFile::open(process, mapping) else { continue };
+            let probes = self.probes_of(&file);
+            if probes.sites.is_empty() && probes.refused.is_empty() {
+                continue;
+            }
+            found.refused.extend(probes.refused.iter().map(|reason| format!("{}: {reason}", file.display_path.display())));
+            let stats = probes.stats_vaddr.and_then(|vaddr| read_stats(process, &file.elf, mapping, vaddr));
+            for (provider, allocs, frees) in &probes.sites {
+                found.emitters.push(Emitter {
+                    provider,
+                    display_path: file.display_path.clone(),
+                    identity: file.identity.clone(),
+                    sites: PassedFile { path: file.attach_path.clone(), allocs: allocs.clone(), frees: frees.clone() },
+                    stats,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    fn probes_of(&mut self, file: &MappedFile) -> Arc<FileProbes> {
+        if let Some(probes) = self.known.get(&file.identity) {
+            return Arc::clone(probes);
+        }
+        let probes = Arc::new(file_probes(&file.elf, self.emulation));
+        if self.known.len() >= KNOWN_FILES_MAX {
+            self.known.clear();
+        }
+        self.known.insert(file.identity.clone(), Arc::clone(&probes));
+        probes
+    }
+}
+
+/// The emitters of a file.
+fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
+    let found = usdt::probes(elf, &PROVIDERS);
+    let mut probes = FileProbes::default();
+    let mut refuse = |reason: String| {
+        if probes.refused.len() < REFUSED_SHOWN_MAX {
+            probes.refused.push(reason);
+        }
+    };
+    if found.refused > 0 {
+        refuse(format!("{} notes of probes are damaged or too many and were not read", found.refused));
+    }
+    for provider in PROVIDERS {
+        let (mut allocs, mut frees) = (Vec::new(), Vec::new());
+        for probe in found.probes.iter().filter(|probe| probe.provider == provider) {
+            let (sites, arguments) = match probe.name.as_str() {
+                "alloc" => (&mut allocs, 3),
+                "free" => (&mut frees, 1),
+                _ => continue,
+            };
+            match site(probe, arguments, emulation) {
+                Ok(site) => sites.push(site),
+                Err(reason) => refuse(format!("a site of {provider}:{} cannot be listened to: {reason}", probe.name)),
+            }
+        }
+        match (allocs.is_empty(), frees.is_empty()) {
+            (false, false) => probes.sites.push((provider, allocs, frees)),
+            (true, true) => {}
+            (_, true) => {
+                refuse(format!("it has {provider}:alloc but no {provider}:free that can be listened to: nothing can be said of what lives"))
+            }
+            (true, _) => refuse(format!("it has {provider}:free but no {provider}:alloc that can be listened to")),
+        }
+    }
+    // An allocation told by a site that is refused would be missing, and a free would leave its block alive for ever.
+    if !probes.refused.is_empty() {
+        probes.sites.clear();
+    }
+    probes.stats_vaddr = (!probes.sites.is_empty()).then(|| elf.variable_vaddr(STATS_SYMBOL)).flatten();
+    probes
+}
+
+fn site(probe: &Probe, arguments: usize, emulation: Emulation) -> Result<PassedSite, String> {
+    let all = probe.arguments.as_ref().map_err(Clone::clone)?;
+    let Some(needed) = all.get(..arguments) else {
+        return Err(format!("it has {} arguments, the contract has {arguments}", all.len()));
+    };
+    if emulation.long_nops && probe.code.starts_with(&LONG_NOP) {
+        return Err("its nop has five bytes, which this kernel (6.18 and later) turns into a call of a page that a forked child does not \
+                    have: children of the program would die of SIGSEGV; build the emitter with a sys/sdt.h whose probes are one-byte nops"
+            .into());
+    }
+    Ok(PassedSite { offset: probe.offset, semaphore: probe.semaphore, arguments: needed.to_vec() })
+}
+
+/// Reads the sampler's numbers from the process: magic and size, T, in_front, samples, weight, frees, overflows.
+fn read_stats<R: ReadAt>(process: &Process, elf: &Elf<R>, mapping: &Mapping, vaddr: u64) -> Option<SamplerStats> {
+    let address = elf.load_bias(mapping.start.0, mapping.offset)?.wrapping_add(vaddr);
+    stats_at(&process.directory().join("mem"), address)
+}
+
+fn stats_at(memory: &Path, address: u64) -> Option<SamplerStats> {
+    let mut bytes = [0u8; 56];
+    FileExt::read_exact_at(&File::open(memory).ok()?, &mut bytes, address).ok()?;
+    let word = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    // Magic in the low half, the size of what follows in the high one.
+    if word(0) as u32 != STATS_MAGIC || (word(0) >> 32) < bytes.len() as u64 {
+        return None;
+    }
+    Some(SamplerStats { sample_bytes: word(8), in_front: word(16) != 0, samples: word(24), overflows: word(48) })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::sampler::library::{Flavour, install};
+    use crate::target::testing::Cat;
+
+    #[test]
+    fn the_sampler_in_a_process_is_found_with_what_it_says_of_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        install(folder.path()).unwrap();
+        let library = folder.path().join(Flavour::Standard.file_name());
+        let cat = Cat::start(Path::new("/bin/cat"), library.to_str());
+        let found = Finder::new(Emulation::of_release("6.18.0")).find(&Process::open(cat.pid()).unwrap()).unwrap();
+        let [emitter] = found.emitters.as_slice() else { panic!("{found:?}") };
+        assert_eq!(emitter.describe(), "otel_memory in libfragprof_sampler.so");
+        let stats = emitter.stats.unwrap();
+        assert_eq!((stats.sample_bytes, stats.in_front), (crate::sampler::SAMPLE_BYTES_DEFAULT, true));
+        assert!(found.refused.is_empty() && emitter.hears());
+    }
+
+    #[test]
+    fn an_ordinary_process_has_no_emitter() {
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        let found = Finder::new(Emulation::default()).find(&Process::open(cat.pid()).unwrap()).unwrap();
+        assert_eq!(found, Emitters::default());
+    }
+
+    fn probe(name: &str, arguments: &[u8], code: &[u8]) -> Probe {
+        Probe {
+            provider: "otel_memory".into(),
+            name: name.into(),
+            offset: crate::units::FileOffset(0x100),
+            code: code.to_vec(),
+            semaphore: None,
+            arguments: usdt::arguments(arguments),
+        }
+    }
+
+    #[test]
+    fn a_five_byte_nop_is_refused_where_the_kernel_makes_a_call_of_it() {
+        let long = probe("free", b"8@%rdi", &[0x0f, 0x1f, 0x44, 0, 0, 0xc3]);
+        assert!(site(&long, 1, Emulation::of_release("6.18.2")).unwrap_err().contains("SIGSEGV"));
+        assert!(site(&long, 1, Emulation::of_release("6.12.0")).is_ok());
+        let short = probe("free", b"8@%rdi", &[0x90, 0x0f, 0x1f, 0x44, 0, 0]);
+        assert!(site(&short, 1, Emulation::of_release("6.18.2")).is_ok());
+    }
+
+    #[test]
+    fn a_probe_with_too_few_or_unreadable_arguments_is_refused_by_name() {
+        assert!(site(&probe("alloc", b"8@%rdi 8@%rsi", &[0x90]), 3, Emulation::default()).unwrap_err().contains("2 arguments"));
+        assert!(site(&probe("free", b"8@x(%rip)", &[0x90]), 1, Emulation::default()).unwrap_err().contains("x(%rip)"));
+        assert!(site(&probe("free", b"8@%rdi -4@$3", &[0x90]), 1, Emulation::default()).is_ok(), "more than needed");
+    }
+}

@@ -1,0 +1,25 @@
+//! Programs of these tests, and commands with the sampler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::process::run;
+use crate::support::recording::fragprof;
+
+/// Compiles `tests/emitter/programs/NAME` into a folder, under a name of its own.
+pub fn compile(folder: &Path, name: &str, as_name: &str, flags: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emitter/programs").join(name);
+    let out = folder.join(as_name);
+    let mut command = Command::new("cc");
+    command.args(["-g", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-pthread"]).args(flags).arg(source).arg("-o").arg(&out);
+    let done = run(&mut command);
+    assert!(done.status.success(), "{command:?}\n{}", done.err);
+    out
+}
+
+/// `fragprof run --sample-bytes N -- PROGRAM`.
+pub fn sampled(program: &Path, sample_bytes: u64) -> Command {
+    let mut command = fragprof();
+    command.args(["run", "--sample-bytes", &sample_bytes.to_string(), "--"]).arg(program);
+    command
+}
