@@ -12,7 +12,7 @@ use fragprof::recorder::{Options, Recorder};
 use fragprof::units::Pid;
 use tempfile::TempDir;
 
-use super::programs::{compile, sampled};
+use super::programs::{Environment, compile, sampled};
 use crate::support::LIMIT;
 use crate::support::build::tool;
 use crate::support::process::{Process, run};
@@ -63,7 +63,7 @@ fn whole_programs() {
     let sql = "create table t(a integer primary key,b text); with recursive n(i) as (select 1 union all select i+1 from n where i<400000) \
                insert into t select i,hex(zeroblob(i%60)) from n; create index x on t(b); select count(*),sum(length(b)) from t;";
     let perl = "my %h; for my $r (1..12) { for my $i (1..60000) { $h{$i} = \"v\" x ($i % 90) } %h = () }";
-    let programs: [(&str, Vec<&str>, &[(&str, &str)]); 3] = [
+    let programs: [(&str, Vec<&str>, Environment<'_>); 3] = [
         ("python3", vec!["-c", python], &[("PYTHONMALLOC", "malloc")]),
         ("sqlite3", vec![":memory:", sql], &[]),
         ("perl", vec!["-e", perl], &[]),
@@ -80,7 +80,7 @@ fn whole_programs() {
         for _ in 0..ROUNDS {
             bare.push(time(&mut Command::new(&program)));
             quiet.push(time(&mut sampled(&program, 512 << 10)));
-            heard.push(cpu_while_heard(folder.path(), &program, &arguments, env));
+            heard.push(cpu_while_heard(&program, &arguments, env));
             if let Some(tracker) = tool("heaptrack") {
                 let mut command = Command::new(tracker);
                 command.args(["-o"]).arg(folder.path().join("ht")).arg("--").arg(&program);
@@ -107,19 +107,19 @@ fn cpu_of(command: &mut Command) -> f64 {
 }
 
 /// A command that says its own CPU time on standard error: bash's `TIMEFORMAT`.
-fn timed(prefix: &[&str], program: &std::path::Path, arguments: &[&str], env: &[(&str, &str)]) -> Command {
+fn timed(prefix: &[&str], program: &std::path::Path, arguments: &[&str], env: Environment<'_>) -> Command {
     let mut command = Command::new("bash");
     command.args(["-c", "TIMEFORMAT='cpu %3U %3S'; time \"$@\" > /dev/null", "bash"]).args(prefix).arg(program).args(arguments);
     command.envs(env.iter().copied());
     command
 }
 
-fn cpu_alone(program: &std::path::Path, arguments: &[&str], env: &[(&str, &str)]) -> f64 {
+fn cpu_alone(program: &std::path::Path, arguments: &[&str], env: Environment<'_>) -> f64 {
     cpu_of(&mut timed(&[], program, arguments, env))
 }
 
 /// The program's CPU time under `fragprof run`, with a recorder that attaches as soon as it is there.
-fn cpu_while_heard(_folder: &std::path::Path, program: &std::path::Path, arguments: &[&str], env: &[(&str, &str)]) -> f64 {
+fn cpu_while_heard(program: &std::path::Path, arguments: &[&str], env: Environment<'_>) -> f64 {
     let fragprof = env!("CARGO_BIN_EXE_fragprof");
     let mut command = timed(&[fragprof, "run", "--"], program, arguments, env);
     let shell = Process::start(&mut command);

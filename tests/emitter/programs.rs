@@ -6,6 +6,9 @@ use std::process::Command;
 use crate::support::process::run;
 use crate::support::recording::fragprof;
 
+/// Variables that a program is given, with their values.
+pub type Environment<'a> = &'a [(&'a str, &'a str)];
+
 /// Compiles `tests/emitter/programs/NAME` into a folder, under a name of its own.
 pub fn compile(folder: &Path, name: &str, as_name: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emitter/programs").join(name);

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::programs::compile;
+use super::programs::{Environment, compile};
 use super::report::Estimates;
 use crate::support::build::tool;
 use crate::support::process::{Process, wait_until};
@@ -30,7 +30,7 @@ fn child_of(pid: u32) -> u32 {
 }
 
 /// Records a program from its start until it is ready, and compares.
-fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], input: &str, env: &[(&str, &str)]) {
+fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], input: &str, env: Environment<'_>) {
     let name = program.file_name().unwrap().to_string_lossy().into_owned();
     let out = folder.join(format!("{name}.pb.gz"));
     let mut command = fragprof();
@@ -102,7 +102,7 @@ fn all_stacks_together_are_what_the_allocator_says_from_outside_and_from_inside(
          System.out.println(\"READY\"); System.in.read(); } }",
     )
     .unwrap();
-    let programs: [(&str, &[&str], &str, &[(&str, &str)]); 7] = [
+    let programs: [(&str, &[&str], &str, Environment<'_>); 7] = [
         ("sqlite3", &["-interactive", ":memory:"], sql, &[]),
         ("python3", &["-c", python], "", &[("PYTHONMALLOC", "malloc")]),
         ("perl", &["-e", perl], "", &[]),

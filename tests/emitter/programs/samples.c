@@ -1,4 +1,4 @@
-/* Times allocations and their frees at the depth of 20 frames, apart: prints "ns ALLOC FREE". Argument: how many. */
+/* Times allocations and their frees at the depth of 20 frames, apart, in CPU time of the thread: prints "ns ALLOC FREE". Argument: how many. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -8,7 +8,7 @@ static double now(void)
 {
 	struct timespec t;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
 	return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
 }
 
