@@ -105,3 +105,38 @@ verifier: deps ## instructions the kernel's verifier counts for each program
 .PHONY: cost-of-a-walk
 cost-of-a-walk: deps ## what a stack costs in the kernel, a frame
 	$(CARGO) test --test integration cost_of_a_walk -- --ignored --nocapture
+
+.PHONY: kernel-matrix
+kernel-matrix: test-deps ## Debian's kernels 5.10, 6.1, 6.12 and newest in emulation; writes docs/kernels.md
+	@scripts/install-packages.sh qemu-system-x86 cpio kmod
+	scripts/kernel-matrix.sh
+
+.PHONY: allocator-matrix
+allocator-matrix: test-deps ## C libraries, allocators and languages against the truth; writes docs/allocators.md
+	scripts/allocator-matrix.sh
+
+.PHONY: faults
+faults: test-deps ## the long forms of the fault tests: a thousand killed recorders, ten thousand threads
+	$(CARGO) test --test integration faults:: -- --include-ignored --test-threads=1 --skip soak
+
+# Seconds of `make soak`, for example `make soak SECONDS=7200`.
+SECONDS ?= 600
+.PHONY: soak
+soak: test-deps ## targets that come and go for ten minutes (SECONDS=…): nothing grows, the ledger stays true
+	FRAGPROF_SOAK_SECONDS=$(SECONDS) $(CARGO) test --test integration faults::soak -- --ignored --nocapture
+
+# Seconds for each fuzz target.
+FUZZ_SECONDS ?= 60
+.PHONY: fuzz
+fuzz: deps ## every reader of foreign bytes, FUZZ_SECONDS=… each; needs cargo-fuzz and a nightly toolchain
+	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is not installed: cargo install --locked cargo-fuzz" >&2; exit 1; }
+	for target in $$(cargo fuzz list); do $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+.PHONY: deny
+deny: ## licences, sources and advisories of everything that is linked (deny.toml)
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is not installed: cargo install --locked cargo-deny" >&2; exit 1; }
+	$(CARGO) deny --all-features check
+
+.PHONY: release
+release: deps ## the static binary, built twice and compared, with SBOM, in target/dist
+	scripts/release.sh

@@ -14,9 +14,14 @@ const BPF_CPU: &str = "-mcpu=v3";
 const SAMPLER: &str = "src/sampler/preload";
 
 fn main() -> Result<()> {
+    // The programs read x86-64 registers, the unwinder knows rsp and rbp, placement decodes x86-64: see docs/kernels.md.
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
+    ensure!(arch == "x86_64", "fragprof watches x86-64 processes only and cannot be built for {arch}");
     println!("cargo::rerun-if-changed=bpf");
-    compile("fragprof")?;
-    compile("floor")?;
+    compile("fragprof", "fragprof", &[])?;
+    // For kernels before 5.17; bpf/kernel.bpf.h says what differs.
+    compile("fragprof", "fragprof_legacy", &["-DFP_LEGACY"])?;
+    compile("floor", "floor", &[])?;
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_sampler("libfragprof_sampler.so", &[])?;
     link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])
@@ -51,15 +56,15 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Compiles `bpf/NAME.bpf.c` to `OUT_DIR/NAME.bpf.o`.
-fn compile(name: &str) -> Result<()> {
+/// Compiles `bpf/SOURCE.bpf.c` to `OUT_DIR/NAME.bpf.o`.
+fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(format!("{name}.bpf.o"));
-    let source = format!("bpf/{name}.bpf.c");
+    let source = format!("bpf/{source}.bpf.c");
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
     // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look.
     let asm = format!("-idirafter/usr/include/{arch}-linux-gnu");
     let mut builder = SkeletonBuilder::new();
-    builder.source(&source).obj(&out).clang_args([
+    let mut flags = vec![
         BPF_CPU,
         &asm,
         "-Wall",
@@ -67,7 +72,9 @@ fn compile(name: &str) -> Result<()> {
         "-Werror",
         "-Wno-unused-parameter",                   // BPF_PROG's hidden context
         "-Wno-gnu-variable-sized-type-not-at-end", // a record's header with its frames behind
-    ]);
+    ];
+    flags.extend(defines);
+    builder.source(&source).obj(&out).clang_args(flags);
     builder
         .build()
         .with_context(|| format!("cannot compile {source}: is clang (>= 12) installed? `make deps` installs what the build needs"))

@@ -69,7 +69,9 @@ static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 
 static __always_inline bool fp_on_alternate_stack(struct task_struct *task, __u64 sp)
 {
-	return sp > task->sas_ss_sp && sp - task->sas_ss_sp <= task->sas_ss_size;
+	__u64 begin = FP_KERNEL(task, sas_ss_sp);
+
+	return sp > begin && sp - begin <= FP_KERNEL(task, sas_ss_size);
 }
 
 /* Whether the frame of an open call is still on the stack: its return address is the trampoline. */
@@ -93,7 +95,7 @@ static __always_inline bool fp_is_nested(struct fp_thread *thread, struct fp_tar
 
 	if (!thread->depth)
 		return false;
-	task = bpf_get_current_task_btf();
+	task = fp_current_task();
 	here = fp_on_alternate_stack(task, sp);
 	for (i = 0; i < FP_CALLS_MAX; i++) {
 		__u32 top = thread->depth - 1;
@@ -258,6 +260,9 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	call->ptr = ptr;
 	call->stack = stack;
 	call->sequence = ++thread->sequence;
+#ifdef FP_LEGACY
+	call->cookie = cookie;
+#endif
 	thread->depth = top + 1;
 	return call->sequence;
 }
@@ -275,7 +280,7 @@ static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, 
 
 	if (!target)
 		return;
-	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
+	thread = fp_thread_find();
 	if (!thread)
 		return;
 	for (i = 0; i < FP_CALLS_MAX; i++) {

@@ -10,10 +10,11 @@
  * the daemon chooses the instruction (src/probe/placement.rs) and says in the site's cookie where the arguments are; one program
  * serves every entry point of every allocator.
  *
- * Three ways to attach the same functions, best first; the daemon takes what the kernel can do:
+ * Four ways to attach the same functions, best first; the daemon takes what the kernel can do:
  *   session   entry and return in one link, paired by the kernel, returns of nested calls never trap (6.13)
  *   multi     one link for entries, one for returns (6.6)
- *   single    a perf event for each site (5.15, for the attach cookie)
+ *   single    a perf event for each site (5.17, for the attach cookie and bpf_loop)
+ *   legacy    the same from this source compiled with FP_LEGACY, sites told apart by their addresses (5.8; kernel.bpf.h)
  *
  * Everything that is dropped is counted where it is dropped (enum fp_counter). Uprobe programs can be preempted, so nothing between
  * two helper calls may live in per-CPU memory; state is in task storage, where only its own thread can reach it.
@@ -34,6 +35,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+#ifndef FP_LEGACY
 extern __u64 *bpf_session_cookie(void) __ksym __weak;
 
 /* The session cookie is 0 on the way in and what was left there on the way out. */
@@ -90,27 +92,39 @@ int free_entry_multi(struct pt_regs *regs)
 	return 0;
 }
 
+#endif
+
 SEC("uprobe")
 int alloc_entry(struct pt_regs *regs)
 {
-	fp_alloc_enter(regs, bpf_get_attach_cookie(regs));
+	__u64 cookie = fp_cookie(regs);
+
+	if (cookie)
+		fp_alloc_enter(regs, cookie);
 	return 0;
 }
 
 SEC("uretprobe")
 int alloc_return(struct pt_regs *regs)
 {
-	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0);
+	__u64 cookie = fp_cookie_of_return(regs);
+
+	if (cookie)
+		fp_alloc_return(regs, cookie, 0);
 	return 0;
 }
 
 SEC("uprobe")
 int free_entry(struct pt_regs *regs)
 {
-	fp_free_enter(regs, bpf_get_attach_cookie(regs));
+	__u64 cookie = fp_cookie(regs);
+
+	if (cookie)
+		fp_free_enter(regs, cookie);
 	return 0;
 }
 
+#ifndef FP_LEGACY
 SEC("uprobe.multi")
 int usdt_alloc_multi(struct pt_regs *regs)
 {
@@ -138,6 +152,7 @@ int usdt_free(struct pt_regs *regs)
 	fp_sampled_free(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
+#endif
 
 SEC("tp_btf/sys_exit")
 int BPF_PROG(vm_change, struct pt_regs *regs, long result)
@@ -152,9 +167,9 @@ int BPF_PROG(page_touch, unsigned long address, struct pt_regs *regs, unsigned l
 }
 
 SEC("tp_btf/sched_process_exec")
-int BPF_PROG(life_exec, struct task_struct *task)
+int BPF_PROG(life_exec, struct task_struct *task, pid_t old_tid)
 {
-	return fp_exec_done(task);
+	return fp_exec_done(task, old_tid);
 }
 
 SEC("tp_btf/sched_process_fork")

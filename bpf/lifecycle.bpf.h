@@ -30,10 +30,13 @@ static __always_inline void fp_send_life(__u8 kind, __u32 other)
 }
 
 /* The new image has new stacks, a new return trampoline and no open call. */
-static __always_inline int fp_exec_done(struct task_struct *task)
+static __always_inline int fp_exec_done(struct task_struct *task, __u32 old_tid)
 {
-	struct fp_thread *thread = bpf_task_storage_get(&threads, task, NULL, 0);
+	struct fp_thread *thread = fp_thread_find();
 
+	/* The thread that calls exec takes over the process's first thread id, and its state stays behind under the old one. */
+	if (old_tid != (__u32)task->pid)
+		fp_thread_forget(old_tid);
 	if (thread) {
 		thread->depth = 0;
 		thread->trampoline = 0;
@@ -55,6 +58,7 @@ static __always_inline int fp_exit_done(struct task_struct *task)
 	/* The last thread of the group: do_exit has already counted it out. */
 	if (BPF_CORE_READ(task, signal, live.counter) == 0)
 		fp_send_life(FP_REC_EXIT, task->exit_code);
+	fp_thread_forget(task->pid);
 	return 0;
 }
 

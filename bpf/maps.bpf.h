@@ -13,6 +13,7 @@
 #include <bpf/bpf_tracing.h>
 
 #include "fragprof.h"
+#include "kernel.bpf.h"
 
 /* Watched processes, by slot. The daemon writes a row before it attaches the first probe that names the slot and raises the
  * generation when the slot is given away; programs only add to the loss counts. Mapped by the daemon, so that it can switch a target

@@ -13,7 +13,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	__u64 key = walk->hash ^ (((__u64)target->generation << 32 | slot) * 0x9e3779b97f4a7c15ULL);
 	struct fp_stack *record = &walk->record;
 	void *ring;
-	__u32 size;
+	__u64 size;
 	__u8 one = 1;
 
 	if (walk->defined == target->generation)
@@ -32,6 +32,8 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	size = walk->len;
 	if (size > FP_FRAMES_MAX)
 		size = FP_FRAMES_MAX;
+	barrier_var(size); /* or the compiler compares one register and uses another, which 5.10's verifier cannot follow */
+	size &= 2 * FP_FRAMES_MAX - 1;
 	size = sizeof(*record) + size * sizeof(__u64);
 	if (bpf_ringbuf_output(ring, record, size, BPF_RB_NO_WAKEUP)) {
 		fp_lost(target, FP_CNT_LOST_STACK);

@@ -13,6 +13,9 @@ struct fp_call {
 	__u64 ptr;      /* the block given (realloc, xallocx), or where the result goes (posix_memalign) */
 	__u64 stack;    /* stack hash taken at entry */
 	__u64 sequence; /* of the thread: pairs a return with its entry */
+#ifdef FP_LEGACY
+	__u64 cookie;   /* of the entry's site: a return probe does not know where it was put */
+#endif
 };
 
 /* What is kept of a thread: its open calls, and its last walk. One piece, because finding it costs more than anything else that is
@@ -27,12 +30,112 @@ struct fp_thread {
 	struct fp_walk walk;
 };
 
+#ifdef FP_LEGACY
+/* Thread state by thread id; an entry goes with its thread (fp_exit_done). Allocated in advance, because tracing programs of these
+ * kernels must not allocate: 2048 threads x 11 KiB = 23 MiB; calls of further threads are counted (FP_CNT_NO_THREAD_STATE). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2048);
+	__type(key, __u32);
+	__type(value, struct fp_thread);
+} threads SEC(".maps");
+
+/* What a new entry is copied from: zeros. Never written. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fp_thread);
+} new_thread SEC(".maps");
+
+/* Where a probe lies. */
+struct fp_site {
+	__u32 tgid;
+	__u32 pad;
+	__u64 ip;
+};
+
+/* What a kernel with attach cookies keeps with the probe. 64 sites of each of 1024 processes; 32 bytes an entry. Written by the daemon
+ * before the site's probe is put in, removed after it is out. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct fp_site);
+	__type(value, __u64);
+} site_cookies SEC(".maps");
+
+static __always_inline struct fp_thread *fp_thread_find(void)
+{
+	__u32 tid = (__u32)bpf_get_current_pid_tgid();
+
+	return bpf_map_lookup_elem(&threads, &tid);
+}
+
+static __always_inline struct fp_thread *fp_thread_of_current(void)
+{
+	__u32 tid = (__u32)bpf_get_current_pid_tgid(), zero = 0;
+	struct fp_thread *thread = bpf_map_lookup_elem(&threads, &tid), *blank;
+
+	if (!thread) {
+		blank = bpf_map_lookup_elem(&new_thread, &zero);
+		if (blank && !bpf_map_update_elem(&threads, &tid, blank, BPF_ANY))
+			thread = bpf_map_lookup_elem(&threads, &tid);
+	}
+	if (!thread)
+		fp_count(FP_CNT_NO_THREAD_STATE);
+	else if (!thread->tid)
+		thread->tid = tid;
+	return thread;
+}
+
+static __always_inline void fp_thread_forget(__u32 tid)
+{
+	bpf_map_delete_elem(&threads, &tid);
+}
+
+__noinline int fp_legacy_step(__u32 i)
+{
+	struct fp_thread *thread = fp_thread_find();
+	struct fp_walk_loop loop;
+
+	if (!thread)
+		return 1;
+	loop.walk = &thread->walk;
+	return fp_walk_loop(i, &loop);
+}
+
+/* The cookie of the site that the current probe lies at; 0 if it is none of ours. */
+static __always_inline __u64 fp_cookie(struct pt_regs *regs)
+{
+	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .ip = regs->ip };
+	__u64 *cookie = bpf_map_lookup_elem(&site_cookies, &site);
+
+	return cookie ? *cookie : 0;
+}
+
+/* That of the open call whose frame the stack pointer has just left; 0 if the return is of a nested call. */
+static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs)
+{
+	struct fp_thread *thread = fp_thread_find();
+	__u32 top;
+
+	if (!thread)
+		return 0;
+	top = thread->depth - 1;
+	return top < FP_CALLS_MAX && thread->calls[top].sp + 8 == regs->sp ? thread->calls[top].cookie : 0;
+}
+#else
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct fp_thread);
 } threads SEC(".maps");
+
+static __always_inline struct fp_thread *fp_thread_find(void)
+{
+	return bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
+}
 
 static __always_inline struct fp_thread *fp_thread_of_current(void)
 {
@@ -46,4 +149,19 @@ static __always_inline struct fp_thread *fp_thread_of_current(void)
 	return thread;
 }
 
+/* The state goes with the task. */
+static __always_inline void fp_thread_forget(__u32 tid)
+{
+}
+
+static __always_inline __u64 fp_cookie(struct pt_regs *regs)
+{
+	return bpf_get_attach_cookie(regs);
+}
+
+static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs)
+{
+	return bpf_get_attach_cookie(regs);
+}
+#endif
 #endif

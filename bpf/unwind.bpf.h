@@ -110,6 +110,28 @@ static long fp_walk_loop(__u32 i, struct fp_walk_loop *loop)
 	}
 }
 
+#ifdef FP_LEGACY
+/* One step of the current thread's walk; not 0 = it has ended. Global, so that the verifier checks it once, by itself, and the loop
+ * costs it nothing; such a function can take no pointer before 5.13 and finds the walk itself (thread.bpf.h). */
+int fp_legacy_step(__u32 i);
+
+static __always_inline void fp_walk_frames(struct fp_walk *walk)
+{
+	__u32 i;
+
+	for (i = 0; i < FP_FRAMES_MAX + 1; i++)
+		if (fp_legacy_step(i))
+			break;
+}
+#else
+static __always_inline void fp_walk_frames(struct fp_walk *walk)
+{
+	struct fp_walk_loop loop = { .walk = walk };
+
+	bpf_loop(FP_FRAMES_MAX + 1, fp_walk_loop, &loop, 0);
+}
+#endif
+
 /* Asks for a table if the walk ended for want of one, but not again for a while. */
 static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 {
@@ -145,7 +167,6 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
 {
 	struct fp_unwind_clock *clock;
-	struct fp_walk_loop loop;
 	__u32 zero = 0, generation = 0;
 	__u64 hash;
 
@@ -199,8 +220,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	walk->hash = 0;
 	walk->end = FP_END_NONE;
 
-	loop.walk = walk;
-	bpf_loop(FP_FRAMES_MAX + 1, fp_walk_loop, &loop, 0);
+	fp_walk_frames(walk);
 	walk->hash ^= walk->end * 0xff51afd7ed558ccdULL;
 	if (!walk->hash)
 		walk->hash = 1;

@@ -78,6 +78,13 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	return FP_REPEAT_STEP;
 }
 
+#ifdef FP_LEGACY
+/* Steps are repeated one by one instead. */
+static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
+{
+	return false;
+}
+#else
 /* What fp_verify_loop goes through. */
 struct fp_verify_loop {
 	struct fp_walk *walk;
@@ -126,5 +133,6 @@ static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs
 	bpf_loop(FP_FRAMES_MAX, fp_verify_loop, &loop, 0);
 	return loop.verified == walk->len;
 }
+#endif
 
 #endif

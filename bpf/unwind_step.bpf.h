@@ -214,19 +214,19 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
  * first, with the stack address of the word it replaced; entries of frames that longjmp has left may lie between. */
 static __noinline __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
+	struct task_struct *task = fp_current_task();
 	struct return_instance *instance;
 	struct xol_area *area;
 	int i;
 
-	area = task->mm->uprobes_state.xol_area;
-	if (!area || area->vaddr != pc)
+	area = FP_KERNEL(task, mm, uprobes_state.xol_area);
+	if (!area || FP_KERNEL(area, vaddr) != pc)
 		return 0;
-	instance = task->utask->return_instances;
+	instance = FP_KERNEL(task, utask, return_instances);
 	for (i = 0; i < FP_RETURNS_MAX && instance; i++) {
-		if (instance->stack == slot)
-			return instance->orig_ret_vaddr;
-		instance = instance->next;
+		if (FP_KERNEL(instance, stack) == slot)
+			return FP_KERNEL(instance, orig_ret_vaddr);
+		instance = FP_KERNEL(instance, next);
 	}
 	return pc;
 }

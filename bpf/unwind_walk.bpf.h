@@ -116,10 +116,13 @@ static __always_inline struct fp_step *fp_step_at(struct fp_walk *walk, __u32 ha
 /* Appends the frame reached. */
 static __always_inline struct fp_step *fp_append(struct fp_walk *walk, __u64 word)
 {
-	__u32 at = walk->len & (FP_FRAMES_MAX - 1);
-	struct fp_step *step = fp_step_at(walk, walk->now, at);
 	__u64 hash = (walk->hash ^ word) * 0x9e3779b97f4a7c15ULL;
+	struct fp_step *step;
+	__u32 at = walk->len;
 
+	barrier_var(at); /* or the compiler, which knows the bound from a test before, drops the mask; verifiers up to 6.1 have forgotten it */
+	at &= FP_FRAMES_MAX - 1;
+	step = fp_step_at(walk, walk->now, at);
 	walk->hash = hash ^ hash >> 32;
 	walk->frames[at] = word;
 	walk->len += 1;

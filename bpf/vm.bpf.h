@@ -28,7 +28,7 @@ static __always_inline bool fp_failed(long result)
 /* The allocator call the thread is in, NULL if it is in none. */
 static __always_inline struct fp_call *fp_open_call(void)
 {
-	struct fp_thread *thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
+	struct fp_thread *thread = fp_thread_find();
 	__u32 top;
 
 	if (!thread)

@@ -10,28 +10,44 @@ use crate::target::Process;
 /// Everything that [`Features`] asks for. Takes some 100 ms a method: the programs are loaded and attached to this process for each.
 pub fn features() -> Features {
     let mut features = Features::of_host();
-    let mut loaded = false;
+    features.task_storage = map_type(libbpf_sys::BPF_MAP_TYPE_TASK_STORAGE);
+    features.ring_buffer = map_type(libbpf_sys::BPF_MAP_TYPE_RINGBUF);
+    features.attach_cookie = helper(libbpf_sys::BPF_FUNC_get_attach_cookie);
+    features.bpf_loop = helper(libbpf_sys::BPF_FUNC_loop);
     for method in Attach::ALL {
         let support = match load::load(Some(method), false) {
-            Ok(_) => {
-                loaded = true;
-                Support::Yes
-            }
+            Ok(_) => Support::Yes,
             Err(error) => Support::No(error.to_string().lines().next().unwrap_or_default().to_owned()),
         };
         match method {
             Attach::Session => features.uprobe_session = support,
             Attach::Multi => features.uprobe_multi = support,
             Attach::PerfEvents => features.perf_uprobe = support,
-        }
-    }
-    if loaded {
-        // What loaded uses all of these.
-        for used in [&mut features.attach_cookie, &mut features.task_storage, &mut features.bpf_loop, &mut features.ring_buffer] {
-            *used = Support::Yes;
+            Attach::ByAddress => features.perf_uprobe_by_address = support,
         }
     }
     features
+}
+
+/// Whether the kernel makes maps of this type.
+fn map_type(kind: libbpf_sys::bpf_map_type) -> Support {
+    // SAFETY: a null for the options is allowed.
+    probed(unsafe { libbpf_sys::libbpf_probe_bpf_map_type(kind, std::ptr::null()) })
+}
+
+/// Whether uprobe programs may call this helper.
+fn helper(number: libbpf_sys::bpf_func_id) -> Support {
+    // SAFETY: a null for the options is allowed.
+    probed(unsafe { libbpf_sys::libbpf_probe_bpf_helper(libbpf_sys::BPF_PROG_TYPE_KPROBE, number, std::ptr::null()) })
+}
+
+/// libbpf's answer: 1 works, 0 does not, below 0 it could not be tried.
+fn probed(answer: i32) -> Support {
+    match answer {
+        1 => Support::Yes,
+        0 => Support::No("this kernel has none, or refuses it".into()),
+        error => Support::No(std::io::Error::from_raw_os_error(-error).to_string()),
+    }
 }
 
 /// Longest wait for the tables of a process that is only looked at.

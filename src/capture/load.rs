@@ -23,6 +23,13 @@ pub(super) use aligned_object;
 
 /// The compiled programs.
 static OBJECT: &[u8] = aligned_object!("fragprof.bpf.o");
+/// The same, for kernels before 5.17.
+static LEGACY_OBJECT: &[u8] = aligned_object!("fragprof_legacy.bpf.o");
+
+/// The object that a method's programs are in.
+pub(super) fn object(method: Attach) -> &'static [u8] {
+    if method == Attach::ByAddress { LEGACY_OBJECT } else { OBJECT }
+}
 
 /// The programs that a method needs.
 fn programs(method: Attach) -> &'static [&'static str] {
@@ -30,6 +37,7 @@ fn programs(method: Attach) -> &'static [&'static str] {
         Attach::Session => &["alloc_session", "free_entry_multi", "usdt_alloc_multi", "usdt_free_multi"],
         Attach::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi", "usdt_alloc_multi", "usdt_free_multi"],
         Attach::PerfEvents => &["alloc_entry", "alloc_return", "free_entry", "usdt_alloc", "usdt_free"],
+        Attach::ByAddress => &["alloc_entry", "alloc_return", "free_entry"],
     }
 }
 
@@ -66,7 +74,7 @@ fn keep_message(level: PrintLevel, text: String) {
 }
 
 /// The one line of libbpf's messages that names the cause.
-fn cause(messages: &str) -> Option<String> {
+pub(super) fn cause(messages: &str) -> Option<String> {
     // libbpf's guess where nothing at all may be loaded: the error and our hint say it better.
     if messages.contains("bpf_object__probe_loading") {
         return None;
@@ -108,7 +116,7 @@ pub fn hint() -> String {
     let root = unsafe { libc::geteuid() } == 0;
     if root {
         "this kernel or this container does not permit BPF: fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before \
-         kernel 6.6), BTF at /sys/kernel/btf/vmlinux and a kernel of 5.17 or later; `fragprof doctor` names what is missing"
+         kernel 6.6, CAP_SYS_RESOURCE before 5.11), BTF at /sys/kernel/btf/vmlinux and a kernel of 5.10 or later; `fragprof doctor` names what is missing"
             .to_owned()
     } else {
         "fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before kernel 6.6): run it as root (sudo)".to_owned()
@@ -116,7 +124,7 @@ pub fn hint() -> String {
 }
 
 fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<Object> {
-    let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(OBJECT)?;
+    let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(object(method))?;
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
@@ -142,13 +150,9 @@ fn try_attach(object: &Object, method: Attach) -> libbpf_rs::Result<()> {
     let name = programs(method)[0];
     let program = program(object, name)?;
     match method {
-        Attach::PerfEvents => {
-            drop(program.attach_uprobe_with_opts(
-                pid,
-                "/proc/self/exe",
-                offset as usize,
-                UprobeOpts { cookie: u64::MAX, ..Default::default() },
-            )?);
+        Attach::PerfEvents | Attach::ByAddress => {
+            let cookie = if method == Attach::PerfEvents { u64::MAX } else { 0 };
+            drop(program.attach_uprobe_with_opts(pid, "/proc/self/exe", offset as usize, UprobeOpts { cookie, ..Default::default() })?);
         }
         Attach::Session | Attach::Multi => {
             let opts = UprobeMultiOpts {

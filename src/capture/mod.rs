@@ -20,7 +20,9 @@ pub mod counters;
 mod features;
 pub mod floor;
 mod load;
+pub mod programs;
 pub mod ring;
+mod sites;
 mod slots;
 pub mod tables;
 mod targets;
@@ -282,6 +284,9 @@ impl Capture {
         if map.lookup(&pid.0.to_ne_bytes(), MapFlags::ANY).map_err(map_error)?.as_deref() == Some(index.as_slice()) {
             map.delete(&pid.0.to_ne_bytes()).map_err(map_error)?;
         }
+        if self.offer.method == Attach::ByAddress {
+            sites::forget(&self.map("site_cookies"), slot);
+        }
         self.targets.disown(slot);
         lock(&self.slots).release(slot);
         Ok(())
@@ -335,13 +340,19 @@ impl Capture {
             Attach::Multi => {
                 &[("alloc_return_multi", &allocs, true), ("alloc_entry_multi", &allocs, false), ("free_entry_multi", &frees, false)]
             }
-            Attach::PerfEvents => &[("alloc_return", &allocs, true), ("alloc_entry", &allocs, false), ("free_entry", &frees, false)],
+            Attach::PerfEvents | Attach::ByAddress => {
+                &[("alloc_return", &allocs, true), ("alloc_entry", &allocs, false), ("free_entry", &frees, false)]
+            }
         };
+        if self.offer.method == Attach::ByAddress {
+            sites::tell(&load::map(&self.object, "site_cookies"), Pid(pid as u32), file, with_slot)?;
+        }
         for (name, sites, retprobe) in plan.iter().filter(|(_, sites, _)| !sites.is_empty()) {
             let program = load::program(&self.object, name)?;
-            if self.offer.method == Attach::PerfEvents {
+            if matches!(self.offer.method, Attach::PerfEvents | Attach::ByAddress) {
                 for site in *sites {
-                    let opts = UprobeOpts { cookie: with_slot(site.cookie), retprobe: *retprobe, ..Default::default() };
+                    let cookie = if self.offer.method == Attach::PerfEvents { with_slot(site.cookie) } else { 0 };
+                    let opts = UprobeOpts { cookie, retprobe: *retprobe, ..Default::default() };
                     links.push(program.attach_uprobe_with_opts(pid, &file.path, site.offset.0 as usize, opts)?);
                 }
             } else {

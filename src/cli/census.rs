@@ -133,7 +133,7 @@ fn print(out: &mut dyn Write, census: &Census, surroundings: &Surroundings, args
 }
 
 fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings) -> io::Result<()> {
-    writeln!(out, "{} (pid {}), resident {}", census.comm, census.pid, HumanBytes(census.rss_bytes))?;
+    writeln!(out, "{} (pid {}), resident {}", terminal(&census.comm), census.pid, HumanBytes(census.rss_bytes))?;
     if let Some(container) = &surroundings.container {
         writeln!(out, "  in {}", terminal(&container.title()))?;
     }

@@ -22,6 +22,9 @@ pub struct DoctorArgs {
     /// Also show the allocators of this process and where each of their functions would be probed
     #[arg(short, long)]
     pub pid: Option<u32>,
+    /// Also put each BPF program through this kernel's verifier by itself and show the instructions that it counts
+    #[arg(long)]
+    pub programs: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -36,8 +39,12 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
     let emitters = args.pid.and_then(|pid| Finder::new(features.emulation()).find(&Process::open(Pid(pid)).ok()?).ok());
     // Without the right to load programs there are no tables to show; the kernel's part of the page says why.
     let tables = target.as_ref().and_then(|target| target.as_ref().ok()).and_then(|(process, _)| capture::unwind_tables(process).ok());
+    let programs = args.programs.then(capture::programs::verify_each);
     if args.json {
         let mut page = json!({ "kernel": kernel_json(features) });
+        if let (Some(programs), Some(page)) = (&programs, page.as_object_mut()) {
+            page.insert("programs".into(), json!(programs));
+        }
         if let (Some(Ok((process, plan))), Some(page)) = (&target, page.as_object_mut()) {
             let mut process = process_json(process, plan, tables.as_deref());
             if let (Some(process), Some(found)) = (process.as_object_mut(), &emitters) {
@@ -49,6 +56,7 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
         writeln!(out)?;
     } else {
         write_kernel(features, out)?;
+        write_programs(programs.as_deref().unwrap_or_default(), out)?;
         if let Some(Ok((process, plan))) = &target {
             write_process(process, plan, out)?;
             write_emitters(&emitters.unwrap_or_default(), out)?;
@@ -77,11 +85,12 @@ fn failed(error: &PlanError) -> Failed {
 }
 
 /// The kernel's offers, in the order of the page.
-fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 9] {
+fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 10] {
     [
         ("uprobe_session", "uprobe_multi session", &features.uprobe_session),
         ("uprobe_multi", "uprobe_multi", &features.uprobe_multi),
         ("perf_uprobe", "perf-event uprobes", &features.perf_uprobe),
+        ("perf_uprobe_by_address", "the same by address", &features.perf_uprobe_by_address),
         ("attach_cookie", "attach cookies", &features.attach_cookie),
         ("ring_buffer", "ring buffers", &features.ring_buffer),
         ("task_storage", "task storage", &features.task_storage),
@@ -123,12 +132,30 @@ fn write_kernel(features: &Features, out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
+/// What the verifier said of each program.
+fn write_programs(programs: &[capture::programs::Verified], out: &mut dyn Write) -> io::Result<()> {
+    if programs.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "programs")?;
+    for program in programs {
+        let name = format!("{} {}", program.object, program.name);
+        match (&program.refused, program.instructions) {
+            (Some(reason), _) => writeln!(out, "  {name:<32} refused: {}", terminal(reason))?,
+            (None, Some(instructions)) => writeln!(out, "  {name:<32} {instructions} instructions verified")?,
+            (None, None) => writeln!(out, "  {name:<32} loads")?,
+        }
+    }
+    Ok(())
+}
+
 fn attach_name(method: crate::probe::features::Attach) -> &'static str {
     use crate::probe::features::Attach;
     match method {
         Attach::Session => "uprobe_multi sessions",
         Attach::Multi => "uprobe_multi, entries and returns apart",
         Attach::PerfEvents => "perf-event uprobes, one for each site",
+        Attach::ByAddress => "perf-event uprobes, one for each site, told apart by address (kernel before 5.17)",
     }
 }
 
@@ -141,7 +168,7 @@ fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Res
         write_file(file, out)?;
     }
     for note in &plan.notes {
-        writeln!(out, "  note: {note}")?;
+        writeln!(out, "  note: {}", terminal(note))?;
     }
     Ok(())
 }
@@ -329,13 +356,13 @@ mod tests {
     #[test]
     fn the_page_of_a_process_names_its_allocator_and_the_instructions() {
         // This very process: a Rust program on the C library's malloc.
-        let (text, result) = page(&DoctorArgs { pid: Some(std::process::id()), json: false });
+        let (text, result) = page(&DoctorArgs { pid: Some(std::process::id()), programs: false, json: false });
         result.unwrap();
         assert!(text.contains("glibc in ") && text.contains("serves malloc"), "{text}");
         assert!(
             text.lines().any(|l| l.trim().starts_with("free ") && l.contains("emulated by the kernel") && l.contains("pointer in rdi"))
         );
-        let (json, result) = page(&DoctorArgs { pid: Some(std::process::id()), json: true });
+        let (json, result) = page(&DoctorArgs { pid: Some(std::process::id()), programs: false, json: true });
         result.unwrap();
         let json: Value = serde_json::from_str(&json).unwrap();
         let sites = json["process"]["files"][0]["sites"].as_array().unwrap();
@@ -344,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_missing_process_is_a_target_failure_behind_the_kernel_s_page() {
-        let (text, result) = page(&DoctorArgs { pid: Some(1 << 23), json: false });
+        let (text, result) = page(&DoctorArgs { pid: Some(1 << 23), programs: false, json: false });
         assert!(text.starts_with("kernel "));
         let error = result.unwrap_err();
         assert_eq!(error.downcast_ref::<Failed>().unwrap().status, ExitStatus::Target);

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::{ExitStatus, Failed};
+use crate::profile::sanitize;
 
 /// Find out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
 #[derive(Debug, Parser)]
@@ -67,7 +68,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("fragprof: {error:#}");
+            eprintln!("fragprof: {}", sanitize::lines(&format!("{error:#}")));
             if let Some(passed) = error.downcast_ref::<record::Passed>() {
                 return ExitCode::from(passed.code);
             }

@@ -14,6 +14,7 @@ use super::output;
 use crate::capture;
 use crate::error::{ExitStatus, Failed};
 use crate::probe::plan::PlanError;
+use crate::profile::sanitize::terminal;
 use crate::profile::{Profile, ValueKind, pprof};
 use crate::recorder::governed::{Governed, Options as GovernedOptions};
 use crate::recorder::{self, Choice, Options, Recorder};
@@ -255,7 +256,7 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
         counted(totals.get(ValueKind::InuseObjects), "block"),
     );
     for doubt in &profile.meta.doubts {
-        text.push_str(&format!("fragprof: doubt: {doubt}\n"));
+        text.push_str(&format!("fragprof: doubt: {}\n", terminal(doubt)));
     }
     text.push_str(&format!("fragprof: wrote {file}; read it with: fragprof report {file}"));
     text

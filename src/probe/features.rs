@@ -115,8 +115,10 @@ pub struct Features {
     pub uprobe_session: Support,
     /// One link for many sites (6.6).
     pub uprobe_multi: Support,
-    /// A perf event for each site.
+    /// A perf event for each site, with all that the ordinary programs need.
     pub perf_uprobe: Support,
+    /// A perf event for each site, with the programs for older kernels.
+    pub perf_uprobe_by_address: Support,
     /// A word for each site (5.15).
     pub attach_cookie: Support,
     /// State for each thread (5.11).
@@ -147,11 +149,13 @@ pub enum Attach {
     Multi,
     /// A perf event for each site.
     PerfEvents,
+    /// A perf event for each site, the sites told apart by their addresses: kernels without attach cookies, task storage or bpf_loop.
+    ByAddress,
 }
 
 impl Attach {
     /// All, best first.
-    pub const ALL: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvents];
+    pub const ALL: [Self; 4] = [Self::Session, Self::Multi, Self::PerfEvents, Self::ByAddress];
 
     /// Its name for people.
     #[must_use]
@@ -160,6 +164,7 @@ impl Attach {
             Self::Session => "uprobe_multi session",
             Self::Multi => "uprobe_multi",
             Self::PerfEvents => "perf-event uprobes",
+            Self::ByAddress => "perf-event uprobes by address",
         }
     }
 }
@@ -210,13 +215,9 @@ impl Features {
     /// # Errors
     /// [`Missing`] names each thing that recording cannot do without.
     pub fn attach(&self) -> Result<Attach, Missing> {
-        let needed = [
-            ("BPF type information (BTF)", &self.btf),
-            ("BPF ring buffers", &self.ring_buffer),
-            ("BPF task storage", &self.task_storage),
-            ("BPF attach cookies", &self.attach_cookie),
-            ("bpf_loop", &self.bpf_loop),
-        ];
+        let needed = [("BPF type information (BTF)", &self.btf), ("BPF ring buffers", &self.ring_buffer)];
+        // What the programs for older kernels do without.
+        let recent = [("BPF task storage", &self.task_storage), ("BPF attach cookies", &self.attach_cookie), ("bpf_loop", &self.bpf_loop)];
         let lacks = |(name, support): (&str, &Support)| match support {
             Support::No(reason) => Some(format!("{name}: {reason}")),
             _ => None,
@@ -226,11 +227,13 @@ impl Features {
             (Attach::Session, "uprobe_multi session", &self.uprobe_session),
             (Attach::Multi, "uprobe_multi", &self.uprobe_multi),
             (Attach::PerfEvents, "perf-event uprobes", &self.perf_uprobe),
+            (Attach::ByAddress, "perf-event uprobes by address", &self.perf_uprobe_by_address),
         ];
         match methods.iter().find(|(_, _, support)| support.works()) {
             Some(&(method, ..)) if missing.is_empty() => Ok(method),
             Some(_) => Err(Missing(missing)),
             None => {
+                missing.extend(recent.into_iter().filter_map(lacks));
                 missing.extend(methods.into_iter().filter_map(|(_, name, support)| lacks((name, support))));
                 if missing.is_empty() {
                     missing.push("no way to attach was tried".into());
@@ -267,6 +270,15 @@ mod tests {
         assert_eq!(Features { uprobe_session: refused(), ..everything() }.attach(), Ok(Attach::Multi));
         let old = Features { uprobe_session: refused(), uprobe_multi: refused(), ..everything() };
         assert_eq!(old.attach(), Ok(Attach::PerfEvents));
+        let older = Features {
+            perf_uprobe: refused(),
+            attach_cookie: refused(),
+            task_storage: refused(),
+            bpf_loop: refused(),
+            perf_uprobe_by_address: Support::Yes,
+            ..old
+        };
+        assert_eq!(older.attach(), Ok(Attach::ByAddress));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::cookie::Cookie;
 use super::forward::Forwarding;
 use super::functions::FunctionId;
 use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
+use crate::profile::sanitize::terminal;
 use crate::target::allocator::{Allocator, EntryPoint};
 use crate::target::detect::{AllocatorModule, Detection, Detector};
 use crate::target::elf::{Elf, ReadAt};
@@ -26,7 +27,10 @@ pub enum PlanError {
     #[error(transparent)]
     Target(#[from] TargetError),
     /// A Go program without a C library.
-    #[error("pid {pid} ({comm}) is a Go program without a C allocator: its heap is the Go runtime's, use Go's own heap profile")]
+    #[error(
+        "pid {pid} ({}) is a Go program without a C allocator: its heap is the Go runtime's, use Go's own heap profile",
+        terminal(comm)
+    )]
     GoWithoutLibc {
         /// The process.
         pid: u32,
@@ -34,7 +38,7 @@ pub enum PlanError {
         comm: String,
     },
     /// No allocator was found.
-    #[error("found no allocator in pid {pid} ({comm}): none of its files has a symbol malloc (a stripped static program?){}", and_notes(.notes))]
+    #[error("found no allocator in pid {pid} ({}): none of its files has a symbol malloc (a stripped static program?){}", terminal(comm), and_notes(.notes))]
     NoAllocator {
         /// The process.
         pid: u32,

@@ -24,6 +24,14 @@ pub fn terminal(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
+/// As [`terminal`], for text of several lines of our own making, such as an error with advice: line feeds stay.
+pub fn lines(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(|c| c != '\n' && is_unsafe(c)) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.split('\n').map(terminal).collect::<Vec<_>>().join("\n"))
+}
+
 /// The text as one frame of a folded stack: `;` parts frames and a line is one stack, so both are replaced.
 pub fn folded(text: &str) -> Cow<'_, str> {
     let safe = terminal(text);
@@ -38,6 +46,12 @@ mod tests {
     fn escape_sequences_and_line_breaks_become_visible() {
         assert_eq!(terminal("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
         assert_eq!(terminal("x\r\ny\u{9b}0m"), "x\\u{d}\\u{a}y\\u{9b}0m");
+    }
+
+    #[test]
+    fn own_line_breaks_stay_where_they_are_meant() {
+        assert_eq!(lines("what\x1b[1m\nwhat to do"), "what\\u{1b}[1m\nwhat to do");
+        assert!(matches!(lines("a\nb"), Cow::Borrowed(_)));
     }
 
     #[test]

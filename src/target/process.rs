@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::maps::Maps;
+use crate::profile::sanitize::terminal;
 use crate::units::Pid;
 
 /// Bytes read of `/proc/PID/maps`: [`super::maps::MAPPINGS_MAX`] lines of the usual ~100 bytes, and room for long paths.
@@ -37,7 +38,7 @@ pub enum TargetError {
         pid: Pid,
     },
     /// A kernel thread: it has no user memory.
-    #[error("pid {pid} ({comm}) is a kernel thread: it has no heap")]
+    #[error("pid {pid} ({}) is a kernel thread: it has no heap", terminal(comm))]
     KernelThread {
         /// The pid asked for.
         pid: Pid,
@@ -45,7 +46,7 @@ pub enum TargetError {
         comm: String,
     },
     /// Dead, not yet reaped.
-    #[error("pid {pid} ({comm}) is a zombie: it has ended and waits for its parent to notice")]
+    #[error("pid {pid} ({}) is a zombie: it has ended and waits for its parent to notice", terminal(comm))]
     Zombie {
         /// The pid asked for.
         pid: Pid,
@@ -53,7 +54,7 @@ pub enum TargetError {
         comm: String,
     },
     /// Not a 64-bit x86 program.
-    #[error("pid {pid} ({comm}) is not a 64-bit x86 program ({found}): only x86-64 processes can be watched")]
+    #[error("pid {pid} ({}) is not a 64-bit x86 program ({found}): only x86-64 processes can be watched", terminal(comm))]
     WrongClass {
         /// The pid asked for.
         pid: Pid,

@@ -50,6 +50,22 @@ fn perf_event_uprobes_count_every_entry_point() {
 }
 
 #[test]
+fn the_programs_for_old_kernels_count_every_entry_point() {
+    check(Attach::ByAddress, Program::new("entry_points"), place::ATTACHED_TO_GLIBC);
+    check(Attach::ByAddress, Program::new("entry_points"), place::ATTACHED_TO_PRELOADED_TCMALLOC);
+    check(Attach::ByAddress, Program::new("entry_points"), place::ATTACHED_TO_STATIC_MUSL);
+    check(Attach::ByAddress, Program::new("new_delete"), place::ATTACHED_TO_PRELOADED_JEMALLOC);
+}
+
+#[test]
+fn the_programs_for_old_kernels_count_realloc_signal_stacks_and_short_threads() {
+    check(Attach::ByAddress, Program::new("realloc_forms"), place::ATTACHED_TO_PRELOADED_MIMALLOC);
+    check(Attach::ByAddress, Program::new("signal_stacks"), place::ATTACHED_TO_GLIBC);
+    check(Attach::ByAddress, Program::new("short_threads"), place::ATTACHED_TO_GLIBC);
+    check(Attach::ByAddress, Program::new("deep_recursion"), place::ATTACHED_TO_GLIBC);
+}
+
+#[test]
 fn uprobe_multi_without_sessions_counts_realloc_and_signal_stacks() {
     check(Attach::Multi, Program::new("realloc_forms"), place::ATTACHED_TO_PRELOADED_MIMALLOC);
     check(Attach::Multi, Program::new("signal_stacks"), place::ATTACHED_TO_GLIBC);

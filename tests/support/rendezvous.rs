@@ -62,8 +62,13 @@ impl Rendezvous {
 
     /// Lets the program go on.
     pub fn go(&mut self) {
+        self.say(b'g');
+    }
+
+    /// Lets it go on with a byte that means something to it.
+    pub fn say(&mut self, byte: u8) {
         let stream = self.stream.as_mut().expect("a program has come to the rendezvous");
-        stream.get_mut().write_all(b"g").expect("the program listens");
+        stream.get_mut().write_all(&[byte]).expect("the program listens");
     }
 }
 

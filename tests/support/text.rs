@@ -37,6 +37,15 @@ pub fn is_probed(pid: u32, file: &Path, symbol: &str) -> Option<bool> {
     Some(in_memory != in_file)
 }
 
+/// Where in `file` the first instruction of `symbol` lies.
+pub fn file_offset(file: &Path, symbol: &str) -> Option<u64> {
+    let data = fs::read(file).ok()?;
+    let elf = object::File::parse(&*data).ok()?;
+    let found = elf.dynamic_symbols().find(|s| s.name() == Ok(symbol) && s.is_definition())?;
+    let segment = elf.segments().find(|s| (s.address()..s.address() + s.size()).contains(&found.address()))?;
+    Some(segment.file_range().0 + (found.address() - segment.address()))
+}
+
 /// Path of the C library that process `pid` has mapped.
 pub fn libc_of(pid: u32) -> Option<std::path::PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Unpacks packages of another Debian suite into a folder, without touching this machine's own packages.
+#   fetch-suite.sh SUITE FOLDER PACKAGE...
+# A name with a * in it stands for the newest package that it matches.
+set -euo pipefail
+suite=$1 into=$2
+shift 2
+state=${FETCH_STATE:-target/suites}/$suite
+mkdir -p "$state/lists/partial" "$state/archives/partial" "$into"
+state=$(realpath "$state")
+into=$(realpath "$into")
+
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+# The machine's apt has the archive's keys; suites older or newer than it are signed with keys it may not have.
+echo "deb [trusted=yes] $mirror $suite main" >"$state/sources.list"
+: >"$state/status" # what is installed here has no say
+apt=(apt-get -qq -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::Lists=$state/lists"
+	-o "Dir::State::status=$state/status" -o "Dir::Cache::archives=$state/archives" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root)
+cache=(apt-cache "${apt[@]:2}")
+
+# Once a day is enough.
+if [ -z "$(find "$state/updated" -mmin -1440 2>/dev/null)" ]; then
+	"${apt[@]}" update
+	touch "$state/updated"
+fi
+for name in "$@"; do
+	package=$name
+	if [[ $name == *'*'* ]]; then
+		package=$("${cache[@]}" pkgnames "${name%%\**}" | grep -E "^${name//\*/.*}\$" | grep -vE -- '-(dbg|unsigned|rt-|signed-template)' | sort -V | tail -1)
+		[ -n "$package" ] || { echo "no package of $suite matches $name" >&2; exit 1; }
+	fi
+	mark="$into/.unpacked-$package"
+	[ -e "$mark" ] && continue
+	(cd "$state/archives" && rm -f "${package}_"*.deb && "${apt[@]}" download "$package")
+	dpkg -x "$state/archives/${package}_"*.deb "$into"
+	rm -f "$state/archives/${package}_"*.deb
+	touch "$mark"
+	echo "$suite: $package"
+done
+
+# Links to places of the root directory would leave the folder.
+find "$into" -type l -lname '/*' | while read -r link; do
+	to=$into$(readlink "$link")
+	[ ! -e "$to" ] || ln -sfr "$to" "$link"
+done

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Boots Debian's kernels in emulation and runs in each: `fragprof doctor`, every BPF program by itself through the verifier, and a short
+# form of the integration tests (scripts/matrix/plan). Writes the table of docs/kernels.md.
+#
+#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid
+#
+# Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes a minute or two a kernel.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=target/kernel-matrix
+kernels=target/kernels
+mkdir -p "$out"
+
+# Packages are named by version; the newest of each suite is taken.
+declare -A package=(
+	[bullseye]='linux-image-5.10.0-*-cloud-amd64'
+	[bookworm]='linux-image-6.1.0-*-cloud-amd64'
+	[trixie]='linux-image-6.12.*-cloud-amd64'
+	[sid]='linux-binary-*-cloud-amd64'
+)
+suites=("$@")
+[ ${#suites[@]} -gt 0 ] || suites=(bullseye bookworm trixie sid)
+
+# INTEGRATION=FILE takes a test binary that is there already, with the fragprof beside it.
+integration=${INTEGRATION:-$(cargo test --quiet --no-run --test integration --message-format=json |
+	python3 -c 'import json,sys
+for line in sys.stdin:
+    m = json.loads(line)
+    if m.get("executable") and m["target"]["name"] == "integration": print(m["executable"])')}
+mapfile -t plan < <(grep -v '^$' scripts/matrix/plan)
+
+# The host's kernel is one of the table, and the run compiles the test programs that the guests use.
+scripts/mount-kernel-filesystems.sh
+host=$out/host.log
+[ -n "${GUESTS_ONLY:-}" ] || {
+	echo "@@ kernel $(uname -r)"
+	target/debug/fragprof doctor --programs --json | sed 's/^/@@doctor /'
+	for name in "${plan[@]}"; do
+		log=$("$integration" --exact "$name" --include-ignored --nocapture 2>&1) && result=ok || result=FAILED
+		grep -q '^test result: ok. 1 passed' <<<"$log" || result=FAILED
+		echo "@@ test $result $name 0 0"
+		[ "$result" = ok ] || tail -n 60 <<<"$log"
+	done
+} >"$host"
+if grep '@@ test FAILED' "$host"; then echo "failed on the host: see $host" >&2; fi
+
+# The root file system of a guest: the binaries at their own paths with the libraries they need, the test programs, busybox.
+root=$out/root
+rm -rf "$root"
+mkdir -p "$root"/{bin,dev,matrix,proc,sys,tmp,root}
+install -m 755 scripts/matrix/guest-init "$root/init"
+cp scripts/matrix/plan "$root/matrix/plan"
+busybox=$(command -v busybox)
+cp "$busybox" "$root/bin/busybox"
+with_libraries() {
+	local file library
+	for file in "$@"; do
+		mkdir -p "$root$(dirname "$file")"
+		cp -L --preserve=timestamps,mode "$file" "$root$file"
+		for library in $(ldd "$file" 2>/dev/null | sed -nE 's,^(.* => )?[[:space:]]*(/[^ ]+) \(0x.*,\2,p' || true); do
+			mkdir -p "$root$(dirname "$library")"
+			[ -e "$root$library" ] || cp -L "$library" "$root$library"
+		done
+	done
+}
+lib=/usr/lib/x86_64-linux-gnu
+with_libraries "$PWD/target/debug/fragprof" "$integration" "$lib"/libjemalloc.so.2 "$lib"/libtcmalloc_minimal.so.4 "$lib"/libmimalloc.so.2
+mapfile -t programs < <(find "$PWD/target/testprogs" "$PWD/target/tmp/census" -type f -perm -u+x)
+with_libraries "${programs[@]}"
+cp --preserve=timestamps target/testprogs/*.key "$root$PWD/target/testprogs/"
+mkdir -p "$root$PWD/tests"
+cp -r --preserve=timestamps tests/testprogs tests/census "$root$PWD/tests/"
+# Programs linked dynamically against musl name its loader, which is also its library.
+mkdir -p "$root/lib"
+cp -L /lib/ld-musl-x86_64.so.1 "$root/lib/"
+strip --strip-debug "$root$integration" "$root$PWD/target/debug/fragprof"
+cat >"$root/matrix/environment" <<END
+ROOT=$PWD
+INTEGRATION=$integration
+FRAGPROF=$PWD/target/debug/fragprof
+export CI=true
+END
+(cd "$root" && find . -print0 | cpio --null --quiet -o -H newc) | gzip -1 >"$out/initramfs.gz"
+
+for suite in "${suites[@]}"; do
+	scripts/fetch-suite.sh "$suite" "$kernels/$suite" "${package[$suite]}"
+	kernel=$(find "$kernels/$suite" -name 'vmlinuz*' -type f | sort -V | tail -1)
+	log=$out/$suite.log
+	echo "booting $(basename "$(dirname "$kernel")")/$(basename "$kernel")"
+	# One CPU with everything TCG can do; two CPUs with cx16 were seen to double-fault a guest.
+	timeout 1500 nice -n 10 qemu-system-x86_64 -accel tcg -cpu max -smp 1 -m 3072 -kernel "$kernel" -initrd "$out/initramfs.gz" \
+		-append "console=ttyS0 quiet panic=-1" -nographic -nodefaults -no-reboot -serial stdio -net none </dev/null 2>&1 |
+		tr -d '\r' >"$log" || { echo "$suite did not come to its end: see $log" >&2; }
+	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not come up: see $log" >&2
+done
+
+logs=("$host")
+for suite in "${suites[@]}"; do logs+=("$out/$suite.log"); done
+python3 scripts/matrix/table.py "${logs[@]}"

@@ -1,0 +1,24 @@
+#!/usr/bin/env python3
+"""Writes the table of docs/allocators.md from the log of allocator-matrix.sh."""
+import sys
+
+DOCUMENT = "docs/allocators.md"
+COLUMNS = ["exact", "threads", "census"]
+cells, order = {}, []
+for line in open(sys.argv[1], encoding="utf-8", errors="replace"):
+    at = line.find("@@cell\t")
+    if at < 0:
+        continue
+    _, place, column, mark, text = line[at:].rstrip("\n").split("\t", 4)
+    if place not in order:
+        order.append(place)
+    cells[place, column] = {"good": text, "none": "– " + text, "wrong": "**wrong**: " + text[:120]}[mark]
+if not order:
+    sys.exit("the log has no cell")
+rows = ["| | " + " | ".join(COLUMNS) + " |", "|" + "---|" * (len(COLUMNS) + 1)]
+rows += [f"| {place} | " + " | ".join(cells.get((place, column), "") for column in COLUMNS) + " |" for place in order]
+text = open(DOCUMENT, encoding="utf-8").read()
+begin, end = "<!-- make allocator-matrix writes from here -->\n", "<!-- to here -->\n"
+head, rest = text.split(begin)
+tail = rest.split(end)[1]
+open(DOCUMENT, "w", encoding="utf-8").write(head + begin + "\n".join(rows) + "\n" + end + tail)

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/kernels.md from the logs of kernel-matrix.sh.
+
+usage: table.py LOG... (one a kernel; those of which there is none keep their column out of the table)
+"""
+import json
+import re
+import sys
+
+DOCUMENT = "docs/kernels.md"
+FEATURES = [
+    ("BTF", "btf"),
+    ("ring buffers", "ring_buffer"),
+    ("perf-event uprobes, programs for 5.8 and later", "perf_uprobe_by_address"),
+    ("attach cookies", "attach_cookie"),
+    ("task storage", "task_storage"),
+    ("bpf_loop", "bpf_loop"),
+    ("perf-event uprobes, ordinary programs", "perf_uprobe"),
+    ("uprobe_multi", "uprobe_multi"),
+    ("uprobe_multi sessions", "uprobe_session"),
+]
+
+
+def read(path):
+    """One guest's (or the host's) answers."""
+    kernel, page, tests, noise = None, [], {}, []
+    for line in open(path, encoding="utf-8", errors="replace"):
+        line = line.rstrip("\n")
+        at = line.find("@@")
+        if at < 0:
+            continue
+        line = line[at:]
+        if line.startswith("@@ kernel "):
+            kernel = line.split()[2]
+        elif line.startswith("@@doctor "):
+            page.append(line[len("@@doctor "):])
+        elif line.startswith("@@ test "):
+            _, _, result, name, *_ = line.split()
+            tests[name] = result
+        elif line.startswith("@@ dmesg "):
+            noise.append(line[len("@@ dmesg "):])
+    if kernel is None:
+        sys.exit(f"{path}: the kernel did not come up")
+    return {"kernel": kernel, "page": json.loads("\n".join(page)), "tests": tests, "noise": noise}
+
+
+def row(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def number(name):
+    return [int(part) for part in re.findall(r"\d+", name)[:2]]
+
+
+def main():
+    runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
+    lines = [row(["", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
+    for title, key in FEATURES:
+        lines.append(row([title, *("yes" if run["page"]["kernel"][key]["works"] == "yes" else "–" for run in runs)]))
+    lines.append(row(["**probes are attached by**", *(str(run["page"]["kernel"]["attach"] or "nothing").replace("_", " ") for run in runs)]))
+    lines.append("")
+    lines += [row(["test", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
+    names = []
+    for run in runs:
+        names += [name for name in run["tests"] if name not in names]
+    for name in names:
+        lines.append(row([f"`{name}`", *(run["tests"].get(name, "not run") for run in runs)]))
+    lines.append("")
+    lines += [row(["program", *(run["kernel"] for run in runs)]), row(["---"] + ["---:"] * len(runs))]
+    programs = []
+    for run in runs:
+        programs += [key for p in run["page"]["programs"] if (key := (p["object"], p["name"])) not in programs]
+    for key in programs:
+        cells = []
+        for run in runs:
+            found = next((p for p in run["page"]["programs"] if (p["object"], p["name"]) == key), None)
+            cells.append("" if found is None else "–" if found["refused"] else f"{found['instructions'] or 0:,}")
+        lines.append(row([f"{key[0]} `{key[1]}`", *cells]))
+    for run in runs:
+        for line in run["noise"]:
+            lines.append(f"\n{run['kernel']} said: `{line}`")
+    text = open(DOCUMENT, encoding="utf-8").read()
+    begin, end = "<!-- make kernel-matrix writes from here -->\n", "<!-- to here -->\n"
+    head, rest = text.split(begin)
+    _, tail = rest.split(end)
+    # The verifier's limit is a million; a program that nears it on one kernel is refused by the next.
+    heavy = [p for run in runs for p in run["page"]["programs"] if (p["instructions"] or 0) > 500_000]
+    open(DOCUMENT, "w", encoding="utf-8").write(head + begin + "\n".join(lines) + "\n" + end + tail)
+    failed = [f"{run['kernel']}: {name}" for run in runs for name, result in run["tests"].items() if result != "ok"]
+    for text in failed + [f"{p['name']} costs the verifier {p['instructions']} instructions" for p in heavy]:
+        print(text, file=sys.stderr)
+    sys.exit(1 if failed or heavy else 0)
+
+
+main()

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Makes the release: a static binary, built twice in different folders and compared byte by byte, with its SBOM, in a tarball that is
+# the same whoever makes it from the same commit.
+#
+#   release.sh          everything
+#   release.sh once     one build, not compared: to try the rest
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+machine=$(uname -m)
+target=$machine-unknown-linux-gnu
+name=fragprof-$version-$machine-linux
+dist=target/dist
+export SOURCE_DATE_EPOCH
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+
+grep -q "^## $version" CHANGELOG.md || { echo "CHANGELOG.md has no section for $version" >&2; exit 1; }
+[ -z "$(git status --porcelain --untracked-files=no)" ] || echo "note: the tree has changes that are in no commit" >&2
+
+# Builds the committed and changed files as they are here, in a folder of another name; prints the binary's path.
+build() {
+	local folder=$1
+	rm -rf "$folder/source"
+	mkdir -p "$folder/source"
+	git ls-files -z | xargs -0 cp -P --parents -t "$folder/source"
+	# Paths of the machine must not reach the binary; nor must the order in which codegen units finish.
+	(
+		cd "$folder/source"
+		here=$(pwd -P)
+		cargo_home=$(realpath "${CARGO_HOME:-$HOME/.cargo}")
+		RUSTFLAGS="-C target-feature=+crt-static -C link-arg=-Wl,--build-id=sha1 --remap-path-prefix=$here=/fragprof --remap-path-prefix=$cargo_home=/cargo" \
+			CFLAGS="-ffile-prefix-map=$here=/fragprof -ffile-prefix-map=$cargo_home=/cargo" \
+			LIBBPF_SYS_LIBRARY_PATH=$(dirname "$(realpath "$(cc -print-file-name=libelf.a)")") \
+			CARGO_TARGET_DIR=$here/../target CARGO_INCREMENTAL=0 \
+			cargo build --quiet --release --locked --features static --target "$target" --bin fragprof
+	) >&2
+	echo "$folder/target/$target/release/fragprof"
+}
+
+mkdir -p "$dist"
+first=$(build target/release-one)
+if [ "${1:-}" != once ]; then
+	second=$(build target/release-the-other)
+	cmp "$first" "$second" || { echo "two builds of the same sources differ" >&2; exit 1; }
+	echo "built twice, the same bytes: $(sha256sum <"$first" | cut -d' ' -f1)"
+fi
+if ldd "$first" >/dev/null 2>&1; then echo "the binary is not static" >&2; exit 1; fi
+"$first" --version | grep -q "$version" || { echo "the binary says another version than Cargo.toml" >&2; exit 1; }
+
+stage=$dist/$name
+rm -rf "$stage"
+mkdir -p "$stage"
+install -m 755 "$first" "$stage/fragprof"
+cp LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md "$stage/"
+cp -r docs deploy "$stage/"
+scripts/sbom.py >"$stage/fragprof.cdx.json"
+cp "$stage/fragprof.cdx.json" "$dist/$name.cdx.json"
+tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw -C "$dist" -c "$name" | gzip -n -9 >"$dist/$name.tar.gz"
+rm -rf "$stage"
+(cd "$dist" && sha256sum "$name.tar.gz" "$name.cdx.json" >"$name.sha256")
+ls -l "$dist"
+cat "$dist/$name.sha256"

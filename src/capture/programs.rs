@@ -1,0 +1,93 @@
+//! Each BPF program through this kernel's verifier, by itself: what it costs the verifier, or why it is refused. For `doctor` and for
+//! the table of kernels.
+
+use std::sync::{Mutex, PoisonError};
+
+use libbpf_rs::{ObjectBuilder, PrintLevel};
+use serde::Serialize;
+
+use super::load;
+use crate::probe::features::Attach;
+
+/// What the verifier said of a program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Verified {
+    /// Its object: `ordinary`, or `legacy` for kernels before 5.17.
+    pub object: &'static str,
+    /// Its name.
+    pub name: String,
+    /// Instructions that the verifier went through, of the million that it allows; `None` if it did not say.
+    pub instructions: Option<u64>,
+    /// Why it was refused; `None` if it loads.
+    pub refused: Option<String>,
+}
+
+/// The verifier's statistics alone (`BPF_LOG_STATS`, include/linux/bpf_verifier.h).
+const LOG_STATS: u32 = 4;
+
+static LOG: Mutex<String> = Mutex::new(String::new());
+/// A refused program's log may be long; its end says why.
+const LOG_KEPT: usize = 1 << 20;
+
+fn keep(_: PrintLevel, text: String) {
+    let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    if log.len() < LOG_KEPT {
+        log.push_str(&text);
+    }
+}
+
+/// Loads each program without the others, and lets go of it.
+#[must_use]
+pub fn verify_each() -> Vec<Verified> {
+    let before = libbpf_rs::set_print(Some((PrintLevel::Debug, keep)));
+    let verified = [("ordinary", Attach::Session), ("legacy", Attach::ByAddress)]
+        .into_iter()
+        .flat_map(|(object, method)| verify_object(object, load::object(method)))
+        .collect();
+    libbpf_rs::set_print(before);
+    verified
+}
+
+fn verify_object(object: &'static str, bytes: &'static [u8]) -> Vec<Verified> {
+    let open = || ObjectBuilder::default().name("fragprof")?.open_memory(bytes);
+    let names: Vec<String> = match open() {
+        Ok(opened) => opened.progs().map(|program| program.name().to_string_lossy().into_owned()).collect(),
+        Err(error) => {
+            return vec![Verified { object, name: "all".into(), instructions: None, refused: Some(format!("{error:#}")) }];
+        }
+    };
+    let verify = |name: String| {
+        LOG.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let loaded = open().and_then(|mut opened| {
+            for mut program in opened.progs_mut() {
+                let this = program.name() == name.as_str();
+                program.set_autoload(this);
+                program.set_log_level(if this { LOG_STATS } else { 0 });
+            }
+            opened.load()
+        });
+        let log = std::mem::take(&mut *LOG.lock().unwrap_or_else(PoisonError::into_inner));
+        let refused = loaded.err().map(|error| load::cause(&log).unwrap_or_else(|| format!("{error:#}")));
+        Verified { object, name, instructions: instructions(&log), refused }
+    };
+    names.into_iter().map(verify).collect()
+}
+
+/// `processed N insns (limit …` of the verifier's log (kernel/bpf/verifier.c, print_verification_stats).
+fn instructions(log: &str) -> Option<u64> {
+    let (_, rest) = log.rsplit_once("processed ")?;
+    rest.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_instructions_are_read_from_the_verifiers_last_line() {
+        let log = "libbpf: prog 'a': -- BEGIN PROG LOAD LOG --\nprocessed 4711 insns (limit 1000000) max_states_per_insn 4\n-- END\n";
+        assert_eq!(instructions(log), Some(4711));
+        assert_eq!(instructions("processed many insns"), None);
+        assert_eq!(instructions(""), None);
+    }
+}

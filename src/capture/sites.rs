@@ -1,0 +1,49 @@
+//! The sites of a kernel without attach cookies: a table from process and address to cookie, which the programs ask at each hit.
+
+use std::os::unix::fs::MetadataExt as _;
+
+use libbpf_rs::{Map, MapCore as _, MapFlags};
+
+use super::{AttachFile, Slot};
+use crate::target::Process;
+use crate::units::{Addr, Pid};
+
+/// The cookie's bits that hold the slot (`FP_COOKIE_SLOT` in fragprof.h).
+const SLOT_SHIFT: u32 = 32;
+
+/// `struct fp_site` of thread.bpf.h.
+fn key(pid: Pid, address: Addr) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..4].copy_from_slice(&pid.0.to_ne_bytes());
+    key[8..].copy_from_slice(&address.0.to_ne_bytes());
+    key
+}
+
+/// Enters each address at which the process executes one of the file's sites. The file is known by its inode number alone, because some
+/// file systems show another device in `/proc/PID/maps` than by `stat`: an entry too many names a place where no probe is.
+pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, with_slot: impl Fn(u64) -> u64) -> libbpf_rs::Result<()> {
+    let failed = |what: String| libbpf_rs::Error::from(std::io::Error::other(what));
+    let inode = std::fs::metadata(&file.path).map_err(libbpf_rs::Error::from)?.ino();
+    let maps = Process::open(pid).and_then(|process| process.maps()).map_err(|error| failed(error.to_string()))?;
+    for mapping in maps.executable_files().filter(|mapping| mapping.inode == inode) {
+        for site in &file.sites {
+            if let Some(address) = mapping.address_of(site.offset) {
+                map.update(&key(pid, address), &with_slot(site.cookie).to_ne_bytes(), MapFlags::ANY)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the entries of a slot, whose probes are out.
+pub fn forget(map: &Map<'_>, slot: Slot) {
+    let of_slot = |key: &Vec<u8>| {
+        let cookie = map.lookup(key, MapFlags::ANY).ok().flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?)));
+        cookie.is_some_and(|cookie| (cookie >> SLOT_SHIFT) as u16 == slot.index)
+    };
+    let gone: Vec<Vec<u8>> = map.keys().filter(of_slot).collect();
+    for key in gone {
+        // It was there a moment ago, and nobody else removes it.
+        let _ = map.delete(&key);
+    }
+}

@@ -1,0 +1,145 @@
+//! Limits reached on fragprof's own side: descriptors, memory, a read-only file system, refused system calls.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::Churn;
+use crate::support::bpf;
+use crate::support::build::tool;
+use crate::support::process::{Done, run};
+use crate::support::recording::fragprof;
+
+/// A short recording of `pid` by `command`, into a folder of its own.
+fn record(mut command: Command, pid: u32) -> (Done, bool) {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out.pb.gz");
+    let done = run(command.args(["record", "-d", "100ms", "-p", &pid.to_string(), "-o"]).arg(&out));
+    let whole = out.exists() && run(fragprof().arg("report").arg(&out)).status.success();
+    (done, whole)
+}
+
+/// Either it worked, or it says why not and what to do; it neither panics nor dies of a signal.
+fn assert_worked_or_said_why(done: &Done, whole: bool, what: &str) {
+    assert!(!done.err.contains("panicked"), "{what}:\n{}", done.err);
+    match done.status.code() {
+        Some(0) => assert!(whole, "{what}: success without a whole profile:\n{}", done.err),
+        Some(_) => assert!(done.err.lines().any(|line| line.starts_with("fragprof: ")), "{what}: no reason given:\n{}", done.err),
+        None => panic!("{what}: ended with {}:\n{}", done.status, done.err),
+    }
+}
+
+#[test]
+fn too_few_descriptors_are_told_whatever_their_number() {
+    if bpf().is_none() {
+        return;
+    }
+    let Some(prlimit) = tool("prlimit") else { return };
+    let mut churn = Churn::start();
+    let mut worked = 0;
+    for descriptors in [4, 7, 10, 14, 18, 22, 26, 30, 36, 44, 56, 256] {
+        let mut command = Command::new(&prlimit);
+        command.arg(format!("--nofile={descriptors}:{descriptors}")).arg(env!("CARGO_BIN_EXE_fragprof"));
+        let (done, whole) = record(command, churn.pid());
+        assert_worked_or_said_why(&done, whole, &format!("{descriptors} descriptors"));
+        worked += usize::from(whole);
+        churn.assert_alive();
+        churn.assert_unprobed();
+    }
+    assert!(worked > 0, "256 descriptors are enough");
+}
+
+#[test]
+fn a_memory_limit_is_reached_without_harm_to_the_target() {
+    if bpf().is_none() {
+        return;
+    }
+    let Some(prlimit) = tool("prlimit") else { return };
+    let mut churn = Churn::start();
+    let mut worked = 0;
+    for mib in [64, 96, 128, 160, 224, 320, 4096] {
+        let mut command = Command::new(&prlimit);
+        command.arg(format!("--as={}", mib << 20)).arg("--core=0").arg(env!("CARGO_BIN_EXE_fragprof"));
+        let (done, whole) = record(command, churn.pid());
+        // A failed allocation aborts, as everywhere in Rust; what is asked for here is that nobody else notices.
+        assert!(!done.err.contains("panicked"), "{mib} MiB:\n{}", done.err);
+        worked += usize::from(done.status.success() && whole);
+        churn.assert_alive();
+        churn.assert_unprobed();
+    }
+    assert!(worked > 0, "4 GiB are enough");
+}
+
+#[test]
+fn a_read_only_file_system_is_told_before_the_recording() {
+    if bpf().is_none() {
+        return;
+    }
+    let Some(unshare) = tool("unshare") else { return };
+    let mut churn = Churn::start();
+    let dir = TempDir::new().unwrap();
+    let script = r#"mount -t tmpfs -o ro tmpfs "$1" && exec "$2" record -d 300s -p "$3" -o "$1/out.pb.gz""#;
+    let done = run(Command::new(unshare)
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(dir.path())
+        .arg(env!("CARGO_BIN_EXE_fragprof"))
+        .arg(churn.pid().to_string()));
+    assert_ne!(done.status.code(), Some(0));
+    assert!(done.err.to_lowercase().contains("read-only"), "{}", done.err);
+    churn.assert_alive();
+    churn.assert_unprobed();
+}
+
+/// Installs, in the child, a seccomp filter that refuses one system call with `errno`.
+fn refusing(call: libc::c_long, errno: i32) -> Command {
+    let mut command = fragprof();
+    let install = move || {
+        let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+        let mut filter = [
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+            libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt: 0, jf: 1, k: call as u32 },
+            statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32),
+            statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: prctl with the arguments that its manual gives; the program lives until the call returns.
+        let failed = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) != 0
+        };
+        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // SAFETY: only system calls between fork and exec.
+    unsafe { command.pre_exec(install) };
+    command
+}
+
+#[test]
+fn a_system_call_that_a_sandbox_refuses_is_no_crash() {
+    if bpf().is_none() {
+        return;
+    }
+    let mut churn = Churn::start();
+    let calls = [
+        ("bpf", libc::SYS_bpf),
+        ("perf_event_open", libc::SYS_perf_event_open),
+        ("process_vm_readv", libc::SYS_process_vm_readv),
+        ("pidfd_open", libc::SYS_pidfd_open),
+        ("clone3", libc::SYS_clone3),
+        ("statx", libc::SYS_statx),
+        ("sched_getaffinity", libc::SYS_sched_getaffinity),
+        ("prlimit64", libc::SYS_prlimit64),
+    ];
+    for (name, call) in calls {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let (done, whole) = record(refusing(call, errno), churn.pid());
+            assert_worked_or_said_why(&done, whole, &format!("{name} refused with {errno}"));
+            if name == "bpf" {
+                assert_ne!(done.status.code(), Some(0));
+            }
+        }
+        churn.assert_alive();
+        churn.assert_unprobed();
+    }
+}
