@@ -27,6 +27,7 @@
 //! | [`sampler`] | the preload library that samples in the process | no |
 //! | [`agent`] | the daemon: discovery, schedule and budget of the census, the sample model | reads memory |
 //! | [`metrics`] | Prometheus exposition of the sample model | no |
+//! | [`store`] | history on disk: samples, profiles, flight records | no |
 //! | [`server`] | HTTP: metrics, health, API | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
@@ -46,6 +47,7 @@ pub mod profile;
 pub mod recorder;
 pub mod sampler;
 pub mod server;
+pub mod store;
 pub mod symbol;
 pub mod target;
 pub mod tui;

@@ -1,23 +1,34 @@
 //! The census thread: finds processes, looks at them as the schedule says, publishes what it found.
 
+mod picture;
+mod records;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::attribution::Attributions;
 use super::budget::{Budget, Work};
 use super::config::Config;
 use super::containers::Containers;
 use super::discovery::{Scan, Seen, scan};
+use super::flight::Flight;
+use super::growth::Looks;
 use super::rules::Rules;
 use super::sample::{AgentCounters, HeapSample, Identity, ProcessSample, Published, Snapshot, TimedCensus, WatchState};
 use super::schedule::{Due, Next, Shed, close_level, has_moved, next, rounds_skipped};
-use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
+use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, PageMap, Places, take};
+use crate::fragmentation::ladder::Ladder;
+use crate::fragmentation::verdict::{Change, judge};
 use crate::heap::residency::PAGE_BYTES;
+use crate::store::Keeper;
 use crate::target::process::read_bounded;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
+
+pub use picture::MapRefused;
 
 /// Longest sleep, so that the heartbeat goes on.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -33,6 +44,8 @@ const SHARE_MAX: f64 = 0.25;
 /// Processor time of a cheap census beyond which it is charged as a close one: a process that takes a long search must not keep the
 /// others from being looked at.
 const CHEAP_S: f64 = 0.02;
+/// A process that is found to be gone brings the next look at the list so near, in seconds.
+const GONE_SCAN_S: f64 = 1.0;
 /// Bytes read of `/proc/self/statm` and `/etc/passwd`.
 const SMALL_FILE_BYTES_MAX: u64 = 4 << 20;
 
@@ -46,6 +59,13 @@ pub enum Command {
     Reload(Box<Config>),
     /// Counted: a configuration that could not be used.
     ReloadFailed,
+    /// Look at the pages of a process.
+    Map {
+        /// Which.
+        identity: Identity,
+        /// Where the answer goes; nobody may be waiting any more.
+        reply: tokio::sync::oneshot::Sender<Result<PageMap, MapRefused>>,
+    },
     /// End.
     Stop,
 }
@@ -88,6 +108,8 @@ struct Watch {
     due: Due,
     /// Chunks found by the last full census.
     chunks: Option<u64>,
+    /// The last full censuses, in short.
+    looks: Looks,
 }
 
 /// The census thread's state.
@@ -97,6 +119,11 @@ pub struct Collector {
     rules: Rules,
     published: Arc<Published>,
     heartbeat: Arc<Heartbeat>,
+    attributions: Arc<Attributions>,
+    keeper: Option<Keeper>,
+    flight: Flight,
+    /// Processes that were found to be gone since the last look at the list.
+    ended: Vec<Arc<ProcessSample>>,
     watches: BTreeMap<Identity, Watch>,
     places: Places,
     containers: Containers,
@@ -117,7 +144,7 @@ pub struct Collector {
 impl Collector {
     /// A collector that has seen nothing yet.
     #[must_use]
-    pub fn new(config: Config, published: Arc<Published>, heartbeat: Arc<Heartbeat>) -> Self {
+    pub fn new(config: Config, published: Arc<Published>, heartbeat: Arc<Heartbeat>, attributions: Arc<Attributions>) -> Self {
         let now = Instant::now();
         let containers = Containers::start(config.containers.cri.clone());
         let budget = Budget::new(config.census.budget_ratio(), config.census.start_credit_ms as f64 / 1e3);
@@ -127,6 +154,10 @@ impl Collector {
             rules,
             published,
             heartbeat,
+            attributions,
+            keeper: None,
+            flight: Flight::default(),
+            ended: Vec::new(),
             watches: BTreeMap::new(),
             places: Places::default(),
             containers,
@@ -145,6 +176,13 @@ impl Collector {
         }
     }
 
+    /// With a history that flight records go to.
+    #[must_use]
+    pub fn with_keeper(mut self, keeper: Keeper) -> Self {
+        self.keeper = Some(keeper);
+        self
+    }
+
     /// Works until it is told to stop, or nobody can tell it any more.
     pub fn run(mut self, commands: &Receiver<Command>) {
         self.cpu = thread_cpu();
@@ -155,6 +193,12 @@ impl Collector {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(Command::Reload(config)) => self.reload(*config),
                 Ok(Command::ReloadFailed) => self.counters.reload_errors += 1,
+                Ok(Command::Map { identity, reply }) => {
+                    let drawn = self.picture(identity);
+                    // Whoever asked may have gone.
+                    let _ = reply.send(drawn);
+                    self.publish();
+                }
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
@@ -266,24 +310,20 @@ impl Collector {
                 }
                 None => Watch {
                     sample: Arc::new(ProcessSample {
-                        identity,
-                        comm,
-                        uid,
-                        rss_bytes,
                         surroundings: self.containers.of_new(identity.process.pid),
-                        state: WatchState::Waiting,
-                        reason: None,
-                        top: None,
-                        full: None,
-                        heaps: Vec::new(),
+                        ..ProcessSample::new(identity, comm, uid, rss_bytes)
                     }),
                     due: Due { top_s: now_s, full_s: None },
                     chunks: None,
+                    looks: Looks::default(),
                 },
             };
             self.watches.insert(identity, watch);
         }
         self.counters.ended += before.len() as u64;
+        self.attributions.keep_only(|process| self.watches.keys().any(|identity| identity.process == process));
+        self.tell_of_ended(before.into_values().map(|watch| watch.sample).collect());
+        self.look_at_limits();
     }
 
     /// Takes one census.
@@ -320,7 +360,9 @@ impl Collector {
             Err(error) if is_gone(&error) => {
                 self.counters.gone += 1;
                 self.counters.ended += 1;
-                self.watches.remove(&identity);
+                self.ended.extend(self.watches.remove(&identity).map(|watch| watch.sample));
+                // What happened to it is found with the next look.
+                self.next_scan_s = self.next_scan_s.min(self.now_s() + GONE_SCAN_S);
             }
             Err(error) => self.refused(identity, &error),
         }
@@ -399,6 +441,17 @@ impl Collector {
                 Some(_) => {}
             }
         } else {
+            let ladder = Ladder::of_all(&taken.census.heaps);
+            if let Some(live_bytes) = ladder.live_bytes.filter(|_| taken.census.walk.usable) {
+                watch.looks.add(now_s, live_bytes, taken.census.rss_bytes);
+                sample.growth = watch.looks.growth();
+            }
+            let change = sample.growth.map(|growth| Change {
+                seconds: growth.seconds,
+                live_bytes_delta: growth.live_bytes_delta,
+                resident_bytes_delta: growth.resident_bytes_delta,
+            });
+            sample.verdict = Some(Arc::new(judge(&taken.census, change)));
             sample.full = Some(taken);
             watch.due.full_s = Some(now_s + full_interval_s);
         }
@@ -417,6 +470,12 @@ impl Collector {
     }
 
     fn publish(&mut self) {
+        for (identity, watch) in &mut self.watches {
+            let known = self.attributions.of(identity.process);
+            if !known.is_same(&watch.sample.attributed) {
+                Arc::make_mut(&mut watch.sample).attributed = known;
+            }
+        }
         let processes: Vec<Arc<ProcessSample>> = self.watches.values().map(|watch| Arc::clone(&watch.sample)).collect();
         let waiting = processes.iter().any(|one| one.state == WatchState::Waiting);
         self.first_round_done |= self.counters.scans > 0 && !waiting;
@@ -425,6 +484,7 @@ impl Collector {
         self.published.store(Snapshot {
             sequence: self.sequence,
             at: Instant::now(),
+            wall: SystemTime::now(),
             started: self.started,
             processes,
             processes_on_machine: self.processes_on_machine,
@@ -518,7 +578,7 @@ mod tests {
     fn collector(config: Config) -> (Collector, Arc<Published>) {
         let now = Instant::now();
         let published = Arc::new(Published::new(now));
-        (Collector::new(config, Arc::clone(&published), Arc::new(Heartbeat::new(now))), published)
+        (Collector::new(config, Arc::clone(&published), Arc::new(Heartbeat::new(now)), Arc::default()), published)
     }
 
     fn cats_only() -> Config {

@@ -77,6 +77,12 @@ pub struct Config {
     pub governed: GovernedConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
+    /// What is kept over time.
+    pub history: HistoryConfig,
+    /// What is kept of processes that end.
+    pub flight: FlightConfig,
+    /// Recordings on request.
+    pub profile: ProfileConfig,
     /// Where it is served.
     pub server: ServerConfig,
 }
@@ -261,6 +267,61 @@ impl Default for MetricsConfig {
     }
 }
 
+/// What is kept over time.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HistoryConfig {
+    /// Directory of the history. Without one: systemd's `$STATE_DIRECTORY`, and without that the history is kept in memory and ends with
+    /// the agent.
+    pub directory: Option<PathBuf>,
+    /// Seconds between two samples of a process.
+    pub sample_interval_s: u64,
+    /// Seconds between two profiles of a process.
+    pub profile_interval_s: u64,
+    /// MiB of the history; beyond it old samples are thinned more, and at last removed.
+    pub size_max_mib: u64,
+    /// MiB of a history that is kept in memory.
+    pub memory_max_mib: u64,
+    /// Days after which nothing is kept.
+    pub age_max_days: u64,
+}
+
+impl Default for HistoryConfig {
+    fn default() -> Self {
+        Self { directory: None, sample_interval_s: 30, profile_interval_s: 3600, size_max_mib: 500, memory_max_mib: 16, age_max_days: 30 }
+    }
+}
+
+/// What is kept of processes that end.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FlightConfig {
+    /// Exits of processes with fewer resident MiB are counted, not kept. Kills for want of memory always are.
+    pub exit_rss_min_mib: u64,
+}
+
+impl Default for FlightConfig {
+    fn default() -> Self {
+        Self { exit_rss_min_mib: 64 }
+    }
+}
+
+/// Recordings on request: they cost the target about 2 µs an allocation while they run.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileConfig {
+    /// Whether `profile?seconds=N` records.
+    pub on_demand: bool,
+    /// Seconds of one recording at most.
+    pub seconds_max: u64,
+}
+
+impl Default for ProfileConfig {
+    fn default() -> Self {
+        Self { on_demand: false, seconds_max: 30 }
+    }
+}
+
 /// Where it is served.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -330,6 +391,13 @@ impl Config {
         range("census.walk_memory_mib", self.census.walk_memory_mib, 1, 65536, "from 1 to 65536")?;
         range("census.memory_max_mib", self.census.memory_max_mib, 32, 1 << 20, "from 32 to 1048576")?;
         range("metrics.processes_max", self.metrics.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
+        range("history.sample_interval_s", self.history.sample_interval_s, 1, 86400, seconds)?;
+        range("history.profile_interval_s", self.history.profile_interval_s, 1, 86400, seconds)?;
+        range("history.size_max_mib", self.history.size_max_mib, 1, 1 << 20, "from 1 to 1048576")?;
+        range("history.memory_max_mib", self.history.memory_max_mib, 1, 65536, "from 1 to 65536")?;
+        range("history.age_max_days", self.history.age_max_days, 1, 3650, "from 1 to 3650")?;
+        range("flight.exit_rss_min_mib", self.flight.exit_rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
+        range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
         range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
         range("governed.tables_mib", self.governed.tables_mib.into(), 1, 4096, "from 1 to 4096")?;
@@ -372,6 +440,15 @@ impl Config {
             return refuse("it has characters other than printable ASCII");
         }
         Ok(Some(token.to_owned()))
+    }
+}
+
+impl HistoryConfig {
+    /// Where it lies; `None` = in memory. `state_directory` is systemd's `$STATE_DIRECTORY`, the first of several.
+    #[must_use]
+    pub fn place(&self, state_directory: Option<&str>) -> Option<PathBuf> {
+        let of_service = state_directory.and_then(|list| list.split(':').next()).filter(|path| !path.is_empty());
+        self.directory.clone().or_else(|| of_service.map(PathBuf::from))
     }
 }
 

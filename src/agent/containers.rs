@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::config::CriSocket;
 use super::cri::{Cri, CriStatus, Directory};
-use crate::target::container::{Hierarchies, Surroundings};
+use crate::target::container::{CgroupFile, CgroupMemory, Hierarchies, Surroundings};
 use crate::units::Pid;
 
 /// What is needed to tell the surroundings of a process.
@@ -61,6 +61,12 @@ impl Containers {
             cri.want();
         }
         surroundings
+    }
+
+    /// The memory of a cgroup that a process was in, also after the process is gone.
+    #[must_use]
+    pub fn memory(&self, cgroup: &CgroupFile) -> Option<CgroupMemory> {
+        self.hierarchies.memory(cgroup)
     }
 
     /// The surroundings of a process.

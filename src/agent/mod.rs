@@ -11,18 +11,22 @@
 //! run: signals, reload, the service manager's watchdog (main thread)
 //! ```
 //!
-//! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`budget`] processor time, [`schedule`] what
-//! comes next and what is shed, [`collect`] the loop, [`containers`] whose container a process is in, [`cri`] its names, [`governed`] whose
-//! allocations are attributed and [`need`] who needs it most, [`sample`] the model, [`notify`] the service manager, [`privileges`] what is
-//! given up, [`run`](mod@run) the life of the daemon.
+//! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`containers`] whose container a process is in, [`cri`] its names,
+//! [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`growth`] change over time, [`flight`]
+//! what is kept of processes that end or near their limit, [`governed`] whose allocations are attributed and
+//! [`need`] who needs it most, [`attribution`] what the tiers that know stacks hand over, [`sample`] the model,
+//! [`view`] the model as it is shown, [`notify`] the service manager, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
 
+pub mod attribution;
 pub mod budget;
 pub mod collect;
 pub mod config;
 pub mod containers;
 pub mod cri;
 pub mod discovery;
+pub mod flight;
 pub mod governed;
+pub mod growth;
 pub mod need;
 pub mod notify;
 pub mod privileges;
@@ -30,6 +34,7 @@ pub mod rules;
 pub mod run;
 pub mod sample;
 pub mod schedule;
+pub mod view;
 
 pub use config::Config;
 pub use run::run;

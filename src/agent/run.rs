@@ -6,22 +6,31 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
+use super::attribution::Attributions;
 use super::collect::{Collector, Command, Heartbeat, start};
 use super::config::{Config, ConfigError};
 use super::governed::GovernorThread;
 use super::notify::Notifier;
 use super::privileges;
 use super::sample::Published;
-use crate::server::{Server, ServerState, Serves};
+use crate::server::{Server, ServerState, Serves, Sources};
+use crate::store::database::{Database, StoreError};
+use crate::store::keeper::{Keeper, Settings};
+use crate::store::read::Reader;
+use crate::store::thin::Limits;
+use crate::store::write::Writer;
 
 /// Time given to requests under way and to the census thread at the end.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
+/// A boot id has 36 characters.
+const BOOT_ID_BYTES_MAX: u64 = 64;
 /// Time between two looks at the heartbeat without a watchdog.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -39,6 +48,9 @@ pub enum AgentError {
         /// Why.
         source: io::Error,
     },
+    /// The history, not even in memory.
+    #[error(transparent)]
+    History(StoreError),
     /// A fault of the program: its message is on standard error.
     #[error("the {0} thread ended by itself; please report this with the message above")]
     ThreadEnded(&'static str),
@@ -75,19 +87,30 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let started = Instant::now();
     let published = Arc::new(Published::new(started));
     let heartbeat = Arc::new(Heartbeat::new(started));
+    let attributions = Arc::new(Attributions::default());
     let address = listener.local_addr().map_err(system("learn the address"))?;
-    let state = Arc::new(ServerState::new(address, Arc::clone(&published), Arc::clone(&heartbeat), token));
+    let (keeper, store, reader) = history(&config, &published)?;
+    let (commands, orders) = mpsc::channel();
+    let sources = Sources {
+        published: Arc::clone(&published),
+        heartbeat: Arc::clone(&heartbeat),
+        attributions: Arc::clone(&attributions),
+        commands: commands.clone(),
+        keeper: Some(keeper.clone()),
+        reader: Some(reader),
+    };
+    let state = Arc::new(ServerState::new(address, sources, token));
+    allow_recordings(&state, &config);
     let connections_max = config.server.connections_max;
     let serve = |listener, what| Server::start(listener, Arc::clone(&state), connections_max, what).map_err(system("serve"));
     let server = serve(listener, Serves::Everything)?;
     let metrics_server = metrics_listener.map(|listener| serve(listener, Serves::MetricsAndHealth)).transpose()?;
     said(address);
 
-    let (commands, orders) = mpsc::channel();
     let governor =
         GovernorThread::start(config.governed.clone(), config.census.memory_max_mib << 20, Arc::clone(&published), state.governed())
             .map_err(system("start the governor's thread"))?;
-    let collector = Collector::new(config, Arc::clone(&published), Arc::clone(&heartbeat));
+    let collector = Collector::new(config, published, heartbeat.clone(), attributions).with_keeper(keeper.clone());
     let census = start(collector, orders).map_err(system("start the census thread"))?;
     notifier.send("READY=1\nSTATUS=watching");
 
@@ -119,15 +142,49 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     // The thread has nothing to save: if it is in the middle of a long walk, the process ends without it.
     let _ = commands.send(Command::Stop);
     governor.stop(STOP_WITHIN);
+    keeper.stop();
     server.stop(STOP_WITHIN);
     if let Some(server) = metrics_server {
         server.stop(STOP_WITHIN);
     }
     let deadline = Instant::now() + STOP_WITHIN;
-    while !census.is_finished() && Instant::now() < deadline {
+    while !(census.is_finished() && store.is_finished()) && Instant::now() < deadline {
         std::thread::park_timeout(Duration::from_millis(10));
     }
     Ok(())
+}
+
+fn allow_recordings(state: &ServerState, config: &Config) {
+    state.allow_recordings(if config.profile.on_demand { config.profile.seconds_max } else { 0 });
+}
+
+/// Starts the history: on disk if there is a place for it, else in memory.
+fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinHandle<()>, Reader), AgentError> {
+    let place = config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref());
+    let on_disk = place.map(|directory| Ok((Database::open(&directory)?, Database::open_to_read(&directory)?))).transpose();
+    let opened = on_disk.unwrap_or_else(|error: StoreError| {
+        tracing::warn!("{error}; history is kept in memory until the next start");
+        None
+    });
+    let (write, read, size_max_mib) = match opened {
+        Some((write, read)) => (write, read, config.history.size_max_mib),
+        None => {
+            let memory = Database::in_memory().map_err(AgentError::History)?;
+            (memory.clone(), memory, config.history.memory_max_mib)
+        }
+    };
+    let boot_id = crate::target::process::read_bounded(Path::new("/proc/sys/kernel/random/boot_id"), BOOT_ID_BYTES_MAX).unwrap_or_default();
+    let writer = Writer::new(write, String::from_utf8_lossy(&boot_id).trim().to_owned());
+    let settings = Settings {
+        sample_interval: Duration::from_secs(config.history.sample_interval_s),
+        profile_interval: Duration::from_secs(config.history.profile_interval_s),
+        limits: Limits {
+            size_bytes_max: size_max_mib << 20,
+            age_s_max: i64::try_from(config.history.age_max_days).unwrap_or(i64::MAX).saturating_mul(86400),
+        },
+    };
+    let (keeper, thread) = Keeper::start(writer, Arc::clone(published), settings).map_err(system("start the history's thread"))?;
+    Ok((keeper, thread, Reader::new(read)))
 }
 
 /// Reads the configuration again. One that cannot be used changes nothing.
@@ -148,6 +205,7 @@ fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Comm
         Ok((config, token)) => {
             state.set_token(token);
             governor.reload(config.governed.clone());
+            allow_recordings(state, &config);
             Command::Reload(Box::new(config))
         }
         Err(error) => {

@@ -1,14 +1,19 @@
-//! The sample model: what the agent knows at one moment. Metrics, API and pages read this and nothing else.
+//! The sample model: what the agent knows at one moment. Metrics, API, history and pages read this, through [`super::view`], and nothing
+//! else.
 //!
 //! A [`Snapshot`] is immutable and shared; the census thread publishes a new one, readers keep theirs as long as they need it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
+use super::attribution::OfProcess;
 use super::cri::CriStatus;
+use super::view::{Growth, LimitView};
 use crate::census::{Census, HeapAccount, Level};
+use crate::fragmentation::verdict::Verdict;
 use crate::target::ProcessId;
 use crate::target::container::Surroundings;
 
@@ -22,7 +27,7 @@ pub struct Identity {
 }
 
 /// What is known of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchState {
     /// Found; no census yet.
@@ -95,9 +100,60 @@ pub struct ProcessSample {
     pub full: Option<Arc<TimedCensus>>,
     /// The steps of its heaps, of both, one for each allocator.
     pub heaps: Vec<HeapSample>,
+    /// What is wrong with it, judged on `full` and `growth`.
+    pub verdict: Option<Arc<Verdict>>,
+    /// How it changed over its last full censuses.
+    pub growth: Option<Growth>,
+    /// What the tiers that know stacks say of it.
+    pub attributed: OfProcess,
 }
 
 impl ProcessSample {
+    /// A process of which nothing is known but who it is.
+    #[must_use]
+    pub fn new(identity: Identity, comm: String, uid: u32, rss_bytes: u64) -> Self {
+        Self {
+            identity,
+            comm,
+            uid,
+            rss_bytes,
+            surroundings: Surroundings::default(),
+            state: WatchState::Waiting,
+            reason: None,
+            top: None,
+            full: None,
+            heaps: Vec::new(),
+            verdict: None,
+            growth: None,
+            attributed: OfProcess::default(),
+        }
+    }
+
+    /// The steps of all its heaps together; `None` without a heap.
+    #[must_use]
+    pub fn ladder(&self) -> Option<HeapSample> {
+        let (first, others) = self.heaps.split_first()?;
+        let mut sum = HeapSample { allocator: ALL.to_owned(), ..first.clone() };
+        others.iter().for_each(|heap| sum.add(heap));
+        Some(sum)
+    }
+
+    /// The memory limit, with the time until it is reached at the growth seen. The limit counts the whole cgroup: others in it may grow too.
+    #[must_use]
+    pub fn limit_view(&self) -> Option<LimitView> {
+        let memory = self.surroundings.memory?;
+        let limit_bytes = memory.limit_bytes?;
+        let rate = self.growth.map(|growth| growth.resident_bytes_per_s).filter(|&rate| rate > 0.0);
+        let left = limit_bytes.saturating_sub(memory.working_set_bytes) as f64;
+        Some(LimitView {
+            limit_bytes,
+            used_bytes: memory.working_set_bytes,
+            used_ratio: memory.working_set_bytes as f64 / limit_bytes.max(1) as f64,
+            seconds_to_limit_est: rate.map(|rate| left / rate),
+            oom_kills: memory.oom_kills,
+        })
+    }
+
     /// The census that says most: full or sampled, else top.
     #[must_use]
     pub fn best(&self) -> Option<&Arc<TimedCensus>> {
@@ -116,8 +172,12 @@ impl ProcessSample {
     }
 }
 
+/// The allocator's name of the sum over all allocators.
+pub const ALL: &str = "all";
+
 /// The steps of one allocator's heap in one process, in bytes. `None` = not known at the level that was looked at.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 #[allow(missing_docs)] // The names are those of the census.
 pub struct HeapSample {
     pub allocator: String,
@@ -171,6 +231,12 @@ impl HeapSample {
             arenas: heap.arenas.len() as u64,
             arena_extent_bytes_max: heap.arenas.iter().map(|arena| arena.extent_bytes).max().unwrap_or(0),
         }
+    }
+
+    /// Live bytes: counted, or estimated where the heap was sampled.
+    #[must_use]
+    pub fn live(&self) -> Option<u64> {
+        self.live_bytes.or(self.live_bytes_est)
     }
 
     /// Adds another heap; a step that either does not know is unknown.
@@ -294,6 +360,14 @@ pub struct AgentCounters {
     pub thread_cpu_s: f64,
     /// Watched processes that ended, or ran another program.
     pub ended: u64,
+    /// Flight records by kind, in the order of [`crate::store::view::EventKind::ALL`].
+    pub flight_records: [u64; 3],
+    /// Exits of watched processes that were too small for a flight record.
+    pub exits_passed_over: u64,
+    /// Looks at pages for the picture of the address space.
+    pub maps: u64,
+    /// Of them, refused for want of budget or memory.
+    pub maps_refused: u64,
     /// Configurations read again.
     pub reloads: u64,
     /// Configurations that could not be used.
@@ -307,6 +381,8 @@ pub struct Snapshot {
     pub sequence: u64,
     /// When it was made.
     pub at: Instant,
+    /// The same by the wall clock.
+    pub wall: SystemTime,
     /// When the agent started.
     pub started: Instant,
     /// Watched processes, by rising pid.
@@ -336,6 +412,7 @@ impl Snapshot {
         Self {
             sequence: 0,
             at: now,
+            wall: SystemTime::now(),
             started: now,
             processes: Vec::new(),
             processes_on_machine: 0,

@@ -7,7 +7,7 @@ use super::quality::WalkQuality;
 use crate::heap::occupancy::Occupancy;
 
 /// How closely to look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond.
@@ -18,8 +18,20 @@ pub enum Level {
     Full,
 }
 
+impl Level {
+    /// Its name in JSON and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Top => "top",
+            Self::Sampled => "sampled",
+            Self::Full => "full",
+        }
+    }
+}
+
 /// One census of one process.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct Census {
     /// Process id.
     pub pid: u32,
@@ -40,7 +52,7 @@ pub struct Census {
 }
 
 /// Resident bytes that are not malloc's.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct NotMalloc {
     /// What it is: `thread_stacks`, `main_stack`, `java_heap`, `code_cache`, `file_mappings`, `shared_memory`, `other_anonymous`, …
     pub kind: &'static str,
@@ -51,7 +63,7 @@ pub struct NotMalloc {
 }
 
 /// One heap. `None` (null) means that the level or the allocator does not tell.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct HeapAccount {
     /// The allocator's name.
     pub allocator: String,
@@ -123,7 +135,7 @@ impl HeapAccount {
 }
 
 /// A setting of the allocator as the process has it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Setting {
     /// Its name as its documentation has it.
     pub name: &'static str,
@@ -132,7 +144,7 @@ pub struct Setting {
 }
 
 /// One arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
 pub struct ArenaAccount {
     /// Address of its structure.
     pub address: u64,
@@ -157,7 +169,7 @@ pub struct ArenaAccount {
 }
 
 /// Chunks of sizes up to a power of two (and above the one before).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
 pub struct SizeClass {
     /// Largest chunk of the class.
     pub chunk_bytes_max: u64,

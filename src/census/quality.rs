@@ -6,7 +6,7 @@ use serde::Serialize;
 pub const UNKNOWN_PERCENT_MAX: u64 = 1;
 
 /// Counters of a walk. All zero for a heap at rest, apart from `windows`, `read_bytes` and `duration_ms`.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct WalkQuality {
     /// Time from the first look at the mappings to the last read, in milliseconds.
     pub duration_ms: f64,

@@ -6,7 +6,7 @@ use super::ratio::Ratios;
 use crate::census::HeapAccount;
 
 /// Steps of a heap, in bytes. resident = live_resident + trimmable + pinned + kept + other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
 pub struct Ladder {
     /// Address space held.
     pub extent_bytes: u64,

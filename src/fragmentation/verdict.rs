@@ -19,7 +19,7 @@ const LEAK_BYTES_MIN: u64 = 1 << 20;
 const ARENAS_MIN: usize = 8;
 
 /// What is wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Live bytes grow.
@@ -42,8 +42,39 @@ pub enum Kind {
     Unknown,
 }
 
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Leak,
+        Self::Fragmentation,
+        Self::Hoarding,
+        Self::Cache,
+        Self::ArenaBlowUp,
+        Self::HugePageBloat,
+        Self::NotMalloc,
+        Self::Healthy,
+        Self::Unknown,
+    ];
+
+    /// Its name in JSON and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Leak => "leak",
+            Self::Fragmentation => "fragmentation",
+            Self::Hoarding => "hoarding",
+            Self::Cache => "cache",
+            Self::ArenaBlowUp => "arena_blow_up",
+            Self::HugePageBloat => "huge_page_bloat",
+            Self::NotMalloc => "not_malloc",
+            Self::Healthy => "healthy",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// How sure the verdict is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
     /// The cause has most of the bytes in question, exactly counted.
@@ -54,8 +85,20 @@ pub enum Confidence {
     Low,
 }
 
+impl Confidence {
+    /// Its name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Medium => "medium",
+            Self::Low => "low",
+        }
+    }
+}
+
 /// What would help.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Remedy {
     /// What to do.
     pub action: String,
@@ -66,7 +109,7 @@ pub struct Remedy {
 }
 
 /// How a process changed over some time.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Change {
     /// Time between the first and the last census, in seconds.
     pub seconds: f64,
@@ -106,7 +149,7 @@ impl Change {
 }
 
 /// The verdict.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Verdict {
     /// What is wrong.
     pub verdict: Kind,
@@ -123,7 +166,7 @@ pub struct Verdict {
 }
 
 /// The numbers behind a verdict.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct Evidence {
     /// Resident bytes of the process.
     pub rss_bytes: u64,

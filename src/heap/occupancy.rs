@@ -22,7 +22,7 @@ pub enum Holder {
 }
 
 /// Sums over resident pages, in bytes. Together they are the resident bytes of the spans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
 pub struct Occupancy {
     /// Live bytes on resident pages.
     pub live_resident_bytes: u64,

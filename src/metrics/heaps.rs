@@ -3,16 +3,16 @@
 //! Bounded: the processes with the most resident memory have series of their own; the rest is summed in `pid="other", comm="other"`.
 //! Names of processes are shown without control characters, so that no name breaks a line or a terminal.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::family::Family;
 use crate::agent::sample::{HeapSample, ProcessSample, Snapshot};
-use crate::census::Level;
+use crate::agent::view::ProcessView;
+use crate::fragmentation::verdict::Kind;
 use crate::profile::sanitize;
-use crate::target::container::{CgroupMemory, Container};
+use crate::target::container::CgroupMemory;
 
 /// What `pid` and `comm` are for the sum of the processes without series of their own.
 pub const OTHER: &str = "other";
@@ -96,51 +96,61 @@ const HEAP: [(&str, &str, Figure); 19] = [
     ),
 ];
 
-/// The labels of one process: who it is, and its container where it has one.
-struct Labels<'a> {
-    pid: String,
-    comm: Cow<'a, str>,
-    container: Vec<(&'static str, &'a str)>,
+/// The labels of one process, or of the sum of those without series of their own.
+struct Labels {
+    own: Vec<(&'static str, String)>,
 }
 
-impl<'a> Labels<'a> {
-    fn of(process: &'a ProcessSample) -> Self {
-        let container = process.surroundings.container.as_deref().map(Container::labels).unwrap_or_default();
-        Self { pid: process.identity.process.pid.to_string(), comm: sanitize::terminal(&process.comm), container }
+impl Labels {
+    /// pid and comm; namespace, pod and container where they are known.
+    fn of(process: &ProcessSample) -> Self {
+        let shown = |text: &str| sanitize::terminal(text).into_owned();
+        let mut own = vec![("pid", process.identity.process.pid.to_string()), ("comm", shown(&process.comm))];
+        if let Some(container) = &process.surroundings.container {
+            own.extend(container.labels().into_iter().map(|(label, name)| (label, shown(name))));
+        }
+        Self { own }
     }
 
-    /// With further ones of a family.
-    fn with<'b>(&'b self, more: &[(&'b str, &'b str)]) -> Vec<(&'b str, &'b str)> {
-        let mut all = vec![("pid", self.pid.as_str()), ("comm", &*self.comm)];
-        all.extend(self.container.iter().copied());
-        all.extend(more.iter().copied());
-        all
+    fn other() -> Self {
+        Self { own: vec![("pid", OTHER.to_owned()), ("comm", OTHER.to_owned())] }
     }
+
+    fn with<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+        self.own.iter().map(|(name, value)| (*name, value.as_str())).chain(more.iter().copied()).collect()
+    }
+}
+
+/// Processes with series of their own, each with its labels and its view; and those without.
+struct Ranked<'a> {
+    own: Vec<(&'a ProcessSample, Labels, ProcessView)>,
+    other: Vec<&'a ProcessSample>,
 }
 
 /// The families of all processes, and how many processes are in `other`.
 pub fn families(snapshot: &Snapshot, now: Instant) -> (Vec<Family>, usize) {
-    let mut ranked: Vec<&Arc<ProcessSample>> = snapshot.processes.iter().collect();
-    ranked.sort_by_key(|one| (std::cmp::Reverse(one.rss_bytes), one.identity));
-    let (own, other) = ranked.split_at(snapshot.metrics_processes_max.min(ranked.len()));
-    let mut families: Vec<Family> = HEAP.iter().map(|&(name, help, figure)| heap_family(name, help, figure, own, other)).collect();
-    families.push(resident(own, other));
-    families.push(not_malloc(own, other));
-    families.extend(censuses(own, other, now));
-    families.extend(containers(own));
-    (families, other.len())
+    let mut order: Vec<&Arc<ProcessSample>> = snapshot.processes.iter().collect();
+    order.sort_by_key(|one| (std::cmp::Reverse(one.rss_bytes), one.identity));
+    let (own, other) = order.split_at(snapshot.metrics_processes_max.min(order.len()));
+    let ranked = Ranked {
+        own: own.iter().map(|one| (one.as_ref(), Labels::of(one), ProcessView::of(one, now))).collect(),
+        other: other.iter().map(|one| one.as_ref()).collect(),
+    };
+    let mut families: Vec<Family> = HEAP.iter().map(|&(name, help, figure)| heap_family(name, help, figure, &ranked)).collect();
+    families.push(fragmentation(&ranked));
+    families.push(resident(&ranked));
+    families.push(not_malloc(&ranked));
+    families.push(verdicts(&ranked));
+    families.extend(changes(&ranked));
+    families.extend(rates(&ranked));
+    families.extend(censuses(&ranked, now));
+    families.extend(containers(&ranked));
+    (families, ranked.other.len())
 }
 
-fn heap_family(
-    name: &'static str,
-    help: &'static str,
-    figure: Figure,
-    own: &[&Arc<ProcessSample>],
-    other: &[&Arc<ProcessSample>],
-) -> Family {
+fn heap_family(name: &'static str, help: &'static str, figure: Figure, ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(name, help);
-    for process in own {
-        let labels = Labels::of(process);
+    for (process, labels, _) in &ranked.own {
         for heap in &process.heaps {
             if let Some(value) = figure(heap) {
                 family.add(&labels.with(&[("allocator", &heap.allocator)]), value as f64);
@@ -148,54 +158,150 @@ fn heap_family(
         }
     }
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-    for heap in other.iter().flat_map(|process| &process.heaps) {
+    for heap in ranked.other.iter().flat_map(|process| &process.heaps) {
         if let Some(value) = figure(heap) {
             let sum = sums.entry(&heap.allocator).or_default();
             *sum = sum.saturating_add(value);
         }
     }
     for (allocator, sum) in sums {
-        family.add(&[("pid", OTHER), ("comm", OTHER), ("allocator", allocator)], sum as f64);
+        family.add(&Labels::other().with(&[("allocator", allocator)]), sum as f64);
     }
     family
 }
 
-fn resident(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>]) -> Family {
+fn fragmentation(ranked: &Ranked<'_>) -> Family {
+    let mut family = Family::gauge(
+        "fragprof_process_fragmentation_ratio",
+        "1 - live / resident of all heaps of the process, 0 is perfect; live bytes of the last full census, resident ones of the newest. Where the heap was sampled, an estimate.",
+    );
+    for (_, labels, view) in &ranked.own {
+        if let Some(ratio) = view.fragmentation_ratio {
+            family.add(&labels.with(&[]), ratio);
+        }
+    }
+    family
+}
+
+fn resident(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_resident_bytes",
         "Resident bytes of the process at the last look at the list of processes; the kernel's figure, off by up to some hundred KiB a CPU.",
     );
-    for process in own {
-        let labels = Labels::of(process);
+    for (process, labels, _) in &ranked.own {
         family.add(&labels.with(&[]), process.rss_bytes as f64);
     }
-    if !other.is_empty() {
-        let sum = other.iter().map(|process| process.rss_bytes).fold(0, u64::saturating_add);
-        family.add(&[("pid", OTHER), ("comm", OTHER)], sum as f64);
+    if !ranked.other.is_empty() {
+        let sum = ranked.other.iter().map(|process| process.rss_bytes).fold(0, u64::saturating_add);
+        family.add(&Labels::other().with(&[]), sum as f64);
     }
     family
 }
 
-fn not_malloc(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>]) -> Family {
+fn not_malloc(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_not_malloc_resident_bytes",
         "Resident bytes that are not malloc's, by kind of mapping, as of the last full census; shared pages count in each process. Kinds are told by the mappings' names and order: an unnamed mapping of an unknown owner is other_anonymous.",
     );
-    for process in own {
-        let labels = Labels::of(process);
+    for (process, labels, _) in &ranked.own {
         for one in process.best().iter().flat_map(|taken| &taken.census.not_malloc) {
             family.add(&labels.with(&[("kind", one.kind)]), one.resident_bytes as f64);
         }
     }
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-    for one in other.iter().filter_map(|process| process.best()).flat_map(|taken| &taken.census.not_malloc) {
+    for one in ranked.other.iter().filter_map(|process| process.best()).flat_map(|taken| &taken.census.not_malloc) {
         let sum = sums.entry(one.kind).or_default();
         *sum = sum.saturating_add(one.resident_bytes);
     }
     for (kind, sum) in sums {
-        family.add(&[("pid", OTHER), ("comm", OTHER), ("kind", kind)], sum as f64);
+        family.add(&Labels::other().with(&[("kind", kind)]), sum as f64);
     }
     family
+}
+
+fn verdicts(ranked: &Ranked<'_>) -> Family {
+    let mut family = Family::gauge(
+        "fragprof_process_verdict",
+        "1 for the verdict that holds, as of the last full census; 0 for the others. For pid=\"other\" the number of processes by verdict. /api/v1/processes/PID/explain has its numbers and confidence.",
+    );
+    let holds = |process: &ProcessSample, kind: Kind| process.verdict.as_ref().is_some_and(|verdict| verdict.verdict == kind);
+    for (process, labels, _) in ranked.own.iter().filter(|(process, ..)| process.verdict.is_some()) {
+        for kind in Kind::ALL {
+            family.add(&labels.with(&[("verdict", kind.name())]), f64::from(u8::from(holds(process, kind))));
+        }
+    }
+    for kind in Kind::ALL {
+        let processes = ranked.other.iter().filter(|process| holds(process, kind)).count();
+        if processes > 0 {
+            family.add(&Labels::other().with(&[("verdict", kind.name())]), processes as f64);
+        }
+    }
+    family
+}
+
+fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
+    let mut live = Family::gauge(
+        "fragprof_process_live_growth_bytes_per_second",
+        "Growth of the live bytes' low-water mark between the older and the newer half of the last 12 full censuses; what comes and goes within that time is not in it. Negative where it shrinks; none before 4 censuses.",
+    );
+    let mut resident = Family::gauge("fragprof_process_resident_growth_bytes_per_second", "The same of the resident bytes of the process.");
+    let mut reached = Family::gauge(
+        "fragprof_process_memory_limit_reached_in_seconds",
+        "Estimate: time until fragprof_cgroup_memory_limit_bytes at the process's growth of resident bytes; no series unless it grows. Other processes of the cgroup are not in it, so the limit may be reached sooner.",
+    );
+    for (_, labels, view) in &ranked.own {
+        let labels = labels.with(&[]);
+        if let Some(growth) = view.growth {
+            live.add(&labels, growth.live_bytes_per_s);
+            resident.add(&labels, growth.resident_bytes_per_s);
+        }
+        if let Some(one) = &view.memory_limit {
+            if let Some(seconds) = one.seconds_to_limit_est {
+                reached.add(&labels, seconds);
+            }
+        }
+    }
+    [live, resident, reached]
+}
+
+fn rates(ranked: &Ranked<'_>) -> [Family; 5] {
+    let mut calls = Family::gauge(
+        "fragprof_process_allocations_per_second",
+        "Allocations a second, by the tier that measured it (mode): exact = counted, sampled and governed = estimated, with the error in fragprof_process_allocations_per_second_stderr. No series where no tier measures.",
+    );
+    let mut calls_error =
+        Family::gauge("fragprof_process_allocations_per_second_stderr", "Standard error of fragprof_process_allocations_per_second.");
+    let mut bytes = Family::gauge(
+        "fragprof_process_allocated_bytes_per_second",
+        "Bytes asked for a second, by the tier that measured it (mode), with the error in fragprof_process_allocated_bytes_per_second_stderr.",
+    );
+    let mut bytes_error = Family::gauge(
+        "fragprof_process_allocated_bytes_per_second_stderr",
+        "Standard error of fragprof_process_allocated_bytes_per_second.",
+    );
+    let mut slowdown = Family::gauge(
+        "fragprof_process_slowdown_ratio",
+        "Estimated share of the process's time that a tier takes from it (mode). No series for the census, which takes none.",
+    );
+    for (_, labels, view) in &ranked.own {
+        if let Some(rates) = &view.rates {
+            let labels = labels.with(&[("mode", &rates.mode)]);
+            calls.add(&labels, rates.allocations_per_s);
+            bytes.add(&labels, rates.allocated_bytes_per_s);
+            if let Some(error) = rates.allocations_per_s_stderr {
+                calls_error.add(&labels, error);
+            }
+            if let Some(error) = rates.allocated_bytes_per_s_stderr {
+                bytes_error.add(&labels, error);
+            }
+        }
+        for profile in &view.profiles {
+            if let Some(ratio) = profile.slowdown_ratio_est {
+                slowdown.add(&labels.with(&[("mode", &profile.mode)]), ratio);
+            }
+        }
+    }
+    [calls, calls_error, bytes, bytes_error, slowdown]
 }
 
 /// Name, what it is, and where it comes from.
@@ -221,7 +327,7 @@ const CGROUP: [MemoryFigure; 3] = [
 ];
 
 /// The containers of the processes with series of their own, and the memory of their cgroups.
-fn containers(own: &[&Arc<ProcessSample>]) -> Vec<Family> {
+fn containers(ranked: &Ranked<'_>) -> Vec<Family> {
     let mut info = Family::gauge(
         "fragprof_process_container_info",
         "1 for each process in a container, with its ids and image. Without names of a runtime (fragprof_cri_up is not 1) pod is the pod's uid, and container the first digits of the id.",
@@ -231,8 +337,7 @@ fn containers(own: &[&Arc<ProcessSample>]) -> Vec<Family> {
         "Processes that the kernel killed in the process's container or cgroup because memory ran out, since it was made. The same for each process of a container.",
     );
     let mut families: Vec<Family> = CGROUP.iter().map(|&(name, help, _)| Family::gauge(name, help)).collect();
-    for process in own {
-        let labels = Labels::of(process);
+    for (process, labels, _) in &ranked.own {
         if let Some(container) = &process.surroundings.container {
             let id = container.id.as_ref().map_or("", |id| id.as_str());
             let image = container.image.as_deref().unwrap_or_default();
@@ -250,7 +355,7 @@ fn containers(own: &[&Arc<ProcessSample>]) -> Vec<Family> {
     families
 }
 
-fn censuses(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>], now: Instant) -> [Family; 3] {
+fn censuses(ranked: &Ranked<'_>, now: Instant) -> [Family; 3] {
     let mut age = Family::gauge(
         "fragprof_census_age_seconds",
         "Time since the last census of the level: how old the figures are. For pid=\"other\" that of the oldest.",
@@ -263,10 +368,9 @@ fn censuses(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>], now: Ins
         "fragprof_census_usable",
         "1 if the last full or sampled census is a basis for verdicts: balanced, and at most 1 % unknown. For pid=\"other\" 1 if all are.",
     );
-    for process in own {
-        let labels = Labels::of(process);
+    for (process, labels, _) in &ranked.own {
         for taken in [&process.top, &process.full].into_iter().flatten() {
-            let of_level = labels.with(&[("level", level_name(taken.census.level))]);
+            let of_level = labels.with(&[("level", taken.census.level.name())]);
             age.add(&of_level, taken.age_s(now));
             duration.add(&of_level, taken.census.walk.duration_ms / 1e3);
         }
@@ -275,26 +379,16 @@ fn censuses(own: &[&Arc<ProcessSample>], other: &[&Arc<ProcessSample>], now: Ins
         }
     }
     let mut oldest: BTreeMap<&str, f64> = BTreeMap::new();
-    for taken in other.iter().flat_map(|process| [&process.top, &process.full]).flatten() {
-        let most = oldest.entry(level_name(taken.census.level)).or_default();
+    for taken in ranked.other.iter().flat_map(|process| [&process.top, &process.full]).flatten() {
+        let most = oldest.entry(taken.census.level.name()).or_default();
         *most = most.max(taken.age_s(now));
     }
     for (level, age_s) in oldest {
-        age.add(&[("pid", OTHER), ("comm", OTHER), ("level", level)], age_s);
+        age.add(&Labels::other().with(&[("level", level)]), age_s);
     }
-    let mut others = other.iter().filter_map(|process| process.full.as_ref()).map(|full| full.census.walk.usable).peekable();
+    let mut others = ranked.other.iter().filter_map(|process| process.full.as_ref()).map(|full| full.census.walk.usable).peekable();
     if others.peek().is_some() {
-        usable.add(&[("pid", OTHER), ("comm", OTHER)], f64::from(u8::from(others.all(|one| one))));
+        usable.add(&Labels::other().with(&[]), f64::from(u8::from(others.all(|one| one))));
     }
     [age, duration, usable]
-}
-
-/// The level's name in labels, as in `census --json`.
-#[must_use]
-pub fn level_name(level: Level) -> &'static str {
-    match level {
-        Level::Top => "top",
-        Level::Sampled => "sampled",
-        Level::Full => "full",
-    }
 }

@@ -14,6 +14,7 @@ use prometheus::TextEncoder;
 
 use crate::agent::sample::Snapshot;
 use crate::server::HttpCounters;
+use crate::store::KeeperCounters;
 
 /// Content-Type of the exposition (Prometheus text format 0.0.4).
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -22,9 +23,10 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 ///
 /// # Errors
 /// If the encoder refuses a family, which is a fault of this module.
-pub fn exposition(snapshot: &Snapshot, http: &HttpCounters, now: Instant) -> Result<String, prometheus::Error> {
+pub fn exposition(snapshot: &Snapshot, http: &HttpCounters, keeper: &KeeperCounters, now: Instant) -> Result<String, prometheus::Error> {
     let (mut families, in_other) = heaps::families(snapshot, now);
     families.extend(own::families(snapshot, http, in_other, now));
+    families.extend(own::history(snapshot, keeper));
     text(families)
 }
 
@@ -49,24 +51,14 @@ mod tests {
 
     fn process(pid: u32, comm: &str, rss_bytes: u64) -> Arc<ProcessSample> {
         let heap = HeapSample { allocator: "glibc".into(), extent_bytes: rss_bytes, live_bytes: Some(rss_bytes / 2), ..Default::default() };
-        Arc::new(ProcessSample {
-            identity: Identity { process: ProcessId { pid: Pid(pid), start_ticks: 1 }, stack: 1 },
-            comm: comm.into(),
-            uid: 0,
-            rss_bytes,
-            surroundings: Default::default(),
-            state: WatchState::Watched,
-            reason: None,
-            top: None,
-            full: None,
-            heaps: vec![heap],
-        })
+        let identity = Identity { process: ProcessId { pid: Pid(pid), start_ticks: 1 }, stack: 1 };
+        Arc::new(ProcessSample { state: WatchState::Watched, heaps: vec![heap], ..ProcessSample::new(identity, comm.into(), 0, rss_bytes) })
     }
 
     fn text(processes: Vec<Arc<ProcessSample>>, metrics_processes_max: usize) -> String {
         let now = Instant::now();
         let snapshot = Snapshot { processes, metrics_processes_max, ..Snapshot::empty(now) };
-        exposition(&snapshot, &HttpCounters::default(), now).unwrap()
+        exposition(&snapshot, &HttpCounters::default(), &KeeperCounters::default(), now).unwrap()
     }
 
     #[test]

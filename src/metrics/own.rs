@@ -5,6 +5,8 @@ use std::time::Instant;
 use super::family::Family;
 use crate::agent::sample::{Snapshot, WatchState};
 use crate::server::HttpCounters;
+use crate::store::KeeperCounters;
+use crate::store::view::EventKind;
 
 /// Levels in the order of the counters.
 const LEVELS: [&str; 3] = ["top", "sampled", "full"];
@@ -91,6 +93,44 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
         Family::counter("fragprof_http_unauthorized_total", "Requests turned away for want of a token.").with(http.unauthorized as f64),
         Family::counter("fragprof_http_connections_refused_total", "Connections closed at once: server.connections_max were open.")
             .with(http.refused as f64),
+    ]
+}
+
+/// History, flight records and pictures.
+#[must_use]
+pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
+    let counters = &snapshot.counters;
+    let flights = EventKind::ALL.iter().map(|kind| kind.name()).zip(counters.flight_records.map(|count| count as f64));
+    vec![
+        Family::counter(
+            "fragprof_flight_records_total",
+            "Flight records made: of watched processes that the kernel killed for want of memory (oom_kill), whose memory limit was nearly reached (memory_limit), or that ended (exit). Kills are told by the cgroup's counter; which process it was is inferred where several ended at once.",
+        )
+        .with_each("kind", flights),
+        Family::counter("fragprof_flight_exits_passed_over_total", "Exits without a flight record: fewer resident bytes than flight.exit_rss_min_mib, or never looked at.")
+            .with(counters.exits_passed_over as f64),
+        Family::counter("fragprof_agent_maps_total", "Pictures of an address space that were asked for.").with(counters.maps as f64),
+        Family::counter("fragprof_agent_maps_refused_total", "Of them, refused for want of budget or memory.").with(counters.maps_refused as f64),
+        Family::counter(
+            "fragprof_history_written_total",
+            "What was written to the history: samples (one a process and time), profiles, events.",
+        )
+        .with_each("kind", [("sample", keeper.samples as f64), ("profile", keeper.profiles as f64), ("event", keeper.events as f64)]),
+        Family::counter("fragprof_history_write_errors_total", "Writes to the history that failed, for want of space or otherwise. What was committed stays.")
+            .with(keeper.write_errors as f64),
+        Family::counter("fragprof_history_events_lost_total", "Flight records that did not get to the history; the newest 64 are in memory all the same.")
+            .with(keeper.events_lost as f64),
+        Family::counter(
+            "fragprof_history_removed_total",
+            "Rows removed from the history: thinned (a later sample of the same step took their place), aged (history.age_max_days), dropped (history.size_max_mib was reached although all was thinned).",
+        )
+        .with_each("reason", [("thinned", keeper.merged as f64), ("aged", keeper.aged as f64), ("dropped", keeper.dropped as f64)]),
+        Family::gauge("fragprof_history_size_bytes", "Bytes of the history in use, its log apart (4 MiB at most).").with(keeper.size_bytes as f64),
+        Family::gauge("fragprof_history_size_limit_bytes", "Limit of fragprof_history_size_bytes (history.size_max_mib, or history.memory_max_mib in memory).")
+            .with(keeper.size_bytes_max as f64),
+        Family::gauge("fragprof_history_failing", "1 while the last write to the history failed.").with(f64::from(u8::from(keeper.is_failing))),
+        Family::gauge("fragprof_history_on_disk", "1 if the history outlives the agent (history.directory), 0 if it is in memory.")
+            .with(f64::from(u8::from(keeper.is_on_disk))),
     ]
 }
 

@@ -144,6 +144,25 @@ impl ValueKind {
         format!("{}_stderr", self.json_key())
     }
 
+    /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown beside another.
+    pub fn by(self) -> Option<&'static str> {
+        match self {
+            Self::InuseSpace => Some("live"),
+            Self::AllocSpace => Some("allocated"),
+            Self::SurvivorSpace => Some("survivors"),
+            Self::PinnedSpace => Some("pinned"),
+            Self::BlockedSpace => Some("blocked"),
+            Self::GrowthSpace => Some("growth"),
+            Self::PeakSpace => Some("peak"),
+            _ => None,
+        }
+    }
+
+    /// The kind of a value of `--by`.
+    pub fn from_by(by: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.by() == Some(by))
+    }
+
     /// Place in [`Values`].
     pub fn index(self) -> usize {
         self as usize

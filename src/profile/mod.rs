@@ -22,6 +22,7 @@ pub mod svg;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
+pub mod tree;
 
 pub use histogram::PowerCounts;
 pub use kind::{KindSet, StandardErrors, ValueKind, Values};

@@ -221,6 +221,13 @@ impl Profile {
     }
 }
 
+/// In short: a profile may have a million stacks.
+impl std::fmt::Debug for Profile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Profile").field("mode", &self.meta.mode).field("stacks", &self.stacks.len()).finish_non_exhaustive()
+    }
+}
+
 impl FrameId {
     /// Index into [`Profile::frames`].
     pub fn index(self) -> usize {

@@ -6,21 +6,23 @@
 //! | `/metrics` | Prometheus exposition | no |
 //! | `/healthz` | 200 while the census thread goes on, else 503 | no |
 //! | `/readyz` | 200 once every process found at the start was looked at, else 503 | no |
-//! | `/api/v1/processes` | all watched processes with their ladders | yes |
-//! | `/api/v1/processes/{pid}` | one of them | yes |
-//! | `/api/v1/processes/{pid}/heap` | its newest close census, the object of `fragprof census --json` | yes |
+//! | `/api/v1/…` | the sample model, maps, profiles, history, events: see `docs/api/openapi.json` | yes |
+//! | `/debug/pprof/heap?pid=` | a process's profile for scrapers | yes |
 //!
-//! Handlers only read the newest snapshot: no request makes the agent look at a process.
+//! Handlers read the newest snapshot and the history. Only two make the agent look at a process: `map` asks for a full census within the
+//! census's budget, and `profile?seconds=` records, where the configuration allows it.
 
 pub mod api;
 pub mod auth;
 pub mod listener;
+pub mod on_demand;
+pub mod openapi;
 pub mod pages;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,11 +34,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::oneshot;
 
+use self::api::map::Maps;
 use self::listener::Limited;
-use crate::agent::collect::Heartbeat;
+use crate::agent::attribution::Attributions;
+use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::{self, SharedSample};
 use crate::agent::sample::Published;
 use crate::metrics;
+use crate::store::keeper::Record;
+use crate::store::{Keeper, KeeperCounters, Reader};
 
 /// What the server counts.
 #[derive(Debug, Clone, Copy, Default)]
@@ -56,28 +62,81 @@ pub struct ServerState {
     published: Arc<Published>,
     heartbeat: Arc<Heartbeat>,
     governed: SharedSample,
+    attributions: Arc<Attributions>,
+    commands: mpsc::Sender<Command>,
+    keeper: Option<Keeper>,
+    reader: Option<Reader>,
+    maps: Maps,
+    /// Held while a recording on request runs.
+    recording: tokio::sync::Mutex<()>,
+    profile_seconds_max: AtomicU64,
     token: RwLock<Option<String>>,
     requests: AtomicU64,
     unauthorized: AtomicU64,
     refused: AtomicU64,
 }
 
+/// What the server reads and asks.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The newest snapshot.
+    pub published: Arc<Published>,
+    /// Whether the census thread goes on.
+    pub heartbeat: Arc<Heartbeat>,
+    /// Where recordings on request are put.
+    pub attributions: Arc<Attributions>,
+    /// The census thread's orders.
+    pub commands: mpsc::Sender<Command>,
+    /// The history's newest events and counters.
+    pub keeper: Option<Keeper>,
+    /// The history.
+    pub reader: Option<Reader>,
+}
+
 impl ServerState {
     /// Without a `token` everything is open, to loopback only.
     #[must_use]
-    pub fn new(listen: SocketAddr, published: Arc<Published>, heartbeat: Arc<Heartbeat>, token: Option<String>) -> Self {
+    pub fn new(listen: SocketAddr, sources: Sources, token: Option<String>) -> Self {
         let zero = || AtomicU64::new(0);
-        let token = RwLock::new(token);
+        let Sources { published, heartbeat, attributions, commands, keeper, reader } = sources;
         Self {
             listen,
             published,
             heartbeat,
             governed: SharedSample::default(),
-            token,
+            attributions,
+            commands,
+            keeper,
+            reader,
+            maps: Maps::default(),
+            recording: tokio::sync::Mutex::new(()),
+            profile_seconds_max: zero(),
+            token: RwLock::new(token),
             requests: zero(),
             unauthorized: zero(),
             refused: zero(),
         }
+    }
+
+    /// Allows recordings on request for at most so many seconds; 0 = none.
+    pub fn allow_recordings(&self, seconds_max: u64) {
+        self.profile_seconds_max.store(seconds_max, Ordering::Relaxed);
+    }
+
+    fn profile_seconds_max(&self) -> Option<u64> {
+        Some(self.profile_seconds_max.load(Ordering::Relaxed)).filter(|&seconds| seconds > 0)
+    }
+
+    fn has_history(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    fn recent(&self) -> Vec<Record> {
+        self.keeper.as_ref().map(Keeper::recent).unwrap_or_default()
+    }
+
+    fn keeper_counters(&self) -> KeeperCounters {
+        self.keeper.as_ref().map(Keeper::counters).unwrap_or_default()
     }
 
     /// The address that is listened on.
@@ -180,7 +239,7 @@ fn router(state: Arc<ServerState>, serves: Serves) -> Router {
 
 async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     let governed = metrics::governed::families(&governed::lock(&state.governed));
-    let text = metrics::exposition(&state.published.load(), &state.counters(), Instant::now())
+    let text = metrics::exposition(&state.published.load(), &state.counters(), &state.keeper_counters(), Instant::now())
         .and_then(|text| Ok(text + &metrics::text(governed)?));
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),

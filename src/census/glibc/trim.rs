@@ -42,10 +42,31 @@ impl Trim {
     }
 }
 
+/// Where bytes that would be given back lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Inside free chunks.
+    Inside,
+    /// At the end of the brk heap.
+    Top,
+}
+
 /// Predicts for a walked heap.
 #[must_use]
 pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -> Trim {
     let mut trim = Trim::default();
+    visit(table, plan, |range, place| {
+        let bytes = pages.resident_bytes(range);
+        match place {
+            Place::Inside => trim.inside_bytes += bytes,
+            Place::Top => trim.top_bytes += bytes,
+        }
+    });
+    trim
+}
+
+/// Visits the ranges of whole pages that would be given back, resident or not.
+pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64>, Place)) {
     for region in table.regions() {
         let mut run: Option<Range<u64>> = None;
         for chunk in table.chunks_of(region) {
@@ -57,36 +78,35 @@ pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -
                 // Free chunks before top merge into it.
                 ChunkState::Top => {
                     let top = run.take().map_or(chunk.start, |run| run.start)..chunk.end();
-                    trim.top_bytes += top_bytes(&top, plan, pages);
+                    if let Some(range) = of_top(&top, plan) {
+                        give(range, Place::Top);
+                    }
                 }
                 _ => {
-                    if let Some(run) = run.take() {
-                        trim.inside_bytes += inside_bytes(&run, plan, pages);
+                    if let Some(range) = run.take().and_then(|run| inside(&run, plan)) {
+                        give(range, Place::Inside);
                     }
                 }
             }
         }
-        if let Some(run) = run {
-            trim.inside_bytes += inside_bytes(&run, plan, pages);
+        if let Some(range) = run.and_then(|run| inside(&run, plan)) {
+            give(range, Place::Inside);
         }
     }
-    trim
 }
 
-fn inside_bytes(run: &Range<u64>, plan: &TrimPlan, pages: &mut PageCache<'_>) -> u64 {
+fn inside(run: &Range<u64>, plan: &TrimPlan) -> Option<Range<u64>> {
     let start = page_up(run.start.saturating_add(CHUNK_STRUCT_BYTES));
     let bytes = run.end.saturating_sub(start) & !(PAGE_BYTES - 1);
-    if bytes == 0 || plan.huge_mappings.iter().any(|mapping| mapping.contains(&start)) {
-        return 0;
-    }
-    pages.resident_bytes(start..start + bytes)
+    let stays = bytes == 0 || plan.huge_mappings.iter().any(|mapping| mapping.contains(&start));
+    (!stays).then(|| start..start + bytes)
 }
 
-fn top_bytes(top: &Range<u64>, plan: &TrimPlan, pages: &mut PageCache<'_>) -> u64 {
+fn of_top(top: &Range<u64>, plan: &TrimPlan) -> Option<Range<u64>> {
     if plan.brk_top.as_ref().is_none_or(|brk| brk.end != top.end) {
-        return 0;
+        return None;
     }
     let unit = plan.top_unit_bytes.max(PAGE_BYTES);
     let extra = (top.end - top.start).saturating_sub(TOP_KEPT_BYTES) / unit * unit;
-    if extra == 0 { 0 } else { pages.resident_bytes(top.end - extra..top.end) }
+    (extra > 0).then(|| top.end - extra..top.end)
 }

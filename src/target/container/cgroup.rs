@@ -12,7 +12,7 @@ pub const PATH_BYTES_MAX: usize = 4096;
 const LINES_MAX: usize = 32;
 
 /// The paths of one process. `None` where the process has none in that hierarchy.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct CgroupFile {
     /// In version 2.
     pub unified: Option<String>,

@@ -34,7 +34,7 @@ pub enum Version {
 }
 
 /// What a cgroup's memory controller says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct CgroupMemory {
     /// Bytes that its processes may use: the least limit of it and its ancestors. `None` = no limit.
     pub limit_bytes: Option<u64>,

@@ -95,6 +95,8 @@ pub struct Surroundings {
     pub container: Option<Arc<Container>>,
     /// The memory of its container's cgroup, or of its own outside containers. `None` in the root cgroup.
     pub memory: Option<CgroupMemory>,
+    /// The cgroups it is in: where the memory is looked up again after it is gone.
+    pub cgroup: Arc<CgroupFile>,
 }
 
 impl Surroundings {
@@ -102,7 +104,7 @@ impl Surroundings {
     #[must_use]
     pub fn of(pid: Pid, hierarchies: &Hierarchies) -> Self {
         let file = read(pid);
-        Self { container: Container::of(&file).map(Arc::new), memory: hierarchies.memory(&file) }
+        Self { container: Container::of(&file).map(Arc::new), memory: hierarchies.memory(&file), cgroup: Arc::new(file) }
     }
 
     /// The sentence on the limit, if there is a limit or a container: for a plain process without a limit it would say nothing.

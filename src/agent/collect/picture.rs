@@ -1,0 +1,68 @@
+//! The picture of a heap's pages on request: one full census more, charged to the budget of full censuses.
+
+use std::time::{Duration, Instant};
+
+use super::super::budget::Work;
+use super::super::sample::Identity;
+use super::super::schedule::close_level;
+use super::{Collector, thread_cpu};
+use crate::census::{Level, LiveMemory, MemoryError, Options, Pace, PageMap, take};
+use crate::target::Process;
+
+/// Why there is no picture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MapRefused {
+    /// The budget is used up.
+    Busy {
+        /// Seconds until there is some again.
+        retry_s: u64,
+    },
+    /// The walk may need too much memory.
+    TooLarge,
+    /// The process has ended.
+    Gone,
+    /// No allocator of the process tells of its chunks.
+    NoChunks,
+    /// It cannot be read.
+    Failed(String),
+}
+
+impl Collector {
+    /// Looks at a process's pages; what it finds of its heap is kept as a full census.
+    pub(super) fn picture(&mut self, identity: Identity) -> Result<PageMap, MapRefused> {
+        self.counters.maps += 1;
+        let drawn = self.draw(identity);
+        self.charge(Work::Full);
+        self.counters.maps_refused += u64::from(matches!(drawn, Err(MapRefused::Busy { .. } | MapRefused::TooLarge)));
+        drawn
+    }
+
+    fn draw(&mut self, identity: Identity) -> Result<PageMap, MapRefused> {
+        self.fill();
+        let watch = self.watches.get(&identity).ok_or(MapRefused::Gone)?;
+        if !self.budget.allows(Work::Full) {
+            return Err(MapRefused::Busy { retry_s: self.budget.wait_s(Work::Full).ceil() as u64 });
+        }
+        let extents = watch.sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+        let extent = extents.fold(0, u64::saturating_add);
+        if close_level(extent, watch.chunks, self.own_rss_bytes, &self.config.census) != Ok(Level::Full) {
+            return Err(MapRefused::TooLarge);
+        }
+        let pace = Pace { duration_max: Duration::from_secs(self.config.census.duration_max_s), ..Pace::default() };
+        let options = Options { level: Level::Full, pace, with_not_malloc: true };
+        let comm = watch.sample.comm.clone();
+        let cpu = thread_cpu();
+        let failed = |error: MemoryError| if super::is_gone(&error) { MapRefused::Gone } else { MapRefused::Failed(error.to_string()) };
+        let process = Process::open(identity.process.pid).map_err(|error| failed(error.into()))?;
+        if process.id() != identity.process {
+            return Err(MapRefused::Gone);
+        }
+        let memory = LiveMemory::open(process).map_err(failed)?;
+        let started = Instant::now();
+        let taken = take(&memory, identity.process.pid.0, &comm, options, &mut self.places).map_err(failed)?;
+        let map = PageMap::new(&memory, &taken);
+        tracing::debug!("looked at the pages of process {} in {:?}", identity.process.pid, started.elapsed());
+        self.keep(identity, taken.census, thread_cpu().saturating_sub(cpu));
+        if map.pieces.is_empty() { Err(MapRefused::NoChunks) } else { Ok(map) }
+    }
+}

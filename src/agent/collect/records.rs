@@ -1,0 +1,66 @@
+//! Flight records: of processes that ended, and of cgroups that come near their memory limit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::sample::ProcessSample;
+use super::Collector;
+use crate::store::keeper::Record;
+use crate::store::view::EventKind;
+use crate::target::Process;
+use crate::target::container::{CgroupFile, CgroupMemory};
+
+impl Collector {
+    /// Tells of the watched processes that ended since the last look. Those that still run (another program, or no longer within the rules)
+    /// are none of them.
+    pub(super) fn tell_of_ended(&mut self, left: Vec<Arc<ProcessSample>>) {
+        let mut ended = std::mem::take(&mut self.ended);
+        ended.extend(left);
+        let runs =
+            |one: &Arc<ProcessSample>| Process::open(one.identity.process.pid).is_ok_and(|process| process.id() == one.identity.process);
+        ended.retain(|one| !runs(one));
+        let (records, passed_over) = self.flight.ended(ended, &self.containers, self.config.flight.exit_rss_min_mib << 20);
+        self.counters.exits_passed_over += passed_over;
+        self.announce(records);
+    }
+
+    /// Reads the memory limits again that were found before, and tells of those that are nearly reached. Their processes are looked at
+    /// closely at once, so that a kill finds a fresh picture.
+    pub(super) fn look_at_limits(&mut self) {
+        let mut read: BTreeMap<CgroupFile, Option<CgroupMemory>> = BTreeMap::new();
+        for watch in self.watches.values_mut() {
+            let surroundings = &watch.sample.surroundings;
+            if surroundings.memory.is_none_or(|memory| memory.limit_bytes.is_none()) {
+                continue;
+            }
+            let cgroup = surroundings.cgroup.as_ref();
+            let now = *read.entry(cgroup.clone()).or_insert_with(|| self.containers.memory(cgroup));
+            if now.is_some() && now != surroundings.memory {
+                Arc::make_mut(&mut watch.sample).surroundings.memory = now;
+            }
+        }
+        let processes: Vec<Arc<ProcessSample>> = self.watches.values().map(|watch| Arc::clone(&watch.sample)).collect();
+        let records = self.flight.near_limits(&processes);
+        let now_s = self.now_s();
+        for record in &records {
+            let pid = record.event.process.pid;
+            if let Some(watch) = self.watches.values_mut().find(|watch| watch.sample.identity.process.pid.0 == pid) {
+                watch.due.full_s = watch.due.full_s.map(|due_s| due_s.min(now_s));
+            }
+        }
+        self.announce(records);
+    }
+
+    fn announce(&mut self, records: Vec<Record>) {
+        for record in records {
+            let index = EventKind::ALL.iter().position(|kind| *kind == record.event.kind).unwrap_or(0);
+            if let Some(count) = self.counters.flight_records.get_mut(index) {
+                *count += 1;
+            }
+            tracing::warn!("flight record {}: {} ({})", record.event.id, record.event.summary, record.event.evidence);
+            if let Some(keeper) = &self.keeper {
+                keeper.record(record);
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What the agent says, as plain values: the one model that the API sends, `/metrics` reads, history keeps and `top` draws. Made from a
+//! snapshot alone; no other part computes a figure of its own.
+//!
+//! Keys are in snake_case with the unit last and are those of `census --json` and of the metrics. `null` = not known, which is not 0.
+//! Texts of processes are as the kernel has them: whoever shows them makes them safe.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::sample::{HeapSample, ProcessSample, Snapshot, TimedCensus, WatchState};
+use crate::fragmentation::verdict::Verdict;
+use crate::target::container::{CgroupMemory, Container, ContainerId};
+
+/// All watched processes at one moment.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessesView {
+    /// Rises by one with each snapshot of one agent.
+    pub sequence: u64,
+    /// When the snapshot was made, seconds since the Unix epoch.
+    pub at_unix_s: f64,
+    /// Seconds since then.
+    pub age_s: f64,
+    /// Processes that passed the rules, but not the limit on their number.
+    pub processes_over_limit: u64,
+    /// The processes by rising pid.
+    pub processes: Vec<ProcessView>,
+}
+
+/// One process at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessView {
+    /// Process id in the agent's pid namespace.
+    pub pid: u32,
+    /// Start time in clock ticks since boot: tells two processes of one pid apart.
+    pub start_ticks: u64,
+    /// The kernel's name of it.
+    pub comm: String,
+    /// Its user.
+    pub uid: u32,
+    /// The container it runs in; null = none that is known.
+    pub container: Option<ContainerView>,
+    /// What is known of it.
+    pub state: WatchState,
+    /// Why it cannot be read.
+    pub reason: Option<String>,
+    /// Resident bytes of the process.
+    pub rss_bytes: u64,
+    /// The ladder of all its heaps together, `allocator` = "all"; null = no heap seen yet.
+    pub ladder: Option<HeapSample>,
+    /// 1 − live / resident of the heaps, 0 is perfect.
+    pub fragmentation_ratio: Option<f64>,
+    /// extent / live of the heaps.
+    pub extent_ratio: Option<f64>,
+    /// The ladder of each allocator.
+    pub heaps: Vec<HeapSample>,
+    /// What is resident besides malloc, by kind of mapping.
+    pub not_malloc: Vec<NotMallocView>,
+    /// What is wrong with it, in short; `explain` has the whole.
+    pub verdict: Option<VerdictView>,
+    /// How it changes over time; null until enough full censuses were taken.
+    pub growth: Option<Growth>,
+    /// How often it allocates, where a tier measures it.
+    pub rates: Option<RatesView>,
+    /// The memory of its container's cgroup, or of its own outside containers.
+    pub cgroup_memory: Option<CgroupMemory>,
+    /// The same in a sentence, where there is a container or a limit.
+    pub cgroup_memory_sentence: Option<String>,
+    /// The memory limit it runs under; null = none.
+    pub memory_limit: Option<LimitView>,
+    /// What the tiers that know stacks have of it.
+    pub profiles: Vec<ProfileInfo>,
+    /// The newest census of each level: its age and quality.
+    pub censuses: Vec<CensusInfo>,
+}
+
+/// The container of a process, and the pod it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ContainerView {
+    /// The runtime's id of it; null for a process of a pod that is in no container of it.
+    pub id: Option<String>,
+    /// Who made it.
+    pub engine: String,
+    /// The pod's uid; null outside pods.
+    pub pod_uid: Option<String>,
+    /// The pod's namespace; null = not known.
+    pub namespace: Option<String>,
+    /// The pod's name; null = not known.
+    pub pod: Option<String>,
+    /// The container's name in the pod; null = not known.
+    pub name: Option<String>,
+    /// The image as the pod names it; null = not known.
+    pub image: Option<String>,
+    /// The container in few words.
+    pub title: String,
+}
+
+impl ContainerView {
+    fn of(container: &Container) -> Self {
+        Self {
+            id: container.id.as_ref().map(|id: &ContainerId| id.as_str().to_owned()),
+            engine: container.engine.name().to_owned(),
+            pod_uid: container.pod_uid.clone(),
+            namespace: container.namespace.clone(),
+            pod: container.pod.clone(),
+            name: container.name.clone(),
+            image: container.image.clone(),
+            title: container.title(),
+        }
+    }
+}
+
+/// Resident bytes that are not malloc's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NotMallocView {
+    /// What it is: `thread_stacks`, `java_heap`, `file_mappings`, …
+    pub kind: String,
+    /// Resident bytes; shared pages count in each process.
+    pub resident_bytes: u64,
+    /// Mappings.
+    pub mappings: u64,
+}
+
+/// A verdict in short.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerdictView {
+    /// `leak`, `fragmentation`, `hoarding`, `cache`, `arena_blow_up`, `huge_page_bloat`, `not_malloc`, `healthy` or `unknown`.
+    pub verdict: String,
+    /// `high`, `medium` or `low`.
+    pub confidence: String,
+    /// One sentence with the numbers.
+    pub summary: String,
+}
+
+impl VerdictView {
+    /// The short form of a verdict.
+    #[must_use]
+    pub fn of(verdict: &Verdict) -> Self {
+        Self {
+            verdict: verdict.verdict.name().to_owned(),
+            confidence: verdict.confidence.name().to_owned(),
+            summary: verdict.summary.clone(),
+        }
+    }
+}
+
+/// How a process changed over the last full censuses.
+///
+/// The low-water marks of the newer and of the older half are compared, so that what comes and goes within the time is not growth.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Growth {
+    /// Time between the middles of the two halves.
+    pub seconds: f64,
+    /// Full censuses that it rests on.
+    pub censuses: u64,
+    /// Change of the live bytes' low-water mark; negative = it shrinks.
+    pub live_bytes_delta: i64,
+    /// Change of the resident bytes' low-water mark.
+    pub resident_bytes_delta: i64,
+    /// The change of live bytes a second.
+    pub live_bytes_per_s: f64,
+    /// The change of resident bytes a second.
+    pub resident_bytes_per_s: f64,
+}
+
+/// How often a process allocates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RatesView {
+    /// Tier that measured it: `exact`, `sampled` or `governed`.
+    pub mode: String,
+    /// Allocations a second.
+    pub allocations_per_s: f64,
+    /// Standard error; null = counted, not estimated.
+    pub allocations_per_s_stderr: Option<f64>,
+    /// Bytes asked for a second.
+    pub allocated_bytes_per_s: f64,
+    /// Standard error; null = counted, not estimated.
+    pub allocated_bytes_per_s_stderr: Option<f64>,
+}
+
+/// The memory limit that a process runs under: the least of its cgroup's and those above.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LimitView {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// What is charged to the cgroup, inactive page cache apart.
+    pub used_bytes: u64,
+    /// used / limit.
+    pub used_ratio: f64,
+    /// Seconds until the limit if resident bytes go on growing as they do; null = they do not grow, or it is not known.
+    pub seconds_to_limit_est: Option<f64>,
+    /// Processes of the cgroup that the kernel killed for want of memory since it was made.
+    pub oom_kills: u64,
+}
+
+/// A profile that is at hand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProfileInfo {
+    /// Tier: `exact`, `sampled` or `governed`.
+    pub mode: String,
+    /// When it was finished, seconds since the Unix epoch.
+    pub at_unix_s: f64,
+    /// What it measured: values of the parameter `by`.
+    pub by: Vec<String>,
+    /// Time it covers.
+    pub duration_s: f64,
+    /// Estimated share of the target's time that the tier takes.
+    pub slowdown_ratio_est: Option<f64>,
+}
+
+/// The age and quality of a census.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CensusInfo {
+    /// `top`, `sampled` or `full`.
+    pub level: String,
+    /// When it was finished, seconds since the Unix epoch.
+    pub at_unix_s: f64,
+    /// Seconds since then.
+    pub age_s: f64,
+    /// Processor time it took the agent.
+    pub cpu_ms: f64,
+    /// Wall time it took, pauses included.
+    pub duration_ms: f64,
+    /// Whether verdicts may rest on it.
+    pub usable: bool,
+    /// Bytes not understood or not read.
+    pub unknown_bytes: u64,
+    /// Bytes of the target's memory read.
+    pub read_bytes: u64,
+}
+
+/// Seconds since the Unix epoch.
+#[must_use]
+pub fn unix_s(at: SystemTime) -> f64 {
+    at.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+impl ProcessesView {
+    /// Everything of a snapshot.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot, now: Instant) -> Self {
+        Self {
+            sequence: snapshot.sequence,
+            at_unix_s: unix_s(snapshot.wall),
+            age_s: now.saturating_duration_since(snapshot.at).as_secs_f64(),
+            processes_over_limit: snapshot.processes_over_limit as u64,
+            processes: snapshot.processes.iter().map(|one| ProcessView::of(one, now)).collect(),
+        }
+    }
+}
+
+impl ProcessView {
+    /// One process of a snapshot.
+    #[must_use]
+    pub fn of(one: &ProcessSample, now: Instant) -> Self {
+        let ladder = one.ladder();
+        let ratio = |live: u64, heap: &HeapSample| (heap.resident_bytes > 0).then(|| 1.0 - live as f64 / heap.resident_bytes as f64);
+        let live = ladder.as_ref().and_then(HeapSample::live);
+        Self {
+            pid: one.identity.process.pid.0,
+            start_ticks: one.identity.process.start_ticks,
+            comm: one.comm.clone(),
+            uid: one.uid,
+            container: one.surroundings.container.as_deref().map(ContainerView::of),
+            state: one.state,
+            reason: one.reason.clone(),
+            rss_bytes: one.rss_bytes,
+            fragmentation_ratio: ladder.as_ref().zip(live).and_then(|(heap, live)| ratio(live, heap)).map(|ratio| ratio.max(0.0)),
+            extent_ratio: ladder.as_ref().zip(live).and_then(|(heap, live)| (live > 0).then(|| heap.extent_bytes as f64 / live as f64)),
+            heaps: one.heaps.clone(),
+            not_malloc: one.best().map(|taken| taken.census.not_malloc.iter().map(NotMallocView::of).collect()).unwrap_or_default(),
+            verdict: one.verdict.as_deref().map(VerdictView::of),
+            growth: one.growth,
+            rates: one.attributed.rates().map(|(rates, mode)| RatesView {
+                mode: mode.name().to_owned(),
+                allocations_per_s: rates.allocations_per_s,
+                allocations_per_s_stderr: rates.allocations_per_s_stderr,
+                allocated_bytes_per_s: rates.allocated_bytes_per_s,
+                allocated_bytes_per_s_stderr: rates.allocated_bytes_per_s_stderr,
+            }),
+            cgroup_memory: one.surroundings.memory,
+            cgroup_memory_sentence: one.surroundings.sentence(live, ladder.as_ref().and_then(|heap| heap.trimmable_bytes)),
+            memory_limit: one.limit_view(),
+            profiles: one.attributed.all().map(|known| ProfileInfo::of(known)).collect(),
+            censuses: [&one.top, &one.full].into_iter().flatten().map(|taken| CensusInfo::of(taken, now)).collect(),
+            ladder,
+        }
+    }
+}
+
+impl NotMallocView {
+    fn of(one: &crate::census::NotMalloc) -> Self {
+        Self { kind: one.kind.to_owned(), resident_bytes: one.resident_bytes, mappings: one.mappings }
+    }
+}
+
+impl ProfileInfo {
+    fn of(one: &super::attribution::Attributed) -> Self {
+        let meta = &one.profile.meta;
+        Self {
+            mode: meta.mode.name().to_owned(),
+            at_unix_s: unix_s(one.wall),
+            by: meta.kinds.iter().filter_map(crate::profile::ValueKind::by).map(str::to_owned).collect(),
+            duration_s: meta.duration_s,
+            slowdown_ratio_est: one.slowdown_ratio_est,
+        }
+    }
+}
+
+impl CensusInfo {
+    fn of(taken: &TimedCensus, now: Instant) -> Self {
+        Self {
+            level: taken.census.level.name().to_owned(),
+            at_unix_s: unix_s(taken.wall),
+            age_s: taken.age_s(now),
+            cpu_ms: taken.cpu.as_secs_f64() * 1e3,
+            duration_ms: taken.census.walk.duration_ms,
+            usable: taken.census.walk.usable,
+            unknown_bytes: taken.census.walk.unknown_bytes,
+            read_bytes: taken.census.walk.read_bytes,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Processes: the list, one of them, its census, its verdict; and the agent itself.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::super::ServerState;
+use super::{answer, find, object, refuse};
+use crate::agent::view::{ProcessView, ProcessesView, unix_s};
+
+/// What the agent is and what it can answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AgentView {
+    /// Its version.
+    pub version: String,
+    /// Number of the newest snapshot.
+    pub sequence: u64,
+    /// When it was made, seconds since the Unix epoch.
+    pub at_unix_s: f64,
+    /// Seconds since the agent started.
+    pub uptime_s: f64,
+    /// Whether every process found at the start was looked at once.
+    pub is_ready: bool,
+    /// Processes on the machine, kernel threads and zombies apart.
+    pub processes_on_machine: u64,
+    /// Watched processes.
+    pub processes_watched: u64,
+    /// Processes that passed the rules, but not the limit on their number.
+    pub processes_over_limit: u64,
+    /// Share of one core that the census may use.
+    pub budget_ratio: f64,
+    /// The agent's own resident bytes.
+    pub own_rss_bytes: u64,
+    /// Whether `history`, `diff` and profiles of the past answer.
+    pub has_history: bool,
+    /// Whether `profile?seconds=` answers, and for how many seconds at most; null = not allowed here.
+    pub profile_seconds_max: Option<u64>,
+}
+
+/// `/api/v1/agent`
+pub async fn agent(State(state): State<Arc<ServerState>>) -> Response {
+    let snapshot = state.published.load();
+    object(&AgentView {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        sequence: snapshot.sequence,
+        at_unix_s: unix_s(snapshot.wall),
+        uptime_s: snapshot.started.elapsed().as_secs_f64(),
+        is_ready: snapshot.first_round_done,
+        processes_on_machine: snapshot.processes_on_machine as u64,
+        processes_watched: snapshot.processes.len() as u64,
+        processes_over_limit: snapshot.processes_over_limit as u64,
+        budget_ratio: snapshot.budget_ratio,
+        own_rss_bytes: snapshot.own_rss_bytes,
+        has_history: state.has_history(),
+        profile_seconds_max: state.profile_seconds_max(),
+    })
+}
+
+/// `/api/v1/processes`
+pub async fn processes(State(state): State<Arc<ServerState>>) -> Response {
+    object(&ProcessesView::of(&state.published.load(), Instant::now()))
+}
+
+/// `/api/v1/processes/{pid}`
+pub async fn process(State(state): State<Arc<ServerState>>, Path(pid): Path<String>) -> Response {
+    answer(find(&state, &pid).map(|found| object(&ProcessView::of(&found, Instant::now()))))
+}
+
+/// `/api/v1/processes/{pid}/heap`: the newest close census, the object of `fragprof census --json`.
+pub async fn heap(State(state): State<Arc<ServerState>>, Path(pid): Path<String>) -> Response {
+    answer(find(&state, &pid).and_then(|found| {
+        let why = found.reason.as_deref().unwrap_or("no census of this process yet");
+        let taken = found.best().ok_or_else(|| refuse(StatusCode::NOT_FOUND, why))?;
+        Ok(object(&taken.census))
+    }))
+}
+
+/// `/api/v1/processes/{pid}/explain`: the object of `fragprof explain --json`.
+pub async fn explain(State(state): State<Arc<ServerState>>, Path(pid): Path<String>) -> Response {
+    answer(find(&state, &pid).and_then(|found| {
+        let why = found.reason.as_deref().unwrap_or("no full census of this process yet");
+        let verdict = found.verdict.as_ref().ok_or_else(|| refuse(StatusCode::NOT_FOUND, why))?;
+        Ok(object(verdict.as_ref()))
+    }))
+}

@@ -1,0 +1,65 @@
+//! Exact recordings on request, one at a time, where the configuration allows them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::http::StatusCode;
+
+use super::ServerState;
+use super::api::{Refusal, refuse};
+use crate::agent::attribution::{Attributed, Rates};
+use crate::profile::{Profile, ValueKind};
+use crate::recorder::{Options, Recorder};
+use crate::target::Process;
+use crate::units::Pid;
+
+/// How long the recording is driven before the time is looked at.
+const STEP: Duration = Duration::from_millis(50);
+
+/// Records a process for so many seconds; what is found is what the tier `exact` says of it from then on.
+///
+/// # Errors
+/// 403 where it is not allowed, 400 for too long a time, 409 while another one runs, 422 where the process cannot be recorded.
+pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<Profile>, Refusal> {
+    let most = state.profile_seconds_max().ok_or_else(|| {
+        refuse(
+            StatusCode::FORBIDDEN,
+            "recordings on request are not allowed here: they cost the target (profile.on_demand = true allows them)",
+        )
+    })?;
+    if !(1..=most).contains(&seconds) {
+        return Err(refuse(StatusCode::BAD_REQUEST, &format!("seconds is a number from 1 to {most} (profile.seconds_max)")));
+    }
+    let busy = |_| refuse(StatusCode::CONFLICT, "another recording is running");
+    let _alone = state.recording.try_lock().map_err(busy)?;
+    let recorded = tokio::task::spawn_blocking(move || run(pid, Duration::from_secs(seconds))).await;
+    let (process, profile) = recorded
+        .map_err(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, "the recording failed"))?
+        .map_err(|why| refuse(StatusCode::UNPROCESSABLE_ENTITY, &why))?;
+    let profile = Arc::new(profile);
+    let totals = profile.totals();
+    let a_second = |kind| totals.get(kind) as f64 / profile.meta.duration_s.max(1e-3);
+    let rates = Rates {
+        allocations_per_s: a_second(ValueKind::AllocObjects),
+        allocated_bytes_per_s: a_second(ValueKind::AllocSpace),
+        ..Rates::default()
+    };
+    let attributed = Attributed {
+        profile: Arc::clone(&profile),
+        at: Instant::now(),
+        wall: SystemTime::now(),
+        rates: Some(rates),
+        slowdown_ratio_est: None,
+    };
+    state.attributions.publish(process, attributed);
+    Ok(profile)
+}
+
+fn run(pid: Pid, time: Duration) -> Result<(crate::target::ProcessId, Profile), String> {
+    let process = Process::open(pid).map_err(|error| error.to_string())?.id();
+    let mut recorder = Recorder::new(Options::default()).map_err(|error| error.to_string())?;
+    recorder.watch(pid).map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + time;
+    while Instant::now() < deadline && recorder.step(STEP.min(deadline.saturating_duration_since(Instant::now()))) {}
+    Ok((process, recorder.finish().map_err(|error| error.to_string())?))
+}

@@ -1,0 +1,293 @@
+//! The description of the API (OpenAPI 3.1), made from the types that are sent. `docs/api/openapi.json` is this document; a test holds the
+//! two together.
+
+use axum::response::{IntoResponse, Response};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use super::api::map::MapView;
+use super::api::processes::AgentView;
+use super::api::profile::ProfileView;
+use crate::agent::view::{ProcessView, ProcessesView};
+use crate::census::Census;
+use crate::fragmentation::verdict::Verdict;
+use crate::store::view::{DiffView, EventView, EventsView, HistoryView, PastProcesses};
+
+/// A parameter: name, JSON type, what it is.
+type Parameter = (&'static str, &'static str, &'static str);
+
+const PID: Parameter = ("pid", "integer", "Process id in the agent's pid namespace.");
+const ID: Parameter = ("id", "integer", "The event's id.");
+const FROM: Parameter = ("from", "number", "Start, seconds since the Unix epoch; negative = seconds before now.");
+const TO: Parameter = ("to", "number", "End, seconds since the Unix epoch; negative = seconds before now; now without it.");
+const TICKS: Parameter = ("start_ticks", "integer", "Which process of the pid; the running one, or the last one, without it.");
+const BY: Parameter = ("by", "string", "Value: live (without the parameter), allocated, survivors, pinned, blocked, growth or peak.");
+const FORMAT: Parameter =
+    ("format", "string", "tree (without the parameter), stacks (the object of `report --json`), folded, or pprof (gzipped).");
+const MIN_RATIO: Parameter = ("min_ratio", "number", "Smallest share of the whole that a node of the tree has, 0 to 1; 0.0005 without it.");
+
+/// One path.
+struct Endpoint {
+    path: &'static str,
+    summary: &'static str,
+    query: &'static [Parameter],
+    /// Name of the answer's schema; empty = not JSON.
+    answer: &'static str,
+    refusals: &'static [u16],
+}
+
+const ENDPOINTS: &[Endpoint] = &[
+    Endpoint { path: "/metrics", summary: "Prometheus exposition, text format 0.0.4.", query: &[], answer: "", refusals: &[] },
+    Endpoint { path: "/healthz", summary: "200 while the census thread goes on, else 503.", query: &[], answer: "", refusals: &[503] },
+    Endpoint {
+        path: "/readyz",
+        summary: "200 once every process found at the start was looked at, else 503.",
+        query: &[],
+        answer: "",
+        refusals: &[503],
+    },
+    Endpoint { path: "/api/v1/openapi.json", summary: "This document.", query: &[], answer: "", refusals: &[] },
+    Endpoint {
+        path: "/api/v1/agent",
+        summary: "What the agent is and what it can answer.",
+        query: &[],
+        answer: "AgentView",
+        refusals: &[],
+    },
+    Endpoint {
+        path: "/api/v1/processes",
+        summary: "All watched processes with their ladders, verdicts and growth.",
+        query: &[],
+        answer: "ProcessesView",
+        refusals: &[],
+    },
+    Endpoint { path: "/api/v1/processes/{pid}", summary: "One of them.", query: &[], answer: "ProcessView", refusals: &[404] },
+    Endpoint {
+        path: "/api/v1/processes/{pid}/heap",
+        summary: "Its newest close census: the object of `fragprof census --json`.",
+        query: &[],
+        answer: "Census",
+        refusals: &[404],
+    },
+    Endpoint {
+        path: "/api/v1/processes/{pid}/explain",
+        summary: "Its verdict: the object of `fragprof explain --json`.",
+        query: &[],
+        answer: "Verdict",
+        refusals: &[404],
+    },
+    Endpoint {
+        path: "/api/v1/processes/{pid}/map",
+        summary: "Its heaps' address space, page by page or in larger cells. Takes a full census if the last picture is older than a minute; 429 while the census's budget is used up, 422 for heaps too large to walk.",
+        query: &[
+            ("from", "string", "First address, decimal or hexadecimal with 0x."),
+            ("to", "string", "First address after the range."),
+            ("cells", "integer", "Cells at most, about: 1 to 16384, 2048 without it."),
+        ],
+        answer: "MapView",
+        refusals: &[404, 422, 429, 503],
+    },
+    Endpoint {
+        path: "/api/v1/processes/{pid}/profile",
+        summary: "Its bytes by call stack, as the tiers that know stacks have them.",
+        query: &[
+            BY,
+            FORMAT,
+            MIN_RATIO,
+            ("at", "number", "Time, seconds since the Unix epoch, negative = before now: the history's last profile by then."),
+            TICKS,
+            (
+                "seconds",
+                "integer",
+                "Records every allocation for so long first, where profile.on_demand allows it; costs the target about 2 µs an allocation.",
+            ),
+        ],
+        answer: "ProfileView",
+        refusals: &[403, 404, 409, 422, 503],
+    },
+    Endpoint {
+        path: "/api/v1/processes/{pid}/history",
+        summary: "Its ladder over time; the last hour without parameters.",
+        query: &[FROM, TO, ("points", "integer", "Points at most: 1 to 2000, 300 without it."), TICKS],
+        answer: "HistoryView",
+        refusals: &[404, 503],
+    },
+    Endpoint {
+        path: "/api/v1/processes/{pid}/diff",
+        summary: "What changed between two times: the ladder, and the stacks where there are two profiles.",
+        query: &[FROM, TO, BY, TICKS],
+        answer: "DiffView",
+        refusals: &[404, 503],
+    },
+    Endpoint {
+        path: "/api/v1/history",
+        summary: "The processes that the history knows of a span, running or not.",
+        query: &[FROM, TO],
+        answer: "PastProcesses",
+        refusals: &[404, 503],
+    },
+    Endpoint {
+        path: "/api/v1/events",
+        summary: "Flight records, the newest first; the last week without parameters.",
+        query: &[FROM, TO, ("limit", "integer", "Records at most: 1 to 500, 50 without it."), ("pid", "integer", "Of this process alone.")],
+        answer: "EventsView",
+        refusals: &[],
+    },
+    Endpoint { path: "/api/v1/events/{id}", summary: "One of them.", query: &[], answer: "EventView", refusals: &[404, 503] },
+    Endpoint {
+        path: "/api/v1/events/{id}/profile",
+        summary: "The last complete profile of its process.",
+        query: &[BY, FORMAT, MIN_RATIO],
+        answer: "ProfileView",
+        refusals: &[404, 503],
+    },
+    Endpoint {
+        path: "/debug/pprof/heap",
+        summary: "A process's profile as gzipped pprof, for scrapers.",
+        query: &[
+            ("pid", "integer", "Process id."),
+            ("seconds", "integer", "Records for so long first, where profile.on_demand allows it."),
+        ],
+        answer: "",
+        refusals: &[403, 404, 409, 422],
+    },
+];
+
+/// The paths of the document, and whether each needs the token.
+pub fn paths() -> impl Iterator<Item = (&'static str, bool)> {
+    ENDPOINTS.iter().map(|endpoint| (endpoint.path, is_guarded(endpoint.path)))
+}
+
+fn is_guarded(path: &str) -> bool {
+    !matches!(path, "/metrics" | "/healthz" | "/readyz")
+}
+
+/// The schemas of what is sent, by name, as JSON Schema (draft 2020-12).
+#[must_use]
+pub fn schemas() -> Map<String, Value> {
+    let mut generator =
+        SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into()).into_generator();
+    add::<AgentView>(&mut generator);
+    add::<ProcessesView>(&mut generator);
+    add::<ProcessView>(&mut generator);
+    add::<Census>(&mut generator);
+    add::<Verdict>(&mut generator);
+    add::<MapView>(&mut generator);
+    add::<ProfileView>(&mut generator);
+    add::<HistoryView>(&mut generator);
+    add::<PastProcesses>(&mut generator);
+    add::<DiffView>(&mut generator);
+    add::<EventsView>(&mut generator);
+    add::<EventView>(&mut generator);
+    generator.take_definitions(true)
+}
+
+fn add<T: JsonSchema>(generator: &mut SchemaGenerator) {
+    generator.subschema_for::<T>();
+}
+
+/// The whole document.
+#[must_use]
+pub fn build() -> Value {
+    let mut schemas = schemas();
+    schemas.insert(
+        "Error".into(),
+        json!({ "type": "object", "required": ["error"], "properties": { "error": { "type": "string", "description": "What is wrong and what to do." } } }),
+    );
+    let paths: Map<String, Value> =
+        ENDPOINTS.iter().map(|endpoint| (endpoint.path.to_owned(), json!({ "get": operation(endpoint) }))).collect();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "fragprof agent",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Who holds the memory of the processes of a machine. Numbers have their unit last in their name; null = not known, which is not 0. Texts of processes are as the kernel has them.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": { "token": { "type": "http", "scheme": "bearer", "description": "The token of server.token_file. Without one the agent answers loopback only." } },
+        },
+    })
+}
+
+fn operation(endpoint: &Endpoint) -> Value {
+    let parameter = |place: &str, &(name, kind, description): &Parameter| json!({ "name": name, "in": place, "required": place == "path", "description": description, "schema": { "type": kind } });
+    let in_path = [PID, ID].into_iter().filter(|(name, ..)| endpoint.path.contains(&format!("{{{name}}}")));
+    let mut parameters: Vec<Value> = in_path.map(|one| parameter("path", &one)).collect();
+    parameters.extend(endpoint.query.iter().map(|one| parameter("query", one)));
+    let content = match endpoint.answer {
+        "" => json!({ "description": endpoint.summary }),
+        name => {
+            let schema = json!({ "$ref": format!("#/components/schemas/{name}") });
+            json!({ "description": endpoint.summary, "content": { "application/json": { "schema": schema } } })
+        }
+    };
+    let mut responses = Map::from_iter([("200".to_owned(), content)]);
+    let guarded: &[u16] = if is_guarded(endpoint.path) { &[400, 401, 403] } else { &[] };
+    for status in guarded.iter().chain(endpoint.refusals) {
+        let schema = json!({ "$ref": "#/components/schemas/Error" });
+        let refusal = json!({ "description": why(*status), "content": { "application/json": { "schema": schema } } });
+        responses.insert(status.to_string(), refusal);
+    }
+    let mut operation = json!({ "summary": endpoint.summary, "parameters": parameters, "responses": responses });
+    if is_guarded(endpoint.path)
+        && let Some(operation) = operation.as_object_mut()
+    {
+        operation.insert("security".into(), json!([{ "token": [] }]));
+    }
+    operation
+}
+
+fn why(status: u16) -> &'static str {
+    match status {
+        400 => "A parameter is wrong.",
+        401 => "The token is missing or wrong.",
+        403 => "Not allowed here.",
+        404 => "There is no such thing.",
+        409 => "Another recording is running.",
+        422 => "It cannot be done with this process.",
+        429 => "The budget is used up; Retry-After says when to ask again.",
+        _ => "The agent cannot answer now.",
+    }
+}
+
+/// The document as text, as it is served and kept in `docs/api/openapi.json`.
+#[must_use]
+pub fn text() -> String {
+    // Texts, numbers and lists: this cannot fail.
+    serde_json::to_string_pretty(&build()).unwrap_or_default() + "\n"
+}
+
+/// `/api/v1/openapi.json`
+pub async fn document() -> Response {
+    ([(axum::http::header::CONTENT_TYPE, "application/json")], text()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// `FRAGPROF_BLESS=1 cargo test --lib openapi` writes the file anew.
+    #[test]
+    fn the_document_in_docs_is_the_one_that_is_served() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api/openapi.json");
+        if std::env::var_os("FRAGPROF_BLESS").is_some() {
+            std::fs::write(path, text()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), text(), "write it anew: FRAGPROF_BLESS=1 cargo test --lib openapi");
+    }
+
+    #[test]
+    fn every_schema_that_is_referred_to_is_there() {
+        let text = text();
+        let document = build();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        for part in text.split("#/components/schemas/").skip(1) {
+            let name = part.split('"').next().unwrap();
+            assert!(schemas.contains_key(name), "{name}");
+        }
+    }
+}

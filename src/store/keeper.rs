@@ -1,0 +1,273 @@
+//! The thread that keeps history: takes samples from the newest snapshot, events as they come, thins, and counts what went wrong.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::database::StoreError;
+use super::thin::{Limits, size_bytes, thin};
+use super::view::EventView;
+use super::write::Writer;
+use crate::agent::sample::{Published, Snapshot};
+use crate::agent::view::{ProcessView, unix_s};
+use crate::profile::Profile;
+use crate::target::ProcessId;
+
+/// Events that may wait for the disk; beyond it they are counted and lost to the history, not to the log.
+const EVENTS_WAITING: usize = 64;
+/// Events kept in memory, so that they are seen although the disk is full: some KiB each, and a profile.
+const EVENTS_RECENT: usize = 64;
+/// Time between two rounds of thinning, if the size does not ask for one earlier.
+const THIN_EVERY: Duration = Duration::from_secs(600);
+
+/// How history is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Time between two samples of a process.
+    pub sample_interval: Duration,
+    /// Time between two profiles of a process and tier.
+    pub profile_interval: Duration,
+    /// Age and size.
+    pub limits: Limits,
+}
+
+/// What the keeper counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeeperCounters {
+    /// Samples written, one a process and time.
+    pub samples: u64,
+    /// Profiles written.
+    pub profiles: u64,
+    /// Events written.
+    pub events: u64,
+    /// Events that did not get to the disk: too many at once, or it failed.
+    pub events_lost: u64,
+    /// Writes that failed, for want of space or otherwise.
+    pub write_errors: u64,
+    /// Samples that a later one of the same step replaced.
+    pub merged: u64,
+    /// Rows beyond the age limit.
+    pub aged: u64,
+    /// Rows removed for want of space.
+    pub dropped: u64,
+    /// Bytes in use.
+    pub size_bytes: u64,
+    /// The limit of them.
+    pub size_bytes_max: u64,
+    /// Whether the last write failed.
+    pub is_failing: bool,
+    /// Whether history outlives the agent.
+    pub is_on_disk: bool,
+}
+
+/// An event with its profile.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// What happened.
+    pub event: EventView,
+    /// The last complete profile.
+    pub profile: Option<Arc<Profile>>,
+}
+
+enum Message {
+    Record(Box<Record>),
+    Stop,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    counters: Mutex<KeeperCounters>,
+    recent: Mutex<VecDeque<Record>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The handle on the thread.
+#[derive(Debug, Clone)]
+pub struct Keeper {
+    messages: SyncSender<Message>,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Self::Stop) { "Stop" } else { "Record" })
+    }
+}
+
+impl Keeper {
+    /// Starts the thread `fragprof-store`.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(writer: Writer, published: Arc<Published>, settings: Settings) -> io::Result<(Self, JoinHandle<()>)> {
+        let (messages, inbox) = sync_channel(EVENTS_WAITING);
+        let shared = Arc::new(Shared::default());
+        lock(&shared.counters).size_bytes_max = settings.limits.size_bytes_max;
+        lock(&shared.counters).is_on_disk = writer.database().is_on_disk();
+        let keeper = Self { messages, shared: Arc::clone(&shared) };
+        let work = Work { writer, published, settings, shared, sequence: None, profiles_at: HashMap::new(), thinned_at: None };
+        let thread = std::thread::Builder::new().name("fragprof-store".into()).spawn(move || work.run(&inbox))?;
+        Ok((keeper, thread))
+    }
+
+    /// Keeps an event. It is seen at once, and written soon.
+    pub fn record(&self, record: Record) {
+        let mut recent = lock(&self.shared.recent);
+        if recent.len() == EVENTS_RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(record.clone());
+        drop(recent);
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.messages.try_send(Message::Record(Box::new(record))) {
+            lock(&self.shared.counters).events_lost += 1;
+        }
+    }
+
+    /// The newest events, which may not be on the disk.
+    #[must_use]
+    pub fn recent(&self) -> Vec<Record> {
+        lock(&self.shared.recent).iter().cloned().collect()
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> KeeperCounters {
+        *lock(&self.shared.counters)
+    }
+
+    /// Asks for a last sample and the end.
+    pub fn stop(&self) {
+        // A full queue is emptied soon; a thread that is gone has ended.
+        let _ = self.messages.send(Message::Stop);
+    }
+}
+
+struct Work {
+    writer: Writer,
+    published: Arc<Published>,
+    settings: Settings,
+    shared: Arc<Shared>,
+    sequence: Option<u64>,
+    profiles_at: HashMap<(ProcessId, &'static str), Instant>,
+    thinned_at: Option<Instant>,
+}
+
+impl Work {
+    fn run(mut self, inbox: &Receiver<Message>) {
+        let mut due = Instant::now() + self.settings.sample_interval;
+        loop {
+            match inbox.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Ok(Message::Record(record)) => self.record(&record),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.sample();
+                    due = Instant::now() + self.settings.sample_interval;
+                }
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.sample();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, record: &Record) {
+        let done = self.writer.event(&record.event, record.profile.as_deref());
+        let written = self.counted(done).is_some();
+        let mut counters = lock(&self.shared.counters);
+        counters.events += u64::from(written);
+        counters.events_lost += u64::from(!written);
+    }
+
+    fn sample(&mut self) {
+        let snapshot = self.published.load();
+        if self.sequence == Some(snapshot.sequence) {
+            return;
+        }
+        self.sequence = Some(snapshot.sequence);
+        let now = unix_s(snapshot.wall) as i64;
+        let processes: Vec<ProcessView> =
+            snapshot.processes.iter().filter(|one| one.best().is_some()).map(|one| ProcessView::of(one, snapshot.at)).collect();
+        let done = self.writer.samples(now, &processes);
+        if let Some(rows) = self.counted(done) {
+            lock(&self.shared.counters).samples += rows;
+        }
+        self.profiles(&snapshot, now, &processes);
+        self.thin(now);
+    }
+
+    fn profiles(&mut self, snapshot: &Snapshot, now: i64, views: &[ProcessView]) {
+        self.profiles_at.retain(|(process, _), _| snapshot.process(process.pid.0).is_some_and(|one| one.identity.process == *process));
+        for one in &snapshot.processes {
+            let process = one.identity.process;
+            let Some(view) = views.iter().find(|view| view.pid == process.pid.0) else { continue };
+            for known in one.attributed.all() {
+                let key = (process, known.profile.meta.mode.name());
+                let is_due =
+                    self.profiles_at.get(&key).is_none_or(|at| known.at.saturating_duration_since(*at) >= self.settings.profile_interval);
+                if !is_due {
+                    continue;
+                }
+                let done = self.writer.profile(now, view, &known.profile);
+                if self.counted(done).is_some() {
+                    self.profiles_at.insert(key, known.at);
+                    lock(&self.shared.counters).profiles += 1;
+                }
+            }
+        }
+    }
+
+    fn thin(&mut self, now: i64) {
+        let database = self.writer.database().clone();
+        let measured = size_bytes(&database.lock()).map_err(database.fail());
+        let Some(size) = self.counted(measured) else { return };
+        lock(&self.shared.counters).size_bytes = size;
+        let is_due = self.thinned_at.is_none_or(|at| at.elapsed() >= THIN_EVERY);
+        if !is_due && size <= self.settings.limits.size_bytes_max {
+            return;
+        }
+        self.thinned_at = Some(Instant::now());
+        let done = thin(&database, now, self.settings.limits);
+        if let Some(thinned) = self.counted(done) {
+            if thinned.aged + thinned.dropped > 0 {
+                self.writer.forget();
+            }
+            let mut counters = lock(&self.shared.counters);
+            counters.merged += thinned.merged;
+            counters.aged += thinned.aged;
+            counters.dropped += thinned.dropped;
+        }
+    }
+
+    /// Counts an error; says it once until it is over.
+    fn counted<T>(&self, done: Result<T, StoreError>) -> Option<T> {
+        let mut counters = lock(&self.shared.counters);
+        match done {
+            Ok(value) => {
+                if std::mem::take(&mut counters.is_failing) {
+                    tracing::warn!("the history is written again");
+                }
+                Some(value)
+            }
+            Err(error) => {
+                counters.write_errors += 1;
+                if !std::mem::replace(&mut counters.is_failing, true) {
+                    tracing::warn!("{error}; what is committed stays, and it is tried again");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// The id of an event: microseconds since the Unix epoch, so that ids of several runs do not meet.
+#[must_use]
+pub fn event_id(at: SystemTime, before: u64) -> u64 {
+    let micros = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
+    micros.max(before.saturating_add(1))
+}

@@ -1,0 +1,23 @@
+//! History: samples, profiles and flight records, on disk or in memory, bounded by size and age.
+//!
+//! ```text
+//! snapshots, events ─→ keeper (thread fragprof-store) ─→ write, thin ─→ SQLite ─→ read ─→ server, `report --since`, `diff --from`
+//! ```
+//!
+//! Old samples are thinned, not cut off: the longer ago, the longer the step that one row stands for. SQLite in WAL mode keeps what was
+//! committed through a kill or a full disk; what could not be written is counted and tried again with the next sample.
+//!
+//! Files: [`database`] opening and the tables, [`row`] one sample as a row, [`write`](mod@write), [`thin`] and limits, [`read`], [`view`]
+//! what is shown, [`keeper`] the thread.
+
+pub mod database;
+pub mod keeper;
+pub mod read;
+pub mod row;
+pub mod thin;
+pub mod view;
+pub mod write;
+
+pub use database::{Database, StoreError};
+pub use keeper::{Keeper, KeeperCounters};
+pub use read::Reader;

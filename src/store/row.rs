@@ -1,0 +1,82 @@
+//! One sample of one process as a row: the ladder of all its heaps, without what can be computed from it.
+
+use crate::agent::view::ProcessView;
+use crate::fragmentation::verdict::Kind;
+
+/// Columns of figures, in the order of [`Row::values`].
+pub const COLUMNS: [&str; 16] = [
+    "rss_bytes",
+    "rss_bytes_max",
+    "extent_bytes",
+    "resident_bytes",
+    "swapped_bytes",
+    "live_bytes",
+    "cached_bytes",
+    "free_bytes",
+    "top_bytes",
+    "trimmable_bytes",
+    "pinned_bytes",
+    "kept_bytes",
+    "unknown_bytes",
+    "mmapped_bytes",
+    "arenas",
+    "limit_bytes",
+];
+
+/// A sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Seconds since the Unix epoch.
+    pub at: i64,
+    /// The figures; `None` = not known.
+    pub values: [Option<u64>; COLUMNS.len()],
+    /// The verdict.
+    pub verdict: Option<Kind>,
+}
+
+impl Row {
+    /// The row of a process.
+    #[must_use]
+    pub fn of(at: i64, process: &ProcessView) -> Self {
+        let heap = process.ladder.as_ref();
+        let values = [
+            Some(process.rss_bytes),
+            Some(process.rss_bytes),
+            heap.map(|heap| heap.extent_bytes),
+            heap.map(|heap| heap.resident_bytes),
+            heap.map(|heap| heap.swapped_bytes),
+            heap.and_then(|heap| heap.live()),
+            heap.and_then(|heap| heap.cached_bytes),
+            heap.and_then(|heap| heap.free_bytes),
+            heap.map(|heap| heap.top_bytes),
+            heap.and_then(|heap| heap.trimmable_bytes),
+            heap.and_then(|heap| heap.pinned_bytes),
+            heap.and_then(|heap| heap.kept_bytes),
+            heap.and_then(|heap| heap.unknown_bytes),
+            heap.map(|heap| heap.mmapped_bytes),
+            heap.map(|heap| heap.arenas),
+            process.memory_limit.as_ref().map(|limit| limit.limit_bytes),
+        ];
+        let verdict = process.verdict.as_ref().and_then(|verdict| Kind::ALL.into_iter().find(|kind| kind.name() == verdict.verdict));
+        Self { at, values, verdict }
+    }
+
+    /// The figure of a column.
+    #[must_use]
+    pub fn value(&self, column: &str) -> Option<u64> {
+        let index = COLUMNS.iter().position(|name| *name == column)?;
+        self.values.get(index).copied().flatten()
+    }
+}
+
+/// A verdict's number in a row: its place in [`Kind::ALL`], which only grows at its end.
+#[must_use]
+pub fn verdict_number(kind: Kind) -> Option<i64> {
+    Kind::ALL.iter().position(|one| *one == kind).and_then(|index| i64::try_from(index).ok())
+}
+
+/// The verdict of a number.
+#[must_use]
+pub fn verdict_of(number: i64) -> Option<Kind> {
+    usize::try_from(number).ok().and_then(|index| Kind::ALL.get(index)).copied()
+}

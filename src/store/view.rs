@@ -1,0 +1,212 @@
+//! History as it is shown: columns of equal length, one entry a point in time. `null` = not known at that time.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::agent::view::{ContainerView, ProcessView};
+
+/// A process that history knows, running or not.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PastProcess {
+    /// Process id; pids are used again, so a process is named by pid and `start_ticks`.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Its name.
+    pub comm: String,
+    /// Its container.
+    pub container: Option<ContainerView>,
+    /// First sample within the time asked for, seconds since the Unix epoch.
+    pub first_unix_s: f64,
+    /// Last sample within the time asked for.
+    pub last_unix_s: f64,
+    /// Whether it is watched now.
+    pub is_running: bool,
+}
+
+/// The processes that history knows of a span of time.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct PastProcesses {
+    /// Start of the span, seconds since the Unix epoch.
+    pub from_unix_s: f64,
+    /// Its end.
+    pub to_unix_s: f64,
+    /// The processes, the one seen last first.
+    pub processes: Vec<PastProcess>,
+    /// Processes left out because there are too many.
+    pub processes_dropped: u64,
+}
+
+/// The ladder of one process over time. A point is the last sample of its step.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs)] // The names are those of the ladder.
+pub struct HistoryView {
+    /// Process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Its name.
+    pub comm: String,
+    /// Start of the span, seconds since the Unix epoch.
+    pub from_unix_s: f64,
+    /// Its end.
+    pub to_unix_s: f64,
+    /// Time between two points at least; samples within a step are one point.
+    pub step_s: f64,
+    /// Times of the points, rising, seconds since the Unix epoch. All columns below have this length.
+    pub at_unix_s: Vec<f64>,
+    pub rss_bytes: Vec<Option<u64>>,
+    /// The largest of the samples that a point stands for.
+    pub rss_bytes_max: Vec<Option<u64>>,
+    pub extent_bytes: Vec<Option<u64>>,
+    pub resident_bytes: Vec<Option<u64>>,
+    pub swapped_bytes: Vec<Option<u64>>,
+    /// Counted, or estimated where the heap was sampled.
+    pub live_bytes: Vec<Option<u64>>,
+    pub cached_bytes: Vec<Option<u64>>,
+    pub free_bytes: Vec<Option<u64>>,
+    pub top_bytes: Vec<Option<u64>>,
+    pub trimmable_bytes: Vec<Option<u64>>,
+    pub pinned_bytes: Vec<Option<u64>>,
+    pub kept_bytes: Vec<Option<u64>>,
+    pub unknown_bytes: Vec<Option<u64>>,
+    pub mmapped_bytes: Vec<Option<u64>>,
+    pub arenas: Vec<Option<u64>>,
+    /// The memory limit that the process ran under.
+    pub limit_bytes: Vec<Option<u64>>,
+    /// The verdict's name.
+    pub verdict: Vec<Option<String>>,
+    /// Times at which a profile by stack is kept: values for `at` of `profile` and of `diff`.
+    pub profiles_unix_s: Vec<f64>,
+    /// Events of the process within the span.
+    pub events: Vec<EventView>,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// The kernel killed the process for want of memory.
+    OomKill,
+    /// Its memory limit is nearly reached.
+    MemoryLimit,
+    /// It ended.
+    Exit,
+}
+
+impl EventKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::OomKill, Self::MemoryLimit, Self::Exit];
+
+    /// Its name in JSON and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OomKill => "oom_kill",
+            Self::MemoryLimit => "memory_limit",
+            Self::Exit => "exit",
+        }
+    }
+}
+
+/// A flight record: what was known of a process when something happened to it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EventView {
+    /// Rises with each event.
+    pub id: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// When it was noticed, seconds since the Unix epoch.
+    pub at_unix_s: f64,
+    /// One sentence: what happened, what the memory was, the verdict.
+    pub summary: String,
+    /// How it is known, and how sure that is.
+    pub evidence: String,
+    /// The last complete sample of the process: its ladder, verdict, limit.
+    pub process: ProcessView,
+    /// Age of the newest census in it when the event was noticed, in seconds.
+    pub sample_age_s: Option<f64>,
+    /// Values of `by` that its profile answers; empty = no profile was at hand.
+    pub profile_by: Vec<String>,
+}
+
+/// Events, the newest first.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct EventsView {
+    /// The events.
+    pub events: Vec<EventView>,
+    /// Events that were recorded within the span but are not in the list, because of `limit`.
+    pub events_left_out: u64,
+}
+
+/// One side of a difference.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs)] // The names are those of the ladder.
+pub struct LadderAt {
+    /// When the sample was taken, seconds since the Unix epoch: the last one at or before the time asked for.
+    pub at_unix_s: f64,
+    pub rss_bytes: Option<u64>,
+    pub extent_bytes: Option<u64>,
+    pub resident_bytes: Option<u64>,
+    pub swapped_bytes: Option<u64>,
+    pub live_bytes: Option<u64>,
+    pub cached_bytes: Option<u64>,
+    pub free_bytes: Option<u64>,
+    pub top_bytes: Option<u64>,
+    pub trimmable_bytes: Option<u64>,
+    pub pinned_bytes: Option<u64>,
+    pub kept_bytes: Option<u64>,
+    pub unknown_bytes: Option<u64>,
+    pub mmapped_bytes: Option<u64>,
+    pub arenas: Option<u64>,
+    pub verdict: Option<String>,
+}
+
+/// What changed between two times.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DiffView {
+    /// Process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// The earlier sample.
+    pub from: LadderAt,
+    /// The later sample.
+    pub to: LadderAt,
+    /// `to` minus `from` by key; a step that either does not know is left out.
+    pub delta_bytes: std::collections::BTreeMap<String, i64>,
+    /// The difference by stack; null = there are not two profiles that measured `by`.
+    pub stacks: Option<StacksDiff>,
+}
+
+/// The difference of two profiles.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StacksDiff {
+    /// Parameter `by`.
+    pub by: String,
+    /// When the earlier profile was taken.
+    pub from_unix_s: f64,
+    /// When the later profile was taken.
+    pub to_unix_s: f64,
+    /// Sum over all stacks of the earlier profile.
+    pub old_total: u64,
+    /// Sum over all stacks of the later profile.
+    pub new_total: u64,
+    /// Stacks that changed; more than `stacks` has, if there are many.
+    pub stacks_changed: u64,
+    /// The largest changes first.
+    pub stacks: Vec<StackDiff>,
+}
+
+/// One stack that changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StackDiff {
+    /// Functions, leaf first, made safe to show.
+    pub frames: Vec<String>,
+    /// Value in the earlier profile.
+    pub old: u64,
+    /// Value in the later profile.
+    pub new: u64,
+    /// new − old.
+    pub delta: i64,
+}

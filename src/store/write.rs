@@ -1,0 +1,150 @@
+//! Writing samples, profiles and events. Each call is one transaction: all of it is kept, or nothing.
+
+use std::collections::HashMap;
+
+use rusqlite::{Connection, OptionalExtension, Transaction, params, params_from_iter};
+
+use super::database::{Database, StoreError};
+use super::row::{COLUMNS, Row, verdict_number};
+use super::view::EventView;
+use crate::agent::view::ProcessView;
+use crate::profile::Profile;
+
+/// Time that a fresh row stands for, in seconds: nothing, until it is thinned.
+const STEP_FRESH: i64 = 0;
+/// Processes whose row number is remembered; beyond it all are looked up again.
+const KNOWN_MAX: usize = 20_000;
+
+/// Writes to a history.
+#[derive(Debug)]
+pub struct Writer {
+    database: Database,
+    boot_id: String,
+    known: HashMap<(u32, u64), (i64, String)>,
+}
+
+impl Writer {
+    /// Writes for the boot of this id.
+    #[must_use]
+    pub fn new(database: Database, boot_id: String) -> Self {
+        Self { database, boot_id, known: HashMap::new() }
+    }
+
+    /// The history.
+    #[must_use]
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// Adds a sample of each process at one time. Returns the rows written.
+    ///
+    /// # Errors
+    /// What SQLite reports; nothing was written then.
+    pub fn samples(&mut self, at: i64, processes: &[ProcessView]) -> Result<u64, StoreError> {
+        let fail = self.database.fail();
+        let database = self.database.clone();
+        let mut connection = database.lock();
+        let transaction = connection.transaction().map_err(&fail)?;
+        let mut rows = 0;
+        let mut fresh = Vec::new();
+        for process in processes {
+            let id = self.process(&transaction, process, &mut fresh).map_err(&fail)?;
+            insert(&transaction, id, &Row::of(at, process)).map_err(&fail)?;
+            rows += 1;
+        }
+        transaction.commit().map_err(&fail)?;
+        self.remember(fresh);
+        Ok(rows)
+    }
+
+    /// Adds a profile of a process.
+    ///
+    /// # Errors
+    /// What SQLite reports; nothing was written then.
+    pub fn profile(&mut self, at: i64, process: &ProcessView, profile: &Profile) -> Result<(), StoreError> {
+        let fail = self.database.fail();
+        let body = body_of(profile)?;
+        let database = self.database.clone();
+        let mut connection = database.lock();
+        let transaction = connection.transaction().map_err(&fail)?;
+        let mut fresh = Vec::new();
+        let id = self.process(&transaction, process, &mut fresh).map_err(&fail)?;
+        let kinds: Vec<&str> = profile.meta.kinds.iter().map(|kind| kind.name()).collect();
+        let values = params![id, at, profile.meta.mode.name(), kinds.join(","), body];
+        transaction.execute("INSERT OR REPLACE INTO profile VALUES (?1, ?2, ?3, ?4, ?5)", values).map_err(&fail)?;
+        transaction.commit().map_err(&fail)?;
+        self.remember(fresh);
+        Ok(())
+    }
+
+    /// Adds an event with its profile.
+    ///
+    /// # Errors
+    /// What SQLite reports; nothing was written then.
+    pub fn event(&mut self, event: &EventView, profile: Option<&Profile>) -> Result<(), StoreError> {
+        let body = serde_json::to_string(event).map_err(|error| StoreError::Profile(error.to_string()))?;
+        let profile = profile.map(body_of).transpose()?;
+        let values = params![event.id as i64, event.process.pid, event.process.start_ticks as i64, body, profile];
+        let done = self.database.lock().execute("INSERT OR REPLACE INTO event VALUES (?1, ?2, ?3, ?4, ?5)", values);
+        done.map(|_| ()).map_err(self.database.fail())
+    }
+
+    /// The row number of a process; new ones are added, and names that changed.
+    fn process(
+        &self,
+        transaction: &Transaction<'_>,
+        process: &ProcessView,
+        fresh: &mut Vec<((u32, u64), (i64, String))>,
+    ) -> rusqlite::Result<i64> {
+        let key = (process.pid, process.start_ticks);
+        if let Some((id, _)) = self.known.get(&key).filter(|(_, comm)| *comm == process.comm) {
+            return Ok(*id);
+        }
+        let container = process.container.as_ref().and_then(|container| serde_json::to_string(container).ok());
+        let id: i64 = transaction.query_row(
+            "INSERT INTO process (boot_id, pid, start_ticks, comm, container) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (boot_id, pid, start_ticks) DO UPDATE SET comm = ?4, container = ?5 RETURNING id",
+            params![self.boot_id, process.pid, process.start_ticks as i64, process.comm, container],
+            |row| row.get(0),
+        )?;
+        fresh.push((key, (id, process.comm.clone())));
+        Ok(id)
+    }
+
+    /// Only after the commit: a row that was rolled back has no number.
+    fn remember(&mut self, fresh: Vec<((u32, u64), (i64, String))>) {
+        if self.known.len() + fresh.len() > KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.extend(fresh);
+    }
+
+    /// Forgets row numbers, after processes were removed.
+    pub fn forget(&mut self) {
+        self.known.clear();
+    }
+}
+
+fn body_of(profile: &Profile) -> Result<Vec<u8>, StoreError> {
+    let mut body = Vec::new();
+    crate::profile::pprof::write(profile, &mut body).map_err(|error| StoreError::Profile(error.to_string()))?;
+    Ok(body)
+}
+
+fn insert(transaction: &Transaction<'_>, process: i64, row: &Row) -> rusqlite::Result<()> {
+    let places: Vec<String> = (1..=COLUMNS.len() + 4).map(|place| format!("?{place}")).collect();
+    let mut statement = transaction.prepare_cached(&format!("INSERT OR REPLACE INTO sample VALUES ({})", places.join(", ")))?;
+    let signed = |value: Option<u64>| value.map(|value| i64::try_from(value).unwrap_or(i64::MAX));
+    let head = [Some(process), Some(row.at), Some(STEP_FRESH)];
+    let values = head.into_iter().chain(row.values.into_iter().map(signed)).chain([row.verdict.and_then(verdict_number)]);
+    statement.execute(params_from_iter(values))?;
+    Ok(())
+}
+
+/// Newest time that was written; 0 in an empty history.
+///
+/// # Errors
+/// What SQLite reports.
+pub fn newest(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT max(at) FROM sample", [], |row| row.get(0)).optional().map(|at| at.flatten().unwrap_or(0))
+}
