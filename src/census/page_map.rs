@@ -91,6 +91,9 @@ impl Cell {
     }
 }
 
+/// A part of a piece: its piece, the address of its first cell, and its cells.
+pub type Part<'a> = (&'a Piece, u64, Vec<Cell>);
+
 /// The pages of all heaps of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PageMap {
@@ -158,7 +161,7 @@ impl PageMap {
     /// The cells of the part of each piece that lies in `range`, at most about `cells_max` in all, and how many bytes a cell has: a power of
     /// two of pages.
     #[must_use]
-    pub fn cells(&self, range: &Range<u64>, cells_max: usize) -> (u64, Vec<(&Piece, u64, Vec<Cell>)>) {
+    pub fn cells(&self, range: &Range<u64>, cells_max: usize) -> (u64, Vec<Part<'_>>) {
         let parts: Vec<(&Piece, Range<usize>)> = self
             .pieces
             .iter()

@@ -15,6 +15,9 @@ const STEP_FRESH: i64 = 0;
 /// Processes whose row number is remembered; beyond it all are looked up again.
 const KNOWN_MAX: usize = 20_000;
 
+/// Row numbers given in a transaction: pid and start time, number and name.
+type Fresh = Vec<((u32, u64), (i64, String))>;
+
 /// Writes to a history.
 #[derive(Debug)]
 pub struct Writer {
@@ -90,12 +93,7 @@ impl Writer {
     }
 
     /// The row number of a process; new ones are added, and names that changed.
-    fn process(
-        &self,
-        transaction: &Transaction<'_>,
-        process: &ProcessView,
-        fresh: &mut Vec<((u32, u64), (i64, String))>,
-    ) -> rusqlite::Result<i64> {
+    fn process(&self, transaction: &Transaction<'_>, process: &ProcessView, fresh: &mut Fresh) -> rusqlite::Result<i64> {
         let key = (process.pid, process.start_ticks);
         if let Some((id, _)) = self.known.get(&key).filter(|(_, comm)| *comm == process.comm) {
             return Ok(*id);
@@ -112,7 +110,7 @@ impl Writer {
     }
 
     /// Only after the commit: a row that was rolled back has no number.
-    fn remember(&mut self, fresh: Vec<((u32, u64), (i64, String))>) {
+    fn remember(&mut self, fresh: Fresh) {
         if self.known.len() + fresh.len() > KNOWN_MAX {
             self.known.clear();
         }

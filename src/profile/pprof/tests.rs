@@ -312,7 +312,7 @@ fn a_go_program_s_own_heap_profile_is_read() {
 // Hostile input.
 
 fn refused(bytes: &[u8]) -> String {
-    read(bytes).err().expect("refused").to_string()
+    read(bytes).expect_err("refused").to_string()
 }
 
 #[test]

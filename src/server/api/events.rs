@@ -49,11 +49,8 @@ async fn list(state: &ServerState, asked: Result<Query<Asked>, QueryRejection>) 
     let to = asked.to.map_or(Ok(now + 1.0), |to| query::time(to, now))?;
     let from = asked.from.map_or(Ok(to - DEFAULT_S), |from| query::time(from, now))?;
     let of = |event: &EventView| asked.pid.is_none_or(|pid| event.process.pid == pid) && (from..=to).contains(&event.at_unix_s);
-    let mut view = match ask(state, move |reader| reader.events(from, to, LIMIT_MAX, None)).await {
-        Ok(view) => view,
-        // The newest are in memory although the disk cannot be read.
-        Err(_) => EventsView::default(),
-    };
+    // The newest are in memory although the disk cannot be read.
+    let mut view = ask(state, move |reader| reader.events(from, to, LIMIT_MAX, None)).await.unwrap_or_default();
     view.events.retain(of);
     for Record { event, .. } in state.recent().into_iter().filter(|record| of(&record.event)) {
         if !view.events.iter().any(|known| known.id == event.id) {
