@@ -99,7 +99,7 @@ fn connections_beyond_the_limit_are_closed_and_counted() {
             let mut text = String::new();
             stream.read_to_string(&mut text).is_ok()
                 && text.contains("fragprof_http_connections_refused_total ")
-                && !text.contains("refused_total 0\n")
+                && !text.contains("fragprof_http_connections_refused_total 0\n")
         })
     });
 }
