@@ -255,10 +255,8 @@ fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
             live.add(&labels, growth.live_bytes_per_s);
             resident.add(&labels, growth.resident_bytes_per_s);
         }
-        if let Some(one) = &view.memory_limit {
-            if let Some(seconds) = one.seconds_to_limit_est {
-                reached.add(&labels, seconds);
-            }
+        if let Some(seconds) = view.memory_limit.as_ref().and_then(|limit| limit.seconds_to_limit_est) {
+            reached.add(&labels, seconds);
         }
     }
     [live, resident, reached]
