@@ -446,11 +446,7 @@ impl Collector {
                 watch.looks.add(now_s, live_bytes, taken.census.rss_bytes);
                 sample.growth = watch.looks.growth();
             }
-            let change = sample.growth.map(|growth| Change {
-                seconds: growth.seconds,
-                live_bytes_delta: growth.live_bytes_delta,
-                resident_bytes_delta: growth.resident_bytes_delta,
-            });
+            let change = sample.growth.map(|growth| Change::of(growth.seconds, growth.live_bytes_delta, growth.resident_bytes_delta));
             sample.verdict = Some(Arc::new(judge(&taken.census, change)));
             sample.full = Some(taken);
             watch.due.full_s = Some(now_s + full_interval_s);
