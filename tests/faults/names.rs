@@ -39,7 +39,7 @@ fn hostile_names_do_no_harm_on_any_surface() {
     target.go_to("done");
     let report = recording.stop();
     // The name is what it is in data; only what shows it makes it harmless.
-    assert!(report.stacks.iter().any(|stack| stack.names().iter().any(|name| name.starts_with("evil"))), "the hostile frame is not there");
+    assert!(report.stacks.iter().any(|stack| stack.names().iter().any(|name| name.contains("evil"))), "the hostile frame is not there");
 
     let out: PathBuf = dir.path().join("profile");
     let said = run(fragprof().args(["record", "-p", &pid, "-d", "200ms", "-o"]).arg(&out));
