@@ -194,18 +194,24 @@ impl Profile {
     }
 
     /// The standard errors of the sums over the stacks. What a sample leaves of a known whole errs by as much as its parts, the other way:
-    /// with such a rest in the sum, both cancel.
+    /// with such a rest in the sum, both cancel, unless the parts came to more than the whole and nothing was left.
     pub fn total_errors(&self) -> StandardErrors {
-        let is_sampled = self.meta.mode == Mode::Sampled;
-        let (mut parts, mut rests) = (StandardErrors::default(), StandardErrors::default());
-        for stack in &self.stacks {
-            let is_rest = matches!(&*stack.frames, [only] if [UNATTRIBUTED, BEFORE_ATTACH].contains(&&*self.frame(*only).function));
-            (if is_rest && is_sampled { &mut rests } else { &mut parts }).add(&stack.errors);
-        }
+        let is_rest = |stack: &Stack| {
+            let name = |only: &FrameId| [UNATTRIBUTED, BEFORE_ATTACH].contains(&&*self.frame(*only).function);
+            self.meta.mode == Mode::Sampled && matches!(&*stack.frames, [only] if name(only))
+        };
         let mut errors = StandardErrors::default();
         for kind in ValueKind::ALL {
-            let (part, rest) = (parts.get(kind) as f64, rests.get(kind) as f64);
-            errors.set(kind, (part * part - rest * rest).max(0.0).sqrt().round() as u64);
+            let mut variance = 0.0;
+            for stack in &self.stacks {
+                let error = stack.errors.get(kind) as f64;
+                match (is_rest(stack), stack.values.get(kind)) {
+                    (false, _) => variance += error * error,
+                    (true, 1..) => variance -= error * error,
+                    (true, 0) => {}
+                }
+            }
+            errors.set(kind, variance.max(0.0).sqrt().round() as u64);
         }
         errors
     }

@@ -130,14 +130,20 @@ fn a_listener_that_is_killed_leaves_the_semaphores_at_zero_and_other_processes_n
     let mut recording = Recording::attach(&[watched.process.pid()]);
     assert_eq!(watched.semaphores(), "semaphores 4 1");
     assert_eq!(other.semaphores(), "semaphores 0 0");
-    // A second listener counts too.
+    // A second listener shares the first one's probes, and keeps them when that one is killed.
     let second = Recording::attach(&[watched.process.pid()]);
-    assert_eq!(watched.semaphores(), "semaphores 8 2");
+    assert_eq!(watched.semaphores(), "semaphores 4 1");
     recording.process.signal(Signal::KILL);
     recording.wait(LIMIT);
-    wait_until("the kernel lets go of the killed listener", || watched.semaphores() == "semaphores 4 1");
-    drop(Estimates::of(second));
+    assert_eq!(watched.semaphores(), "semaphores 4 1");
+    let ledger = watched.ledger();
+    check(&Estimates::of(second), &ledger);
     assert_eq!(watched.semaphores(), "semaphores 0 0");
+    let mut last = Recording::attach(&[watched.process.pid()]);
+    assert_eq!(watched.semaphores(), "semaphores 4 1");
+    last.process.signal(Signal::KILL);
+    last.wait(LIMIT);
+    wait_until("the kernel lets go of the killed listener", || watched.semaphores() == "semaphores 0 0");
     watched.ledger();
     assert!(watched.process.is_running() && other.process.is_running());
 }

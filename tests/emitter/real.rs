@@ -7,7 +7,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::programs::{Environment, compile};
-use super::report::Estimates;
+use super::report::{Estimates, Figure};
 use crate::support::build::tool;
 use crate::support::process::{Process, wait_until};
 use crate::support::recording::fragprof;
@@ -57,12 +57,14 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
     let process = processes.iter().find(|process| process["pid"] == pid).unwrap();
     assert!(process["source"].as_str().is_some_and(|source| source.contains("otel_memory")), "{name}: {}", report.said());
     let census = process["live_bytes"].as_f64().unwrap();
-    let rest = report.of_function("live_bytes", "[unattributed]");
+    // Only of this process: shells on the way to it have rows of their own.
+    let told = report.of_process("live_bytes", pid);
+    let rest = Figure { est: census - told.est, stderr: told.stderr };
     println!(
         "{name:<10} census {:>6.2} MiB, mallinfo2 {:>6.2} MiB, by stack {:>6.2} ±{:.2} MiB, {} samples",
         census / 1048576.0,
         inside / 1048576.0,
-        (census - rest.est) / 1048576.0,
+        told.est / 1048576.0,
         1.96 * rest.stderr / 1048576.0,
         process["samples"],
     );

@@ -67,6 +67,15 @@ impl Estimates {
         self.by_function(key, |name| name == function).remove(function).unwrap_or_default()
     }
 
+    /// A figure of all named stacks of a process: without `[unattributed]` and its like.
+    pub fn of_process(&self, key: &str, pid: u32) -> Figure {
+        let stacks = self.0["stacks"].as_array().unwrap().iter().filter(|stack| stack["pid"] == pid);
+        let named = stacks.filter(|stack| !stack["frames"][0]["function"].as_str().is_some_and(|name| name.starts_with('[')));
+        named
+            .map(|stack| figure(stack, key))
+            .fold(Figure::default(), |sum, one| Figure { est: sum.est + one.est, stderr: sum.stderr.hypot(one.stderr) })
+    }
+
     /// Notes, limits and doubts together.
     pub fn said(&self) -> String {
         ["notes", "limits", "doubts"].map(|key| self.0[key].to_string()).join("\n")
