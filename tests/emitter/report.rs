@@ -70,7 +70,10 @@ impl Estimates {
     /// A figure of all named stacks of a process: without `[unattributed]` and its like.
     pub fn of_process(&self, key: &str, pid: u32) -> Figure {
         let stacks = self.0["stacks"].as_array().unwrap().iter().filter(|stack| stack["pid"] == pid);
-        let named = stacks.filter(|stack| !stack["frames"][0]["function"].as_str().is_some_and(|name| name.starts_with('[')));
+        // A function without a symbol has a name in brackets too.
+        let is_rest =
+            |stack: &&Value| stack["frames"][0]["function"].as_str().is_some_and(|n| ["[before attach]", "[unattributed]"].contains(&n));
+        let named = stacks.filter(|stack| !is_rest(stack));
         named
             .map(|stack| figure(stack, key))
             .fold(Figure::default(), |sum, one| Figure { est: sum.est + one.est, stderr: sum.stderr.hypot(one.stderr) })
