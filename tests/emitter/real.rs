@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::programs::{Environment, compile};
 use super::report::{Estimates, Figure};
 use crate::support::build::tool;
-use crate::support::process::{Process, wait_until};
+use crate::support::process::{Process, run, wait_until};
 use crate::support::recording::fragprof;
 use crate::support::{LIMIT, bpf, serial};
 
@@ -120,7 +120,12 @@ fn all_stacks_together_are_what_the_allocator_says_from_outside_and_from_inside(
     ];
     let mut checked = 0;
     for (name, arguments, input, env) in programs {
-        let Some(program) = tool(name) else { continue };
+        let Some(mut program) = tool(name) else { continue };
+        if name == "python3" {
+            // What is found by that name may be a script that starts others before it.
+            let said = run(Command::new(&program).args(["-c", "import sys; print(sys.executable)"])).out;
+            program = PathBuf::from(said.trim());
+        }
         check(folder.path(), &account, program, arguments, input, env);
         checked += 1;
     }
