@@ -48,7 +48,9 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_tol
     let middle = sum(&report, "site_middle", "survivor_10ms_bytes_est") / (ticks * 4.0 * 256.0);
     assert!((middle - 1.0).abs() < 0.05, "{middle}");
     assert_eq!(sum(&report, "site_middle", "survivor_100ms_bytes_est"), 0.0);
-    assert_eq!(sum(&report, "site_short", "survivor_10ms_bytes_est"), 0.0);
+    // Blocks of site_short live 2 ms; on a busy machine some ticks come late.
+    let short = sum(&report, "site_short", "survivor_10ms_bytes_est") / (ticks * 20.0 * 64.0);
+    assert!(short < 0.05, "{short}");
 }
 
 #[test]

@@ -42,6 +42,11 @@ fn a_recorder_killed_with_its_window_open_leaves_a_target_at_full_speed_and_a_ne
     let recording = Governed::attach(target.pid(), "100%");
     wait_until("a window is open", || changed_code_bytes(target.pid()) > 0);
     recording.process.signal(Signal::KILL);
+    let killed = recording.process.pid();
+    wait_until("the killed recorder is gone", || match std::fs::read_to_string(format!("/proc/{killed}/stat")) {
+        Ok(stat) => stat.contains(") Z "),
+        Err(_) => true,
+    });
     wait_until("the probes are out", || changed_code_bytes(target.pid()) == 0);
     let after = target.pairs_per_s();
     assert!(after > 0.5 * before, "{before} pairs/s before, {after} after");
