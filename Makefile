@@ -98,6 +98,17 @@ bench-sampler: deps ## what sampling in the process costs: a pair, a sample and 
 coverage-sampled: deps ## a hundred recordings by an emitter: how often the stated intervals hold
 	$(CARGO) test --test integration within_its_stated_interval_a_hundred_times -- --ignored --nocapture
 
+.PHONY: bench-surfaces
+bench-surfaces: deps ## the figures of /metrics, the history and top
+	$(CARGO) test --test integration figures_of_the_surfaces -- --ignored --nocapture
+
+.PHONY: man
+man: build ## man pages and completions into target/man
+	$(FRAGPROF) man target/man
+	$(FRAGPROF) completions bash > target/man/fragprof.bash
+	$(FRAGPROF) completions zsh > target/man/_fragprof
+	$(FRAGPROF) completions fish > target/man/fragprof.fish
+
 .PHONY: verifier
 verifier: deps ## instructions the kernel's verifier counts for each program
 	$(CARGO) test --test integration the_verifier_needs -- --nocapture

@@ -29,6 +29,7 @@
 //! | [`metrics`] | Prometheus exposition of the sample model | no |
 //! | [`store`] | history on disk: samples, profiles, flight records | no |
 //! | [`server`] | HTTP: metrics, health, API | no |
+//! | [`client`] | HTTP requests to an agent, or to a server of profiles | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 
@@ -36,6 +37,7 @@ pub mod agent;
 pub mod capture;
 pub mod census;
 pub mod cli;
+pub mod client;
 pub mod error;
 pub mod fragmentation;
 pub mod governor;

@@ -15,6 +15,7 @@ mod profile;
 mod record;
 mod sampler;
 mod support;
+mod surfaces;
 mod top;
 mod unwind;
 mod verdicts;

@@ -2,12 +2,15 @@
 //!
 //! `deploy/agent.toml` is the documented example; its values are the defaults (a test holds the two together).
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 use thiserror::Error;
+
+use crate::client::Server;
 
 /// Where the configuration is looked for when none is named.
 pub const DEFAULT_PATH: &str = "/etc/fragprof/agent.toml";
@@ -83,6 +86,8 @@ pub struct Config {
     pub flight: FlightConfig,
     /// Recordings on request.
     pub profile: ProfileConfig,
+    /// Profiles to a server.
+    pub push: PushConfig,
     /// Where it is served.
     pub server: ServerConfig,
 }
@@ -322,6 +327,26 @@ impl Default for ProfileConfig {
     }
 }
 
+/// Profiles to a server.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PushConfig {
+    /// `http://HOST:PORT[/PREFIX]` of a Pyroscope server, or of anything that takes the same; none without it.
+    pub url: Option<String>,
+    /// Seconds between two rounds.
+    pub interval_s: u64,
+    /// File whose first line is the bearer token.
+    pub token_file: Option<PathBuf>,
+    /// Labels that every profile gets.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Default for PushConfig {
+    fn default() -> Self {
+        Self { url: None, interval_s: 60, token_file: None, labels: BTreeMap::new() }
+    }
+}
+
 /// Where it is served.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -397,6 +422,10 @@ impl Config {
         range("history.memory_max_mib", self.history.memory_max_mib, 1, 65536, "from 1 to 65536")?;
         range("history.age_max_days", self.history.age_max_days, 1, 3650, "from 1 to 3650")?;
         range("flight.exit_rss_min_mib", self.flight.exit_rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
+        range("push.interval_s", self.push.interval_s, 1, 86400, seconds)?;
+        if let Some(Err(error)) = self.push.url.as_deref().map(Server::parse) {
+            return Err(ConfigError::Range { key: "push.url", value: error.to_string(), allowed: "http://HOST:PORT" });
+        }
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
         range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
@@ -470,6 +499,14 @@ impl CensusConfig {
     pub fn full_interval(&self) -> Duration {
         Duration::from_secs(self.full_interval_s)
     }
+}
+
+/// The first line of a file, such as a token.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn first_line(path: &Path) -> Result<String, ConfigError> {
+    Ok(read_text(path)?.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 fn read_text(path: &Path) -> Result<String, ConfigError> {

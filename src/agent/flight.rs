@@ -97,7 +97,7 @@ impl Flight {
         let now = Instant::now();
         let process = ProcessView::of(one, now);
         let best = one.attributed.best();
-        let profile_by = best.map(|known| known.profile.meta.kinds.iter().filter_map(|kind| kind.by()).map(str::to_owned).collect());
+        let profile_by = best.map(|known| known.profile.meta.kinds.by_names());
         let event = EventView {
             id: self.last_id,
             kind,

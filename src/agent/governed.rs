@@ -7,18 +7,22 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use super::attribution::{Attributed, Attributions, Rates};
 use super::config::GovernedConfig;
 use super::need::{Candidate, choose};
 use super::rules::glob;
 use super::sample::{Identity, ProcessSample, Published, Snapshot};
 use crate::governor::share::fair;
+use crate::profile::ValueKind;
 use crate::recorder::governed::{Governed, Options, Status};
 use crate::units::Pid;
 
 /// Time between two choices of targets.
 const CHOOSE_EVERY: Duration = Duration::from_secs(10);
+/// Time between two profiles of each target that are handed over: naming their stacks takes some ten milliseconds.
+const HAND_OVER_EVERY: Duration = Duration::from_secs(30);
 /// Length of a step: how soon an order is heard.
 const STEP: Duration = Duration::from_millis(200);
 /// Time after which the programs are tried again where they could not be loaded.
@@ -72,10 +76,18 @@ impl GovernorThread {
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn start(config: GovernedConfig, memory_max_bytes: u64, published: Arc<Published>, sample: SharedSample) -> std::io::Result<Self> {
+    pub fn start(
+        config: GovernedConfig,
+        memory_max_bytes: u64,
+        published: Arc<Published>,
+        board: Arc<Attributions>,
+        sample: SharedSample,
+    ) -> std::io::Result<Self> {
         let (orders, receiver) = channel();
         let thread = std::thread::Builder::new().name("fragprof-governor".into()).spawn(move || {
-            Attribution::new(config, memory_max_bytes, published, sample).run(&receiver);
+            let mut attribution = Attribution::new(config, memory_max_bytes, published, sample);
+            attribution.board = board;
+            attribution.run(&receiver);
         })?;
         Ok(Self { orders, thread })
     }
@@ -106,6 +118,8 @@ struct Attribution {
     config: GovernedConfig,
     memory_max_bytes: u64,
     published: Arc<Published>,
+    board: Arc<Attributions>,
+    hand_over_at: Instant,
     sample: SharedSample,
     engine: Option<Governed>,
     tried: Option<Instant>,
@@ -125,6 +139,8 @@ impl Attribution {
             config,
             memory_max_bytes,
             published,
+            board: Arc::default(),
+            hand_over_at: Instant::now() + HAND_OVER_EVERY,
             sample,
             engine: None,
             tried: None,
@@ -154,6 +170,10 @@ impl Attribution {
             }
             if let Some(engine) = &mut self.engine {
                 engine.step(STEP);
+            }
+            if Instant::now() >= self.hand_over_at {
+                self.hand_over_at = Instant::now() + HAND_OVER_EVERY;
+                self.hand_over();
             }
             self.tell();
         }
@@ -302,6 +322,30 @@ impl Attribution {
     fn let_all_go(&mut self) {
         for identity in self.chosen.keys().copied().collect::<Vec<_>>() {
             self.let_go(identity);
+        }
+    }
+
+    /// Puts what is known of each target on the board that everything shown is taken from.
+    fn hand_over(&mut self) {
+        let Some(engine) = &mut self.engine else { return };
+        let status = engine.status();
+        for (identity, &pid) in &self.chosen {
+            let profile = engine.profile(Some(&[pid]));
+            let totals = profile.totals();
+            let seconds = profile.meta.duration_s.max(1e-3);
+            let rates = Rates {
+                allocations_per_s: totals.get(ValueKind::AllocObjects) as f64 / seconds,
+                allocated_bytes_per_s: totals.get(ValueKind::AllocSpace) as f64 / seconds,
+                ..Rates::default()
+            };
+            let attributed = Attributed {
+                profile: Arc::new(profile),
+                at: Instant::now(),
+                wall: SystemTime::now(),
+                rates: Some(rates),
+                slowdown_ratio_est: status.iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
+            };
+            self.board.publish(identity.process, attributed);
         }
     }
 

@@ -15,7 +15,7 @@
 //! [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`growth`] change over time, [`flight`]
 //! what is kept of processes that end or near their limit, [`governed`] whose allocations are attributed and
 //! [`need`] who needs it most, [`attribution`] what the tiers that know stacks hand over, [`sample`] the model,
-//! [`view`] the model as it is shown, [`notify`] the service manager, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
+//! [`view`] the model as it is shown, [`push`] profiles to a server, [`notify`] the service manager, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
 
 pub mod attribution;
 pub mod budget;
@@ -30,6 +30,7 @@ pub mod growth;
 pub mod need;
 pub mod notify;
 pub mod privileges;
+pub mod push;
 pub mod rules;
 pub mod run;
 pub mod sample;

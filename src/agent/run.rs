@@ -19,7 +19,9 @@ use super::config::{Config, ConfigError};
 use super::governed::GovernorThread;
 use super::notify::Notifier;
 use super::privileges;
+use super::push::{Pusher, Target};
 use super::sample::Published;
+use crate::client;
 use crate::server::{Server, ServerState, Serves, Sources};
 use crate::store::database::{Database, StoreError};
 use crate::store::keeper::{Keeper, Settings};
@@ -107,9 +109,18 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let metrics_server = metrics_listener.map(|listener| serve(listener, Serves::MetricsAndHealth)).transpose()?;
     said(address);
 
-    let governor =
-        GovernorThread::start(config.governed.clone(), config.census.memory_max_mib << 20, Arc::clone(&published), state.governed())
-            .map_err(system("start the governor's thread"))?;
+    let governor = GovernorThread::start(
+        config.governed.clone(),
+        config.census.memory_max_mib << 20,
+        Arc::clone(&published),
+        Arc::clone(&attributions),
+        state.governed(),
+    )
+    .map_err(system("start the governor's thread"))?;
+    let pusher = pusher(&config, &published)?;
+    if let Some(pusher) = &pusher {
+        state.set_push(Arc::clone(&pusher.counters));
+    }
     let collector = Collector::new(config, published, heartbeat.clone(), attributions).with_keeper(keeper.clone());
     let census = start(collector, orders).map_err(system("start the census thread"))?;
     notifier.send("READY=1\nSTATUS=watching");
@@ -143,6 +154,9 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let _ = commands.send(Command::Stop);
     governor.stop(STOP_WITHIN);
     keeper.stop();
+    if let Some(pusher) = &pusher {
+        pusher.stop();
+    }
     server.stop(STOP_WITHIN);
     if let Some(server) = metrics_server {
         server.stop(STOP_WITHIN);
@@ -152,6 +166,20 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         std::thread::park_timeout(Duration::from_millis(10));
     }
     Ok(())
+}
+
+/// Starts sending profiles, if a server is configured.
+fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>, AgentError> {
+    let Some(url) = &config.push.url else { return Ok(None) };
+    // It was checked with the configuration.
+    let Ok(server) = client::Server::parse(url) else { return Ok(None) };
+    let token = config.push.token_file.as_deref().map(super::config::first_line).transpose()?;
+    let target = Target {
+        server: server.with_token(token),
+        interval: Duration::from_secs(config.push.interval_s),
+        labels: config.push.labels.clone(),
+    };
+    Pusher::start(target, Arc::clone(published)).map(Some).map_err(system("start the thread that sends profiles"))
 }
 
 fn allow_recordings(state: &ServerState, config: &Config) {

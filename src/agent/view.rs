@@ -302,7 +302,7 @@ impl ProfileInfo {
         Self {
             mode: meta.mode.name().to_owned(),
             at_unix_s: unix_s(one.wall),
-            by: meta.kinds.iter().filter_map(crate::profile::ValueKind::by).map(str::to_owned).collect(),
+            by: meta.kinds.by_names(),
             duration_s: meta.duration_s,
             slowdown_ratio_est: one.slowdown_ratio_est,
         }

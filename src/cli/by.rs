@@ -49,6 +49,11 @@ impl By {
         }
     }
 
+    /// The kind of value that every tier measures.
+    pub fn kind(self) -> ValueKind {
+        self.views().last().map_or(ValueKind::InuseSpace, |view| view.kind)
+    }
+
     fn is_in(self, profile: &Profile) -> bool {
         self.views().iter().any(|view| profile.meta.kinds.contains(view.kind))
     }

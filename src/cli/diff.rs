@@ -1,19 +1,33 @@
 //! `fragprof diff`: what changed between two profiles.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::by::By;
-use super::{output, report};
+use super::{output, past, report};
 use crate::profile::diff::compare;
 use crate::profile::{json, text};
 
-/// Show what changed between two profiles, stack by stack
+/// Show what changed between two profiles, stack by stack, or between two times of the agent's history
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
     /// Older profile file
-    pub old: PathBuf,
+    #[arg(required_unless_present = "from")]
+    pub old: Option<PathBuf>,
     /// Newer profile file
-    pub new: PathBuf,
+    #[arg(required_unless_present = "from")]
+    pub new: Option<PathBuf>,
+    /// Compare in the agent's history: the earlier time, such as 2h ago, or @SECONDS since 1970
+    #[arg(long, value_name = "TIME", value_parser = past::parse_time, conflicts_with_all = ["old", "new"], requires = "pid")]
+    pub from: Option<f64>,
+    /// The later time [default: now]
+    #[arg(long, value_name = "TIME", value_parser = past::parse_time, requires = "from")]
+    pub to: Option<f64>,
+    /// The process of the history
+    #[arg(short, long, value_name = "PID", requires = "from")]
+    pub pid: Option<u32>,
+    /// Directory of the agent's history [default: /var/lib/fragprof]
+    #[arg(long, value_name = "DIRECTORY", requires = "from")]
+    pub history: Option<PathBuf>,
     /// Value to compare
     #[arg(long, value_enum, default_value_t = By::Live)]
     pub by: By,
@@ -33,8 +47,14 @@ pub struct DiffArgs {
 /// # Errors
 /// If a file is no heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &DiffArgs) -> anyhow::Result<()> {
-    let (old, new) = (report::load(&args.old)?, report::load(&args.new)?);
-    let view = args.by.measured_in(&[(&old, &args.old), (&new, &args.new)])?;
+    if let Some((from, pid)) = args.from.zip(args.pid) {
+        let to = args.to.map_or_else(|| past::parse_time("now"), Ok).map_err(anyhow::Error::msg)?;
+        return past::diff(&past::open(args.history.as_deref())?, pid, from, to, args.by, args.json);
+    }
+    let nowhere = Path::new("");
+    let (old_file, new_file) = (args.old.as_deref().unwrap_or(nowhere), args.new.as_deref().unwrap_or(nowhere));
+    let (old, new) = (report::load(old_file)?, report::load(new_file)?);
+    let view = args.by.measured_in(&[(&old, old_file), (&new, new_file)])?;
     let diff = compare(&old, &new, view.kind);
     if args.json {
         return output::print(&json::diff_to_string(&diff, view.kind, args.top));

@@ -10,8 +10,10 @@ pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod flamegraph;
+pub mod generate;
 mod log;
 pub mod output;
+pub mod past;
 pub mod record;
 pub mod report;
 pub mod run;
@@ -46,6 +48,9 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Agent(agent::AgentArgs),
+    Completions(generate::CompletionsArgs),
+    Man(generate::ManArgs),
+    Schema(generate::SchemaArgs),
 }
 
 /// Runs the command line and returns its exit status.
@@ -63,6 +68,9 @@ pub fn main() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Agent(args) => agent::run(&args),
+        Command::Completions(args) => generate::completions(&args),
+        Command::Man(args) => generate::man(&args),
+        Command::Schema(args) => generate::schema(&args),
         Command::Doctor(args) => doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock()),
     };
     match done {

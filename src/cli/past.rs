@@ -63,7 +63,8 @@ pub fn report(reader: &Reader, since: f64, pid: Option<u32>, json: bool) -> anyh
         if json {
             return output::print(&(serde_json::to_string(&serde_json::json!({ "processes": past, "events": events }))? + "\n"));
         }
-        let mut text = format!("{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} PROCESS\n", "PID", "RESIDENT", "LIVE", "TRIMMABLE", "PINNED", "Δ RESIDENT");
+        let mut text =
+            format!("{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} PROCESS\n", "PID", "RESIDENT", "LIVE", "TRIMMABLE", "PINNED", "Δ RESIDENT");
         for one in past.processes.iter().take(PROCESSES) {
             text.push_str(&row(reader, one)?);
         }
@@ -151,7 +152,14 @@ fn page(view: &HistoryView, now: f64) -> String {
 
 fn push_events(text: &mut String, events: &[EventView], now: f64) {
     for event in events {
-        let _ = writeln!(text, "\n{} {}: {}\n             ({})", ago(event.at_unix_s, now), event.kind.name(), event.summary, sanitize::terminal(&event.evidence));
+        let _ = writeln!(
+            text,
+            "\n{} {}: {}\n             ({})",
+            ago(event.at_unix_s, now),
+            event.kind.name(),
+            event.summary,
+            sanitize::terminal(&event.evidence)
+        );
     }
 }
 
@@ -161,7 +169,7 @@ fn push_events(text: &mut String, events: &[EventView], now: f64) {
 /// If the history has no samples of it.
 pub fn diff(reader: &Reader, pid: u32, from: f64, to: f64, by: By, json: bool) -> anyhow::Result<()> {
     let found = reader.find(pid, None)?.ok_or_else(|| unknown(pid))?;
-    let changed = difference(reader, &found, from, to, by.view().kind)?;
+    let changed = difference(reader, &found, from, to, by.kind())?;
     let changed = changed.ok_or_else(|| Failed::new(ExitStatus::Target, format!("the history has no sample of process {pid} by then")))?;
     if json {
         return output::print(&(serde_json::to_string(&changed)? + "\n"));

@@ -3,17 +3,27 @@
 use std::path::{Path, PathBuf};
 
 use super::by::By;
-use super::output;
+use super::{output, past};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::page::Layout;
 use crate::profile::text;
 use crate::profile::{Profile, json, pprof};
 
-/// Show who holds the memory: the stacks of a profile by one of its values
+/// Show who holds the memory: the stacks of a profile by one of its values, or what the agent's history has
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
     /// Profile file (gzipped pprof)
-    pub file: PathBuf,
+    #[arg(required_unless_present = "since")]
+    pub file: Option<PathBuf>,
+    /// Show the agent's history from so long ago, such as 2h, or from @SECONDS since 1970
+    #[arg(long, value_name = "TIME", value_parser = past::parse_time, conflicts_with = "file")]
+    pub since: Option<f64>,
+    /// One process of the history over time; all of them without it
+    #[arg(short, long, value_name = "PID", requires = "since")]
+    pub pid: Option<u32>,
+    /// Directory of the agent's history [default: /var/lib/fragprof]
+    #[arg(long, value_name = "DIRECTORY", requires = "since")]
+    pub history: Option<PathBuf>,
     /// Value to rank stacks by
     #[arg(long, value_enum, default_value_t = By::Live)]
     pub by: By,
@@ -36,8 +46,12 @@ const TOP_DEFAULT: usize = 20;
 /// # Errors
 /// If the file is no heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
-    let profile = load(&args.file)?;
-    let view = args.by.measured_in(&[(&profile, &args.file)])?;
+    if let Some(since) = args.since {
+        return past::report(&past::open(args.history.as_deref())?, since, args.pid, args.json);
+    }
+    let file = args.file.as_deref().unwrap_or(Path::new(""));
+    let profile = load(file)?;
+    let view = args.by.measured_in(&[(&profile, file)])?;
     if args.json {
         return output::print(&json::to_string(&profile, view.kind, args.top));
     }

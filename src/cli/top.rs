@@ -1,6 +1,7 @@
 //! `fragprof top`: who holds the memory of processes, live.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,10 +13,13 @@ use clap::{Args, ValueEnum};
 
 use super::record::{failed, parse_duration, stop_flag};
 use super::{log, output};
+use crate::client::Server;
 use crate::error::{ExitStatus, Failed};
 use crate::recorder::{Options, Recorder};
 use crate::tui::collect::Collector;
 use crate::tui::live::{self, Left};
+use crate::tui::node;
+use crate::tui::node::source::{self, Wanted};
 use crate::tui::sample::{Sample, SortKey};
 use crate::tui::text;
 use crate::units::Pid;
@@ -29,6 +33,13 @@ pub struct TopArgs {
     /// Process to watch; may be given several times. Without one, a terminal gets a list to choose from
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
+    /// Show what an agent sees: http://HOST:PORT. Costs the processes nothing. Without it and without --pid, the agent of this machine is
+    /// shown if it answers
+    #[arg(long, value_name = "URL", conflicts_with = "pid")]
+    pub url: Option<String>,
+    /// File with the agent's token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Time between two samples, such as 500ms or 5s
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
@@ -84,6 +95,9 @@ const SAMPLES_WAITING: usize = 1;
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
     let prints = args.once || args.json || !is_terminal();
+    if let Some(server) = agent(args)? {
+        return of_agent(args, server, prints, &stop);
+    }
     let chosen;
     let pids = if !args.pid.is_empty() {
         args.pid.as_slice()
@@ -102,6 +116,45 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
         return print(args, recorder, &stop);
     }
     show(args, recorder, &stop)
+}
+
+/// Where this machine's agent listens unless configured otherwise.
+const LOCAL_AGENT: &str = "http://127.0.0.1:9746";
+
+/// The agent to show: the one named, or that of this machine if no process is named and it answers.
+fn agent(args: &TopArgs) -> anyhow::Result<Option<Server>> {
+    if !args.pid.is_empty() {
+        return Ok(None);
+    }
+    let token = args.token_file.as_ref().map(|path| {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        anyhow::Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+    });
+    let token = token.transpose()?;
+    let parsed = Server::parse(args.url.as_deref().unwrap_or(LOCAL_AGENT));
+    let server = parsed.map_err(|error| Failed::new(ExitStatus::Usage, error.to_string()))?.with_token(token);
+    Ok((args.url.is_some() || server.get("/healthz").is_ok()).then_some(server))
+}
+
+fn of_agent(args: &TopArgs, server: Server, prints: bool, stop: &AtomicBool) -> anyhow::Result<()> {
+    let title = format!("http://{}", server.address());
+    if !prints {
+        let wanted = Arc::<Wanted>::default();
+        let samples = source::start(server, args.interval, Arc::clone(&wanted)).context("cannot start the thread that asks the agent")?;
+        let held = log::hold();
+        let shown = node::live::show(&samples, &wanted, &title, stop, output::colour());
+        drop(held);
+        return shown.context("the terminal failed");
+    }
+    while !stop.load(Ordering::Relaxed) {
+        let view = source::once(&server).map_err(|error| Failed::new(ExitStatus::Target, format!("{title}: {error}")))?;
+        output::print(&if args.json { serde_json::to_string(&view)? + "\n" } else { node::cells::page(&view) })?;
+        if args.once {
+            break;
+        }
+        std::thread::sleep(args.interval);
+    }
+    Ok(())
 }
 
 fn is_terminal() -> bool {

@@ -7,11 +7,14 @@ pub mod family;
 pub mod governed;
 pub mod heaps;
 pub mod own;
+#[cfg(test)]
+mod reference;
 
 use std::time::Instant;
 
 use prometheus::TextEncoder;
 
+use crate::agent::push::PushCounters;
 use crate::agent::sample::Snapshot;
 use crate::server::HttpCounters;
 use crate::store::KeeperCounters;
@@ -19,14 +22,26 @@ use crate::store::KeeperCounters;
 /// Content-Type of the exposition (Prometheus text format 0.0.4).
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// What is counted beside the sample model.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Beside<'a> {
+    /// The server's counters.
+    pub http: HttpCounters,
+    /// The history's counters.
+    pub keeper: KeeperCounters,
+    /// What is sent to a server of profiles.
+    pub push: Option<&'a PushCounters>,
+}
+
 /// The whole exposition.
 ///
 /// # Errors
 /// If the encoder refuses a family, which is a fault of this module.
-pub fn exposition(snapshot: &Snapshot, http: &HttpCounters, keeper: &KeeperCounters, now: Instant) -> Result<String, prometheus::Error> {
+pub fn exposition(snapshot: &Snapshot, beside: &Beside<'_>, now: Instant) -> Result<String, prometheus::Error> {
     let (mut families, in_other) = heaps::families(snapshot, now);
-    families.extend(own::families(snapshot, http, in_other, now));
-    families.extend(own::history(snapshot, keeper));
+    families.extend(own::families(snapshot, &beside.http, in_other, now));
+    families.extend(own::history(snapshot, &beside.keeper));
+    families.extend(beside.push.map(own::push).into_iter().flatten());
     text(families)
 }
 
@@ -58,7 +73,7 @@ mod tests {
     fn text(processes: Vec<Arc<ProcessSample>>, metrics_processes_max: usize) -> String {
         let now = Instant::now();
         let snapshot = Snapshot { processes, metrics_processes_max, ..Snapshot::empty(now) };
-        exposition(&snapshot, &HttpCounters::default(), &KeeperCounters::default(), now).unwrap()
+        exposition(&snapshot, &Beside::default(), now).unwrap()
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! What the agent says of itself: every cost, limit and drop.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::family::Family;
+use crate::agent::push::PushCounters;
 use crate::agent::sample::{Snapshot, WatchState};
 use crate::server::HttpCounters;
 use crate::store::KeeperCounters;
@@ -131,6 +133,21 @@ pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
         Family::gauge("fragprof_history_failing", "1 while the last write to the history failed.").with(f64::from(u8::from(keeper.is_failing))),
         Family::gauge("fragprof_history_on_disk", "1 if the history outlives the agent (history.directory), 0 if it is in memory.")
             .with(f64::from(u8::from(keeper.is_on_disk))),
+    ]
+}
+
+/// What is sent to a server of profiles.
+pub fn push(counters: &PushCounters) -> Vec<Family> {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
+    vec![
+        Family::counter(
+            "fragprof_push_profiles_total",
+            "Profiles by what became of them: sent, dropped (more waited than the queue holds), refused (the server's 4xx).",
+        )
+        .with_each("result", [("sent", read(&counters.sent)), ("dropped", read(&counters.dropped)), ("refused", read(&counters.refused))]),
+        Family::counter("fragprof_push_failures_total", "Requests that failed; the profile is tried again, after 1 s to 5 min.")
+            .with(read(&counters.failures)),
+        Family::gauge("fragprof_push_waiting", "Profiles that wait to be sent: 256, or 32 MiB, at most.").with(read(&counters.waiting)),
     ]
 }
 

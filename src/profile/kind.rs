@@ -147,7 +147,8 @@ impl ValueKind {
     /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown beside another.
     pub fn by(self) -> Option<&'static str> {
         match self {
-            Self::InuseSpace => Some("live"),
+            Self::InuseSpace | Self::LiveSpace => Some("live"),
+            Self::TouchedSpace => Some("touched"),
             Self::AllocSpace => Some("allocated"),
             Self::SurvivorSpace => Some("survivors"),
             Self::PinnedSpace => Some("pinned"),
@@ -158,9 +159,16 @@ impl ValueKind {
         }
     }
 
-    /// The kind of a value of `--by`.
+    /// The kind of a value of `--by`; of two that answer it the one that every tier measures ([`best_in`](Self::best_in) has the better).
     pub fn from_by(by: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.by() == Some(by))
+        Self::ALL.into_iter().find(|kind| kind.by() == Some(by) && *kind != Self::LiveSpace)
+    }
+
+    /// The kind that answers the same question best in a profile that measured these: live bytes of the whole heap before those of the
+    /// recording.
+    #[must_use]
+    pub fn best_in(self, kinds: KindSet) -> Self {
+        if self == Self::InuseSpace && kinds.contains(Self::LiveSpace) { Self::LiveSpace } else { self }
     }
 
     /// Place in [`Values`].
@@ -266,6 +274,20 @@ impl KindSet {
     /// The kinds of the set, in sample-type order.
     pub fn iter(self) -> impl Iterator<Item = ValueKind> {
         ValueKind::ALL.into_iter().filter(move |&kind| self.contains(kind))
+    }
+}
+
+impl KindSet {
+    /// What its profile can be ranked by: values of `--by`, each once.
+    #[must_use]
+    pub fn by_names(self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.iter().filter_map(ValueKind::by) {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        names
     }
 }
 

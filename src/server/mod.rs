@@ -22,7 +22,7 @@ pub mod pages;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,7 @@ use self::listener::Limited;
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::{self, SharedSample};
+use crate::agent::push::PushCounters;
 use crate::agent::sample::Published;
 use crate::metrics;
 use crate::store::keeper::Record;
@@ -70,6 +71,7 @@ pub struct ServerState {
     /// Held while a recording on request runs.
     recording: tokio::sync::Mutex<()>,
     profile_seconds_max: AtomicU64,
+    push: OnceLock<Arc<PushCounters>>,
     token: RwLock<Option<String>>,
     requests: AtomicU64,
     unauthorized: AtomicU64,
@@ -111,11 +113,18 @@ impl ServerState {
             maps: Maps::default(),
             recording: tokio::sync::Mutex::new(()),
             profile_seconds_max: zero(),
+            push: OnceLock::new(),
             token: RwLock::new(token),
             requests: zero(),
             unauthorized: zero(),
             refused: zero(),
         }
+    }
+
+    /// Shows what is sent to a server of profiles. Only the first call counts.
+    pub fn set_push(&self, counters: Arc<PushCounters>) {
+        // There is one pusher in an agent's life.
+        let _ = self.push.set(counters);
     }
 
     /// Allows recordings on request for at most so many seconds; 0 = none.
@@ -239,8 +248,8 @@ fn router(state: Arc<ServerState>, serves: Serves) -> Router {
 
 async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     let governed = metrics::governed::families(&governed::lock(&state.governed));
-    let text = metrics::exposition(&state.published.load(), &state.counters(), &state.keeper_counters(), Instant::now())
-        .and_then(|text| Ok(text + &metrics::text(governed)?));
+    let beside = metrics::Beside { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
+    let text = metrics::exposition(&state.published.load(), &beside, Instant::now()).and_then(|text| Ok(text + &metrics::text(governed)?));
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

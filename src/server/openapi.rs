@@ -22,7 +22,8 @@ const ID: Parameter = ("id", "integer", "The event's id.");
 const FROM: Parameter = ("from", "number", "Start, seconds since the Unix epoch; negative = seconds before now.");
 const TO: Parameter = ("to", "number", "End, seconds since the Unix epoch; negative = seconds before now; now without it.");
 const TICKS: Parameter = ("start_ticks", "integer", "Which process of the pid; the running one, or the last one, without it.");
-const BY: Parameter = ("by", "string", "Value: live (without the parameter), allocated, survivors, pinned, blocked, growth or peak.");
+const BY: Parameter =
+    ("by", "string", "Value: live (without the parameter), allocated, survivors, pinned, blocked, growth, peak or touched.");
 const FORMAT: Parameter =
     ("format", "string", "tree (without the parameter), stacks (the object of `report --json`), folded, or pprof (gzipped).");
 const MIN_RATIO: Parameter = ("min_ratio", "number", "Smallest share of the whole that a node of the tree has, 0 to 1; 0.0005 without it.");

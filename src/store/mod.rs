@@ -14,6 +14,8 @@ pub mod database;
 pub mod keeper;
 pub mod read;
 pub mod row;
+#[cfg(test)]
+pub(crate) mod tests;
 pub mod thin;
 pub mod view;
 pub mod write;

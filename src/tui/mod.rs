@@ -23,6 +23,7 @@
 //! | [`choice`] | choosing one of them | yes |
 //! | [`screen`] | the terminal, put back in every case | no |
 //! | [`live`] | the event loop | no |
+//! | [`node`] | the same for all processes that an agent watches | parts: yes |
 
 pub mod choice;
 pub mod choose;
@@ -30,6 +31,7 @@ pub mod collect;
 pub mod draw;
 pub mod heap;
 pub mod live;
+pub mod node;
 pub mod processes;
 pub mod sample;
 pub mod screen;

@@ -6,6 +6,7 @@ use std::io::{self, Stdout};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crossterm::event::{DisableMouseCapture, EnableMouseCapture};
 use crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 use crossterm::{cursor, execute};
 use ratatui::Terminal;
@@ -33,6 +34,16 @@ impl Screen {
         taken.map(|terminal| Self { terminal }).inspect_err(|_| put_back())
     }
 
+    /// As [`take`](Self::take), and the mouse's movements and clicks come as events.
+    ///
+    /// # Errors
+    /// If the terminal refuses; it is as it was then.
+    pub fn take_with_mouse() -> io::Result<Self> {
+        let screen = Self::take()?;
+        execute!(io::stdout(), EnableMouseCapture)?;
+        Ok(screen)
+    }
+
     /// Draws a frame.
     ///
     /// # Errors
@@ -55,7 +66,7 @@ impl Drop for Screen {
 fn put_back() {
     if TAKEN.swap(false, Ordering::SeqCst) {
         // A terminal that is gone cannot be put back, and there is nobody to tell.
-        let _ = execute!(io::stdout(), LeaveAlternateScreen, cursor::Show);
+        let _ = execute!(io::stdout(), DisableMouseCapture, LeaveAlternateScreen, cursor::Show);
         let _ = disable_raw_mode();
     }
 }

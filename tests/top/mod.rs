@@ -1,6 +1,6 @@
 //! `fragprof top` as a user meets it: on a pseudo terminal, in a pipe, and when things end.
 
-mod terminal;
+pub mod terminal;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -62,7 +62,7 @@ impl ProfileView {
             at_unix_s,
             duration_s: meta.duration_s,
             total: tree.root.total,
-            by_measured: meta.kinds.iter().filter_map(ValueKind::by).map(str::to_owned).collect(),
+            by_measured: meta.kinds.by_names(),
             losses: meta.losses.iter().filter(|loss| loss.value > 0).map(|loss| (loss.name.clone(), loss.value)).collect(),
             doubts: meta.doubts.clone(),
             limits: meta.limits.clone(),
@@ -89,14 +89,13 @@ impl Asked {
     /// # Errors
     /// 400 for parameters out of range, 404 where the profile did not measure it.
     pub fn show(&self, pid: u32, profile: &Profile, at_unix_s: f64) -> Result<Response, Refusal> {
-        let kind = query::by(self.by.as_deref())?;
+        let kind = query::by(self.by.as_deref())?.best_in(profile.meta.kinds);
         let min_ratio = self.min_ratio.unwrap_or(MIN_RATIO);
         if !(0.0..=1.0).contains(&min_ratio) {
             return Err(refuse(StatusCode::BAD_REQUEST, "min_ratio is a number from 0 to 1"));
         }
         if self.format.as_deref() != Some("pprof") && !profile.meta.kinds.contains(kind) {
-            let measured: Vec<&str> = profile.meta.kinds.iter().filter_map(ValueKind::by).collect();
-            let why = format!("this was not measured; there is: {}", measured.join(", "));
+            let why = format!("this was not measured; there is: {}", profile.meta.kinds.by_names().join(", "));
             return Err(refuse(StatusCode::NOT_FOUND, &why));
         }
         match self.format.as_deref() {

@@ -12,7 +12,7 @@ use crate::profile::ValueKind;
 const POINTS_MAX: u64 = 2000;
 
 /// What a profile can be ranked by, for messages.
-const BY: &str = "by is one of live, allocated, survivors, pinned, blocked, growth, peak";
+const BY: &str = "by is one of live, allocated, survivors, pinned, blocked, growth, peak, touched";
 
 /// The parameters, or a refusal that says what is wrong with them.
 ///

@@ -1,0 +1,103 @@
+//! Holds `docs/metrics.md` and the exposition together.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::{Beside, exposition};
+use crate::agent::attribution::{Attributed, Attributions, Rates};
+use crate::agent::push::PushCounters;
+use crate::agent::sample::{HeapSample, Identity, ProcessSample, Snapshot, TimedCensus};
+use crate::agent::view::Growth;
+use crate::census::{Census, Level, NotMalloc, WalkQuality};
+use crate::fragmentation::verdict::judge;
+use crate::profile::testing::shop;
+use crate::target::ProcessId;
+use crate::target::container::{CgroupMemory, Container};
+use crate::units::Pid;
+
+/// A process of which everything is known, so that each family has a sample.
+fn known(now: Instant) -> ProcessSample {
+    let process = ProcessId { pid: Pid(1), start_ticks: 1 };
+    let some = Some(1 << 20);
+    let heap = HeapSample {
+        allocator: "glibc".into(),
+        resident_bytes: 1 << 20,
+        live_bytes: some,
+        live_bytes_est: some,
+        live_bytes_stderr: some,
+        live_allocations: some,
+        cached_bytes: some,
+        free_bytes: some,
+        overhead_bytes: some,
+        trimmable_bytes: some,
+        pinned_bytes: some,
+        kept_bytes: some,
+        unknown_bytes: some,
+        ..HeapSample::default()
+    };
+    let census = Census {
+        pid: 1,
+        comm: "x".into(),
+        level: Level::Full,
+        heaps: Vec::new(),
+        rss_bytes: 1,
+        not_malloc: vec![NotMalloc { kind: "thread_stacks", resident_bytes: 1, mappings: 1 }],
+        walk: WalkQuality::default(),
+        layout_unknown: Vec::new(),
+    };
+    let board = Attributions::default();
+    let rates = Rates { allocations_per_s_stderr: Some(1.0), allocated_bytes_per_s_stderr: Some(1.0), ..Rates::default() };
+    let attributed =
+        Attributed { profile: Arc::new(shop()), at: now, wall: SystemTime::now(), rates: Some(rates), slowdown_ratio_est: Some(0.01) };
+    board.publish(process, attributed);
+    let verdict = Some(Arc::new(judge(&census, None)));
+    let full = Some(Arc::new(TimedCensus { at: now, wall: SystemTime::now(), cpu: Duration::ZERO, census }));
+    let mut sample = ProcessSample::new(Identity { process, stack: 0 }, "x".into(), 0, 1);
+    sample.heaps = vec![heap];
+    (sample.full, sample.verdict, sample.attributed) = (full, verdict, board.of(process));
+    sample.growth = Some(Growth { resident_bytes_per_s: 1.0, ..Growth::default() });
+    sample.surroundings.memory = Some(CgroupMemory { limit_bytes: some, ..CgroupMemory::default() });
+    let names = |name: &str| Some(name.to_owned());
+    sample.surroundings.container =
+        Some(Arc::new(Container { namespace: names("n"), pod: names("p"), name: names("c"), ..Container::default() }));
+    sample
+}
+
+fn table() -> String {
+    let now = Instant::now();
+    let snapshot = Snapshot { processes: vec![Arc::new(known(now))], metrics_processes_max: 1, ..Snapshot::empty(now) };
+    let counters = PushCounters::default();
+    let text = exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap();
+    let mut rows: BTreeMap<&str, (&str, &str, String)> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            rows.entry(name).or_default().0 = help;
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            rows.entry(name).or_default().1 = kind;
+        } else if let Some((name, labels)) = line.split_once('{') {
+            let names = labels.split("\",").filter_map(|label| label.split_once('=')).map(|(name, _)| name);
+            rows.entry(name).or_default().2 = names.collect::<Vec<_>>().join(", ");
+        }
+    }
+    let mut table = String::from("| metric | type | labels | what it is |\n|---|---|---|---|\n");
+    for (name, (help, kind, labels)) in rows {
+        let _ = writeln!(table, "| `{name}` | {kind} | {labels} | {} |", help.replace('|', "\\|"));
+    }
+    table
+}
+
+/// `FRAGPROF_BLESS=1 cargo test --lib reference` writes the table anew.
+#[test]
+fn the_reference_in_docs_lists_every_metric_with_its_help() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (head, _) = text.split_once("| metric |").unwrap_or((&text, ""));
+    let whole = format!("{head}{}", table());
+    if std::env::var_os("FRAGPROF_BLESS").is_some() {
+        std::fs::write(path, &whole).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(path).unwrap(), whole, "write it anew: FRAGPROF_BLESS=1 cargo test --lib reference");
+}

@@ -1,0 +1,57 @@
+//! The event loop of an agent's view.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use crossterm::event::{Event, KeyEventKind, poll, read};
+
+use super::source::Wanted;
+use super::state::State;
+use super::{Sample, draw};
+use crate::tui::screen::Screen;
+use crate::tui::state::Then;
+
+/// How long a key is waited for before samples and signals are looked at.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Shows samples until the user leaves or `stop` is set.
+///
+/// # Errors
+/// If the terminal cannot be taken, read or written.
+pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, title: &str, stop: &AtomicBool, colour: bool) -> io::Result<()> {
+    let mut screen = Screen::take_with_mouse()?;
+    let mut state = State::default();
+    let mut sample: Option<Sample> = None;
+    let mut changed = true;
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok(new) = samples.try_recv() {
+            sample = Some(new);
+            changed = true;
+        }
+        wanted.pid.store(state.open().unwrap_or(0), Ordering::Relaxed);
+        if changed {
+            screen.draw(|frame| draw::draw(frame, sample.as_ref(), &mut state, title, colour))?;
+            changed = false;
+        }
+        if !poll(POLL)? {
+            continue;
+        }
+        let event = read()?;
+        let empty = Sample::default();
+        let known = sample.as_ref().unwrap_or(&empty);
+        changed = true;
+        match event {
+            Event::Key(key) if key.kind != KeyEventKind::Release => {
+                if state.key(key, known) == Then::Quit {
+                    break;
+                }
+            }
+            Event::Mouse(mouse) => state.mouse(mouse, known),
+            _ => {}
+        }
+    }
+    wanted.done.store(true, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! The live view of what an agent sees: all its processes, and one of them with its address space.
+//!
+//! ```text
+//! agent ─ source (thread fragprof-top) ─→ Sample ─┬─ draw(sample, state) ─→ terminal
+//!                                                  └─ text::page ─→ plain text
+//! ```
+//!
+//! A [`Sample`] is the agent's own model: no figure is computed here but shares of what is shown.
+
+pub mod cells;
+pub mod draw;
+pub mod live;
+pub mod source;
+pub mod state;
+
+use crate::agent::view::ProcessesView;
+use crate::server::api::map::MapView;
+use crate::server::api::profile::ProfileView;
+
+/// What the agent said last.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    /// Its processes.
+    pub view: ProcessesView,
+    /// The address space of the process that is open.
+    pub map: Option<MapView>,
+    /// Why there is no map.
+    pub map_error: Option<String>,
+    /// The stacks of the process that is open.
+    pub profile: Option<ProfileView>,
+    /// Why the agent does not answer; what is shown is old then.
+    pub error: Option<String>,
+}

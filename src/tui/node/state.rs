@@ -1,0 +1,273 @@
+//! What the agent's view shows and what is selected; keys and the mouse. Pure.
+
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+
+use super::Sample;
+use crate::agent::view::ProcessView;
+use crate::tui::state::{Then, contains};
+
+/// Characters that a filter may have.
+const FILTER_CHARS_MAX: usize = 100;
+/// Rows that PageUp and PageDown move by.
+const PAGE_ROWS: isize = 10;
+
+/// What the list is ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sort {
+    /// Resident bytes of the process.
+    #[default]
+    Resident,
+    /// Live bytes.
+    Live,
+    /// What a trim gives back.
+    Trimmable,
+    /// Pinned bytes.
+    Pinned,
+    /// Fragmentation ratio.
+    Fragmentation,
+    /// Growth of live bytes.
+    Growth,
+    /// Name.
+    Name,
+}
+
+impl Sort {
+    /// All of them, in the order in which `s` goes through them.
+    pub const ALL: [Self; 7] = [Self::Resident, Self::Live, Self::Trimmable, Self::Pinned, Self::Fragmentation, Self::Growth, Self::Name];
+
+    /// Its name and its key.
+    #[must_use]
+    pub fn words(self) -> (&'static str, char) {
+        match self {
+            Self::Resident => ("resident", 'r'),
+            Self::Live => ("live", 'l'),
+            Self::Trimmable => ("trimmable", 't'),
+            Self::Pinned => ("pinned", 'p'),
+            Self::Fragmentation => ("fragmentation", 'f'),
+            Self::Growth => ("growth", 'w'),
+            Self::Name => ("name", 'n'),
+        }
+    }
+
+    fn value(self, one: &ProcessView) -> f64 {
+        let heap = one.ladder.as_ref();
+        let bytes = |figure: Option<u64>| figure.map_or(-1.0, |bytes| bytes as f64);
+        match self {
+            Self::Resident => one.rss_bytes as f64,
+            Self::Live => bytes(heap.and_then(|heap| heap.live())),
+            Self::Trimmable => bytes(heap.and_then(|heap| heap.trimmable_bytes)),
+            Self::Pinned => bytes(heap.and_then(|heap| heap.pinned_bytes)),
+            Self::Fragmentation => one.fragmentation_ratio.unwrap_or(-1.0),
+            Self::Growth => one.growth.map_or(f64::MIN, |growth| growth.live_bytes_per_s),
+            Self::Name => 0.0,
+        }
+    }
+}
+
+/// What is on top.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The list.
+    #[default]
+    List,
+    /// One process.
+    Process,
+    /// The filter is being typed.
+    Filter,
+    /// The keys.
+    Help,
+}
+
+/// What is shown.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// What is on top.
+    pub mode: Mode,
+    /// Order of the list.
+    pub sort: Sort,
+    /// Only names, containers and verdicts with this text, or pids that begin with it.
+    pub filter: String,
+    /// Pid of the selected row; `None` = the first.
+    pub selected: Option<u32>,
+    /// Screen row of the first process, and the pids of the rows drawn: where a click goes.
+    pub drawn: (u16, Vec<u32>),
+}
+
+/// The keys, with what they do.
+pub const KEYS: [(&str, &str); 9] = [
+    ("↑ ↓ j k  wheel", "select a process"),
+    ("PgUp PgDn g G", "ten up or down, first, last"),
+    ("Enter  click", "the process: ladder, verdict, address space, stacks; again to go back"),
+    ("s", "order by the next column"),
+    ("r l t p f w n", "order by resident, live, trimmable, pinned, fragmentation, growth, name"),
+    ("/", "show only processes, containers or verdicts with a text"),
+    ("?", "these keys"),
+    ("Esc", "back; from the list: quit"),
+    ("q  Ctrl-C", "quit"),
+];
+
+impl State {
+    /// The rows of the list, in order.
+    #[must_use]
+    pub fn rows<'a>(&self, sample: &'a Sample) -> Vec<&'a ProcessView> {
+        let has = |one: &ProcessView| {
+            let container = one.container.as_ref().is_some_and(|container| contains(&container.title, &self.filter));
+            let verdict = one.verdict.as_ref().is_some_and(|verdict| contains(&verdict.verdict, &self.filter));
+            contains(&one.comm, &self.filter) || container || verdict || one.pid.to_string().starts_with(&self.filter)
+        };
+        let mut rows: Vec<&ProcessView> = sample.view.processes.iter().filter(|one| self.filter.is_empty() || has(one)).collect();
+        match self.sort {
+            Sort::Name => rows.sort_by(|a, b| a.comm.cmp(&b.comm).then(a.pid.cmp(&b.pid))),
+            sort => rows.sort_by(|a, b| sort.value(b).total_cmp(&sort.value(a)).then(a.pid.cmp(&b.pid))),
+        }
+        rows
+    }
+
+    /// Index of the selected row.
+    #[must_use]
+    pub fn selected_row(&self, rows: &[&ProcessView]) -> usize {
+        rows.iter().position(|row| Some(row.pid) == self.selected).unwrap_or(0)
+    }
+
+    /// The process whose view is open.
+    #[must_use]
+    pub fn open(&self) -> Option<u32> {
+        self.selected.filter(|_| self.mode == Mode::Process)
+    }
+
+    /// Takes a key.
+    pub fn key(&mut self, key: KeyEvent, sample: &Sample) -> Then {
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return if matches!(key.code, KeyCode::Char('c' | 'd')) { Then::Quit } else { Then::Go };
+        }
+        match self.mode {
+            Mode::Filter => self.type_filter(key.code),
+            Mode::Help => self.mode = Mode::List,
+            Mode::Process => match key.code {
+                KeyCode::Char('q') => return Then::Quit,
+                KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => self.mode = Mode::List,
+                KeyCode::Char('?') => self.mode = Mode::Help,
+                KeyCode::Down | KeyCode::Char('j') => self.go(sample, 1),
+                KeyCode::Up | KeyCode::Char('k') => self.go(sample, -1),
+                _ => {}
+            },
+            Mode::List => return self.list_key(key.code, sample),
+        }
+        Then::Go
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.mode = Mode::List,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.mode = Mode::List;
+            }
+            KeyCode::Backspace => {
+                self.filter.pop();
+            }
+            KeyCode::Char(c) if self.filter.chars().count() < FILTER_CHARS_MAX => self.filter.push(c),
+            _ => {}
+        }
+    }
+
+    fn list_key(&mut self, code: KeyCode, sample: &Sample) -> Then {
+        match code {
+            KeyCode::Char('q') | KeyCode::Esc => return Then::Quit,
+            KeyCode::Char('?' | 'h') => self.mode = Mode::Help,
+            KeyCode::Char('/') => self.mode = Mode::Filter,
+            KeyCode::Char('s') => {
+                let at = Sort::ALL.iter().position(|sort| *sort == self.sort).unwrap_or(0);
+                self.sort = Sort::ALL.get(at + 1).copied().unwrap_or_default();
+            }
+            KeyCode::Down | KeyCode::Char('j') => self.go(sample, 1),
+            KeyCode::Up | KeyCode::Char('k') => self.go(sample, -1),
+            KeyCode::PageDown => self.go(sample, PAGE_ROWS),
+            KeyCode::PageUp => self.go(sample, -PAGE_ROWS),
+            KeyCode::Home | KeyCode::Char('g') => self.go(sample, isize::MIN),
+            KeyCode::End | KeyCode::Char('G') => self.go(sample, isize::MAX),
+            KeyCode::Enter => {
+                self.go(sample, 0);
+                self.mode = Mode::Process;
+            }
+            KeyCode::Char(c) => {
+                if let Some(sort) = Sort::ALL.into_iter().find(|sort| sort.words().1 == c) {
+                    self.sort = sort;
+                }
+            }
+            _ => {}
+        }
+        Then::Go
+    }
+
+    /// Takes a movement or a click of the mouse.
+    pub fn mouse(&mut self, mouse: MouseEvent, sample: &Sample) {
+        match mouse.kind {
+            MouseEventKind::ScrollDown => self.go(sample, 1),
+            MouseEventKind::ScrollUp => self.go(sample, -1),
+            MouseEventKind::Down(MouseButton::Left) if self.mode == Mode::List => {
+                let (first, pids) = &self.drawn;
+                let row = usize::from(mouse.row.saturating_sub(*first));
+                let Some(&pid) = pids.get(row).filter(|_| mouse.row >= *first) else { return };
+                if self.selected == Some(pid) {
+                    self.mode = Mode::Process;
+                }
+                self.selected = Some(pid);
+            }
+            MouseEventKind::Down(MouseButton::Right) if self.mode == Mode::Process => self.mode = Mode::List,
+            _ => {}
+        }
+    }
+
+    fn go(&mut self, sample: &Sample, by: isize) {
+        let rows = self.rows(sample);
+        let at = self.selected_row(&rows).saturating_add_signed(by).min(rows.len().saturating_sub(1));
+        self.selected = rows.get(at).map(|row| row.pid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::store::tests::process;
+
+    fn sample() -> Sample {
+        let mut sample = Sample::default();
+        sample.view.processes = vec![process(1, 30), process(2, 10), process(3, 20)];
+        sample
+    }
+
+    fn pids(state: &State, sample: &Sample) -> Vec<u32> {
+        state.rows(sample).iter().map(|row| row.pid).collect()
+    }
+
+    fn press(state: &mut State, sample: &Sample, codes: &[KeyCode]) -> Then {
+        codes.iter().map(|&code| state.key(KeyEvent::new(code, KeyModifiers::NONE), sample)).last().unwrap()
+    }
+
+    #[test]
+    fn the_list_is_ordered_filtered_and_gone_through_by_keys() {
+        let (mut state, sample) = (State::default(), sample());
+        assert_eq!(pids(&state, &sample), [1, 3, 2]);
+        press(&mut state, &sample, &[KeyCode::Char('n')]);
+        assert_eq!(pids(&state, &sample), [1, 2, 3]);
+        press(&mut state, &sample, &[KeyCode::Down, KeyCode::Enter]);
+        assert_eq!((state.mode, state.open()), (Mode::Process, Some(2)));
+        press(&mut state, &sample, &[KeyCode::Esc, KeyCode::Char('/'), KeyCode::Char('P'), KeyCode::Char('3'), KeyCode::Enter]);
+        assert_eq!(pids(&state, &sample), [3]);
+        assert_eq!(press(&mut state, &sample, &[KeyCode::Char('q')]), Then::Quit);
+    }
+
+    #[test]
+    fn a_click_selects_and_a_second_one_opens() {
+        let (mut state, sample) = (State { drawn: (2, vec![1, 3, 2]), ..State::default() }, sample());
+        let click = |row| MouseEvent { kind: MouseEventKind::Down(MouseButton::Left), column: 5, row, modifiers: KeyModifiers::NONE };
+        state.mouse(click(3), &sample);
+        assert_eq!((state.selected, state.open()), (Some(3), None));
+        state.mouse(click(3), &sample);
+        assert_eq!(state.open(), Some(3));
+        state.mouse(click(9), &sample);
+        assert_eq!(state.open(), Some(3), "nothing is there");
+    }
+}

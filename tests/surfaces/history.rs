@@ -1,0 +1,92 @@
+//! The history of a running agent: after a kill, on a full disk, on the command line.
+
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::agent::daemon::{Daemon, value, watching};
+use crate::agent::metrics::{fragmented, fragments};
+use crate::support::LIMIT;
+use crate::support::process::{run, wait_until};
+
+fn fragprof(args: &[&str]) -> Value {
+    let done = run(Command::new(env!("CARGO_BIN_EXE_fragprof")).args(args));
+    assert!(done.status.success(), "{args:?}: {}", done.err);
+    serde_json::from_str(&done.out).unwrap()
+}
+
+fn samples(daemon: &Daemon) -> f64 {
+    value(&daemon.metrics(), "fragprof_history_written_total", "kind=\"sample\"").unwrap_or(0.0)
+}
+
+#[test]
+fn what_was_committed_outlives_a_kill_and_is_read_by_the_commands() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().to_str().unwrap();
+    let target = fragmented(&fragments("surfaces-kill"), &["16"]);
+    let config = watching(&["surfaces-kill"], &format!("[history]\ndirectory = {directory:?}\nsample_interval_s = 1"));
+    let mut daemon = Daemon::start(&config);
+    wait_until("samples on the disk", || samples(&daemon) >= 3.0);
+    daemon.process.signal(Signal::KILL);
+    daemon.process.wait(LIMIT);
+    let pid = target.pid().to_string();
+    let history = fragprof(&["report", "--since", "1h", "--history", directory, "--pid", &pid, "--json"]);
+    assert!(history["at_unix_s"].as_array().unwrap().len() >= 3, "{history}");
+    assert!(history["pinned_bytes"].as_array().unwrap().iter().filter_map(Value::as_u64).all(|bytes| bytes > 10 << 20), "{history}");
+    let changed = fragprof(&["diff", "--from", "1h", "--to", "now", "--history", directory, "--pid", &pid, "--json"]);
+    assert_eq!(changed["delta_bytes"]["pinned_bytes"], 0, "{changed}");
+    let all = fragprof(&["report", "--since", "1h", "--history", directory, "--json"]);
+    assert_eq!(all["processes"]["processes"][0]["pid"].as_u64(), Some(u64::from(target.pid())));
+    // The next agent goes on with it.
+    let daemon = Daemon::start(&config);
+    wait_until("further samples", || samples(&daemon) >= 2.0);
+    let known = daemon.get(&format!("/api/v1/processes/{pid}/history")).body;
+    let known: Value = serde_json::from_str(&known).unwrap();
+    assert!(known["at_unix_s"].as_array().unwrap().len() >= 4, "{known}");
+}
+
+/// A file system of one MiB, taken away when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let done = run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(place.path()));
+        assert!(done.status.success(), "{}", done.err);
+        Self(place)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_counted_and_costs_nothing_that_was_committed() {
+    let disk = SmallDisk::mount();
+    let target = fragmented(&fragments("surfaces-full"), &["16"]);
+    let directory = disk.path().to_str().unwrap();
+    let daemon = Daemon::start(&watching(&["surfaces-full"], &format!("[history]\ndirectory = {directory:?}\nsample_interval_s = 1")));
+    wait_until("a sample on the disk", || samples(&daemon) >= 2.0);
+    let filler = disk.path().join("filler");
+    // Whatever room is left.
+    let _ = std::fs::write(&filler, vec![0; 4 << 20]);
+    let read =
+        || -> Value { serde_json::from_str(&daemon.get(&format!("/api/v1/processes/{}/history", target.pid())).body).unwrap_or_default() };
+    wait_until("an error", || value(&daemon.metrics(), "fragprof_history_write_errors_total", "").unwrap_or(0.0) >= 1.0);
+    assert_eq!(value(&daemon.metrics(), "fragprof_history_failing", ""), Some(1.0));
+    let before = read()["at_unix_s"].as_array().map_or(0, Vec::len);
+    assert!(before >= 2, "{}", read());
+    assert_eq!(daemon.get("/healthz").status, 200);
+    std::fs::remove_file(&filler).unwrap();
+    wait_until("writing again", || value(&daemon.metrics(), "fragprof_history_failing", "") == Some(0.0));
+    wait_until("a further sample", || read()["at_unix_s"].as_array().map_or(0, Vec::len) > before);
+}

@@ -1,0 +1,9 @@
+//! What people and programs read off the agent: API, history, flight records, rules, `top`.
+
+mod api;
+mod figures;
+mod flight;
+mod generated;
+mod history;
+mod rules;
+mod top;

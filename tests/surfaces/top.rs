@@ -1,0 +1,75 @@
+//! `top` of an agent: what is on the screen is what `--once --json`, the API and the metrics say.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::api::{json, settled};
+use crate::agent::daemon::value;
+use crate::support::process::run;
+use crate::top::terminal::Terminal;
+
+fn top(url: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fragprof"));
+    command.args(["top", "--url", url, "-i", "200ms"]);
+    command
+}
+
+#[test]
+fn screen_json_api_and_metrics_say_the_same() {
+    let (daemon, target) = settled("surfaces-top", "");
+    let url = format!("http://{}", daemon.address);
+    let pid = target.pid().to_string();
+    let mut terminal = Terminal::start(&mut top(&url), 140, 40);
+    let screen = terminal.wait_for("the process's row", |screen| {
+        screen.has("surfaces-top") && screen.lines.iter().any(|line| line.trim_start().starts_with(&pid))
+    });
+    let row = screen.lines.iter().find(|line| line.trim_start().starts_with(&pid)).unwrap().clone();
+
+    let once = run(top(&url).args(["--once", "--json"]));
+    assert!(once.status.success(), "{}", once.err);
+    let once: Value = serde_json::from_str(&once.out).unwrap();
+    let one = &once["processes"][0];
+    let api = json(&daemon, &format!("/api/v1/processes/{pid}"));
+    let text = daemon.metrics();
+    let label = format!("pid=\"{pid}\",comm=\"surfaces-top\",allocator=\"glibc\"");
+    for key in ["extent_bytes", "resident_bytes", "live_bytes", "trimmable_bytes", "pinned_bytes", "kept_bytes", "cached_bytes"] {
+        assert_eq!(one["ladder"][key], api["ladder"][key], "{key}");
+        assert_eq!(value(&text, &format!("fragprof_heap_{key}"), &label), one["ladder"][key].as_f64(), "{key}");
+    }
+    assert_eq!((&one["verdict"], &one["fragmentation_ratio"]), (&api["verdict"], &api["fragmentation_ratio"]));
+    for key in ["extent_bytes", "live_bytes", "trimmable_bytes", "pinned_bytes"] {
+        let shown = fragprof::units::HumanBytes(one["ladder"][key].as_u64().unwrap()).to_string();
+        assert!(row.contains(&shown), "{key} = {shown} in {row}");
+    }
+    assert!(row.contains(one["verdict"]["verdict"].as_str().unwrap()), "{row}");
+
+    // The process's own view, with its address space.
+    terminal.press("\r");
+    let screen = terminal.wait_for("the address space", |screen| screen.has("▒▒▒") && screen.has("verdict"));
+    assert!(screen.has("space    "), "{}", screen.lines.join("\n"));
+    terminal.resize(90, 20);
+    terminal.press("\u{1b}");
+    terminal.wait_for("the list again", |screen| screen.has("PROCESS"));
+    terminal.press("?");
+    terminal.wait_for("the keys", |screen| screen.has("order by the next column"));
+    terminal.press(" q");
+    assert!(terminal.wait().success());
+    terminal.assert_put_back();
+}
+
+#[test]
+fn it_outlives_the_agents_restart() {
+    let (mut daemon, _target) = settled("surfaces-again", "");
+    let url = format!("http://{}", daemon.address);
+    let mut terminal = Terminal::start(&mut top(&url), 120, 20);
+    terminal.wait_for("the list", |screen| screen.has("surfaces-again"));
+    daemon.process.signal(rustix::process::Signal::TERM);
+    daemon.process.wait(crate::support::LIMIT);
+    terminal.wait_for("that the agent is away", |screen| screen.has("NO ANSWER") && screen.has("surfaces-again"));
+    let config = crate::agent::daemon::watching(&["surfaces-again"], "").replace("127.0.0.1:0", &daemon.address.to_string());
+    let _again = crate::agent::daemon::Daemon::start(&config);
+    terminal.wait_for("figures again", |screen| !screen.has("NO ANSWER") && screen.has("surfaces-again"));
+    terminal.press("q");
+    assert!(terminal.wait().success());
+}
