@@ -151,3 +151,11 @@ deny: ## licences, sources and advisories of everything that is linked (deny.tom
 .PHONY: release
 release: deps ## the static binary, built twice and compared, with SBOM, in target/dist
 	scripts/release.sh
+
+.PHONY: bench-pages
+bench-pages: test-deps ## time of a page to its contents, 200 processes and 24 h of history
+	$(CARGO) test --test integration time_to_the_contents -- --ignored --nocapture
+
+.PHONY: screenshots
+screenshots: test-deps ## the pictures of docs/pages.md, from a real run
+	$(CARGO) test --test integration screenshots_of_a_real_run -- --ignored --nocapture

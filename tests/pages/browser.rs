@@ -180,6 +180,15 @@ impl Browser {
         self.wait("the page's contents", "document.documentElement?.dataset.content === 'shown'");
     }
 
+    /// Goes to a page that is no view of the agent, and returns the milliseconds until it was loaded.
+    pub fn load_ms(&mut self, url: &str) -> f64 {
+        self.call("Page.navigate", json!({ "url": "about:blank" }));
+        self.call("Page.navigate", json!({ "url": url }));
+        let loaded = "location.protocol !== 'about:' && performance.getEntriesByType('navigation')[0]?.loadEventEnd > 0";
+        self.wait("the load", loaded);
+        self.eval("performance.getEntriesByType('navigation')[0].loadEventEnd").as_f64().unwrap()
+    }
+
     /// The value of an expression; a promise is awaited.
     pub fn eval(&mut self, expression: &str) -> Value {
         let done = self.call("Runtime.evaluate", json!({ "expression": expression, "awaitPromise": true, "returnByValue": true }));

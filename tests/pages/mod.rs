@@ -1,9 +1,12 @@
 //! The pages in a real browser, against what the API says; the dashboards against a real Prometheus.
 
+mod bench;
 mod browser;
 mod dashboards;
 mod hostile;
+mod pictures;
 mod prometheus;
+mod screenshots;
 mod views;
 
 use std::path::PathBuf;

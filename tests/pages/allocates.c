@@ -1,0 +1,18 @@
+// Allocates at one place without end, and keeps every fourth block. The build renames the place to something that wants to be markup.
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+__attribute__((noinline)) void *place(void) { return memset(malloc(300), 1, 300); }
+
+int main(void) {
+    (void)!write(1, "ready\n", 6);
+    static void *kept[1 << 20];
+    for (unsigned i = 0;; i++) {
+        void *block = place();
+        if (i % 4 == 0 && i / 4 < 1 << 20) kept[i / 4] = block;
+        else free(block);
+        if (i % 100 == 0) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
