@@ -42,14 +42,16 @@ pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, title: &str, stop: &Ato
         let empty = Sample::default();
         let known = sample.as_ref().unwrap_or(&empty);
         changed = true;
-        match event {
-            Event::Key(key) if key.kind != KeyEventKind::Release => {
-                if state.key(key, known) == Then::Quit {
-                    break;
-                }
+        let quits = match event {
+            Event::Key(key) if key.kind != KeyEventKind::Release => state.key(key, known) == Then::Quit,
+            Event::Mouse(mouse) => {
+                state.mouse(mouse, known);
+                false
             }
-            Event::Mouse(mouse) => state.mouse(mouse, known),
-            _ => {}
+            _ => false,
+        };
+        if quits {
+            break;
         }
     }
     wanted.done.store(true, Ordering::Relaxed);
