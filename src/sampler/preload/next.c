@@ -321,7 +321,23 @@ static const char *value_of(const char *entry, const char *name)
 	return starts_with(entry, name) ? entry + __builtin_strlen(name) : NULL;
 }
 
-/* Runs before the program's main, perhaps after the first allocations: until then the usual interval holds. glibc passes the arguments
+static void read_interval(char **environment)
+{
+	for (; environment != NULL && *environment != NULL; environment++)
+		sample_set_interval(value_of(*environment, "FRAGPROF_SAMPLE_BYTES="));
+}
+
+void next_read_interval(void)
+{
+	static bool known;
+
+	if (known || &__environ == NULL || __environ == NULL)
+		return;
+	known = true;
+	read_interval(__environ);
+}
+
+/* Runs before the program's main, perhaps after the first allocations. glibc passes the arguments
  * of main; musl does not, but has set __environ by then. */
 __attribute__((constructor)) static void start(int argc, char **argv, char **environment)
 {
@@ -331,8 +347,7 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	next_resolve();
 	if (&_dl_debug_addr != NULL)
 		environment = &__environ != NULL ? __environ : NULL;
-	for (; environment != NULL && *environment != NULL; environment++)
-		sample_set_interval(value_of(*environment, "FRAGPROF_SAMPLE_BYTES="));
+	read_interval(environment);
 	if (getauxval != NULL) {
 		/* 16 random bytes from the kernel. The first eight are the stack protector's: not used. */
 		const uint64_t *random = (const uint64_t *)getauxval(AT_RANDOM);

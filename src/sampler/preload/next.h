@@ -52,4 +52,7 @@ void operators_resolve(void);
 void allocx_resolve(void);
 #endif
 
+/* Reads the interval from the environment, if the libc has it by now: before a thread's first draw. */
+void next_read_interval(void);
+
 #endif

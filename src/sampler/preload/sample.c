@@ -2,6 +2,8 @@
  * are its own. */
 #include "sample.h"
 
+#include "next.h"
+
 /* 2^64 * ln 2. */
 #define LN2_Q64 0xb17217f7d1cf79abu
 /* Bits of the logarithm's fraction. Its error is below 2^-26 of an interval. */
@@ -40,7 +42,7 @@ void sample_set_interval(const char *text)
 			return;
 		value = value * 10 + (uint64_t)(*text - '0');
 	}
-	if (value < SAMPLE_BYTES_MIN || value > SAMPLE_BYTES_MAX)
+	if (value < SAMPLE_BYTES_MIN || value > SAMPLE_BYTES_MAX || value == fragprof_sampler_stats.sample_bytes)
 		return;
 	fragprof_sampler_stats.sample_bytes = value;
 	/* Constructors that ran before may have allocated: the countdown under way was drawn for the usual interval, and would hide the
@@ -112,6 +114,8 @@ static uint64_t points(struct thread *thread)
 	thread->run_out++;
 	if (thread->random == 0) {
 		/* The thread's first allocation: the countdown started at no point. */
+		/* Constructors of other libraries may allocate before ours runs. */
+		next_read_interval();
 		uint64_t nth = __atomic_add_fetch(&threads_seeded, 1, __ATOMIC_RELAXED);
 
 		thread->random = mix(process_seed ^ mix((uintptr_t)thread) ^ (nth << 32)) | 1;
