@@ -224,8 +224,8 @@ impl Work {
 
     fn thin(&mut self, now: i64) {
         let database = self.writer.database().clone();
-        let measured = size_bytes(&database.lock()).map_err(database.fail());
-        let Some(size) = self.counted(measured) else { return };
+        // A file whose size can be read may still be too full to be written: this says nothing of that.
+        let Ok(size) = size_bytes(&database.lock()) else { return };
         lock(&self.shared.counters).size_bytes = size;
         let is_due = self.thinned_at.is_none_or(|at| at.elapsed() >= THIN_EVERY);
         if !is_due && size <= self.settings.limits.size_bytes_max {
@@ -233,7 +233,11 @@ impl Work {
         }
         self.thinned_at = Some(Instant::now());
         let done = thin(&database, now, self.settings.limits);
-        if let Some(thinned) = self.counted(done) {
+        if done.is_err() {
+            // It may need room itself. Whether samples are written is told by their own errors.
+            lock(&self.shared.counters).write_errors += 1;
+        }
+        if let Ok(thinned) = done {
             if thinned.aged + thinned.dropped > 0 {
                 self.writer.forget();
             }

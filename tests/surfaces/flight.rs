@@ -64,7 +64,7 @@ fn event(daemon: &Daemon, kind: &str, pid: u32) -> Value {
 fn a_process_killed_for_want_of_memory_leaves_its_ladder_and_verdict() {
     let cgroup = Cgroup::new(64 << 20);
     let program = grow("surfaces-oom");
-    let mut target = cgroup.start(&program, 61);
+    let mut target = cgroup.start(&program, 62);
     let daemon = Daemon::start(&watching(&["surfaces-oom"], ""));
     let pid = target.pid();
     daemon.metrics_with("fragprof_heap_live_bytes", &format!("pid=\"{pid}\""));

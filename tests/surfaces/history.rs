@@ -32,7 +32,7 @@ fn what_was_committed_outlives_a_kill_and_is_read_by_the_commands() {
     daemon.process.signal(Signal::KILL);
     daemon.process.wait(LIMIT);
     let pid = target.pid().to_string();
-    let history = fragprof(&["report", "--since", "1h", "--history", directory, "--pid", &pid, "--json"]);
+    let history = fragprof(&["report", "--since", "200s", "--history", directory, "--pid", &pid, "--json"]);
     assert!(history["at_unix_s"].as_array().unwrap().len() >= 3, "{history}");
     assert!(history["pinned_bytes"].as_array().unwrap().iter().filter_map(Value::as_u64).all(|bytes| bytes > 10 << 20), "{history}");
     let changed = fragprof(&["diff", "--from", "1h", "--to", "now", "--history", directory, "--pid", &pid, "--json"]);
@@ -42,7 +42,7 @@ fn what_was_committed_outlives_a_kill_and_is_read_by_the_commands() {
     // The next agent goes on with it.
     let daemon = Daemon::start(&config);
     wait_until("further samples", || samples(&daemon) >= 2.0);
-    let known = daemon.get(&format!("/api/v1/processes/{pid}/history")).body;
+    let known = daemon.get(&format!("/api/v1/processes/{pid}/history?from=-200")).body;
     let known: Value = serde_json::from_str(&known).unwrap();
     assert!(known["at_unix_s"].as_array().unwrap().len() >= 4, "{known}");
 }
@@ -79,8 +79,9 @@ fn a_full_disk_is_counted_and_costs_nothing_that_was_committed() {
     let filler = disk.path().join("filler");
     // Whatever room is left.
     let _ = std::fs::write(&filler, vec![0; 4 << 20]);
-    let read =
-        || -> Value { serde_json::from_str(&daemon.get(&format!("/api/v1/processes/{}/history", target.pid())).body).unwrap_or_default() };
+    let read = || -> Value {
+        serde_json::from_str(&daemon.get(&format!("/api/v1/processes/{}/history?from=-200", target.pid())).body).unwrap_or_default()
+    };
     wait_until("an error", || value(&daemon.metrics(), "fragprof_history_write_errors_total", "").unwrap_or(0.0) >= 1.0);
     assert_eq!(value(&daemon.metrics(), "fragprof_history_failing", ""), Some(1.0));
     let before = read()["at_unix_s"].as_array().map_or(0, Vec::len);
