@@ -293,7 +293,7 @@ pub struct HistoryConfig {
 
 impl Default for HistoryConfig {
     fn default() -> Self {
-        Self { directory: None, sample_interval_s: 30, profile_interval_s: 3600, size_max_mib: 500, memory_max_mib: 16, age_max_days: 30 }
+        Self { directory: None, sample_interval_s: 30, profile_interval_s: 7200, size_max_mib: 500, memory_max_mib: 16, age_max_days: 30 }
     }
 }
 

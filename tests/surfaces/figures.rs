@@ -108,17 +108,19 @@ fn figures_of_the_surfaces() {
     );
     assert!(spent <= Duration::from_millis(50) && text.len() <= 2 << 20);
 
-    // A day of 50 processes at the default settings, by a simulated clock: a sample every 30 s, a profile every hour.
+    // A day of 50 processes at the default settings, by a simulated clock.
+    let settings = fragprof::agent::config::HistoryConfig::default();
+    let (sample_s, profile_s) = (settings.sample_interval_s as usize, settings.profile_interval_s as i64);
     let place = tempfile::tempdir().unwrap();
     let database = Database::open(place.path()).unwrap();
     let mut writer = Writer::new(database.clone(), "boot".into());
     let start = 1_800_000_000;
     let profile = profile();
     let started = Instant::now();
-    for at in (0..DAY_S).step_by(30) {
+    for at in (0..DAY_S).step_by(sample_s) {
         let views: Vec<ProcessView> = (1..=50).map(|pid| ProcessView::of(&process(pid, at as u64, now), now)).collect();
         writer.samples(start + at, &views).unwrap();
-        if at % 3600 == 0 {
+        if at % profile_s == 0 {
             views.iter().for_each(|view| writer.profile(start + at, view, &profile).unwrap());
         }
     }
