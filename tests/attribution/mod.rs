@@ -5,6 +5,8 @@ mod target;
 
 pub use target::stop;
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use self::target::Target;
@@ -102,14 +104,17 @@ fn a_heap_that_was_larger_during_the_recording_has_a_moment_near_its_peak() {
     let large = number(&target.tell("fill"), "large_bytes");
     let looked = recording.process.err.wait_for(LIMIT, |line| line.contains("looked at the heap"));
     assert!(looked.is_some(), "{}", recording.process.err);
+    // That look may have come while the heap was still growing. The next one comes a second later, if the peak rose by 5 % since.
+    std::thread::sleep(Duration::from_millis(2500));
     target.tell("drop");
     let (report, profile) = target::stop(recording);
     let process = &report["processes"][0];
     let peak = &process["at_peak"];
-    assert!(number(peak, "recorded_live_bytes") >= large, "{process}");
+    let near = large - large / 20;
+    assert!(number(peak, "recorded_live_bytes") >= near, "{process}");
     assert!(number(peak, "recorded_live_bytes") <= number(process, "peak_inuse_bytes"), "{process}");
-    assert!(number(&peak["heap"], "live_bytes") >= large, "{process}");
-    assert!(number(process, "live_bytes") < large, "{process}");
+    assert!(number(&peak["heap"], "live_bytes") >= near, "{process}");
+    assert!(number(process, "live_bytes") < near, "{process}");
     // The start is there too: what lived before.
     let early = number(&target.ready, "early") * number(&target.ready, "early_chunk_bytes");
     assert!((early..large).contains(&number(&process["at_start"]["heap"], "live_bytes")), "{process}");
