@@ -586,7 +586,7 @@ impl Recorder {
         let now_ns = monotonic_ns();
         for (slot, target) in &mut self.targets {
             let totals = lock(&self.shards[target.shard]).watched.get(slot).map(|watched| watched.ledger.totals());
-            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes, totals.peak_bytes)) {
+            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes)) {
                 walker.ask(target.whose(), Purpose::During);
             }
         }

@@ -11,8 +11,6 @@ use crate::profile::HeapMoment;
 const HIGHER_PERCENT: u64 = 5;
 /// See [`HIGHER_PERCENT`].
 const HIGHER_BYTES: u64 = 1 << 20;
-/// Live bytes count as at the peak from this share of it on, in percent.
-const NEAR_PEAK_PERCENT: u64 = 98;
 /// Shortest time between two looks.
 const PAUSE_NS: u64 = 1_000_000_000;
 /// A look is followed by at least so many times its own length without one: at most 5 % of the time is spent walking.
@@ -39,15 +37,15 @@ impl Moments {
         self.has_new_losses = true;
     }
 
-    /// Whether to walk now, with the ledger's live bytes and their peak. If so, a walk counts as asked for.
-    pub fn is_due(&mut self, now_ns: u64, live_bytes: u64, peak_bytes: u64) -> bool {
+    /// Whether to walk now, with the ledger's live bytes. If so, a walk counts as asked for. A peak that came and went between two looks is
+    /// gone, and what is left of it is still the highest that can be seen.
+    pub fn is_due(&mut self, now_ns: u64, live_bytes: u64) -> bool {
         if self.asked_at_bytes.is_some() || now_ns < self.not_before_ns {
             return false;
         }
         let looked_at = self.at_peak.map_or(0, |moment| moment.recorded_live_bytes);
         let higher = looked_at.saturating_add((looked_at / 100 * HIGHER_PERCENT).max(HIGHER_BYTES));
-        let is_peak = live_bytes >= higher && live_bytes / 100 >= peak_bytes / 10_000 * NEAR_PEAK_PERCENT;
-        if !is_peak && !self.has_new_losses {
+        if live_bytes < higher && !self.has_new_losses {
             return false;
         }
         self.has_new_losses = false;
@@ -83,14 +81,13 @@ mod tests {
     #[test]
     fn a_look_is_due_at_each_new_height_and_not_while_one_is_under_way_or_too_soon() {
         let mut moments = Moments::default();
-        assert!(!moments.is_due(0, MIB / 2, MIB / 2), "too little to look at");
-        assert!(moments.is_due(0, 100 * MIB, 100 * MIB));
-        assert!(!moments.is_due(0, 200 * MIB, 200 * MIB), "one is under way");
+        assert!(!moments.is_due(0, MIB / 2), "too little to look at");
+        assert!(moments.is_due(0, 100 * MIB));
+        assert!(!moments.is_due(0, 200 * MIB), "one is under way");
         moments.walked(0, S / 10, Some(HeapMoment { after_ms: 7, ..HeapMoment::default() }));
-        assert!(!moments.is_due(S, 200 * MIB, 200 * MIB), "too soon: a walk of 0.1 s is followed by 1.9 s without one");
-        assert!(!moments.is_due(2 * S, 104 * MIB, 104 * MIB), "hardly higher");
-        assert!(!moments.is_due(2 * S, 110 * MIB, 300 * MIB), "the peak has passed");
-        assert!(moments.is_due(2 * S, 106 * MIB, 106 * MIB));
+        assert!(!moments.is_due(S, 200 * MIB), "too soon: a walk of 0.1 s is followed by 1.9 s without one");
+        assert!(!moments.is_due(2 * S, 104 * MIB), "hardly higher");
+        assert!(moments.is_due(2 * S, 106 * MIB));
         assert_eq!(moments.at_peak.map(|moment| (moment.after_ms, moment.recorded_live_bytes)), Some((7, 100 * MIB)));
     }
 
@@ -107,8 +104,8 @@ mod tests {
     fn losses_make_one_look_due_at_any_height() {
         let mut moments = Moments::default();
         moments.lost();
-        assert!(moments.is_due(0, 5, 100 * MIB));
+        assert!(moments.is_due(0, 5));
         moments.walked(0, 1, None);
-        assert!(!moments.is_due(10 * S, 5, 100 * MIB));
+        assert!(!moments.is_due(10 * S, 5));
     }
 }
