@@ -81,9 +81,12 @@ fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
     let sample = once(target.pid());
     let process = &sample["processes"][0];
 
-    assert_eq!((process["inuse_bytes"].as_u64(), process["inuse_allocations"].as_u64()), (Some(STEADY_BYTES), Some(100)));
+    // The program replaces its blocks one at a time: between a free and the next allocation it holds one fewer.
+    let blocks = process["inuse_allocations"].as_u64().unwrap();
+    assert!((99..=100).contains(&blocks), "{blocks}");
+    assert_eq!(process["inuse_bytes"].as_u64(), Some(STEADY_BYTES / 100 * blocks));
     let live = screen.field("live").unwrap();
-    assert_near("live bytes", STEADY_BYTES as f64, bytes(live), 0.005);
+    assert_near("live bytes", STEADY_BYTES as f64, bytes(live), 0.011);
 
     let heap = screen.field("heap").unwrap();
     let behind = |word: &str| bytes(heap.split(word).nth(1).unwrap());
@@ -102,10 +105,10 @@ fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
     assert_near("rate", process["allocations_per_s"].as_f64().unwrap(), per_second, 0.5);
 
     let stack = &process["stacks"][0];
-    assert_eq!(stack["inuse_bytes"].as_u64(), Some(STEADY_BYTES));
+    assert_eq!(stack["inuse_bytes"].as_u64(), Some(STEADY_BYTES / 100 * blocks));
     assert!(stack["frames"].as_array().unwrap().iter().any(|frame| frame["function"] == "steady_site"));
     let row = screen.lines.iter().find(|line| line.contains("steady_site")).unwrap();
-    assert_near("live bytes of the stack", STEADY_BYTES as f64, bytes(row), 0.005);
+    assert_near("live bytes of the stack", STEADY_BYTES as f64, bytes(row), 0.011);
 }
 
 #[test]
