@@ -22,6 +22,7 @@ deps: ## install what the build needs
 .PHONY: test-deps
 test-deps: deps ## install what the tests need
 	@scripts/install-packages.sh $(TEST_PACKAGES)
+	@go tool pprof -h >/dev/null 2>&1 || true # newer Go builds it at its first use, which a test should not wait for
 
 .PHONY: build
 build: deps ## the release binary

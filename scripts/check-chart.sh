@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Lints the Helm chart and renders it with the values that change its shape. Installs helm with go (some minutes) where it is missing.
+# Lints the Helm chart, renders it with the values that change its shape, and decodes every rendered object strictly into the API's own
+# types, as a client-side dry run does. Builds helm and kustomize with go (some minutes) where they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if ! command -v helm >/dev/null; then
-	GOBIN=$PWD/target/go GOFLAGS=-modcacherw go install helm.sh/helm/v3/cmd/helm@latest
-	PATH=$PWD/target/go:$PATH
-fi
+export GOBIN=$PWD/target/go GOFLAGS=-modcacherw PATH=$PWD/target/go:$PATH
+command -v helm >/dev/null || go install helm.sh/helm/v3/cmd/helm@latest
+command -v kustomize >/dev/null || go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
+(cd scripts/check-manifests && go build -o "$GOBIN/check-manifests" .)
 chart=deploy/helm/fragprof
 helm lint --strict "$chart"
 rendered() { helm template fragprof "$chart" --namespace fragprof --kube-version 1.30.0 "$@"; }
@@ -23,6 +24,15 @@ old=$(rendered --set rights.oldKernel=true)
 expect "$(grep -c -- '- SYS_ADMIN' <<<"$old")" 1 "SYS_ADMIN for old kernels"
 kept=$(rendered --set history.kind=hostPath)
 expect "$(grep -c 'hostPath:' <<<"$kept")" 1 "history on the node"
+for shape in "$all" "$bare" "$monitored" "$old" "$kept"; do
+	check-manifests <<<"$shape"
+done
+kustomize build deploy/kubernetes | check-manifests
+# An unknown field must not pass, or the check proves nothing.
+if sed 's/hostPID: true/hostPid: true/' <<<"$all" | check-manifests 2>/dev/null; then
+	echo "an unknown field passes the check" >&2
+	exit 1
+fi
 for wrong in image.pullPolicy=Sometimes history.kind=disk nosuch=1 config.server.listen=x; do
 	if rendered --set "$wrong" >/dev/null 2>&1; then
 		echo "the schema allows $wrong" >&2

@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime};
 
 use crate::profile::{Mode, Profile, ValueKind};
 use crate::target::ProcessId;
+use crate::target::container::Container;
 
 /// How often a process allocates, with the standard error where it is an estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -85,29 +86,52 @@ impl OfProcess {
     }
 }
 
-/// The board. Bounded by what is watched: [`Attributions::keep_only`] is called with each look at the list of processes.
+/// The board. Bounded by what is watched: [`Attributions::follow`] is called with each look at the list of processes.
 #[derive(Debug, Default)]
-pub struct Attributions(Mutex<BTreeMap<ProcessId, OfProcess>>);
+pub struct Attributions(Mutex<BTreeMap<ProcessId, Entry>>);
+
+/// One process on the board.
+#[derive(Debug, Default)]
+struct Entry {
+    /// Its container, with the names that the runtime gave it.
+    container: Option<Arc<Container>>,
+    known: OfProcess,
+}
 
 impl Attributions {
-    fn board(&self) -> MutexGuard<'_, BTreeMap<ProcessId, OfProcess>> {
+    fn board(&self) -> MutexGuard<'_, BTreeMap<ProcessId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces what the tier said of the process before.
-    pub fn publish(&self, process: ProcessId, attributed: Attributed) {
-        self.board().entry(process).or_default().put(Arc::new(attributed));
+    /// Replaces what the tier said of the process before, and returns it as it is published: a profile that nobody else holds yet has
+    /// got the container's names as labels.
+    pub fn publish(&self, process: ProcessId, mut attributed: Attributed) -> Arc<Attributed> {
+        let mut board = self.board();
+        let entry = board.entry(process).or_default();
+        if let (Some(container), Some(profile)) = (&entry.container, Arc::get_mut(&mut attributed.profile)) {
+            for one in profile.meta.processes.iter_mut().filter(|one| one.pid == process.pid.0) {
+                one.container_labels = container.label_map();
+            }
+        }
+        let attributed = Arc::new(attributed);
+        entry.known.put(Arc::clone(&attributed));
+        attributed
     }
 
     /// What is known of a process.
     #[must_use]
     pub fn of(&self, process: ProcessId) -> OfProcess {
-        self.board().get(&process).cloned().unwrap_or_default()
+        self.board().get(&process).map(|entry| entry.known.clone()).unwrap_or_default()
     }
 
-    /// Forgets all processes that `is_watched` does not know.
-    pub fn keep_only(&self, is_watched: impl Fn(ProcessId) -> bool) {
-        self.board().retain(|&process, _| is_watched(process));
+    /// Forgets all processes but the watched ones, and takes over what is known of their containers.
+    pub fn follow(&self, watched: impl Iterator<Item = (ProcessId, Option<Arc<Container>>)>) {
+        let mut board = self.board();
+        let mut before = std::mem::take(&mut *board);
+        board.extend(watched.map(|(process, container)| {
+            let known = before.remove(&process).unwrap_or_default().known;
+            (process, Entry { container, known })
+        }));
     }
 }
 
@@ -115,7 +139,7 @@ impl Attributions {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::profile::KindSet;
+    use crate::profile::{KindSet, meta};
     use crate::units::Pid;
 
     fn of(mode: Mode, kinds: &[ValueKind]) -> Attributed {
@@ -138,7 +162,21 @@ mod tests {
         assert_eq!(mode(ValueKind::AllocSpace), Some(Mode::Sampled));
         assert_eq!(mode(ValueKind::SurvivorSpace), Some(Mode::Governed));
         assert_eq!(mode(ValueKind::PinnedSpace), None);
-        board.keep_only(|_| false);
+        board.follow(std::iter::empty());
         assert!(board.of(process).best().is_none());
+    }
+
+    #[test]
+    fn a_profile_is_labelled_with_the_names_of_its_container() {
+        let board = Attributions::default();
+        let process = ProcessId { pid: Pid(7), start_ticks: 1 };
+        let container =
+            Container { namespace: Some("shop".into()), pod: Some("web-1".into()), name: Some("nginx".into()), ..Container::default() };
+        board.follow([(process, Some(Arc::new(container)))].into_iter());
+        let mut profile = Profile::default();
+        profile.meta.processes.push(meta::Process { pid: 7, ..meta::Process::default() });
+        let published = board.publish(process, Attributed { profile: Arc::new(profile), ..of(Mode::Exact, &[]) });
+        let labels: Vec<_> = published.profile.meta.processes[0].container_labels.values().map(String::as_str).collect();
+        assert_eq!(labels, ["nginx", "shop", "web-1"]);
     }
 }

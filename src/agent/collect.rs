@@ -321,7 +321,8 @@ impl Collector {
             self.watches.insert(identity, watch);
         }
         self.counters.ended += before.len() as u64;
-        self.attributions.keep_only(|process| self.watches.keys().any(|identity| identity.process == process));
+        let watched = self.watches.iter();
+        self.attributions.follow(watched.map(|(identity, watch)| (identity.process, watch.sample.surroundings.container.clone())));
         self.tell_of_ended(before.into_values().map(|watch| watch.sample).collect());
         self.look_at_limits();
     }

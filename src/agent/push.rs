@@ -74,7 +74,7 @@ fn path(process: &ProcessSample, profile: &Profile, at_unix_s: f64, labels: &BTr
     all.insert("comm".into(), process.comm.clone());
     all.insert("tier".into(), profile.meta.mode.name().into());
     if let Some(container) = &process.surroundings.container {
-        all.extend(container.labels().into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
+        all.extend(container.label_map());
     }
     // Braces, commas and equals signs part labels: none may stand in a value.
     let clean = |text: &str| -> String {

@@ -17,6 +17,7 @@ pub mod past;
 pub mod record;
 pub mod report;
 pub mod run;
+mod stop;
 pub mod top;
 
 use std::process::ExitCode;

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::output;
+use super::stop::stop_flag;
 use crate::capture;
 use crate::error::{ExitStatus, Failed};
 use crate::probe::plan::PlanError;
@@ -260,16 +260,6 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
     }
     text.push_str(&format!("fragprof: wrote {file}; read it with: fragprof report {file}"));
     text
-}
-
-/// Set by SIGINT, SIGTERM and SIGHUP; a second SIGINT ends the command at once, as if nobody listened.
-pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop)).context("cannot listen for signals")?;
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot listen for signals")?;
-    }
-    Ok(stop)
 }
 
 /// The exit status that belongs to a recorder's error.

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use super::record::{failed, parse_duration, stop_flag};
+use super::record::{failed, parse_duration};
+use super::stop::stop_flag;
 use super::{log, output};
 use crate::client::Server;
 use crate::error::{ExitStatus, Failed};

@@ -115,6 +115,9 @@ struct Report<'a> {
 struct ProcessRow<'a> {
     pid: u32,
     comm: &'a str,
+    /// Where it ran: `namespace`, `pod`, `container`; none outside containers.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    container_labels: &'a BTreeMap<String, String>,
     allocators: &'a [String],
     lossy: bool,
     /// Of what was counted.
@@ -184,6 +187,7 @@ fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
     ProcessRow {
         pid: process.pid,
         comm: &process.comm,
+        container_labels: &process.container_labels,
         allocators: &process.allocators,
         lossy: process.lossy,
         peak_inuse_bytes: (!estimates).then_some(process.peak_inuse_bytes),

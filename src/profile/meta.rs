@@ -1,5 +1,7 @@
 //! What a profile says about itself: how it was taken, of which processes, what was lost, and what is in doubt.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::histogram::PowerCounts;
@@ -128,6 +130,9 @@ pub struct Process {
     pub pid: u32,
     /// The kernel's name of the process, at the end of the recording. Any text.
     pub comm: String,
+    /// Where it ran: `namespace`, `pod`, `container`, as far as they are known. They are labels of its samples. Any text.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub container_labels: BTreeMap<String, String>,
     /// The allocators that were traced, such as `glibc 2.36`.
     pub allocators: Vec<String>,
     /// Whether records of this process were lost: its live bytes are then partly in doubt.
@@ -172,7 +177,7 @@ pub struct Governed {
     /// Seconds traced in full.
     pub full_s: f64,
     /// Windows by length.
-    pub windows: std::collections::BTreeMap<String, u64>,
+    pub windows: BTreeMap<String, u64>,
     /// Of them, those that their quota closed early; the lengths they are of are left out of the estimates.
     pub windows_closed_early: u64,
     /// Windows left out because records of them were lost.

@@ -269,6 +269,10 @@ fn process(page: &mut Page, process: &Process) {
         text.push_str(", records lost");
     }
     page.field("process", &text);
+    if !process.container_labels.is_empty() {
+        let labels: Vec<String> = process.container_labels.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        page.field("container", &sanitize::terminal(&labels.join(", ")));
+    }
     if !process.source.is_empty() {
         let mut text = sanitize::terminal(&process.source).into_owned();
         if let Some(samples) = process.samples {

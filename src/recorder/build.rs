@@ -18,6 +18,7 @@ use crate::profile::{
     meta,
 };
 use crate::symbol::{AddressSpace, Symbolizer};
+use crate::target::container::Container;
 use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
 
@@ -174,6 +175,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books:
     profile.meta.processes.push(meta::Process {
         pid,
         comm: target.process.comm().to_owned(),
+        container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: books.ledger.is_lossy(),
         peak_inuse_bytes: Some(totals.peak_bytes),
@@ -366,6 +368,7 @@ fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, targe
     profile.meta.processes.push(meta::Process {
         pid,
         comm: target.process.comm().to_owned(),
+        container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: ledger.is_lossy(),
         peak_inuse_bytes: Some(totals.peak_bytes.rounded()),

@@ -36,7 +36,6 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
     let (process, profile) = recorded
         .map_err(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, "the recording failed"))?
         .map_err(|why| refuse(StatusCode::UNPROCESSABLE_ENTITY, &why))?;
-    let profile = Arc::new(profile);
     let totals = profile.totals();
     let a_second = |kind| totals.get(kind) as f64 / profile.meta.duration_s.max(1e-3);
     let rates = Rates {
@@ -45,14 +44,13 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
         ..Rates::default()
     };
     let attributed = Attributed {
-        profile: Arc::clone(&profile),
+        profile: Arc::new(profile),
         at: Instant::now(),
         wall: SystemTime::now(),
         rates: Some(rates),
         slowdown_ratio_est: None,
     };
-    state.attributions.publish(process, attributed);
-    Ok(profile)
+    Ok(Arc::clone(&state.attributions.publish(process, attributed).profile))
 }
 
 fn run(pid: Pid, time: Duration) -> Result<(crate::target::ProcessId, Profile), String> {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::container::{self, Container};
 use super::maps::Maps;
 use crate::profile::sanitize::terminal;
 use crate::units::Pid;
@@ -151,6 +152,7 @@ pub struct Process {
     id: ProcessId,
     comm: String,
     inner_pid: Pid,
+    container: Option<Container>,
     directory: PathBuf,
     /// Refers to this very process, whatever becomes of its number; `None` on kernels before 5.3.
     pidfd: Option<OwnedFd>,
@@ -187,7 +189,9 @@ impl Process {
         }
         // The last number is the innermost namespace's, the first the one of this /proc.
         let inner_pid = status_field(&status, b"NSpid:").and_then(last_number).map_or(pid, Pid);
-        let process = Self { id: ProcessId { pid, start_ticks: stat.start_ticks }, comm: stat.comm, inner_pid, directory, pidfd };
+        let container = Container::of(&container::read(pid));
+        let process =
+            Self { id: ProcessId { pid, start_ticks: stat.start_ticks }, comm: stat.comm, inner_pid, container, directory, pidfd };
         process.check_class()?;
         Ok(process)
     }
@@ -208,6 +212,12 @@ impl Process {
     #[must_use]
     pub fn inner_pid(&self) -> Pid {
         self.inner_pid
+    }
+
+    /// The container it was in when it was opened, by its cgroup alone: without the names that only the runtime knows.
+    #[must_use]
+    pub fn container(&self) -> Option<&Container> {
+        self.container.as_ref()
     }
 
     /// The name of its main thread when it was opened.

@@ -48,6 +48,11 @@ impl Daemon {
         std::fs::write(self.directory.path().join("agent.toml"), config).unwrap();
     }
 
+    /// Its directory, which is its own.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// Asks for a path.
     pub fn get(&self, path: &str) -> Answer {
         self.ask(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))

@@ -3,34 +3,37 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
 use super::manifests::{daemon_set, documents};
 use super::podman::{Container, Podman, holder, wait_until_paused};
+use super::targets::LEAST;
 use crate::agent::daemon::{Daemon, value, watching};
-use crate::support::build::Link;
+use crate::support::build::{Link, program};
 use crate::support::process::wait_until;
-use crate::support::{LIMIT, bpf};
+use crate::support::rendezvous::Target;
+use crate::support::{LIMIT, bpf, text};
 
-/// Asks a port of a container's loopback.
+/// Asks a port of a container's loopback. 0 = no answer.
 fn get(container: &Container<'_>, port: u16, path: &str) -> (u16, String) {
-    let pid = container.pid();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let (pid, path) = (container.pid(), path.to_owned());
     // A thread of its own enters the container's network and ends with it.
-    let asked = std::thread::spawn(move || -> std::io::Result<String> {
-        let network = std::fs::File::open(format!("/proc/{pid}/ns/net"))?;
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), Some(rustix::thread::LinkNameSpaceType::Network))?;
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(LIMIT))?;
-        stream.write_all(request.as_bytes())?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    });
-    let Ok(text) = asked.join().unwrap() else { return (0, String::new()) };
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    (head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), body.to_owned())
+    std::thread::spawn(move || ask(pid, port, &path)).join().unwrap().unwrap_or_default()
+}
+
+/// Asks in the network of a process; the calling thread stays there.
+fn ask(pid: u32, port: u16, path: &str) -> std::io::Result<(u16, String)> {
+    let network = std::fs::File::open(format!("/proc/{pid}/ns/net"))?;
+    rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), Some(rustix::thread::LinkNameSpaceType::Network))?;
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    Ok((head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), body.to_owned()))
 }
 
 /// The pod of the manifest as options and words of podman. Volumes lie in `directory`.
@@ -121,16 +124,47 @@ fn the_container_of_the_manifest_profiles_other_containers_with_the_least_rights
 }
 
 #[test]
+fn an_upgrade_and_a_rollback_in_the_middle_of_a_recording_leave_no_probe_behind() {
+    let Some(_bpf) = bpf() else { return };
+    let Some(podman) = Podman::new() else { return };
+    podman.agent_image();
+    let mut target = Target::start(&mut Command::new(program("realloc_forms", Link::Dynamic)));
+    let pid = target.pid();
+    let libc = text::libc_of(pid).unwrap();
+    let is_probed = || text::is_probed(pid, &libc, "malloc") == Some(true);
+    let directory = tempfile::tempdir().unwrap();
+    let config = watching(&["realloc_forms-d"], "[profile]\non_demand = true\nseconds_max = 60").replace("127.0.0.1:0", "127.0.0.1:9746");
+    std::fs::write(directory.path().join("agent.toml"), config).unwrap();
+    let volume = format!("--volume={}:/etc/fragprof:ro", directory.path().display());
+    let options: Vec<&str> = LEAST.into_iter().chain([volume.as_str()]).collect();
+    for version in ["the old one", "the new one", "the old one again"] {
+        let agent = podman.run(&options, "fragprof", &["/usr/bin/fragprof", "agent"]);
+        wait_until(&format!("{version} to know the target"), || get(&agent, 9746, &format!("/api/v1/processes/{pid}")).0 == 200);
+        let asked = {
+            let path = format!("/api/v1/processes/{pid}/profile?seconds=60");
+            let namespace = agent.pid();
+            std::thread::spawn(move || ask(namespace, 9746, &path))
+        };
+        wait_until(&format!("{version} to probe the target"), is_probed);
+        agent.remove();
+        wait_until(&format!("the probes of {version} to be gone"), || !is_probed());
+        assert!(asked.join().unwrap().is_err(), "{version} answered although it was removed");
+    }
+    // It runs on as if nothing had been.
+    target.go_to("done");
+}
+
+#[test]
 fn doctor_in_the_container_of_the_manifest_finds_everything_that_is_needed_and_names_the_rest() {
     let Some(_bpf) = bpf() else { return };
     let Some(podman) = Podman::new() else { return };
     podman.agent_image();
-    let (good, text) = podman.run_to_end(&super::targets::LEAST, "fragprof", &["/usr/bin/fragprof", "doctor"]);
+    let (good, text) = podman.run_to_end(&LEAST, "fragprof", &["/usr/bin/fragprof", "doctor"]);
     assert!(good && text.contains("probes are attached by uprobe_multi"), "{text}");
     let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}"));
     assert!(line("CAP_SYS_PTRACE").ends_with("yes"));
     assert!(line("CAP_CHECKPOINT_RESTORE").contains("no: libraries that were replaced"));
-    let less: Vec<&str> = super::targets::LEAST.iter().copied().filter(|option| !option.contains("PERFMON")).collect();
+    let less: Vec<&str> = LEAST.iter().copied().filter(|option| !option.contains("PERFMON")).collect();
     let (_, text) = podman.run_to_end(&less, "fragprof", &["/usr/bin/fragprof", "doctor"]);
     assert!(text.contains("nothing can be recorded") && text.contains("CAP_PERFMON            no: no recordings"), "{text}");
 }

@@ -2,14 +2,18 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixListener;
+use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::containerd::Containerd;
 use super::podman::wait_until_paused;
 use crate::agent::daemon::{Daemon, value, watching};
-use crate::support::process::{Process, wait_until};
+use crate::support::bpf;
+use crate::support::build::tool;
+use crate::support::process::{Process, run, wait_until};
 
 const UID: &str = "6f3b4c1e-2a77-4f0b-9d0a-3f1c2b7d8e90";
 
@@ -62,6 +66,40 @@ fn a_container_that_is_made_anew_in_its_pod_keeps_its_name_and_gets_another_id()
     let line = text.lines().find(|line| line.contains(&second.container)).unwrap();
     assert!(line.contains("pod=\"web-2\",container=\"heap\""), "{line}");
     wait_until("the first container's series to end", || !daemon.metrics().contains(&first.container));
+}
+
+#[test]
+fn a_served_profile_has_the_names_of_the_pod_as_labels() {
+    let Some(_bpf) = bpf() else { return };
+    let Some(go) = tool("go") else { return };
+    let Some(containerd) = Containerd::start() else { return };
+    let config = format!("{}\n[profile]\non_demand = true\nseconds_max = 20", asking(&containerd.socket()));
+    let daemon = Daemon::start(&watching(&["holder"], &config));
+    let pod = containerd.pod("shop", "web-3", UID, "heap");
+    let pid = containerd.pid(&pod.container);
+    wait_until_paused(pid);
+    daemon.metrics_with("fragprof_process_container_info", &format!("pid=\"{pid}\",comm=\"holder\",namespace=\"shop\""));
+    // Until the recording ends, it allocates again and again, though not so often that its limit is reached.
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| daemon.get(&format!("/api/v1/processes/{pid}/profile?seconds=2")));
+        let mut polls = 0;
+        wait_until("the recording to end", || {
+            if polls % 40 == 0 {
+                kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::USR1).unwrap();
+            }
+            polls += 1;
+            asked.is_finished()
+        });
+        asked.join().unwrap()
+    });
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let url = format!("http://{}/debug/pprof/heap?pid={pid}", daemon.address);
+    let tags =
+        run(Command::new(go).args(["tool", "pprof", "-sample_index=alloc_space", "-tags", &url]).env("PPROF_TMPDIR", daemon.directory()));
+    for (label, wanted) in [("namespace", "shop"), ("pod", "web-3"), ("container", "heap"), ("comm", "holder")] {
+        let of_label = tags.out.split(&format!("{label}: Total")).nth(1).unwrap_or_else(|| panic!("no {label}: {} {}", tags.out, tags.err));
+        assert!(of_label.lines().nth(1).is_some_and(|line| line.ends_with(wanted)), "{label}: {}", tags.out);
+    }
 }
 
 /// The agent still looks at processes: a new one gets its figures.

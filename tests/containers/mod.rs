@@ -6,5 +6,6 @@ mod agent;
 mod containerd;
 mod cri;
 mod manifests;
+mod namespaces;
 mod podman;
 mod targets;

@@ -69,6 +69,24 @@ fn ctrl_c_under_a_launched_program_writes_the_profile_so_far() {
 }
 
 #[test]
+fn signals_in_quick_succession_are_one_request_and_the_profile_is_written() {
+    if bpf().is_none() {
+        return;
+    }
+    let mut rendezvous = Rendezvous::new();
+    let path = program("realloc_forms", Link::Dynamic);
+    let recording = Recording::launch(&rendezvous, &path, &[], &[]);
+    rendezvous.expect("ready", &recording.process);
+    rendezvous.go();
+    let truth = rendezvous.expect("done", &recording.process);
+    // As `timeout -s INT` does: the command first, then its process group.
+    for signal in [Signal::INT, Signal::INT, Signal::TERM] {
+        recording.process.signal(signal);
+    }
+    recording.finish().assert_equals(&truth, Since::Launch);
+}
+
+#[test]
 fn a_recording_ends_after_its_duration() {
     if bpf().is_none() {
         return;

@@ -1,7 +1,7 @@
 //! The profile file: gzipped pprof, which `go tool pprof`, Pyroscope, Parca and speedscope open as it is.
 //!
 //! What pprof has no field for travels where other tools leave it alone: the metadata as one JSON object in a comment that starts with
-//! [`METADATA_COMMENT`]; the process, a cut walk, standard errors and guessed frames as labels of the sample. So [`read`] gives back what [`write`] was
+//! [`METADATA_COMMENT`]; the process and its container, a cut walk, standard errors and guessed frames as labels of the sample. So [`read`] gives back what [`write`] was
 //! given.
 
 pub mod proto;

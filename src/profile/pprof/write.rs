@@ -170,9 +170,13 @@ impl Encoder {
         let mut labels = Vec::new();
         if stack.pid != 0 {
             labels.push(proto::Label { key: self.strings.id(LABEL_PID), num: i64::from(stack.pid), ..Default::default() });
-            if let Some(process) = profile.meta.process(stack.pid).filter(|p| !p.comm.is_empty()) {
-                let (key, str) = (self.strings.id(LABEL_COMM), self.strings.id(&process.comm));
-                labels.push(proto::Label { key, str, ..Default::default() });
+            if let Some(process) = profile.meta.process(stack.pid) {
+                let comm = (!process.comm.is_empty()).then_some((LABEL_COMM, &process.comm));
+                let container = process.container_labels.iter().map(|(name, value)| (name.as_str(), value));
+                for (name, value) in comm.into_iter().chain(container) {
+                    let (key, str) = (self.strings.id(name), self.strings.id(value));
+                    labels.push(proto::Label { key, str, ..Default::default() });
+                }
             }
         }
         if let Some(reason) = stack.truncated.as_deref().filter(|reason| !reason.is_empty()) {

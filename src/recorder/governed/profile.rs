@@ -16,6 +16,7 @@ use crate::profile::{Counter, Frame, Governed, KindSet, Metadata, Mode, Profile,
 use crate::recorder::build::{losses, snake_case, stand_in};
 use crate::recorder::monotonic_ns;
 use crate::symbol::Symbolizer;
+use crate::target::container::Container;
 use crate::units::StackId;
 use crate::unwind::End;
 
@@ -125,6 +126,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     profile.meta.processes.push(meta::Process {
         pid,
         comm: target.process.comm().to_owned(),
+        container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: counts.lossy > 0,
         ..meta::Process::default()

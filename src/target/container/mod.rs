@@ -13,6 +13,7 @@ pub mod hierarchy;
 pub mod identity;
 pub mod memory;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -68,6 +69,12 @@ impl Container {
         let name = self.name.as_deref().or(self.id.as_ref().map(ContainerId::short));
         let all = [("namespace", self.namespace.as_deref()), ("pod", pod), ("container", name)];
         all.into_iter().filter_map(|(label, value)| Some((label, value?))).collect()
+    }
+
+    /// [`Container::labels`], to keep.
+    #[must_use]
+    pub fn label_map(&self) -> BTreeMap<String, String> {
+        self.labels().into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// The container in few words: `shop/web-7d9f (nginx)`, or ids where names are not known.

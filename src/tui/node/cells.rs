@@ -137,13 +137,10 @@ pub fn figures(process: &ProcessView) -> Vec<(&'static str, String)> {
             ),
         ));
     }
-    if let Some(limit) = &process.memory_limit {
-        let left =
-            limit.seconds_to_limit_est.map_or(String::new(), |seconds| format!(", reached in about {} min", (seconds / 60.0) as u64));
-        lines.push((
-            "limit",
-            format!("{} of {} used ({:.0} %){left}", HumanBytes(limit.used_bytes), HumanBytes(limit.limit_bytes), limit.used_ratio * 100.0),
-        ));
+    if let Some(sentence) = &process.cgroup_memory_sentence {
+        let ahead = process.memory_limit.as_ref().and_then(|limit| limit.seconds_to_limit_est);
+        let left = ahead.map_or(String::new(), |seconds| format!("; full in about {} min", (seconds / 60.0) as u64));
+        lines.push(("limit", format!("{sentence}{left}")));
     }
     if let Some(rates) = &process.rates {
         lines.push((

@@ -1,0 +1,44 @@
+//! Being asked to stop: the first signal ends the work in good order, a later one ends the command at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use anyhow::Context as _;
+use rustix::time::{ClockId, clock_gettime};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level;
+
+/// Signals that come within this time are one request: `timeout -s INT` signals the command and then its whole process group, and a
+/// profile must not be lost for that.
+const ONE_REQUEST_MS: u64 = 500;
+
+/// Set by SIGINT, SIGTERM and SIGHUP. Another one half a second later or more ends the command at once, as if nobody listened.
+///
+/// # Errors
+/// If the signals cannot be listened for.
+pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let first_ms = Arc::new(AtomicU64::new(0));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let (stop, first_ms) = (Arc::clone(&stop), Arc::clone(&first_ms));
+        let heard = move || {
+            let now_ms = monotonic_ms();
+            match first_ms.compare_exchange(0, now_ms, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => stop.store(true, Ordering::Relaxed),
+                Err(first_ms) if now_ms.saturating_sub(first_ms) < ONE_REQUEST_MS => {}
+                // It fails only for signals that have no default.
+                Err(_) => drop(low_level::emulate_default_handler(signal)),
+            }
+        };
+        // SAFETY: the handler reads a clock, works on atomics and may end the process: all of it is async-signal-safe
+        // (signal-safety(7)); it allocates nothing, locks nothing and does not panic.
+        unsafe { low_level::register(signal, heard) }.context("cannot listen for signals")?;
+    }
+    Ok(stop)
+}
+
+/// Milliseconds of the monotonic clock, never 0.
+fn monotonic_ms() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000).max(1)
+}
