@@ -146,7 +146,9 @@ async fn shown(state: &ServerState, pid: &str, asked: Result<Query<Asked>, Query
         let profile = super::super::on_demand::record(state, found.identity.process.pid, seconds).await?;
         return asked.show(pid, &profile, unix_s(SystemTime::now()));
     }
-    let known = found.attributed.with(kind).or_else(|| found.attributed.best());
+    // From the board itself: what was just recorded is there before the next look at the process.
+    let attributed = state.attributions.of(found.identity.process);
+    let known = attributed.with(kind).or_else(|| attributed.best());
     let known = known.ok_or_else(|| refuse(StatusCode::NOT_FOUND, NO_PROFILE))?;
     asked.show(pid, &known.profile, unix_s(known.wall))
 }
@@ -174,6 +176,7 @@ async fn scraped(state: &ServerState, asked: Result<Query<Scraped>, QueryRejecti
         let recorded = super::super::on_demand::record(state, found.identity.process.pid, seconds).await?;
         return pprof_of(&recorded);
     }
-    let known = found.attributed.best().ok_or_else(|| refuse(StatusCode::NOT_FOUND, NO_PROFILE))?;
+    let attributed = state.attributions.of(found.identity.process);
+    let known = attributed.best().ok_or_else(|| refuse(StatusCode::NOT_FOUND, NO_PROFILE))?;
     pprof_of(&known.profile)
 }
