@@ -3,6 +3,7 @@
 //! The images are made here, of programs that are built here: no registry is asked.
 
 mod agent;
+mod cgroup2;
 mod containerd;
 mod cri;
 mod manifests;
