@@ -182,18 +182,28 @@ static __always_inline void fp_spend(struct fp_target *target, bool frees)
 		target->closed_ns = now;
 }
 
-/* A site's target if its calls are wanted. */
+/* A site's target if its calls are wanted. Each hit is counted, and why it was not wanted: the daemon holds the sum against the records
+ * that came, so that no kernel loses them unnoticed. */
 static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 {
-	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
+	__u32 slot = FP_COOKIE_SLOT(cookie);
+	struct fp_target *target = bpf_map_lookup_elem(&targets, &slot);
 
-	if (!target)
-		fp_count(FP_CNT_STALE_SLOT);
-	if (!target)
+	fp_count(FP_CNT_HIT);
+	if (!target || !target->generation) {
+		fp_count(FP_CNT_UNKNOWN_SITE);
 		return NULL;
+	}
+	if (!target->tgid) {
+		fp_count(FP_CNT_STALE_SLOT);
+		return NULL;
+	}
 	if (target->flags & FP_TARGET_GOVERNED)
 		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE);
-	return target->flags & FP_TARGET_ON ? target : NULL;
+	if (target->flags & FP_TARGET_ON)
+		return target;
+	fp_count(FP_CNT_HIT_OFF);
+	return NULL;
 }
 
 /* At the site of a function that frees. Whether it is called from inside an allocating one is not asked, which saves a look at the
@@ -208,8 +218,10 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 	if (!target)
 		return;
 	ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
-	if (!ptr)
+	if (!ptr) {
+		fp_count(FP_CNT_HIT_NULL);
 		return;
+	}
 	tid = (__u32)bpf_get_current_pid_tgid();
 	if (target->flags & FP_TARGET_FREE_STACKS && (thread = fp_thread_of_current()))
 		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, thread, cookie));

@@ -97,10 +97,7 @@ int free_entry_multi(struct pt_regs *regs)
 SEC("uprobe")
 int alloc_entry(struct pt_regs *regs)
 {
-	__u64 cookie = fp_cookie(regs);
-
-	if (cookie)
-		fp_alloc_enter(regs, cookie);
+	fp_alloc_enter(regs, fp_cookie(regs));
 	return 0;
 }
 
@@ -117,10 +114,7 @@ int alloc_return(struct pt_regs *regs)
 SEC("uprobe")
 int free_entry(struct pt_regs *regs)
 {
-	__u64 cookie = fp_cookie(regs);
-
-	if (cookie)
-		fp_free_enter(regs, cookie);
+	fp_free_enter(regs, fp_cookie(regs));
 	return 0;
 }
 

@@ -170,7 +170,7 @@ enum fp_counter {
 	FP_CNT_RETURN_UNMATCHED,   /* returns without their entry */
 	FP_CNT_NO_THREAD_STATE,    /* thread state could not be allocated: event lost */
 	FP_CNT_NO_WALK_STATE,      /* walk state could not be allocated: stack lost */
-	FP_CNT_STALE_SLOT,         /* hits for a slot that is no longer in use */
+	FP_CNT_STALE_SLOT,         /* hits for a process that was let go of while its probes went out: nobody wants them */
 	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be remembered as sent: it is sent again with the next use */
 	FP_CNT_NOT_FOLLOWED,       /* calls of a throwing operator new too large to probe their return safely */
 	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
@@ -179,6 +179,10 @@ enum fp_counter {
 	FP_CNT_WALK_TAIL_REUSED,   /* walks of which some frames were proven unchanged and reused */
 	FP_CNT_FRAMES,             /* frames found by the tables */
 	FP_CNT_ARGUMENT_UNREADABLE, /* arguments of a program's own probes whose memory could not be read */
+	FP_CNT_HIT,                /* hits of probes at entries: each is a record in the end, or one of the other counts */
+	FP_CNT_HIT_OFF,            /* hits while the process was switched off: between windows, or while probes went in and out */
+	FP_CNT_HIT_NULL,           /* hits that hand over no block: free(NULL) */
+	FP_CNT_UNKNOWN_SITE,       /* hits whose cookie names no process that was ever watched: calls lost */
 	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
 	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
 };

@@ -104,13 +104,13 @@ __noinline int fp_legacy_step(__u32 i)
 	return fp_walk_loop(i, &loop);
 }
 
-/* The cookie of the site that the current probe lies at; 0 if it is none of ours. */
+/* The cookie of the site that the current probe lies at; if it is none of ours, one whose slot does not exist. */
 static __always_inline __u64 fp_cookie(struct pt_regs *regs)
 {
 	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .ip = regs->ip };
 	__u64 *cookie = bpf_map_lookup_elem(&site_cookies, &site);
 
-	return cookie ? *cookie : 0;
+	return cookie ? *cookie : ~0ULL;
 }
 
 /* That of the open call whose frame the stack pointer has just left; 0 if the return is of a nested call. */

@@ -8,16 +8,15 @@
 #include "maps.bpf.h"
 #include "unwind_table.h"
 
-/* A map's value type that occurs nowhere else has no full BTF: this makes clang write it. */
-struct fp_block fp_block_btf = {};
-
-/* The inner type of `tables` and `mapping_tables`: blocks of 256 bytes, as many as needed, filled by the daemon through mmap. */
+/* The inner type of `tables` and `mapping_tables`: blocks of 256 bytes, as many as needed, filled by the daemon through mmap. Sizes rather
+ * than types: from 5.15 to 6.1 the kernel refuses an inner map made without type information, as the daemon makes them, where this
+ * template has some (bpf_map_meta_equal compares timer_off, which is another "none" with types than without). */
 struct blocks {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
 	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct fp_block);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct fp_block));
 };
 
 /* Unwind tables by file number. A table is complete before its entry is set, and its memory outlives the entry by an RCU grace

@@ -89,8 +89,10 @@ static __always_inline void fp_sample(struct pt_regs *regs, __u64 cookie)
 	addr = fp_usdt_argument(regs, &site->arguments[0]);
 	size = fp_usdt_argument(regs, &site->arguments[1]);
 	weight = fp_usdt_argument(regs, &site->arguments[2]);
-	if (!addr)
+	if (!addr) {
+		fp_count(FP_CNT_HIT_NULL);
 		return;
+	}
 	thread = fp_thread_of_current();
 	if (!thread) {
 		fp_lost(target, FP_CNT_LOST_ALLOC);
@@ -119,6 +121,8 @@ static __always_inline void fp_sampled_free(struct pt_regs *regs, __u64 cookie)
 	addr = fp_usdt_argument(regs, &site->arguments[0]);
 	if (addr)
 		fp_send_free(target, cookie, (__u32)bpf_get_current_pid_tgid(), FP_REC_FREE, addr);
+	else
+		fp_count(FP_CNT_HIT_NULL);
 }
 
 #endif

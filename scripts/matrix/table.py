@@ -13,6 +13,7 @@ FEATURES = [
     ("ring buffers", "ring_buffer"),
     ("perf-event uprobes, programs for 5.8 and later", "perf_uprobe_by_address"),
     ("attach cookies", "attach_cookie"),
+    ("unwind tables", "unwind_tables"),
     ("task storage", "task_storage"),
     ("bpf_loop", "bpf_loop"),
     ("perf-event uprobes, ordinary programs", "perf_uprobe"),
@@ -52,9 +53,41 @@ def number(name):
     return [int(part) for part in re.findall(r"\d+", name)[:2]]
 
 
+def stands(runs):
+    """What the tests say, in a sentence a kernel: nothing but what ran."""
+    lines = []
+    for run in runs:
+        results = list(run["tests"].items())
+        bad = [f"`{name}`" for name, result in results if result == "FAILED"]
+        skipped = [f"`{name}`" for name, result in results if result == "skipped"]
+        passed = sum(result == "ok" for _, result in results)
+        text = f"- **{run['kernel']}**: {passed} of {len(results)} tests pass"
+        if skipped:
+            text += f"; not offered there: {', '.join(skipped)}"
+        if bad:
+            text += f"; **failing**: {', '.join(bad)}"
+        lines.append(text + ".")
+    return lines
+
+
+def counts_before(text):
+    """The last table as it stands: instructions by kernel and program."""
+    before, kernels = {}, []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] == "program":
+            kernels = cells[1:]
+        elif kernels and line.startswith("|"):
+            for kernel, cell in zip(kernels, cells[1:]):
+                if re.fullmatch(r"[\d,]+", cell):
+                    before[kernel, cells[0]] = int(cell.replace(",", ""))
+    return before
+
+
 def main():
     runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
-    lines = [row(["", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
+    lines = stands(runs) + [""]
+    lines += [row(["", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
     for title, key in FEATURES:
         lines.append(row([title, *("yes" if run["page"]["kernel"][key]["works"] == "yes" else "–" for run in runs)]))
     lines.append(row(["**probes are attached by**", *(str(run["page"]["kernel"]["attach"] or "nothing").replace("_", " ") for run in runs)]))
@@ -64,29 +97,36 @@ def main():
     for run in runs:
         names += [name for name in run["tests"] if name not in names]
     for name in names:
-        lines.append(row([f"`{name}`", *(run["tests"].get(name, "not run") for run in runs)]))
+        results = [run["tests"].get(name, "not run") for run in runs]
+        lines.append(row([f"`{name}`", *("not offered" if result == "skipped" else result for result in results)]))
     lines.append("")
     lines += [row(["program", *(run["kernel"] for run in runs)]), row(["---"] + ["---:"] * len(runs))]
+    text = open(DOCUMENT, encoding="utf-8").read()
+    before, changes = counts_before(text), []
     programs = []
     for run in runs:
         programs += [key for p in run["page"]["programs"] if (key := (p["object"], p["name"])) not in programs]
     for key in programs:
-        cells = []
+        name, cells = f"{key[0]} `{key[1]}`", []
         for run in runs:
             found = next((p for p in run["page"]["programs"] if (p["object"], p["name"]) == key), None)
             cells.append("" if found is None else "–" if found["refused"] else f"{found['instructions'] or 0:,}")
-        lines.append(row([f"{key[0]} `{key[1]}`", *cells]))
+            was, now = before.get((run["kernel"], name)), (found or {}).get("instructions")
+            if was and now and abs(now - was) > was / 10:
+                changes.append(f"{name} on {run['kernel']}: {was:,} instructions before, {now:,} now")
+        lines.append(row([name, *cells]))
     for run in runs:
         for line in run["noise"]:
             lines.append(f"\n{run['kernel']} said: `{line}`")
-    text = open(DOCUMENT, encoding="utf-8").read()
     begin, end = "<!-- make kernel-matrix writes from here -->\n", "<!-- to here -->\n"
     head, rest = text.split(begin)
     _, tail = rest.split(end)
     # The verifier's limit is a million; a program that nears it on one kernel is refused by the next.
     heavy = [p for run in runs for p in run["page"]["programs"] if (p["instructions"] or 0) > 500_000]
     open(DOCUMENT, "w", encoding="utf-8").write(head + begin + "\n".join(lines) + "\n" + end + tail)
-    failed = [f"{run['kernel']}: {name}" for run in runs for name, result in run["tests"].items() if result != "ok"]
+    for change in changes:
+        print(change)
+    failed = [f"{run['kernel']}: {name}" for run in runs for name, result in run["tests"].items() if result == "FAILED"]
     for text in failed + [f"{p['name']} costs the verifier {p['instructions']} instructions" for p in heavy]:
         print(text, file=sys.stderr)
     sys.exit(1 if failed or heavy else 0)

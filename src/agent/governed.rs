@@ -15,7 +15,7 @@ use super::need::{Candidate, choose};
 use super::rules::glob;
 use super::sample::{Identity, ProcessSample, Published, Snapshot};
 use crate::governor::share::fair;
-use crate::profile::ValueKind;
+use crate::profile::{Counter, ValueKind};
 use crate::recorder::governed::{Governed, Options, Status};
 use crate::units::Pid;
 
@@ -53,6 +53,8 @@ pub struct GovernedSample {
     pub shed_memory: u64,
     /// Processes that could not be watched.
     pub refused: u64,
+    /// What was lost of the records so far, by kind.
+    pub losses: Vec<Counter>,
     /// Sums over the targets that were let go or ended, so that counters do not fall: windows, closed early, lossy.
     pub past: [u64; 3],
 }
@@ -354,8 +356,10 @@ impl Attribution {
         let snapshot = self.published.load();
         let name = |pid: Pid| snapshot.process(pid.0).map_or_else(String::new, |one| one.comm.clone());
         let targets = engine.status().into_iter().map(|status| (name(status.pid), status)).collect();
+        let losses = engine.losses();
         let mut sample = lock(&self.sample);
         sample.targets = targets;
+        sample.losses = losses;
         sample.cpu_s = thread_cpu_s();
     }
 }

@@ -3,7 +3,7 @@
 use crate::unwind::End;
 
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 19] = [
+pub const DESCRIPTIONS: [(&str, &str); 23] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
@@ -14,7 +14,7 @@ pub const DESCRIPTIONS: [(&str, &str); 19] = [
     ("unmatched_returns", "returns of allocator calls whose entry was not seen"),
     ("no_thread_state", "events lost because thread state could not be allocated"),
     ("no_walk_state", "stacks lost because walk state could not be allocated"),
-    ("stale_hits", "probe hits for a process that is no longer watched"),
+    ("stale_hits", "probe hits for a process that was let go of while its probes went out"),
     ("stack_table_full", "stack definitions that could not be remembered as sent"),
     ("not_followed_calls", "calls of a throwing operator new too large (1 GiB) to probe their return safely"),
     ("failed_calls", "allocator calls that returned failure"),
@@ -23,6 +23,25 @@ pub const DESCRIPTIONS: [(&str, &str); 19] = [
     ("walks_tail_reused", "walks of which some frames were proven unchanged and reused"),
     ("frames", "frames found by the unwind tables"),
     ("unreadable_arguments", "arguments of a program's own probes whose memory could not be read"),
+    ("hits", "probe hits at entries of functions"),
+    ("hits_off", "probe hits while the process was switched off"),
+    ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
+    ("unknown_sites", "probe hits whose place is not known: calls lost"),
+];
+
+/// What may become of a probe's hit instead of a record.
+const ACCOUNTED: [&str; 11] = [
+    "hits_off",
+    "hits_null",
+    "unknown_sites",
+    "stale_hits",
+    "nested_calls",
+    "failed_calls",
+    "abandoned_calls",
+    "not_followed_calls",
+    "no_thread_state",
+    "lost_allocations",
+    "lost_frees",
 ];
 
 /// `FP_END_MAX`: the reasons for a walk's end, counted behind [`DESCRIPTIONS`].
@@ -70,6 +89,14 @@ impl Counters {
         DESCRIPTIONS.iter().zip(self.values).map(|((name, text), value)| (*name, *text, value))
     }
 
+    /// Probe hits that neither became one of `calls` records nor are in another count: the kernel lost them. Up to `in_flight` hits may
+    /// still be on their way.
+    pub fn unaccounted_hits(&self, calls: u64, in_flight: u64) -> u64 {
+        let accounted = ACCOUNTED.iter().map(|name| self.get(name)).fold(calls, u64::saturating_add);
+        let missing = self.get("hits").saturating_sub(accounted);
+        if missing > in_flight { missing } else { 0 }
+    }
+
     /// What was counted since an earlier reading.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut values = self.values;
@@ -92,5 +119,18 @@ mod tests {
         assert_eq!(counters.get("lost_frees"), 102);
         assert_eq!(counters.ends(0), 2 * DESCRIPTIONS.len() as u64 + 100);
         assert_eq!(counters.get("no such"), 0);
+    }
+
+    #[test]
+    fn a_hit_without_a_record_or_a_reason_is_unaccounted_for() {
+        let mut counters = Counters::default();
+        let mut set = |name, value| counters.values[DESCRIPTIONS.iter().position(|(n, _)| *n == name).expect(name)] = value;
+        set("hits", 100);
+        set("nested_calls", 30);
+        set("hits_null", 10);
+        assert_eq!(counters.unaccounted_hits(60, 0), 0);
+        assert_eq!(counters.unaccounted_hits(50, 0), 10);
+        assert_eq!(counters.unaccounted_hits(50, 10), 0, "on their way");
+        assert_eq!(counters.unaccounted_hits(500, 0), 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::tables::FileStatus;
-use super::{Capture, Config, Result, load};
+use super::{Capture, Config, Result, load, tables};
 use crate::probe::features::{Attach, Features, Support};
 use crate::target::Process;
 
@@ -16,7 +16,12 @@ pub fn features() -> Features {
     features.bpf_loop = helper(libbpf_sys::BPF_FUNC_loop);
     for method in Attach::ALL {
         let support = match load::load(Some(method), false) {
-            Ok(_) => Support::Yes,
+            Ok((object, _)) => {
+                if features.unwind_tables == Support::Unknown {
+                    features.unwind_tables = tables::try_out(&object).map_or_else(|error| Support::No(error.to_string()), |()| Support::Yes);
+                }
+                Support::Yes
+            }
             Err(error) => Support::No(error.to_string().lines().next().unwrap_or_default().to_owned()),
         };
         match method {

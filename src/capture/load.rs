@@ -5,9 +5,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut, UprobeMultiOpts, UprobeOpts};
+use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut};
 
-use super::{Error, Result};
+use super::{Error, Result, trial};
 use crate::probe::features::Attach;
 
 /// A compiled object, aligned as the ELF reader wants it.
@@ -32,7 +32,7 @@ pub(super) fn object(method: Attach) -> &'static [u8] {
 }
 
 /// The programs that a method needs.
-fn programs(method: Attach) -> &'static [&'static str] {
+pub(super) fn programs(method: Attach) -> &'static [&'static str] {
     match method {
         Attach::Session => &["alloc_session", "free_entry_multi", "usdt_alloc_multi", "usdt_free_multi"],
         Attach::Multi => &["alloc_entry_multi", "alloc_return_multi", "free_entry_multi", "usdt_alloc_multi", "usdt_free_multi"],
@@ -85,7 +85,7 @@ pub(super) fn cause(messages: &str) -> Option<String> {
     Some(line.trim_start_matches("libbpf: ").to_owned())
 }
 
-/// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself attaches.
+/// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself tells of its hit.
 pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
     let mut refused = Vec::new();
@@ -132,50 +132,8 @@ fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<Object> {
         program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name) || wanted);
     }
     let object = open.load()?;
-    try_attach(&object, method)?;
+    trial::run(&object, method)?;
     Ok(object)
-}
-
-/// Something of this very process to put a probe on; never called.
-#[inline(never)]
-extern "C" fn attach_here() {
-    std::hint::black_box(());
-}
-
-/// Attaches to [`attach_here`] in this process and lets go again.
-fn try_attach(object: &Object, method: Attach) -> libbpf_rs::Result<()> {
-    let invalid = |what: &str| libbpf_rs::Error::from(std::io::Error::other(what.to_owned()));
-    let offset = own_file_offset(attach_here as *const () as u64).ok_or_else(|| invalid("own executable not found in /proc/self/maps"))?;
-    let pid = std::process::id() as i32;
-    let name = programs(method)[0];
-    let program = program(object, name)?;
-    match method {
-        Attach::PerfEvents | Attach::ByAddress => {
-            let cookie = if method == Attach::PerfEvents { u64::MAX } else { 0 };
-            drop(program.attach_uprobe_with_opts(pid, "/proc/self/exe", offset as usize, UprobeOpts { cookie, ..Default::default() })?);
-        }
-        Attach::Session | Attach::Multi => {
-            let opts = UprobeMultiOpts {
-                offsets: vec![offset as usize],
-                cookies: vec![u64::MAX],
-                session: method == Attach::Session,
-                ..Default::default()
-            };
-            drop(program.attach_uprobe_multi_with_opts(pid, "/proc/self/exe", "", opts)?);
-        }
-    }
-    Ok(())
-}
-
-fn own_file_offset(address: u64) -> Option<u64> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    maps.lines().find_map(|line| {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        let offset = u64::from_str_radix(fields.nth(1)?, 16).ok()?;
-        (start..end).contains(&address).then(|| address - start + offset)
-    })
 }
 
 /// A program by name.
@@ -228,11 +186,5 @@ mod tests {
         assert_eq!(reasons(&all), "Operation not permitted");
         let differ = [(Attach::Session, denied), (Attach::Multi, "Invalid argument".to_owned())];
         assert_eq!(reasons(&differ).matches("; ").count(), 1);
-    }
-
-    #[test]
-    fn the_offset_of_an_own_function_is_found() {
-        assert!(own_file_offset(attach_here as *const () as u64).is_some());
-        assert_eq!(own_file_offset(0), None);
     }
 }

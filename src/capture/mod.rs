@@ -26,13 +26,14 @@ mod sites;
 mod slots;
 pub mod tables;
 mod targets;
+mod trial;
 mod usdt;
 pub mod wire;
 
 pub use counters::Counters;
 pub use features::{features, unwind_tables};
 pub use load::Offer;
-pub use ring::{BATCH_RECORDS, Readers, Sink};
+pub use ring::{BATCH_RECORDS, Read, Readers, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
 pub use usdt::{PassedFile, PassedSite};

@@ -28,24 +28,39 @@ pub trait Sink: Send {
     fn finish(&mut self);
 }
 
+/// What the readers saw.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Read {
+    /// Records that did not have the form of their kind.
+    pub malformed: u64,
+    /// Records that end a call of the allocator, one each: allocations and frees, but for a realloc's free of the old block.
+    pub calls: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    malformed: AtomicU64,
+    calls: AtomicU64,
+}
+
 /// The reader threads; [`Readers::stop`] drains the rings and joins them.
 #[must_use]
 pub struct Readers {
     stop: Arc<AtomicBool>,
-    malformed: Arc<AtomicU64>,
+    counts: Arc<Counts>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Readers {
-    /// Records that did not have the form of their kind.
-    pub fn malformed(&self) -> u64 {
-        self.malformed.load(Ordering::Relaxed)
+    /// What was read so far.
+    pub fn read(&self) -> Read {
+        Read { malformed: self.counts.malformed.load(Ordering::Relaxed), calls: self.counts.calls.load(Ordering::Relaxed) }
     }
 
     /// Hands over what is still in the rings, then ends the threads. Take the probes out first.
-    pub fn stop(mut self) -> u64 {
+    pub fn stop(mut self) -> Read {
         self.stop_and_join();
-        self.malformed()
+        self.read()
     }
 
     fn stop_and_join(&mut self) {
@@ -66,25 +81,29 @@ impl Drop for Readers {
 
 /// Starts the readers, ring by ring.
 pub fn start(rings: &[MapHandle], sinks: Vec<Box<dyn Sink>>) -> Result<Readers> {
-    let mut readers = Readers { stop: Arc::default(), malformed: Arc::default(), threads: Vec::new() };
+    let mut readers = Readers { stop: Arc::default(), counts: Arc::default(), threads: Vec::new() };
     for (shard, (ring, sink)) in rings.iter().zip(sinks).enumerate() {
         let ring = MapHandle::try_from(ring).map_err(|source| Error::Map { map: "rings", source })?;
-        let (stop, malformed) = (Arc::clone(&readers.stop), Arc::clone(&readers.malformed));
+        let (stop, counts) = (Arc::clone(&readers.stop), Arc::clone(&readers.counts));
         let thread =
-            std::thread::Builder::new().name(format!("fragprof-ring-{shard}")).spawn(move || read_ring(&ring, sink, &stop, &malformed))?;
+            std::thread::Builder::new().name(format!("fragprof-ring-{shard}")).spawn(move || read_ring(&ring, sink, &stop, &counts))?;
         readers.threads.push(thread);
     }
     Ok(readers)
 }
 
-fn read_ring(ring: &MapHandle, sink: Box<dyn Sink>, stop: &AtomicBool, malformed: &AtomicU64) {
+fn read_ring(ring: &MapHandle, sink: Box<dyn Sink>, stop: &AtomicBool, counts: &Counts) {
     // The callback and the loop below both use the sink, never at the same time.
     let sink = std::cell::RefCell::new(sink);
+    let calls = std::cell::Cell::new(0);
     let on_record = |bytes: &[u8]| {
         match wire::decode(bytes) {
-            Ok(record) => sink.borrow_mut().record(&record),
+            Ok(record) => {
+                calls.set(calls.get() + u64::from(record.body.ends_a_call()));
+                sink.borrow_mut().record(&record);
+            }
             Err(error) => {
-                malformed.fetch_add(1, Ordering::Relaxed);
+                counts.malformed.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!("{error}");
             }
         }
@@ -102,6 +121,7 @@ fn read_ring(ring: &MapHandle, sink: Box<dyn Sink>, stop: &AtomicBool, malformed
         // Asked before the ring is emptied: what was sent before stop() is then seen for certain.
         let last = stop.load(Ordering::Acquire);
         let records = buffer.consume_raw_n(BATCH_RECORDS);
+        counts.calls.fetch_add(calls.take(), Ordering::Relaxed);
         sink.borrow_mut().pause();
         if records > 0 {
             continue;

@@ -12,7 +12,7 @@ use crate::units::{Addr, Pid};
 const SLOT_SHIFT: u32 = 32;
 
 /// `struct fp_site` of thread.bpf.h.
-fn key(pid: Pid, address: Addr) -> [u8; 16] {
+pub(super) fn key(pid: Pid, address: Addr) -> [u8; 16] {
     let mut key = [0; 16];
     key[..4].copy_from_slice(&pid.0.to_ne_bytes());
     key[8..].copy_from_slice(&address.0.to_ne_bytes());

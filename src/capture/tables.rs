@@ -663,6 +663,22 @@ impl Shared {
     }
 }
 
+/// Puts a table of one empty block into the unwinder's maps and takes it out again: whether the kernel takes the daemon's tables for
+/// what the programs were verified with.
+///
+/// # Errors
+/// What the kernel said.
+pub(super) fn try_out(object: &Object) -> Result<()> {
+    let map = filled_map("fp_trial", &[0; BLOCK_BYTES])?;
+    for name in ["tables", "mapping_tables"] {
+        let outer = load::map(object, name);
+        let error = |source| Error::Map { map: name, source };
+        outer.update(&0u32.to_ne_bytes(), &map.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY).map_err(error)?;
+        outer.delete(&0u32.to_ne_bytes()).map_err(error)?;
+    }
+    Ok(())
+}
+
 /// A new inner map that holds these blocks.
 fn filled_map(name: &'static str, blocks: &[u8]) -> Result<MapHandle> {
     let error = |source| Error::Map { map: name, source };

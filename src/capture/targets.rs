@@ -64,6 +64,12 @@ impl TargetTable {
         self.row(slot).tgid.store(0, Ordering::Release);
     }
 
+    /// The row belongs to nobody and never did.
+    pub fn never_owned(&self, slot: Slot) {
+        self.disown(slot);
+        self.row(slot).generation.store(0, Ordering::Relaxed);
+    }
+
     /// Sets or clears `TARGET_ON`.
     pub fn switch(&self, slot: Slot, on: bool) {
         let flags = &self.row(slot).flags;

@@ -133,6 +133,9 @@ pub struct UsdtSite {
     pub arguments: [UsdtArgument; 3],
 }
 
+/// Bytes of the smallest record of a call.
+pub const FREE_BYTES: u64 = size_of::<RawFree>() as u64;
+
 /// `struct fp_free`.
 #[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -392,6 +395,14 @@ pub enum Body<'a> {
         /// The pc.
         pc: Addr,
     },
+}
+
+impl Body<'_> {
+    /// Whether an allocator call ends with this record: one in each call, but for a realloc's free of the old block.
+    #[must_use]
+    pub fn ends_a_call(&self) -> bool {
+        matches!(self, Self::Alloc { .. } | Self::Sample { .. } | Self::Free { .. })
+    }
 }
 
 /// A decoded record.

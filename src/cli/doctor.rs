@@ -85,7 +85,7 @@ fn failed(error: &PlanError) -> Failed {
 }
 
 /// The kernel's offers, in the order of the page.
-fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 10] {
+fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 11] {
     [
         ("uprobe_session", "uprobe_multi session", &features.uprobe_session),
         ("uprobe_multi", "uprobe_multi", &features.uprobe_multi),
@@ -93,6 +93,7 @@ fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 10] {
         ("perf_uprobe_by_address", "the same by address", &features.perf_uprobe_by_address),
         ("attach_cookie", "attach cookies", &features.attach_cookie),
         ("ring_buffer", "ring buffers", &features.ring_buffer),
+        ("unwind_tables", "unwind tables", &features.unwind_tables),
         ("task_storage", "task storage", &features.task_storage),
         ("bpf_loop", "bpf_loop", &features.bpf_loop),
         ("btf", "kernel types (BTF)", &features.btf),

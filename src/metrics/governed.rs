@@ -54,6 +54,8 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
                 ("lossy", total(2, |status| status.windows_lossy)),
             ],
         ),
+        Family::counter("fragprof_governor_lost_total", "What was lost of attributed processes' records, by kind: rings that were full, hits that the kernel did not pass on.")
+            .with_each("kind", sample.losses.iter().map(|loss| (loss.name.as_str(), loss.value as f64))),
         Family::counter("fragprof_governor_cpu_seconds_total", "Processor time of the governor's thread.").with(sample.cpu_s),
         Family::counter("fragprof_governor_refused_total", "Processes that could not be watched.").with(sample.refused as f64),
         Family::counter(

@@ -125,6 +125,8 @@ pub struct Features {
     pub task_storage: Support,
     /// Long loops in a program (5.17).
     pub bpf_loop: Support,
+    /// The unwinder's tables, made while the programs run; without them stacks end at their first frame.
+    pub unwind_tables: Support,
     /// Ring buffers (5.8).
     pub ring_buffer: Support,
     /// The kernel's types, at `/sys/kernel/btf/vmlinux`.

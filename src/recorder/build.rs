@@ -9,7 +9,7 @@ use super::sampled::SampledPicture;
 use super::target::Target;
 use super::watched::Watched;
 use crate::capture::counters::ENDS;
-use crate::capture::{Counters, TargetLoss};
+use crate::capture::{Counters, Read, TargetLoss, wire};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Estimate, Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, SampledLedger, SampledStack, StackView};
 use crate::probe::emitter::Emitter;
@@ -27,7 +27,7 @@ pub struct Facts {
     pub start_unix_ns: u64,
     pub duration: Duration,
     pub counters: Counters,
-    pub malformed: u64,
+    pub read: Read,
     pub children_ignored: u64,
     pub notices_lost: u64,
     pub inherited_refused: u64,
@@ -35,7 +35,7 @@ pub struct Facts {
 }
 
 /// The programs' counters that are losses.
-const LOSSES: [&str; 8] = [
+const LOSSES: [&str; 9] = [
     "lost_allocations",
     "lost_frees",
     "lost_stacks",
@@ -44,7 +44,11 @@ const LOSSES: [&str; 8] = [
     "no_thread_state",
     "no_walk_state",
     "not_followed_calls",
+    "unknown_sites",
 ];
+
+/// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.
+const OPEN_CALLS_MAX: u64 = 1024;
 
 /// What exact mode measures.
 const KINDS: [ValueKind; 9] = [
@@ -121,14 +125,25 @@ fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
     ]
 }
 
-/// What was lost, by kind; zeros say that the kind is counted.
-pub fn losses(counters: &Counters, malformed: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
+/// Hits that the kernel lost by the end of a recording, when all records have been read.
+pub fn unaccounted_at_the_end(counters: &Counters, read: Read) -> u64 {
+    counters.unaccounted_hits(read.calls, read.calls.min(OPEN_CALLS_MAX))
+}
+
+/// Hits that the kernel lost so far, while as many records as a ring holds may wait to be read.
+pub fn unaccounted_so_far(counters: &Counters, read: Read, ring_bytes: u32) -> u64 {
+    counters.unaccounted_hits(read.calls, u64::from(ring_bytes) / wire::FREE_BYTES)
+}
+
+/// What was lost, by kind; zeros say that the kind is counted. `unaccounted`: hits that the kernel lost.
+pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
     let mut losses: Vec<Counter> = LOSSES
         .iter()
         .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
         .map(|(name, text, value)| Counter::new(name, value, text))
         .collect();
-    losses.push(Counter::new("malformed_records", malformed, "records that could not be read"));
+    losses.push(Counter::new("unaccounted_hits", unaccounted, "probe hits of which neither a record nor a reason came: the kernel lost them"));
+    losses.push(Counter::new("malformed_records", read.malformed, "records that could not be read"));
     losses.push(Counter::new(
         "lost_notices",
         notices_lost,
@@ -140,6 +155,20 @@ pub fn losses(counters: &Counters, malformed: u64, notices_lost: u64, inherited_
         "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
     ));
     losses
+}
+
+/// What must be said where the kernel does not do with hits what it should.
+pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> Option<String> {
+    let lost = unaccounted.saturating_add(counters.get("unknown_sites"));
+    let hits = counters.get("hits");
+    (lost > 0).then(|| match read.calls {
+        0 => format!(
+            "{} were hit and not one record came: the recording is empty because this kernel lost them, not because nothing was allocated; \
+             `fragprof doctor` tells what it can do",
+            counted(hits, "probe")
+        ),
+        _ => format!("of {} the kernel lost {}: what they allocated and freed is missing", counted(hits, "probe hit"), grouped(lost)),
+    })
 }
 
 fn metadata(facts: &Facts) -> Metadata {
@@ -155,15 +184,17 @@ fn metadata(facts: &Facts) -> Metadata {
         let what = if children == 1 { "1 child process was".to_owned() } else { format!("{} child processes were", grouped(children)) };
         notes.push(format!("{what} not watched (--children watches them)"));
     }
+    let unaccounted = unaccounted_at_the_end(counters, facts.read);
     Metadata {
         tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
         mode: Mode::Exact,
         start_unix_ns: facts.start_unix_ns,
         duration_s: facts.duration.as_secs_f64(),
         kinds: KindSet::from_iter(KINDS),
-        losses: losses(counters, facts.malformed, facts.notices_lost, facts.inherited_refused),
+        losses: losses(counters, facts.read, unaccounted, facts.notices_lost, facts.inherited_refused),
         stack_ends,
         notes,
+        doubts: lost_by_the_kernel(counters, facts.read, unaccounted).into_iter().collect(),
         ..Metadata::default()
     }
 }

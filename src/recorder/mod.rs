@@ -44,7 +44,7 @@ use target::Target;
 use walker::{Purpose, Walked, Walker};
 pub use watched::Watched;
 
-use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
+use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
 use crate::ledger::{Ledger, StackLimits};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
@@ -344,9 +344,11 @@ impl Recorder {
 
     /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
     pub fn losses(&self) -> Vec<Counter> {
-        let malformed = self.readers.as_ref().map_or(0, Readers::malformed);
+        // In this order: what is counted and not read yet is on its way.
         let counters = self.capture.counters().unwrap_or_default();
-        build::losses(&counters, malformed, self.notices_lost.load(Ordering::Relaxed), self.inherited_refused())
+        let read = self.readers.as_ref().map_or_else(Read::default, Readers::read);
+        let unaccounted = build::unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES));
+        build::losses(&counters, read, unaccounted, self.notices_lost.load(Ordering::Relaxed), self.inherited_refused())
     }
 
     fn inherited_refused(&self) -> u64 {
@@ -377,7 +379,7 @@ impl Recorder {
             self.capture.switch(target.slot, false);
         }
         let duration = self.started.elapsed();
-        let malformed = self.readers.take().map_or(0, Readers::stop);
+        let read = self.readers.take().map_or_else(Read::default, Readers::stop);
         self.check_losses();
         for walked in self.walker.take().map_or_else(Vec::new, Walker::finish) {
             self.take_walk(walked);
@@ -394,7 +396,7 @@ impl Recorder {
             start_unix_ns,
             duration,
             counters,
-            malformed,
+            read,
             children_ignored: self.children_ignored,
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             inherited_refused: self.inherited_refused(),

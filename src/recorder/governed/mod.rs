@@ -28,13 +28,14 @@ use sink::{BookSink, Notice};
 pub use target::process_cpu_ns;
 use target::{Target, Tools};
 
+use super::build::{losses, unaccounted_so_far};
 use super::{Error, heap, monotonic_ns};
-use crate::capture::{self, Capture, Counters, Readers, TargetFlags, wire};
+use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
 use crate::governor::HitCosts;
 use crate::governor::pace::PERIOD_MIN_S;
 use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
-use crate::profile::Profile;
+use crate::profile::{Counter, Profile};
 use crate::symbol::{Snapshots, read_perf_map};
 use crate::target::Process;
 use crate::units::Pid;
@@ -420,6 +421,16 @@ impl Governed {
         Ok(self.capture.counters()?)
     }
 
+    /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
+    #[must_use]
+    pub fn losses(&self) -> Vec<Counter> {
+        // In this order: what is counted and not read yet is on its way.
+        let Ok(counters) = self.capture.counters() else { return Vec::new() };
+        let read = self.readers.as_ref().map_or_else(Read::default, Readers::read);
+        let unaccounted = unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES));
+        losses(&counters, read, unaccounted, self.notices_lost.load(Ordering::Relaxed), 0)
+    }
+
     /// A profile of what is known so far of these processes; of all that are or were watched without `pids`. Windows go on.
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
@@ -432,8 +443,10 @@ impl Governed {
         let now_s = self.now_s();
         let facts = profile::Facts {
             started_at: self.started_at,
+            // In this order: what is counted and not read yet is on its way.
             counters: self.capture.counters().unwrap_or_default(),
-            malformed: self.readers.as_ref().map_or(0, Readers::malformed),
+            read: self.readers.as_ref().map_or_else(Read::default, Readers::read),
+            ring_bytes: self.options.ring_bytes.unwrap_or(capture::RING_BYTES),
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             ended_dropped: self.ended_dropped,
             costs: self.costs,

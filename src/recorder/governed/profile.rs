@@ -6,14 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::books::Book;
 use super::target::Target;
-use crate::capture::Counters;
+use crate::capture::{Counters, Read};
 use crate::capture::counters::ENDS;
 use crate::governor::estimate::{STACKS_MAX, errors_of_95_percent};
 use crate::governor::{AGES_NS, Estimate, Estimator, HitCosts, StackEstimate};
 use crate::heap::residency::PAGE_BYTES;
 use crate::ledger::StackView;
 use crate::profile::{Counter, Frame, Governed, KindSet, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
-use crate::recorder::build::{losses, snake_case, stand_in};
+use crate::recorder::build::{losses, lost_by_the_kernel, snake_case, stand_in, unaccounted_so_far};
 use crate::recorder::monotonic_ns;
 use crate::symbol::Symbolizer;
 use crate::target::container::Container;
@@ -24,7 +24,8 @@ use crate::unwind::End;
 pub struct Facts {
     pub started_at: SystemTime,
     pub counters: Counters,
-    pub malformed: u64,
+    pub read: Read,
+    pub ring_bytes: u32,
     pub notices_lost: u64,
     pub ended_dropped: u64,
     pub costs: HitCosts,
@@ -83,7 +84,8 @@ fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool) -> Metadata {
         .filter(|(_, value)| *value > 0)
         .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
         .collect();
-    let mut losses = losses(counters, facts.malformed, facts.notices_lost, 0);
+    let unaccounted = unaccounted_so_far(counters, facts.read, facts.ring_bytes);
+    let mut losses = losses(counters, facts.read, unaccounted, facts.notices_lost, 0);
     losses.push(Counter::new("processes_dropped", facts.ended_dropped, "processes that had ended and are not in the profile"));
     let mut notes = facts.notes.clone();
     notes.push(format!(
@@ -113,6 +115,7 @@ fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool) -> Metadata {
         losses,
         stack_ends,
         notes,
+        doubts: lost_by_the_kernel(counters, facts.read, unaccounted).into_iter().collect(),
         limits,
         ..Metadata::default()
     }

@@ -1,0 +1,100 @@
+//! A probe on fragprof itself: whether a method's probes attach, and whether what a probe is told arrives with its hit.
+//!
+//! A kernel that loads and attaches everything but hands the programs another cookie than the one given would lose every call without
+//! a word. So a function of this process is probed for a slot of the target table that no target has yet, called, and its hit looked
+//! for in that slot's row.
+
+use libbpf_rs::{MapCore as _, MapFlags, Object, UprobeMultiOpts, UprobeOpts};
+
+use super::slots::Slot;
+use super::targets::TargetTable;
+use super::wire::{TARGET_GOVERNED, TARGETS_MAX};
+use super::{load, sites};
+use crate::probe::features::Attach;
+use crate::probe::functions::Op;
+use crate::units::{Addr, Pid};
+
+/// The row that the trial uses: the one that is given away last.
+const SLOT: Slot = Slot { index: TARGETS_MAX as u16 - 1, generation: 1 };
+
+/// Something of this very process to put a probe on.
+#[inline(never)]
+extern "C" fn probed() {
+    std::hint::black_box(());
+}
+
+/// Attaches the method's first program to a function of this process, calls it, and lets go again.
+///
+/// # Errors
+/// If the kernel refuses the probe, or the hit does not arrive where the cookie said.
+pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<()> {
+    let address = probed as *const () as u64;
+    let offset = own_file_offset(address).ok_or_else(|| failed("own executable not found in /proc/self/maps"))?;
+    let table = TargetTable::map(&load::map(object, "targets")).map_err(|error| failed(&error.to_string()))?;
+    let pid = Pid(std::process::id());
+    // Governed and switched off: the hit is counted, and nothing more is done.
+    table.own(SLOT, pid, 0, TARGET_GOVERNED);
+    let hit = hit(object, method, pid, address, offset);
+    let hits = table.hits(SLOT).allocations;
+    table.never_owned(SLOT);
+    hit?;
+    // Other threads may be at the same.
+    if hits == 0 { Err(failed("a probe was put in and passed, but its program did not learn which one it was")) } else { Ok(()) }
+}
+
+fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64) -> libbpf_rs::Result<()> {
+    let cookie = Op::Alloc as u64 | u64::from(SLOT.index) << 32;
+    let program = load::program(object, load::programs(method)[0])?;
+    let key = sites::key(pid, Addr(address));
+    let link = match method {
+        Attach::PerfEvents | Attach::ByAddress => {
+            if method == Attach::ByAddress {
+                load::map(object, "site_cookies").update(&key, &cookie.to_ne_bytes(), MapFlags::ANY)?;
+            }
+            let cookie = if method == Attach::PerfEvents { cookie } else { 0 };
+            program.attach_uprobe_with_opts(
+                pid.0 as i32,
+                "/proc/self/exe",
+                offset as usize,
+                UprobeOpts { cookie, ..Default::default() },
+            )?
+        }
+        Attach::Session | Attach::Multi => {
+            let session = method == Attach::Session;
+            let opts = UprobeMultiOpts { offsets: vec![offset as usize], cookies: vec![cookie], session, ..Default::default() };
+            program.attach_uprobe_multi_with_opts(pid.0 as i32, "/proc/self/exe", "", opts)?
+        }
+    };
+    std::hint::black_box(probed as extern "C" fn())();
+    drop(link);
+    if method == Attach::ByAddress {
+        load::map(object, "site_cookies").delete(&key)?;
+    }
+    Ok(())
+}
+
+fn failed(what: &str) -> libbpf_rs::Error {
+    libbpf_rs::Error::from(std::io::Error::other(what.to_owned()))
+}
+
+fn own_file_offset(address: u64) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let offset = u64::from_str_radix(fields.nth(1)?, 16).ok()?;
+        (start..end).contains(&address).then(|| address - start + offset)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_an_own_function_is_found() {
+        assert!(own_file_offset(probed as *const () as u64).is_some());
+        assert_eq!(own_file_offset(0), None);
+    }
+}

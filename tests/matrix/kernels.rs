@@ -1,0 +1,91 @@
+//! What each kernel of `make kernel-matrix` does beside the tests of the other modules: one window, one emitter. Ignored, because other
+//! tests show more of both on the machine itself; these need nothing but a program that is compiled already, and little time.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::support::build::{Link, program};
+use crate::support::process::run;
+use crate::support::recording::{Recording, fragprof};
+use crate::support::rendezvous::{Rendezvous, Target};
+use crate::support::{LIMIT, bpf, serial};
+
+fn report(file: &Path) -> Value {
+    let done = run(fragprof().arg("report").arg(file).args(["--top", "0", "--json"]));
+    assert!(done.status.success(), "{}", done.err);
+    serde_json::from_str(&done.out).unwrap()
+}
+
+/// Sum of a key over the stacks that go through a function.
+fn sum(report: &Value, function: &str, key: &str) -> f64 {
+    let through = |stack: &&Value| stack["frames"].as_array().is_some_and(|frames| frames.iter().any(|f| f["function"] == function));
+    report["stacks"].as_array().unwrap().iter().filter(through).filter_map(|stack| stack[key].as_f64()).sum()
+}
+
+#[test]
+#[ignore = "for other kernels: make kernel-matrix"]
+fn windows_tell_who_allocates() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
+    let mut command = fragprof();
+    command.args(["record", "--mode", "governed", "--budget", "10%", "--duration", "300s", "-p", &target.pid().to_string()]);
+    let recording = Recording::start(&mut command, &[]);
+    recording.wait_until_attached(1);
+    // Rounds until some of them fell into windows: the program is busy for a few seconds of the recording.
+    let began = Instant::now();
+    let mut rounds = 0;
+    while rounds < 20 || began.elapsed().as_secs() < 8 {
+        target.go_to("round");
+        rounds += 1;
+    }
+    recording.process.signal(rustix::process::Signal::INT);
+    let mut recording = recording;
+    assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
+    let report = report(&recording.file());
+    assert_eq!(report["mode"], "governed");
+    let losses: Vec<_> = report["losses"].as_object().unwrap().iter().filter(|(_, lost)| lost.as_u64() != Some(0)).collect();
+    assert!(losses.is_empty(), "{losses:?}");
+    // Nearly half of the blocks come from each of the two: site_zeroed where one bit of a random number is set.
+    let (plain, zeroed) = (sum(&report, "site_round", "allocations_est"), sum(&report, "site_zeroed", "allocations_est"));
+    assert!(plain > 0.0 && (0.5..2.0).contains(&(zeroed / plain)), "{plain} and {zeroed}: {}", report["governed"]);
+}
+
+#[test]
+#[ignore = "for other kernels: make kernel-matrix"]
+fn a_program_with_the_sampler_tells_its_own_ledger() {
+    if bpf().is_none() {
+        return;
+    }
+    let mut rendezvous = Rendezvous::new();
+    let rounds = program("rounds", Link::Dynamic);
+    let mut command = fragprof();
+    command.args(["record", "--duration", "300s"]).env("TRUTH_SOCKET", rendezvous.path());
+    let words = ["run", "--sample-bytes", "1", "--"].map(OsStr::new);
+    let own = OsStr::new(env!("CARGO_BIN_EXE_fragprof"));
+    let target: Vec<&OsStr> = std::iter::once(own).chain(words).chain([rounds.as_os_str()]).collect();
+    let mut recording = Recording::start(&mut command, &target);
+    rendezvous.expect("ready", &recording.process);
+    rendezvous.go();
+    let truth = rendezvous.expect("round", &recording.process);
+    recording.process.signal(rustix::process::Signal::INT);
+    assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
+    let report = report(&recording.file());
+    if report["mode"] == "exact" {
+        // A kernel whose programs cannot listen: every call is traced instead, and the reason given.
+        assert!(recording.process.err.to_string().contains("emitter"), "{}", recording.process.err);
+        println!("skipped: this kernel's programs do not listen to emitters; the calls were traced");
+        return;
+    }
+    assert_eq!(report["mode"], "sampled", "{report}");
+    for site in &truth.sites {
+        // One sample a byte: the estimate is the ledger.
+        assert_eq!(sum(&report, &site.site, "inuse_bytes_est") as u64, site.live_bytes, "{}", site.site);
+    }
+}
