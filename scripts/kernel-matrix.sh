@@ -88,7 +88,7 @@ for suite in "${suites[@]}"; do
 	log=$out/$suite.log
 	echo "booting $(basename "$(dirname "$kernel")")/$(basename "$kernel")"
 	# One CPU with everything TCG can do; two CPUs with cx16 were seen to double-fault a guest.
-	timeout 1500 nice -n 10 qemu-system-x86_64 -accel tcg -cpu max -smp 1 -m 3072 -kernel "$kernel" -initrd "$out/initramfs.gz" \
+	timeout 1500 nice -n 5 qemu-system-x86_64 -accel tcg -cpu max -smp 1 -m 3072 -kernel "$kernel" -initrd "$out/initramfs.gz" \
 		-append "console=ttyS0 quiet panic=-1 no_timer_check" -nographic -nodefaults -no-reboot -serial stdio -net none </dev/null 2>&1 |
 		tr -d '\r' >"$log" || { echo "$suite did not come to its end: see $log" >&2; }
 	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not come up: see $log" >&2

@@ -16,6 +16,7 @@
 
 mod attribution;
 mod build;
+mod clock;
 pub mod governed;
 mod heap;
 mod launch;
@@ -36,6 +37,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use build::stand_in;
+pub use clock::monotonic_ns;
 use heap::Before;
 pub use launch::LaunchError;
 pub use look::Look;
@@ -126,12 +128,6 @@ pub struct Options {
     pub no_stacks: bool,
     /// Take a census at the start, near each new peak and after losses too, not only at the end.
     pub censuses: bool,
-}
-
-/// CLOCK_MONOTONIC in nanoseconds, the clock of the records.
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 /// A recording under way.

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::clock::AgeClock;
 use super::database::StoreError;
-use super::thin::{Limits, size_bytes, thin};
+use super::thin::{Limits, end_of_samples, size_bytes, thin};
 use super::view::EventView;
 use super::write::Writer;
 use crate::agent::sample::{Published, Snapshot};
@@ -111,7 +112,9 @@ impl Keeper {
         lock(&shared.counters).size_bytes_max = settings.limits.size_bytes_max;
         lock(&shared.counters).is_on_disk = writer.database().is_on_disk();
         let keeper = Self { messages, shared: Arc::clone(&shared) };
-        let work = Work { writer, published, settings, shared, sequence: None, profiles_at: HashMap::new(), thinned_at: None };
+        // Without an answer nothing is known of before.
+        let ages = AgeClock::since(end_of_samples(&writer.database().lock()).unwrap_or(None), Instant::now());
+        let work = Work { writer, published, settings, shared, sequence: None, profiles_at: HashMap::new(), thinned_at: None, ages };
         let thread = std::thread::Builder::new().name("fragprof-store".into()).spawn(move || work.run(&inbox))?;
         Ok((keeper, thread))
     }
@@ -156,6 +159,7 @@ struct Work {
     sequence: Option<u64>,
     profiles_at: HashMap<(ProcessId, &'static str), Instant>,
     thinned_at: Option<Instant>,
+    ages: AgeClock,
 }
 
 impl Work {
@@ -198,6 +202,7 @@ impl Work {
             lock(&self.shared.counters).samples += rows;
         }
         self.profiles(&snapshot, now, &processes);
+        let now = self.ages.now(now, Instant::now());
         self.thin(now);
     }
 

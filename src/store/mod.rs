@@ -10,6 +10,7 @@
 //! Files: [`database`] opening and the tables, [`row`] one sample as a row, [`write`](mod@write), [`thin`] and limits, [`read`], [`view`]
 //! what is shown, [`keeper`] the thread.
 
+mod clock;
 pub mod database;
 pub mod keeper;
 pub mod read;

@@ -155,3 +155,17 @@ fn a_row_has_every_column_of_the_table() {
     assert_eq!(row.value("rss_bytes"), row.value("rss_bytes_max"));
     assert_eq!((row.value("pinned_bytes"), row.value("nonsense")), (Some(1 << 20), None));
 }
+
+#[test]
+fn a_few_rows_of_a_time_to_come_do_not_say_where_the_samples_end() {
+    let mut writer = writer();
+    assert_eq!(super::thin::end_of_samples(&writer.database().lock()).unwrap(), None);
+    for at in 0..100 {
+        writer.samples(NOW + at * 30, &[process(7, 1)]).unwrap();
+    }
+    for at in 0..5 {
+        writer.samples(NOW + 365 * DAY + at, &[process(7, 1)]).unwrap();
+    }
+    let end = super::thin::end_of_samples(&writer.database().lock()).unwrap().unwrap();
+    assert!((NOW + 85 * 30..NOW + 100 * 30).contains(&end), "{}", end - NOW);
+}

@@ -1,6 +1,6 @@
 //! Thinning: the longer ago, the fewer rows. And the limits on age and size.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::database::{Database, StoreError};
 
@@ -44,6 +44,16 @@ pub fn size_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(u64::try_from(pages.saturating_mul(number("page_size")?)).unwrap_or(0))
 }
 
+/// When the samples end, in seconds since 1970; `None` without any. The newest tenth is left out: a clock that was ahead for a while has
+/// left a few rows that are newer than the truth.
+///
+/// # Errors
+/// What SQLite reports.
+pub fn end_of_samples(connection: &Connection) -> rusqlite::Result<Option<i64>> {
+    let end = "SELECT at FROM sample ORDER BY at DESC LIMIT 1 OFFSET (SELECT count(*) / 10 FROM sample)";
+    connection.query_row(end, [], |row| row.get(0)).optional()
+}
+
 /// Thins what is old, removes what is too old, and goes on until the size limit holds.
 ///
 /// # Errors
@@ -72,6 +82,8 @@ fn run(connection: &mut Connection, now: i64, limits: Limits) -> rusqlite::Resul
         let span = "SELECT coalesce(min(at), 0), coalesce(max(at), 0) FROM (SELECT at FROM sample UNION ALL SELECT at FROM profile
              UNION ALL SELECT id / 1000000 FROM event)";
         let (first, last): (i64, i64) = connection.query_row(span, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        // Rows from a time when the clock was ahead must not make an eighth of the span all that is true.
+        let last = last.min(now).max(first);
         let removed = remove_before(connection, first + ((last - first) / DROP_PARTS).max(1))?;
         thinned.dropped += removed;
         if removed == 0 {

@@ -1,15 +1,16 @@
 //! Limits reached on fragprof's own side: descriptors, memory, a read-only file system, refused system calls.
 
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
 use super::Churn;
-use crate::support::bpf;
 use crate::support::build::tool;
 use crate::support::process::{Done, run};
 use crate::support::recording::fragprof;
+use crate::support::{bpf, skip};
 
 /// A short recording of `pid` by `command`, into a folder of its own.
 fn record(mut command: Command, pid: u32) -> (Done, bool) {
@@ -69,6 +70,67 @@ fn a_memory_limit_is_reached_without_harm_to_the_target() {
         churn.assert_unprobed();
     }
     assert!(worked > 0, "4 GiB are enough");
+}
+
+/// A memory cgroup of its own, removed when dropped.
+struct MemoryGroup {
+    folder: PathBuf,
+    limit: &'static str,
+}
+
+impl MemoryGroup {
+    /// In whichever hierarchy has the memory controller; a skip where this machine lets nobody make one.
+    fn make() -> Option<Self> {
+        for (parent, limit) in [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")] {
+            let folder = Path::new(parent).join(format!("fragprof-test-{}", std::process::id()));
+            if !Path::new(parent).join("cgroup.procs").exists() || std::fs::create_dir(&folder).is_err() {
+                continue;
+            }
+            let group = Self { folder, limit };
+            if group.folder.join(limit).exists() {
+                return Some(group);
+            }
+        }
+        skip("no memory cgroup can be made here")
+    }
+
+    fn limit(&self, mib: u64) {
+        std::fs::write(self.folder.join(self.limit), (mib << 20).to_string()).unwrap();
+    }
+
+    /// fragprof inside.
+    fn fragprof(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"echo $$ >"$0/cgroup.procs" && exec "$@""#]).arg(&self.folder).arg(env!("CARGO_BIN_EXE_fragprof"));
+        command
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // What the kernel still charges to it goes with it.
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+#[test]
+fn a_memory_limit_of_its_container_is_reached_without_harm_to_the_target() {
+    if bpf().is_none() {
+        return;
+    }
+    let Some(group) = MemoryGroup::make() else { return };
+    let mut churn = Churn::start();
+    let mut worked = 0;
+    for mib in [4, 12, 24, 40, 64, 96, 1024] {
+        group.limit(mib);
+        let (done, whole) = record(group.fragprof(), churn.pid());
+        // The kernel ends what needs more, or refuses it memory; either way nobody else notices.
+        assert!(!done.err.contains("panicked"), "{mib} MiB:\n{}", done.err);
+        worked += usize::from(done.status.success() && whole);
+        churn.assert_alive();
+        churn.assert_unprobed();
+    }
+    assert!(worked > 0, "1 GiB is enough");
 }
 
 #[test]

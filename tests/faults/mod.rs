@@ -3,6 +3,7 @@
 //!
 //! The long forms are ignored tests, run by `make faults`.
 
+mod clocks;
 mod killed;
 mod limits;
 mod names;

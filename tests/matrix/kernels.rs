@@ -15,7 +15,7 @@ use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::{LIMIT, bpf, serial};
 
 fn report(file: &Path) -> Value {
-    let done = run(fragprof().arg("report").arg(file).args(["--top", "0", "--json"]));
+    let done = run(fragprof().arg("report").arg(file).arg("--json"));
     assert!(done.status.success(), "{}", done.err);
     serde_json::from_str(&done.out).unwrap()
 }
@@ -35,7 +35,7 @@ fn windows_tell_who_allocates() {
     let _alone = serial();
     let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
     let mut command = fragprof();
-    command.args(["record", "--mode", "governed", "--budget", "10%", "--duration", "300s", "-p", &target.pid().to_string()]);
+    command.args(["record", "--mode", "governed", "--budget", "1%", "--duration", "300s", "-p", &target.pid().to_string()]);
     let recording = Recording::start(&mut command, &[]);
     recording.wait_until_attached(1);
     // Rounds until some of them fell into windows: the program is busy for a few seconds of the recording.
