@@ -18,7 +18,8 @@ pub fn features() -> Features {
         let support = match load::load(Some(method), false) {
             Ok((object, _)) => {
                 if features.unwind_tables == Support::Unknown {
-                    features.unwind_tables = tables::try_out(&object).map_or_else(|error| Support::No(error.to_string()), |()| Support::Yes);
+                    features.unwind_tables =
+                        tables::try_out(&object).map_or_else(|error| Support::No(error.to_string()), |()| Support::Yes);
                 }
                 Support::Yes
             }

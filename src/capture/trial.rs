@@ -52,12 +52,7 @@ fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64) -> 
                 load::map(object, "site_cookies").update(&key, &cookie.to_ne_bytes(), MapFlags::ANY)?;
             }
             let cookie = if method == Attach::PerfEvents { cookie } else { 0 };
-            program.attach_uprobe_with_opts(
-                pid.0 as i32,
-                "/proc/self/exe",
-                offset as usize,
-                UprobeOpts { cookie, ..Default::default() },
-            )?
+            program.attach_uprobe_with_opts(pid.0 as i32, "/proc/self/exe", offset as usize, UprobeOpts { cookie, ..Default::default() })?
         }
         Attach::Session | Attach::Multi => {
             let session = method == Attach::Session;

@@ -142,7 +142,11 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
         .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
         .map(|(name, text, value)| Counter::new(name, value, text))
         .collect();
-    losses.push(Counter::new("unaccounted_hits", unaccounted, "probe hits of which neither a record nor a reason came: the kernel lost them"));
+    losses.push(Counter::new(
+        "unaccounted_hits",
+        unaccounted,
+        "probe hits of which neither a record nor a reason came: the kernel lost them",
+    ));
     losses.push(Counter::new("malformed_records", read.malformed, "records that could not be read"));
     losses.push(Counter::new(
         "lost_notices",

@@ -14,8 +14,8 @@ use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::{LIMIT, bpf, serial};
 
-fn report(file: &Path) -> Value {
-    let done = run(fragprof().arg("report").arg(file).arg("--json"));
+fn report(file: &Path, by: &str) -> Value {
+    let done = run(fragprof().arg("report").arg(file).args(["--by", by, "--json"]));
     assert!(done.status.success(), "{}", done.err);
     serde_json::from_str(&done.out).unwrap()
 }
@@ -48,7 +48,7 @@ fn windows_tell_who_allocates() {
     recording.process.signal(rustix::process::Signal::INT);
     let mut recording = recording;
     assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
-    let report = report(&recording.file());
+    let report = report(&recording.file(), "survivors");
     assert_eq!(report["mode"], "governed");
     let losses: Vec<_> = report["losses"].as_object().unwrap().iter().filter(|(_, lost)| lost.as_u64() != Some(0)).collect();
     assert!(losses.is_empty(), "{losses:?}");
@@ -76,7 +76,7 @@ fn a_program_with_the_sampler_tells_its_own_ledger() {
     let truth = rendezvous.expect("round", &recording.process);
     recording.process.signal(rustix::process::Signal::INT);
     assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
-    let report = report(&recording.file());
+    let report = report(&recording.file(), "live");
     if report["mode"] == "exact" {
         // A kernel whose programs cannot listen: every call is traced instead, and the reason given.
         assert!(recording.process.err.to_string().contains("emitter"), "{}", recording.process.err);

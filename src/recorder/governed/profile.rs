@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::books::Book;
 use super::target::Target;
-use crate::capture::{Counters, Read};
 use crate::capture::counters::ENDS;
+use crate::capture::{Counters, Read};
 use crate::governor::estimate::{STACKS_MAX, errors_of_95_percent};
 use crate::governor::{AGES_NS, Estimate, Estimator, HitCosts, StackEstimate};
 use crate::heap::residency::PAGE_BYTES;
