@@ -1,5 +1,13 @@
-//! Sends profiles to a Pyroscope server (`POST /ingest`, multipart with the pprof file in the field `profile`), or to anything that takes
-//! the same. What is new is queued at each interval; the queue is bounded, and a server that fails is left alone for longer and longer.
+//! Sends profiles to a server: Pyroscope or what takes the same, Parca, or, with the cargo feature `otlp`, a collector of OpenTelemetry.
+//! What is new is queued at each interval; the queue is bounded, and a server that fails is left alone for longer and longer.
+
+mod grpc;
+#[cfg(feature = "otlp")]
+mod otlp;
+mod parca;
+mod pyroscope;
+#[cfg(test)]
+mod testing;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,9 +15,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use self::grpc::Grpc;
+use super::config::PushProtocol;
 use super::sample::{ProcessSample, Published};
 use super::view::unix_s;
-use crate::client::Server;
+use crate::client::{ClientError, Server};
 use crate::profile::{Profile, pprof};
 
 /// Profiles that wait at most; some ten KiB each. The oldest goes first.
@@ -20,9 +30,6 @@ const QUEUE_BYTES_MAX: usize = 32 << 20;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// Parts the fields of a request; no pprof file begins a line with it, because it is gzipped and longer than chance.
-const BOUNDARY: &str = "fragprof-6b1f0c7e9a2d4835";
-
 /// What was sent and what was not.
 #[derive(Debug, Default)]
 pub struct PushCounters {
@@ -67,46 +74,70 @@ fn pause(failures: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE_MAX)
 }
 
-/// The query of an ingestion: the name with its labels in braces.
-fn path(process: &ProcessSample, profile: &Profile, at_unix_s: f64, labels: &BTreeMap<String, String>) -> String {
-    let mut all: BTreeMap<String, String> = labels.clone();
+/// The labels of a profile: the configured ones, and whose it is.
+fn labels(process: &ProcessSample, profile: &Profile, more: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut all = more.clone();
     all.insert("pid".into(), process.identity.process.pid.to_string());
     all.insert("comm".into(), process.comm.clone());
     all.insert("tier".into(), profile.meta.mode.name().into());
     if let Some(container) = &process.surroundings.container {
         all.extend(container.label_map());
     }
-    // Braces, commas and equals signs part labels: none may stand in a value.
-    let clean = |text: &str| -> String {
-        text.chars().map(|c| if c.is_control() || matches!(c, '{' | '}' | ',' | '=' | '"') { '_' } else { c }).collect()
-    };
-    let list: Vec<String> = all.iter().map(|(name, value)| format!("{name}={}", clean(value))).collect();
-    let name = format!("{}.memory{{{}}}", clean(&process.comm), list.join(","));
-    let until = at_unix_s;
-    let from = until - profile.meta.duration_s.max(1.0);
-    format!("/ingest?name={}&from={}&until={}&format=pprof&spyName=fragprof", percent(&name), from as u64, until as u64)
+    all
 }
 
-/// Percent-encoding of RFC 3986 for a query's value.
-fn percent(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Sent {
+    /// The server has it.
+    Taken,
+    /// It will not take this one later either.
+    Refused(String),
+    /// It may take it later.
+    Later(String),
+}
+
+/// The way to the server.
+#[derive(Debug)]
+enum Outlet {
+    Pyroscope(Server),
+    Grpc(Grpc, PushProtocol),
+}
+
+impl Outlet {
+    /// The request for a profile; `None` if it cannot be written.
+    fn parcel(&self, process: &ProcessSample, profile: &Profile, at_unix_s: f64, more: &BTreeMap<String, String>) -> Option<Parcel> {
+        let protocol = match self {
+            Self::Pyroscope(_) => PushProtocol::Pyroscope,
+            Self::Grpc(_, protocol) => *protocol,
+        };
+        #[cfg(feature = "otlp")]
+        if protocol == PushProtocol::Otlp {
+            return Some(Parcel { path: otlp::METHOD.into(), body: otlp::request(process, profile, &labels(process, profile, more)) });
+        }
+        let mut file = Vec::new();
+        if let Err(error) = pprof::write(profile, &mut file) {
+            tracing::debug!("a profile cannot be written: {error}");
+            return None;
+        }
+        Some(match protocol {
+            PushProtocol::Parca => Parcel { path: parca::METHOD.into(), body: parca::request(&labels(process, profile, more), file) },
+            _ => Parcel { path: pyroscope::path(process, profile, at_unix_s, more), body: pyroscope::multipart(&file) },
+        })
+    }
+
+    fn send(&self, parcel: &Parcel) -> Sent {
+        match self {
+            Self::Grpc(grpc, _) => grpc.send(&parcel.path, &parcel.body),
+            Self::Pyroscope(server) => match server.post(&parcel.path, &pyroscope::content_type(), &parcel.body) {
+                Ok(_) => Sent::Taken,
+                Err(ClientError::Status { status, message }) if (400..500).contains(&status) && status != 429 => {
+                    Sent::Refused(format!("{status} {message}"))
+                }
+                Err(error) => Sent::Later(error.to_string()),
+            },
         }
     }
-    encoded
-}
-
-fn multipart(profile: &[u8]) -> Vec<u8> {
-    let mut body = format!(
-        "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"profile\"; filename=\"profile.pprof\"\r\nContent-Type: application/octet-stream\r\n\r\n"
-    )
-    .into_bytes();
-    body.extend_from_slice(profile);
-    body.extend_from_slice(format!("\r\n--{BOUNDARY}--\r\n").as_bytes());
-    body
 }
 
 /// Where and how often.
@@ -114,6 +145,8 @@ fn multipart(profile: &[u8]) -> Vec<u8> {
 pub struct Target {
     /// The server.
     pub server: Server,
+    /// What it understands.
+    pub protocol: PushProtocol,
     /// Time between two rounds.
     pub interval: Duration,
     /// Labels that every profile gets.
@@ -137,8 +170,13 @@ impl Pusher {
     pub fn start(target: Target, published: Arc<Published>) -> std::io::Result<Self> {
         let counters = Arc::new(PushCounters::default());
         let (stop, stopped) = mpsc::channel();
+        let outlet = match target.protocol {
+            PushProtocol::Pyroscope => Outlet::Pyroscope(target.server.clone()),
+            protocol => Outlet::Grpc(Grpc::new(&target.server)?, protocol),
+        };
         let mut work = Work {
             target,
+            outlet,
             published,
             counters: Arc::clone(&counters),
             queue: Queue::default(),
@@ -165,6 +203,7 @@ impl Pusher {
 
 struct Work {
     target: Target,
+    outlet: Outlet,
     published: Arc<Published>,
     counters: Arc<PushCounters>,
     queue: Queue,
@@ -202,13 +241,8 @@ impl Work {
                     continue;
                 }
                 self.sent_at.insert(key, known.at);
-                let mut file = Vec::new();
-                if let Err(error) = pprof::write(&known.profile, &mut file) {
-                    tracing::debug!("a profile cannot be written: {error}");
-                    continue;
-                }
-                let path = path(process, &known.profile, unix_s(known.wall), &self.target.labels);
-                let dropped = self.queue.add(Parcel { path, body: multipart(&file) });
+                let Some(parcel) = self.outlet.parcel(process, &known.profile, unix_s(known.wall), &self.target.labels) else { continue };
+                let dropped = self.queue.add(parcel);
                 self.counters.dropped.fetch_add(dropped, Ordering::Relaxed);
             }
         }
@@ -217,9 +251,8 @@ impl Work {
     /// Sends the oldest. `Some` = how long to wait before the next.
     fn send_one(&mut self) -> Option<Duration> {
         let parcel = self.queue.0.front()?;
-        let kind = format!("multipart/form-data; boundary={BOUNDARY}");
-        match self.target.server.post(&parcel.path, &kind, &parcel.body) {
-            Ok(_) => {
+        match self.outlet.send(parcel) {
+            Sent::Taken => {
                 self.counters.sent.fetch_add(1, Ordering::Relaxed);
                 self.queue.0.pop_front();
                 self.failures = 0;
@@ -228,18 +261,17 @@ impl Work {
                 }
                 Some(Duration::ZERO)
             }
-            // It will not take this one later either; 429 it may.
-            Err(crate::client::ClientError::Status { status, message }) if (400..500).contains(&status) && status != 429 => {
+            Sent::Refused(why) => {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("{} refuses a profile: {status} {message}", self.target.server.address());
+                tracing::warn!("{} refuses a profile: {why}", self.target.server.address());
                 self.queue.0.pop_front();
                 Some(Duration::ZERO)
             }
-            Err(error) => {
+            Sent::Later(why) => {
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
                 self.failures = self.failures.saturating_add(1);
                 if !std::mem::replace(&mut self.told, true) {
-                    tracing::warn!("profiles wait: {error}");
+                    tracing::warn!("profiles wait: {why}");
                 }
                 Some(pause(self.failures))
             }
@@ -252,14 +284,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io::{Read, Write};
     use std::net::TcpListener;
-    use std::time::SystemTime;
 
+    use super::pyroscope::BOUNDARY;
     use super::*;
-    use crate::agent::attribution::{Attributed, Attributions};
-    use crate::agent::sample::{Identity, Snapshot};
     use crate::profile::testing::shop;
-    use crate::target::ProcessId;
-    use crate::units::Pid;
 
     #[test]
     fn pauses_double_up_to_a_limit() {
@@ -299,21 +327,7 @@ mod tests {
     #[test]
     fn a_profile_arrives_whole_with_its_labels_after_the_server_failed_once() {
         let (url, requests) = server(&[503, 200]);
-        let now = Instant::now();
-        let process = ProcessId { pid: Pid(42), start_ticks: 1 };
-        let board = Attributions::default();
-        let attributed = Attributed { profile: Arc::new(shop()), at: now, wall: SystemTime::now(), rates: None, slowdown_ratio_est: None };
-        board.publish(process, attributed);
-        let sample =
-            ProcessSample { attributed: board.of(process), ..ProcessSample::new(Identity { process, stack: 0 }, "sh{o}p".into(), 0, 1) };
-        let published = Arc::new(Published::new(now));
-        published.store(Snapshot { processes: vec![Arc::new(sample)], ..Snapshot::empty(now) });
-        let target = Target {
-            server: Server::parse(&url).unwrap(),
-            interval: Duration::from_secs(3600),
-            labels: BTreeMap::from([("cluster".into(), "a".into())]),
-        };
-        let pusher = Pusher::start(target, published).unwrap();
+        let pusher = testing::pusher(&url, PushProtocol::Pyroscope);
         let first = requests.recv_timeout(Duration::from_secs(20)).unwrap();
         let second = requests.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(first, second);

@@ -1,0 +1,217 @@
+//! OpenTelemetry: `Export` of the profiles service, `v1development`. A profile there has one kind of value, so each kind that was measured
+//! becomes one; stacks, locations, functions and texts are shared in the request's dictionary. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::profiles::v1development::{
+    Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile as OtlpProfile, ProfilesDictionary, ResourceProfiles, Sample,
+    ScopeProfiles, Stack, ValueType,
+};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prost::Message;
+
+use crate::agent::sample::ProcessSample;
+use crate::profile::{Frame, Profile, ValueKind};
+
+/// The method.
+pub(super) const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
+
+/// A table of the dictionary: each entry once, the first one is the empty one.
+struct Table<T> {
+    entries: Vec<T>,
+    known: HashMap<T, i32>,
+}
+
+impl<T: Clone + Eq + Hash + Default> Table<T> {
+    fn new() -> Self {
+        Self { entries: vec![T::default()], known: HashMap::from([(T::default(), 0)]) }
+    }
+
+    fn index(&mut self, entry: T) -> i32 {
+        if let Some(&index) = self.known.get(&entry) {
+            return index;
+        }
+        // A profile has at most some 100,000 frames.
+        let index = i32::try_from(self.entries.len()).unwrap_or(0);
+        self.entries.push(entry.clone());
+        self.known.insert(entry, index);
+        index
+    }
+}
+
+/// A location by what it is made of: mapping, address, function, line.
+type Place = (i32, u64, i32, i64);
+
+struct Dictionary {
+    strings: Table<String>,
+    functions: Table<Function>,
+    mappings: Table<Mapping>,
+    places: Table<Place>,
+    stacks: Table<Stack>,
+}
+
+impl Dictionary {
+    fn new() -> Self {
+        Self { strings: Table::new(), functions: Table::new(), mappings: Table::new(), places: Table::new(), stacks: Table::new() }
+    }
+
+    fn string(&mut self, text: &str) -> i32 {
+        self.strings.index(text.to_owned())
+    }
+
+    fn location(&mut self, frame: &Frame) -> i32 {
+        let name = self.string(&frame.function);
+        let file = self.string(&frame.file);
+        let function = self.functions.index(Function { name_strindex: name, filename_strindex: file, ..Function::default() });
+        let module = self.string(&frame.module);
+        let mapping = if module == 0 { 0 } else { self.mappings.index(Mapping { filename_strindex: module, ..Mapping::default() }) };
+        self.places.index((mapping, frame.address, function, i64::from(frame.line)))
+    }
+
+    fn finish(self) -> ProfilesDictionary {
+        let location = |(mapping_index, address, function_index, line): Place| {
+            let lines = if function_index == 0 { Vec::new() } else { vec![Line { function_index, line, column: 0 }] };
+            Location { mapping_index, address, lines, attribute_indices: Vec::new() }
+        };
+        ProfilesDictionary {
+            mapping_table: self.mappings.entries,
+            location_table: self.places.entries.into_iter().map(location).collect(),
+            function_table: self.functions.entries,
+            link_table: vec![Link::default()],
+            string_table: self.strings.entries,
+            attribute_table: vec![KeyValueAndUnit::default()],
+            stack_table: self.stacks.entries,
+        }
+    }
+}
+
+/// The message for a profile of a process.
+pub(super) fn request(process: &ProcessSample, profile: &Profile, labels: &BTreeMap<String, String>) -> Vec<u8> {
+    let mut dictionary = Dictionary::new();
+    let stacks: Vec<i32> = profile
+        .stacks()
+        .iter()
+        .map(|stack| {
+            let location_indices = profile.frames_of(stack).map(|frame| dictionary.location(frame)).collect();
+            dictionary.stacks.index(Stack { location_indices })
+        })
+        .collect();
+    let profiles = profile.meta.kinds.iter().map(|kind| of_kind(&mut dictionary, process, profile, &stacks, kind)).collect();
+    let scope =
+        InstrumentationScope { name: "fragprof".into(), version: env!("CARGO_PKG_VERSION").into(), ..InstrumentationScope::default() };
+    let scope_profiles = vec![ScopeProfiles { scope: Some(scope), profiles, ..ScopeProfiles::default() }];
+    let resource = Resource { attributes: attributes(process, labels), ..Resource::default() };
+    ExportProfilesServiceRequest {
+        resource_profiles: vec![ResourceProfiles { resource: Some(resource), scope_profiles, ..ResourceProfiles::default() }],
+        dictionary: Some(dictionary.finish()),
+    }
+    .encode_to_vec()
+}
+
+fn of_kind(dictionary: &mut Dictionary, process: &ProcessSample, profile: &Profile, stacks: &[i32], kind: ValueKind) -> OtlpProfile {
+    let samples = profile
+        .stacks()
+        .iter()
+        .zip(stacks)
+        .filter(|(stack, _)| stack.values.get(kind) > 0)
+        .map(|(stack, &stack_index)| {
+            let value = i64::try_from(stack.values.get(kind)).unwrap_or(i64::MAX);
+            Sample { stack_index, values: vec![value], ..Sample::default() }
+        })
+        .collect();
+    let identity = process.identity.process;
+    // Sixteen bytes that differ between any two profiles of a collector: whose, when, of what.
+    let id = [u64::from(identity.pid.0) << 32 | kind.index() as u64, profile.meta.start_unix_ns ^ identity.start_ticks.rotate_left(32)];
+    OtlpProfile {
+        sample_type: Some(ValueType { type_strindex: dictionary.string(kind.name()), unit_strindex: dictionary.string(kind.unit()) }),
+        samples,
+        time_unix_nano: profile.meta.start_unix_ns,
+        duration_nano: (profile.meta.duration_s * 1e9) as u64,
+        profile_id: id.map(u64::to_be_bytes).concat(),
+        ..OtlpProfile::default()
+    }
+}
+
+/// Names of the semantic conventions where there are some; the configured labels as they are.
+fn attributes(process: &ProcessSample, labels: &BTreeMap<String, String>) -> Vec<KeyValue> {
+    let pid = i64::from(process.identity.process.pid.0);
+    let text = |value: &str| Value::StringValue(value.to_owned());
+    let mut all = vec![
+        ("service.name", text(&process.comm)),
+        ("process.pid", Value::IntValue(pid)),
+        ("process.executable.name", text(&process.comm)),
+    ];
+    for (name, value) in labels {
+        let name = match name.as_str() {
+            "pid" | "comm" => continue,
+            "namespace" => "k8s.namespace.name",
+            "pod" => "k8s.pod.name",
+            "container" => "k8s.container.name",
+            "tier" => "fragprof.tier",
+            name => name,
+        };
+        all.push((name, text(value)));
+    }
+    let pair =
+        |(key, value): (&str, Value)| KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() };
+    all.into_iter().map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use super::super::{PushProtocol, testing};
+    use super::*;
+    use crate::profile::testing::shop;
+
+    #[test]
+    fn every_kind_of_value_arrives_with_its_stacks() {
+        let (url, requests) = testing::grpc_server(&[0]);
+        let pusher = testing::pusher(&url, PushProtocol::Otlp);
+        let got = requests.recv_timeout(Duration::from_secs(20)).unwrap();
+        pusher.stop();
+        assert_eq!(got.path, METHOD);
+        let request = ExportProfilesServiceRequest::decode(got.message.as_slice()).unwrap();
+        let dictionary = request.dictionary.unwrap();
+        let text = |index: i32| dictionary.string_table[usize::try_from(index).unwrap()].as_str();
+        let of_process = &request.resource_profiles[0];
+        let attributes = &of_process.resource.as_ref().unwrap().attributes;
+        let names: Vec<&str> = attributes.iter().map(|one| one.key.as_str()).collect();
+        assert_eq!(names, ["service.name", "process.pid", "process.executable.name", "cluster", "fragprof.tier"]);
+        let expected = shop();
+        let profiles = &of_process.scope_profiles[0].profiles;
+        assert_eq!(profiles.len(), expected.meta.kinds.iter().count());
+        for (profile, kind) in profiles.iter().zip(expected.meta.kinds.iter()) {
+            let kind_of = profile.sample_type.unwrap();
+            assert_eq!((text(kind_of.type_strindex), text(kind_of.unit_strindex)), (kind.name(), kind.unit()));
+            // Values by the names of a stack's functions, leaf first.
+            let mut shown: Vec<(Vec<String>, i64)> = Vec::new();
+            for sample in &profile.samples {
+                let stack = &dictionary.stack_table[usize::try_from(sample.stack_index).unwrap()];
+                let name = |&index: &i32| {
+                    let location = &dictionary.location_table[usize::try_from(index).unwrap()];
+                    let function = &dictionary.function_table[usize::try_from(location.lines[0].function_index).unwrap()];
+                    text(function.name_strindex).to_owned()
+                };
+                shown.push((stack.location_indices.iter().map(name).collect(), sample.values[0]));
+            }
+            let mut wanted: Vec<(Vec<String>, i64)> = Vec::new();
+            for stack in expected.stacks().iter().filter(|stack| stack.values.get(kind) > 0) {
+                let names = expected.frames_of(stack).map(|frame| frame.function.to_string()).collect();
+                wanted.push((names, i64::try_from(stack.values.get(kind)).unwrap()));
+            }
+            shown.sort();
+            wanted.sort();
+            assert_eq!(shown, wanted, "{}", kind.name());
+        }
+        // The first entry of every table stands for nothing.
+        assert_eq!(dictionary.string_table[0], "");
+        assert_eq!(dictionary.mapping_table[0], Mapping::default());
+        assert_eq!(dictionary.stack_table[0], Stack::default());
+    }
+}
