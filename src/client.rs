@@ -1,8 +1,9 @@
-//! A small HTTP/1.1 client for loopback and cluster services: one request a connection, bounded in time and size. Plain HTTP only: where
-//! TLS is needed, a local proxy speaks it.
+//! A small HTTP/1.1 client for loopback and cluster services, over TCP or a unix socket: one request a connection, bounded in time and
+//! size. Plain HTTP only: where TLS is needed, a local proxy speaks it.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -18,7 +19,9 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The address is none that this client can use.
-    #[error("{0:?} is not an address: it begins with http:// (https needs a proxy), then host and port")]
+    #[error(
+        "{0:?} is not an address: it begins with http:// (https needs a proxy), then host and port, or is unix: and the path of a socket"
+    )]
     Address(String),
     /// The network.
     #[error("{address}: {source}")]
@@ -41,21 +44,28 @@ pub enum ClientError {
     },
 }
 
+/// Start of the address of a unix socket.
+const UNIX: &str = "unix:";
+
 /// Where a server is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
+    /// Host and port, or `unix:` and a path.
     address: String,
     prefix: String,
     token: Option<String>,
 }
 
 impl Server {
-    /// From `http://HOST:PORT[/PREFIX]`.
+    /// From `http://HOST:PORT[/PREFIX]` or `unix:PATH`.
     ///
     /// # Errors
     /// If it is no such address.
     pub fn parse(url: &str) -> Result<Self, ClientError> {
         let wrong = || ClientError::Address(url.to_owned());
+        if url.strip_prefix(UNIX).is_some_and(|path| path.starts_with('/')) {
+            return Ok(Self { address: url.to_owned(), prefix: String::new(), token: None });
+        }
         let rest = url.strip_prefix("http://").ok_or_else(wrong)?;
         let (address, prefix) = rest.split_once('/').map_or((rest, String::new()), |(address, path)| (address, format!("/{path}")));
         let is_clean = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -74,10 +84,22 @@ impl Server {
         self
     }
 
-    /// Host and port.
+    /// The bearer token, if there is one.
+    #[must_use]
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// Host and port, or `unix:` and a path.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The address as it was given, without the prefix.
+    #[must_use]
+    pub fn url(&self) -> String {
+        if self.address.starts_with(UNIX) { self.address.clone() } else { format!("http://{}", self.address) }
     }
 
     /// Asks for a path.
@@ -98,7 +120,8 @@ impl Server {
 
     fn send(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
         let fail = |source| ClientError::Io { address: self.address.clone(), source };
-        let mut head = format!("{method} {}{path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.prefix, self.address);
+        let host = if self.address.starts_with(UNIX) { "localhost" } else { &self.address };
+        let mut head = format!("{method} {}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n", self.prefix);
         if let Some(token) = &self.token {
             head.push_str(&format!("Authorization: Bearer {token}\r\n"));
         }
@@ -108,13 +131,13 @@ impl Server {
         head.push_str("\r\n");
         let deadline = Instant::now() + TIME_MAX;
         let mut stream = self.connect().map_err(fail)?;
-        stream.set_write_timeout(Some(TIME_MAX)).map_err(fail)?;
+        stream.limit_writes(TIME_MAX).map_err(fail)?;
         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).map_err(fail)?;
         let mut answer = Vec::new();
         let mut piece = vec![0; 64 << 10];
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            stream.set_read_timeout(Some(left)).map_err(fail)?;
+            stream.limit_reads(left).map_err(fail)?;
             let got = stream.read(&mut piece).map_err(fail)?;
             if got == 0 {
                 break;
@@ -132,15 +155,44 @@ impl Server {
         Err(ClientError::Status { status, message })
     }
 
-    fn connect(&self) -> io::Result<TcpStream> {
+    fn connect(&self) -> io::Result<Box<dyn Connection>> {
+        if let Some(path) = self.address.strip_prefix(UNIX) {
+            return Ok(Box::new(UnixStream::connect(path)?));
+        }
         let mut last = io::Error::other("no address of this name");
         for address in self.address.to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, CONNECT_MAX) {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => return Ok(Box::new(stream)),
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+}
+
+/// A stream whose waits have limits.
+trait Connection: Read + Write {
+    fn limit_reads(&self, most: Duration) -> io::Result<()>;
+    fn limit_writes(&self, most: Duration) -> io::Result<()>;
+}
+
+impl Connection for TcpStream {
+    fn limit_reads(&self, most: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(most))
+    }
+
+    fn limit_writes(&self, most: Duration) -> io::Result<()> {
+        self.set_write_timeout(Some(most))
+    }
+}
+
+impl Connection for UnixStream {
+    fn limit_reads(&self, most: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(most))
+    }
+
+    fn limit_writes(&self, most: Duration) -> io::Result<()> {
+        self.set_write_timeout(Some(most))
     }
 }
 
@@ -202,7 +254,8 @@ mod tests {
         let server = Server::parse("http://h:1/x/").unwrap();
         assert_eq!((server.address.as_str(), server.prefix.as_str()), ("h:1", "/x"));
         assert_eq!(Server::parse("http://h").unwrap().address, "h:80");
-        for wrong in ["https://h", "h:1", "http://", "http://a b", "http://u@h", "http://h/\r\nX: y"] {
+        assert_eq!(Server::parse("unix:/run/x y.sock").unwrap().url(), "unix:/run/x y.sock");
+        for wrong in ["https://h", "unix:", "unix:relative", "h:1", "http://", "http://a b", "http://u@h", "http://h/\r\nX: y"] {
             assert!(Server::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -110,6 +110,15 @@ struct Watch {
     chunks: Option<u64>,
     /// The last full censuses, in short.
     looks: Looks,
+    /// When it was met, in seconds since the agent's start.
+    met_s: f64,
+}
+
+impl Watch {
+    /// Seconds until a process is looked at again that showed no heap, or could not be read: one that has just begun soon has one.
+    fn retry_s(&self, now_s: f64, config: &super::config::CensusConfig) -> f64 {
+        (now_s - self.met_s).max(config.top_interval_s as f64).min(config.full_interval_s as f64)
+    }
 }
 
 /// The census thread's state.
@@ -316,6 +325,7 @@ impl Collector {
                     due: Due { top_s: now_s, full_s: None },
                     chunks: None,
                     looks: Looks::default(),
+                    met_s: now_s,
                 },
             };
             self.watches.insert(identity, watch);
@@ -409,6 +419,7 @@ impl Collector {
             top_interval_s = dear_s;
         }
         let Some(watch) = self.watches.get_mut(&identity) else { return };
+        let retry_s = watch.retry_s(now_s, config);
         let sample = Arc::make_mut(&mut watch.sample);
         sample.surroundings = self.containers.of(identity.process.pid);
         let level = census.level;
@@ -450,15 +461,16 @@ impl Collector {
             let change = sample.growth.map(|growth| Change::of(growth.seconds, growth.live_bytes_delta, growth.resident_bytes_delta));
             sample.verdict = Some(Arc::new(judge(&taken.census, change)));
             sample.full = Some(taken);
-            watch.due.full_s = Some(now_s + full_interval_s);
+            watch.due.full_s = Some(now_s + if has_heap { full_interval_s } else { retry_s });
         }
         sample.join();
     }
 
     fn refused(&mut self, identity: Identity, error: &MemoryError) {
         self.counters.refused += 1;
-        let retry_s = self.now_s() + self.config.census.full_interval_s as f64;
+        let now_s = self.now_s();
         let Some(watch) = self.watches.get_mut(&identity) else { return };
+        let retry_s = now_s + watch.retry_s(now_s, &self.config.census);
         tracing::debug!("no census of process {}: {error}", identity.process.pid);
         let sample = Arc::make_mut(&mut watch.sample);
         sample.state = WatchState::Unreadable;

@@ -327,12 +327,28 @@ impl Default for ProfileConfig {
     }
 }
 
+/// What a server of profiles understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PushProtocol {
+    /// Pyroscope's `POST /ingest`, which others take too.
+    #[default]
+    Pyroscope,
+    /// Parca's `WriteRaw`, over gRPC.
+    Parca,
+    /// OpenTelemetry's profiles, over gRPC.
+    #[cfg(feature = "otlp")]
+    Otlp,
+}
+
 /// Profiles to a server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PushConfig {
-    /// `http://HOST:PORT[/PREFIX]` of a Pyroscope server, or of anything that takes the same; none without it.
+    /// `http://HOST:PORT[/PREFIX]` of the server; none without it. gRPC servers have no prefix.
     pub url: Option<String>,
+    /// What the server understands.
+    pub protocol: PushProtocol,
     /// Seconds between two rounds.
     pub interval_s: u64,
     /// File whose first line is the bearer token.
@@ -343,7 +359,7 @@ pub struct PushConfig {
 
 impl Default for PushConfig {
     fn default() -> Self {
-        Self { url: None, interval_s: 60, token_file: None, labels: BTreeMap::new() }
+        Self { url: None, protocol: PushProtocol::Pyroscope, interval_s: 60, token_file: None, labels: BTreeMap::new() }
     }
 }
 
@@ -358,14 +374,32 @@ pub struct ServerConfig {
     pub metrics_listen: Option<SocketAddr>,
     /// File whose first line is the bearer token for everything but `/metrics`, `/healthz` and `/readyz`.
     pub token_file: Option<PathBuf>,
+    /// A unix socket for everything, without a token: its file's mode lets in the agent's own user alone. Without a path: systemd's
+    /// `$RUNTIME_DIRECTORY/agent.sock`, and none without that.
+    pub socket: Option<PathBuf>,
     /// Connections open at once; further ones are closed and counted.
     pub connections_max: usize,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9746), metrics_listen: None, token_file: None, connections_max: 64 }
+        let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9746);
+        Self { listen, metrics_listen: None, token_file: None, socket: None, connections_max: 64 }
     }
+}
+
+impl ServerConfig {
+    /// Where the unix socket is; `None` = nowhere. `runtime_directory` is systemd's `$RUNTIME_DIRECTORY`, the first of several.
+    #[must_use]
+    pub fn socket(&self, runtime_directory: Option<&str>) -> Option<PathBuf> {
+        let of_service = first_of(runtime_directory).map(|directory| directory.join("agent.sock"));
+        self.socket.clone().or(of_service)
+    }
+}
+
+/// The first directory of a list that systemd hands to a service.
+fn first_of(list: Option<&str>) -> Option<PathBuf> {
+    list.and_then(|list| list.split(':').next()).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 impl Config {
@@ -476,8 +510,7 @@ impl HistoryConfig {
     /// Where it lies; `None` = in memory. `state_directory` is systemd's `$STATE_DIRECTORY`, the first of several.
     #[must_use]
     pub fn place(&self, state_directory: Option<&str>) -> Option<PathBuf> {
-        let of_service = state_directory.and_then(|list| list.split(':').next()).filter(|path| !path.is_empty());
-        self.directory.clone().or_else(|| of_service.map(PathBuf::from))
+        self.directory.clone().or_else(|| first_of(state_directory))
     }
 }
 

@@ -23,6 +23,8 @@ use crate::units::Pid;
 const CHOOSE_EVERY: Duration = Duration::from_secs(10);
 /// Time between two profiles of each target that are handed over: naming their stacks takes some ten milliseconds.
 const HAND_OVER_EVERY: Duration = Duration::from_secs(30);
+/// Time until the first one.
+const FIRST_HAND_OVER: Duration = Duration::from_secs(10);
 /// Length of a step: how soon an order is heard.
 const STEP: Duration = Duration::from_millis(200);
 /// Time after which the programs are tried again where they could not be loaded.
@@ -142,7 +144,7 @@ impl Attribution {
             memory_max_bytes,
             published,
             board: Arc::default(),
-            hand_over_at: Instant::now() + HAND_OVER_EVERY,
+            hand_over_at: Instant::now() + FIRST_HAND_OVER,
             sample,
             engine: None,
             tried: None,
@@ -333,6 +335,10 @@ impl Attribution {
         let status = engine.status();
         for (identity, &pid) in &self.chosen {
             let profile = engine.profile(Some(&[pid]));
+            // Nothing was in its windows yet.
+            if profile.stacks().is_empty() {
+                continue;
+            }
             let totals = profile.totals();
             let seconds = profile.meta.duration_s.max(1e-3);
             let rates = Rates {

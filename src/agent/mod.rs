@@ -15,7 +15,7 @@
 //! [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`growth`] change over time, [`flight`]
 //! what is kept of processes that end or near their limit, [`governed`] whose allocations are attributed and
 //! [`need`] who needs it most, [`attribution`] what the tiers that know stacks hand over, [`sample`] the model,
-//! [`view`] the model as it is shown, [`push`] profiles to a server, [`notify`] the service manager, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
+//! [`view`] the model as it is shown, [`push`] profiles to a server, [`notify`] the service manager, [`socket`] the unix socket, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
 
 pub mod attribution;
 pub mod budget;
@@ -35,6 +35,7 @@ pub mod rules;
 pub mod run;
 pub mod sample;
 pub mod schedule;
+pub mod socket;
 pub mod view;
 
 pub use config::Config;

@@ -21,7 +21,9 @@ use super::notify::Notifier;
 use super::privileges;
 use super::push::{Pusher, Target};
 use super::sample::Published;
+use super::socket;
 use crate::client;
+use crate::server::listener::Bound;
 use crate::server::{Server, ServerState, Serves, Sources};
 use crate::store::database::{Database, StoreError};
 use crate::store::keeper::{Keeper, Settings};
@@ -47,6 +49,14 @@ pub enum AgentError {
     Listen {
         /// The address.
         listen: std::net::SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The unix socket.
+    #[error("cannot listen on {path}: {source}; is another agent running, and does its directory exist? (server.socket)")]
+    Socket {
+        /// The path.
+        path: PathBuf,
         /// Why.
         source: io::Error,
     },
@@ -85,6 +95,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let bind = |listen| TcpListener::bind(listen).map_err(|source| AgentError::Listen { listen, source });
     let listener = bind(listen)?;
     let metrics_listener = config.server.metrics_listen.map(bind).transpose()?;
+    let socket_path = config.server.socket(std::env::var("RUNTIME_DIRECTORY").ok().as_deref());
+    let socket = socket_path.map(|path| socket::bind(&path).map_err(|source| AgentError::Socket { path, source })).transpose()?;
     privileges::reduce();
     let started = Instant::now();
     let published = Arc::new(Published::new(started));
@@ -105,8 +117,17 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     allow_recordings(&state, &config);
     let connections_max = config.server.connections_max;
     let serve = |listener, what| Server::start(listener, Arc::clone(&state), connections_max, what).map_err(system("serve"));
-    let server = serve(listener, Serves::Everything)?;
-    let metrics_server = metrics_listener.map(|listener| serve(listener, Serves::MetricsAndHealth)).transpose()?;
+    let mut servers = vec![serve(Bound::Tcp(listener), Serves::Everything)?];
+    if let Some(listener) = metrics_listener {
+        servers.push(serve(Bound::Tcp(listener), Serves::MetricsAndHealth)?);
+    }
+    let _socket_file = match socket {
+        Some((listener, file)) => {
+            servers.push(serve(Bound::Unix(listener), Serves::EverythingToFriends)?);
+            Some(file)
+        }
+        None => None,
+    };
     said(address);
 
     let governor = GovernorThread::start(
@@ -140,7 +161,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         if governor.is_finished() {
             return Err(AgentError::ThreadEnded("governor"));
         }
-        if server.is_finished() || metrics_server.as_ref().is_some_and(Server::is_finished) {
+        if servers.iter().any(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
         }
         if heartbeat.is_alive() {
@@ -157,8 +178,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     if let Some(pusher) = &pusher {
         pusher.stop();
     }
-    server.stop(STOP_WITHIN);
-    if let Some(server) = metrics_server {
+    for server in servers {
         server.stop(STOP_WITHIN);
     }
     let deadline = Instant::now() + STOP_WITHIN;
@@ -176,6 +196,7 @@ fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>,
     let token = config.push.token_file.as_deref().map(super::config::first_line).transpose()?;
     let target = Target {
         server: server.with_token(token),
+        protocol: config.push.protocol,
         interval: Duration::from_secs(config.push.interval_s),
         labels: config.push.labels.clone(),
     };

@@ -1,6 +1,16 @@
 //! How fast a walk may go and when it gives up.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// Bytes read by all walks of this program: for whoever waits for one.
+static READ_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that all walks of this program have read so far.
+#[must_use]
+pub fn read_bytes() -> u64 {
+    READ_BYTES.load(Ordering::Relaxed)
+}
 
 /// A walk's limits.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +58,7 @@ impl Pacer {
     pub fn read(&mut self, bytes: u64) {
         self.windows += 1;
         self.read_bytes = self.read_bytes.saturating_add(bytes);
+        READ_BYTES.fetch_add(bytes, Ordering::Relaxed);
         if self.pace.pause_per_mib.is_zero() {
             return;
         }

@@ -45,6 +45,7 @@ fn failed(error: &AgentError) -> Failed {
     let status = match error {
         AgentError::Config(ConfigError::Read { .. })
         | AgentError::Listen { .. }
+        | AgentError::Socket { .. }
         | AgentError::History(_)
         | AgentError::System { .. }
         | AgentError::ThreadEnded(_) => ExitStatus::Failure,

@@ -8,6 +8,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::output;
+use super::progress::{self, Said};
+use crate::census::pace;
 use crate::census::{Census, CoreFile, HeapAccount, Level, LiveMemory, MemoryError, Options, Pace, Places, Taken, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::ladder::Ladder;
@@ -58,12 +60,21 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
     let mut places = Places::default();
     let hierarchies = Hierarchies::find();
     loop {
-        let taken = of_source(args.pid, args.core.as_deref(), options, &mut places, args.map.as_deref())?;
+        let shown = progress::show(reading());
+        let taken = of_source(args.pid, args.core.as_deref(), options, &mut places, args.map.as_deref());
+        drop(shown);
+        let taken = taken?;
         let surroundings = args.pid.map(|pid| Surroundings::of(Pid(pid), &hierarchies)).unwrap_or_default();
         output::to_stdout(|out| print(out, &taken.census, &surroundings, args))?;
         let Some(seconds) = args.watch else { return Ok(()) };
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
     }
+}
+
+/// How far the walk is, for a line of progress.
+pub fn reading() -> impl Fn() -> Said + Send {
+    let before = pace::read_bytes();
+    move || Said { what: format!("reading the heap: {}", HumanBytes(pace::read_bytes().saturating_sub(before))), share: None }
 }
 
 fn of_source(

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
-use super::census::{failed, open};
+use super::census::{failed, open, reading};
 use super::record::parse_duration;
-use super::{output, report};
+use super::{output, progress, report};
 use crate::census::{Level, Options, Pace, Places, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::recorded;
@@ -66,6 +66,7 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
     let comm = memory.process().comm().to_owned();
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
     let mut places = Places::default();
+    let shown = progress::show(reading());
     let started = Instant::now();
     let first = take(&memory, pid, &comm, options, &mut places).map_err(failed)?.census;
     let (census, change) = match args.over {
@@ -78,6 +79,7 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
         }
         None => (first, None),
     };
+    drop(shown);
     if !memory.process().is_alive() {
         return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was looked at")).into());
     }

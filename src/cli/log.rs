@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing_subscriber::fmt::MakeWriter;
 
+use super::progress;
+
 /// Bytes kept while the terminal is taken; later lines are dropped, and that is said.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
@@ -51,6 +53,7 @@ impl Write for LogWriter {
         let mut held = held();
         if !held.holding {
             drop(held);
+            progress::make_room();
             return io::stderr().write(line);
         }
         if held.text.len() + line.len() <= HELD_BYTES_MAX {

@@ -14,6 +14,7 @@ pub mod generate;
 mod log;
 pub mod output;
 pub mod past;
+mod progress;
 pub mod record;
 pub mod report;
 pub mod run;

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
 
 use super::output;
+use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
 use crate::capture;
 use crate::error::{ExitStatus, Failed};
@@ -121,8 +122,10 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
         },
         ..Options::default()
     };
+    let waiting = progress::show(|| Said { what: "making ready: programs, unwind tables, probes".into(), share: None });
     let mut recorder = Recorder::new(options).map_err(failed)?;
     start(args, &mut recorder)?;
+    drop(waiting);
 
     let who = if args.command.is_empty() {
         format!("{} process{}", args.pid.len(), if args.pid.len() == 1 { "" } else { "es" })
@@ -134,20 +137,34 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     for words in recorder.source_words() {
         eprintln!("fragprof: {words}");
     }
+    // A command that was started has the terminal to itself.
+    let shown = args.command.is_empty().then(|| recording(args.duration));
     while !stop.load(Ordering::Relaxed) {
         let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(recorder.elapsed()));
         if left.is_zero() || !recorder.step(left.min(Duration::from_millis(100))) {
             break;
         }
     }
+    drop(shown);
     let ended = recorder.command_status();
+    let shown = progress::show(|| Said { what: "finishing: the last look at the heap, names of functions".into(), share: None });
     let profile = recorder.finish().map_err(failed)?;
+    drop(shown);
     write(&profile, &args.output)?;
     eprintln!("{}", summary(&profile, args));
     match ended.filter(|status| !status.success()) {
         Some(status) => Err(Passed { text: format!("{who} ended with {status}"), code: shell_code(status) }.into()),
         None => Ok(()),
     }
+}
+
+/// Shows how much of the recording is over.
+fn recording(duration: Option<Duration>) -> Progress {
+    let began = Instant::now();
+    progress::show(move || {
+        let share = duration.map(|duration| began.elapsed().as_secs_f64() / duration.as_secs_f64());
+        Said { what: "recording".into(), share }
+    })
 }
 
 /// The end of a command that failed by itself: its status is passed on, as `time` and `perf record` do.
@@ -195,7 +212,9 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+    let waiting = progress::show(|| Said { what: "reading unwind tables".into(), share: None });
     governed.wait_for_tables(TABLES_WITHIN);
+    drop(waiting);
     governed.begin();
     let began = Instant::now();
     eprintln!(
@@ -203,6 +222,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         args.budget * 100.0,
         args.duration.map_or_else(|| "until Ctrl-C or the end of the processes".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()))
     );
+    let shown = args.command.is_empty().then(|| recording(args.duration));
     while !stop.load(Ordering::Relaxed) {
         let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(began.elapsed()));
         if left.is_zero() || !governed.step(left.min(Duration::from_millis(100))) {
@@ -213,6 +233,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
             let _ = child.try_wait();
         }
     }
+    drop(shown);
     let profile = governed.finish();
     write(&profile, &args.output)?;
     eprintln!("{}", governed_summary(&profile, args));

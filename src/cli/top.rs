@@ -20,22 +20,26 @@ use crate::recorder::{Options, Recorder};
 use crate::tui::collect::Collector;
 use crate::tui::live::{self, Left};
 use crate::tui::node;
-use crate::tui::node::source::{self, Wanted};
+use crate::tui::node::embedded::Embedded;
+use crate::tui::node::live::Settings;
+use crate::tui::node::source::{self, Feed, Wanted};
 use crate::tui::sample::{Sample, SortKey};
 use crate::tui::text;
 use crate::units::Pid;
 
 /// Show live who holds the memory of processes: live bytes, allocation rate, heap, top stacks
 ///
-/// Each malloc and free of the target costs about 2 µs while it is watched. What was allocated before is shown as unknown. On a terminal
-/// the view is interactive (? lists its keys); otherwise each sample is printed as text, or with --json as one object a line.
+/// Without --pid all processes are shown, as this machine's agent sees them, or, where there is none, by a census of this command's own:
+/// neither costs the processes anything. With --pid each malloc and free of the target costs about 2 µs while it is watched, and stacks are
+/// shown; what was allocated before is unknown. On a terminal the view is interactive (? lists its keys); otherwise each sample is printed
+/// as text, or with --json as one object a line.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Process to watch; may be given several times. Without one, a terminal gets a list to choose from
+    /// Process to watch call by call; may be given several times
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
-    /// Show what an agent sees: http://HOST:PORT. Costs the processes nothing. Without it and without --pid, the agent of this machine is
-    /// shown if it answers
+    /// Show what an agent sees: http://HOST:PORT, or unix:PATH for its socket. Costs the processes nothing. Without it and without --pid,
+    /// the agent of this machine is shown if it answers
     #[arg(long, value_name = "URL", conflicts_with = "pid")]
     pub url: Option<String>,
     /// File with the agent's token
@@ -96,18 +100,13 @@ const SAMPLES_WAITING: usize = 1;
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
     let prints = args.once || args.json || !is_terminal();
-    if let Some(server) = agent(args)? {
-        return of_agent(args, server, prints, &stop);
-    }
-    let chosen;
-    let pids = if !args.pid.is_empty() {
-        args.pid.as_slice()
-    } else if prints {
-        return Err(Failed::new(ExitStatus::Usage, "which process? Give its pid: fragprof top -p PID").into());
+    let recorded;
+    let pids = if args.pid.is_empty() {
+        let Some(pid) = of_all(args, prints, &stop)? else { return Ok(()) };
+        recorded = pid;
+        std::slice::from_ref(&recorded)
     } else {
-        chosen = live::choose(&stop).context("the terminal failed")?;
-        let Some(pid) = &chosen else { return Ok(()) };
-        std::slice::from_ref(pid)
+        args.pid.as_slice()
     };
     let mut recorder = Recorder::new(Options::default()).map_err(failed)?;
     for pid in pids {
@@ -120,42 +119,55 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
 }
 
 /// Where this machine's agent listens unless configured otherwise.
-const LOCAL_AGENT: &str = "http://127.0.0.1:9746";
+const LOCAL_AGENTS: [&str; 2] = ["unix:/run/fragprof/agent.sock", "http://127.0.0.1:9746"];
 
-/// The agent to show: the one named, or that of this machine if no process is named and it answers.
-fn agent(args: &TopArgs) -> anyhow::Result<Option<Server>> {
-    if !args.pid.is_empty() {
-        return Ok(None);
-    }
+/// The agent named, or that of this machine if it answers, or else a collector of this command's own.
+fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
     let token = args.token_file.as_ref().map(|path| {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         anyhow::Ok(text.lines().next().unwrap_or_default().trim().to_owned())
     });
     let token = token.transpose()?;
-    let parsed = Server::parse(args.url.as_deref().unwrap_or(LOCAL_AGENT));
-    let server = parsed.map_err(|error| Failed::new(ExitStatus::Usage, error.to_string()))?.with_token(token);
-    Ok((args.url.is_some() || server.get("/healthz").is_ok()).then_some(server))
+    let server = |url: &str| {
+        let parsed = Server::parse(url).map_err(|error| Failed::new(ExitStatus::Usage, error.to_string()))?;
+        anyhow::Ok(parsed.with_token(token.clone()))
+    };
+    if let Some(url) = &args.url {
+        return Ok(Feed::Agent(server(url)?));
+    }
+    for url in LOCAL_AGENTS {
+        let server = server(url)?;
+        if server.get("/healthz").is_ok() {
+            return Ok(Feed::Agent(server));
+        }
+    }
+    Ok(Feed::Embedded(Embedded::start().context("cannot start the census thread")?))
 }
 
-fn of_agent(args: &TopArgs, server: Server, prints: bool, stop: &AtomicBool) -> anyhow::Result<()> {
-    let title = format!("http://{}", server.address());
+/// Shows all processes. Returns the one that is to be recorded, if the user chose one.
+fn of_all(args: &TopArgs, prints: bool, stop: &AtomicBool) -> anyhow::Result<Option<u32>> {
+    let feed = feed(args)?;
     if !prints {
+        let settings = Settings { title: feed.title(), can_record: matches!(feed, Feed::Embedded(_)), colour: output::colour() };
         let wanted = Arc::<Wanted>::default();
-        let samples = source::start(server, args.interval, Arc::clone(&wanted)).context("cannot start the thread that asks the agent")?;
+        let samples = source::start(feed, args.interval, Arc::clone(&wanted)).context("cannot start the thread that asks for samples")?;
         let held = log::hold();
-        let shown = node::live::show(&samples, &wanted, &title, stop, output::colour());
+        let shown = node::live::show(&samples, &wanted, &settings, stop);
         drop(held);
         return shown.context("the terminal failed");
     }
+    if let Feed::Embedded(embedded) = &feed {
+        embedded.settle();
+    }
     while !stop.load(Ordering::Relaxed) {
-        let view = source::once(&server).map_err(|error| Failed::new(ExitStatus::Target, format!("{title}: {error}")))?;
+        let view = feed.processes().map_err(|error| Failed::new(ExitStatus::Target, format!("{}: {error}", feed.title())))?;
         output::print(&if args.json { serde_json::to_string(&view)? + "\n" } else { node::cells::page(&view) })?;
         if args.once {
             break;
         }
         std::thread::sleep(args.interval);
     }
-    Ok(())
+    Ok(None)
 }
 
 fn is_terminal() -> bool {

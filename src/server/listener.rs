@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -22,30 +21,77 @@ const SILENCE_MAX: Duration = Duration::from_secs(75);
 /// Pause after an error of accept, which mostly means that there are no descriptors left.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// A socket that is bound already.
+#[derive(Debug)]
+pub enum Bound {
+    /// An address.
+    Tcp(std::net::TcpListener),
+    /// A path. Root and the agent's own user may connect.
+    Unix(std::os::unix::net::UnixListener),
+}
+
+#[derive(Debug)]
+enum Inner {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Inner {
+    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
+            Self::Unix(listener) => {
+                let stream = listener.accept().await?.0;
+                let uid = stream.peer_cred()?.uid();
+                if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
+                Box::new(stream)
+            }
+        })
+    }
+}
+
+/// What a connection reads and writes.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug> Stream for T {}
+
 /// The listener.
 #[derive(Debug)]
 pub struct Limited {
-    listener: TcpListener,
+    listener: Inner,
     places: Arc<Semaphore>,
     state: Arc<ServerState>,
 }
 
 impl Limited {
-    /// Takes at most `connections_max` connections at once; further ones are closed, and counted in `state`.
-    pub(super) fn new(listener: TcpListener, connections_max: usize, state: Arc<ServerState>) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(connections_max)), state }
+    /// Takes at most `connections_max` connections at once; further ones are closed, and counted in `state`. Called inside a runtime.
+    pub(super) fn new(bound: Bound, connections_max: usize, state: Arc<ServerState>) -> io::Result<Self> {
+        let listener = match bound {
+            Bound::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                Inner::Tcp(TcpListener::from_std(listener)?)
+            }
+            Bound::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                Inner::Unix(UnixListener::from_std(listener)?)
+            }
+        };
+        Ok(Self { listener, places: Arc::new(Semaphore::new(connections_max)), state })
     }
 }
 
 impl Listener for Limited {
     type Io = Connection;
-    type Addr = SocketAddr;
+    /// Nobody asks who it was.
+    type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             match self.listener.accept().await {
-                Ok((stream, address)) => match Arc::clone(&self.places).try_acquire_owned() {
-                    Ok(place) => return (Connection { stream, silence: Box::pin(sleep(SILENCE_MAX)), _place: place }, address),
+                Ok(stream) => match Arc::clone(&self.places).try_acquire_owned() {
+                    Ok(place) => return (Connection { stream, silence: Box::pin(sleep(SILENCE_MAX)), _place: place }, ()),
                     Err(_) => {
                         self.state.refused.fetch_add(1, Ordering::Relaxed);
                     }
@@ -58,15 +104,15 @@ impl Listener for Limited {
         }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+    fn local_addr(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 
 /// A connection that holds its place, and ends after silence.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     silence: Pin<Box<Sleep>>,
     _place: OwnedSemaphorePermit,
 }

@@ -15,6 +15,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
+use super::bar::bar;
 use super::sample::{ProcessSample, Sample, SortKey, StackSample};
 use super::state::{KEYS, Mode, State};
 use super::words::{self, LABEL_COLUMNS, Tone};
@@ -32,21 +33,19 @@ const STACK_LINES_MIN: u16 = 5;
 const NAME_COLUMNS_MIN: usize = 40;
 /// Every column of the stacks' numbers.
 const ALL_COLUMNS: [usize; 6] = [0, 1, 2, 3, 4, 5];
-/// Columns of the heap's bar at most: beyond, a cell more says nothing more.
-const BAR_COLUMNS_MAX: usize = 64;
 
 /// The styles in use. Without colours, bold, dim and reversed text remain.
 #[derive(Debug, Clone, Copy)]
-struct Theme {
+pub(super) struct Theme {
     colour: bool,
 }
 
 impl Theme {
-    fn strong() -> Style {
+    pub fn strong() -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    fn faint() -> Style {
+    pub fn faint() -> Style {
         Style::new().add_modifier(Modifier::DIM)
     }
 
@@ -54,7 +53,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    fn coloured(self, colour: Color) -> Style {
+    pub fn coloured(self, colour: Color) -> Style {
         if self.colour { Style::new().fg(colour) } else { Style::new() }
     }
 
@@ -146,54 +145,6 @@ fn figures(sample: &Sample, process: &ProcessSample, columns: usize, theme: Them
         }
     }
     figures
-}
-
-/// The heap's extent as a row of cells: live since the attach, live from before, unknown, free, not in memory. Nothing where its parts are not known.
-fn bar(process: &ProcessSample, columns: usize, theme: Theme) -> Option<Line<'static>> {
-    let ladder = &process.heap.ladder;
-    let (extent, resident) = (ladder.extent_bytes?, ladder.resident_bytes?);
-    let own = process.totals.inuse_bytes.min(extent);
-    let unattributed = process.heap.unattributed_bytes.unwrap_or(0).min(extent - own);
-    let unknown = ladder.unknown_bytes.unwrap_or(0).min(extent - own - unattributed);
-    let free = resident.saturating_sub(own).saturating_sub(unattributed).saturating_sub(unknown);
-    let not_resident = extent.saturating_sub(own).saturating_sub(unattributed).saturating_sub(unknown).saturating_sub(free);
-    let parts = [
-        (own, '█', "live", theme.coloured(Color::Green)),
-        (unattributed, '▓', "live, unattributed", theme.coloured(Color::Blue)),
-        (unknown, '▒', "unknown", theme.coloured(Color::Yellow)),
-        (free, '░', "free", theme.coloured(Color::Cyan)),
-        (not_resident, '·', "not resident", Theme::faint()),
-    ];
-    let legend: usize = parts.iter().filter(|(bytes, ..)| *bytes > 0).map(|(_, _, name, _)| name.len() + 4).sum();
-    let room = columns.saturating_sub(LABEL_COLUMNS + legend).clamp(8, BAR_COLUMNS_MAX);
-    let counts = cells(parts.map(|(bytes, ..)| bytes), room);
-    let mut spans = vec![Span::styled(format!("{:<LABEL_COLUMNS$}", "extent"), Theme::strong())];
-    for ((_, cell, _, style), count) in parts.iter().zip(counts) {
-        spans.push(Span::styled(cell.to_string().repeat(count), *style));
-    }
-    for (_, cell, name, style) in parts.iter().filter(|(bytes, ..)| *bytes > 0) {
-        spans.push(Span::styled(format!("  {cell}"), *style));
-        spans.push(Span::raw(format!(" {name}")));
-    }
-    Some(Line::from(spans))
-}
-
-/// Shares of a row of cells. Each part ends where its sum falls, so that the row is always full; a part that is there has a cell if
-/// there is room.
-fn cells<const N: usize>(parts: [u64; N], room: usize) -> [usize; N] {
-    let total: u128 = parts.iter().map(|part| u128::from(*part)).sum();
-    let mut counts = [0; N];
-    if total == 0 {
-        return counts;
-    }
-    let (mut sum, mut used) = (0u128, 0usize);
-    for (count, part) in counts.iter_mut().zip(parts) {
-        sum += u128::from(part);
-        let end = usize::try_from((sum * room as u128 + total / 2) / total).unwrap_or(room).min(room);
-        *count = end.saturating_sub(used).max(usize::from(part > 0 && used < room));
-        used += *count;
-    }
-    counts
 }
 
 fn stacks(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, state: &State) {
@@ -455,14 +406,6 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(110, 20)).unwrap();
         terminal.draw(|frame| draw(frame, Some(&shop()), &State { over: true, ..State::default() }, false)).unwrap();
         assert!(terminal.backend().buffer().content().iter().all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset));
-    }
-
-    #[test]
-    fn a_bar_is_full_and_shows_every_part_that_is_there() {
-        assert_eq!(cells([50, 25, 0, 25], 8), [4, 2, 0, 2]);
-        assert_eq!(cells([1, 1_000_000, 0, 0], 10), [1, 9, 0, 0]);
-        assert_eq!(cells([0; 4], 10), [0; 4]);
-        assert_eq!(cells([u64::MAX; 4], 10).iter().sum::<usize>(), 10);
     }
 
     #[test]

@@ -3,21 +3,17 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossterm::event::{Event, KeyEventKind, poll, read};
 
-use super::choice::{self, Choice, Chosen};
+use super::draw;
 use super::sample::Sample;
 use super::screen::Screen;
 use super::state::{State, Then};
-use super::{draw, processes};
 
 /// How long a key is waited for before samples and signals are looked at: a new sample is on the screen within it.
 const POLL: Duration = Duration::from_millis(50);
-
-/// How often the list of processes is read anew.
-const LIST_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Why the view ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,42 +22,6 @@ pub enum Left {
     Asked,
     /// The source of samples failed, while processes still ran.
     SourceFailed,
-}
-
-/// Lets the user choose a process; `None` = none was chosen.
-///
-/// # Errors
-/// If the terminal cannot be taken, read or written.
-pub fn choose(stop: &AtomicBool) -> io::Result<Option<u32>> {
-    let mut screen = Screen::take()?;
-    let mut choice = Choice::default();
-    let (mut candidates, mut listed) = (processes::list(), Instant::now());
-    let mut changed = true;
-    while !stop.load(Ordering::Relaxed) {
-        if listed.elapsed() >= LIST_INTERVAL {
-            (candidates, listed, changed) = (processes::list(), Instant::now(), true);
-        }
-        if changed {
-            screen.draw(|frame| choice::draw(frame, &candidates, &choice))?;
-            changed = false;
-        }
-        if !poll(POLL)? {
-            continue;
-        }
-        match read()? {
-            Event::Key(key) if key.kind != KeyEventKind::Release => {
-                changed = true;
-                match choice.key(key, &candidates) {
-                    Chosen::Not => {}
-                    Chosen::Quit => return Ok(None),
-                    Chosen::Pid(pid) => return Ok(Some(pid)),
-                }
-            }
-            Event::Resize(..) => changed = true,
-            _ => {}
-        }
-    }
-    Ok(None)
 }
 
 /// Shows samples until the user leaves, `stop` is set, or the source fails. When all processes have ended, the last picture stays until

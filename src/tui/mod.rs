@@ -18,21 +18,20 @@
 //! | [`words`] | a process's figures as labelled lines | yes |
 //! | [`text`] | the page for a pipe | yes |
 //! | [`state`] | what is shown and selected; keys | yes |
-//! | [`draw`] | sample and state to a frame | yes |
-//! | [`processes`] | the machine's processes by size | no |
-//! | [`choice`] | choosing one of them | yes |
+//! | [`draw`] | sample and state to a frame; its heap's bar in a file of its own | yes |
+//! | [`filter`] | typing a filter | yes |
 //! | [`screen`] | the terminal, put back in every case | no |
 //! | [`live`] | the event loop | no |
-//! | [`node`] | the same for all processes that an agent watches | parts: yes |
+//! | [`node`] | all processes, as an agent or a collector of `top`'s own sees them | parts: yes |
 
-pub mod choice;
+mod bar;
 pub mod choose;
 pub mod collect;
 pub mod draw;
+pub mod filter;
 pub mod heap;
 pub mod live;
 pub mod node;
-pub mod processes;
 pub mod sample;
 pub mod screen;
 pub mod state;

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use super::filter::type_into;
 use super::sample::{ProcessSample, Sample, SortKey, StackKey, StackSample, rank};
 
-/// Characters that a filter may have.
-const FILTER_CHARS_MAX: usize = 100;
 /// Rows that PageUp and PageDown move by.
 const PAGE_ROWS: isize = 10;
 
@@ -104,7 +103,11 @@ impl State {
             return Then::Go;
         }
         match self.mode {
-            Mode::Filter => self.type_filter(key.code),
+            Mode::Filter => {
+                if type_into(&mut self.filter, key.code) {
+                    self.mode = Mode::Stacks;
+                }
+            }
             Mode::Help => match key.code {
                 KeyCode::Char('q') => return Then::Quit,
                 _ => self.mode = Mode::Stacks,
@@ -113,21 +116,6 @@ impl State {
             Mode::Stacks => return self.stacks_key(key.code, sample),
         }
         Then::Go
-    }
-
-    fn type_filter(&mut self, code: KeyCode) {
-        match code {
-            KeyCode::Enter => self.mode = Mode::Stacks,
-            KeyCode::Esc => {
-                self.filter.clear();
-                self.mode = Mode::Stacks;
-            }
-            KeyCode::Backspace => {
-                self.filter.pop();
-            }
-            KeyCode::Char(c) if self.filter.chars().count() < FILTER_CHARS_MAX => self.filter.push(c),
-            _ => {}
-        }
     }
 
     fn stack_key(&mut self, code: KeyCode) -> Then {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use thiserror::Error;
+
 use super::super::budget::Work;
 use super::super::sample::Identity;
 use super::super::schedule::close_level;
@@ -10,20 +12,25 @@ use crate::census::{Level, LiveMemory, MemoryError, Options, Pace, PageMap, take
 use crate::target::Process;
 
 /// Why there is no picture.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MapRefused {
     /// The budget is used up.
+    #[error("the census's budget is used up; ask again later (census.budget_percent)")]
     Busy {
         /// Seconds until there is some again.
         retry_s: u64,
     },
     /// The walk may need too much memory.
+    #[error("the heap is too large to be walked within the agent's memory limits (census.walk_memory_mib, census.memory_max_mib)")]
     TooLarge,
     /// The process has ended.
+    #[error("the process has ended")]
     Gone,
     /// No allocator of the process tells of its chunks.
+    #[error("no heap of this process can be walked chunk by chunk")]
     NoChunks,
     /// It cannot be read.
+    #[error("{0}")]
     Failed(String),
 }
 

@@ -1,4 +1,4 @@
-//! The event loop of an agent's view.
+//! The event loop of the view of all processes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +16,24 @@ use crate::tui::state::Then;
 /// How long a key is waited for before samples and signals are looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Shows samples until the user leaves or `stop` is set.
+/// What is shown, and how.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the samples come from.
+    pub title: String,
+    /// Whether a process can be recorded from here.
+    pub can_record: bool,
+    /// Whether there are colours.
+    pub colour: bool,
+}
+
+/// Shows samples until the user leaves or `stop` is set. Returns the process that the user wants to be recorded, if any.
 ///
 /// # Errors
 /// If the terminal cannot be taken, read or written.
-pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, title: &str, stop: &AtomicBool, colour: bool) -> io::Result<()> {
+pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, settings: &Settings, stop: &AtomicBool) -> io::Result<Option<u32>> {
     let mut screen = Screen::take_with_mouse()?;
-    let mut state = State::default();
+    let mut state = State { can_record: settings.can_record, ..State::default() };
     let mut sample: Option<Sample> = None;
     let mut changed = true;
     while !stop.load(Ordering::Relaxed) {
@@ -32,7 +43,7 @@ pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, title: &str, stop: &Ato
         }
         wanted.pid.store(state.open().unwrap_or(0), Ordering::Relaxed);
         if changed {
-            screen.draw(|frame| draw::draw(frame, sample.as_ref(), &mut state, title, colour))?;
+            screen.draw(|frame| draw::draw(frame, sample.as_ref(), &mut state, &settings.title, settings.colour))?;
             changed = false;
         }
         if !poll(POLL)? {
@@ -55,5 +66,5 @@ pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, title: &str, stop: &Ato
         }
     }
     wanted.done.store(true, Ordering::Relaxed);
-    Ok(())
+    Ok(state.record)
 }

@@ -1,14 +1,16 @@
-//! The live view of what an agent sees: all its processes, and one of them with its address space.
+//! The live view of all processes, and of one of them with its address space: what an agent sees, or a collector of `top`'s own.
 //!
 //! ```text
-//! agent ─ source (thread fragprof-top) ─→ Sample ─┬─ draw(sample, state) ─→ terminal
-//!                                                  └─ text::page ─→ plain text
+//! agent ───────┐
+//!              ├─ source (thread fragprof-top) ─→ Sample ─┬─ draw(sample, state) ─→ terminal
+//! embedded ────┘                                          └─ cells::page ─→ plain text
 //! ```
 //!
-//! A [`Sample`] is the agent's own model: no figure is computed here but shares of what is shown.
+//! A [`Sample`] is the agent's model: no figure is computed here but shares of what is shown.
 
 pub mod cells;
 pub mod draw;
+pub mod embedded;
 pub mod live;
 pub mod source;
 pub mod state;

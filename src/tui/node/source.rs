@@ -1,4 +1,5 @@
-//! Samples from an agent: a thread that asks again and again, and goes on when the agent is away.
+//! Samples from an agent, or from a collector of this program's own: a thread that asks again and again, and goes on when the agent is
+//! away.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -8,11 +9,14 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 
 use super::Sample;
+use super::embedded::Embedded;
 use crate::agent::view::ProcessesView;
 use crate::client::{ClientError, Server};
+use crate::server::api::map::MapView;
+use crate::server::api::profile::ProfileView;
 
 /// Cells of the map asked for: more than a screen has.
-const CELLS: u32 = 4096;
+const CELLS: usize = 4096;
 /// Time between two questions for map and stacks: the agent looks at the whole heap for a map.
 const MAP_EVERY: Duration = Duration::from_secs(15);
 /// How often the thread looks whether it is to end, or another process is open.
@@ -35,28 +39,66 @@ fn ask<T: DeserializeOwned>(server: &Server, path: &str) -> Result<T, String> {
         }
         error => error.to_string(),
     })?;
-    serde_json::from_slice(&body).map_err(|error| format!("{} is no agent of this version: {error}", server.address()))
+    serde_json::from_slice(&body).map_err(|error| format!("{} is no agent of this version: {error}", server.url()))
 }
 
-/// The agent's processes now.
-///
-/// # Errors
-/// What went wrong, in words.
-pub fn once(server: &Server) -> Result<ProcessesView, String> {
-    ask(server, "/api/v1/processes")
+/// Where samples come from.
+#[derive(Debug)]
+pub enum Feed {
+    /// An agent.
+    Agent(Server),
+    /// A collector of this program's own.
+    Embedded(Embedded),
+}
+
+impl Feed {
+    /// What it is, for a title.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match self {
+            Self::Agent(server) => server.url(),
+            Self::Embedded(_) => "this machine".to_owned(),
+        }
+    }
+
+    /// The processes now.
+    ///
+    /// # Errors
+    /// What went wrong, in words.
+    pub fn processes(&self) -> Result<ProcessesView, String> {
+        match self {
+            Self::Agent(server) => ask(server, "/api/v1/processes"),
+            Self::Embedded(embedded) => Ok(embedded.view()),
+        }
+    }
+
+    fn map(&self, pid: u32) -> Result<MapView, String> {
+        match self {
+            Self::Agent(server) => ask(server, &format!("/api/v1/processes/{pid}/map?cells={CELLS}")),
+            Self::Embedded(embedded) => embedded.map(pid, CELLS),
+        }
+    }
+
+    /// Stacks; a census alone knows none.
+    fn profile(&self, pid: u32) -> Option<ProfileView> {
+        match self {
+            Self::Agent(server) => ask(server, &format!("/api/v1/processes/{pid}/profile?by=live&min_ratio=0.01")).ok(),
+            Self::Embedded(_) => None,
+        }
+    }
 }
 
 /// Starts the thread.
 ///
 /// # Errors
 /// If the system gives no thread.
-pub fn start(server: Server, interval: Duration, wanted: Arc<Wanted>) -> std::io::Result<Receiver<Sample>> {
+pub fn start(feed: Feed, interval: Duration, wanted: Arc<Wanted>) -> std::io::Result<Receiver<Sample>> {
     let (sender, samples) = sync_channel(1);
-    std::thread::Builder::new().name("fragprof-top".into()).spawn(move || run(&server, interval, &wanted, &sender))?;
+    std::thread::Builder::new().name("fragprof-top".into()).spawn(move || run(&feed, interval, &wanted, &sender))?;
     Ok(samples)
 }
 
-fn run(server: &Server, interval: Duration, wanted: &Wanted, sender: &SyncSender<Sample>) {
+fn run(feed: &Feed, interval: Duration, wanted: &Wanted, sender: &SyncSender<Sample>) {
     let mut sample = Sample::default();
     let mut looked: Option<(u32, Instant)> = None;
     let mut due = Instant::now();
@@ -68,7 +110,7 @@ fn run(server: &Server, interval: Duration, wanted: &Wanted, sender: &SyncSender
             continue;
         }
         due = Instant::now() + interval;
-        match once(server) {
+        match feed.processes() {
             Ok(view) => {
                 sample.view = view;
                 sample.error = None;
@@ -79,13 +121,11 @@ fn run(server: &Server, interval: Duration, wanted: &Wanted, sender: &SyncSender
             (sample.map, sample.map_error, sample.profile) = (None, None, None);
             looked = None;
         } else if is_new || looked.is_some_and(|(_, at)| at.elapsed() >= MAP_EVERY) {
-            let path = format!("/api/v1/processes/{pid}");
-            let map = ask(server, &format!("{path}/map?cells={CELLS}"));
-            (sample.map, sample.map_error) = match map {
+            (sample.map, sample.map_error) = match feed.map(pid) {
                 Ok(map) => (Some(map), None),
                 Err(error) => (None, Some(error)),
             };
-            sample.profile = ask(server, &format!("{path}/profile?by=live&min_ratio=0.01")).ok();
+            sample.profile = feed.profile(pid);
             looked = Some((pid, Instant::now()));
         }
         // A view that is late misses this one; a view that is gone has set `done`.

@@ -4,10 +4,9 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent,
 
 use super::Sample;
 use crate::agent::view::ProcessView;
+use crate::tui::filter::type_into;
 use crate::tui::state::{Then, contains};
 
-/// Characters that a filter may have.
-const FILTER_CHARS_MAX: usize = 100;
 /// Rows that PageUp and PageDown move by.
 const PAGE_ROWS: isize = 10;
 
@@ -89,18 +88,23 @@ pub struct State {
     pub filter: String,
     /// Pid of the selected row; `None` = the first.
     pub selected: Option<u32>,
+    /// Whether a process of the list can be recorded from here: it is one of this machine.
+    pub can_record: bool,
+    /// The process to record.
+    pub record: Option<u32>,
     /// Screen row of the first process, and the pids of the rows drawn: where a click goes.
     pub drawn: (u16, Vec<u32>),
 }
 
 /// The keys, with what they do.
-pub const KEYS: [(&str, &str); 9] = [
+pub const KEYS: [(&str, &str); 10] = [
     ("↑ ↓ j k  wheel", "select a process"),
     ("PgUp PgDn g G", "ten up or down, first, last"),
     ("Enter  click", "the process: ladder, verdict, address space, stacks; again to go back"),
     ("s", "order by the next column"),
     ("r l t p f w n", "order by resident, live, trimmable, pinned, fragmentation, growth, name"),
     ("/", "show only processes, containers or verdicts with a text"),
+    ("e", "without an agent: record the process exactly, with its stacks; about 2 µs an allocation"),
     ("?", "these keys"),
     ("Esc", "back; from the list: quit"),
     ("q  Ctrl-C", "quit"),
@@ -141,7 +145,11 @@ impl State {
             return if matches!(key.code, KeyCode::Char('c' | 'd')) { Then::Quit } else { Then::Go };
         }
         match self.mode {
-            Mode::Filter => self.type_filter(key.code),
+            Mode::Filter => {
+                if type_into(&mut self.filter, key.code) {
+                    self.mode = Mode::List;
+                }
+            }
             Mode::Help => self.mode = Mode::List,
             Mode::Process => match key.code {
                 KeyCode::Char('q') => return Then::Quit,
@@ -149,26 +157,12 @@ impl State {
                 KeyCode::Char('?') => self.mode = Mode::Help,
                 KeyCode::Down | KeyCode::Char('j') => self.go(sample, 1),
                 KeyCode::Up | KeyCode::Char('k') => self.go(sample, -1),
+                KeyCode::Char('e') => return self.record(sample),
                 _ => {}
             },
             Mode::List => return self.list_key(key.code, sample),
         }
         Then::Go
-    }
-
-    fn type_filter(&mut self, code: KeyCode) {
-        match code {
-            KeyCode::Enter => self.mode = Mode::List,
-            KeyCode::Esc => {
-                self.filter.clear();
-                self.mode = Mode::List;
-            }
-            KeyCode::Backspace => {
-                self.filter.pop();
-            }
-            KeyCode::Char(c) if self.filter.chars().count() < FILTER_CHARS_MAX => self.filter.push(c),
-            _ => {}
-        }
     }
 
     fn list_key(&mut self, code: KeyCode, sample: &Sample) -> Then {
@@ -190,6 +184,7 @@ impl State {
                 self.go(sample, 0);
                 self.mode = Mode::Process;
             }
+            KeyCode::Char('e') => return self.record(sample),
             KeyCode::Char(c) => {
                 if let Some(sort) = Sort::ALL.into_iter().find(|sort| sort.words().1 == c) {
                     self.sort = sort;
@@ -198,6 +193,13 @@ impl State {
             _ => {}
         }
         Then::Go
+    }
+
+    /// Leaves for the recording of the selected process.
+    fn record(&mut self, sample: &Sample) -> Then {
+        let rows = self.rows(sample);
+        self.record = rows.get(self.selected_row(&rows)).map(|row| row.pid).filter(|_| self.can_record);
+        if self.record.is_some() { Then::Quit } else { Then::Go }
     }
 
     /// Takes a movement or a click of the mouse.
@@ -257,6 +259,17 @@ mod tests {
         press(&mut state, &sample, &[KeyCode::Esc, KeyCode::Char('/'), KeyCode::Char('P'), KeyCode::Char('3'), KeyCode::Enter]);
         assert_eq!(pids(&state, &sample), [3]);
         assert_eq!(press(&mut state, &sample, &[KeyCode::Char('q')]), Then::Quit);
+    }
+
+    #[test]
+    fn a_process_is_recorded_only_where_it_can_be() {
+        let sample = sample();
+        for can_record in [false, true] {
+            let mut state = State { can_record, ..State::default() };
+            let then = press(&mut state, &sample, &[KeyCode::Down, KeyCode::Char('e')]);
+            let expected = if can_record { (Then::Quit, Some(3)) } else { (Then::Go, None) };
+            assert_eq!((then, state.record), expected);
+        }
     }
 
     #[test]

@@ -1,0 +1,96 @@
+//! The agent's collector inside `top`, for a machine without an agent: the census of all processes, under a budget of its own.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot::error::TryRecvError;
+
+use crate::agent::attribution::Attributions;
+use crate::agent::collect::{Collector, Command, Heartbeat, start};
+use crate::agent::config::Config;
+use crate::agent::sample::{Published, Snapshot};
+use crate::agent::view::ProcessesView;
+use crate::server::api::map::{Kept, MapView};
+
+/// Share of one core in percent: somebody is looking, and leaves again. The agent's own 1 % is for always.
+const BUDGET_PERCENT: f64 = 10.0;
+/// Seconds between two cheap and two close looks at a process.
+const TOP_INTERVAL_S: u64 = 2;
+const FULL_INTERVAL_S: u64 = 30;
+/// Longest wait for the first look at every process, and then for a close one.
+const ROUND_MAX: Duration = Duration::from_secs(60);
+const SETTLE_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for a map: the walk of a large heap.
+const MAP_MAX: Duration = Duration::from_secs(35);
+/// How often a condition is looked at.
+const STEP: Duration = Duration::from_millis(20);
+
+/// A running collector. It ends when dropped.
+#[derive(Debug)]
+pub struct Embedded {
+    published: Arc<Published>,
+    commands: Sender<Command>,
+}
+
+impl Embedded {
+    /// Starts the census thread.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start() -> std::io::Result<Self> {
+        let mut config = Config::default();
+        config.discovery.scan_interval_s = TOP_INTERVAL_S;
+        config.census.budget_percent = BUDGET_PERCENT;
+        config.census.top_interval_s = TOP_INTERVAL_S;
+        config.census.full_interval_s = FULL_INTERVAL_S;
+        let now = Instant::now();
+        let published = Arc::new(Published::new(now));
+        let collector = Collector::new(config, Arc::clone(&published), Arc::new(Heartbeat::new(now)), Arc::<Attributions>::default());
+        let (commands, orders): (_, mpsc::Receiver<Command>) = channel();
+        start(collector, orders)?;
+        Ok(Self { published, commands })
+    }
+
+    /// All processes as they were found last.
+    #[must_use]
+    pub fn view(&self) -> ProcessesView {
+        ProcessesView::of(&self.published.load(), Instant::now())
+    }
+
+    /// Waits until every process was looked at, and for ten seconds at most until each was looked at closely; what is not known by then is
+    /// shown as that.
+    pub fn settle(&self) {
+        let looked_closely = |snapshot: &Snapshot| snapshot.processes.iter().all(|one| one.heaps.is_empty() || one.full.is_some());
+        let wait = |most: Duration, is_done: &dyn Fn(&Snapshot) -> bool| {
+            let deadline = Instant::now() + most;
+            while !is_done(&self.published.load()) && Instant::now() < deadline {
+                std::thread::sleep(STEP);
+            }
+        };
+        wait(ROUND_MAX, &|snapshot| snapshot.first_round_done);
+        wait(SETTLE_MAX, &looked_closely);
+    }
+
+    /// The address space of a process.
+    ///
+    /// # Errors
+    /// Why there is none, in words.
+    pub fn map(&self, pid: u32, cells: usize) -> Result<MapView, String> {
+        let silent = || "the census thread does not answer".to_owned();
+        let identity = self.published.load().process(pid).map(|one| one.identity).ok_or("the process has ended")?;
+        let (reply, mut answer) = tokio::sync::oneshot::channel();
+        self.commands.send(Command::Map { identity, reply }).map_err(|_| silent())?;
+        let deadline = Instant::now() + MAP_MAX;
+        loop {
+            match answer.try_recv() {
+                Ok(map) => {
+                    let map = map.map_err(|refused| refused.to_string())?;
+                    return Ok(MapView::of(&Kept::now(identity, map), &(0..u64::MAX), cells));
+                }
+                Err(TryRecvError::Empty) if Instant::now() < deadline => std::thread::sleep(STEP),
+                Err(_) => return Err(silent()),
+            }
+        }
+    }
+}
