@@ -134,7 +134,7 @@ const STARTUP: &[&str] = &[
 ];
 
 /// Whether a frame is an allocator's, or a standard library's on the way to one.
-fn is_allocation_code(frame: &Frame) -> bool {
+pub(super) fn is_allocation_code(frame: &Frame) -> bool {
     let function = &*frame.function;
     ENTRY_POINTS.contains(&function)
         || LIBRARY_SOURCES.iter().any(|part| frame.file.contains(part))

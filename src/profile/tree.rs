@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::glue;
 use super::kind::ValueKind;
 use super::model::{Profile, Stack};
 use super::sanitize;
@@ -25,6 +26,9 @@ pub struct Node {
     /// Mapped file of the function; empty = not known.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub module: String,
+    /// Whether it is an allocator's function, or a library's on the way to one: not the one to blame.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub allocates: bool,
     /// Value of this node and everything it called.
     pub total: u64,
     /// Of it, of stacks that end here.
@@ -118,6 +122,7 @@ fn finish(nodes: &[Building], index: usize, name: String, profile: &Profile, lea
         file: frame.map(|frame| sanitize::terminal(&frame.file).into_owned()).unwrap_or_default(),
         line: frame.map_or(0, |frame| frame.line),
         module: frame.map(|frame| sanitize::terminal(&frame.module).into_owned()).unwrap_or_default(),
+        allocates: frame.is_some_and(glue::is_allocation_code),
         total: node.total,
         own: node.own,
         children: kept,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::heap::HeapPicture;
+use super::places::Places;
 use super::sampled::SampledPicture;
 use super::target::Target;
 use super::watched::Watched;
@@ -76,8 +77,8 @@ const SAMPLED_KINDS: [ValueKind; 6] = [
 /// What it measures with a census.
 const JOINED_KINDS: [ValueKind; 2] = [ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
-/// Builds the profile of all targets.
-pub fn profile(facts: Facts, targets: &[Target]) -> Profile {
+/// Builds the profile of all targets; with `places`, also tells where the blocks of those recorded exactly lay.
+pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Places>>) -> Profile {
     let mut profile = Profile::new(metadata(&facts));
     let is_sampled = |target: &&Target| target.books.as_ref().is_some_and(|books| books.sampled.is_some());
     let sampled = targets.iter().filter(is_sampled).count();
@@ -96,7 +97,10 @@ pub fn profile(facts: Facts, targets: &[Target]) -> Profile {
         if let Some(ledger) = &books.sampled {
             add_sampled_process(&mut profile, &mut namer.symbolizer, target, books, ledger);
         } else {
-            add_process(&mut profile, &mut namer, target, books);
+            let stacks = add_process(&mut profile, &mut namer, target, books);
+            if let Some(places) = &mut places {
+                places.push(Places::of(target.process.pid().0, &books.ledger, &stacks));
+            }
         }
     }
     let stats: Vec<LedgerStats> = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.ledger.stats()).collect();
@@ -203,7 +207,8 @@ fn metadata(facts: &Facts) -> Metadata {
     }
 }
 
-fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books: &Watched) {
+/// Adds a process; returns the frames of its stacks.
+fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books: &Watched) -> HashMap<StackId, Arc<[FrameId]>> {
     let pid = target.process.pid().0;
     let heap = target.heap.as_ref();
     let totals = books.ledger.totals();
@@ -243,7 +248,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books:
         });
     }
     let owned = heap.map(|heap| &heap.owned);
-    add_ledger(profile, namer, &target.space, pid, &books.ledger, |view| {
+    let stacks = add_ledger(profile, namer, &target.space, pid, &books.ledger, |view| {
         let t = &view.totals;
         let values = Values::default()
             .with(ValueKind::AllocObjects, t.allocations)
@@ -263,6 +268,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books:
     if let Some(heap) = heap {
         add_others(profile, pid, heap, &books.growth);
     }
+    stacks
 }
 
 /// What no recorded stack owns, as rows of their own. Their live bytes are the census's alone: no recording knows what was asked for.
@@ -294,20 +300,22 @@ fn add_ledger(
     pid: u32,
     ledger: &Ledger,
     values: impl Fn(&StackView<'_>) -> Values,
-) {
+) -> HashMap<StackId, Arc<[FrameId]>> {
+    let mut stacks = HashMap::new();
     for view in ledger.stacks() {
         let values = values(&view);
         if values.is_zero() {
             continue;
         }
-        if view.frames.is_empty() {
-            profile.add(pid, &[Frame::named(stand_in(view.id))], None, &values);
-            continue;
-        }
-        let frames = namer.stack(profile, space, view.frames);
-        let truncated = namer.end(view.end);
+        let (frames, truncated) = if view.frames.is_empty() {
+            (Arc::from([profile.intern(&Frame::named(stand_in(view.id)))]), None)
+        } else {
+            (namer.stack(profile, space, view.frames), namer.end(view.end))
+        };
+        stacks.insert(view.id, Arc::clone(&frames));
         profile.add_ids(pid, frames, truncated, &values);
     }
+    stacks
 }
 
 /// Names frames, each address of a process once: stacks of one program share nearly all of their frames.

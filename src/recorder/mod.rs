@@ -22,6 +22,7 @@ mod heap;
 mod launch;
 mod look;
 mod moments;
+pub mod places;
 mod sampled;
 mod sink;
 mod target;
@@ -41,6 +42,7 @@ pub use clock::monotonic_ns;
 use heap::Before;
 pub use launch::LaunchError;
 pub use look::Look;
+use places::Places;
 use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
 use walker::{Purpose, Walked, Walker};
@@ -365,7 +367,21 @@ impl Recorder {
     }
 
     /// Ends the recording: takes no more calls, drains the rings, takes the probes out, and builds the profile.
-    pub fn finish(mut self) -> Result<Profile, Error> {
+    pub fn finish(self) -> Result<Profile, Error> {
+        self.finish_with(None)
+    }
+
+    /// As [`finish`](Self::finish), and tells where the blocks of each process lay that was recorded exactly.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read its counters.
+    pub fn finish_with_places(self) -> Result<(Profile, Vec<Places>), Error> {
+        let mut places = Vec::new();
+        let profile = self.finish_with(Some(&mut places))?;
+        Ok((profile, places))
+    }
+
+    fn finish_with(mut self, places: Option<&mut Vec<Places>>) -> Result<Profile, Error> {
         // A command that stands still for a look goes on.
         self.launched = None;
         for target in self.targets.values_mut() {
@@ -398,7 +414,7 @@ impl Recorder {
             inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
         };
-        Ok(build::profile(facts, &all))
+        Ok(build::profile(facts, &all, places))
     }
 
     /// Gives a process a slot and books. `free_at_start`: free bytes of its heap, if they are known.

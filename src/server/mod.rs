@@ -20,7 +20,7 @@ pub mod openapi;
 pub mod pages;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
@@ -35,7 +35,8 @@ use axum::routing::get;
 use tokio::sync::oneshot;
 
 use self::api::map::Maps;
-use self::listener::Limited;
+use self::api::stacks::RecordedBlocks;
+use self::listener::{Bound, Limited};
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::{self, SharedSample};
@@ -68,6 +69,8 @@ pub struct ServerState {
     keeper: Option<Keeper>,
     reader: Option<Reader>,
     maps: Maps,
+    /// Whose the blocks of the newest recordings on request are.
+    recorded: RecordedBlocks,
     /// Held while a recording on request runs.
     recording: tokio::sync::Mutex<()>,
     profile_seconds_max: AtomicU64,
@@ -111,6 +114,7 @@ impl ServerState {
             keeper,
             reader,
             maps: Maps::default(),
+            recorded: RecordedBlocks::default(),
             recording: tokio::sync::Mutex::new(()),
             profile_seconds_max: zero(),
             push: OnceLock::new(),
@@ -178,6 +182,8 @@ pub enum Serves {
     Everything,
     /// `/metrics`, `/healthz` and `/readyz`, which need no token.
     MetricsAndHealth,
+    /// All paths, to whoever may open the socket: no token is asked for.
+    EverythingToFriends,
 }
 
 /// The running server.
@@ -192,12 +198,11 @@ impl Server {
     ///
     /// # Errors
     /// If the system gives no thread, timer or poll descriptor.
-    pub fn start(listener: TcpListener, state: Arc<ServerState>, connections_max: usize, serves: Serves) -> io::Result<Self> {
+    pub fn start(bound: Bound, state: Arc<ServerState>, connections_max: usize, serves: Serves) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        listener.set_nonblocking(true)?;
         let listener = {
             let _inside = runtime.enter();
-            Limited::new(tokio::net::TcpListener::from_std(listener)?, connections_max, Arc::clone(&state))
+            Limited::new(bound, connections_max, Arc::clone(&state))?
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let serve = move || {
@@ -232,8 +237,10 @@ impl Server {
 }
 
 fn router(state: Arc<ServerState>, serves: Serves) -> Router {
+    let all = || api::routes().merge(pages::routes());
     let guarded = match serves {
-        Serves::Everything => api::routes().merge(pages::routes()).layer(from_fn_with_state(Arc::clone(&state), auth::check)),
+        Serves::Everything => all().layer(from_fn_with_state(Arc::clone(&state), auth::check)),
+        Serves::EverythingToFriends => all(),
         Serves::MetricsAndHealth => Router::new(),
     };
     Router::new()

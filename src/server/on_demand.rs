@@ -6,11 +6,13 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::http::StatusCode;
 
 use super::ServerState;
+use super::api::stacks::Recorded;
 use super::api::{Refusal, refuse};
 use crate::agent::attribution::{Attributed, Rates};
 use crate::profile::{Profile, ValueKind};
+use crate::recorder::places::Places;
 use crate::recorder::{Options, Recorder};
-use crate::target::Process;
+use crate::target::{Process, ProcessId};
 use crate::units::Pid;
 
 /// How long the recording is driven before the time is looked at.
@@ -33,7 +35,7 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
     let busy = |_| refuse(StatusCode::CONFLICT, "another recording is running");
     let _alone = state.recording.try_lock().map_err(busy)?;
     let recorded = tokio::task::spawn_blocking(move || run(pid, Duration::from_secs(seconds))).await;
-    let (process, profile) = recorded
+    let (process, profile, places) = recorded
         .map_err(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, "the recording failed"))?
         .map_err(|why| refuse(StatusCode::UNPROCESSABLE_ENTITY, &why))?;
     let totals = profile.totals();
@@ -50,14 +52,20 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
         rates: Some(rates),
         slowdown_ratio_est: None,
     };
-    Ok(Arc::clone(&state.attributions.publish(process, attributed).profile))
+    let published = state.attributions.publish(process, attributed);
+    let profile = Arc::clone(&published.profile);
+    // The picture from before does not show what was allocated meanwhile.
+    state.maps.forget(process);
+    state.recorded.keep(Recorded { process, profile: Arc::clone(&profile), places, at: published.at, wall: published.wall });
+    Ok(profile)
 }
 
-fn run(pid: Pid, time: Duration) -> Result<(crate::target::ProcessId, Profile), String> {
+fn run(pid: Pid, time: Duration) -> Result<(ProcessId, Profile, Places), String> {
     let process = Process::open(pid).map_err(|error| error.to_string())?.id();
     let mut recorder = Recorder::new(Options::default()).map_err(|error| error.to_string())?;
     recorder.watch(pid).map_err(|error| error.to_string())?;
     let deadline = Instant::now() + time;
     while Instant::now() < deadline && recorder.step(STEP.min(deadline.saturating_duration_since(Instant::now()))) {}
-    Ok((process, recorder.finish().map_err(|error| error.to_string())?))
+    let (profile, mut places) = recorder.finish_with_places().map_err(|error| error.to_string())?;
+    Ok((process, profile, places.pop().unwrap_or_default()))
 }

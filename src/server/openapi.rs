@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::api::map::MapView;
 use super::api::processes::AgentView;
 use super::api::profile::ProfileView;
+use super::api::stacks::RangeView;
 use crate::agent::view::{ProcessView, ProcessesView};
 use crate::census::Census;
 use crate::fragmentation::verdict::Verdict;
@@ -108,6 +109,17 @@ const ENDPOINTS: &[Endpoint] = &[
         refusals: &[403, 404, 409, 422, 503],
     },
     Endpoint {
+        path: "/api/v1/processes/{pid}/stacks",
+        summary: "Whose the blocks of a range of addresses are, as the newest exact recording on request (profile?seconds=) had them.",
+        query: &[
+            ("from", "string", "First address, decimal or hexadecimal with 0x."),
+            ("to", "string", "First address after the range."),
+            ("top", "integer", "Stacks at most: 1 to 200, 10 without it."),
+        ],
+        answer: "RangeView",
+        refusals: &[404],
+    },
+    Endpoint {
         path: "/api/v1/processes/{pid}/history",
         summary: "Its ladder over time; the last hour without parameters.",
         query: &[FROM, TO, ("points", "integer", "Points at most: 1 to 2000, 300 without it."), TICKS],
@@ -176,6 +188,7 @@ pub fn schemas() -> Map<String, Value> {
     add::<Verdict>(&mut generator);
     add::<MapView>(&mut generator);
     add::<ProfileView>(&mut generator);
+    add::<RangeView>(&mut generator);
     add::<HistoryView>(&mut generator);
     add::<PastProcesses>(&mut generator);
     add::<DiffView>(&mut generator);

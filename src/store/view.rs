@@ -203,6 +203,8 @@ pub struct StacksDiff {
 pub struct StackDiff {
     /// Functions, leaf first, made safe to show.
     pub frames: Vec<String>,
+    /// Index in `frames` of the first one that is not an allocator's: the one to look at.
+    pub title: u64,
     /// Value in the earlier profile.
     pub old: u64,
     /// Value in the later profile.

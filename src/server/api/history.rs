@@ -13,6 +13,7 @@ use super::super::ServerState;
 use super::query::Span;
 use super::{Refusal, answer, object, query, refuse};
 use crate::agent::view::unix_s;
+use crate::profile::glue::leading_frames;
 use crate::profile::{Profile, ValueKind, diff as compare, sanitize};
 use crate::store::StoreError;
 use crate::store::read::{Found, Reader};
@@ -142,6 +143,7 @@ fn stacks_diff(old: &(Profile, f64), new: &(Profile, f64), kind: ValueKind) -> S
     let diff = compare::compare(&old.0, &new.0, kind);
     let rows = diff.rows.iter().take(STACKS_MAX).map(|row| StackDiff {
         frames: row.frames.iter().map(|frame| sanitize::terminal(&frame.function).into_owned()).collect(),
+        title: leading_frames(row.frames.iter().copied()) as u64,
         old: row.old,
         new: row.new,
         delta: i64::try_from(row.delta()).unwrap_or(if row.delta() > 0 { i64::MAX } else { i64::MIN }),

@@ -21,6 +21,7 @@ use crate::agent::view::unix_s;
 use crate::census::PageMap;
 use crate::census::page_map::Cell;
 use crate::heap::residency::PAGE_BYTES;
+use crate::target::ProcessId;
 
 /// Cells of one answer at most: about 300 KiB of JSON.
 const CELLS_MAX: u64 = 16_384;
@@ -119,6 +120,14 @@ pub struct Kept {
     map: Arc<PageMap>,
 }
 
+impl Kept {
+    /// A map that was made just now.
+    #[must_use]
+    pub fn now(identity: Identity, map: PageMap) -> Self {
+        Self { identity, at: Instant::now(), wall: SystemTime::now(), map: Arc::new(map) }
+    }
+}
+
 /// The maps that are kept, the oldest first.
 #[derive(Debug, Default)]
 pub struct Maps(Mutex<VecDeque<Kept>>);
@@ -128,6 +137,11 @@ impl Maps {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|one| one.at.elapsed() < KEEP);
         kept.iter().find(|one| one.identity == identity).cloned()
+    }
+
+    /// Forgets the map of a process, so that the next one is a new one.
+    pub(in crate::server) fn forget(&self, process: ProcessId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|one| one.identity.process != process);
     }
 
     fn keep(&self, new: Kept) {
@@ -156,11 +170,7 @@ pub async fn map(State(state): State<Arc<ServerState>>, Path(pid): Path<String>,
 
 async fn view(state: &ServerState, pid: &str, asked: Result<Query<Asked>, QueryRejection>) -> Result<MapView, Refusal> {
     let asked = query::checked(asked)?;
-    let from = asked.from.as_deref().map_or(Ok(0), query::address)?;
-    let to = asked.to.as_deref().map_or(Ok(u64::MAX), query::address)?;
-    if from >= to {
-        return Err(refuse(StatusCode::BAD_REQUEST, "from must be before to"));
-    }
+    let range = query::range(asked.from.as_deref(), asked.to.as_deref())?;
     let cells = asked.cells.unwrap_or(CELLS_DEFAULT);
     if !(1..=CELLS_MAX).contains(&cells) {
         return Err(refuse(StatusCode::BAD_REQUEST, "cells is a number from 1 to 16384"));
@@ -170,7 +180,7 @@ async fn view(state: &ServerState, pid: &str, asked: Result<Query<Asked>, QueryR
         Some(kept) => kept,
         None => look(state, &found).await?,
     };
-    Ok(MapView::of(&kept, &(from..to), usize::try_from(cells).unwrap_or(1)))
+    Ok(MapView::of(&kept, &range, usize::try_from(cells).unwrap_or(1)))
 }
 
 /// Asks the census thread, which charges its budget for it.
@@ -179,22 +189,19 @@ async fn look(state: &ServerState, found: &ProcessSample) -> Result<Kept, Refusa
     let silent = || refuse(StatusCode::SERVICE_UNAVAILABLE, "the census thread does not answer");
     state.commands.send(Command::Map { identity: found.identity, reply }).map_err(|_| silent())?;
     let looked = tokio::time::timeout(WAIT_MAX, answer).await.map_err(|_| silent())?.map_err(|_| silent())?;
-    let map = looked.map_err(|refused| match refused {
-        MapRefused::Busy { retry_s } => {
-            let mut answer =
-                *refuse(StatusCode::TOO_MANY_REQUESTS, "the census's budget is used up; ask again later (census.budget_percent)");
+    let map = looked.map_err(|refused| {
+        let status = match refused {
+            MapRefused::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            MapRefused::TooLarge => StatusCode::UNPROCESSABLE_ENTITY,
+            MapRefused::Gone | MapRefused::NoChunks | MapRefused::Failed(_) => StatusCode::NOT_FOUND,
+        };
+        let mut answer = *refuse(status, &refused.to_string());
+        if let MapRefused::Busy { retry_s } = refused {
             answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_s));
-            Box::new(answer)
         }
-        MapRefused::TooLarge => refuse(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "the heap is too large to be walked within the agent's memory limits (census.walk_memory_mib, census.memory_max_mib)",
-        ),
-        MapRefused::Gone => refuse(StatusCode::NOT_FOUND, "the process has ended"),
-        MapRefused::NoChunks => refuse(StatusCode::NOT_FOUND, "no heap of this process can be walked chunk by chunk"),
-        MapRefused::Failed(why) => refuse(StatusCode::NOT_FOUND, &why),
+        Box::new(answer)
     })?;
-    let kept = Kept { identity: found.identity, at: Instant::now(), wall: SystemTime::now(), map: Arc::new(map) };
+    let kept = Kept::now(found.identity, map);
     state.maps.keep(kept.clone());
     Ok(kept)
 }

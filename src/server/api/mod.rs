@@ -6,6 +6,7 @@ pub mod map;
 pub mod processes;
 pub mod profile;
 pub mod query;
+pub mod stacks;
 
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ pub fn routes() -> Router<Arc<ServerState>> {
         .route("/api/v1/processes/{pid}/explain", get(processes::explain))
         .route("/api/v1/processes/{pid}/map", get(map::map))
         .route("/api/v1/processes/{pid}/profile", get(profile::profile))
+        .route("/api/v1/processes/{pid}/stacks", get(stacks::stacks))
         .route("/api/v1/processes/{pid}/history", get(history::history))
         .route("/api/v1/processes/{pid}/diff", get(history::diff))
         .route("/api/v1/history", get(history::processes))

@@ -96,6 +96,15 @@ pub fn address(text: &str) -> Result<u64, Refusal> {
     parsed.map_err(|_| refuse(StatusCode::BAD_REQUEST, "an address is a number, or 0x and hexadecimal digits"))
 }
 
+/// A range of addresses; everything where it is not given.
+///
+/// # Errors
+/// 400 if it is empty, or of anything but addresses.
+pub fn range(from: Option<&str>, to: Option<&str>) -> Result<std::ops::Range<u64>, Refusal> {
+    let range = from.map_or(Ok(0), address)?..to.map_or(Ok(u64::MAX), address)?;
+    if range.is_empty() { Err(refuse(StatusCode::BAD_REQUEST, "from must be before to")) } else { Ok(range) }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
