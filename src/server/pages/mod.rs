@@ -3,12 +3,15 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `index.html`, `style.css`, `icon.svg` | the frame, its looks in light and dark, the icon |
+//! | `index.html`, `style.css`, `dark.css`, `icon.svg` | the frame, its looks, the colours of the dark theme, the icon |
+//! | `early.js` | asks for a view's answers while the modules load |
 //! | `main.js` | which view the address names, refreshing, theme |
 //! | `list.js`, `process.js`, `event.js` | the views: all processes; one process; one flight record |
 //! | `facts.js`, `time.js`, `stacks.js` | parts of a view: verdict and memory; time axis and difference; call stacks |
 //! | `ladder.js`, `chart.js`, `map.js`, `flame.js` | the pictures: bar, time, address space, stacks |
 //! | `api.js`, `dom.js`, `parts.js`, `units.js`, `words.js` | asking, elements, shared pieces, numbers, names |
+
+use std::sync::LazyLock;
 
 use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -32,9 +35,11 @@ macro_rules! asset {
     };
 }
 
-const ASSETS: [Asset; 19] = [
+const ASSETS: [Asset; 21] = [
     asset!("/", "index.html", "text/html; charset=utf-8"),
     asset!("/pages/style.css", "style.css", "text/css; charset=utf-8"),
+    asset!("/pages/dark.css", "dark.css", "text/css; charset=utf-8"),
+    asset!("/pages/early.js", "early.js", "text/javascript; charset=utf-8"),
     asset!("/pages/icon.svg", "icon.svg", "image/svg+xml"),
     asset!("/pages/main.js", "main.js", "text/javascript; charset=utf-8"),
     asset!("/pages/api.js", "api.js", "text/javascript; charset=utf-8"),
@@ -54,23 +59,28 @@ const ASSETS: [Asset; 19] = [
     asset!("/pages/words.js", "words.js", "text/javascript; charset=utf-8"),
 ];
 
-/// The pages' paths.
+/// The pages' paths. The page itself names its files by paths with the tag, which a browser keeps for good: only the page is asked for again.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    ASSETS.iter().fold(Router::new(), |router, asset| router.route(asset.path, get(move |headers: HeaderMap| answer(asset, headers))))
+    ASSETS.iter().fold(Router::new(), |router, asset| {
+        let router = router.route(asset.path, get(move |headers: HeaderMap| answer(asset, headers)));
+        match asset.path.strip_prefix(FILES) {
+            Some(file) => router.route(&format!("{FILES}{}/{file}", *TAG), get(move || lasting(asset))),
+            None => router,
+        }
+    })
 }
 
+/// Where the files of the page are.
+const FILES: &str = "/pages/";
+
 async fn answer(asset: &'static Asset, asked: HeaderMap) -> Response {
-    let tag = tag();
+    let tag = format!("\"{}\"", *TAG);
     // A file changes only with the agent: the browser asks each time, and is told in one line that nothing changed.
     let is_known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
-    let mut answer = if is_known { StatusCode::NOT_MODIFIED.into_response() } else { asset.text.into_response() };
+    let text = if asset.path == "/" { PAGE.as_str() } else { asset.text };
+    let answer = if is_known { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
+    let mut answer = with_policy(answer, asset);
     let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type));
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
-    headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         headers.insert(header::ETAG, tag);
@@ -78,16 +88,36 @@ async fn answer(asset: &'static Asset, asked: HeaderMap) -> Response {
     answer
 }
 
-/// One tag for all files: a sum over their texts.
-fn tag() -> String {
-    static TAG: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
-        // FNV-1a, 64 bits: only has to differ between two builds.
-        let fold = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        let sum = ASSETS.iter().flat_map(|asset| asset.text.bytes()).fold(0xcbf2_9ce4_8422_2325, fold);
-        format!("\"{sum:016x}\"")
-    });
-    TAG.clone()
+/// A file under the path of its text's tag: what is there never changes.
+async fn lasting(asset: &'static Asset) -> Response {
+    let mut answer = with_policy(asset.text.into_response(), asset);
+    answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    answer
 }
+
+fn with_policy(mut answer: Response, asset: &Asset) -> Response {
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(asset.content_type));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+    headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
+    answer
+}
+
+/// One tag for all files: a sum over their texts.
+static TAG: LazyLock<String> = LazyLock::new(|| {
+    // FNV-1a, 64 bits: only has to differ between two builds.
+    let fold = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", ASSETS.iter().flat_map(|asset| asset.text.bytes()).fold(0xcbf2_9ce4_8422_2325, fold))
+});
+
+/// The page with the paths of its files.
+static PAGE: LazyLock<String> = LazyLock::new(|| {
+    let page = ASSETS.iter().find(|asset| asset.path == "/").map_or("", |asset| asset.text);
+    page.replace("\"pages/", &format!("\"pages/{}/", *TAG))
+});
 
 #[cfg(test)]
 mod tests {

@@ -44,6 +44,7 @@ export const explain = (pid, signal) => ask(of(pid, "/explain"), signal);
 export const map = (pid, values, signal) => ask(of(pid, `/map${query(values)}`), signal);
 export const history = (pid, values, signal) => ask(of(pid, `/history${query(values)}`), signal);
 export const profile = (pid, values, signal) => ask(of(pid, `/profile${query(values)}`), signal);
+export const stacks = (pid, values, signal) => ask(of(pid, `/stacks${query(values)}`), signal);
 export const diff = (pid, values, signal) => ask(of(pid, `/diff${query(values)}`), signal);
 export const agent = (signal) => ask("api/v1/agent", signal);
 export const events = (values, signal) => ask(`api/v1/events${query(values)}`, signal);

@@ -20,21 +20,57 @@ function ticks(most) {
   return all;
 }
 
-// `points`: [{at_unix_s, rss_bytes, steps}], rising. `marks`: the two times that are compared. `onpick(index)` is called for a chosen one.
-export function draw(node, points, { marks = [], onpick } = {}) {
-  if (points.length < 2) {
-    put(
-      node,
-      el(
-        "p",
-        { class: "quiet" },
-        points.length ? "One sample so far: the picture begins with the second." : "No samples kept of this time.",
-      ),
-    );
-    return;
-  }
+// A chart that is drawn again and again in the same element: whoever reads it keeps focus and place. `onpick(index)` is called for a chosen
+// point. `draw(points, marks)`: points are [{at_unix_s, rss_bytes, steps}], rising; marks are the times that are compared.
+export function chart(node, { onpick }) {
+  const picture = svg("svg", { class: "chart", role: "img", tabindex: 0 });
+  const reading = el("output", { class: "reading" });
+  const drawing = { points: [], show: () => {}, nearest: () => 0 };
+  // The time that is read off; null = the newest.
+  let time = null;
+  const place = () => {
+    if (time === null) return drawing.points.length - 1;
+    return closest(drawing.points, time);
+  };
+  const move = (index) => {
+    const at = Math.max(0, Math.min(drawing.points.length - 1, index));
+    time = at === drawing.points.length - 1 ? null : drawing.points[at].at_unix_s;
+    drawing.show(at);
+    return at;
+  };
+  picture.addEventListener("pointermove", (event) => move(drawing.nearest(event)));
+  picture.addEventListener("click", (event) => onpick(move(drawing.nearest(event))));
+  picture.addEventListener("keydown", (event) => {
+    const all = drawing.points.length;
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -all, End: all }[event.key];
+    if (by !== undefined) {
+      event.preventDefault();
+      move(place() + by);
+    }
+    if (event.key === "Enter") onpick(place());
+  });
+  return {
+    draw(points, marks) {
+      if (points.length < 2) {
+        const text = points.length ? "One sample so far: the picture begins with the second." : "No samples kept of this time.";
+        put(node, el("p", { class: "quiet" }, text));
+        return;
+      }
+      // Taken out and put in again, it would lose the focus.
+      if (picture.parentNode !== node) put(node, picture, reading);
+      Object.assign(drawing, { points }, plot(picture, reading, points, marks, node.clientWidth));
+      drawing.show(place());
+    },
+  };
+}
+
+const closest = (points, at_unix_s) =>
+  points.reduce((best, one, index) => (Math.abs(one.at_unix_s - at_unix_s) < Math.abs(points[best].at_unix_s - at_unix_s) ? index : best), 0);
+
+// Draws points and marks; returns how a point is shown, and which one is nearest to a pointer.
+function plot(picture, reading, points, marks, width) {
   // One unit of the drawing is one pixel, so that letters keep their shape at any width.
-  const WIDTH = Math.max(300, node.clientWidth || 1000);
+  const WIDTH = Math.max(300, width || 1000);
   const from = points[0].at_unix_s;
   const to = points.at(-1).at_unix_s;
   const most = Math.max(1, ...points.map((one) => Math.max(one.steps.extent_bytes, one.rss_bytes ?? 0)));
@@ -86,11 +122,14 @@ export function draw(node, points, { marks = [], onpick } = {}) {
     );
   });
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-  const marked = marks.map((index, order) =>
-    points[index]
+  const marked = marks.map((at, order) =>
+    at >= from && at <= to
       ? [
-          svg("line", { class: "mark", x1: x(points[index].at_unix_s), x2: x(points[index].at_unix_s), y1: TOP, y2: HEIGHT - BOTTOM }),
-          svg("text", { class: "mark", x: x(points[index].at_unix_s) + 4, y: TOP + 12 }, "AB"[order]),
+          svg("line", { class: "mark", x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }),
+          // At the right edge the letter stands before its line.
+          x(at) > WIDTH - 24
+            ? svg("text", { class: "mark", x: x(at) - 4, y: TOP + 12, "text-anchor": "end" }, "AB"[order])
+            : svg("text", { class: "mark", x: x(at) + 4, y: TOP + 12 }, "AB"[order]),
         ]
       : null,
   );
@@ -110,9 +149,10 @@ export function draw(node, points, { marks = [], onpick } = {}) {
       svg("circle", { class: "ink", cx: 3, cy: 3, r: 1.1 }),
     ),
   );
-  const picture = svg(
-    "svg",
-    { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label": summary(points) },
+  picture.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  picture.setAttribute("aria-label", summary(points));
+  put(
+    picture,
     patterns,
     grid,
     areas,
@@ -122,11 +162,7 @@ export function draw(node, points, { marks = [], onpick } = {}) {
     marked,
     cursor,
   );
-  const reading = el("output", { class: "reading" });
-
-  let at = points.length - 1;
-  const show = (index) => {
-    at = Math.max(0, Math.min(points.length - 1, index));
+  const show = (at) => {
     const one = points[at];
     cursor.setAttribute("x1", x(one.at_unix_s));
     cursor.setAttribute("x2", x(one.at_unix_s));
@@ -144,29 +180,10 @@ export function draw(node, points, { marks = [], onpick } = {}) {
   };
   const nearest = (event) => {
     const box = picture.getBoundingClientRect();
-    const wanted = from + ((((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - 8)) * (to - from);
-    let best = 0;
-    points.forEach((one, index) => {
-      if (Math.abs(one.at_unix_s - wanted) < Math.abs(points[best].at_unix_s - wanted)) best = index;
-    });
-    return best;
+    const share = (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - 8);
+    return closest(points, from + share * (to - from));
   };
-  picture.addEventListener("pointermove", (event) => show(nearest(event)));
-  picture.addEventListener("click", (event) => {
-    show(nearest(event));
-    onpick?.(at);
-  });
-  picture.addEventListener("focus", () => show(at));
-  picture.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -points.length, End: points.length }[event.key];
-    if (by !== undefined) {
-      event.preventDefault();
-      show(at + by);
-    }
-    if (event.key === "Enter") onpick?.(at);
-  });
-  put(node, picture, reading);
-  show(points.length - 1);
+  return { show, nearest };
 }
 
 function median(values) {

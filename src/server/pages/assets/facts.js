@@ -217,7 +217,7 @@ export function drawWhere(part, one) {
                   {},
                   el("td", {}, NOT_MALLOC[kind.kind] ?? visible(kind.kind)),
                   el("td", { class: "number" }, amount(kind.resident_bytes)),
-                  el("td", { class: "number quiet" }, `${count(kind.mappings)} mappings`),
+                  el("td", { class: "number quiet" }, `${count(kind.mappings)} ${kind.mappings === 1 ? "mapping" : "mappings"}`),
                 ),
               ),
             ),

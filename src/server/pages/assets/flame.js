@@ -137,11 +137,13 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
 // The stacks of a tree with values of their own, largest first: what the table beside the graph shows.
 export function leaves(tree, most) {
   const all = [];
-  (function walk(one, names) {
+  (function walk(one, names, title) {
     const path = one === tree ? names : [one.name, ...names];
-    if (one.self > 0) all.push({ value: one.self, names: path, one });
-    for (const child of one.children ?? []) walk(child, path);
-  })(tree, []);
+    // Frames of the allocator at the leaf are not the ones to look at, unless there is nothing else.
+    const skipped = one.allocates ? title + 1 : 0;
+    if (one.self > 0) all.push({ value: one.self, names: path, title: skipped < path.length ? skipped : 0 });
+    for (const child of one.children ?? []) walk(child, path, skipped);
+  })(tree, [], 0);
   all.sort((a, b) => b.value - a.value);
   return { rows: all.slice(0, most), more: Math.max(0, all.length - most) };
 }

@@ -7,6 +7,8 @@ import { chip, home, verdictOf, eventList } from "./parts.js";
 import { amount, bytes, count, duration, percent } from "./units.js";
 import { COLUMNS, VERDICTS } from "./words.js";
 
+// Rows drawn at once, more than a screen has; the rest follows when these are shown.
+const ROWS_FIRST = 50;
 // Events shown beside the list.
 const EVENTS_MAX = 8;
 
@@ -191,7 +193,8 @@ export function open({ main, settings, signal }) {
     put(row.cells.age, el("span", { title: "time since the newest census" }, duration(own.age)));
   }
 
-  function draw() {
+  // `most`: rows at most.
+  function draw(most = Infinity) {
     if (!last) return;
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const all = last.processes.map((one) => ({ one, own: figures(one) }));
@@ -214,7 +217,7 @@ export function open({ main, settings, signal }) {
         row.tr.remove();
         rows.delete(pid);
       }
-    chosen.forEach(({ one, own }, index) => {
+    chosen.slice(0, most).forEach(({ one, own }, index) => {
       let row = rows.get(one.pid);
       if (!row) rows.set(one.pid, (row = makeRow(one.pid)));
       fillRow(row, one, own, scaleBytes);
@@ -351,8 +354,11 @@ export function open({ main, settings, signal }) {
     },
     async refresh() {
       const events = api.events({ limit: EVENTS_MAX }, signal).catch(() => null);
+      const isFirst = last === null;
       last = await api.processes(signal);
-      draw();
+      // What fits a screen is not to wait for what does not.
+      draw(isFirst ? ROWS_FIRST : Infinity);
+      if (isFirst && last.processes.length > ROWS_FIRST) setTimeout(() => signal.aborted || draw());
       events.then(drawEvents);
       put(
         quiet,

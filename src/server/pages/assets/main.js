@@ -12,6 +12,7 @@ const trail = document.getElementById("trail");
 const status = document.getElementById("status");
 const pause = document.getElementById("pause");
 const themeButton = document.getElementById("theme");
+const dark = document.getElementById("dark");
 
 let view = null;
 let leave = new AbortController();
@@ -102,8 +103,7 @@ const remembered = () => {
 };
 
 function setTheme(theme) {
-  if (theme === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
+  dark.media = { light: "not all", dark: "all" }[theme] ?? "(prefers-color-scheme: dark)";
   themeButton.textContent = { system: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[theme] ?? "Theme: auto";
   document.dispatchEvent(new Event("theme"));
 }

@@ -2,6 +2,7 @@
 // free. Canvas, because there are thousands of cells; the same figures are in the table below it and, by keyboard, in the line under it.
 
 import { el, put } from "./dom.js";
+import { table as pieceTable } from "./parts.js";
 import { address, amount, bytes, count, percent } from "./units.js";
 
 // Cells asked for: what a wide screen shows at the smallest cell that a finger or an eye can pick out.
@@ -11,6 +12,8 @@ const CELL_PX_MAX = 15;
 const GUTTER_PX = 118;
 const HEAD_PX = 26;
 const GAP_PX = 10;
+// Time that a pointer rests on a cell before its stacks are asked for, in milliseconds.
+const REST_MS = 120;
 const STEPS = ["live_bytes", "pinned_bytes", "trimmable_bytes", "kept_bytes", "other_bytes", "resident_bytes"];
 
 // Which of the ramps a cell is drawn from. The order of the ramps is that of brightness, so that the picture reads without colour.
@@ -46,14 +49,24 @@ function colours(node) {
 const name = (piece) =>
   `${piece.allocator}, ${piece.arena === null || piece.arena === undefined ? "blocks with mappings of their own" : piece.arena === 0 ? "main arena" : `arena ${piece.arena}`}`;
 
-// `load({from, to, cells})` gives the agent's answer; `onrange(from, to)` is told what is looked at, null for all.
+// `load({from, to, cells})` gives the agent's answer; `onrange(from, to)` is told what is looked at, null for all; `stacks(from, to)` gives
+// what is shown of the stacks of a range.
 export function picture(node, { load, signal, range, onrange, stacks }) {
   const canvas = el("canvas", { tabindex: 0, role: "img", class: "map" });
   const facts = el("output", { class: "facts", "aria-live": "polite" });
-  const crumbs = el("div", { class: "crumbs" });
+  const owners = el("div", { class: "owners" });
   const notes = el("div");
-  const table = el("details", { class: "alternative" });
-  put(node, key(), crumbs, el("div", { class: "mapframe" }, canvas), facts, notes, table);
+  // Made once: whoever works them from the keyboard keeps the focus when the picture changes.
+  const button = (name, onclick, title) => el("button", { type: "button", onclick, title }, name);
+  const whole = button("Whole heap", () => zoom(null));
+  const further = button("Wider", () => wider());
+  const nearer = button("Closer", () => closer(cursor ?? densest()), "Around the marked cell, or where most is pinned");
+  const rangeText = el("span");
+  const crumbs = el("div", { class: "crumbs" }, whole, further, nearer, rangeText);
+  const tableHead = el("summary");
+  const tableBody = el("div");
+  const table = el("details", { class: "alternative" }, tableHead, tableBody);
+  put(node, key(), crumbs, el("div", { class: "mapframe" }, canvas), facts, owners, notes, table);
 
   let answer = null;
   let layout = null;
@@ -61,6 +74,9 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   let drag = null;
   let shown = range ?? null;
   let busy = 0;
+  let resting = 0;
+  // The range whose stacks were asked for last.
+  let asked = "";
 
   async function fetchMap() {
     const mine = ++busy;
@@ -233,8 +249,22 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
       "trimmable ",
       amount(sum.trimmable_bytes),
       sum.kept_bytes ? [" · ", el("span", { class: "swatch kept" }), "kept ", amount(sum.kept_bytes)] : null,
-      stacks?.(start(low), end(high)) ?? null,
     );
+    if (stacks) own(start(low), end(high));
+  }
+
+  // Asked for when the pointer rests: a range that was left is not drawn.
+  function own(from, to) {
+    const key = `${address(from)}-${address(to)}`;
+    if (asked === key) return;
+    asked = key;
+    clearTimeout(resting);
+    resting = setTimeout(async () => {
+      const found = await stacks(address(from), address(to)).catch((error) => error.message);
+      if (asked !== key) return;
+      put(owners, found);
+      owners.dataset.range = key;
+    }, REST_MS);
   }
 
   function zoom(from, to) {
@@ -357,79 +387,38 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     );
     canvas.dataset.cells = answer.pieces.reduce((sum, piece) => sum + piece.cells.length, 0);
     for (const step of STEPS) canvas.dataset[step.replace("_bytes", "")] = all[step];
-    put(
-      crumbs,
-      el("button", { type: "button", disabled: !shown, onclick: () => zoom(null) }, "Whole heap"),
-      el("button", { type: "button", disabled: !shown, onclick: wider }, "Wider"),
-      el(
-        "button",
-        {
-          type: "button",
-          disabled: answer.cell_bytes <= answer.page_bytes,
-          onclick: () => closer(cursor ?? densest()),
-          title: "Around the marked cell, or where most is pinned",
-        },
-        "Closer",
-      ),
-      el(
-        "span",
-        {},
-        shown ? `${address(shown.from)} – ${address(shown.to)}` : "all of it",
-        ` · one cell = ${bytes(answer.cell_bytes)}${answer.cell_bytes > answer.page_bytes ? "" : ", a page"}`,
-      ),
-    );
+    whole.disabled = further.disabled = !shown;
+    nearer.disabled = answer.cell_bytes <= answer.page_bytes;
+    rangeText.textContent = `${shown ? `${address(shown.from)} – ${address(shown.to)}` : "all of it"} · one cell = ${bytes(answer.cell_bytes)}${
+      answer.cell_bytes > answer.page_bytes ? "" : ", a page"
+    }`;
     put(
       notes,
       answer.pages_dropped > 0
         ? el("p", { class: "notice" }, `${count(answer.pages_dropped)} pages lie beyond the limit of the picture and are not in it.`)
         : null,
     );
-    const open = table.open;
-    put(
-      table,
-      el("summary", {}, `The same as a table: ${count(answer.pieces.length)} ${answer.pieces.length === 1 ? "piece" : "pieces"}`),
+    tableHead.textContent = `The same as a table: ${count(answer.pieces.length)} ${answer.pieces.length === 1 ? "piece" : "pieces"}`;
+    const row = (piece, index) =>
       el(
-        "div",
-        { class: "scroll" },
-        el(
-          "table",
-          { class: "plain" },
-          el(
-            "thead",
-            {},
-            el(
-              "tr",
-              {},
-              ["Addresses", "Of", "Size", "Resident", "Live", "Pinned", "Trimmable", ""].map((head, index) =>
-                el("th", { scope: "col", class: index > 1 ? "number" : "" }, head),
-              ),
-            ),
-          ),
-          el(
-            "tbody",
-            {},
-            answer.pieces.slice(0, ROWS_MAX).map((piece, index) =>
-              el(
-                "tr",
-                {},
-                el("td", { class: "mono" }, `${address(piece.start)} – ${address(piece.end)}`),
-                el("td", {}, name(piece)),
-                [
-                  piece.end - piece.start,
-                  sums[index].resident_bytes,
-                  sums[index].live_bytes,
-                  sums[index].pinned_bytes,
-                  sums[index].trimmable_bytes,
-                ].map((value) => el("td", { class: "number" }, amount(value))),
-                el("td", {}, el("button", { type: "button", onclick: () => zoom(piece.start, piece.end) }, "Look")),
-              ),
-            ),
-          ),
-        ),
-        answer.pieces.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(answer.pieces.length - ROWS_MAX)} more`) : null,
-      ),
+        "tr",
+        {},
+        el("td", { class: "mono" }, `${address(piece.start)} – ${address(piece.end)}`),
+        el("td", {}, name(piece)),
+        [
+          piece.end - piece.start,
+          sums[index].resident_bytes,
+          sums[index].live_bytes,
+          sums[index].pinned_bytes,
+          sums[index].trimmable_bytes,
+        ].map((value) => el("td", { class: "number" }, amount(value))),
+        el("td", {}, button("Look", () => zoom(piece.start, piece.end))),
+      );
+    put(
+      tableBody,
+      pieceTable(["Addresses", "Of", "Size", "Resident", "Live", "Pinned", "Trimmable", ""], answer.pieces.slice(0, ROWS_MAX).map(row)),
+      answer.pieces.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(answer.pieces.length - ROWS_MAX)} more`) : null,
     );
-    table.open = open;
   }
 
   function densest() {

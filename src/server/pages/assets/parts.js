@@ -2,7 +2,7 @@
 
 import { Refused } from "./api.js";
 import { el, put, visible } from "./dom.js";
-import { amount, instant } from "./units.js";
+import { amount, exact, instant } from "./units.js";
 import { EVENTS, SOURCES, TONES, VERDICTS } from "./words.js";
 
 // Rows of a table that are shown at once; the rest is summed in a line.
@@ -33,6 +33,40 @@ export const pairs = (list) =>
     "dl",
     { class: "evidence" },
     list.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+  );
+
+// A table that scrolls by itself where the screen is narrow. `isNumber(column)`: which columns are set right.
+export const table = (heads, rows, { isNumber = (column) => column > 1, name = "" } = {}) =>
+  el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      { class: `plain ${name}` },
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          heads.map((head, column) => el("th", { scope: "col", class: isNumber(column) ? "number" : "" }, head)),
+        ),
+      ),
+      el("tbody", {}, rows),
+    ),
+  );
+
+// Live and free bytes of a row, on the scale of the largest.
+export const liveAndFree = (live, free, most) =>
+  el(
+    "div",
+    { class: "ladder inline" },
+    [
+      ["live", live],
+      ["free", free],
+    ].map(([name, value]) =>
+      el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } }),
+    ),
   );
 
 // Where a process runs, as far as the agent knows: the labels of containers are in the answer only where there are containers.

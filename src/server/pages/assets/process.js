@@ -4,10 +4,10 @@ import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
 import { drawVerdict, drawWhere } from "./facts.js";
 import * as map from "./map.js";
-import { ROWS_MAX, TIERS, pairs, section, sorry, source, eventList } from "./parts.js";
-import { callStacks } from "./stacks.js";
+import { ROWS_MAX, TIERS, eventList, liveAndFree, pairs, section, sorry, source, table } from "./parts.js";
+import { callStacks, stackCell } from "./stacks.js";
 import { overTime } from "./time.js";
-import { address, amount, bytes, clock, count, duration, exact, percent } from "./units.js";
+import { address, amount, bytes, clock, count, duration, percent } from "./units.js";
 
 export function open({ main, trail, signal, settings, argument: pid }) {
   const head = el("section", { class: "card verdict", id: "verdict", "aria-label": "Verdict" }, el("p", { class: "quiet" }, "Asking…"));
@@ -70,13 +70,15 @@ export function open({ main, trail, signal, settings, argument: pid }) {
   const timeView = overTime(time, { pid, signal, settings, set });
   let stackView = null;
   let picture = null;
+  // Whether an exact recording is at hand, which alone knows whose the block at an address is.
+  let recorded = false;
 
   async function closer(one) {
     // The inside of the heap changes only with a close census: no need to ask for it each time.
-    const key = (one.censuses ?? [])
-      .filter((census) => census.level !== "top")
-      .map((census) => census.at_unix_s)
-      .join();
+    // A recording has blocks that lie where the picture before it had nothing.
+    const closely = (one.censuses ?? []).filter((census) => census.level !== "top");
+    const exactly = (one.profiles ?? []).filter((profile) => profile.mode === "exact");
+    const key = [...closely, ...exactly].map((each) => each.at_unix_s).join();
     if (key === closest && loaded) return;
     closest = key;
     loaded = true;
@@ -112,6 +114,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
         put(space.from, source("census", `taken ${clock(got.at_unix_s)}`));
         return mapOf(got);
       },
+      stacks: async (from, to) => (recorded ? owners(await api.stacks(pid, { from, to, top: OWNERS_MAX }, signal)) : null),
       onrange: (to) => {
         set("from", to ? address(to.from) : null);
         set("to", to ? address(to.to) : null);
@@ -127,6 +130,9 @@ export function open({ main, trail, signal, settings, argument: pid }) {
 
   return {
     async refresh() {
+      const drawn = timeView.refresh();
+      // Whether it fails is asked below, unless the process is gone.
+      drawn.catch(() => {});
       const [one, agent] = await Promise.all([api.process(pid, signal), stackView ? null : api.agent(signal).catch(() => null)]);
       stackView ??= callStacks(stacks, {
         settings,
@@ -137,9 +143,10 @@ export function open({ main, trail, signal, settings, argument: pid }) {
       });
       document.title = `${visible(one.comm)} (${pid}) – fragprof`;
       put(trail, el("span", {}, visible(one.comm)), el("span", { class: "quiet" }, `pid ${pid}`));
+      recorded = (one.profiles ?? []).some((profile) => profile.mode === "exact");
       if (!loaded) drawVerdict(head, one, null);
       drawWhere(where, one);
-      await Promise.all([closer(one), timeView.refresh(), stackView.refresh(one.profiles ?? [])]);
+      await Promise.all([closer(one), drawn, stackView.refresh(one.profiles ?? [])]);
       const ages = (one.censuses ?? []).map((census) => census.age_s);
       return ages.length ? `looked at ${duration(Math.min(...ages))} ago` : "not looked at yet";
     },
@@ -163,6 +170,39 @@ export function open({ main, trail, signal, settings, argument: pid }) {
   };
 }
 
+// Stacks shown of a range of addresses.
+const OWNERS_MAX = 5;
+
+// Whose the blocks of a range are.
+function owners(got) {
+  if (!got.live_allocations) return el("p", { class: "quiet" }, `The recording of ${clock(got.at_unix_s)} has no block here.`);
+  return [
+    el(
+      "p",
+      { class: "quiet" },
+      source("exact", `${count(got.live_allocations)} blocks, ${bytes(got.live_bytes)}, as they were at ${clock(got.at_unix_s)}`),
+    ),
+    el(
+      "table",
+      { class: "plain stacktable" },
+      el(
+        "tbody",
+        {},
+        got.stacks.map((stack) =>
+          el(
+            "tr",
+            {},
+            el("td", { class: "number" }, amount(stack.live_bytes)),
+            el("td", { class: "number quiet" }, count(stack.live_allocations)),
+            el("td", {}, stackCell(stack.frames, stack.title)),
+          ),
+        ),
+      ),
+    ),
+    got.stacks_left_out ? el("p", { class: "quiet" }, `and ${count(got.stacks_left_out)} stacks more`) : null,
+  ];
+}
+
 // The answer of `/map` as the picture wants it: cells by name, addresses as numbers.
 function mapOf(got) {
   const named = (cell) => Object.fromEntries(got.columns.map((column, index) => [column, cell[index]]));
@@ -182,22 +222,12 @@ function drawArenas(part, heap) {
   const most = Math.max(1, ...all.map((arena) => arena.extent_bytes));
   // What a census did not look into is 0 there.
   const inside = (value) => (heap.level === "full" ? value : null);
-  const row = (arena) => {
-    const line = el(
-      "div",
-      { class: "ladder inline" },
-      [
-        ["live", arena.live_bytes],
-        ["free", arena.free_bytes + arena.cached_bytes + arena.top_bytes],
-      ].map(([name, value]) =>
-        el("span", { class: `part ${name}`, title: `${name}: ${exact(value)}`, style: { width: `${((value / most) * 100).toFixed(3)}%` } }),
-      ),
-    );
-    return el(
+  const row = (arena) =>
+    el(
       "tr",
       {},
       el("td", {}, arena.name, " ", el("span", { class: "mono quiet" }, address(arena.address))),
-      el("td", {}, line),
+      el("td", {}, liveAndFree(arena.live_bytes, arena.free_bytes + arena.cached_bytes + arena.top_bytes, most)),
       [
         arena.extent_bytes,
         arena.resident_bytes,
@@ -207,30 +237,11 @@ function drawArenas(part, heap) {
       el("td", { class: "number" }, count(arena.attached_threads)),
       el("td", { class: "number" }, count(arena.pieces)),
     );
-  };
+  const heads = ["Arena", "Live and free", "Extent", "Resident", "Live", "Free", "Cached", "End", "Threads", "Pieces"];
   put(
     part.body,
     all.length
-      ? el(
-          "div",
-          { class: "scroll" },
-          el(
-            "table",
-            { class: "plain" },
-            el(
-              "thead",
-              {},
-              el(
-                "tr",
-                {},
-                ["Arena", "Live and free", "Extent", "Resident", "Live", "Free", "Cached", "End", "Threads", "Pieces"].map((name, index) =>
-                  el("th", { scope: "col", class: index > 1 ? "number" : "" }, name),
-                ),
-              ),
-            ),
-            el("tbody", {}, all.slice(0, ROWS_MAX).map(row)),
-          ),
-        )
+      ? table(heads, all.slice(0, ROWS_MAX).map(row))
       : el("p", { class: "quiet" }, "This allocator has no arenas that are told apart."),
     all.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(all.length - ROWS_MAX)} smaller arenas`) : null,
   );
@@ -240,107 +251,41 @@ function drawArenas(part, heap) {
 function drawSizes(part, heap) {
   const all = heap.heaps.flatMap((one) => one.size_classes.map((size) => ({ ...size, allocator: visible(one.allocator) })));
   const most = Math.max(1, ...all.map((size) => size.live_bytes + size.free_bytes));
-  put(
-    part.body,
-    all.length
-      ? el(
-          "div",
-          { class: "scroll" },
-          el(
-            "table",
-            { class: "plain" },
-            el(
-              "thead",
-              {},
-              el(
-                "tr",
-                {},
-                ["Chunks up to", "Live and free", "Live", "Allocations", "Free", "Free chunks"].map((name, index) =>
-                  el("th", { scope: "col", class: index > 1 ? "number" : "" }, name),
-                ),
-              ),
-            ),
-            el(
-              "tbody",
-              {},
-              all.map((size) =>
-                el(
-                  "tr",
-                  {},
-                  el("td", {}, bytes(size.chunk_bytes_max)),
-                  el(
-                    "td",
-                    {},
-                    el(
-                      "div",
-                      { class: "ladder inline" },
-                      [
-                        ["live", size.live_bytes],
-                        ["free", size.free_bytes],
-                      ].map(([name, value]) =>
-                        el("span", {
-                          class: `part ${name}`,
-                          title: `${name}: ${exact(value)}`,
-                          style: { width: `${((value / most) * 100).toFixed(3)}%` },
-                        }),
-                      ),
-                    ),
-                  ),
-                  el("td", { class: "number" }, amount(size.live_bytes)),
-                  el("td", { class: "number" }, count(size.live_allocations)),
-                  el("td", { class: "number" }, amount(size.free_bytes)),
-                  el("td", { class: "number" }, count(size.free_chunks)),
-                ),
-              ),
-            ),
-          ),
-        )
-      : el("p", { class: "quiet" }, "Not known at this level of census."),
-  );
+  const row = (size) =>
+    el(
+      "tr",
+      {},
+      el("td", {}, bytes(size.chunk_bytes_max)),
+      el("td", {}, liveAndFree(size.live_bytes, size.free_bytes, most)),
+      el("td", { class: "number" }, amount(size.live_bytes)),
+      el("td", { class: "number" }, count(size.live_allocations)),
+      el("td", { class: "number" }, amount(size.free_bytes)),
+      el("td", { class: "number" }, count(size.free_chunks)),
+    );
+  const heads = ["Chunks up to", "Live and free", "Live", "Allocations", "Free", "Free chunks"];
+  put(part.body, all.length ? table(heads, all.map(row)) : el("p", { class: "quiet" }, "Not known at this level of census."));
   put(part.from, source("census", visible(heap.level)));
 }
 
 function drawQuality(part, one, heap) {
   const walk = heap?.walk;
+  const row = (census) =>
+    el(
+      "tr",
+      {},
+      el("td", {}, visible(census.level)),
+      [
+        duration(census.age_s),
+        duration((census.duration_ms ?? census.walk?.duration_ms) / 1000),
+        duration(census.cpu_ms / 1000),
+        amount(census.unknown_bytes ?? census.walk?.unknown_bytes),
+      ].map((value) => el("td", { class: "number" }, value)),
+      el("td", {}, (census.usable ?? census.walk?.usable) ? "yes" : el("b", {}, "no")),
+    );
+  const heads = ["Census", "Age", "Took", "Processor time", "Not understood or read", "Basis for verdicts"];
   put(
     part.body,
-    el(
-      "div",
-      { class: "scroll" },
-      el(
-        "table",
-        { class: "plain" },
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            ["Census", "Age", "Took", "Processor time", "Not understood or read", "Basis for verdicts"].map((name, index) =>
-              el("th", { scope: "col", class: index && index < 5 ? "number" : "" }, name),
-            ),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          (one.censuses ?? []).map((census) =>
-            el(
-              "tr",
-              {},
-              el("td", {}, visible(census.level)),
-              [
-                duration(census.age_s),
-                duration((census.duration_ms ?? census.walk?.duration_ms) / 1000),
-                duration(census.cpu_ms / 1000),
-                amount(census.unknown_bytes ?? census.walk?.unknown_bytes),
-              ].map((value) => el("td", { class: "number" }, value)),
-              el("td", {}, (census.usable ?? census.walk?.usable) ? "yes" : el("b", {}, "no")),
-            ),
-          ),
-        ),
-      ),
-    ),
+    table(heads, (one.censuses ?? []).map(row), { isNumber: (column) => column > 0 && column < 5 }),
     walk
       ? pairs([
           ["Windows read", count(walk.windows)],

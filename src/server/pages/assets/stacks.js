@@ -9,9 +9,19 @@ import { KINDS } from "./words.js";
 // Longest recording that is asked for here, in seconds.
 const RECORD_S = 10;
 
-export const stackCell = (names) => [
-  el("b", {}, visible(names[0] ?? "[no stack]")),
-  names.length > 1 ? el("div", { class: "path" }, names.slice(1).map(visible).join(" ← ")) : null,
+// The function to look at, and who called it. `title` is its index: before it are the allocator's own.
+export const stackCell = (names, title = 0) => [
+  el("b", { title: names.slice(0, title).map(visible).join(" ← ") || null }, visible(names[title] ?? "[no stack]")),
+  names.length > title + 1
+    ? el(
+        "div",
+        { class: "path" },
+        names
+          .slice(title + 1)
+          .map(visible)
+          .join(" ← "),
+      )
+    : null,
 ];
 
 // `ask({by, …})` gives the agent's answer. `seconds_max` is the longest recording that may be asked for; null = none.
@@ -31,9 +41,8 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
           title: one.text,
           "aria-pressed": String(one === kind),
           onclick: () => {
-            kind = one;
+            choose(one);
             set("by", one.key);
-            for (const button of kinds.children) button.setAttribute("aria-pressed", String(button.dataset.by === one.key));
             shown = "";
             load().catch((error) => error.name === "AbortError" || sorry(area, error));
           },
@@ -42,6 +51,11 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
       ),
     ),
   );
+  function choose(one) {
+    kind = one;
+    for (const button of kinds.children) button.setAttribute("aria-pressed", String(button.dataset.by === one.key));
+  }
+
   const seconds = Math.min(RECORD_S, seconds_max ?? 0);
   const record = el(
     "button",
@@ -119,7 +133,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
                 {},
                 el("td", { class: "number" }, got.unit === "count" ? count(row.value) : amount(row.value)),
                 el("td", { class: "number quiet" }, percent(row.value / Math.max(1, got.total), 1)),
-                el("td", {}, stackCell(row.names)),
+                el("td", {}, stackCell(row.names, row.title)),
               ),
             ),
           ),
@@ -147,6 +161,11 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
       const key = profiles.map((profile) => `${profile.mode}${profile.at_unix_s}`).join() || "none";
       if (key === shown) return;
       shown = key;
+      // What none of the tiers at hand measured cannot be chosen, and is not what is shown first.
+      const measured = new Set(profiles.flatMap((profile) => profile.by));
+      for (const button of kinds.children) button.disabled = measured.size > 0 && !measured.has(button.dataset.by);
+      const first = KINDS.find((one) => measured.has(one.key));
+      if (first && !settings.get("by") && !measured.has(kind.key)) choose(first);
       await load();
     },
   };

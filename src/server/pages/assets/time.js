@@ -1,10 +1,10 @@
 // The ladder of a process over time, and what changed between two times.
 
 import * as api from "./api.js";
-import * as chart from "./chart.js";
+import { chart } from "./chart.js";
 import { el, put, visible } from "./dom.js";
 import { stepsOf } from "./ladder.js";
-import { ROWS_MAX, sorry, source } from "./parts.js";
+import { ROWS_MAX, sorry, source, table } from "./parts.js";
 import { stackCell } from "./stacks.js";
 import { amount, bytes, count, duration, exact, instant, signed } from "./units.js";
 
@@ -19,9 +19,18 @@ const SPANS = [
 
 export function overTime(part, { pid, signal, settings, set }) {
   let points = [];
+  // The times that are compared, two at most, rising.
   let marks = [];
   let span = SPANS.find(([name]) => name === settings.get("span")) ?? SPANS[0];
   const picture = el("div");
+  const plot = chart(picture, {
+    onpick: (index) => {
+      const at = points[index].at_unix_s;
+      marks = marks.length >= 2 ? [at] : [...marks, at].sort((a, b) => a - b);
+      draw();
+      compare();
+    },
+  });
   const difference = el("div", { "aria-live": "polite" });
   const spans = el(
     "div",
@@ -38,6 +47,7 @@ export function overTime(part, { pid, signal, settings, set }) {
             set("span", one[0]);
             for (const button of spans.children) button.setAttribute("aria-pressed", String(button.dataset.span === one[0]));
             marks = [];
+            compare();
             refresh();
           },
         },
@@ -61,19 +71,14 @@ export function overTime(part, { pid, signal, settings, set }) {
     difference,
   );
 
-  function draw() {
-    chart.draw(picture, points, {
-      marks,
-      onpick: (index) => {
-        marks = marks.length >= 2 ? [index] : [...marks, index].sort((a, b) => a - b);
-        draw();
-      },
-    });
-    drawDifference(difference, points, marks, { pid, signal, by: settings.get("by") ?? "live" });
-  }
+  const draw = () => plot.draw(points, marks);
+  const compare = () => drawDifference(difference, marks, { pid, signal, by: settings.get("by") ?? "live" });
 
   // The picture is drawn for the width that it has.
+  let width = 0;
   const observer = new ResizeObserver(() => {
+    if (picture.clientWidth === width) return;
+    width = picture.clientWidth;
     if (points.length) draw();
   });
   observer.observe(part.body);
@@ -88,9 +93,7 @@ export function overTime(part, { pid, signal, settings, set }) {
       sorry(picture, error);
       return;
     }
-    const chosen = marks.map((index) => points[index]?.at_unix_s);
     points = pointsOf(got);
-    marks = chosen.map((at) => points.findIndex((one) => one.at_unix_s >= at)).filter((index) => index >= 0);
     put(part.from, source("history", `${count(points.length)} samples`));
     draw();
   }
@@ -122,12 +125,12 @@ const STEP_NAMES = [
   ["kept_bytes", "Kept"],
 ];
 
-function drawDifference(node, points, marks, { pid, signal, by }) {
+function drawDifference(node, marks, { pid, signal, by }) {
   if (marks.length < 2) {
-    put(node, marks.length ? el("p", { class: "quiet" }, `A is ${instant(points[marks[0]].at_unix_s)}; choose another time.`) : null);
+    put(node, marks.length ? el("p", { class: "quiet" }, `A is ${instant(marks[0])}; choose another time.`) : null);
     return;
   }
-  const [a, b] = marks.map((index) => points[index].at_unix_s);
+  const [a, b] = marks;
   api.diff(pid, { from: a, to: b, by }, signal).then(
     (got) => {
       const rows = STEP_NAMES.filter(([key]) => key in got.delta_bytes).map(([key, name]) =>
@@ -146,26 +149,10 @@ function drawDifference(node, points, marks, { pid, signal, by }) {
       put(
         node,
         el("h3", {}, `Difference over ${duration(got.to.at_unix_s - got.from.at_unix_s)}`),
-        el(
-          "div",
-          { class: "scroll" },
-          el(
-            "table",
-            { class: "plain difference" },
-            el(
-              "thead",
-              {},
-              el(
-                "tr",
-                {},
-                [" ", `A ${instant(got.from.at_unix_s)}`, `B ${instant(got.to.at_unix_s)}`, "Change"].map((head, index) =>
-                  el("th", { scope: "col", class: index ? "number" : "" }, head),
-                ),
-              ),
-            ),
-            el("tbody", {}, rows),
-          ),
-        ),
+        table([" ", `A ${instant(got.from.at_unix_s)}`, `B ${instant(got.to.at_unix_s)}`, "Change"], rows, {
+          isNumber: (column) => column > 0,
+          name: "difference",
+        }),
         got.stacks
           ? stackDifference(got.stacks)
           : el("p", { class: "quiet" }, "By stack there is nothing to compare: no profiles are kept of these two times."),
@@ -192,7 +179,7 @@ function stackDifference(got) {
               "tr",
               {},
               el("td", { class: "number" }, el("data", { value: row.delta, title: exact(row.delta) }, signed(row.delta))),
-              el("td", {}, stackCell(row.frames)),
+              el("td", {}, stackCell(row.frames, row.title)),
             ),
           ),
       ),

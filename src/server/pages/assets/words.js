@@ -57,6 +57,7 @@ export const KINDS = [
   { key: "pinned", name: "Pinned", text: "free bytes that the stack's live bytes keep from going back" },
   { key: "blocked", name: "Blocked", text: "whole free pages under the stack's block at the top of a heap" },
   { key: "allocated", name: "Allocated", text: "bytes asked for during the recording" },
+  { key: "survivors", name: "Survivors", text: "bytes of the allocations that outlived the windows' survivor age" },
   { key: "growth", name: "Growth", text: "bytes by which the stack made the heap grow while free ones were there" },
 ];
 
@@ -69,5 +70,6 @@ export const NOT_MALLOC = {
   code_cache: "code cache",
   file_mappings: "files",
   shared_memory: "shared memory",
+  kernel_mappings: "the kernel's own mappings",
   other_anonymous: "other anonymous",
 };
