@@ -35,7 +35,7 @@ demo: build ## the main job, on a small service that leaks and fragments
 .PHONY: test
 test: test-deps lint ## everything: format, lints, unit, property and integration tests
 	@scripts/mount-kernel-filesystems.sh
-	$(CARGO) test -- --test-threads=2
+	$(CARGO) test --features otlp -- --test-threads=2
 
 .PHONY: test-containers
 test-containers: deps static ## the tests in real containers with the static image, and every builder of it
@@ -143,6 +143,13 @@ FUZZ_SECONDS ?= 60
 fuzz: deps ## every reader of foreign bytes, FUZZ_SECONDS=… each; needs cargo-fuzz and a nightly toolchain
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is not installed: cargo install --locked cargo-fuzz" >&2; exit 1; }
 	for target in $$(cargo fuzz list); do $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+# Requests that schemathesis makes for each path.
+EXAMPLES ?= 100
+.PHONY: fuzz-http
+fuzz-http: test-deps ## requests that schemathesis makes from the description of the API, against a running agent
+	$(CARGO) build
+	EXAMPLES=$(EXAMPLES) scripts/fuzz-http.sh target/debug/fragprof
 
 .PHONY: deny
 deny: ## licences, sources and advisories of everything that is linked (deny.toml)

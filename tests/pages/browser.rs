@@ -242,6 +242,15 @@ impl Browser {
         self.call("Input.dispatchKeyEvent", json!({ "type": "keyUp", "key": key, "windowsVirtualKeyCode": code }));
     }
 
+    /// Moves the pointer over an element, to these shares of its width and height.
+    pub fn point_at(&mut self, selector: &str, across: f64, down: f64) {
+        let script = format!(
+            "(() => {{ const node = document.querySelector({selector:?}); node.scrollIntoView({{ block: 'center', behavior: 'instant' }}); const box = node.getBoundingClientRect(); return [box.x + box.width * {across}, box.y + box.height * {down}]; }})()"
+        );
+        let place = self.eval(&script);
+        self.call("Input.dispatchMouseEvent", json!({ "type": "mouseMoved", "x": place[0], "y": place[1] }));
+    }
+
     /// Types a text into what has the focus.
     pub fn type_text(&mut self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));

@@ -37,6 +37,12 @@ fn the_pages_policy_allows_nothing_from_elsewhere_and_nothing_inline() {
         assert!(headers.contains("x-content-type-options: nosniff") && headers.contains("frame-ancestors 'none'"), "{headers}");
     }
     assert_eq!(daemon.get("/pages/nothing.js").status, 404);
+    // The page names its files by paths that a browser may keep.
+    let page = daemon.get("/").body;
+    let script = page.split('"').find(|text| text.ends_with("/main.js")).unwrap();
+    let file = daemon.get(&format!("/{script}"));
+    assert!(file.status == 200 && file.headers.to_ascii_lowercase().contains("immutable"), "{script}: {}", file.headers);
+    assert_eq!(file.body, daemon.get("/pages/main.js").body);
     let tag = daemon.get("/").headers.lines().find_map(|line| line.strip_prefix("etag: ").map(str::to_owned)).unwrap();
     let again = daemon.ask(&format!("GET / HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\nConnection: close\r\n\r\n"));
     assert_eq!((again.status, again.body.as_str()), (304, ""));

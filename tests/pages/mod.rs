@@ -4,7 +4,7 @@ mod bench;
 mod browser;
 mod dashboards;
 mod hostile;
-mod pictures;
+pub mod pictures;
 mod prometheus;
 mod screenshots;
 mod views;

@@ -14,10 +14,10 @@ use crate::support::process::{Process, run, wait_until};
 use crate::support::{LIMIT, bpf};
 
 /// A function whose name wants to be markup.
-const HOSTILE: &str = "<img/src=x>";
+pub const HOSTILE: &str = "<img/src=x>";
 
 /// Compiles `allocates.c`, its function renamed. A name of its own keeps tests apart.
-fn allocates(name: &str) -> PathBuf {
+pub fn allocates(name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pages/allocates.c");
     let (object, program) = (output_dir().join(format!("{name}.o")), output_dir().join(name));
     let steps = [
@@ -86,7 +86,8 @@ fn the_address_space_is_drawn_page_by_page_and_looked_at_closer() {
 fn the_verdict_is_shown_in_its_words_with_what_would_help() {
     let Some(mut browser) = Browser::start() else { return };
     let target = fragmented(&fragments("fragments-why"), &["1000"]);
-    let daemon = Daemon::start(&watching(&["fragments-why"], ""));
+    // One look: a later one could say it in other words.
+    let daemon = Daemon::start(&watching(&["fragments-why"], "").replace("full_interval_s = 2", "full_interval_s = 3600"));
     looked_at(&daemon, 1);
     let said = api(&daemon, &format!("/api/v1/processes/{}/explain", target.pid()));
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
@@ -171,8 +172,78 @@ fn the_flame_graph_is_the_recordings_and_a_hostile_function_stays_text() {
         browser.look(look);
         browser.screenshot(&pictures().join(format!("flame-{name}.png")), None);
     }
+    browser.look(DESK);
+
+    // Every recorded block lies somewhere: all addresses together have all bytes that the recording saw live.
+    let everywhere = api(&daemon, &format!("/api/v1/processes/{}/stacks?top=200", target.pid()));
+    let report = api(&daemon, &format!("{path}?format=stacks"));
+    assert_eq!(everywhere["live_bytes"], report["totals"]["inuse_bytes"], "{everywhere}");
+    assert_eq!(everywhere["live_allocations"], report["totals"]["inuse_allocations"], "{everywhere}");
+    assert!(everywhere["stacks"][0]["frames"].as_array().unwrap().iter().any(|name| name == HOSTILE), "{everywhere}");
+    // Where they lie, the picture names them. Eight pages with blocks, by halves.
+    let held = |from: u64, to: u64| api(&daemon, &format!("/api/v1/processes/{}/stacks?from={from:#x}&to={to:#x}", target.pid()));
+    let map = api(&daemon, &format!("/api/v1/processes/{}/map", target.pid()));
+    let address = |text: &Value| u64::from_str_radix(text.as_str().unwrap().trim_start_matches("0x"), 16).unwrap();
+    let pieces = map["pieces"].as_array().unwrap().iter().map(|piece| (address(&piece["start"]), address(&piece["end"])));
+    let (mut low, mut high) = pieces.into_iter().find(|&(start, end)| held(start, end)["live_allocations"] != 0).unwrap();
+    while high - low > 8 * 4096 {
+        let middle = (low + (high - low) / 2) & !4095;
+        (low, high) = if held(low, middle)["live_allocations"] != 0 { (low, middle) } else { (middle, high) };
+    }
+    browser.open(&page(&daemon, &format!("#/p/{}?from={low:#x}&to={high:#x}", target.pid())));
+    browser.wait("the pages", "document.querySelector('canvas')?.dataset.cells > 0");
+    browser.eval("document.querySelector('canvas').focus()");
+    browser.press("Home");
+    let rows = "[...document.querySelectorAll('.owners tbody tr')].map(row => [Number(row.querySelector('data').value), row.innerText])";
+    let mut before = String::new();
+    let mut shown = Value::Null;
+    for _ in 0..8 {
+        browser.wait("the cell's stacks", &format!("(document.querySelector('.owners').dataset.range ?? '') !== {before:?}"));
+        shown = browser.eval(rows);
+        if !shown.as_array().unwrap().is_empty() {
+            break;
+        }
+        before = browser.eval("document.querySelector('.owners').dataset.range").as_str().unwrap().to_owned();
+        browser.press("ArrowRight");
+    }
+    let range = browser.eval("document.querySelector('.owners').dataset.range");
+    let (from, to) = range.as_str().unwrap().split_once('-').unwrap();
+    let expected = held(address(&from.into()), address(&to.into()));
+    assert_eq!(shown[0][0], expected["stacks"][0]["live_bytes"], "{expected}");
+    assert!(shown[0][1].as_str().unwrap().contains(HOSTILE), "{shown}");
+    browser.screenshot(&pictures().join("owners.png"), None);
     let complaints = browser.complaints();
     assert!(complaints.iter().all(|one| !one.contains("Content Security Policy") && !one.contains("exception")), "{complaints:?}");
+}
+
+#[test]
+fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
+    let Some(mut browser) = Browser::start() else { return };
+    if bpf().is_none() || tool("objcopy").is_none() {
+        return;
+    }
+    let target = Process::start(&mut Command::new(allocates("allocates-slow")));
+    target.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    let governed = "[governed]\nenabled = true\nbudget_percent = 5.0\ncpu_percent = 100.0";
+    let daemon = Daemon::start(&watching(&["allocates-slow"], governed));
+    let path = format!("/api/v1/processes/{}", target.pid());
+    let mut one = Value::Null;
+    wait_until("a profile of windows", || {
+        one = serde_json::from_str(&daemon.get(&path).body).unwrap_or_default();
+        one["profiles"].as_array().is_some_and(|all| all.iter().any(|profile| profile["mode"] == "governed"))
+    });
+    assert!(one["rates"]["allocations_per_s"].as_f64() > Some(0.0) && one["rates"]["mode"] == "governed", "{one}");
+    browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
+    browser.wait("the flame graph", "document.querySelector('#stacks .flame .frame') !== null");
+    assert_eq!(browser.eval("document.querySelector('#stacks [data-source]').dataset.source"), "governed");
+    // What its windows do not tell cannot be asked for, and what they tell is shown.
+    let one = api(&daemon, &path);
+    let measured = one["profiles"][0]["by"].as_array().unwrap();
+    let offered = browser.eval("[...document.querySelectorAll('[data-by]')].filter(one => !one.disabled).map(one => one.dataset.by)");
+    assert!(offered.as_array().unwrap().iter().all(|by| measured.contains(by)), "{offered} of {measured:?}");
+    let chosen = browser.eval("document.querySelector('#stacks [aria-pressed=true]').dataset.by");
+    assert!(measured.contains(&chosen), "{chosen} of {measured:?}");
+    assert!(browser.text("#stacks").contains(HOSTILE), "{}", browser.text("#stacks"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl Prometheus {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("prometheus.yml");
         let text = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: fragprof, static_configs: [{{targets: ['{scraped}']}}]}}]\n"
+            "global: {{scrape_interval: 2s, scrape_timeout: 2s}}\nscrape_configs: [{{job_name: fragprof, static_configs: [{{targets: ['{scraped}']}}]}}]\n"
         );
         std::fs::write(&config, text).unwrap();
         // A free port: taken by nobody else within the moment that Prometheus needs.

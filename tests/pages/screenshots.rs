@@ -68,6 +68,9 @@ fn screenshots_of_a_real_run() {
     browser.open(&page(&daemon, &format!("#/p/{}?by=pinned", shop.pid())));
     browser.eval("document.getElementById('pause').click()");
     browser.wait("the pictures", "document.querySelector('canvas')?.dataset.cells > 0 && document.querySelector('.flame .frame') !== null");
+    // Whose the blocks under the pointer are.
+    browser.point_at("canvas", 0.5, 0.55);
+    browser.wait("the stacks of a cell", "document.querySelector('.owners').dataset.range !== undefined");
     for (name, selector) in [("verdict", "#verdict"), ("time", "#time"), ("address-space", "#space"), ("stacks", "#stacks .flame")] {
         let clip = rectangle(&mut browser, selector);
         browser.screenshot(&images.join(format!("page-{name}.png")), Some(clip));

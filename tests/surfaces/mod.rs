@@ -5,5 +5,8 @@ mod figures;
 mod flight;
 mod generated;
 mod history;
+mod hostile;
+mod pprof;
+mod progress;
 mod rules;
 mod top;

@@ -5,7 +5,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::api::{json, settled};
-use crate::agent::daemon::value;
+use crate::agent::daemon::{Daemon, value, watching};
+use crate::agent::metrics::{fragmented, fragments};
 use crate::support::process::run;
 use crate::top::terminal::Terminal;
 
@@ -56,6 +57,34 @@ fn screen_json_api_and_metrics_say_the_same() {
     terminal.press(" q");
     assert!(terminal.wait().success());
     terminal.assert_put_back();
+}
+
+#[test]
+fn the_agents_socket_shows_all_to_its_user_without_a_token_and_goes_with_the_agent() {
+    let target = fragmented(&fragments("surfaces-socket"), &["16"]);
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("agent.sock");
+    let mut daemon = Daemon::start_with("", |directory, _| {
+        let token = directory.join("token");
+        std::fs::write(&token, "0123456789abcdef0123").unwrap();
+        let config = watching(&["surfaces-socket"], "").replace("127.0.0.1:0", "0.0.0.0:0");
+        std::fs::write(directory.join("agent.toml"), format!("{config}token_file = {token:?}\nsocket = {socket:?}\n")).unwrap();
+    });
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&socket).unwrap().permissions()) & 0o777, 0o600);
+    assert_eq!(daemon.get("/api/v1/processes").status, 401);
+    daemon.metrics_with("fragprof_heap_pinned_bytes", &format!("pid=\"{}\"", target.pid()));
+    let url = format!("unix:{}", socket.display());
+    let once = run(top(&url).args(["--once", "--json"]));
+    assert!(once.status.success(), "{}", once.err);
+    let once: Value = serde_json::from_str(&once.out).unwrap();
+    assert!(once["processes"][0]["ladder"]["pinned_bytes"].as_u64().unwrap() > 10 << 20, "{once}");
+    let mut terminal = Terminal::start(&mut top(&url), 120, 20);
+    terminal.wait_for("the list", |screen| screen.has("surfaces-socket") && screen.has(&url));
+    terminal.press("q");
+    assert!(terminal.wait().success());
+    daemon.process.signal(rustix::process::Signal::TERM);
+    daemon.process.wait(crate::support::LIMIT);
+    assert!(!socket.exists());
 }
 
 #[test]

@@ -31,6 +31,15 @@ fn steady_program() -> PathBuf {
         .clone()
 }
 
+/// The same with a heap that is worth watching: the list leaves out small processes.
+fn large() -> Process {
+    let program = crate::support::build::output_dir().join("top-large");
+    std::fs::copy(steady_program(), &program).unwrap();
+    let process = Process::start_piped(Command::new(program).arg("40"));
+    process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    process
+}
+
 fn steady() -> Process {
     let process = Process::start_piped(&mut Command::new(steady_program()));
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
@@ -224,22 +233,26 @@ fn a_process_that_is_not_there_is_an_error_and_the_terminal_is_not_touched() {
 }
 
 #[test]
-fn without_a_process_the_message_says_how_to_name_one() {
-    let done = run(&mut top());
-    assert_eq!(done.status.code(), Some(2));
-    assert!(done.err.contains("fragprof top -p PID"), "{}", done.err);
-}
-
-#[test]
-fn without_a_process_a_terminal_gets_a_list_to_choose_from() {
+fn without_an_agent_all_processes_are_shown_with_their_ladders_and_one_of_them_is_recorded() {
     let Some(_bpf) = bpf() else { return };
-    let target = steady();
+    let target = large();
+    let watcher = Process::start(top().args(["--json", "-i", "200ms"]));
+    let is_known = |line: &str| {
+        let view: Value = serde_json::from_str(line).unwrap();
+        let one = view["processes"].as_array().unwrap().iter().find(|one| one["pid"] == target.pid()).cloned();
+        one.is_some_and(|one| one["ladder"]["live_bytes"].as_u64() > Some(30 << 20))
+    };
+    assert!(watcher.out.wait_for(LIMIT, is_known).is_some(), "{}", watcher.err);
+    drop(watcher);
+
     let mut terminal = Terminal::start(&mut top(), 120, 30);
-    terminal.wait_for("the list", |screen| screen.has("which process?"));
-    terminal.press(&target.pid().to_string());
-    terminal.wait_for("the program's row", |screen| screen.lines[2].contains("top-steady") && screen.lines[3].is_empty());
+    terminal.wait_for("the list", |screen| screen.has("this machine"));
+    terminal.press("/top-large\r");
+    terminal.wait_for("the program's row", |screen| screen.lines[2].contains("top-large") && screen.lines[3].is_empty());
     terminal.press("\r");
-    terminal.wait_for("a settled picture", has_settled);
+    terminal.wait_for("its address space", |screen| screen.has("space    ") && screen.has("verdict") && screen.has("███"));
+    terminal.press("e");
+    terminal.wait_for("the recording", |screen| screen.has("steady_site"));
     terminal.press("q");
     assert!(terminal.wait().success());
     terminal.assert_put_back();

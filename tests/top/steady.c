@@ -1,5 +1,5 @@
 // Allocates at a steady rate: from the second round on, 100 blocks of 1,000 bytes of `steady_site` live, and every 10 ms each of them is
-// freed and allocated anew. A block of 8 MiB from before lives too. Ends when its standard input does.
+// freed and allocated anew. A block of 8 MiB, or as many as the argument says, from before lives too. Ends when its standard input does.
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,10 +17,11 @@ __attribute__((noinline)) void *steady_site(void)
     return block;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    old = malloc(8 << 20);
-    memset(old, 1, 8 << 20);
+    size_t bytes = (size_t)(argc > 1 ? atoi(argv[1]) : 8) << 20;
+    old = malloc(bytes);
+    memset(old, 1, bytes);
     struct pollfd input = { .fd = 0, .events = POLLIN };
     puts("ready");
     fflush(stdout);

@@ -172,6 +172,11 @@ impl Screen {
                             row = numbers[0].max(1) - 1;
                             column = numbers.get(1).copied().unwrap_or(1).max(1) - 1;
                         }
+                        (Some('K'), _) => {
+                            if let Some(line) = cells.get_mut(row) {
+                                line.iter_mut().skip(column).for_each(|cell| *cell = ' ');
+                            }
+                        }
                         (Some('J'), _) => cells.iter_mut().for_each(|line| line.fill(' ')),
                         (Some(mode @ ('h' | 'l')), "?1049") => {
                             screen.alternate = mode == 'h';
