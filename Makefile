@@ -74,6 +74,10 @@ bench: build ## the figures of exact mode, as ratios measured in one run
 bench-governed: build test-deps ## what a budget of 1 % and the census cost four programs, half an hour
 	benches/governed/run.sh $(FRAGPROF)
 
+.PHONY: bench-node
+bench-node: deps ## what the agent takes on a node of 100 processes, 20 of them busy, with the governed tier on
+	$(CARGO) test --release --test integration figures_of_a_node -- --ignored --nocapture
+
 .PHONY: soak-windows
 soak-windows: deps ## 2,000 windows on a busy process, ten minutes
 	$(CARGO) test --test integration two_thousand_windows -- --ignored --nocapture

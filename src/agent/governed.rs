@@ -21,10 +21,12 @@ use crate::units::Pid;
 
 /// Time between two choices of targets.
 const CHOOSE_EVERY: Duration = Duration::from_secs(10);
+/// Time to the next choice while nobody has been chosen: a node has its first picture within ten seconds of the agent's start.
+const CHOOSE_AGAIN: Duration = Duration::from_secs(1);
 /// Time between two profiles of each target that are handed over: naming their stacks takes some ten milliseconds.
 const HAND_OVER_EVERY: Duration = Duration::from_secs(30);
-/// Time until the first one.
-const FIRST_HAND_OVER: Duration = Duration::from_secs(10);
+/// Time after which a new target's first profile is handed over.
+const HAND_OVER_FIRST: Duration = Duration::from_secs(5);
 /// Length of a step: how soon an order is heard.
 const STEP: Duration = Duration::from_millis(200);
 /// Time after which the programs are tried again where they could not be loaded.
@@ -144,7 +146,7 @@ impl Attribution {
             memory_max_bytes,
             published,
             board: Arc::default(),
-            hand_over_at: Instant::now() + FIRST_HAND_OVER,
+            hand_over_at: Instant::now() + HAND_OVER_EVERY,
             sample,
             engine: None,
             tried: None,
@@ -169,8 +171,8 @@ impl Attribution {
                 continue;
             }
             if Instant::now() >= self.choose_at {
-                self.choose_at = Instant::now() + CHOOSE_EVERY;
                 self.choose();
+                self.choose_at = Instant::now() + if self.chosen.is_empty() { CHOOSE_AGAIN } else { CHOOSE_EVERY };
             }
             if let Some(engine) = &mut self.engine {
                 engine.step(STEP);
@@ -190,6 +192,8 @@ impl Attribution {
         }
         self.targets_max = config.targets_max;
         self.config = config;
+        // Whoever asks anew gets a new try.
+        self.tried = None;
         self.choose_at = Instant::now();
         lock(&self.sample).enabled = self.config.enabled;
     }
@@ -244,6 +248,7 @@ impl Attribution {
             match engine.watch(pid, budget) {
                 Ok(()) => {
                     self.chosen.insert(identity, pid);
+                    self.hand_over_at = self.hand_over_at.min(Instant::now() + HAND_OVER_FIRST);
                 }
                 Err(error) => {
                     tracing::debug!("process {pid} is not attributed: {error}");

@@ -2,6 +2,7 @@
 
 mod cost;
 pub mod daemon;
+mod governed;
 mod http;
 mod life_cycle;
 pub mod metrics;

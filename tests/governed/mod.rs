@@ -2,7 +2,7 @@
 
 mod cycles;
 mod estimates;
-mod harm;
+pub mod harm;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::support::process::{Process, run};
 use crate::support::recording::fragprof;
 
 /// Builds a program of this directory.
-fn built(name: &str) -> PathBuf {
+pub fn built(name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed").join(format!("{name}.c"));
     let program = output_dir().join(format!("governed-{name}"));
     let fresh = program.with_extension(std::process::id().to_string());
@@ -29,19 +29,19 @@ fn built(name: &str) -> PathBuf {
 }
 
 /// `busy` with its counter.
-struct Busy {
-    process: Process,
+pub struct Busy {
+    pub process: Process,
     counter: PathBuf,
 }
 
 impl Busy {
-    fn start(args: &[&str]) -> Self {
+    pub fn start(args: &[&str]) -> Self {
         let process = Process::start(Command::new(built("busy")).args(args));
         let counter = process.out.wait_for(LIMIT, |line| line.starts_with("/proc/")).unwrap().into();
         Self { process, counter }
     }
 
-    fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
