@@ -89,7 +89,7 @@ fn figures_of_a_node_with_a_hundred_processes() {
     let idle: Vec<Process> = (BUSY..PROCESSES).map(|_| start(&["0", "0", "1"])).collect();
     let directory = tempfile::tempdir().unwrap();
     let config = format!(
-        "[discovery]\ninclude = ['governed-busy*']\nrss_min_mib = 0\n[governed]\nenabled = true\n[history]\npath = {:?}\n[server]\nlisten =          '127.0.0.1:0'\n",
+        "[discovery]\ninclude = ['governed-busy*']\nrss_min_mib = 0\n[governed]\nenabled = true\n[history]\ndirectory = {:?}\n[server]\nlisten = '127.0.0.1:0'\n",
         directory.path()
     );
     let began = Instant::now();
