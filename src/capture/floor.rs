@@ -6,7 +6,7 @@ use super::{AttachFile, AttachSite, Error, Result, load};
 use crate::units::Pid;
 
 /// The compiled empty programs.
-static OBJECT: &[u8] = load::aligned_object!("floor.bpf.o");
+pub(super) static OBJECT: &[u8] = load::aligned_object!("floor.bpf.o");
 
 /// The empty programs, loaded.
 #[derive(Debug)]

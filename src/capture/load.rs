@@ -91,7 +91,7 @@ pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
     let mut refused = Vec::new();
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        match try_load(method, governed) {
+        match trial::glance(method).and_then(|()| try_load(method, governed)) {
             Ok(object) => return Ok((object, Offer { method, refused })),
             Err(error) => {
                 let messages = std::mem::take(&mut *MESSAGES.lock().unwrap_or_else(PoisonError::into_inner));

@@ -4,12 +4,12 @@
 //! a word. So a function of this process is probed for a slot of the target table that no target has yet, called, and its hit looked
 //! for in that slot's row.
 
-use libbpf_rs::{MapCore as _, MapFlags, Object, UprobeMultiOpts, UprobeOpts};
+use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, UprobeMultiOpts, UprobeOpts};
 
 use super::slots::Slot;
 use super::targets::TargetTable;
 use super::wire::{TARGET_GOVERNED, TARGETS_MAX};
-use super::{load, sites};
+use super::{floor, load, sites};
 use crate::probe::features::Attach;
 use crate::probe::functions::Op;
 use crate::units::{Addr, Pid};
@@ -66,6 +66,28 @@ fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64) -> 
         load::map(object, "site_cookies").delete(&key)?;
     }
     Ok(())
+}
+
+/// Attaches a program that does nothing by the method, where that is a link for many sites: a kernel that has no such links is known then
+/// before its verifier has gone through the large programs in vain, which takes seconds on a slow machine.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn glance(method: Attach) -> libbpf_rs::Result<()> {
+    let (name, session) = match method {
+        Attach::Session => ("floor_session", true),
+        Attach::Multi => ("floor_entry", false),
+        Attach::PerfEvents | Attach::ByAddress => return Ok(()),
+    };
+    let mut open = ObjectBuilder::default().open_memory(floor::OBJECT)?;
+    for mut program in open.progs_mut() {
+        let wanted = program.name() == name;
+        program.set_autoload(wanted);
+    }
+    let object = open.load()?;
+    let offset = own_file_offset(probed as *const () as u64).ok_or_else(|| failed("own executable not found in /proc/self/maps"))?;
+    let opts = UprobeMultiOpts { offsets: vec![offset as usize], session, ..Default::default() };
+    load::program(&object, name)?.attach_uprobe_multi_with_opts(std::process::id() as i32, "/proc/self/exe", "", opts).map(drop)
 }
 
 fn failed(what: &str) -> libbpf_rs::Error {

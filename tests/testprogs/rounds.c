@@ -1,5 +1,24 @@
-/* Allocates, resizes and frees in rounds, each begun by the test; tells its ledger after each. For long recordings. */
+/* Allocates, resizes and frees in rounds, each begun by the test; tells its ledger after each. For long recordings.
+ * With TRUTH_FLUSH in the environment it first gives back what its allocator keeps for the thread, where there is a call for that. */
 #include "truth.h"
+
+#ifndef TRUTH_STATIC
+#include <dlfcn.h>
+
+static void flush_caches(void)
+{
+	int (*mallctl)(const char *, void *, size_t *, void *, size_t) =
+		(int (*)(const char *, void *, size_t *, void *, size_t))dlsym(RTLD_DEFAULT, "mallctl");
+	void (*mark_idle)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "MallocExtension_MarkThreadIdle");
+
+	if (mallctl)
+		mallctl("thread.tcache.flush", NULL, NULL, NULL, 0);
+	if (mark_idle)
+		mark_idle();
+}
+#else
+static void flush_caches(void) {}
+#endif
 
 #define KEPT 4096
 
@@ -21,6 +40,8 @@ int main(void)
 			block_free(*b);
 			*b = random & (1 << 20) ? site_zeroed(1 + (random >> 24) % 5000) : site_round(1 + (random >> 24) % 300);
 		}
+		if (getenv("TRUTH_FLUSH"))
+			flush_caches();
 		truth_rendezvous("round");
 	}
 }
