@@ -78,6 +78,8 @@ pub struct Config {
     pub containers: ContainersConfig,
     /// Whose allocations are attributed to call stacks, and at what cost.
     pub governed: GovernedConfig,
+    /// Listening to the emitters that processes bring.
+    pub listening: ListeningConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// What is kept over time.
@@ -255,6 +257,40 @@ impl GovernedConfig {
     #[must_use]
     pub fn node_budget_ratio(&self) -> f64 {
         self.node_budget_percent / 100.0
+    }
+}
+
+/// Listening to processes that tell of a sample of their allocations by themselves (`otel_memory` and `ddheap` probes).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ListeningConfig {
+    /// Whether it is done, where the rights for BPF are there.
+    pub enabled: bool,
+    /// Processes listened to at a time, the largest first; the rest is counted.
+    pub targets_max: usize,
+    /// Seconds between two profiles of a process.
+    pub profile_interval_s: u64,
+    /// Seconds between two censuses of a process that its profile is joined with.
+    pub census_interval_s: u64,
+    /// Share of one core that the listener's thread may use, in percent; above it profiles and censuses become rarer.
+    pub cpu_percent: f64,
+    /// Kernel memory for unwind tables, MiB.
+    pub tables_mib: u32,
+    /// Kernel memory for the ring buffer, MiB.
+    pub ring_mib: u32,
+}
+
+impl Default for ListeningConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            targets_max: 64,
+            profile_interval_s: 15,
+            census_interval_s: 120,
+            cpu_percent: 1.0,
+            tables_mib: 64,
+            ring_mib: 4,
+        }
     }
 }
 
@@ -465,11 +501,17 @@ impl Config {
         range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
         range("governed.tables_mib", self.governed.tables_mib.into(), 1, 4096, "from 1 to 4096")?;
         range("governed.ring_mib", self.governed.ring_mib.into(), 1, 1024, "from 1 to 1024")?;
+        range("listening.targets_max", self.listening.targets_max as u64, 1, 512, "from 1 to 512")?;
+        range("listening.profile_interval_s", self.listening.profile_interval_s, 1, 86400, seconds)?;
+        range("listening.census_interval_s", self.listening.census_interval_s, 1, 86400, seconds)?;
+        range("listening.tables_mib", self.listening.tables_mib.into(), 1, 4096, "from 1 to 4096")?;
+        range("listening.ring_mib", self.listening.ring_mib.into(), 1, 1024, "from 1 to 1024")?;
         let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
         let shares = [
             ("governed.budget_percent", self.governed.budget_percent),
             ("governed.node_budget_percent", self.governed.node_budget_percent),
             ("governed.cpu_percent", self.governed.cpu_percent),
+            ("listening.cpu_percent", self.listening.cpu_percent),
         ];
         for (key, percent) in shares.into_iter().chain(overrides) {
             if !(percent.is_finite() && (0.01..=100.0).contains(&percent)) {

@@ -15,7 +15,7 @@ use super::need::{Candidate, choose};
 use super::rules::glob;
 use super::sample::{Identity, ProcessSample, Published, Snapshot};
 use crate::governor::share::fair;
-use crate::profile::{Counter, ValueKind};
+use crate::profile::{Counter, Mode, ValueKind};
 use crate::recorder::governed::{Governed, Options, Status};
 use crate::units::Pid;
 
@@ -267,7 +267,9 @@ impl Attribution {
             *rounds = rounds.saturating_sub(1);
             *rounds > 0
         });
-        let usable = |one: &&Arc<ProcessSample>| !one.heaps.is_empty() && !self.refused.contains_key(&one.identity);
+        // What a process tells by itself says more and costs less.
+        let tells = |one: &ProcessSample| one.attributed.all().any(|known| known.profile.meta.mode == Mode::Sampled);
+        let usable = |one: &&Arc<ProcessSample>| !one.heaps.is_empty() && !self.refused.contains_key(&one.identity) && !tells(one);
         let candidates = snapshot.processes.iter().filter(usable).map(|one| Candidate {
             identity: one.identity,
             grown_bytes: self.extents.get(&one.identity).map_or(0, |before| extent(one).saturating_sub(*before)),

@@ -17,6 +17,7 @@ use super::attribution::Attributions;
 use super::collect::{Collector, Command, Heartbeat, start};
 use super::config::{Config, ConfigError};
 use super::governed::GovernorThread;
+use super::listening::ListenerThread;
 use super::notify::Notifier;
 use super::privileges;
 use super::push::{Pusher, Target};
@@ -138,6 +139,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         state.governed(),
     )
     .map_err(system("start the governor's thread"))?;
+    let listener = ListenerThread::start(config.listening.clone(), Arc::clone(&published), Arc::clone(&attributions), state.listening())
+        .map_err(system("start the listener's thread"))?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
         state.set_push(Arc::clone(&pusher.counters));
@@ -153,13 +156,16 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             break;
         }
         if signals.reload.swap(false, Ordering::Relaxed) {
-            reload(path.as_deref(), &state, &commands, &governor, &notifier);
+            reload(path.as_deref(), &state, &commands, (&governor, &listener), &notifier);
         }
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
         }
         if governor.is_finished() {
             return Err(AgentError::ThreadEnded("governor"));
+        }
+        if listener.is_finished() {
+            return Err(AgentError::ThreadEnded("listener"));
         }
         if servers.iter().any(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
@@ -174,6 +180,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     // The thread has nothing to save: if it is in the middle of a long walk, the process ends without it.
     let _ = commands.send(Command::Stop);
     governor.stop(STOP_WITHIN);
+    listener.stop(STOP_WITHIN);
     keeper.stop();
     if let Some(pusher) = &pusher {
         pusher.stop();
@@ -237,7 +244,13 @@ fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinH
 }
 
 /// Reads the configuration again. One that cannot be used changes nothing.
-fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Command>, governor: &GovernorThread, notifier: &Notifier) {
+fn reload(
+    path: Option<&Path>,
+    state: &ServerState,
+    commands: &mpsc::Sender<Command>,
+    (governor, listener): (&GovernorThread, &ListenerThread),
+    notifier: &Notifier,
+) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now_us = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
     notifier.send(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
@@ -254,6 +267,7 @@ fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Comm
         Ok((config, token)) => {
             state.set_token(token);
             governor.reload(config.governed.clone());
+            listener.reload(config.listening.clone());
             allow_recordings(state, &config);
             Command::Reload(Box::new(config))
         }

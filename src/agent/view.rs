@@ -200,6 +200,8 @@ pub struct LimitView {
 pub struct ProfileInfo {
     /// Tier: `exact`, `sampled` or `governed`.
     pub mode: String,
+    /// Where its values come from, in words.
+    pub source: String,
     /// When it was finished, seconds since the Unix epoch.
     pub at_unix_s: f64,
     /// What it measured: values of the parameter `by`.
@@ -301,6 +303,7 @@ impl ProfileInfo {
         let meta = &one.profile.meta;
         Self {
             mode: meta.mode.name().to_owned(),
+            source: meta.processes.first().map_or_else(String::new, |process| meta.source_words(process)),
             at_unix_s: unix_s(one.wall),
             by: meta.kinds.by_names(),
             duration_s: meta.duration_s,

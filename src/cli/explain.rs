@@ -13,8 +13,11 @@ use super::{output, progress, report};
 use crate::census::{Level, Options, Pace, Places, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::recorded;
-use crate::fragmentation::verdict::{Change, Verdict, judge};
+use crate::fragmentation::verdict::{Change, Source, Verdict, judge};
+use crate::probe::emitter::Finder;
+use crate::probe::features::Features;
 use crate::profile::sanitize::terminal;
+use crate::target::Process;
 use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::units::{HumanBytes, Pid, counted};
 
@@ -84,7 +87,22 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
         return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was looked at")).into());
     }
     let surroundings = Surroundings::of(Pid(pid), &Hierarchies::find());
-    print(args, &comm, pid, &judge(&census, change), &surroundings)
+    let mut verdict = judge(&census, change);
+    verdict.sources.push(Source::new("stacks", stacks_of(memory.process())));
+    print(args, &comm, pid, &verdict, &surroundings)
+}
+
+/// Where live bytes by stack would come from, of a process that is only looked at.
+fn stacks_of(process: &Process) -> String {
+    let found = Finder::new(Features::of_host().emulation()).find(process).unwrap_or_default();
+    let emitter = found.emitters.iter().find(|emitter| emitter.hears());
+    emitter.map_or_else(
+        || "none: a census knows no stacks, and the process has no emitter; fragprof record traces every call".to_owned(),
+        |emitter| {
+            let every = emitter.stats.map_or_else(String::new, |stats| format!(", one sample in {}", HumanBytes(stats.sample_bytes)));
+            format!("none here: a census knows no stacks; the agent and fragprof record have them from {}{every}", emitter.describe())
+        },
+    )
 }
 
 fn print(args: &ExplainArgs, comm: &str, pid: u32, verdict: &Verdict, surroundings: &Surroundings) -> anyhow::Result<()> {
@@ -171,6 +189,10 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surr
     }
     for unknown in &verdict.unknowns {
         writeln!(out, "  not known: {unknown}")?;
+    }
+    writeln!(out, "\n  where the numbers come from")?;
+    for source in &verdict.sources {
+        writeln!(out, "    {}: {}", terminal(&source.figures), terminal(&source.source))?;
     }
     Ok(())
 }

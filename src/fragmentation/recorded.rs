@@ -1,7 +1,7 @@
 //! The verdict on a profile: the heap at the end of a recording, its change since the start, and the stacks to blame. Pure.
 
 use super::ladder::Ladder;
-use super::verdict::{Change, Evidence, Kind, Remedy, Verdict, of_heap};
+use super::verdict::{Change, Evidence, Kind, Remedy, Source, Verdict, of_heap};
 use crate::profile::{BEFORE_ATTACH, HeapSummary, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue};
 use crate::units::{HumanBytes, counted};
 
@@ -38,7 +38,20 @@ pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
     };
     let (verdict, confidence, summary) = of_heap(&evidence);
     let remedies = remedies(profile, process, verdict, &heap);
-    Some((process, Verdict { verdict, confidence, summary, evidence, remedies, unknowns }))
+    let sources = sources(profile, process);
+    Some((process, Verdict { verdict, confidence, summary, evidence, remedies, unknowns, sources }))
+}
+
+fn sources(profile: &Profile, process: &Process) -> Vec<Source> {
+    let mut sources = Vec::new();
+    if process.heap.is_some() {
+        sources.push(Source::new("heap, in use, trimmable, pinned", "census of the allocator's own metadata at the end of the recording"));
+    }
+    if process.at_start.is_some() && process.heap.is_some() {
+        sources.push(Source::new("change", "the difference from the census at the start"));
+    }
+    sources.push(Source::new("stacks", profile.meta.source_words(process)));
+    sources
 }
 
 fn ladder(heap: &HeapSummary) -> Ladder {

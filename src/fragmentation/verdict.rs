@@ -163,6 +163,25 @@ pub struct Verdict {
     pub remedies: Vec<Remedy>,
     /// What was not known.
     pub unknowns: Vec<String>,
+    /// Where the numbers come from.
+    pub sources: Vec<Source>,
+}
+
+/// Where some numbers come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Source {
+    /// Which ones.
+    pub figures: String,
+    /// Where from, in words.
+    pub source: String,
+}
+
+impl Source {
+    /// Says where some figures come from.
+    #[must_use]
+    pub fn new(figures: &str, source: impl Into<String>) -> Self {
+        Self { figures: figures.to_owned(), source: source.into() }
+    }
 }
 
 /// The numbers behind a verdict.
@@ -209,7 +228,27 @@ pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     }
     let (verdict, confidence, summary) = decide(census, &evidence);
     let remedies = remedies(verdict, census, &evidence);
-    Verdict { verdict, confidence, summary, evidence, remedies, unknowns }
+    let sources = sources(census, change);
+    Verdict { verdict, confidence, summary, evidence, remedies, unknowns, sources }
+}
+
+fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
+    let closely = match census.level {
+        Level::Full => "every chunk",
+        Level::Sampled => "a sample of the heap's windows: live and free bytes are estimates with their errors",
+        Level::Top => "its sums alone",
+    };
+    let allocators: Vec<&str> = census.heaps.iter().map(|heap| heap.allocator.as_str()).collect();
+    let mut sources = Vec::new();
+    if !allocators.is_empty() {
+        let census = format!("census of the allocator's own metadata ({}), {closely}", allocators.join(", "));
+        sources.push(Source::new("heap, in use, trimmable, pinned", census));
+    }
+    sources.push(Source::new("resident, not malloc", "the kernel's account of the mappings (smaps)"));
+    if change.is_some() {
+        sources.push(Source::new("change", "the difference of such censuses"));
+    }
+    sources
 }
 
 fn evidence(census: &Census, change: Option<Change>) -> Evidence {

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 
 use super::Histogram;
 use super::estimate::{Estimate, Moments, Weighing, WeighingGuess};
+use super::histogram::BUCKETS;
 use super::stacks::{StackLimits, Stacks};
 use super::unmapped::UnmappedRanges;
 use crate::units::{Addr, StackHash, StackId};
@@ -119,6 +120,28 @@ impl Sums {
     }
 }
 
+/// Estimated numbers of blocks by power of two: a sampled block stands for weight / size of them.
+#[derive(Debug, Clone, Copy)]
+struct Shares([f64; BUCKETS]);
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self([0.0; BUCKETS])
+    }
+}
+
+impl Shares {
+    fn add(&mut self, bucket: usize, size_bytes: u64, weight_bytes: u64) {
+        if let Some(sum) = self.0.get_mut(bucket) {
+            *sum += weight_bytes as f64 / size_bytes.max(1) as f64;
+        }
+    }
+
+    fn rounded(&self) -> [u64; BUCKETS] {
+        self.0.map(|sum| sum.round() as u64)
+    }
+}
+
 /// The sampled ledger of one process.
 #[derive(Clone)]
 pub struct SampledLedger {
@@ -131,7 +154,8 @@ pub struct SampledLedger {
     peak_weight_bytes: u64,
     /// Number of the last high of the live weight, from 1 (see [`super`]).
     peak: u64,
-    lifetimes: Histogram,
+    sizes: Shares,
+    lifetimes: Shares,
     unmapped: UnmappedRanges,
     /// Blocks born at this time or before may have been freed unseen.
     doubtful_until_ns: Option<u64>,
@@ -152,7 +176,8 @@ impl SampledLedger {
             live_weight_bytes: 0,
             peak_weight_bytes: 0,
             peak: 1,
-            lifetimes: Histogram::default(),
+            sizes: Shares::default(),
+            lifetimes: Shares::default(),
             unmapped: UnmappedRanges::default(),
             doubtful_until_ns: None,
             latest_ns: 0,
@@ -170,7 +195,8 @@ impl SampledLedger {
         child.all = Sums::default();
         child.peak_weight_bytes = child.live_weight_bytes;
         child.peak = 1;
-        child.lifetimes = Histogram::default();
+        child.sizes = Shares::default();
+        child.lifetimes = Shares::default();
         child.stats = SampledStats::default();
         child
     }
@@ -204,7 +230,9 @@ impl SampledLedger {
         self.allocated[index].add(size_bytes, weight_bytes);
         self.all.add(size_bytes, weight_bytes);
         self.guess.see(size_bytes, weight_bytes);
-        self.stacks.alloc(id, weight_bytes, Histogram::bucket(size_bytes), self.peak);
+        let bucket = Histogram::bucket(size_bytes);
+        self.sizes.add(bucket, size_bytes, weight_bytes);
+        self.stacks.alloc(id, weight_bytes, bucket, self.peak);
         let block = SampledBlock { addr, size_bytes, weight_bytes, stack: id, birth_ns: time_ns };
         self.live_weight_bytes += weight_bytes;
         if self.live.len() >= LIVE_MAX {
@@ -228,7 +256,7 @@ impl SampledLedger {
         };
         let bucket = Histogram::bucket(time_ns.saturating_sub(block.birth_ns) / 1000);
         self.stacks.free(block.stack, block.weight_bytes, bucket, self.peak);
-        self.lifetimes.add(bucket);
+        self.lifetimes.add(bucket, block.size_bytes, block.weight_bytes);
         self.live_weight_bytes -= block.weight_bytes;
     }
 
@@ -326,9 +354,14 @@ impl SampledLedger {
         (self.stacks.stacks_refused, self.stacks.undefined())
     }
 
-    /// Lifetimes of the sampled blocks that were freed, microseconds. Counts of samples: large blocks are among them more often.
-    pub fn lifetimes(&self) -> &Histogram {
-        &self.lifetimes
+    /// Estimated frees by the microseconds that the block had lived.
+    pub fn lifetimes(&self) -> [u64; BUCKETS] {
+        self.lifetimes.rounded()
+    }
+
+    /// Estimated allocations by the bytes asked for.
+    pub fn sizes(&self) -> [u64; BUCKETS] {
+        self.sizes.rounded()
     }
 
     /// The sampled blocks that live, in no order. Call [`settle`](Self::settle) before.
@@ -441,7 +474,10 @@ mod tests {
         assert_eq!(view.peak_bytes.rounded(), 100 * T);
         assert_eq!(view.peak_bytes.rounded_error(), 10 * T);
         assert_eq!(view.frames, [1, 2]);
-        assert_eq!(ledger.lifetimes().total(), 36);
+        // Each stands for T / 64 blocks; they lived for a millisecond.
+        assert_eq!(ledger.lifetimes().iter().sum::<u64>(), 36 * T / 64);
+        assert_eq!(ledger.lifetimes()[Histogram::bucket(999)], 36 * T / 64);
+        assert_eq!(ledger.sizes()[Histogram::bucket(64)], 100 * T / 64);
     }
 
     #[test]

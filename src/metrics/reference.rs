@@ -8,12 +8,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::{Beside, exposition};
 use crate::agent::attribution::{Attributed, Attributions, Rates};
+use crate::agent::governed::GovernedSample;
+use crate::agent::listening::ListeningSample;
 use crate::agent::push::PushCounters;
 use crate::agent::sample::{HeapSample, Identity, ProcessSample, Snapshot, TimedCensus};
 use crate::agent::view::Growth;
 use crate::census::{Census, Level, NotMalloc, WalkQuality};
 use crate::fragmentation::verdict::judge;
 use crate::profile::testing::shop;
+use crate::recorder::Heard;
 use crate::target::ProcessId;
 use crate::target::container::{CgroupMemory, Container};
 use crate::units::Pid;
@@ -66,11 +69,39 @@ fn known(now: Instant) -> ProcessSample {
     sample
 }
 
+/// What the tiers that know stacks say of themselves, each with a process.
+fn tiers(now: Instant) -> String {
+    let status = crate::recorder::governed::Status {
+        pid: Pid(1),
+        full: false,
+        open: false,
+        budget_ratio: 0.01,
+        slowdown_ratio_est: 0.0,
+        open_s: 0.0,
+        full_s: 0.0,
+        windows: 0,
+        windows_closed_early: 0,
+        windows_lossy: 0,
+    };
+    let heard = Heard {
+        process: ProcessId { pid: Pid(1), start_ticks: 1 },
+        source: String::new(),
+        sample_bytes: Some(1),
+        totals: Default::default(),
+        stats: Default::default(),
+        loss: Default::default(),
+        since: now,
+    };
+    let mut families = super::governed::families(&GovernedSample { targets: vec![("x".into(), status)], ..GovernedSample::default() });
+    families.extend(super::listening::families(&ListeningSample { targets: vec![("x".into(), heard)], ..ListeningSample::default() }));
+    super::text(families).unwrap()
+}
+
 fn table() -> String {
     let now = Instant::now();
     let snapshot = Snapshot { processes: vec![Arc::new(known(now))], metrics_processes_max: 1, ..Snapshot::empty(now) };
     let counters = PushCounters::default();
-    let text = exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap();
+    let text = exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap() + &tiers(now);
     let mut rows: BTreeMap<&str, (&str, &str, String)> = BTreeMap::new();
     for line in text.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {

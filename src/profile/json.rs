@@ -144,14 +144,22 @@ struct ProcessRow<'a> {
 #[derive(Serialize)]
 struct SizeRow {
     below_bytes: u64,
-    allocations: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allocations: Option<u64>,
+    /// Where it is an estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allocations_est: Option<u64>,
 }
 
 /// Frees of blocks that had lived for less than so many microseconds, and not less than half of it.
 #[derive(Serialize)]
 struct LifetimeRow {
     below_us: u64,
-    frees: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frees: Option<u64>,
+    /// Where it is an estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frees_est: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -184,6 +192,9 @@ fn counts(counters: &[Counter]) -> BTreeMap<&str, u64> {
 
 fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
     let heap = process.heap.unwrap_or_default();
+    // A process that has no emitter was traced call by call, whatever the others are.
+    let is_estimate = process.samples.is_some();
+    let counted = |count| if is_estimate { (None, Some(count)) } else { (Some(count), None) };
     ProcessRow {
         pid: process.pid,
         comm: &process.comm,
@@ -201,8 +212,18 @@ fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
         attribution: process.attribution,
         at_start: process.at_start,
         at_peak: process.at_peak,
-        sizes: process.sizes.below().map(|(below_bytes, allocations)| SizeRow { below_bytes, allocations }).collect(),
-        lifetimes: process.lifetimes_us.below().map(|(below_us, frees)| LifetimeRow { below_us, frees }).collect(),
+        sizes: (process.sizes.below())
+            .map(|(below_bytes, count)| {
+                let (allocations, allocations_est) = counted(count);
+                SizeRow { below_bytes, allocations, allocations_est }
+            })
+            .collect(),
+        lifetimes: (process.lifetimes_us.below())
+            .map(|(below_us, count)| {
+                let (frees, frees_est) = counted(count);
+                LifetimeRow { below_us, frees, frees_est }
+            })
+            .collect(),
     }
 }
 

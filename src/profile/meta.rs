@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::PowerCounts;
 use super::kind::KindSet;
+use crate::units::{HumanBytes, counted};
 
 /// How the values came about; decides what they may claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -239,6 +240,22 @@ impl Metadata {
     /// been at the same moment. `None` when none was measured.
     pub fn peak_inuse_bytes(&self) -> Option<u64> {
         self.processes.iter().filter_map(|p| p.peak_inuse_bytes).reduce(u64::saturating_add)
+    }
+
+    /// Where a process's values by stack come from, in words.
+    pub fn source_words(&self, process: &Process) -> String {
+        match self.mode {
+            Mode::Imported => "a profile of another tool".to_owned(),
+            Mode::Governed => "governed: windows under a budget, or every call where that fits it; estimates with their errors".to_owned(),
+            Mode::Exact | Mode::Sampled if process.source.is_empty() => {
+                "exact: every allocation and free, by probes on the allocator's functions".to_owned()
+            }
+            Mode::Exact | Mode::Sampled => {
+                let every = process.sample_bytes.map_or_else(String::new, |bytes| format!(", one sample in {}", HumanBytes(bytes)));
+                let samples = process.samples.map_or_else(String::new, |samples| format!(", {}", counted(samples, "sample")));
+                format!("{}{every}{samples}; estimates with their errors", process.source)
+            }
+        }
     }
 
     /// The process of a pid.

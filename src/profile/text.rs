@@ -296,7 +296,8 @@ fn process(page: &mut Page, process: &Process) {
     }
     for (name, line) in [("sizes", process.sizes.sizes()), ("lifetimes", process.lifetimes_us.lifetimes())] {
         if let Some(line) = line {
-            page.field(name, &line);
+            let about = if process.samples.is_some() { " (estimated)" } else { "" };
+            page.field(name, &format!("{line}{about}"));
         }
     }
 }

@@ -86,7 +86,7 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
         // With one estimate among them the sums are estimates.
         profile.meta.mode = Mode::Sampled;
         if sampled == targets.len() {
-            let joined = targets.iter().any(|target| target.sampled_heap.is_some());
+            let joined = targets.iter().any(|target| target.sampled_heap.as_ref().is_some_and(|heap| !heap.by_sums));
             profile.meta.kinds = SAMPLED_KINDS.into_iter().chain(JOINED_KINDS.into_iter().filter(|_| joined)).collect();
             profile.meta.limits.clear();
         }
@@ -419,6 +419,8 @@ fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, targe
         source: target.source_words(),
         samples: Some(totals.samples),
         sample_bytes: ledger.interval_bytes(),
+        sizes: PowerCounts::new(&ledger.sizes()),
+        lifetimes_us: PowerCounts::new(&ledger.lifetimes()),
         ..meta::Process::default()
     });
     profile.meta.notes.extend(target.notes.iter().map(|note| format!("process {pid}: {note}")));
@@ -481,6 +483,12 @@ fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes:
     if heap.before.is_none() {
         limits.push(format!(
             "process {pid}: what was allocated before the recording is part of the unattributed: it was not counted at its start"
+        ));
+    }
+    if heap.by_sums {
+        limits.push(format!(
+            "process {pid}: its allocator's chunks are not told one by one: stacks have their live bytes as asked for, what lives from before \
+             the recording is part of the unattributed, and pinned and blocked bytes are not known"
         ));
     }
     if heap.beyond > 0 {

@@ -81,7 +81,7 @@ pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: 
 }
 
 /// Why a census cannot be joined with a recording.
-fn unusable(taken: &Taken) -> Option<String> {
+pub fn unusable(taken: &Taken) -> Option<String> {
     if let Some(reason) = taken.census.layout_unknown.first() {
         return Some(reason.clone());
     }

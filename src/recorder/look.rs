@@ -34,7 +34,7 @@ impl<'a> Look<'a> {
 
     /// Where its figures come from, if not from the allocator's functions.
     pub fn source(&self) -> String {
-        self.target.source_words()
+        self.target.source_with_interval()
     }
 
     /// What a reader should know of how it is traced.

@@ -17,6 +17,7 @@
 mod attribution;
 mod build;
 mod clock;
+mod continuous;
 pub mod governed;
 mod heap;
 mod launch;
@@ -39,6 +40,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use build::stand_in;
 pub use clock::monotonic_ns;
+pub use continuous::Heard;
 use heap::Before;
 pub use launch::LaunchError;
 pub use look::Look;
@@ -48,7 +50,7 @@ use target::Target;
 use walker::{Purpose, Walked, Walker};
 pub use watched::Watched;
 
-use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
+use crate::capture::{self, Capture, Counters, Read, Readers, Slot, TargetFlags, wire};
 use crate::ledger::{Ledger, StackLimits};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
@@ -126,6 +128,10 @@ pub struct Options {
     pub method: Option<crate::probe::features::Attach>,
     /// Which source to record from.
     pub source: Choice,
+    /// Kernel memory for unwind tables, bytes; `None` = [`capture::TABLES_BYTES`].
+    pub tables_bytes: Option<u64>,
+    /// Chunks of a heap at its start that are kept at most; `None` = 32 Mi, 4 bytes each.
+    pub start_chunks_max: Option<usize>,
     /// Take no stacks at all, to measure what they cost.
     pub no_stacks: bool,
     /// Take a census at the start, near each new peak and after losses too, not only at the end.
@@ -166,6 +172,7 @@ impl Recorder {
             shards: 1,
             ring_bytes: options.ring_bytes.unwrap_or(capture::RING_BYTES),
             method: options.method,
+            tables_bytes: options.tables_bytes.unwrap_or(capture::TABLES_BYTES),
             ..capture::Config::default()
         };
         let capture = Capture::load(&config)?;
@@ -469,27 +476,34 @@ impl Recorder {
     }
 
     fn act(&mut self, notice: Notice) {
+        let slot = notice.slot();
+        // A process whose end was noticed before: its row may be another's by now. Its children live on.
+        let is_stale = self.targets.get(&slot.index).is_none_or(|target| target.slot != slot);
+        if is_stale && !matches!(notice, Notice::Fork { .. }) {
+            return;
+        }
         match notice {
-            Notice::Fork { child, slot } => self.meet_child(slot, child),
-            Notice::Exec { slot } => self.new_image(slot),
-            Notice::Exit { slot } => self.retire(slot),
-            Notice::Mapped { slot } => self.new_code(slot),
-            Notice::NeedTable { slot, pc } => {
-                tracing::debug!("slot {slot}: no unwind table at {pc}");
-                self.new_code(slot);
+            Notice::Fork { child, .. } => self.meet_child(slot, child),
+            Notice::Exec { .. } => self.new_image(slot.index),
+            Notice::Exit { .. } => self.retire(slot.index),
+            Notice::Mapped { .. } => self.new_code(slot.index),
+            Notice::NeedTable { pc, .. } => {
+                tracing::debug!("slot {}: no unwind table at {pc}", slot.index);
+                self.new_code(slot.index);
             }
         }
     }
 
-    fn meet_child(&mut self, parent: u16, child: Pid) {
+    fn meet_child(&mut self, parent: Slot, child: Pid) {
         if !self.options.follow_children {
             self.children_ignored += 1;
             return;
         }
-        let Some(shard) = self.targets.get(&parent).map(|target| target.shard) else { return };
+        let parent = self.targets.values().chain(&self.ended).find(|target| target.slot == parent);
+        let Some((shard, before)) = parent.map(|target| (target.shard, target.before.clone())) else { return };
         let inherited = lock(&self.shards[shard]).inherited.remove(&child);
         let forked_ns = monotonic_ns();
-        let before = self.targets.get(&parent).filter(|_| inherited.is_some()).map(|target| target.before.clone());
+        let before = inherited.is_some().then_some(before);
         let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited, None));
         let slot = match watched {
             Ok(slot) => {
@@ -622,7 +636,7 @@ impl Recorder {
         let after_ms = walked.began_ns.saturating_sub(self.started_ns) / 1_000_000;
         let Some(target) = self.targets.values_mut().find(|target| target.whose() == walked.whose) else { return };
         match walked.purpose {
-            Purpose::Start => target.started_with(walked, after_ms),
+            Purpose::Start => target.started_with(walked, after_ms, self.options.start_chunks_max),
             Purpose::During => {
                 let heap = walked.taken.as_ref().map(heap::summary);
                 let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });

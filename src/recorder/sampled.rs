@@ -10,12 +10,13 @@
 //! attach*. Both differences are unbiased, with the error of the sample.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use super::heap::{Before, pages_of};
+use super::heap::{Before, options, pages_of, unusable};
 use crate::census::chunks::Block;
 use crate::census::glibc::HeapWalk;
 use crate::census::live::LiveMemory;
-use crate::census::{self, ChunkState, Level, Pace, Places, Taken};
+use crate::census::{self, ChunkState, Level, Places, Taken};
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, HeapRange, RegionKind};
@@ -28,13 +29,34 @@ use crate::units::{Pid, StackId};
 /// Sampled blocks that can be told apart in one survey: its owners are numbers of 20 bits, and two are for the unsampled.
 const SURVEYED_MAX: usize = (1 << 20) - 2;
 
-fn full_census(pid: Pid) -> Option<(LiveMemory, Taken)> {
-    let process = Process::open(pid).ok()?;
+/// Censuses tried at most: one that meets a heap in full swing, or a program that makes its first arena, may lose its way.
+const TRIES: u32 = 3;
+/// Between them.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A usable census, or why there is none.
+fn full_census(pid: Pid) -> Result<(LiveMemory, Taken), String> {
+    let mut taken = usable_census(pid);
+    for _ in 1..TRIES {
+        if taken.is_ok() {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+        taken = usable_census(pid);
+    }
+    taken
+}
+
+fn usable_census(pid: Pid) -> Result<(LiveMemory, Taken), String> {
+    let process = Process::open(pid).map_err(|error| error.to_string())?;
     let comm = process.comm().to_owned();
-    let memory = LiveMemory::open(process).ok()?;
-    let options = census::Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
-    let taken = census::take(&memory, pid.0, &comm, options, &mut Places::default()).ok()?;
-    (taken.census.walk.usable && !taken.heaps.is_empty()).then_some((memory, taken))
+    let memory = LiveMemory::open(process).map_err(|error| error.to_string())?;
+    let taken = census::take(&memory, pid.0, &comm, options(Level::Full), &mut Places::default()).map_err(|error| error.to_string())?;
+    match unusable(&taken) {
+        Some(reason) => Err(reason),
+        None if taken.heaps.is_empty() => Err("no heap was found whose allocator a census can read".to_owned()),
+        None => Ok((memory, taken)),
+    }
 }
 
 /// What some chunks hold and keep.
@@ -76,10 +98,15 @@ pub struct SampledPicture {
     pub gone: u64,
     /// Sampled blocks beyond what one survey takes.
     pub beyond: u64,
+    /// An allocator tells how much lives, not which chunks: stacks have their bytes as asked for, and nothing is known of pages.
+    pub by_sums: bool,
 }
 
-/// Looks at the heap of a process that still lives; `None` if it is gone or no census reads its allocator.
-pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Option<SampledPicture> {
+/// Looks at the heap of a process that still lives.
+///
+/// # Errors
+/// Why no census could be joined: the process is gone, no census reads its allocator, or the heap changed too much under each try.
+pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<SampledPicture, String> {
     ledger.settle();
     let (memory, taken) = full_census(pid)?;
     let is_live = |block: &SampledBlock| taken.heaps.iter().any(|walk| walk.chunks.is_live(block.addr.0) == Some(true));
@@ -92,10 +119,20 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Option<
     let before = Some(before).filter(|before| !matches!(before, Before::Unknown));
     let mut join = Join { blocks: &blocks, before, seen: vec![false; blocks.len()], ..Join::default() };
     for walk in &taken.heaps {
-        join.walk(&memory, walk)?;
+        if walk.chunks.is_empty() {
+            join.by_sums = true;
+            join.new.whole.objects += walk.account.live_allocations.unwrap_or(0);
+            join.new.whole.live += walk.account.live_bytes.unwrap_or(0);
+            continue;
+        }
+        join.walk(&memory, walk).ok_or("its pages could not be looked at")?;
     }
+    if join.by_sums {
+        join.add_unseen();
+    }
+    let by_sums = join.by_sums;
     let mut picture = join.picture(ledger.weighing());
-    picture.beyond = beyond;
+    (picture.beyond, picture.by_sums) = (beyond, by_sums);
     let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
     picture.summary = HeapSummary {
         extent_bytes: sum(|heap| Some(heap.extent_bytes)),
@@ -105,7 +142,7 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Option<
         pinned_bytes: sum(|heap| heap.pinned_bytes),
         unknown_bytes: sum(|heap| Some(heap.unknown_bytes)),
     };
-    Some(picture)
+    Ok(picture)
 }
 
 /// The join under way.
@@ -121,6 +158,8 @@ struct Join<'a> {
     /// Chunks that may be from before, and chunks that were made since: all of them, and what the sample says of them.
     old: Group,
     new: Group,
+    /// A heap gave its sums alone.
+    by_sums: bool,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -188,6 +227,17 @@ impl Join<'_> {
             }
         }
         Some(())
+    }
+
+    /// What was sampled and is in no heap whose chunks are known is in one that gave its sums alone.
+    fn add_unseen(&mut self) {
+        for (block, seen) in self.blocks.iter().zip(&mut self.seen).filter(|(_, seen)| !**seen) {
+            *seen = true;
+            for sums in [&mut self.new.sampled, &mut self.all, self.by_stack.entry(block.stack).or_default()] {
+                sums.objects.add(1.0, block.size_bytes, block.weight_bytes);
+                sums.live.add(block.size_bytes as f64, block.size_bytes, block.weight_bytes);
+            }
+        }
     }
 
     fn picture(self, weighing: Weighing) -> SampledPicture {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::watched::Watched;
 use crate::capture::wire::{Body, Record, VmChange};
-use crate::capture::{BATCH_RECORDS, Sink};
+use crate::capture::{BATCH_RECORDS, Sink, Slot};
 use crate::ledger::{Event, Ledger, SampledLedger};
 use crate::units::{Addr, Pid};
 
@@ -22,32 +22,43 @@ pub enum Notice {
     /// A watched process has a child. `ledger`: a copy of its parent's books waits in the shard.
     Fork {
         /// The parent's slot.
-        slot: u16,
+        slot: Slot,
         /// The child.
         child: Pid,
     },
     /// A watched process replaced its image.
     Exec {
         /// Its slot.
-        slot: u16,
+        slot: Slot,
     },
     /// A watched process ended.
     Exit {
         /// Its slot.
-        slot: u16,
+        slot: Slot,
     },
     /// A watched process mapped a file executable: there may be a new allocator, and there is code to unwind.
     Mapped {
         /// Its slot.
-        slot: u16,
+        slot: Slot,
     },
     /// A stack went through code without a table.
     NeedTable {
         /// The slot of the process.
-        slot: u16,
+        slot: Slot,
         /// Address in the code.
         pc: Addr,
     },
+}
+
+impl Notice {
+    /// Whose it is.
+    pub fn slot(&self) -> Slot {
+        match *self {
+            Self::Fork { slot, .. } | Self::Exec { slot } | Self::Exit { slot } | Self::Mapped { slot } | Self::NeedTable { slot, .. } => {
+                slot
+            }
+        }
+    }
 }
 
 /// A forked child's copy of its parent's books.
@@ -140,6 +151,8 @@ impl LedgerSink {
         let mut shard = lock(&self.shard);
         let Shard { watched, inherited, inherited_refused, follow_children, .. } = &mut *shard;
         let Some(process) = watched.get_mut(&slot).filter(|process| record.head.is_of(process.slot.generation)) else { return };
+        // With its generation: the row may be another's by the time the driver acts.
+        let slot = process.slot;
         let notice = match record.body {
             Body::Stack { hash, frames, end } => {
                 process.define_stack(hash, frames, end);

@@ -17,6 +17,7 @@ use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::profile::HeapMoment;
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Allocator, Process};
+use crate::units::HumanBytes;
 
 /// A file of the process, by device and inode.
 pub(super) type FileKey = (u64, u64);
@@ -49,10 +50,14 @@ pub struct Target {
     /// Since when its image has been starting: its libraries come one by one, and its emitter does not know yet whether it will be heard.
     /// `None` = it runs.
     pub starting: Option<Instant>,
+    /// When it, or its image, began to be watched.
+    pub since: Instant,
     /// The emitters that are heard, while they are the source.
     pub emitters: Vec<Emitter>,
     /// The heap at the end, where an emitter is the source.
     pub sampled_heap: Option<SampledPicture>,
+    /// When that was.
+    pub joined: Instant,
     /// Names of the allocators probed: the one that serves malloc, then the others in the order met.
     pub allocators: Vec<String>,
     /// Executable code seen so far.
@@ -83,6 +88,8 @@ impl Target {
             attached: HashMap::new(),
             source: Source::default(),
             starting: None,
+            since: Instant::now(),
+            joined: Instant::now(),
             emitters: Vec::new(),
             sampled_heap: None,
             allocators: Vec::new(),
@@ -136,6 +143,11 @@ impl Target {
                 return Ok(());
             }
             (_, true) if choice == Choice::Emitter && !starting => return Err(Error::NoEmitter { pid: self.process.pid() }),
+            // Its libraries come one by one; nothing else is wanted.
+            (_, true) if choice == Choice::Emitter => {
+                self.attached.clear();
+                self.source = Source::Undecided;
+            }
             // It was listened to from before it could know.
             (Source::Emitter, true) if !deaf.is_empty() => {
                 self.attached.clear();
@@ -170,6 +182,12 @@ impl Target {
         format!("sampled in the process, {}", words.join(" and "))
     }
 
+    /// The same with the mean distance of samples, where the emitter says it.
+    pub fn source_with_interval(&self) -> String {
+        let every = self.emitter_interval().flatten().map_or_else(String::new, |bytes| format!(", one sample in {}", HumanBytes(bytes)));
+        self.source_words() + &every
+    }
+
     /// Listens to the emitters that are new, lets go of those that are gone.
     fn hear(&mut self, capture: &Capture) -> Result<(), Error> {
         let key = |emitter: &Emitter| (emitter.identity.device, emitter.identity.inode);
@@ -195,8 +213,10 @@ impl Target {
         if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
         }
-        if self.source == Source::Emitter {
-            return self.hear(capture);
+        match self.source {
+            Source::Emitter => return self.hear(capture),
+            Source::Undecided => return Ok(()),
+            Source::Functions => {}
         }
         let plan = planner.plan(&self.process)?;
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
@@ -238,7 +258,7 @@ impl Target {
     }
 
     /// Says something once.
-    fn note(&mut self, note: String) {
+    pub fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);
         }
@@ -250,6 +270,8 @@ impl Target {
             self.process = process;
         }
         self.image += 1;
+        self.since = Instant::now();
+        self.sampled_heap = None;
         self.before = Before::Nothing;
         self.moments = Moments::default();
         // The new image may have another source.
@@ -263,13 +285,13 @@ impl Target {
     }
 
     /// Takes the census of the start.
-    pub fn started_with(&mut self, walked: Walked, after_ms: u64) {
+    pub fn started_with(&mut self, walked: Walked, after_ms: u64, chunks_max: Option<usize>) {
         let Some(taken) = walked.taken else { return };
         tracing::debug!("census of process {} at its start, after {after_ms} ms", self.process.pid());
         self.moments.at_start = Some(HeapMoment { after_ms, recorded_live_bytes: 0, heap: heap::summary(&taken) });
         let tables: Vec<_> = taken.heaps.into_iter().map(|heap| heap.chunks).collect();
         let chunks: usize = tables.iter().map(crate::census::ChunkTable::len).sum();
-        if chunks > START_CHUNKS_MAX {
+        if chunks > chunks_max.unwrap_or(START_CHUNKS_MAX) {
             self.note(format!("the heap at the start had {chunks} chunks, too many to keep: they are among the unattributed"));
         } else {
             self.before = Before::Heap(std::sync::Arc::new(StartHeap { tables }));
@@ -290,7 +312,10 @@ impl Target {
     pub fn look_at_the_heap(&mut self, after_ms: u64) {
         let Some(books) = &mut self.books else { return };
         if let Some(ledger) = &mut books.sampled {
-            self.sampled_heap = sampled::picture(self.process.pid(), ledger, &self.before);
+            match sampled::picture(self.process.pid(), ledger, &self.before) {
+                Ok(picture) => self.sampled_heap = Some(picture),
+                Err(reason) => self.note(format!("no census was joined: {reason}")),
+            }
             return;
         }
         let recorded_live_bytes = books.ledger.totals().live_bytes;

@@ -67,6 +67,13 @@ impl Watched {
         }
     }
 
+    /// What its emitters told, copied; the rest is left out. `None`: no emitter is its source.
+    pub fn copy_of_sample(&self) -> Option<Self> {
+        let sampled = self.sampled.clone()?;
+        let copy = Self::new(self.pid, self.slot, Ledger::new(0, StackLimits::default()), &[], None);
+        Some(Self { sampled: Some(sampled), past_sampled: self.past_sampled.clone(), past_dropped: self.past_dropped, ..copy })
+    }
+
     /// Takes a record that is not an allocator event (those go to the ledger in batches).
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
         match record.body {

@@ -40,6 +40,7 @@ use self::listener::{Bound, Limited};
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::{self, SharedSample};
+use crate::agent::listening::{self, SharedListening};
 use crate::agent::push::PushCounters;
 use crate::agent::sample::Published;
 use crate::metrics;
@@ -64,6 +65,7 @@ pub struct ServerState {
     published: Arc<Published>,
     heartbeat: Arc<Heartbeat>,
     governed: SharedSample,
+    listening: SharedListening,
     attributions: Arc<Attributions>,
     commands: mpsc::Sender<Command>,
     keeper: Option<Keeper>,
@@ -109,6 +111,7 @@ impl ServerState {
             published,
             heartbeat,
             governed: SharedSample::default(),
+            listening: SharedListening::default(),
             attributions,
             commands,
             keeper,
@@ -162,6 +165,12 @@ impl ServerState {
     #[must_use]
     pub fn governed(&self) -> SharedSample {
         Arc::clone(&self.governed)
+    }
+
+    /// What the listener's thread writes and the metrics show.
+    #[must_use]
+    pub fn listening(&self) -> SharedListening {
+        Arc::clone(&self.listening)
     }
 
     /// Replaces the token.
@@ -254,9 +263,10 @@ fn router(state: Arc<ServerState>, serves: Serves) -> Router {
 }
 
 async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
-    let governed = metrics::governed::families(&governed::lock(&state.governed));
+    let mut tiers = metrics::governed::families(&governed::lock(&state.governed));
+    tiers.extend(metrics::listening::families(&listening::lock(&state.listening)));
     let beside = metrics::Beside { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
-    let text = metrics::exposition(&state.published.load(), &beside, Instant::now()).and_then(|text| Ok(text + &metrics::text(governed)?));
+    let text = metrics::exposition(&state.published.load(), &beside, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

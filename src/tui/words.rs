@@ -49,9 +49,7 @@ pub fn title(sample: &Sample, process: &ProcessSample) -> String {
 /// The figures of a process.
 pub fn figures(sample: &Sample, process: &ProcessSample) -> Vec<Line> {
     let mut lines = Vec::new();
-    if !process.source.is_empty() {
-        lines.push(plain("source", sanitize::terminal(&process.source).into_owned()));
-    }
+    lines.push(plain("source", source(process)));
     lines.extend([
         plain("live", live(process)),
         plain("rate", rates(&process.totals)),
@@ -113,6 +111,21 @@ fn rates(totals: &Numbers) -> String {
         (Some(allocations), Some(bytes)) => format!("{} allocations/s, {}/s", grouped(allocations as u64), HumanBytes(bytes as u64)),
         _ => "not known yet".to_owned(),
     }
+}
+
+/// Where the figures come from.
+fn source(process: &ProcessSample) -> String {
+    let stacks = match process.source.as_str() {
+        "" => "every allocation and free since the attach".into(),
+        source => sanitize::terminal(source),
+    };
+    let heap = match process.heap.basis {
+        Basis::None => return format!("stacks: {stacks}"),
+        Basis::Census => "census, every chunk",
+        Basis::SampledCensus => "census of a sample of it",
+        Basis::Mappings => "its mappings",
+    };
+    format!("stacks: {stacks}; heap: {heap}")
 }
 
 fn heap(process: &ProcessSample) -> String {

@@ -71,6 +71,17 @@ impl Daemon {
         Answer { status, headers: headers.to_owned(), body: body.to_owned() }
     }
 
+    /// The body of an answer that is no text.
+    pub fn get_bytes(&self, path: &str) -> Vec<u8> {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+        bytes.split_off(end + 4)
+    }
+
     /// The exposition.
     pub fn metrics(&self) -> String {
         self.get("/metrics").body

@@ -1,24 +1,31 @@
-//! What listening costs: a sample with its stack and record, its free, and whole programs. Measurements, for a quiet machine:
+//! What listening costs: a sample with its stack and record, its free, and whole programs in steady state. Measurements, for a quiet
+//! machine:
 //!
 //! ```text
 //! make bench-sampler
 //! ```
 
 use std::io::Write as _;
-use std::process::Command;
-use std::time::Instant;
+use std::process::{ChildStdin, Command};
+use std::time::Duration;
 
-use fragprof::recorder::{Options, Recorder};
+use fragprof::recorder::governed::process_cpu_ns;
+use fragprof::recorder::{Choice, Options, Recorder};
+use fragprof::target::Process as Target;
 use fragprof::units::Pid;
 use tempfile::TempDir;
 
-use super::programs::{Environment, compile, sampled};
+use super::programs::{compile, sampled};
+use super::workloads::{Workload, workloads};
 use crate::support::LIMIT;
-use crate::support::build::tool;
-use crate::support::process::{Process, run};
+use crate::support::process::Process;
 
 /// Rounds, each with every variant: what the machine does meanwhile meets all of them.
 const ROUNDS: usize = 5;
+/// Rounds of a whole program.
+const PROGRAM_ROUNDS: usize = 9;
+/// Units of work before the first that counts.
+const WARM_UP: usize = 3;
 
 fn least(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::INFINITY, f64::min)
@@ -32,8 +39,7 @@ fn a_sample_and_its_free() {
     let (mut bare, mut heard) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         for (listen, into) in [(false, &mut bare), (true, &mut heard)] {
-            // Every allocation is a sample.
-            let mut process = Process::start_piped(sampled(&program, 1).arg("100000"));
+            let mut process = Process::start_piped(sampled(&program, 1024).arg("100000"));
             let mut input = process.input();
             process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
             let recorder = listen.then(|| {
@@ -44,91 +50,143 @@ fn a_sample_and_its_free() {
             input.write_all(b"g").unwrap();
             let line = process.out.wait_for(LIMIT, |line| line.starts_with("ns")).unwrap();
             let words: Vec<f64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
-            into.push((words[0], words[1]));
+            into.push((words[0], words[1], words[2] / 1e6));
             drop(recorder.map(Recorder::finish));
             drop(input);
         }
     }
-    let of = |runs: &[(f64, f64)], part: fn(&(f64, f64)) -> f64| least(&runs.iter().map(part).collect::<Vec<_>>());
+    let of = |runs: &[(f64, f64, f64)], part: fn(&(f64, f64, f64)) -> f64| least(&runs.iter().map(part).collect::<Vec<_>>());
+    let share = of(&heard, |run| run.2);
     let (allocs, frees) = (of(&heard, |run| run.0) - of(&bare, |run| run.0), of(&heard, |run| run.1) - of(&bare, |run| run.1));
-    println!("a sample, 20 frames, over the bare allocation: {:.2} µs (goal 6)", allocs / 1000.0);
-    println!("the free of a sampled block, over the bare free: {:.2} µs (goal 1.5)", frees / 1000.0);
+    println!("a sample, 20 frames, over the bare allocation: {:.2} µs (goal 6)", allocs / share / 1000.0);
+    println!("the free of a sampled block, over the bare free: {:.2} µs (goal 1.5)", frees / share / 1000.0);
+}
+
+/// A program that works on demand.
+struct Running {
+    process: Process,
+    input: ChildStdin,
+    load: Box<dyn super::workloads::Load>,
+}
+
+impl Running {
+    fn start(workload: &Workload, prefix: &[String], env: &[(&str, String)]) -> Self {
+        let mut command = workload.command(prefix);
+        command.envs(env.iter().map(|(name, value)| (*name, value)));
+        let mut process = Process::start_piped(&mut command);
+        let input = process.input();
+        let mut running = Self { process, input, load: workload.load() };
+        running.load.begin(&running.process);
+        for _ in 0..WARM_UP {
+            running.unit();
+        }
+        running
+    }
+
+    /// Processor time of one unit of work, user and system.
+    fn unit(&mut self) -> f64 {
+        let pid = Pid(self.process.pid());
+        let before = process_cpu_ns(pid).unwrap();
+        self.load.work(&self.process, &mut self.input);
+        (process_cpu_ns(pid).unwrap() - before) as f64 / 1e9
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn quartiles(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    (values[values.len() / 4], values[values.len() * 3 / 4])
+}
+
+/// Ratios of adjacent units, as percents over.
+fn over(with: &[f64], without: &[f64]) -> Vec<f64> {
+    with.iter().zip(without).map(|(with, without)| 100.0 * (with / without - 1.0)).collect()
 }
 
 #[test]
 #[ignore = "a measurement, for a quiet machine"]
-fn whole_programs() {
-    let folder = TempDir::new().unwrap();
-    let python = "import json\nfor i in range(60):\n  x=[{'k%d'%j:[j]*5} for j in range(4000)]; json.loads(json.dumps(x))";
-    let sql = "create table t(a integer primary key,b text); with recursive n(i) as (select 1 union all select i+1 from n where i<400000) \
-               insert into t select i,hex(zeroblob(i%60)) from n; create index x on t(b); select count(*),sum(length(b)) from t;";
-    let perl = "my %h; for my $r (1..12) { for my $i (1..60000) { $h{$i} = \"v\" x ($i % 90) } %h = () }";
-    let programs: [(&str, Vec<&str>, Environment<'_>); 3] = [
-        ("python3", vec!["-c", python], &[("PYTHONMALLOC", "malloc")]),
-        ("sqlite3", vec![":memory:", sql], &[]),
-        ("perl", vec!["-e", perl], &[]),
-    ];
-    for (name, arguments, env) in programs {
-        let Some(program) = tool(name) else { continue };
-        // What is found by that name may be a script that starts others before it.
-        let program = if name == "python3" {
-            run(Command::new(&program).args(["-c", "import sys; print(sys.executable)"])).out.trim().into()
-        } else {
-            program
-        };
-        let fragprof = env!("CARGO_BIN_EXE_fragprof");
-        let (mut bare, mut quiet, mut heard, mut heaptrack) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            bare.push(cpu_of(&mut timed(&[], &program, &arguments, env)));
-            quiet.push(cpu_of(&mut timed(&[fragprof, "run", "--"], &program, &arguments, env)));
-            heard.push(cpu_while_heard(&program, &arguments, env));
-            if tool("heaptrack").is_some() {
-                let out = folder.path().join("ht").display().to_string();
-                heaptrack.push(cpu_of(&mut timed(&["heaptrack", "-o", &out, "--"], &program, &arguments, env)));
+fn whole_programs_in_steady_state() {
+    let fragprof = env!("CARGO_BIN_EXE_fragprof").to_owned();
+    println!("processor time a unit of work; the same process listened to and not, in turn; median of {PROGRAM_ROUNDS} pairs (quartiles)");
+    let mut recorder = Recorder::new(Options { source: Choice::Emitter, ..Options::default() }).unwrap();
+    for workload in workloads() {
+        let mut bare = Running::start(&workload, &[], &[]);
+        let mut own = Running::start(&workload, &[fragprof.clone(), "run".into(), "--".into()], &[]);
+        let mut heaptrack = heaptrack_library()
+            .map(|library| Running::start(&workload, &[], &[("LD_PRELOAD", library), ("DUMP_HEAPTRACK_OUTPUT", "/dev/null".into())]));
+        let pid = Pid(own.process.pid());
+        let id = Target::open(pid).unwrap().id();
+        let (mut alone, mut quiet, mut heard, mut traced, mut start) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut samples, mut heard_s) = (0, 0.0);
+        for round in 0..PROGRAM_ROUNDS {
+            alone.push(bare.unit());
+            // One order, then the other.
+            for listen in if round % 2 == 0 { [false, true] } else { [true, false] } {
+                if listen {
+                    let before = process_cpu_ns(pid).unwrap();
+                    recorder.listen(pid, false).unwrap();
+                    start.push((process_cpu_ns(pid).unwrap() - before) as f64 / 1e6);
+                    // Its tables are there when the code that is walked is.
+                    let first = own.unit();
+                    recorder.step(Duration::from_millis(100));
+                    start.push((first * 1e3).max(0.0));
+                    let told = |recorder: &Recorder| recorder.heard().first().map_or(0, |heard| heard.totals.samples);
+                    let before = told(&recorder);
+                    heard.push(own.unit());
+                    recorder.step(Duration::from_millis(20));
+                    samples += told(&recorder) - before;
+                    heard_s += heard.last().unwrap();
+                    recorder.unwatch(id);
+                } else {
+                    own.unit();
+                    quiet.push(own.unit());
+                }
             }
+            traced.extend(heaptrack.as_mut().map(Running::unit));
         }
-        // User and system time, start included; of heaptrack also what it does with what it is told.
-        let over = |with: &[f64]| 100.0 * (least(with) / least(&bare) - 1.0);
+        let own_over = over(&heard, &quiet);
+        let (low, high) = quartiles(own_over.clone());
         println!(
-            "{name:<8} bare {:.3} s of CPU time; nobody listens {:+.1} %; listened to {:+.1} %; heaptrack {:+.1} %",
-            least(&bare),
-            over(&quiet),
-            over(&heard),
-            over(&heaptrack),
+            "{:<22} {:>6.3} s a unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples a CPU-second; nobody listens {:>+6.2} % over \
+             a process without it; heaptrack {}",
+            workload.name,
+            median(quiet.clone()),
+            median(own_over),
+            samples as f64 / heard_s,
+            100.0 * (median(quiet) / median(alone.clone()) - 1.0),
+            if traced.is_empty() {
+                "is not installed".to_owned()
+            } else {
+                format!("{:+.0} %", 100.0 * (median(traced) / median(alone) - 1.0))
+            },
         );
     }
 }
 
-/// CPU seconds that the shell's `times` gives for its children.
-fn cpu_of(command: &mut Command) -> f64 {
-    let done = run(command);
-    let line = done.err.lines().rev().find(|line| line.starts_with("cpu ")).unwrap_or_else(|| panic!("{}", done.err)).to_owned();
-    line.split_whitespace().skip(1).map(|word| word.parse::<f64>().unwrap()).sum()
-}
-
-/// A command that says its own CPU time on standard error: bash's `TIMEFORMAT`.
-fn timed(prefix: &[&str], program: &std::path::Path, arguments: &[&str], env: Environment<'_>) -> Command {
-    let mut command = Command::new("bash");
-    command.args(["-c", "TIMEFORMAT='cpu %3U %3S'; time \"$@\" > /dev/null", "bash"]).args(prefix).arg(program).args(arguments);
-    command.envs(env.iter().copied());
-    command
-}
-
-/// The program's CPU time under `fragprof run`, with a recorder that attaches as soon as it is there.
-fn cpu_while_heard(program: &std::path::Path, arguments: &[&str], env: Environment<'_>) -> f64 {
+#[test]
+#[ignore = "a measurement, for a quiet machine"]
+fn a_programs_start() {
+    let run = |prefix: &[&str]| {
+        let cpu = |_: usize| {
+            let mut command = Command::new("bash");
+            command.args(["-c", "TIMEFORMAT='%3U %3S'; time \"$@\"", "bash"]).args(prefix).arg("/bin/true");
+            let done = crate::support::process::run(&mut command);
+            done.err.split_whitespace().map(|word| word.parse::<f64>().unwrap()).sum::<f64>() * 1e3
+        };
+        median((0..PROGRAM_ROUNDS).map(cpu).collect())
+    };
     let fragprof = env!("CARGO_BIN_EXE_fragprof");
-    let mut command = timed(&[fragprof, "run", "--"], program, arguments, env);
-    let shell = Process::start(&mut command);
-    let mut recorder = Recorder::new(Options { follow_children: true, ..Options::default() }).unwrap();
-    let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).unwrap_or_default();
-    let deadline = Instant::now() + LIMIT;
-    let mut watched = false;
-    while !watched && Instant::now() < deadline {
-        let child = children().split_whitespace().find_map(|word| word.parse().ok());
-        watched = child.is_some_and(|pid| recorder.watch(Pid(pid)).is_ok());
-    }
-    while recorder.step(std::time::Duration::from_millis(20)) {}
-    drop(recorder.finish());
-    let line = shell.err.wait_for(LIMIT, |line| line.starts_with("cpu ")).unwrap();
-    line.split_whitespace().skip(1).map(|word| word.parse::<f64>().unwrap()).sum()
+    println!(
+        "a program's start: {:.0} ms of processor time more, once (true under `fragprof run`)",
+        run(&[fragprof, "run", "--"]) - run(&[])
+    );
+}
+
+fn heaptrack_library() -> Option<String> {
+    let places = ["/usr/lib/heaptrack/libheaptrack_preload.so", "/usr/lib/x86_64-linux-gnu/heaptrack/libheaptrack_preload.so"];
+    places.into_iter().find(|path| std::path::Path::new(path).exists()).map(str::to_owned)
 }

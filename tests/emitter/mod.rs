@@ -1,6 +1,7 @@
 //! The consumer of emitters: what fragprof makes of what a program tells of its own allocations, against what the program knows, the
 //! allocator's account, and the kernel's count of listeners.
 
+mod agent;
 mod figures;
 mod foreign;
 mod heap;
@@ -9,3 +10,4 @@ mod programs;
 mod real;
 mod report;
 mod statistics;
+mod workloads;

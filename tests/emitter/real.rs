@@ -54,9 +54,9 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
 
     let report = Estimates::read(&out);
     let processes = report.0["processes"].as_array().unwrap();
-    let process = processes.iter().find(|process| process["pid"] == pid).unwrap();
+    let process = processes.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{name}: {processes:?}"));
     assert!(process["source"].as_str().is_some_and(|source| source.contains("otel_memory")), "{name}: {}", report.said());
-    let census = process["live_bytes"].as_f64().unwrap();
+    let census = process["live_bytes"].as_f64().unwrap_or_else(|| panic!("{name}: {}", report.said()));
     // Only of this process: shells on the way to it have rows of their own.
     let told = report.of_process("live_bytes", pid);
     let rest = Figure { est: census - told.est, stderr: told.stderr };

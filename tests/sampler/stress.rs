@@ -138,3 +138,57 @@ fn a_forked_child_is_not_told_of_and_stops_counting_when_the_listener_goes() {
     assert!(target.wait(crate::support::LIMIT).success(), "{}", target.err.all());
     assert!(target.out.all().ends_with("child then counts 0"), "{}", target.out.all());
 }
+
+/// Sets the probes' semaphores as a listener's attach does, without a probe: the library does all its work, and no trap is taken.
+fn count_as_listener(pid: u32) {
+    use std::os::unix::fs::FileExt as _;
+    let process = fragprof::target::Process::open(fragprof::units::Pid(pid)).unwrap();
+    let found = fragprof::probe::emitter::Finder::new(Default::default()).find(&process).unwrap();
+    let [emitter] = found.emitters.as_slice() else { panic!("{found:?}") };
+    let maps = process.maps().unwrap();
+    let memory = std::fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/mem")).unwrap();
+    let name = emitter.display_path.file_name().unwrap();
+    // Frees first, as every listener does.
+    for site in emitter.sites.frees.iter().chain(&emitter.sites.allocs) {
+        let offset = site.semaphore.unwrap();
+        let of_file = maps.mappings.iter().filter(|m| m.path().and_then(|path| path.file_name()) == Some(name));
+        // The writable mapping comes last.
+        let address = of_file.filter_map(|mapping| mapping.address_of(offset)).last().unwrap();
+        memory.write_all_at(&1u16.to_ne_bytes(), address.0).unwrap();
+    }
+}
+
+/// So many pairs, two of three of them sampled: what is left at the end is what was left after half of them.
+fn leaves_nothing(pairs: u64) {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Standard);
+    let program = compile(libraries.folder(), "week.c", "cc", &[]);
+    let mut process = Process::start_piped(sampled(&program, &library, Allocator::Glibc, 512).arg(pairs.to_string()));
+    let mut input = process.input();
+    process.out.wait_for(crate::support::LIMIT, |line| line == "ready").unwrap();
+    count_as_listener(process.pid());
+    input.write_all(b"g").unwrap();
+    assert!(process.wait(Duration::from_secs(1200)).success(), "{}", process.err.all());
+    let said = process.out.all();
+    let parts: Vec<[u64; 4]> = (said.lines().filter_map(|line| line.strip_prefix("left ")))
+        .map(|line| line.split(' ').map(|word| word.parse().unwrap()).collect::<Vec<_>>().try_into().unwrap())
+        .collect();
+    let (half, last) = (parts[4], parts[9]);
+    println!("{} samples: {} KiB resident after half of them, {} KiB at the end", last[1], half[0], last[0]);
+    assert!(last[1] > pairs / 2, "{said}");
+    assert!(last[0] <= half[0] + 64, "it grows: {said}");
+    // What lives is sampled and not freed yet; nothing is lost.
+    assert!(last[1] - last[2] <= 70 && last[3] == 0, "{said}");
+}
+
+#[test]
+fn two_hundred_thousand_samples_leave_nothing_behind() {
+    leaves_nothing(300_000);
+}
+
+#[test]
+#[ignore = "some minutes: make stress-sampler"]
+fn a_weeks_worth_of_samples_leaves_nothing_behind() {
+    // A program that allocates 100 MB a second for a week has as many samples at the usual interval.
+    leaves_nothing(190_000_000);
+}

@@ -94,13 +94,14 @@ static uint64_t log2_q32(uint64_t x)
  * the rounding: 1 / (1 - exp(-1 / (T - 1/2))) = T up to 1 / (12 T). */
 static uint64_t draw(struct thread *thread)
 {
+	if (fragprof_sampler_stats.sample_bytes == 1)
+		return 1;
+
 	uint64_t random = next_random(thread) | 1;
 	uint64_t log = ((uint64_t)64 << LOG2_FRACTION_BITS) - log2_q32(random); /* -log2(u), at most 64 */
 	uint64_t twice = 2 * fragprof_sampler_stats.sample_bytes - 1;		/* at most 2^41 */
 	unsigned __int128 nepers = ((unsigned __int128)log * LN2_Q64) >> 32;	/* below 2^70, in units of 2^-64 */
 
-	if (fragprof_sampler_stats.sample_bytes == 1)
-		return 1;
 	/* The product is 111 bits wide at most. */
 	return 1 + (uint64_t)((nepers * twice) >> 65);
 }

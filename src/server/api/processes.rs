@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::super::ServerState;
 use super::{answer, find, object, refuse};
 use crate::agent::view::{ProcessView, ProcessesView, unix_s};
+use crate::fragmentation::verdict::{Source, Verdict};
 
 /// What the agent is and what it can answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -85,6 +86,12 @@ pub async fn explain(State(state): State<Arc<ServerState>>, Path(pid): Path<Stri
     answer(find(&state, &pid).and_then(|found| {
         let why = found.reason.as_deref().unwrap_or("no full census of this process yet");
         let verdict = found.verdict.as_ref().ok_or_else(|| refuse(StatusCode::NOT_FOUND, why))?;
-        Ok(object(verdict.as_ref()))
+        let mut verdict = Verdict::clone(verdict);
+        for known in found.attributed.all() {
+            let meta = &known.profile.meta;
+            let words = meta.processes.first().map(|process| meta.source_words(process));
+            verdict.sources.extend(words.map(|words| Source::new("stacks", words)));
+        }
+        Ok(object(&verdict))
     }))
 }

@@ -30,6 +30,8 @@ pub struct ProfileView {
     pub unit: String,
     /// Tier that measured it: `exact`, `sampled` or `governed`.
     pub mode: String,
+    /// Where its values come from, in words.
+    pub source: String,
     /// When it was finished, seconds since the Unix epoch.
     pub at_unix_s: f64,
     /// Time it covers.
@@ -59,6 +61,7 @@ impl ProfileView {
             by: kind.by().unwrap_or_default().to_owned(),
             unit: kind.unit().to_owned(),
             mode: meta.mode.name().to_owned(),
+            source: meta.processes.first().map_or_else(String::new, |process| meta.source_words(process)),
             at_unix_s,
             duration_s: meta.duration_s,
             total: tree.root.total,

@@ -91,6 +91,18 @@ export function drawVerdict(head, one, said) {
                 ),
               )
             : null,
+          said?.sources?.length
+            ? el(
+                "div",
+                {},
+                el("h3", {}, "Where the numbers come from"),
+                el(
+                  "ul",
+                  { class: "doubts quiet" },
+                  said.sources.map((one) => el("li", {}, el("b", {}, visible(one.figures)), `: ${visible(one.source)}`)),
+                ),
+              )
+            : null,
         )
       : null,
     el("p", { class: "source" }, source("census"), one.growth ? source("history") : null),

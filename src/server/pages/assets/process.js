@@ -307,6 +307,7 @@ function drawQuality(part, one, heap) {
                 {},
                 source(TIERS[profile.mode] ?? visible(profile.mode)),
                 `over ${duration(profile.duration_s)}, finished ${clock(profile.at_unix_s)}`,
+                profile.source ? `, ${visible(profile.source)}` : "",
                 profile.slowdown_ratio_est != null ? `, slows the process by about ${percent(profile.slowdown_ratio_est, 2)}` : "",
               ),
             ),

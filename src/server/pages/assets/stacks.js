@@ -88,6 +88,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
     const unit = got.unit === "count" ? count : bytes;
     const tier = TIERS[got.mode] ?? visible(got.mode);
     put(part.from, source(tier, `${clock(got.at_unix_s)}, over ${duration(got.duration_s)}`));
+    const said = got.source ? el("p", { class: "quiet" }, `Source: ${visible(got.source)}.`) : null;
     const graph = el("div");
     const { rows, more } = flame.leaves(tree.root, ROWS_MAX);
     const lost = Object.entries(got.losses).filter(([, value]) => value > 0);
@@ -107,6 +108,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
           ? `Lost: ${lost.map(([name, value]) => `${visible(name).replaceAll("_", " ")} ${count(value)}`).join(", ")}`
           : "Losses: none.",
       ),
+      said,
       got.doubts.map((text) => el("p", { class: "notice" }, `In doubt: ${visible(text)}`)),
       got.limits.map((text) => el("p", { class: "quiet" }, visible(text))),
       graph,

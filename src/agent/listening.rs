@@ -1,0 +1,435 @@
+//! The listener's thread: finds processes that bring an emitter, listens to them all the time, and hands over what lives by stack.
+//!
+//! What it costs is bounded three times: a look for emitters, the profiles and the censuses joined with them each have a third of
+//! `listening.cpu_percent`, and become rarer when they need more. Nothing is loaded before the first emitter is found.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::attribution::{Attributed, Attributions, Rates};
+use super::config::ListeningConfig;
+use super::sample::{Identity, ProcessSample, Published, Snapshot};
+use crate::ledger::{Estimate, SampledTotals};
+use crate::probe::emitter::Finder;
+use crate::probe::features::Features;
+use crate::recorder::{Choice, Heard, Options, Recorder};
+use crate::target::{Process, ProcessId};
+
+/// Length of a step: how soon an order is heard.
+const STEP: Duration = Duration::from_millis(200);
+/// Between two rounds of looks at processes that are due for one.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// A process is looked at when it is found, and again after these times: libraries may come later. The last one repeats.
+const LOOKS_AFTER: [Duration; 3] = [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
+/// Time after which the programs are tried again where they could not be loaded.
+const RETRY: Duration = Duration::from_secs(300);
+/// Live chunks of a heap that is joined with its sample, at most: a walk keeps 4 bytes of each, and the start's are kept on. What is
+/// larger has its live bytes by stack, without pinned and before attach.
+const JOIN_CHUNKS_MAX: u64 = 4 << 20;
+/// The same where no census has counted the chunks yet: bytes of extent.
+const JOIN_EXTENT_MAX: u64 = 512 << 20;
+
+/// What the listener does, for metrics.
+#[derive(Debug, Clone, Default)]
+pub struct ListeningSample {
+    /// Whether it is configured.
+    pub enabled: bool,
+    /// Why nothing can be heard here.
+    pub unavailable: Option<String>,
+    /// Of each process that is listened to: its name and what it told.
+    pub targets: Vec<(String, Heard)>,
+    /// Processes with an emitter that are not listened to because there are too many.
+    pub over_limit: usize,
+    /// Looks for emitters.
+    pub looks: u64,
+    /// Processes with an emitter that could not be listened to.
+    pub refused: u64,
+    /// Censuses joined.
+    pub joins: u64,
+    /// Censuses that were left out because the heap is too large.
+    pub joins_too_large: u64,
+    /// Processor time of the listener's thread.
+    pub cpu_s: f64,
+    /// Of the processes that were let go or ended, so that counters do not fall: samples, lost samples, lost frees.
+    pub past: [u64; 3],
+}
+
+/// The sample that the thread writes and `/metrics` reads.
+pub type SharedListening = Arc<Mutex<ListeningSample>>;
+
+/// Takes the lock; a panic of the holder leaves an older sample.
+pub fn lock(sample: &SharedListening) -> MutexGuard<'_, ListeningSample> {
+    sample.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread.
+pub struct ListenerThread {
+    orders: Sender<ListeningConfig>,
+    thread: JoinHandle<()>,
+}
+
+impl ListenerThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(
+        config: ListeningConfig,
+        published: Arc<Published>,
+        board: Arc<Attributions>,
+        sample: SharedListening,
+    ) -> std::io::Result<Self> {
+        let (orders, receiver) = channel();
+        let work = move || Listener::new(config, published, board, sample).run(&receiver);
+        let thread = std::thread::Builder::new().name("fragprof-listen".into()).spawn(work)?;
+        Ok(Self { orders, thread })
+    }
+
+    /// Goes on with this configuration.
+    pub fn reload(&self, config: ListeningConfig) {
+        // A thread that has ended is noticed by `is_finished`.
+        let _ = self.orders.send(config);
+    }
+
+    /// Whether it has ended by itself.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Takes all probes out and ends it, within a time. What is not out by then goes out with the process.
+    pub fn stop(self, within: Duration) {
+        drop(self.orders);
+        let deadline = Instant::now() + within;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+}
+
+/// When something is due that may take a share of the processor's time.
+#[derive(Debug, Clone, Copy)]
+struct Paced {
+    due: Instant,
+}
+
+impl Paced {
+    /// Sets the next time: `interval` from now, later where so much time was spent that the share asks for it.
+    fn done(&mut self, spent: Duration, share: f64, interval: Duration) {
+        let pause = Duration::try_from_secs_f64(spent.as_secs_f64() / share.max(1e-6)).unwrap_or(interval);
+        self.due = Instant::now() + interval.max(pause);
+    }
+
+    fn is_due(&self) -> bool {
+        Instant::now() >= self.due
+    }
+}
+
+/// What is remembered of a process that was looked at.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    next: Instant,
+    times: usize,
+    has_emitter: bool,
+}
+
+/// A process that is listened to.
+#[derive(Debug)]
+struct Heeded {
+    identity: Identity,
+    before: SampledTotals,
+    at: Instant,
+    joined: Option<Instant>,
+}
+
+struct Listener {
+    config: ListeningConfig,
+    published: Arc<Published>,
+    board: Arc<Attributions>,
+    sample: SharedListening,
+    finder: Finder,
+    recorder: Option<Recorder>,
+    tried: Option<Instant>,
+    looked: HashMap<Identity, Looked>,
+    heeded: Vec<Heeded>,
+    looks: Paced,
+    profiles: Paced,
+    joins: Paced,
+}
+
+impl Listener {
+    fn new(config: ListeningConfig, published: Arc<Published>, board: Arc<Attributions>, sample: SharedListening) -> Self {
+        lock(&sample).enabled = config.enabled;
+        let now = Paced { due: Instant::now() };
+        Self {
+            config,
+            published,
+            board,
+            sample,
+            finder: Finder::new(Features::of_host().emulation()),
+            recorder: None,
+            tried: None,
+            looked: HashMap::new(),
+            heeded: Vec::new(),
+            looks: now,
+            profiles: now,
+            joins: now,
+        }
+    }
+
+    fn run(mut self, orders: &Receiver<ListeningConfig>) {
+        loop {
+            let wait = if self.heeded.is_empty() { STEP } else { Duration::ZERO };
+            match orders.recv_timeout(wait) {
+                Ok(config) => self.reload(config),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if !self.config.enabled {
+                continue;
+            }
+            if self.looks.is_due() {
+                let spent = self.look();
+                self.looks.done(spent, self.share(), LOOK_EVERY);
+            }
+            if let Some(recorder) = &mut self.recorder {
+                recorder.step(STEP);
+                for gone in recorder.forget_ended() {
+                    self.heeded.retain(|one| one.identity.process != gone);
+                }
+            }
+            if self.profiles.is_due() {
+                let spent = self.hand_over();
+                self.profiles.done(spent, self.share(), Duration::from_secs(self.config.profile_interval_s));
+            }
+            self.tell();
+        }
+    }
+
+    /// What each of the three kinds of work may take of the processor's time.
+    fn share(&self) -> f64 {
+        self.config.cpu_percent / 100.0 / 3.0
+    }
+
+    fn reload(&mut self, config: ListeningConfig) {
+        lock(&self.sample).enabled = config.enabled;
+        if !config.enabled {
+            for one in std::mem::take(&mut self.heeded) {
+                self.let_go(one.identity.process);
+            }
+            self.looked.clear();
+            self.recorder = None;
+        }
+        self.config = config;
+    }
+
+    /// Looks at the processes that are due, and listens to those that have an emitter. Returns the time it took.
+    fn look(&mut self) -> Duration {
+        let began = thread_cpu();
+        let snapshot = self.published.load();
+        self.looked.retain(|identity, _| is_watched(&snapshot, *identity));
+        for gone in self.heeded.extract_if(.., |one| !is_watched(&snapshot, one.identity)).collect::<Vec<_>>() {
+            self.let_go(gone.identity.process);
+        }
+        let mut due: Vec<&Arc<ProcessSample>> = snapshot.processes.iter().filter(|one| self.is_due(one.identity)).collect();
+        due.sort_by_key(|one| std::cmp::Reverse(one.rss_bytes));
+        let mut over_limit = 0;
+        for one in due {
+            if self.heeded.iter().any(|heeded| heeded.identity == one.identity) {
+                continue;
+            }
+            let has_emitter = self.has_emitter(one.identity.process);
+            let looked = self.looked.entry(one.identity).or_insert(Looked { next: Instant::now(), times: 0, has_emitter });
+            looked.next = Instant::now() + LOOKS_AFTER[looked.times.min(LOOKS_AFTER.len() - 1)];
+            looked.times += 1;
+            looked.has_emitter = has_emitter;
+            if has_emitter && self.heeded.len() < self.config.targets_max {
+                self.heed(one);
+            }
+        }
+        let heard = |identity: &Identity| self.heeded.iter().any(|one| one.identity == *identity);
+        over_limit += self.looked.iter().filter(|(identity, looked)| looked.has_emitter && !heard(identity)).count();
+        lock(&self.sample).over_limit = over_limit;
+        thread_cpu().saturating_sub(began)
+    }
+
+    fn is_due(&self, identity: Identity) -> bool {
+        self.looked.get(&identity).is_none_or(|looked| Instant::now() >= looked.next)
+    }
+
+    fn has_emitter(&mut self, process: ProcessId) -> bool {
+        lock(&self.sample).looks += 1;
+        let Ok(opened) = Process::open(process.pid) else { return false };
+        self.finder.find(&opened).is_ok_and(|found| found.emitters.iter().any(crate::probe::emitter::Emitter::hears))
+    }
+
+    fn heed(&mut self, one: &ProcessSample) {
+        let joinable = is_joinable(one);
+        let process = one.identity.process;
+        let Some(recorder) = self.recorder() else { return };
+        match recorder.listen(process.pid, joinable) {
+            Ok(()) => {
+                self.heeded.push(Heeded { identity: one.identity, before: SampledTotals::default(), at: Instant::now(), joined: None });
+                // Everything that is shown says soon that this process has an emitter.
+                self.profiles.due = self.profiles.due.min(Instant::now() + LOOK_EVERY);
+            }
+            Err(error) => {
+                tracing::warn!("process {} is not listened to: {error}", process.pid);
+                lock(&self.sample).refused += 1;
+            }
+        }
+    }
+
+    /// Loads the programs, once there is somebody to listen to.
+    fn recorder(&mut self) -> Option<&mut Recorder> {
+        if self.recorder.is_none() && self.tried.is_none_or(|at| at.elapsed() >= RETRY) {
+            self.tried = Some(Instant::now());
+            let options = Options {
+                source: Choice::Emitter,
+                censuses: true,
+                ring_bytes: Some(self.config.ring_mib << 20),
+                tables_bytes: Some(u64::from(self.config.tables_mib) << 20),
+                start_chunks_max: usize::try_from(JOIN_CHUNKS_MAX).ok(),
+                ..Options::default()
+            };
+            match Recorder::new(options) {
+                Ok(recorder) => {
+                    lock(&self.sample).unavailable = None;
+                    self.recorder = Some(recorder);
+                }
+                Err(error) => {
+                    tracing::warn!("no emitter can be listened to here: {error}");
+                    lock(&self.sample).unavailable = Some(error.to_string());
+                }
+            }
+        }
+        self.recorder.as_mut()
+    }
+
+    fn let_go(&mut self, process: ProcessId) {
+        let Some(recorder) = &mut self.recorder else { return };
+        if let Some(heard) = recorder.heard().into_iter().find(|heard| heard.process == process) {
+            add_past(&mut lock(&self.sample), &heard);
+        }
+        recorder.unwatch(process);
+    }
+
+    /// Puts what is known of each target on the board that everything shown is taken from. Returns the time it took, censuses apart.
+    fn hand_over(&mut self) -> Duration {
+        let began = thread_cpu();
+        let mut joining = Duration::ZERO;
+        let share = self.share();
+        let snapshot = self.published.load();
+        let Some(recorder) = &mut self.recorder else { return Duration::ZERO };
+        let heard = recorder.heard();
+        for one in &mut self.heeded {
+            let process = one.identity.process;
+            let Some(heard) = heard.iter().find(|heard| heard.process == process) else { continue };
+            let stale = one.joined.is_none_or(|at| at.elapsed() >= Duration::from_secs(self.config.census_interval_s));
+            let mut join = stale && self.joins.is_due();
+            if join && snapshot.process(process.pid.0).is_some_and(|sample| !is_joinable(sample)) {
+                one.joined = Some(Instant::now());
+                lock(&self.sample).joins_too_large += 1;
+                join = false;
+            }
+            let before = thread_cpu();
+            let Some(profile) = recorder.profile_of(process, join) else { continue };
+            if join {
+                one.joined = Some(Instant::now());
+                let spent = thread_cpu().saturating_sub(before);
+                joining += spent;
+                self.joins.done(spent, share, Duration::ZERO);
+                lock(&self.sample).joins += 1;
+            }
+            let rates = rates(&one.before, &heard.totals, one.at.elapsed());
+            (one.before, one.at) = (heard.totals, Instant::now());
+            let attributed = Attributed {
+                profile: Arc::new(profile),
+                at: Instant::now(),
+                wall: SystemTime::now(),
+                rates: Some(rates),
+                slowdown_ratio_est: None,
+            };
+            self.board.publish(process, attributed);
+        }
+        thread_cpu().saturating_sub(began).saturating_sub(joining)
+    }
+
+    fn tell(&self) {
+        let snapshot = self.published.load();
+        let name = |process: ProcessId| snapshot.process(process.pid.0).map_or_else(String::new, |one| one.comm.clone());
+        let heard = self.recorder.as_ref().map(Recorder::heard).unwrap_or_default();
+        let mut sample = lock(&self.sample);
+        // What is gone since the last look adds to the past.
+        let gone: Vec<Heard> = sample
+            .targets
+            .iter()
+            .filter(|(_, old)| !heard.iter().any(|new| new.process == old.process))
+            .map(|(_, old)| old.clone())
+            .collect();
+        gone.iter().for_each(|old| add_past(&mut sample, old));
+        sample.targets = heard.into_iter().map(|heard| (name(heard.process), heard)).collect();
+        sample.cpu_s = thread_cpu().as_secs_f64();
+    }
+}
+
+fn add_past(sample: &mut ListeningSample, heard: &Heard) {
+    let sums = [heard.totals.samples, heard.loss.allocations, heard.loss.frees];
+    sample.past.iter_mut().zip(sums).for_each(|(past, sum)| *past = past.saturating_add(sum));
+    sample.targets.retain(|(_, other)| other.process != heard.process);
+}
+
+fn is_watched(snapshot: &Snapshot, identity: Identity) -> bool {
+    snapshot.process(identity.process.pid.0).is_some_and(|one| one.identity == identity)
+}
+
+/// Whether a full walk of its heap fits the memory that the agent has for one.
+fn is_joinable(one: &ProcessSample) -> bool {
+    let chunks = one.heaps.iter().filter_map(|heap| heap.live_allocations).reduce(u64::saturating_add);
+    let extent = one.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+    chunks.map_or(extent <= JOIN_EXTENT_MAX, |chunks| chunks <= JOIN_CHUNKS_MAX)
+}
+
+/// Rates between two sums.
+fn rates(before: &SampledTotals, now: &SampledTotals, time: Duration) -> Rates {
+    let seconds = time.as_secs_f64().max(1e-3);
+    // The samples of the time are independent of those before.
+    let since = |now: Estimate, before: Estimate| {
+        let variance = (now.variance - before.variance).max(0.0);
+        ((now.value - before.value).max(0.0) / seconds, Some(variance.sqrt() / seconds))
+    };
+    let (allocations_per_s, allocations_per_s_stderr) = since(now.allocations, before.allocations);
+    let (allocated_bytes_per_s, allocated_bytes_per_s_stderr) = since(now.allocated_bytes, before.allocated_bytes);
+    Rates { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr }
+}
+
+fn thread_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_the_time_between_two_profiles_with_the_error_of_its_samples() {
+        let at = |value: f64, variance: f64| SampledTotals { allocated_bytes: Estimate { value, variance }, ..SampledTotals::default() };
+        let rates = rates(&at(1000.0, 400.0), &at(3000.0, 2000.0), Duration::from_secs(10));
+        assert_eq!(rates.allocated_bytes_per_s, 200.0);
+        assert_eq!(rates.allocated_bytes_per_s_stderr, Some(4.0));
+    }
+
+    #[test]
+    fn work_that_takes_more_than_its_share_becomes_rarer() {
+        let mut paced = Paced { due: Instant::now() };
+        paced.done(Duration::from_millis(100), 0.01, Duration::from_secs(2));
+        let left = paced.due.saturating_duration_since(Instant::now());
+        assert!(left > Duration::from_secs(9) && left <= Duration::from_secs(10), "{left:?}");
+        paced.done(Duration::from_millis(1), 0.01, Duration::from_secs(2));
+        assert!(paced.due.saturating_duration_since(Instant::now()) <= Duration::from_secs(2) && !paced.is_due());
+    }
+}

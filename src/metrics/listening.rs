@@ -1,0 +1,73 @@
+//! What is heard of processes that sample themselves, and what that costs.
+
+use super::family::Family;
+use crate::agent::listening::ListeningSample;
+use crate::recorder::Heard;
+
+/// The families.
+#[must_use]
+pub fn families(sample: &ListeningSample) -> Vec<Family> {
+    let each = |mut family: Family, of: fn(&Heard) -> Option<f64>| {
+        for (comm, heard) in &sample.targets {
+            let pid = heard.process.pid.to_string();
+            if let Some(value) = of(heard) {
+                family.add(&[("pid", &pid), ("comm", comm)], value);
+            }
+        }
+        family
+    };
+    let total =
+        |index: usize, of: fn(&Heard) -> u64| (sample.past[index] + sample.targets.iter().map(|(_, heard)| of(heard)).sum::<u64>()) as f64;
+    vec![
+        Family::gauge("fragprof_listener_enabled", "1 if emitters in processes are listened to (listening.enabled).")
+            .with(f64::from(u8::from(sample.enabled))),
+        Family::gauge(
+            "fragprof_listener_unavailable",
+            "1 if there are emitters and they cannot be listened to here; the reason is in the log.",
+        )
+        .with(f64::from(u8::from(sample.unavailable.is_some()))),
+        Family::gauge("fragprof_listener_targets", "Processes listened to now.").with(sample.targets.len() as f64),
+        Family::gauge(
+            "fragprof_listener_over_limit",
+            "Processes with an emitter that are not listened to: too many (listening.targets_max), or they could not be.",
+        )
+        .with(sample.over_limit as f64),
+        Family::counter("fragprof_listener_looks_total", "Looks at a process for emitters.").with(sample.looks as f64),
+        Family::counter("fragprof_listener_refused_total", "Processes with an emitter that could not be listened to.")
+            .with(sample.refused as f64),
+        Family::counter("fragprof_listener_samples_total", "Samples of all processes.").with(total(0, |heard| heard.totals.samples)),
+        Family::counter("fragprof_listener_lost_total", "Samples and frees of samples that found the ring buffer full.")
+            .with_each("kind", [("sample", total(1, |heard| heard.loss.allocations)), ("free", total(2, |heard| heard.loss.frees))]),
+        Family::counter(
+            "fragprof_listener_censuses_total",
+            "Censuses that profiles were to be joined with: taken, or left out because the heap has too many chunks.",
+        )
+        .with_each("result", [("taken", sample.joins as f64), ("too_large", sample.joins_too_large as f64)]),
+        Family::counter("fragprof_listener_cpu_seconds_total", "Processor time of the listener's thread.").with(sample.cpu_s),
+        each(Family::counter("fragprof_process_samples_total", "Samples that a process told of."), |heard| {
+            Some(heard.totals.samples as f64)
+        }),
+        each(
+            Family::counter(
+                "fragprof_process_samples_lost_total",
+                "Samples of a process, and frees of them, that were lost: its live bytes by stack are off by what they stood for.",
+            ),
+            |heard| Some((heard.loss.allocations + heard.loss.frees) as f64),
+        ),
+        each(
+            Family::gauge("fragprof_process_sample_interval_bytes", "Mean distance of a process's samples in allocated bytes."),
+            |heard| heard.sample_bytes.map(|bytes| bytes as f64),
+        ),
+        each(
+            Family::gauge(
+                "fragprof_process_sampled_live_bytes_est",
+                "Live bytes allocated since the listening began, estimated from the samples.",
+            ),
+            |heard| Some(heard.totals.live_bytes.value),
+        ),
+        each(
+            Family::gauge("fragprof_process_sampled_live_bytes_stderr", "Standard error of fragprof_process_sampled_live_bytes_est."),
+            |heard| Some(heard.totals.live_bytes.standard_error()),
+        ),
+    ]
+}

@@ -1,0 +1,138 @@
+//! A recorder that is never finished: processes come and go, and each is asked for a profile now and then. Only of processes whose own
+//! emitter is the source: their books hold a bounded sample.
+
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use super::sink::lock;
+use super::target::Source;
+use super::{Error, Purpose, Recorder, build, sampled};
+use crate::capture::{Readers, TargetLoss};
+use crate::ledger::{SampledStats, SampledTotals};
+use crate::profile::Profile;
+use crate::target::{Process, ProcessId};
+use crate::units::Pid;
+
+/// What an emitter told so far, for counters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heard {
+    /// Whose it is.
+    pub process: ProcessId,
+    /// Where it comes from.
+    pub source: String,
+    /// Mean distance of the samples in allocated bytes; `None` = not known.
+    pub sample_bytes: Option<u64>,
+    /// The sums.
+    pub totals: SampledTotals,
+    /// What could not be taken at face value.
+    pub stats: SampledStats,
+    /// Records that found the ring full.
+    pub loss: TargetLoss,
+    /// When the listening began.
+    pub since: Instant,
+}
+
+impl Recorder {
+    /// As [`watch`](Self::watch), of a process that has an emitter. `with_start`: a census tells apart what was there before.
+    ///
+    /// # Errors
+    /// If it cannot be watched, or has no emitter that hears.
+    pub fn listen(&mut self, pid: Pid, with_start: bool) -> Result<(), Error> {
+        let process = Process::open(pid)?;
+        let slot = self.register(process, None, None)?;
+        if let Err(error) = self.probe(slot) {
+            self.forget(slot);
+            return Err(error);
+        }
+        self.switch_on(slot);
+        if let (Some(walker), Some(target)) = (&self.walker, self.targets.get(&slot).filter(|_| with_start)) {
+            walker.ask(target.whose(), Purpose::Start);
+        }
+        Ok(())
+    }
+
+    /// Lets go of a process and forgets it.
+    pub fn unwatch(&mut self, process: ProcessId) {
+        let slot = self.targets.iter().find(|(_, target)| target.process.id() == process).map(|(slot, _)| *slot);
+        if let Some(slot) = slot {
+            self.forget(slot);
+        }
+    }
+
+    /// Forgets the processes that have ended or whose image has no emitter any more, and what was noted on the way; says which.
+    pub fn forget_ended(&mut self) -> Vec<ProcessId> {
+        let mut gone: Vec<ProcessId> = self.ended.drain(..).map(|target| target.process.id()).collect();
+        let deaf = |target: &super::Target| target.starting.is_none() && target.source != Source::Emitter;
+        for slot in self.targets.iter().filter(|(_, target)| deaf(target)).map(|(slot, _)| *slot).collect::<Vec<_>>() {
+            gone.extend(self.targets.get(&slot).map(|target| target.process.id()));
+            self.forget(slot);
+        }
+        for note in self.notes.drain(..) {
+            tracing::debug!("{note}");
+        }
+        gone
+    }
+
+    /// What each emitter told so far.
+    pub fn heard(&self) -> Vec<Heard> {
+        let heard = self.targets.iter().filter_map(|(slot, target)| {
+            let shard = lock(&self.shards[target.shard]);
+            let ledger = shard.watched.get(slot)?.sampled.as_ref()?;
+            Some(Heard {
+                process: target.process.id(),
+                source: target.source_words(),
+                sample_bytes: ledger.interval_bytes(),
+                totals: ledger.totals(),
+                stats: ledger.stats(),
+                loss: target.loss(),
+                since: target.since,
+            })
+        });
+        heard.collect()
+    }
+
+    /// A process's profile as it is now; the listening goes on. `join`: with a full census of its heap, which is kept for the profiles
+    /// after it. `None`: it is not listened to.
+    pub fn profile_of(&mut self, process: ProcessId, join: bool) -> Option<Profile> {
+        let slot = self.targets.iter().find(|(_, target)| target.process.id() == process).map(|(slot, _)| *slot)?;
+        let target = self.targets.get_mut(&slot)?;
+        target.look_at_the_end(&mut self.snapshots);
+        // The ring's thread waits for the copy, not for the naming of stacks.
+        let mut books = {
+            let mut shard = lock(&self.shards[target.shard]);
+            let watched = shard.watched.get_mut(&slot)?;
+            if let Some(ledger) = &mut watched.sampled {
+                ledger.settle();
+            }
+            watched.copy_of_sample()?
+        };
+        if join && let Some(ledger) = &mut books.sampled {
+            match sampled::picture(target.process.pid(), ledger, &target.before) {
+                Ok(picture) => target.sampled_heap = Some(picture),
+                Err(reason) => target.note(format!("no census was joined: {reason}")),
+            }
+            target.joined = Instant::now();
+        }
+        let duration = target.since.elapsed();
+        let start_unix_ns = self.started_at.checked_add(self.started.elapsed().saturating_sub(duration)).unwrap_or(self.started_at);
+        let facts = build::Facts {
+            start_unix_ns: start_unix_ns.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+            duration,
+            counters: self.capture.counters().unwrap_or_default(),
+            malformed: self.readers.as_ref().map_or(0, Readers::malformed),
+            children_ignored: 0,
+            notices_lost: 0,
+            inherited_refused: 0,
+            notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
+        };
+        target.books = Some(books);
+        let profile = build::profile(facts, std::slice::from_ref(&*target));
+        target.books = None;
+        Some(profile)
+    }
+}
+
+/// Says how old the census is that a profile was joined with.
+fn age_note(joined: bool, age: Duration) -> Vec<String> {
+    let is_old = joined && age >= Duration::from_secs(1);
+    is_old.then(|| format!("live chunks, pinned and blocked bytes are of the census {} s before", age.as_secs())).into_iter().collect()
+}

@@ -1,0 +1,130 @@
+//! The agent listens to emitters by itself, all the time: what lives by stack on every surface, with its source named.
+
+use std::io::Write as _;
+use std::process::Command;
+
+use fragprof::profile::{Mode, ValueKind, pprof};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::programs::{compile, sampled};
+use super::report::Estimates;
+use crate::agent::daemon::{Daemon, value, watching};
+use crate::support::process::{Process, wait_until};
+use crate::support::{LIMIT, bpf, serial};
+
+fn json(daemon: &Daemon, path: &str) -> Option<Value> {
+    let answer = daemon.get(path);
+    (answer.status == 200).then(|| serde_json::from_str(&answer.body).unwrap())
+}
+
+/// A heap with a past, made by `ages.c`, of some MiB before and some since.
+fn aged(program: &std::path::Path) -> Process {
+    let process = Process::start_piped(sampled(program, 32 << 10).args(["16", "16"]));
+    process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    process
+}
+
+fn listening(rest: &str) -> String {
+    watching(
+        &["ages", "agesh", "steadfast"],
+        &format!("[listening]\nprofile_interval_s = 1\ncensus_interval_s = 1\ncpu_percent = 100.0\n{rest}"),
+    )
+}
+
+#[test]
+fn the_agent_listens_to_an_emitter_and_every_surface_says_what_lives_by_stack_and_from_where() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let folder = TempDir::new().unwrap();
+    let mut process = aged(&compile(folder.path(), "ages.c", "ages", &["-O2"]));
+    let plain = Process::start_piped(Command::new(compile(folder.path(), "ages.c", "steadfast", &["-O2"])).arg("1"));
+    let pid = process.pid();
+    let daemon = Daemon::start(&listening("[governed]\nenabled = true"));
+    let label = format!("pid=\"{pid}\"");
+    daemon.metrics_with("fragprof_process_samples_total", &label);
+    // The census of the start is in the books before anything changes.
+    let path = format!("/api/v1/processes/{pid}");
+    let profile = |by: &str| json(&daemon, &format!("{path}/profile?by={by}&format=stacks"));
+    wait_until("a profile with a census", || profile("pinned").is_some_and(|got| got["stacks"].to_string().contains("[before attach]")));
+
+    let mut input = process.input();
+    input.write_all(b"g").unwrap();
+    let line = process.out.wait_for(LIMIT, |line| line.starts_with("ledger")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+    let truth = |site: &str| -> f64 { words.chunks(2).find(|pair| pair[0] == site).unwrap()[1].parse().unwrap() };
+    let close = |got: &Estimates, site: &str| got.of_function("inuse_bytes", site).deviation(truth(site)).abs() < 4.0;
+    wait_until("what lives since is told by stack", || {
+        profile("live").is_some_and(|got| close(&Estimates(got.clone()), "site_small") && close(&Estimates(got), "site_large"))
+    });
+    let got = profile("live").unwrap();
+    assert_eq!(got["mode"], "sampled");
+    assert_eq!(got["processes"][0]["sample_bytes"], 32 << 10);
+    assert!(got["totals"]["pinned_bytes_est"].as_u64().is_some(), "{}", got["totals"]);
+
+    // The scraper's path, the process's page, the verdict and the metrics.
+    let scraped = daemon.get_bytes(&format!("/debug/pprof/heap?pid={pid}"));
+    let read = pprof::read(scraped.as_slice()).unwrap();
+    assert_eq!(read.meta.mode, Mode::Sampled);
+    assert!(read.totals().get(ValueKind::InuseSpace) > 8 << 20);
+    let source = "otel_memory in libfragprof_sampler.so, one sample in 32.0 KiB";
+    let view = json(&daemon, &path).unwrap();
+    assert!(view["profiles"][0]["source"].as_str().is_some_and(|said| said.contains(source)), "{}", view["profiles"]);
+    assert_eq!(view["rates"]["mode"], "sampled");
+    let explained = json(&daemon, &format!("{path}/explain")).unwrap();
+    assert!(explained["sources"].to_string().contains(source), "{}", explained["sources"]);
+    let text = daemon.metrics();
+    assert_eq!(value(&text, "fragprof_listener_targets", ""), Some(1.0), "the other one has no emitter");
+    assert_eq!(value(&text, "fragprof_process_sample_interval_bytes", &label), Some(f64::from(32 << 10)));
+    let told = value(&text, "fragprof_process_sampled_live_bytes_est", &label).unwrap();
+    let stderr = value(&text, "fragprof_process_sampled_live_bytes_stderr", &label).unwrap();
+    assert!(stderr > 0.0 && (told - truth("site_small") - truth("site_large")).abs() < 5.0 * stderr + 2e6, "{told} ± {stderr}");
+
+    // The governed tier leaves it to its emitter, and takes the other one.
+    let other = format!("pid=\"{}\"", plain.pid());
+    wait_until("the governed tier has chosen", || {
+        let text = daemon.metrics();
+        value(&text, "fragprof_process_budget_ratio", &label).is_none() && value(&text, "fragprof_process_budget_ratio", &other).is_some()
+    });
+    drop(input);
+}
+
+#[test]
+fn an_image_without_an_emitter_is_let_go_of_and_so_is_everything_when_listening_is_switched_off() {
+    if bpf().is_none() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let ages = compile(folder.path(), "ages.c", "ages", &["-O2"]);
+    let steadfast = compile(folder.path(), "ages.c", "steadfast", &["-O2"]);
+    let shell = folder.path().join("agesh");
+    std::fs::copy("/bin/sh", &shell).unwrap();
+    // The second image of this process is started without the library.
+    let script = format!("read line; exec env -u LD_PRELOAD {} 1", steadfast.display());
+    let mut leaves = Process::start_piped(sampled(&shell, 4096).args(["-c", &script]));
+    let mut stays = aged(&ages);
+    let daemon = Daemon::start(&listening(""));
+    let label = |process: &Process| format!("pid=\"{}\"", process.pid());
+    daemon.metrics_with("fragprof_process_samples_total", &label(&stays));
+    daemon.metrics_with("fragprof_process_samples_total", &label(&leaves));
+    let mut input = leaves.input();
+    input.write_all(b"\n").unwrap();
+    leaves.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    wait_until("the image without an emitter is not listened to", || {
+        let text = daemon.metrics();
+        let watched = text.lines().any(|line| line.contains(&label(&leaves)) && line.contains("comm=\"steadfast\""));
+        watched && value(&text, "fragprof_listener_targets", "") == Some(1.0)
+    });
+    assert!(leaves.is_running());
+    daemon.configure(&listening("enabled = false"));
+    daemon.process.signal(Signal::HUP);
+    wait_until("nobody is listened to", || value(&daemon.metrics(), "fragprof_listener_targets", "") == Some(0.0));
+    assert_eq!(value(&daemon.metrics(), "fragprof_listener_enabled", ""), Some(0.0));
+    // What was told is still counted.
+    assert!(value(&daemon.metrics(), "fragprof_listener_samples_total", "").is_some());
+    assert!(stays.is_running());
+    drop(input);
+}
