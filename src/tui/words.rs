@@ -48,16 +48,14 @@ pub fn title(sample: &Sample, process: &ProcessSample) -> String {
 
 /// The figures of a process.
 pub fn figures(sample: &Sample, process: &ProcessSample) -> Vec<Line> {
-    let mut lines = Vec::new();
-    lines.push(plain("source", source(process)));
-    lines.extend([
+    let mut lines = vec![
         plain("live", live(process)),
         plain("rate", rates(&process.totals)),
         plain("heap", heap(process)),
         plain("free", free(process)),
         plain("unknown", unknown(process)),
         plain("ratio", ratio(process)),
-    ]);
+    ];
     let lost: Vec<String> = sample
         .losses
         .iter()
@@ -70,6 +68,7 @@ pub fn figures(sample: &Sample, process: &ProcessSample) -> Vec<Line> {
         lines.push(Line { label: "losses", text: lost.join(", "), tone: Tone::Warn });
     }
     sentences(&mut lines, "doubt", &process.doubts, Tone::Warn);
+    lines.push(plain("source", source(process)));
     sentences(&mut lines, "note", &process.notes, Tone::Plain);
     lines
 }
@@ -116,7 +115,7 @@ fn rates(totals: &Numbers) -> String {
 /// Where the figures come from.
 fn source(process: &ProcessSample) -> String {
     let stacks = match process.source.as_str() {
-        "" => "every allocation and free since the attach".into(),
+        "" => "every call".into(),
         source => sanitize::terminal(source),
     };
     let heap = match process.heap.basis {
