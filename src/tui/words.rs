@@ -68,7 +68,9 @@ pub fn figures(sample: &Sample, process: &ProcessSample) -> Vec<Line> {
         lines.push(Line { label: "losses", text: lost.join(", "), tone: Tone::Warn });
     }
     sentences(&mut lines, "doubt", &process.doubts, Tone::Warn);
-    lines.push(plain("source", source(process)));
+    if !process.source.is_empty() {
+        lines.push(plain("source", sanitize::terminal(&process.source).into_owned()));
+    }
     sentences(&mut lines, "note", &process.notes, Tone::Plain);
     lines
 }
@@ -93,8 +95,9 @@ fn live(process: &ProcessSample) -> String {
     let (bytes_error, blocks_error) = totals.errors.map_or_else(Default::default, |errors| {
         (format!(" ±{}", HumanBytes(half(errors.inuse_bytes))), format!(" ±{}", grouped(half(errors.inuse_allocations))))
     });
+    let how = if process.source.is_empty() { " (every call)" } else { "" };
     let mut text = format!(
-        "{}{bytes_error} in {}{blocks_error} blocks allocated since attach, peak {}",
+        "{}{bytes_error} in {}{blocks_error} blocks allocated since attach{how}, peak {}",
         HumanBytes(totals.inuse_bytes),
         grouped(totals.inuse_allocations),
         HumanBytes(process.peak.bytes)
@@ -110,21 +113,6 @@ fn rates(totals: &Numbers) -> String {
         (Some(allocations), Some(bytes)) => format!("{} allocations/s, {}/s", grouped(allocations as u64), HumanBytes(bytes as u64)),
         _ => "not known yet".to_owned(),
     }
-}
-
-/// Where the figures come from.
-fn source(process: &ProcessSample) -> String {
-    let stacks = match process.source.as_str() {
-        "" => "every call".into(),
-        source => sanitize::terminal(source),
-    };
-    let heap = match process.heap.basis {
-        Basis::None => return format!("stacks: {stacks}"),
-        Basis::Census => "census, every chunk",
-        Basis::SampledCensus => "census of a sample of it",
-        Basis::Mappings => "its mappings",
-    };
-    format!("stacks: {stacks}; heap: {heap}")
 }
 
 fn heap(process: &ProcessSample) -> String {
@@ -144,6 +132,12 @@ fn heap(process: &ProcessSample) -> String {
         let _ = write!(text, ", swapped {}", HumanBytes(swapped));
     }
     let _ = write!(text, "; process RSS {}", bytes(heap.rss_bytes));
+    text.push_str(match heap.basis {
+        Basis::None => "",
+        Basis::Census => " (by census)",
+        Basis::SampledCensus => " (by a sampled census)",
+        Basis::Mappings => " (by its mappings)",
+    });
     text
 }
 

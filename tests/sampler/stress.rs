@@ -151,9 +151,9 @@ fn count_as_listener(pid: u32) {
     // Frees first, as every listener does.
     for site in emitter.sites.frees.iter().chain(&emitter.sites.allocs) {
         let offset = site.semaphore.unwrap();
-        let of_file = maps.mappings.iter().filter(|m| m.path().and_then(|path| path.file_name()) == Some(name));
+        let mut of_file = maps.mappings.iter().rev().filter(|m| m.path().and_then(|path| path.file_name()) == Some(name));
         // The writable mapping comes last.
-        let address = of_file.filter_map(|mapping| mapping.address_of(offset)).last().unwrap();
+        let address = of_file.find_map(|mapping| mapping.address_of(offset)).unwrap();
         memory.write_all_at(&1u16.to_ne_bytes(), address.0).unwrap();
     }
 }
