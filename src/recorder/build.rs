@@ -29,6 +29,8 @@ pub struct Facts {
     pub duration: Duration,
     pub counters: Counters,
     pub read: Read,
+    /// Hits of probes of which no record was read.
+    pub unaccounted: u64,
     pub children_ignored: u64,
     pub notices_lost: u64,
     pub inherited_refused: u64,
@@ -192,7 +194,7 @@ fn metadata(facts: &Facts) -> Metadata {
         let what = if children == 1 { "1 child process was".to_owned() } else { format!("{} child processes were", grouped(children)) };
         notes.push(format!("{what} not watched (--children watches them)"));
     }
-    let unaccounted = unaccounted_at_the_end(counters, facts.read);
+    let unaccounted = facts.unaccounted;
     Metadata {
         tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
         mode: Mode::Exact,

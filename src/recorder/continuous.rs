@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use super::sink::lock;
 use super::target::Source;
 use super::{Error, Purpose, Recorder, build, sampled};
-use crate::capture::{Readers, TargetLoss};
+use crate::capture::{self, Read, Readers, TargetLoss};
 use crate::ledger::{SampledStats, SampledTotals};
 use crate::profile::Profile;
 use crate::target::{Process, ProcessId};
@@ -114,11 +114,14 @@ impl Recorder {
         }
         let duration = target.since.elapsed();
         let start_unix_ns = self.started_at.checked_add(self.started.elapsed().saturating_sub(duration)).unwrap_or(self.started_at);
+        let (counters, read) =
+            (self.capture.counters().unwrap_or_default(), self.readers.as_ref().map_or_else(Read::default, Readers::read));
         let facts = build::Facts {
             start_unix_ns: start_unix_ns.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
             duration,
-            counters: self.capture.counters().unwrap_or_default(),
-            malformed: self.readers.as_ref().map_or(0, Readers::malformed),
+            counters,
+            read,
+            unaccounted: build::unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES)),
             children_ignored: 0,
             notices_lost: 0,
             inherited_refused: 0,

@@ -411,11 +411,13 @@ impl Recorder {
         let start_unix_ns = self.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
         let mut all: Vec<Target> = self.targets.drain().map(|(_, target)| target).chain(self.ended.drain(..)).collect();
         all.sort_by_key(|target| target.process.pid());
+        let unaccounted = build::unaccounted_at_the_end(&counters, read);
         let facts = build::Facts {
             start_unix_ns,
             duration,
             counters,
             read,
+            unaccounted,
             children_ignored: self.children_ignored,
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             inherited_refused: self.inherited_refused(),
