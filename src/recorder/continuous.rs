@@ -128,7 +128,7 @@ impl Recorder {
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
         };
         target.books = Some(books);
-        let profile = build::profile(facts, std::slice::from_ref(&*target));
+        let profile = build::profile(facts, std::slice::from_ref(&*target), None);
         target.books = None;
         Some(profile)
     }
