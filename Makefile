@@ -152,6 +152,7 @@ fuzz: deps ## every reader of foreign bytes, FUZZ_SECONDS=… each; needs cargo-
 EXAMPLES ?= 100
 .PHONY: fuzz-http
 fuzz-http: test-deps ## requests that schemathesis makes from the description of the API, against a running agent
+	@scripts/install-packages.sh python3-venv
 	$(CARGO) build
 	EXAMPLES=$(EXAMPLES) scripts/fuzz-http.sh target/debug/fragprof
 

@@ -116,7 +116,7 @@ fn the_time_axis_shows_the_history_and_two_times_are_compared() {
         let view: Value = serde_json::from_str(&answer.body).unwrap_or_default();
         view["live_bytes"].as_array().map_or(0, |points| points.iter().filter(|point| point.is_u64()).count())
     };
-    wait_until("some samples", || known() >= 4);
+    wait_until("some samples", || known() >= 3);
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
     browser.eval("document.getElementById('pause').click(); document.querySelector('.chart').focus()");
     browser.press("Home");

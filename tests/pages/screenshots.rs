@@ -59,6 +59,9 @@ fn screenshots_of_a_real_run() {
         view["live_bytes"].as_array().is_some_and(|points| points.iter().filter(|point| point.is_u64()).count() >= 30)
     });
     api(&daemon, &format!("{own}/profile?seconds={RECORDED_S}"));
+    wait_until("the recording in the model", || {
+        api(&daemon, &own)["profiles"].as_array().is_some_and(|all| all.iter().any(|profile| profile["mode"] == "exact"))
+    });
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images");
     let desk = Look { height: 760, ..DESK };
     browser.look(desk);
@@ -71,6 +74,7 @@ fn screenshots_of_a_real_run() {
     // Whose the blocks under the pointer are.
     browser.point_at("canvas", 0.5, 0.55);
     browser.wait("the stacks of a cell", "document.querySelector('.owners').dataset.range !== undefined");
+    browser.eval("scrollTo(0, 0)");
     for (name, selector) in [("verdict", "#verdict"), ("time", "#time"), ("address-space", "#space"), ("stacks", "#stacks .flame")] {
         let clip = rectangle(&mut browser, selector);
         browser.screenshot(&images.join(format!("page-{name}.png")), Some(clip));

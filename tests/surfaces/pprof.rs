@@ -7,7 +7,7 @@ use fragprof::profile::pprof;
 
 use crate::agent::daemon::{Daemon, watching};
 use crate::pages::pictures::{HOSTILE, allocates};
-use crate::support::build::{output_dir, tool};
+use crate::support::build::tool;
 use crate::support::process::{Process, run, wait_until};
 use crate::support::{LIMIT, bpf};
 
@@ -22,19 +22,20 @@ fn go_tool_pprof_finds_each_sample_types_total_and_function() {
     wait_until("the process", || daemon.get(&format!("/api/v1/processes/{pid}")).status == 200);
     let server = Server::parse(&format!("http://{}", daemon.address)).unwrap();
     let place = tempfile::tempdir().unwrap();
-    let pprof_of_go = || {
-        let mut command = Command::new(&go);
-        // Newer releases build the tool when it is first asked for, and keep it there.
-        command.args(["tool", "pprof"]).env("HOME", place.path()).env("GOCACHE", output_dir().join("go-cache")).env("GOTOOLCHAIN", "local");
-        command
-    };
-    // However long that takes.
-    pprof_of_go().arg("-help").output().unwrap();
-    for (name, path) in [
+    let recorded = [
         ("scraped", format!("/debug/pprof/heap?pid={pid}&seconds=1")),
         ("asked", format!("/api/v1/processes/{pid}/profile?format=pprof&seconds=1")),
-    ] {
-        let bytes = server.get(&path).unwrap();
+    ]
+    .map(|(name, path)| (name, server.get(&path).unwrap()));
+    drop(target);
+    let pprof_of_go = || {
+        let mut command = Command::new(&go);
+        command.args(["tool", "pprof"]).env("GOTOOLCHAIN", "local");
+        command
+    };
+    // Newer releases build the tool when it is first asked for, however long that takes.
+    pprof_of_go().arg("-help").output().unwrap();
+    for (name, bytes) in recorded {
         let file = place.path().join(name);
         std::fs::write(&file, &bytes).unwrap();
         let profile = pprof::read(bytes.as_slice()).unwrap();
