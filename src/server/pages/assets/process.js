@@ -180,7 +180,10 @@ function owners(got) {
     el(
       "p",
       { class: "quiet" },
-      source("exact", `${count(got.live_allocations)} blocks, ${bytes(got.live_bytes)}, as they were at ${clock(got.at_unix_s)}`),
+      source(
+        "exact",
+        `${count(got.live_allocations)} blocks, ${bytes(got.live_bytes)}, of those allocated in the ${duration(got.duration_s)} until ${clock(got.at_unix_s)}`,
+      ),
     ),
     el(
       "table",
