@@ -9,7 +9,7 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql
 
 .PHONY: help
 help: ## this list
@@ -89,6 +89,10 @@ bench-ledger: deps ## the ledger's figures
 .PHONY: bench-census
 bench-census: test-deps ## the census's figures, each beside its goal
 	$(CARGO) bench --bench census
+
+.PHONY: census-suites
+census-suites: test-deps ## the census under every glibc and jemalloc of Debian's suites, and their trims
+	$(CARGO) test --test integration census::suites -- --ignored --nocapture --test-threads=2
 
 .PHONY: bench-unwind
 bench-unwind: deps ## the unwind tables' figures, over every file under /usr

@@ -77,6 +77,12 @@ pub struct HeapAccount {
     pub swapped_bytes: u64,
     /// Of the extent, in memory in huge pages.
     pub huge_bytes: u64,
+    /// Of `huge_bytes`, pages of 4 KiB that hold only zeros, estimated from a sample: never written, or cleared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_zero_bytes_est: Option<u64>,
+    /// Standard error of the estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_zero_bytes_stderr: Option<u64>,
     /// Chunks in use with their rounding, mmapped ones included.
     pub live_bytes: Option<u64>,
     /// Chunks in use, mmapped ones included.

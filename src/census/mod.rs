@@ -13,6 +13,7 @@ pub mod chunks;
 pub mod core_file;
 pub mod fixture;
 pub mod glibc;
+pub mod huge;
 pub mod jemalloc;
 pub mod live;
 pub mod map;

@@ -148,6 +148,60 @@ mod tests {
     }
 
     #[test]
+    fn each_library_without_a_reader_is_named() {
+        for (start, allocator) in UNSUPPORTED {
+            let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}.so.1\n");
+            let reasons = reasons_for(&maps, &["glibc"]);
+            assert!(matches!(reasons.as_slice(), [one] if one.starts_with(allocator) && one.contains("not supported")), "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_found_nothing_names_what_it_looked_for() {
+        for (start, allocator, sought) in SUPPORTED {
+            let maps = format!("7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}x.so\n");
+            let reasons = reasons_for(&maps, &[]);
+            let said = |one: &str| one.starts_with(allocator) && one.contains(&format!("no {sought} was found"));
+            assert!(matches!(reasons.as_slice(), [one] if said(one)), "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn libraries_that_check_blocks_are_named_beside_the_heap() {
+        for start in DEBUGGING {
+            let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}.0\n");
+            let reasons = reasons_for(&maps, &["glibc"]);
+            assert!(matches!(reasons.as_slice(), [one] if one.contains("where it checks blocks")), "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_without_mappings_and_a_go_program_are_said_to_be_such() {
+        assert!(reasons_for("", &[]).iter().all(|reason| reason.starts_with("no mappings")));
+        let maps = Maps::parse(b"00400000-00500000 r-xp 00000000 08:01 5 /bin/go\n00500000-00501000 rw-p 00100000 08:01 5 /bin/go\n");
+        let mut memory = Fixture::with_maps(maps.clone());
+        memory.write(0x50_0000, b"\xff Go buildinf:\x08\x02");
+        let reasons = reasons(&memory, &maps, &Objects::of(&memory, &maps), &[]);
+        assert!(reasons.iter().all(|reason| reason.starts_with("Go program")), "{reasons:?}");
+    }
+
+    #[test]
+    fn allocators_linked_into_a_program_are_told_by_their_symbols() {
+        let told = |allocator: Allocator, found: &[&str], before: Vec<String>| {
+            let mut reasons = before;
+            add_by_symbols(&mut reasons, std::iter::once((allocator, "server".to_owned())), found);
+            reasons
+        };
+        assert!(told(Allocator::Mimalloc, &[], Vec::new()).iter().all(|reason| reason.contains("mimalloc is linked into server")));
+        assert!(told(Allocator::Other, &["glibc"], Vec::new()).iter().all(|reason| reason.contains("malloc and free of its own")));
+        assert!(told(Allocator::Jemalloc, &[], Vec::new()).iter().all(|reason| reason.contains("its heap was not found")));
+        assert!(told(Allocator::Jemalloc, &["jemalloc"], Vec::new()).is_empty());
+        assert!(told(Allocator::Glibc, &["jemalloc"], Vec::new()).is_empty());
+        // Said already.
+        assert_eq!(told(Allocator::Mimalloc, &[], vec!["mimalloc is loaded (server)".into()]).len(), 1);
+    }
+
+    #[test]
     fn a_static_program_with_nothing_known_says_so() {
         let reasons = reasons_for("00400000-00500000 r-xp 00000000 08:01 5 /bin/static\n", &[]);
         assert!(reasons.iter().all(|reason| reason.starts_with("static program")), "{reasons:?}");

@@ -6,6 +6,7 @@ use super::chunks::{ARENA_NONE, ChunkState};
 use super::glibc::HeapWalk;
 use super::glibc::trim::{self, TrimPlan};
 use super::memory::Memory;
+use super::objects::range_of;
 use super::page_cache::PageCache;
 use super::take::Taken;
 use crate::heap::residency::{PAGE_BYTES, page_down, page_up};
@@ -126,8 +127,10 @@ impl PageMap {
 
     fn add_heap(&mut self, heap: &HeapWalk, left: &mut u64) {
         let first = self.pieces.len();
+        let mut extents: Vec<Range<u64>> = heap.extents.iter().map(|(_, extent)| extent.clone()).collect();
+        extents.sort_unstable_by_key(|extent| extent.start);
         for region in heap.chunks.regions().iter().filter(|region| region.end > region.start) {
-            let extent = heap.extents.iter().map(|(_, extent)| extent).find(|extent| extent.contains(&region.start));
+            let extent = range_of(&extents, region.start);
             let start = page_down(extent.map_or(region.start, |extent| extent.start));
             let end = page_up(region.end);
             let arena = (region.arena != ARENA_NONE).then_some(region.arena);

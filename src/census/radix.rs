@@ -1,5 +1,6 @@
-//! Finding a two-level page map (a radix tree from page to the allocator's record) in an object's bss: jemalloc's and tcmalloc's have the
-//! same form, 2^17 or 2^18 root words, each pointing at a leaf of 2^18 words.
+//! Finding a page map (a radix tree from page to the allocator's record) in an object's bss. jemalloc's and tcmalloc's have the same form:
+//! 2^17 or 2^18 root words, each pointing at a leaf of 2^18 words. Builds of jemalloc for addresses of 57 bits have nodes between root and
+//! leaves, and leaves of two words a page.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -11,8 +12,6 @@ use super::places::ByBuildId;
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::Maps;
 
-/// Words of a leaf.
-pub const LEAF_WORDS: u64 = 1 << 18;
 /// Pages tried in each stretch of address space that one leaf covers.
 const PAGES_A_LEAF: usize = 12;
 /// Stretches of address space tried: a process uses a few.
@@ -29,17 +28,54 @@ const FILLED_MAX: u32 = 2048;
 pub struct Shape {
     /// Root words.
     pub root_words: u64,
+    /// log2 of the words of a node between root and leaves; 0 if the root leads to leaves.
+    pub node_bits: u32,
+    /// log2 of the pages of a leaf.
+    pub leaf_bits: u32,
+    /// Words of a page's entry in a leaf, the first of which leads to the record.
+    pub entry_words: u64,
     /// log2 of the allocator's page.
     pub page_bits: u32,
-    /// Alignment of leaves.
-    pub leaf_alignment: u64,
+    /// Alignment of nodes and leaves.
+    pub alignment: u64,
 }
 
 impl Shape {
     /// log2 of the bytes that one leaf covers.
     #[must_use]
-    pub fn leaf_bits(&self) -> u32 {
-        self.page_bits + 18
+    pub fn leaf_reach_bits(&self) -> u32 {
+        self.page_bits + self.leaf_bits
+    }
+
+    /// log2 of the bytes that one root word covers.
+    #[must_use]
+    pub fn root_reach_bits(&self) -> u32 {
+        self.leaf_reach_bits() + self.node_bits
+    }
+
+    fn leaf_bytes(&self) -> u64 {
+        8 * self.entry_words << self.leaf_bits
+    }
+
+    /// Bytes of what a root word points at.
+    fn child_bytes(&self) -> u64 {
+        if self.node_bits == 0 { self.leaf_bytes() } else { 8 << self.node_bits }
+    }
+
+    /// Where the entry of an address is, given what its root word points at.
+    fn entry_of(&self, memory: &dyn Memory, child: u64, addr: u64) -> Option<u64> {
+        let leaf = if self.node_bits == 0 {
+            child
+        } else {
+            let slot = addr >> self.leaf_reach_bits() & ((1 << self.node_bits) - 1);
+            memory.word(child.wrapping_add(8 * slot)).filter(|&leaf| is_node(leaf, *self))?
+        };
+        Some(leaf.wrapping_add(8 * self.entry_words * (addr >> self.page_bits & ((1 << self.leaf_bits) - 1))))
+    }
+
+    /// The first word of an address's entry; `None` if it is 0.
+    fn word_of(&self, memory: &dyn Memory, child: u64, addr: u64) -> Option<u64> {
+        memory.word(self.entry_of(memory, child, addr)?).filter(|&word| word != 0)
     }
 }
 
@@ -86,11 +122,11 @@ pub fn find(
         let filled = filled_before(&data);
         let words = data.chunks_exact(8).map(|word| word_at(word, 0));
         let pointers = words.enumerate().filter(|&(_, word)| {
-            let leaf = || range_of(&mapped, word).is_some_and(|range| word + LEAF_WORDS * 8 <= range.end);
-            is_leaf(word, shape) && leaf()
+            let is_inside = || range_of(&mapped, word).is_some_and(|range| word + shape.child_bytes() <= range.end);
+            is_node(word, shape) && is_inside()
         });
         let mut reads = 0u64;
-        for (index, leaf) in pointers.take(CANDIDATES_MAX) {
+        for (index, child) in pointers.take(CANDIDATES_MAX) {
             let place = object.range.start + 8 * index as u64;
             for (stretch, addrs) in samples {
                 let Some(root) = place.checked_sub(8 * stretch) else { continue };
@@ -104,7 +140,7 @@ pub fn find(
                 }
                 for &addr in addrs {
                     reads += 1;
-                    if memory.word(slot_of(leaf, addr, shape)).is_some_and(|word| word != 0 && owns(word, addr)) {
+                    if shape.word_of(memory, child, addr).is_some_and(|word| owns(word, addr)) {
                         *votes.entry(root).or_default() += 1;
                     }
                 }
@@ -125,9 +161,9 @@ pub fn find(
 fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: Shape, owns: impl Fn(u64, u64) -> bool) -> bool {
     let mut found = 0;
     for (stretch, addrs) in samples.iter().filter(|&&(stretch, _)| stretch < shape.root_words) {
-        let Some(leaf) = memory.word(root.wrapping_add(8 * stretch)).filter(|&leaf| is_leaf(leaf, shape)) else { continue };
+        let Some(child) = memory.word(root.wrapping_add(8 * stretch)).filter(|&child| is_node(child, shape)) else { continue };
         for &addr in addrs {
-            found += u32::from(memory.word(slot_of(leaf, addr, shape)).is_some_and(|word| word != 0 && owns(word, addr)));
+            found += u32::from(shape.word_of(memory, child, addr).is_some_and(|word| owns(word, addr)));
             if found >= VERIFIED_MIN {
                 return true;
             }
@@ -136,13 +172,8 @@ fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: S
     false
 }
 
-fn is_leaf(word: u64, shape: Shape) -> bool {
-    word != 0 && word.is_multiple_of(shape.leaf_alignment) && is_user_address(word)
-}
-
-/// Where a leaf keeps the word of an address.
-fn slot_of(leaf: u64, addr: u64, shape: Shape) -> u64 {
-    leaf.wrapping_add(8 * (addr >> shape.page_bits & (LEAF_WORDS - 1)))
+fn is_node(word: u64, shape: Shape) -> bool {
+    word != 0 && word.is_multiple_of(shape.alignment) && is_user_address(word)
 }
 
 /// For each word of the data, how many before it are not 0; one more at the end.
@@ -161,12 +192,12 @@ fn filled_before(data: &[u8]) -> Vec<u32> {
 fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
     let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
     for range in anonymous {
-        for stretch in (range.start >> shape.leaf_bits()..=(range.end - 1) >> shape.leaf_bits()).take(STRETCHES_MAX) {
+        for stretch in (range.start >> shape.root_reach_bits()..=(range.end - 1) >> shape.root_reach_bits()).take(STRETCHES_MAX) {
             if by_stretch.len() >= STRETCHES_MAX && !by_stretch.contains_key(&stretch) {
                 continue;
             }
-            let start = range.start.max(stretch << shape.leaf_bits());
-            let end = range.end.min((stretch + 1) << shape.leaf_bits());
+            let start = range.start.max(stretch << shape.root_reach_bits());
+            let end = range.end.min((stretch + 1) << shape.root_reach_bits());
             let step = ((end - start) / PAGE_BYTES / PAGES_A_LEAF as u64).max(1) * PAGE_BYTES;
             let list = by_stretch.entry(stretch).or_default();
             list.extend((start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(PAGES_A_LEAF));
@@ -183,21 +214,35 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
     list
 }
 
-/// Visits the words of all leaves that are not 0, with the address of the page that each stands for.
-pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut word: impl FnMut(u64, u64)) {
-    /// Leaves visited: 4 TiB of jemalloc's pages.
-    const LEAVES_MAX: usize = 4096;
-    let roots = read_present(memory, root..root + shape.root_words * 8);
-    let leaves = roots.chunks_exact(8).map(|word| word_at(word, 0)).enumerate();
-    let sound = leaves.filter(|&(_, leaf)| is_leaf(leaf, shape));
-    for (index, leaf) in sound.take(LEAVES_MAX) {
-        let first = (index as u64) << shape.leaf_bits();
-        // A leaf is 2 MiB, mostly never touched.
-        let words = read_present(memory, leaf..leaf + LEAF_WORDS * 8);
-        for (slot, bytes) in words.chunks_exact(8).enumerate() {
+/// Visits the entries of all leaves that are not 0, by rising address: the address of the page that each stands for, and its first and last
+/// word, which are the same where it has one.
+pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut entry: impl FnMut(u64, u64, u64)) {
+    /// Nodes and leaves visited: 4 TiB of jemalloc's pages.
+    const NODES_MAX: usize = 4096;
+    let children = |at: u64, words: u64| -> Vec<(u64, u64)> {
+        let bytes = read_present(memory, at..at.saturating_add(words * 8));
+        let words = bytes.chunks_exact(8).map(|word| word_at(word, 0)).enumerate();
+        words.filter(|&(_, word)| is_node(word, shape)).map(|(index, word)| (index as u64, word)).take(NODES_MAX).collect()
+    };
+    let mut leaves: Vec<(u64, u64)> = Vec::new();
+    for (index, child) in children(root, shape.root_words) {
+        if shape.node_bits == 0 {
+            leaves.push((index << shape.root_reach_bits(), child));
+        } else {
+            let below = children(child, 1 << shape.node_bits).into_iter();
+            let first = index << shape.root_reach_bits();
+            leaves.extend(below.map(|(slot, leaf)| (first + (slot << shape.leaf_reach_bits()), leaf)));
+        }
+        leaves.truncate(NODES_MAX);
+    }
+    let entry_bytes = usize::try_from(8 * shape.entry_words).unwrap_or(8);
+    for (first, leaf) in leaves {
+        // A leaf is up to 2 MiB, mostly never touched.
+        let words = read_present(memory, leaf..leaf.saturating_add(shape.leaf_bytes()));
+        for (slot, bytes) in words.chunks_exact(entry_bytes).enumerate() {
             let value = word_at(bytes, 0);
             if value != 0 {
-                word(first + ((slot as u64) << shape.page_bits), value);
+                entry(first + ((slot as u64) << shape.page_bits), value, word_at(bytes, entry_bytes - 8));
             }
         }
     }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::account::{Census, Level, NotMalloc};
 use super::chunks::ARENA_NONE;
 use super::glibc::{self, HeapWalk};
+use super::huge;
 use super::jemalloc;
 use super::memory::{Memory, MemoryError};
 use super::musl;
@@ -37,7 +38,7 @@ pub struct Places {
     /// glibc's arenas.
     pub glibc: glibc::locate::Places,
     /// jemalloc's page maps.
-    pub jemalloc: radix::Roots,
+    pub jemalloc: jemalloc::Places,
     /// tcmalloc's page maps.
     pub tcmalloc: radix::Roots,
     /// musl's meta areas.
@@ -68,6 +69,9 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     heaps.extend(jemalloc::take(memory, &maps, &objects, &mut places.jemalloc, options.level)?);
     heaps.extend(musl::take(memory, &objects, &mut places.musl, options.level)?);
     heaps.extend(tcmalloc::take(memory, &maps, &objects, &mut places.tcmalloc)?);
+    if options.level == Level::Full && memory.process().is_some() {
+        look_at_huge_pages(memory, &mut heaps);
+    }
     let found: Vec<&str> = heaps.iter().map(|heap| heap.account.allocator.as_str()).collect();
     let mut reasons = not_understood::reasons(memory, &maps, &objects, &found);
     if options.with_not_malloc
@@ -126,15 +130,31 @@ fn finish(
     Ok(Taken { census, heaps })
 }
 
+/// What the heaps' huge pages hold of zeros.
+fn look_at_huge_pages(memory: &dyn Memory, heaps: &mut [HeapWalk]) {
+    for heap in heaps.iter_mut().filter(|heap| heap.account.huge_bytes > 0) {
+        let mut own = Vec::new();
+        own_ranges(heap, &mut own);
+        own.sort_by_key(|range| range.start);
+        let zeros = huge::zeros(memory, &joined(&own));
+        heap.account.huge_zero_bytes_est = zeros.map(|zeros| zeros.bytes_est);
+        heap.account.huge_zero_bytes_stderr = zeros.map(|zeros| zeros.bytes_stderr);
+    }
+}
+
+/// Adds a heap's extents and its blocks with mappings of their own.
+fn own_ranges(heap: &HeapWalk, own: &mut Vec<Range<u64>>) {
+    own.extend(heap.extents.iter().map(|(_, extent)| extent.clone()));
+    let mapped = heap.chunks.regions().iter().filter(|region| region.arena == ARENA_NONE);
+    own.extend(mapped.map(|region| region.start..region.end));
+}
+
 /// Resident bytes of the process, and of what is not malloc's. Blocks with mappings of their own are known at level full only; at the
 /// other levels they count as other anonymous memory.
 fn besides(memory: &dyn Memory, heaps: &[HeapWalk]) -> Result<(u64, Vec<NotMalloc>), MemoryError> {
     let mappings = memory.resident_mappings()?;
-    let mut own: Vec<Range<u64>> = heaps.iter().flat_map(|heap| heap.extents.iter().map(|(_, extent)| extent.clone())).collect();
-    for heap in heaps {
-        let mapped = heap.chunks.regions().iter().filter(|region| region.arena == ARENA_NONE);
-        own.extend(mapped.map(|region| region.start..region.end));
-    }
+    let mut own: Vec<Range<u64>> = Vec::new();
+    heaps.iter().for_each(|heap| own_ranges(heap, &mut own));
     own.sort_by_key(|range| range.start);
     let pages = RefCell::new(PageCache::new(memory));
     let resident = |range: Range<u64>| pages.borrow_mut().resident_bytes(range);

@@ -16,7 +16,7 @@ use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
 use crate::target::Maps;
 
-const SHAPE: Shape = Shape { root_words: 1 << 17, page_bits: 13, leaf_alignment: 8 };
+const SHAPE: Shape = Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 13, alignment: 8 };
 const PAGE_BYTES: u64 = 1 << SHAPE.page_bits;
 const SPAN_BYTES: usize = 48;
 /// Spans longer than this are none: 128 GiB.
@@ -47,7 +47,7 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
     let Some(found) = radix::find(memory, maps, objects, SHAPE, roots, owns) else { return Ok(None) };
     let Some(classes) = class_table(&found.object.read(memory)) else { return Ok(None) };
     let mut spans: Vec<(u64, u64)> = Vec::new();
-    radix::visit(memory, found.root, SHAPE, |addr, span| {
+    radix::visit(memory, found.root, SHAPE, |addr, span, _| {
         if span % 8 == 0 && is_user_address(span) && spans.len() < SPANS_MAX {
             spans.push((span, addr));
         }

@@ -30,8 +30,10 @@ pub(super) fn remedies(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<
         Kind::Leak => own.insert(0, leak(evidence)),
         Kind::Fragmentation => own.insert(0, fragmentation(evidence)),
         Kind::NotMalloc => own.splice(0..0, not_malloc(evidence)).for_each(drop),
+        Kind::HugePageBloat => own.insert(0, huge_pages(evidence)),
         _ => {}
     }
+    others.extend(direct_buffers(census, evidence));
     let saved = |remedy: &Remedy| std::cmp::Reverse(remedy.predicted_bytes.unwrap_or(0));
     others.sort_by_key(saved);
     own.extend(others);
@@ -64,6 +66,35 @@ fn fragmentation(evidence: &Evidence) -> Remedy {
     }
 }
 
+fn huge_pages(evidence: &Evidence) -> Remedy {
+    Remedy {
+        action:
+            "keep the heap out of huge pages: GLIBC_TUNABLES=glibc.malloc.hugetlb=0 or MALLOC_CONF=thp:never where they are asked for, \
+                 and /sys/kernel/mm/transparent_hugepage/enabled at madvise"
+                .into(),
+        predicted_bytes: evidence.huge_zero_bytes_est,
+        basis: "pages of 4 KiB in the heap's huge pages that hold only zeros, estimated from a sample; of these, what the program cleared \
+                itself would stay"
+            .into(),
+    }
+}
+
+/// A JVM takes direct buffers from malloc, which gives large ones mappings of their own.
+fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
+    let is_java = evidence.not_malloc.iter().any(|part| part.kind == "java_heap");
+    let mmapped: u64 = census.heaps.iter().map(|heap| heap.mmapped_bytes).fold(0, u64::saturating_add);
+    let count: u64 = census.heaps.iter().map(|heap| heap.mmapped_allocations).sum();
+    let is_large = mmapped.saturating_mul(100) >= evidence.rss_bytes.saturating_mul(PART_PERCENT_MIN);
+    (is_java && is_large && mmapped > 0).then(|| Remedy {
+        action: advice("direct_buffers").into(),
+        predicted_bytes: Some(mmapped),
+        basis: format!(
+            "{} of malloc's with mappings of their own, in a JVM mostly direct buffers; an upper limit of what releasing those would save",
+            counted(count, "block")
+        ),
+    })
+}
+
 fn glibc(kind: Kind, heap: &HeapAccount, evidence: &Evidence, own: &mut Vec<Remedy>, others: &mut Vec<Remedy>) {
     let trimmable = heap.trimmable_bytes.unwrap_or(0);
     if kind == Kind::ArenaBlowUp {
@@ -73,16 +104,6 @@ fn glibc(kind: Kind, heap: &HeapAccount, evidence: &Evidence, own: &mut Vec<Reme
             basis: format!(
                 "free resident bytes of all of the {} but the main one; fewer arenas share them, at the price of lock contention",
                 counted(evidence.arenas as u64, "arena")
-            ),
-        });
-    }
-    if kind == Kind::HugePageBloat {
-        own.push(Remedy {
-            action: "set GLIBC_TUNABLES=glibc.malloc.hugetlb=0, and transparent_hugepage to madvise".into(),
-            predicted_bytes: heap.occupancy.map(|on| on.cached_unpinned_bytes + on.free_unpinned_bytes + on.top_unpinned_bytes),
-            basis: format!(
-                "{} of the heap is in huge pages; whole free pages of 4 KiB in it would not be resident",
-                HumanBytes(heap.huge_bytes)
             ),
         });
     }

@@ -32,7 +32,7 @@ pub enum Kind {
     Cache,
     /// Many arenas, each with its own free memory.
     ArenaBlowUp,
-    /// Huge pages hold mostly free memory.
+    /// Huge pages hold memory that nobody uses.
     HugePageBloat,
     /// Most of the resident memory is not malloc's.
     NotMalloc,
@@ -202,6 +202,8 @@ pub struct Evidence {
     pub fragmentation_ratio: Option<f64>,
     /// Arenas that hold something.
     pub arenas: usize,
+    /// Of what is in huge pages, pages of 4 KiB that hold only zeros, as far as it was looked at.
+    pub huge_zero_bytes_est: Option<u64>,
     /// Free bytes of all arenas but the main one.
     pub other_arenas_free_bytes: u64,
     /// Change over time, if it was observed.
@@ -265,6 +267,7 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         ladder,
         fragmentation_ratio: ladder.fragmentation_ratio(),
         arenas: arenas.count(),
+        huge_zero_bytes_est: census.heaps.iter().filter_map(|heap| heap.huge_zero_bytes_est).reduce(u64::saturating_add),
         other_arenas_free_bytes,
         change,
     }
@@ -339,6 +342,9 @@ pub(super) fn of_heap(evidence: &Evidence) -> (Kind, Confidence, String) {
             return (Kind::Leak, Confidence::Medium, text);
         }
     }
+    if let Some(bloat) = huge_pages(evidence) {
+        return bloat;
+    }
     if free < FREE_BYTES_MIN || free.saturating_mul(100) < ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN) {
         let text = format!(
             "of {} resident in the heap, {} is in use and {} is free",
@@ -360,15 +366,12 @@ pub(super) fn of_heap(evidence: &Evidence) -> (Kind, Confidence, String) {
     let (kind, bytes) = if cached.saturating_mul(2) > free { (Kind::Cache, cached) } else { (kind, bytes) };
     // Free memory that is spread over many arenas comes from their number, whatever its form.
     let (kind, bytes) = if arenas.saturating_mul(4) >= free.saturating_mul(3) { (Kind::ArenaBlowUp, arenas) } else { (kind, bytes) };
-    let huge = ladder.huge_bytes.saturating_mul(2) > ladder.resident_bytes && kind != Kind::Hoarding && kind != Kind::ArenaBlowUp;
-    let (kind, bytes) = if huge { (Kind::HugePageBloat, free.min(ladder.huge_bytes)) } else { (kind, bytes) };
     let confidence = if bytes.saturating_mul(2) >= free { Confidence::High } else { Confidence::Medium };
     let what = match kind {
         Kind::Hoarding => "lies in whole free pages that the allocator keeps",
         Kind::Fragmentation => "lies on pages that also hold live blocks",
         Kind::Cache => "is kept by thread caches and fastbins",
         Kind::ArenaBlowUp => return (kind, confidence, arenas_text(evidence, free, bytes)),
-        Kind::HugePageBloat => "lies in huge pages",
         _ => "is free",
     };
     let text = format!(
@@ -378,6 +381,26 @@ pub(super) fn of_heap(evidence: &Evidence) -> (Kind, Confidence, String) {
         HumanBytes(bytes)
     );
     (kind, confidence, text)
+}
+
+/// Memory that is resident only because its pages are huge; `None` unless that is much, and more than any other cause has. What is free can
+/// be zero too: a trim splits huge pages, so the other causes come first.
+fn huge_pages(evidence: &Evidence) -> Option<(Kind, Confidence, String)> {
+    let ladder = &evidence.ladder;
+    let zero = evidence.huge_zero_bytes_est?.min(ladder.huge_bytes);
+    let others = [ladder.trimmable_bytes, ladder.pinned_bytes, ladder.cached_bytes].into_iter().flatten().max().unwrap_or(0);
+    let is_much = zero >= FREE_BYTES_MIN && zero.saturating_mul(100) >= ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN);
+    if !is_much || zero < others {
+        return None;
+    }
+    let confidence = if zero.saturating_mul(2) >= ladder.resident_bytes { Confidence::High } else { Confidence::Medium };
+    let text = format!(
+        "of {} resident in the heap, {} is in huge pages, and {} of that holds only zeros",
+        HumanBytes(ladder.resident_bytes),
+        HumanBytes(ladder.huge_bytes),
+        HumanBytes(zero)
+    );
+    Some((Kind::HugePageBloat, confidence, text))
 }
 
 fn arenas_text(evidence: &Evidence, free: u64, bytes: u64) -> String {
@@ -443,6 +466,33 @@ mod tests {
         let verdict = judge(&census(100, 300, 50, 5), None);
         assert_eq!(verdict.remedies.first().map(|remedy| remedy.predicted_bytes), Some(Some(300 * MIB)));
         assert_eq!(verdict.confidence, Confidence::High);
+    }
+
+    #[test]
+    fn huge_pages_full_of_zeros_are_bloat_unless_another_cause_has_more() {
+        let mut huge = census(300, 0, 0, 0);
+        huge.heaps[0].huge_bytes = 290 * MIB;
+        assert_eq!(kind(&huge), Kind::Healthy);
+        huge.heaps[0].huge_zero_bytes_est = Some(200 * MIB);
+        let verdict = judge(&huge, None);
+        assert_eq!((verdict.verdict, verdict.confidence), (Kind::HugePageBloat, Confidence::High));
+        assert!(verdict.remedies[0].action.contains("transparent_hugepage"), "{:?}", verdict.remedies);
+        assert_eq!(verdict.remedies[0].predicted_bytes, Some(200 * MIB));
+        let mut hoarding = census(50, 250, 0, 0);
+        hoarding.heaps[0].huge_bytes = 290 * MIB;
+        hoarding.heaps[0].huge_zero_bytes_est = Some(200 * MIB);
+        assert_eq!(kind(&hoarding), Kind::Hoarding);
+    }
+
+    #[test]
+    fn blocks_with_mappings_of_their_own_in_a_jvm_are_named_as_what_they_mostly_are() {
+        let mut java = census(300, 0, 0, 0);
+        java.heaps[0].mmapped_bytes = 200 * MIB;
+        java.not_malloc = vec![NotMalloc { kind: "java_heap", resident_bytes: 900 * MIB, mappings: 1 }];
+        java.rss_bytes += 900 * MIB;
+        let remedies = judge(&java, None).remedies;
+        let direct = remedies.iter().find(|remedy| remedy.action.contains("MaxDirectMemorySize"));
+        assert_eq!(direct.and_then(|remedy| remedy.predicted_bytes), Some(200 * MIB), "{remedies:?}");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The heap at a moment of a recording: the allocator's own account joined with the ledger by address, or, where no census can read the
 //! allocator, what the recorded blocks and the mappings alone show.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::attribution::{Owned, StartHeap, is_disproved, regions};
 use crate::census::live::LiveMemory;
-use crate::census::memory::Memory;
+use crate::census::memory::{Memory, MemoryError};
 use crate::census::{self, Level, Pace, Places, Taken};
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, Extents, RegionKind};
@@ -58,7 +59,7 @@ pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: 
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
     ledger.settle();
-    let taken = match census::take(&memory, pid.0, &comm, options(Level::Full), &mut Places::default()) {
+    let taken = match census_of(&memory, pid, &comm, Level::Full) {
         Ok(taken) => Some(taken),
         Err(error) => {
             tracing::debug!("census of {pid}: {error}");
@@ -93,9 +94,16 @@ pub fn unusable(taken: &Taken) -> Option<String> {
     })
 }
 
-/// A census at the level; what is not malloc's is not asked for.
-pub fn options(level: Level) -> census::Options {
-    census::Options { level, pace: Pace::default(), with_not_malloc: false }
+thread_local! {
+    /// Where allocators keep what in their files, as this thread's censuses have learned. One a thread: behind a lock the driver would wait
+    /// for the walker.
+    static PLACES: RefCell<Places> = RefCell::default();
+}
+
+/// Takes a census; what is not malloc's is not asked for.
+pub fn census_of(memory: &LiveMemory, pid: Pid, comm: &str, level: Level) -> Result<Taken, MemoryError> {
+    let options = census::Options { level, pace: Pace::default(), with_not_malloc: false };
+    PLACES.with_borrow_mut(|places| census::take(memory, pid.0, comm, options, places))
 }
 
 /// Free bytes of a process's heap now, by a census; `None` where none can tell.
@@ -103,7 +111,7 @@ pub fn free_bytes(pid: Pid) -> Option<u64> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    let taken = census::take(&memory, pid.0, &comm, options(Level::Sampled), &mut Places::default()).ok()?;
+    let taken = census_of(&memory, pid, &comm, Level::Sampled).ok()?;
     let free = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est).map(|live| heap.extent_bytes.saturating_sub(live));
     taken.census.heaps.iter().filter_map(free).reduce(u64::saturating_add)
 }

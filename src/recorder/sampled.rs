@@ -12,11 +12,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::heap::{Before, options, pages_of, unusable};
+use super::heap::{Before, census_of, pages_of, unusable};
 use crate::census::chunks::Block;
 use crate::census::glibc::HeapWalk;
 use crate::census::live::LiveMemory;
-use crate::census::{self, ChunkState, Level, Places, Taken};
+use crate::census::{ChunkState, HeapAccount, Level, Taken};
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, HeapRange, RegionKind};
@@ -51,7 +51,7 @@ fn usable_census(pid: Pid) -> Result<(LiveMemory, Taken), String> {
     let process = Process::open(pid).map_err(|error| error.to_string())?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).map_err(|error| error.to_string())?;
-    let taken = census::take(&memory, pid.0, &comm, options(Level::Full), &mut Places::default()).map_err(|error| error.to_string())?;
+    let taken = census_of(&memory, pid, &comm, Level::Full).map_err(|error| error.to_string())?;
     match unusable(&taken) {
         Some(reason) => Err(reason),
         None if taken.heaps.is_empty() => Err("no heap was found whose allocator a census can read".to_owned()),
@@ -133,7 +133,7 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<
     let by_sums = join.by_sums;
     let mut picture = join.picture(ledger.weighing());
     (picture.beyond, picture.by_sums) = (beyond, by_sums);
-    let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
+    let sum = |of: fn(&HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
     picture.summary = HeapSummary {
         extent_bytes: sum(|heap| Some(heap.extent_bytes)),
         resident_bytes: sum(|heap| Some(heap.resident_bytes)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{heap, monotonic_ns};
 use crate::census::live::LiveMemory;
-use crate::census::{self, Level, Places, Taken};
+use crate::census::{Level, Taken};
 use crate::target::Process;
 use crate::units::Pid;
 
@@ -137,7 +137,7 @@ fn census_of(pid: Pid) -> Option<Taken> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    let taken = census::take(&memory, pid.0, &comm, heap::options(Level::Full), &mut Places::default());
+    let taken = heap::census_of(&memory, pid, &comm, Level::Full);
     let taken = taken.inspect_err(|error| tracing::debug!("census of {pid}: {error}")).ok()?;
     (taken.census.walk.usable && !taken.heaps.is_empty()).then_some(taken)
 }

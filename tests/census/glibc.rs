@@ -32,13 +32,17 @@ fn assert_equal_to_the_allocators_account(heap: &HeapAccount, own: &Value, what:
 }
 
 fn check(scenario: &str, environment: &[(&str, &str)]) -> (Target, Value) {
-    let mut target = Target::start(heaps().envs(environment.iter().copied()));
+    check_command(heaps().envs(environment.iter().copied()), scenario, &format!("{scenario} {environment:?}"))
+}
+
+/// The census of a started program after a scenario, to the byte.
+pub fn check_command(command: &mut Command, scenario: &str, what: &str) -> (Target, Value) {
+    let mut target = Target::start(command);
     let own = target.tell(scenario);
     let taken = target.census(Level::Full);
-    let what = format!("{scenario} {environment:?}");
     assert_eq!(taken.heaps.len(), 1, "{what}");
     let heap = &taken.census.heaps[0];
-    assert_equal_to_the_allocators_account(heap, &own, &what);
+    assert_equal_to_the_allocators_account(heap, &own, what);
     assert_eq!(heap.unknown_bytes, 0, "{what}");
     assert!(taken.census.walk.usable, "{what}: {:?}", taken.census.walk);
     // The blocks that the program holds are all live, and usable sizes agree with malloc_usable_size: what else is live is libc's own.
@@ -50,15 +54,20 @@ fn check(scenario: &str, environment: &[(&str, &str)]) -> (Target, Value) {
 }
 
 fn check_trim(scenario: &str, environment: &[(&str, &str)]) {
-    let (mut target, _) = check(scenario, environment);
+    check_trim_of(heaps().envs(environment.iter().copied()), scenario, &format!("{scenario} {environment:?}"));
+}
+
+/// As [`check_command`]; then a trim gives back what was predicted, and the account is right again.
+pub fn check_trim_of(command: &mut Command, scenario: &str, what: &str) {
+    let (mut target, _) = check_command(command, scenario, what);
     let predicted = target.census(Level::Full).census.heaps[0].trimmable_bytes.unwrap();
     let before = target.anonymous_bytes();
     let own = target.tell("trim");
     let fact = before.saturating_sub(target.anonymous_bytes());
     let tolerance = (fact / 100).max(256 << 10);
-    assert!(predicted.abs_diff(fact) <= tolerance, "{scenario} {environment:?}: predicted {predicted}, came back {fact}");
+    assert!(predicted.abs_diff(fact) <= tolerance, "{what}: predicted {predicted}, came back {fact}");
     let taken = target.census(Level::Full);
-    assert_equal_to_the_allocators_account(&taken.census.heaps[0], &own, &format!("{scenario} after trim"));
+    assert_equal_to_the_allocators_account(&taken.census.heaps[0], &own, &format!("{what} after trim"));
 }
 
 #[test]

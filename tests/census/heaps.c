@@ -126,17 +126,20 @@ static void answer_own(void) {
 }
 
 #ifdef __GLIBC__
+// Linked in, as redis has it, perhaps with a prefix; otherwise looked up.
+extern int mallctl(const char *, void *, size_t *, void *, size_t) __attribute__((weak));
 // mallinfo2 since glibc 2.33; before, mallinfo, whose ints suffice for these heaps.
 struct mallinfo2_like { size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost; };
 static void answer_allocator(void) {
-    int (*ctl)(const char *, void *, size_t *, void *, size_t) = (int (*)(const char *, void *, size_t *, void *, size_t))dlsym(RTLD_DEFAULT, "mallctl");
+    int (*ctl)(const char *, void *, size_t *, void *, size_t) = mallctl;
+    if (!ctl) ctl = (int (*)(const char *, void *, size_t *, void *, size_t))dlsym(RTLD_DEFAULT, "mallctl");
     int (*property)(const char *, size_t *) = (int (*)(const char *, size_t *))dlsym(RTLD_DEFAULT, "MallocExtension_GetNumericProperty");
     if (ctl) {
         uint64_t epoch = 1;
         size_t n = sizeof epoch;
         ctl("epoch", &epoch, &n, &epoch, n);
-        const char *names[] = {"stats.allocated", "stats.active", "stats.retained"};
-        for (int i = 0; i < 3; i++) {
+        const char *names[] = {"stats.allocated", "stats.active", "stats.retained", "stats.resident", "stats.metadata", "stats.mapped"};
+        for (int i = 0; i < 6; i++) {
             size_t value = 0;
             n = sizeof value;
             ctl(names[i], &value, &n, NULL, 0);

@@ -5,6 +5,8 @@ mod cost;
 mod glibc;
 mod hostile;
 mod others;
+mod postgres;
 mod proof;
 mod running;
+mod suites;
 mod target;

@@ -3,7 +3,7 @@
 //! suites, so it is no part of `make test`.
 
 mod kernels;
-mod places;
+pub mod places;
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -69,7 +69,7 @@ impl Place {
 }
 
 /// The packages of a suite, unpacked.
-fn suite(name: &str, packages: &[&str]) -> PathBuf {
+pub fn suite(name: &str, packages: &[&str]) -> PathBuf {
     let home = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = home.join("target/suite-roots").join(name);
     // Since these directories became one, packages hold only the one under usr.
@@ -85,7 +85,7 @@ fn suite(name: &str, packages: &[&str]) -> PathBuf {
 }
 
 /// What a program needs to be linked and run.
-const C_LIBRARY: [&str; 5] = ["libc6", "libc6-dev", "linux-libc-dev", "libgcc-s1", "libcrypt-dev"];
+pub const C_LIBRARY: [&str; 5] = ["libc6", "libc6-dev", "linux-libc-dev", "libgcc-s1", "libcrypt-dev"];
 
 /// All places.
 pub fn all() -> Vec<Place> {

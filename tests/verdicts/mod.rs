@@ -129,6 +129,102 @@ fn free_memory_of_many_threads_is_an_arena_blow_up_and_fewer_arenas_save_it() {
 }
 
 #[test]
+fn freed_blocks_in_thread_caches_are_cache_and_the_setting_saves_what_was_predicted() {
+    let trouble = Trouble::start(&["tcache"], &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")]);
+    let verdict = trouble.explain(&[]);
+    assert_eq!(verdict["verdict"], "cache", "{verdict}");
+    let predicted = predicted(&verdict, "tcache_count=2");
+    let few = Trouble::start(&["tcache"], &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=2")]);
+    let saved = trouble.anonymous_bytes().saturating_sub(few.anonymous_bytes());
+    assert!(predicted > 32 << 20 && saved.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, saved {saved}");
+}
+
+#[test]
+fn thresholds_that_adapted_themselves_are_named_and_fixed_ones_save_what_was_predicted() {
+    let mut trouble = Trouble::start(&["adapted"], &[]);
+    let verdict = trouble.explain(&[]);
+    assert_eq!(verdict["verdict"], "hoarding", "{verdict}");
+    let predicted = predicted(&verdict, "trim_threshold=131072");
+    let fixed =
+        Trouble::start(&["adapted"], &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072")]);
+    let saved = trouble.anonymous_bytes().saturating_sub(fixed.anonymous_bytes());
+    assert!(predicted > 32 << 20 && saved.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, saved {saved}");
+    assert_trim_comes_true(&mut trouble, &verdict);
+}
+
+/// Anonymous bytes in huge pages, as the kernel counts them.
+fn huge_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = text.lines().find(|line| line.starts_with("AnonHugePages:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn blocks_hardly_used_in_huge_pages_are_bloat_and_small_pages_save_what_was_predicted() {
+    let with = |huge: u32| format!("glibc.malloc.hugetlb={huge}:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=67108864");
+    let trouble = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", &with(1))]);
+    let got = huge_bytes(trouble.process.pid());
+    if got < 48 << 20 {
+        eprintln!("this kernel gave {got} bytes of huge pages: none free, or switched off");
+        return;
+    }
+    let verdict = trouble.explain(&[]);
+    assert_eq!(verdict["verdict"], "huge_page_bloat", "{verdict}");
+    let predicted = predicted(&verdict, "hugetlb=0");
+    let small = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", &with(0))]);
+    let saved = trouble.anonymous_bytes().saturating_sub(small.anonymous_bytes());
+    // A sample of a thousand pages, nearly all of them zero.
+    assert!(saved.abs_diff(predicted) <= saved / 20, "predicted {predicted}, saved {saved}: {verdict}");
+}
+
+#[test]
+fn what_jemalloc_keeps_dirty_is_hoarding_and_a_purge_or_the_setting_returns_it() {
+    let library = format!("{}/libjemalloc.so.2", build::LIB_DIR);
+    let mut trouble = Trouble::start(&["hoard"], &[("LD_PRELOAD", &library), ("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1")]);
+    let verdict = trouble.explain(&[]);
+    assert_eq!(verdict["verdict"], "hoarding", "{verdict}");
+    let predicted = predicted(&verdict, "arena.4096.purge");
+    let before = trouble.anonymous_bytes();
+    // The setting that the remedy names, with its shortest time, gives back at once.
+    let decaying = Trouble::start(&["hoard"], &[("LD_PRELOAD", &library), ("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")]);
+    let saved = before.saturating_sub(decaying.anonymous_bytes());
+    trouble.tell("purge");
+    let returned = before - trouble.anonymous_bytes();
+    assert!(predicted > 32 << 20, "{verdict}");
+    assert!(returned.abs_diff(predicted) <= (predicted / 100).max(256 << 10), "predicted {predicted}, purged {returned}");
+    assert!(saved.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, saved {saved}");
+}
+
+/// A JVM's own account of its heap, generated code and direct buffers.
+#[test]
+fn parts_of_a_jvm_are_sized_as_it_sizes_them_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verdicts/Sizes.java");
+    let made = run(Command::new("javac").arg("-d").arg(directory.path()).arg(source));
+    assert!(made.status.success(), "{}", made.err);
+    let mut java = Command::new("java");
+    java.args(["-XX:+UseSerialGC", "-XX:+AlwaysPreTouch", "-Xms96m", "-Xmx96m", "-Xmn32m", "-cp"]).arg(directory.path()).arg("Sizes");
+    let mut process = Process::start_piped(&mut java);
+    let own: Value = serde_json::from_str(&process.out.nth(0, LIMIT).unwrap_or_else(|| panic!("{}", process.err))).unwrap();
+    let verdict = explain(&[&process.pid().to_string()]);
+    let number = |key: &str| own[key].as_u64().unwrap();
+    let part = |kind: &str| {
+        let parts = verdict["evidence"]["not_malloc"].as_array().unwrap();
+        let found = parts.iter().find(|part| part["kind"] == kind);
+        found.unwrap_or_else(|| panic!("no {kind}: {verdict}"))["resident_bytes"].as_u64().unwrap()
+    };
+    assert_eq!((&verdict["verdict"], &verdict["evidence"]["not_malloc_largest"]), (&"not_malloc".into(), &"java_heap".into()), "{verdict}");
+    let heap = part("java_heap");
+    assert!(heap.abs_diff(number("heap")) <= number("heap") / 20, "{heap} of {own}");
+    // Generated code lies in memory that is committed in advance: at least what is used, at most what is committed.
+    let code = part("code_cache");
+    assert!(code >= number("code_used") * 9 / 10 && code <= number("code_committed") + (1 << 20), "{code}: {own}");
+    let direct = predicted(&verdict, "MaxDirectMemorySize");
+    assert!(direct >= number("direct") && direct <= number("direct") + (8 << 20), "{direct}: {own}");
+    drop(process.input());
+}
+
+#[test]
 fn live_bytes_that_grow_between_two_looks_are_a_leak_with_its_rate() {
     let mut trouble = Trouble::start(&["leak"], &[]);
     let pid = trouble.process.pid().to_string();

@@ -1,9 +1,11 @@
 /*
- * Makes one trouble with memory, says so, and then does as it is told: `trim` (malloc_trim), `more` (goes on with the trouble).
+ * Makes one trouble with memory, says so, and then does as it is told: `trim` (malloc_trim), `purge` (of all of jemalloc's arenas), `more`
+ * (goes on with the trouble).
  *
- * Usage: troubles healthy|leak|hoard|fragment|cache|arenas|huge|stacks|shared|files
+ * Usage: troubles healthy|leak|hoard|fragment|cache|tcache|adapted|arenas|huge|stacks|shared|files
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -34,6 +36,36 @@ static void keep_every(int count, size_t bytes, int step)
 	for (int i = 0; i < count; i++)
 		if (i % step)
 			free(blocks[i]);
+}
+
+/* A large block freed from its own mapping raises the thresholds to its size and twice that; what is freed at the heap's end stays then. */
+static void adapted(void)
+{
+	free(touched(20 * MIB));
+	for (int i = 0; i < 36 * 16; i++)
+		blocks[i] = touched(64 << 10);
+	for (int i = 36 * 16 - 1; i >= 0; i--)
+		free(blocks[i]);
+}
+
+/* Large blocks of which only the beginning is used. */
+static void sparse(void)
+{
+	for (int i = 0; i < 64; i++) {
+		blocks[i] = malloc(MIB);
+		if (!blocks[i])
+			abort();
+		memset(blocks[i], 1, 4096);
+	}
+}
+
+static void purge(void)
+{
+	int (*ctl)(const char *, void *, size_t *, void *, size_t) =
+		(int (*)(const char *, void *, size_t *, void *, size_t))dlsym(RTLD_DEFAULT, "mallctl");
+	/* MALLCTL_ARENAS_ALL */
+	if (!ctl || ctl("arena.4096.purge", NULL, NULL, NULL, 0))
+		abort();
 }
 
 static void *arena_user(void *unused)
@@ -107,6 +139,12 @@ int main(int argc, char **argv)
 		keep_every(300000, 200, 16);
 	else if (!strcmp(what, "cache"))
 		keep_every(MANY, 80, MANY + 1);
+	else if (!strcmp(what, "tcache"))
+		keep_every(40000, 1000, 40001);
+	else if (!strcmp(what, "adapted"))
+		adapted();
+	else if (!strcmp(what, "huge"))
+		sparse();
 	else if (!strcmp(what, "arenas"))
 		threads(16, arena_user);
 	else if (!strcmp(what, "stacks"))
@@ -120,6 +158,8 @@ int main(int argc, char **argv)
 	while (fgets(line, sizeof line, stdin)) {
 		if (!strncmp(line, "trim", 4))
 			malloc_trim(0);
+		else if (!strncmp(line, "purge", 5))
+			purge();
 		else if (!strncmp(line, "more", 4))
 			leak();
 		printf("done\n");

@@ -1,0 +1,167 @@
+//! jemalloc's records of extents (`edata_t` of 5.3, `extent_t` of 5.2) and its size classes. Pure.
+
+use super::super::memory::{is_user_address, word_at};
+
+/// Bytes of a record: two cache lines.
+pub const RECORD_BYTES: usize = 128;
+/// A slab's bitmap: at most 512 regions.
+const BITMAP_AT: usize = 64;
+/// See [`BITMAP_AT`].
+pub const BITMAP_WORDS: usize = 8;
+/// Low bits of e_addr (a large block's offset) and of e_size_esn (a serial number).
+pub const LOW_MASK: u64 = 4095;
+/// Size classes of a build; extents that are not in use have this number.
+pub const CLASSES: u64 = 232;
+/// The smallest class that is not served from slabs by default: four pages.
+const LARGE_BYTES_MIN: u64 = 16 << 10;
+
+/// State of an extent in use.
+pub const ACTIVE: u64 = 0;
+/// State of an extent whose pages were given back.
+pub const RETAINED: u64 = 3;
+
+/// Where e_bits keeps what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bits {
+    /// The releases that have them so.
+    pub releases: &'static str,
+    state: u32,
+    state_mask: u64,
+    size_class: u32,
+    free_regions: u32,
+}
+
+/// `EDATA_BITS_*` of 5.3 and `EXTENT_BITS_*` of 5.2.
+pub const BITS: [Bits; 2] = [
+    Bits { releases: "5.3", state: 17, state_mask: 7, size_class: 20, free_regions: 28 },
+    Bits { releases: "5.2", state: 16, state_mask: 3, size_class: 18, free_regions: 26 },
+];
+
+impl Bits {
+    /// The size class that a record claims.
+    #[must_use]
+    pub fn size_class_of(&self, record: &[u8]) -> u64 {
+        word_at(record, 0) >> self.size_class & 255
+    }
+}
+
+/// An extent.
+#[derive(Debug, Clone, Copy)]
+pub struct Extent {
+    /// First address.
+    pub addr: u64,
+    /// Its pages.
+    pub bytes: u64,
+    /// Where in its first page a large block begins: jemalloc spreads them over cache sets.
+    pub offset_bytes: u64,
+    /// In use, dirty, muzzy or retained.
+    pub state: u64,
+    /// Whether it is cut into regions of one size.
+    pub is_slab: bool,
+    /// Bytes of a region, or of the large block; 0 if it is not in use.
+    pub region_bytes: u64,
+    /// Regions that are free.
+    pub free_regions: u64,
+    /// Number of its arena.
+    pub arena: u32,
+    /// A slab's regions, 1 = free.
+    pub bitmap: [u64; BITMAP_WORDS],
+}
+
+impl Extent {
+    /// Address behind the last one.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.addr + self.bytes
+    }
+
+    /// Reads a record. `None` if it makes no sense: torn, or none.
+    #[must_use]
+    pub fn parse(record: &[u8; RECORD_BYTES], bits: Bits) -> Option<Self> {
+        let word = word_at(record, 0);
+        let state = word >> bits.state & bits.state_mask;
+        let mut extent = Self {
+            addr: word_at(record, 8) & !LOW_MASK,
+            bytes: word_at(record, 16) & !LOW_MASK,
+            offset_bytes: word_at(record, 8) & LOW_MASK,
+            state,
+            is_slab: word >> 12 & 1 == 1,
+            region_bytes: class_bytes(bits.size_class_of(record)).unwrap_or(0),
+            free_regions: word >> bits.free_regions & 1023,
+            arena: u32::try_from(word & 4095).unwrap_or(0),
+            bitmap: [0; BITMAP_WORDS],
+        };
+        for (index, word) in extent.bitmap.iter_mut().enumerate() {
+            *word = word_at(record, BITMAP_AT + 8 * index);
+        }
+        let end = extent.addr.checked_add(extent.bytes)?;
+        let sound = is_user_address(extent.addr) && is_user_address(end) && extent.bytes > 0 && state < 4;
+        (sound && extent.fits(bits.size_class_of(record))).then_some(extent)
+    }
+
+    /// Sizes of extents in use fit their class; those of a record that changes meanwhile may not.
+    fn fits(&self, class: u64) -> bool {
+        if self.state != ACTIVE {
+            return true;
+        }
+        if self.is_slab {
+            return self.region_bytes > 0 && self.region_bytes <= self.bytes && self.bytes / self.region_bytes <= 64 * BITMAP_WORDS as u64;
+        }
+        // Since 5.3.1 large blocks have as many pages as they need, and the class is the next one above.
+        let below = class.checked_sub(1).and_then(class_bytes).unwrap_or(0);
+        self.region_bytes > 0 && self.bytes > below
+    }
+
+    /// Cuts a large block's bytes down to what its extent has besides `pad_bytes`.
+    pub fn settle_large(&mut self, pad_bytes: u64) {
+        if self.state == ACTIVE && !self.is_slab {
+            self.region_bytes = large_bytes(self.region_bytes, self.bytes, pad_bytes);
+        }
+    }
+}
+
+/// Bytes of a large block of a class in an extent: the class, or since 5.3.1 as many pages as the extent has besides its pad.
+#[must_use]
+pub fn large_bytes(class_bytes: u64, extent_bytes: u64, pad_bytes: u64) -> u64 {
+    let inside = extent_bytes.saturating_sub(pad_bytes);
+    if class_bytes >= LARGE_BYTES_MIN { class_bytes.min(inside) } else { class_bytes.min(extent_bytes) }
+}
+
+/// Bytes of a size class: 8, then multiples of 16 up to 128, then four a doubling (`sz_index2size`).
+#[must_use]
+pub fn class_bytes(index: u64) -> Option<u64> {
+    match index {
+        0 => Some(8),
+        1..=8 => Some(16 * index),
+        9..CLASSES => {
+            let (group, step) = ((index - 9) / 4, (index - 9) % 4 + 1);
+            let base = 128u64.checked_shl(u32::try_from(group).ok()?)?;
+            base.checked_add(base / 4 * step)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_are_those_of_the_manual() {
+        // From jemalloc(3), "Size classes", 64-bit system with 16-byte quantum.
+        let manual = [8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280];
+        let own: Vec<u64> = (0..manual.len() as u64).filter_map(class_bytes).collect();
+        assert_eq!(own, manual);
+        assert_eq!(class_bytes(28), Some(4096));
+        assert_eq!(class_bytes(36), Some(16384));
+        assert_eq!(class_bytes(CLASSES), None);
+    }
+
+    #[test]
+    fn a_large_block_is_its_class_or_the_pages_it_has() {
+        assert_eq!(large_bytes(20 << 10, 24 << 10, 4 << 10), 20 << 10);
+        // 5.3.1: 36 KiB asked for, of class 40 KiB.
+        assert_eq!(large_bytes(40 << 10, 40 << 10, 4 << 10), 36 << 10);
+        assert_eq!(large_bytes(40 << 10, 36 << 10, 0), 36 << 10);
+    }
+}

@@ -1,0 +1,134 @@
+//! A server of PostgreSQL, which nobody of this project wrote: its backends against their allocator's own account.
+
+use std::io::Write;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fragprof::census::{Level, LiveMemory, Options, Pace, Places, take};
+use fragprof::target::Process;
+use fragprof::units::Pid;
+
+/// The newest installed server's programs.
+fn programs() -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is missing: install postgresql").filter_map(Result::ok);
+    versions.map(|entry| entry.path().join("bin")).max().unwrap()
+}
+
+/// The user that Debian's package makes; the server refuses to run as root.
+fn as_postgres(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--init-groups"]).arg(program);
+    command
+}
+
+/// A server on a directory of its own, without a port.
+struct Server {
+    postgres: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Server {
+    fn start() -> Self {
+        let directory = tempfile::Builder::new().prefix("pg").tempdir_in("/tmp").unwrap();
+        let id = |option: &str| -> u32 {
+            let output = Command::new("id").args([option, "postgres"]).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).trim().parse().expect("no user postgres: install postgresql")
+        };
+        chown(directory.path(), Some(id("-u")), Some(id("-g"))).unwrap();
+        let data = directory.path().join("data");
+        let mut initdb = as_postgres(&programs().join("initdb"));
+        let made = initdb.args(["--no-sync", "-A", "trust", "-E", "UTF8", "--no-locale", "-D"]).arg(&data).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let mut postgres = as_postgres(&programs().join("postgres"));
+        postgres.arg("-D").arg(&data).args(["-c", "listen_addresses=", "-c", "fsync=off", "-k"]).arg(directory.path());
+        let postgres = postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let server = Self { postgres, directory };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !server.psql(&["-c", "select 1"]).output().unwrap().status.success() {
+            assert!(Instant::now() < deadline, "{}", server.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        server
+    }
+
+    fn psql(&self, arguments: &[&str]) -> Command {
+        let mut command = as_postgres(&programs().join("psql"));
+        command.current_dir("/").args(["-X", "-q", "-t", "-A", "-h"]).arg(self.directory.path()).args(["-d", "postgres"]).args(arguments);
+        command
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // SAFETY: kill takes numbers. SIGINT ends the backends too.
+        unsafe { libc::kill(libc::pid_t::try_from(self.postgres.id()).unwrap(), libc::SIGINT) };
+        let _ = self.postgres.wait();
+    }
+}
+
+/// Numbers of a line of malloc_stats, by what it begins with, all arenas' summed.
+fn sum_of(stats: &str, key: &str) -> u64 {
+    let lines = stats.lines().filter(|line| line.trim_start().starts_with(key));
+    lines.filter_map(|line| line.split('=').nth(1)?.trim().parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn a_backend_of_postgres_is_walked_to_the_last_byte_of_its_own_account() {
+    let server = Server::start();
+    let mut session = server.psql(&[]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = session.stdin.take().unwrap();
+    let mut output = std::io::BufReader::new(session.stdout.take().unwrap());
+    // Two hundred tables in the backend's caches.
+    writeln!(
+        input,
+        "do $$ begin for n in 1..200 loop execute format('create temp table t%s (a int primary key, b text)', n); end loop; end $$;"
+    )
+    .unwrap();
+    writeln!(input, "select pg_backend_pid(), (select sum(total_bytes) from pg_backend_memory_contexts where name in ('TopMemoryContext', 'CacheMemoryContext'));").unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    let numbers: Vec<u64> = line.trim().split('|').map(|number| number.parse().unwrap()).collect();
+    let (pid, contexts) = (u32::try_from(numbers[0]).unwrap(), numbers[1]);
+    let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    // The answer is sent before the query's memory is given back.
+    await_sleep(pid);
+    let taken = take(&memory, pid, "postgres", options, &mut Places::default()).unwrap();
+    let heap = &taken.census.heaps[0];
+    assert_eq!((heap.allocator.as_str(), heap.unknown_bytes, heap.off_balance_bytes()), ("glibc", 0, Some(0)), "{:?}", taken.census.walk);
+    assert!(taken.census.walk.usable && taken.census.layout_unknown.is_empty(), "{:?}", taken.census.layout_unknown);
+    assert!(heap.live_bytes.unwrap() >= contexts, "{} live, contexts that stay have {contexts}", heap.live_bytes.unwrap());
+    assert!(taken.census.not_malloc.iter().any(|part| part.kind == "shared_memory"), "{:?}", taken.census.not_malloc);
+    // Its allocator's account, called from outside, goes to the server's log.
+    let before = server.log().len();
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-batch", "-nx", "-p", &pid.to_string(), "-ex", "call ((void (*)(void)) malloc_stats)()"]);
+    let called = gdb.output().expect("gdb is missing: install gdb");
+    let log = server.log();
+    let stats = &log[before..];
+    let total = stats.find("Total").unwrap_or_else(|| panic!("{stats} {}", String::from_utf8_lossy(&called.stderr)));
+    let (arenas, total) = stats.split_at(total);
+    assert_eq!(heap.extent_bytes - heap.mmapped_bytes, sum_of(arenas, "system bytes"), "{stats}");
+    assert_eq!(heap.extent_bytes, sum_of(total, "system bytes"), "{stats}");
+    let tcache = heap.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap();
+    assert_eq!(heap.live_bytes.unwrap() + tcache + heap.overhead_bytes, sum_of(total, "in use bytes"), "{stats}");
+    drop(input);
+    let _ = session.wait();
+}
+
+/// Waits until the process sleeps in a system call with nothing left to do.
+fn await_sleep(pid: u32) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let state = || std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+    while !state().contains("poll") {
+        assert!(Instant::now() < deadline, "the backend does not rest: {}", state());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
