@@ -111,10 +111,14 @@ fn own_status(key: &str) -> f64 {
     line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
 }
 
-/// Time and memory of the three levels on heaps of small and of large chunks.
+/// Time and memory of the three levels on heaps of small and of large chunks, glibc's and jemalloc's.
 fn walk(arguments: &Arguments) {
-    for (size, goal_s_gib) in [(240, 0.25), (70_000, 0.05)] {
-        let mut target = Target::start(&mut heaps());
+    for (library, size, goal_s_gib) in [("", 240, 0.25), ("", 70_000, 0.05), ("libjemalloc.so.2", 240, 0.25)] {
+        let mut command = heaps();
+        if !library.is_empty() {
+            command.env("LD_PRELOAD", format!("{LIBRARIES}/{library}"));
+        }
+        let mut target = Target::start(&mut command);
         target.tell(&format!("fill {size} {}", arguments.gib << 10));
         let mut places = Places::default();
         // Warm: the first one also looks for the places.
@@ -139,7 +143,8 @@ fn walk(arguments: &Arguments) {
             let estimate = sampled.census.heaps[0].live_bytes_est.unwrap() as f64;
             sample_error.push((estimate - heap.live_bytes.unwrap() as f64).abs() / heap.live_bytes.unwrap() as f64);
         }
-        println!("walk: {gib:.2} GiB in {:.2} M chunks from blocks of {size} bytes", chunks / 1e6);
+        let allocator = if library.is_empty() { "glibc" } else { "jemalloc" };
+        println!("walk: {allocator}, {gib:.2} GiB in {:.2} M chunks from blocks of {size} bytes", chunks / 1e6);
         let walk_s = median(walks);
         against("full walk", walk_s / gib, goal_s_gib, "s/GiB");
         println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
@@ -160,6 +165,9 @@ fn walk(arguments: &Arguments) {
             64.0 + 8.0 * chunks / MIB,
             "MiB",
         );
+        // What grows with the heap is the table and what was read of it; the rest is there for a heap of any size.
+        let scale = 10.0 / gib;
+        against("  that for 10 GiB, in proportion", grown.max(0.0) * scale / MIB, 64.0 + 8.0 * chunks * scale / MIB, "MiB");
         drop(taken);
     }
 }

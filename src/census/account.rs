@@ -73,6 +73,10 @@ pub struct HeapAccount {
     pub extent_bytes: u64,
     /// Of the extent, in memory.
     pub resident_bytes: u64,
+    /// What the allocator itself takes for resident, where that is told (jemalloc's `stats.resident`): it counts pages that it handed out
+    /// and nobody touched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocator_resident_bytes: Option<u64>,
     /// Of the extent, in swap.
     pub swapped_bytes: u64,
     /// Of the extent, in memory in huge pages.

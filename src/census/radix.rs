@@ -20,8 +20,6 @@ const STRETCHES_MAX: usize = 64;
 const CANDIDATES_MAX: usize = 1 << 16;
 /// Reads in one object, half a second's worth.
 const READS_MAX: u64 = 1 << 17;
-/// Root words in use: a root is nearly empty, as one word covers a GiB or two. Tables of pointers are turned down by this alone.
-const FILLED_MAX: u32 = 2048;
 
 /// Form of the page map.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +36,9 @@ pub struct Shape {
     pub page_bits: u32,
     /// Alignment of nodes and leaves.
     pub alignment: u64,
+    /// Root words in use at most: a root is nearly empty, as one word covers a GiB and more. Tables of pointers are turned down by this
+    /// alone.
+    pub filled_max: u32,
 }
 
 impl Shape {
@@ -73,9 +74,29 @@ impl Shape {
         Some(leaf.wrapping_add(8 * self.entry_words * (addr >> self.page_bits & ((1 << self.leaf_bits) - 1))))
     }
 
-    /// The first word of an address's entry; `None` if it is 0.
-    fn word_of(&self, memory: &dyn Memory, child: u64, addr: u64) -> Option<u64> {
-        memory.word(self.entry_of(memory, child, addr)?).filter(|&word| word != 0)
+    /// Whether the entry of an address is there and its owner's.
+    fn is_owned(&self, memory: &dyn Memory, child: u64, addr: u64, owns: impl Fn(Entry, u64) -> bool) -> bool {
+        let bytes = self.entry_of(memory, child, addr).and_then(|at| memory.bytes(at, self.entry_bytes()));
+        bytes.map(|bytes| Entry::of(&bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr))
+    }
+
+    fn entry_bytes(&self) -> usize {
+        usize::try_from(8 * self.entry_words).unwrap_or(8)
+    }
+}
+
+/// What a leaf says of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The word that leads to the record.
+    pub first: u64,
+    /// The last word; the same one where there is one.
+    pub last: u64,
+}
+
+impl Entry {
+    fn of(bytes: &[u8]) -> Self {
+        Self { first: word_at(bytes, 0), last: word_at(bytes, bytes.len().saturating_sub(8)) }
     }
 }
 
@@ -97,7 +118,7 @@ pub struct Roots {
 /// Records that a remembered root must lead to before it is believed.
 const VERIFIED_MIN: u32 = 2;
 
-/// Looks for the root. `owns` tells whether a leaf's word is a record that covers the page of an address.
+/// Looks for the root. `owns` tells whether a leaf's entry is of a record that covers the page of an address.
 #[must_use]
 pub fn find(
     memory: &dyn Memory,
@@ -105,7 +126,7 @@ pub fn find(
     objects: &Objects<'_>,
     shape: Shape,
     roots: &mut Roots,
-    owns: impl Fn(u64, u64) -> bool,
+    owns: impl Fn(Entry, u64) -> bool,
 ) -> Option<Found> {
     let anonymous = anonymous_ranges(maps);
     let mapped = joined(&anonymous);
@@ -120,27 +141,28 @@ pub fn find(
         let data = one.data();
         let mut votes: HashMap<u64, u32> = HashMap::new();
         let filled = filled_before(&data);
+        let filled_at =
+            |addr: u64| usize::try_from((addr - object.range.start) / 8).ok().and_then(|at| filled.get(at)).copied().unwrap_or(0);
+        // A root in whose place for a stretch of addresses this word lies, with the samples of the stretch.
+        let roots_at = |index: usize| {
+            let place = object.range.start + 8 * index as u64;
+            samples.iter().filter_map(move |(stretch, addrs)| Some((place.checked_sub(8 * stretch)?, addrs))).filter(|&(root, _)| {
+                let end = root + shape.root_words * 8;
+                let is_inside = root >= object.range.start && end <= object.range.end;
+                is_inside && filled_at(end).saturating_sub(filled_at(root)) <= shape.filled_max
+            })
+        };
         let words = data.chunks_exact(8).map(|word| word_at(word, 0));
-        let pointers = words.enumerate().filter(|&(_, word)| {
+        let pointers = words.enumerate().filter(|&(index, word)| {
             let is_inside = || range_of(&mapped, word).is_some_and(|range| word + shape.child_bytes() <= range.end);
-            is_node(word, shape) && is_inside()
+            is_node(word, shape) && is_inside() && roots_at(index).next().is_some()
         });
         let mut reads = 0u64;
         for (index, child) in pointers.take(CANDIDATES_MAX) {
-            let place = object.range.start + 8 * index as u64;
-            for (stretch, addrs) in samples {
-                let Some(root) = place.checked_sub(8 * stretch) else { continue };
-                if root < object.range.start || root + shape.root_words * 8 > object.range.end {
-                    continue;
-                }
-                let at =
-                    |addr: u64| usize::try_from((addr - object.range.start) / 8).ok().and_then(|at| filled.get(at)).copied().unwrap_or(0);
-                if at(root + shape.root_words * 8).saturating_sub(at(root)) > FILLED_MAX {
-                    continue;
-                }
+            for (root, addrs) in roots_at(index) {
                 for &addr in addrs {
                     reads += 1;
-                    if shape.word_of(memory, child, addr).is_some_and(|word| owns(word, addr)) {
+                    if shape.is_owned(memory, child, addr, &owns) {
                         *votes.entry(root).or_default() += 1;
                     }
                 }
@@ -158,12 +180,12 @@ pub fn find(
 }
 
 /// Whether a remembered root is one in this process: enough of the samples lie in extents that it leads to.
-fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: Shape, owns: impl Fn(u64, u64) -> bool) -> bool {
+fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: Shape, owns: impl Fn(Entry, u64) -> bool) -> bool {
     let mut found = 0;
     for (stretch, addrs) in samples.iter().filter(|&&(stretch, _)| stretch < shape.root_words) {
         let Some(child) = memory.word(root.wrapping_add(8 * stretch)).filter(|&child| is_node(child, shape)) else { continue };
         for &addr in addrs {
-            found += u32::from(shape.word_of(memory, child, addr).is_some_and(|word| owns(word, addr)));
+            found += u32::from(shape.is_owned(memory, child, addr, &owns));
             if found >= VERIFIED_MIN {
                 return true;
             }
@@ -214,9 +236,8 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
     list
 }
 
-/// Visits the entries of all leaves that are not 0, by rising address: the address of the page that each stands for, and its first and last
-/// word, which are the same where it has one.
-pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut entry: impl FnMut(u64, u64, u64)) {
+/// Visits the entries of all leaves that are not 0, by rising address, with the address of the page that each stands for.
+pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut(u64, Entry)) {
     /// Nodes and leaves visited: 4 TiB of jemalloc's pages.
     const NODES_MAX: usize = 4096;
     let children = |at: u64, words: u64| -> Vec<(u64, u64)> {
@@ -235,14 +256,13 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut entry: impl FnMut
         }
         leaves.truncate(NODES_MAX);
     }
-    let entry_bytes = usize::try_from(8 * shape.entry_words).unwrap_or(8);
     for (first, leaf) in leaves {
         // A leaf is up to 2 MiB, mostly never touched.
         let words = read_present(memory, leaf..leaf.saturating_add(shape.leaf_bytes()));
-        for (slot, bytes) in words.chunks_exact(entry_bytes).enumerate() {
-            let value = word_at(bytes, 0);
-            if value != 0 {
-                entry(first + ((slot as u64) << shape.page_bits), value, word_at(bytes, entry_bytes - 8));
+        for (slot, bytes) in words.chunks_exact(shape.entry_bytes()).enumerate() {
+            let entry = Entry::of(bytes);
+            if entry.first != 0 {
+                visit(first + ((slot as u64) << shape.page_bits), entry);
             }
         }
     }

@@ -16,7 +16,8 @@ use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
 use crate::target::Maps;
 
-const SHAPE: Shape = Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 13, alignment: 8 };
+const SHAPE: Shape =
+    Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 13, alignment: 8, filled_max: 2048 };
 const PAGE_BYTES: u64 = 1 << SHAPE.page_bits;
 const SPAN_BYTES: usize = 48;
 /// Spans longer than this are none: 128 GiB.
@@ -35,7 +36,8 @@ const ON_NORMAL_FREELIST: u32 = 1;
 /// # Errors
 /// If the process went away or the right to read is missing.
 pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut Roots) -> Result<Option<HeapWalk>, MemoryError> {
-    let owns = |word: u64, addr: u64| {
+    let owns = |entry: radix::Entry, addr: u64| {
+        let word = entry.first;
         let page = addr >> SHAPE.page_bits;
         word.is_multiple_of(8)
             && is_user_address(word)
@@ -47,7 +49,8 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
     let Some(found) = radix::find(memory, maps, objects, SHAPE, roots, owns) else { return Ok(None) };
     let Some(classes) = class_table(&found.object.read(memory)) else { return Ok(None) };
     let mut spans: Vec<(u64, u64)> = Vec::new();
-    radix::visit(memory, found.root, SHAPE, |addr, span, _| {
+    radix::visit(memory, found.root, SHAPE, |addr, entry| {
+        let span = entry.first;
         if span % 8 == 0 && is_user_address(span) && spans.len() < SPANS_MAX {
             spans.push((span, addr));
         }

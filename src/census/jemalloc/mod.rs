@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use self::metadata::Block;
 use self::quick::Quick;
-use self::record::{ACTIVE, BITS, Bits, CLASSES, Extent, LOW_MASK, RECORD_BYTES, RETAINED};
+use self::record::{ACTIVE, BITS, Bits, CLASSES, DIRTY, Extent, LOW_MASK, RECORD_BYTES, RETAINED};
 use super::account::{ArenaAccount, HeapAccount, Level, Sums};
 use super::chunks::{ChunkState, ChunkTable};
 use super::glibc::HeapWalk;
@@ -21,7 +21,7 @@ use super::memory::{Memory, MemoryError, is_user_address, word_at};
 use super::objects::{Objects, joined, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
-use super::radix::{self, Found, Roots, Shape};
+use super::radix::{self, Entry, Found, Roots, Shape};
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::Maps;
@@ -29,8 +29,8 @@ use crate::target::Maps;
 /// The page map's forms: addresses of 48 bits (`RTREE_HEIGHT` 2), and of 57 (3), which a build has that was made on a machine with five
 /// levels of page tables.
 const SHAPES: [Shape; 2] = [
-    Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64 },
-    Shape { root_words: 1 << 15, node_bits: 15, leaf_bits: 15, entry_words: 2, page_bits: 12, alignment: 64 },
+    Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64, filled_max: 2048 },
+    Shape { root_words: 1 << 15, node_bits: 15, leaf_bits: 15, entry_words: 2, page_bits: 12, alignment: 64, filled_max: 16 },
 ];
 /// Bits of a leaf's word that hold the record's address: records lie on cache lines.
 const POINTER_MASK: u64 = ((1 << 48) - 1) & !63;
@@ -43,12 +43,24 @@ const NO_ARENA: u32 = 4095;
 #[derive(Debug, Default)]
 pub struct Places([Roots; SHAPES.len()]);
 
-/// A word of a leaf in the form of one word a page, whatever the build's.
-fn one_word(first: u64, last: u64, shape: Shape) -> u64 {
+/// A leaf's entry in the form of one word a page, whatever the build's.
+fn one_word(entry: Entry, shape: Shape) -> u64 {
     if shape.entry_words == 1 {
-        return first;
+        return entry.first;
     }
-    (last >> 6 & 255) << 48 | first & POINTER_MASK | last & 63
+    (entry.last >> 6 & 255) << 48 | entry.first & POINTER_MASK | entry.last & 63
+}
+
+/// Whether an entry's record covers the address and claims the size class that the entry repeats, in one of the releases' forms.
+fn owns(memory: &dyn Memory, word: u64, addr: u64) -> bool {
+    let record = word & POINTER_MASK;
+    let Some(bytes) = Some(record).filter(|&record| is_user_address(record)).and_then(|record| memory.bytes(record, 24)) else {
+        return false;
+    };
+    let (start, size) = (word_at(&bytes, 8) & !LOW_MASK, word_at(&bytes, 16) & !LOW_MASK);
+    let covers = size > 0 && size < 1 << 40 && start <= addr && addr - start < size;
+    // An extent that is not in use may still have its former class in the page map.
+    covers && BITS.iter().any(|bits| bits.size_class_of(&bytes) == CLASSES || bits.size_class_of(&bytes) == word >> 48)
 }
 
 /// Takes jemalloc's census. `None` if no page map is in use.
@@ -62,31 +74,28 @@ pub fn take(
     places: &mut Places,
     level: Level,
 ) -> Result<Option<HeapWalk>, MemoryError> {
-    let owns = |word: u64, addr: u64| {
-        let record = word & POINTER_MASK;
-        is_user_address(record)
-            && memory.bytes(record, 24).is_some_and(|bytes| {
-                let (start, size) = (word_at(&bytes, 8) & !LOW_MASK, word_at(&bytes, 16) & !LOW_MASK);
-                size > 0 && size < 1 << 40 && start <= addr && addr - start < size
-            })
-    };
-    let places = SHAPES.iter().zip(&mut places.0);
-    let found = places.filter_map(|(&shape, roots)| Some((shape, radix::find(memory, maps, objects, shape, roots, owns)?))).next();
+    let mut places = SHAPES.iter().zip(&mut places.0);
+    let found = places.find_map(|(&shape, roots)| {
+        let owns = |entry, addr| owns(memory, one_word(entry, shape), addr);
+        Some((shape, radix::find(memory, maps, objects, shape, roots, owns)?))
+    });
     let Some((shape, found)) = found else { return Ok(None) };
     let mapped = unbacked_ranges(maps);
     let data = objects.iter().find(|one| one.object() == &found.object).map(|one| one.data()).unwrap_or_default();
-    Ok(Some(match level {
+    let walk = match level {
         Level::Full => full(memory, &found, shape, &mapped, &data),
         Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level),
-    }))
+    };
+    // What leads to no extent is no page map.
+    Ok(Some(walk).filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
 }
 
 /// Every record, every region.
 fn full(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>], data: &[u8]) -> HeapWalk {
     // Every word that names a record, with the size class that it claims.
     let mut words: Vec<(u64, u64)> = Vec::new();
-    radix::visit(memory, found.root, shape, |_, first, last| {
-        let word = one_word(first, last, shape);
+    radix::visit(memory, found.root, shape, |_, entry| {
+        let word = one_word(entry, shape);
         let record = word & POINTER_MASK;
         let is_new = words.last().is_none_or(|&(last, _)| last != record);
         if is_new && is_user_address(record) && words.len() < RECORDS_MAX {
@@ -111,8 +120,8 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
     let is_sampled = level == Level::Sampled;
     // Records that tell which release's bits they have.
     let mut telling: Vec<(u64, u64)> = Vec::new();
-    radix::visit(memory, found.root, shape, |page, first, last| {
-        let word = one_word(first, last, shape);
+    radix::visit(memory, found.root, shape, |page, entry| {
+        let word = one_word(entry, shape);
         let record = word & POINTER_MASK;
         if !is_user_address(record) || range_of(mapped, page).is_none() {
             return;
@@ -127,8 +136,7 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
     let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout(bits, found), ..HeapAccount::default() };
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
-        let estimate =
-            seen.estimate(memory, |record| Some(Extent::parse(record, bits)?).filter(|one| one.is_slab).map(|one| one.free_regions));
+        let estimate = seen.estimate(memory, |record| Extent::parse(record, bits).map(live_of));
         account.live_bytes_est = Some(estimate.live_bytes as u64);
         account.live_bytes_stderr = Some(estimate.stderr_bytes as u64);
         quality.broken_headers = estimate.torn;
@@ -148,8 +156,23 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
         account.huge_bytes += residency.huge_bytes;
     }
     quality.judge(account.extent_bytes, true);
-    let extents = extents.into_iter().map(|range| (NO_ARENA, range)).collect();
+    let own: Vec<Range<u64>> = blocks.iter().map(Block::range).collect();
+    let arena = |range: &Range<u64>| if range_of(&own, range.start).is_some() { NO_ARENA } else { 0 };
+    let extents = extents.into_iter().map(|range| (arena(&range), range)).collect();
     HeapWalk { account, quality, chunks: ChunkTable::default(), extents }
+}
+
+/// Live bytes of an extent; whether a large block has a page more than it needs is told by where it begins.
+fn live_of(mut extent: Extent) -> u64 {
+    if extent.state != ACTIVE {
+        return 0;
+    }
+    if extent.is_slab {
+        let regions = extent.bytes / extent.region_bytes;
+        return regions.saturating_sub(extent.free_regions) * extent.region_bytes;
+    }
+    extent.settle_large(if extent.offset_bytes > 0 { PAGE_BYTES } else { 0 });
+    extent.region_bytes
 }
 
 /// Records of extents in use from which the release's form is told.
@@ -227,7 +250,7 @@ fn account(memory: &dyn Memory, layout: &str, extents: Vec<Extent>, blocks: &[Bl
     let mut pages = PageCache::new(memory);
     let mut arenas: std::collections::BTreeMap<u32, ArenaAccount> = std::collections::BTreeMap::new();
     let mut live = (0u64, 0u64);
-    let (mut free, mut purgeable, mut free_extents) = (0u64, 0u64, 0u64);
+    let (mut free, mut purgeable, mut free_extents, mut taken_for_resident) = (0u64, 0u64, 0u64, 0u64);
     for extent in &extents {
         let residency = pages.residency(extent.addr..extent.end());
         account.extent_bytes = account.extent_bytes.saturating_add(extent.bytes);
@@ -255,6 +278,9 @@ fn account(memory: &dyn Memory, layout: &str, extents: Vec<Extent>, blocks: &[Bl
         if extent.state != ACTIVE && extent.state != RETAINED {
             purgeable += residency.resident_bytes;
         }
+        if extent.state <= DIRTY {
+            taken_for_resident = taken_for_resident.saturating_add(extent.bytes);
+        }
         arena.live_bytes += live_bytes;
         arena.live_allocations += live_count;
         arena.free_bytes += free_bytes;
@@ -265,7 +291,9 @@ fn account(memory: &dyn Memory, layout: &str, extents: Vec<Extent>, blocks: &[Bl
         account.resident_bytes += residency.resident_bytes;
         account.swapped_bytes += residency.swapped_bytes;
         account.huge_bytes += residency.huge_bytes;
+        taken_for_resident = taken_for_resident.saturating_add(block.used_bytes.next_multiple_of(PAGE_BYTES));
     }
+    account.allocator_resident_bytes = Some(taken_for_resident);
     account.live_bytes = Some(live.0);
     account.live_allocations = Some(live.1);
     account.free_bytes = Some(free);

@@ -1,29 +1,41 @@
-//! The levels below full: extents from the page map's words alone, without a record read; at level sampled a fixed number of slabs' records
-//! on top, drawn from each size class, tell how full the slabs are.
+//! The levels below full: extents from the page map's words alone, without a record read; at level sampled a fixed number of records on
+//! top, drawn from each size class, tell how full its extents are.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::super::memory::{Memory, word_at};
-use super::record::{LOW_MASK, RECORD_BYTES, class_bytes, large_bytes};
+use super::super::memory::Memory;
+use super::record::{ACTIVE, CLASSES, RECORD_BYTES};
 
-/// Slabs looked at: some 6 ms.
-const SLABS_READ: u64 = 2048;
-/// Slabs of each class that are looked at at least.
-const SLABS_OF_CLASS_MIN: u64 = 16;
-/// Large blocks of which it is asked where they begin, which tells whether each has a page more than it needs.
-const LARGE_READ: usize = 64;
-/// Slabs and large blocks kept, 16 bytes each; beyond that the estimate covers the first ones only, and says so.
-const EXTENTS_MAX: usize = 1 << 22;
+/// Records looked at, of all classes: some 6 ms.
+const RECORDS_READ: u64 = 2048;
+/// Records of each class that are looked at at least.
+const OF_CLASS_MIN: u64 = 16;
+/// Extents in use that are kept, 8 bytes each; beyond that the estimate covers the first ones only, and its error says so.
+const EXTENTS_MAX: usize = 1 << 23;
 
 /// An extent as the page map has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
     record: u64,
-    class: u64,
-    is_slab: bool,
+    word: u64,
     start: u64,
     end: u64,
+}
+
+impl Seen {
+    /// Its size class, if it seems to be in use. 5.3 says so by the state; where 5.2 has an old class the record tells.
+    fn class(&self) -> Option<u64> {
+        Some(self.word >> 48).filter(|&class| class < CLASSES && self.word >> 2 & 7 == ACTIVE)
+    }
+}
+
+/// Extents in use of one size class and kind.
+#[derive(Debug, Default)]
+struct Stratum {
+    records: Vec<u64>,
+    bytes: u64,
 }
 
 /// What the page map alone tells.
@@ -33,14 +45,10 @@ pub struct Quick {
     pub extents: Vec<Range<u64>>,
     /// Extents seen.
     pub count: u64,
-    /// Records of extents by rising address of the extent, one of each run of neighbours within 2 MiB.
+    /// Records, one of each run of neighbours within 2 MiB.
     pub records: Vec<u64>,
-    /// Slabs by class: record.
-    slabs: Vec<Vec<u64>>,
-    slab_bytes: Vec<u64>,
-    /// Large blocks: class and bytes of the extent.
-    large: Vec<(u64, u64)>,
-    large_records: Vec<u64>,
+    /// By size class, and whether slabs or large blocks.
+    strata: BTreeMap<(u64, bool), Stratum>,
     kept: usize,
     left_out_bytes: u64,
     last: Option<Seen>,
@@ -68,7 +76,7 @@ impl Quick {
             Some(last) if last.record == record => last.end = end,
             _ => {
                 self.close(keeps_extents);
-                self.last = Some(Seen { record, class: word >> 48, is_slab: word & 1 == 1, start: page, end });
+                self.last = Some(Seen { record, word, start: page, end });
             }
         }
     }
@@ -84,63 +92,44 @@ impl Quick {
         if self.records.last().is_none_or(|last| last >> 21 != seen.record >> 21) {
             self.records.push(seen.record);
         }
-        let Some(_) = class_bytes(seen.class).filter(|_| keeps_extents) else { return };
+        let Some(class) = seen.class().filter(|_| keeps_extents) else { return };
+        let bytes = seen.end - seen.start;
         if self.kept >= EXTENTS_MAX {
-            self.left_out_bytes += seen.end - seen.start;
+            self.left_out_bytes = self.left_out_bytes.saturating_add(bytes);
             return;
         }
         self.kept += 1;
-        let class = usize::try_from(seen.class).unwrap_or(0);
-        if !seen.is_slab {
-            self.large.push((seen.class, seen.end - seen.start));
-            if self.large_records.len() < LARGE_READ {
-                self.large_records.push(seen.record);
-            }
-            return;
-        }
-        if self.slabs.len() <= class {
-            self.slabs.resize(class + 1, Vec::new());
-            self.slab_bytes.resize(class + 1, 0);
-        }
-        if let (Some(slabs), Some(bytes)) = (self.slabs.get_mut(class), self.slab_bytes.get_mut(class)) {
-            slabs.push(seen.record);
-            *bytes += seen.end - seen.start;
-        }
+        let stratum = self.strata.entry((class, seen.word & 1 == 1)).or_default();
+        stratum.records.push(seen.record);
+        stratum.bytes = stratum.bytes.saturating_add(bytes);
     }
 
-    /// Live bytes: large blocks exactly, small ones from slabs drawn from each class. `free_of` tells a record's free regions.
-    pub fn estimate(&mut self, memory: &dyn Memory, free_of: impl Fn(&[u8; RECORD_BYTES]) -> Option<u64>) -> Estimate {
+    /// Live bytes, from records drawn from each class and kind. `live_of` tells a record's live bytes; `None` if it makes no sense.
+    pub fn estimate(&mut self, memory: &dyn Memory, live_of: impl Fn(&[u8; RECORD_BYTES]) -> Option<u64>) -> Estimate {
         let mut estimate = Estimate::default();
-        let offsets = self.large_records.iter().filter_map(|&record| Some(word_at(&memory.bytes(record, 16)?, 8) & LOW_MASK));
-        let pad_bytes = if offsets.into_iter().any(|offset| offset != 0) { LOW_MASK + 1 } else { 0 };
-        for &(class, bytes) in &self.large {
-            estimate.live_bytes += large_bytes(class_bytes(class).unwrap_or(0), bytes, pad_bytes) as f64;
-        }
-        let all: u64 = self.slab_bytes.iter().sum();
+        let all = self.strata.values().map(|stratum| stratum.bytes).fold(0, u64::saturating_add).max(1);
         let mut random = Random::seeded();
         let mut variance = 0.0;
-        for (class, (slabs, &bytes)) in self.slabs.iter_mut().zip(&self.slab_bytes).enumerate() {
-            let count = slabs.len() as u64;
-            let Some(region_bytes) = class_bytes(class as u64).filter(|_| count > 0) else { continue };
-            let regions = (bytes / count / region_bytes) as f64;
-            let share = u64::try_from(u128::from(SLABS_READ) * u128::from(bytes) / u128::from(all.max(1))).unwrap_or(SLABS_READ);
-            let wanted = usize::try_from(share.max(SLABS_OF_CLASS_MIN).min(count)).unwrap_or(0);
-            random.draw(slabs, wanted);
-            let mut used: Vec<f64> = Vec::with_capacity(wanted);
-            for &record in slabs.iter().take(wanted) {
+        for stratum in self.strata.values_mut() {
+            let count = stratum.records.len() as u64;
+            let share = u128::from(RECORDS_READ) * u128::from(stratum.bytes) / u128::from(all);
+            let wanted = usize::try_from(u64::try_from(share).unwrap_or(RECORDS_READ).max(OF_CLASS_MIN).min(count)).unwrap_or(0);
+            random.draw(&mut stratum.records, wanted);
+            let mut live: Vec<f64> = Vec::with_capacity(wanted);
+            for &record in stratum.records.iter().take(wanted) {
                 estimate.read += 1;
                 let bytes = memory.bytes(record, RECORD_BYTES).and_then(|bytes| <[u8; RECORD_BYTES]>::try_from(bytes).ok());
-                match bytes.and_then(|bytes| free_of(&bytes)) {
-                    Some(free) => used.push((regions - free as f64).max(0.0)),
+                match bytes.and_then(|bytes| live_of(&bytes)) {
+                    Some(bytes) => live.push(bytes as f64),
                     None => estimate.torn += 1,
                 }
             }
-            let (mean, squares) = mean_and_variance(&used);
-            let scale = count as f64 * region_bytes as f64;
-            estimate.live_bytes += mean * scale;
+            let (mean, squares) = mean_and_variance(&live);
+            let count = count as f64;
+            estimate.live_bytes += mean * count;
             // Without replacement: a class that was read in full has no error.
-            let unread = 1.0 - used.len() as f64 / count as f64;
-            variance += scale * scale * squares / (used.len() as f64).max(1.0) * unread.max(0.0);
+            let unread = 1.0 - live.len() as f64 / count.max(1.0);
+            variance += count * count * squares / (live.len() as f64).max(1.0) * unread.max(0.0);
         }
         // What was left out may be wholly live or wholly free.
         estimate.stderr_bytes = variance.sqrt() + self.left_out_bytes as f64;
@@ -203,8 +192,8 @@ mod tests {
         }
         quick.close(true);
         assert_eq!(quick.extents, [16 << 12..23 << 12, 30 << 12..31 << 12]);
-        assert_eq!((quick.count, quick.large.as_slice()), (3, &[(36, 5 << 12)][..]));
-        assert_eq!(quick.slabs.get(3).map(Vec::as_slice), Some(&[1 << 21][..]));
+        let strata: Vec<_> = quick.strata.iter().map(|(&key, stratum)| (key, stratum.records.len(), stratum.bytes)).collect();
+        assert_eq!((quick.count, strata.as_slice()), (3, &[((3, true), 1, 2 << 12), ((36, false), 1, 5 << 12)][..]));
     }
 
     #[test]
