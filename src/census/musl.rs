@@ -110,7 +110,8 @@ pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, lev
     let mut quality = WalkQuality { windows: groups.len() as u64, broken_headers: torn, ..WalkQuality::default() };
     quality.judge(account.extent_bytes, used == account.extent_bytes && torn.saturating_mul(100) <= groups.len() as u64);
     let extents = extents.into_iter().map(|extent| (0, extent)).collect();
-    Ok(Some(HeapWalk { account, quality, chunks: table, extents }))
+    // Words that look like the secret but lead to no group are somebody else's: in glibc's loader, for example.
+    Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks: table, extents }))
 }
 
 /// Where the pointer to the first meta area was found before, as a distance from its object's base, by build id.

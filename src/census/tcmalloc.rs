@@ -122,7 +122,8 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
     account.trimmable_bytes = Some(trimmable);
     let mut quality = WalkQuality { windows: addrs.len() as u64, broken_headers: torn, ..WalkQuality::default() };
     quality.judge(account.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
-    Ok(Some(HeapWalk { account, quality, chunks: ChunkTable::default(), extents }))
+    // What leads to no span is no page map.
+    Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks: ChunkTable::default(), extents }))
 }
 
 /// The objects' sizes by class: a rising table of 32-bit words that begins 0, 8, 16, 32, 48, 64.

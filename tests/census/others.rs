@@ -137,6 +137,8 @@ fn jemallocs_levels_below_full_agree_with_the_full_one() {
             assert_eq!(quick.extent_bytes, full.extent_bytes, "{scenario}");
             assert_eq!(quick.layout, full.layout);
             near(quick.resident_bytes, full.resident_bytes, full.resident_bytes / 1000, scenario);
+            let arenas = |heap: &HeapAccount| heap.arenas.iter().map(|arena| (arena.address, arena.extent_bytes)).collect::<Vec<_>>();
+            assert_eq!(arenas(quick), arenas(full), "{scenario}");
         }
         let error = sampled.live_bytes_est.unwrap().abs_diff(full.live_bytes.unwrap());
         let allowed = 5 * sampled.live_bytes_stderr.unwrap() + 4096;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use super::glibc::{check_command, check_trim_of};
 use super::others::assert_equal_to_jemallocs_account;
@@ -21,7 +22,12 @@ fn root(name: &str) -> PathBuf {
 }
 
 /// The program, linked against the oldest library, so that the same file runs under all.
-fn program() -> PathBuf {
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(built)
+}
+
+fn built() -> PathBuf {
     let root = root("bullseye");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heaps-oldest-{}", std::process::id()));
@@ -54,7 +60,7 @@ fn every_hole_pattern_of_every_glibc_is_counted_to_the_byte_and_its_trim_predict
         let root = root(name);
         for tunables in [None, Some("glibc.malloc.hugetlb=1")] {
             for scenario in SCENARIOS {
-                let mut command = under(&root, &program, None);
+                let mut command = under(&root, program, None);
                 command.envs(tunables.map(|value| ("GLIBC_TUNABLES", value)));
                 let what = format!("{name} {scenario} {tunables:?}");
                 check_trim_of(&mut command, scenario, &what);
@@ -77,7 +83,7 @@ fn every_tunable_of_every_glibc_leaves_the_count_exact() {
             "glibc.malloc.arena_max=2:glibc.malloc.tcache_max=600",
             "glibc.malloc.tcache_max=4194304",
         ] {
-            let mut command = under(&root, &program, None);
+            let mut command = under(&root, program, None);
             let what = format!("{name} mix {tunables}");
             drop(check_command(command.env("GLIBC_TUNABLES", tunables), "mix", &what));
             println!("{what}: to the byte");
@@ -92,7 +98,7 @@ fn jemalloc_of_every_suite_is_counted_as_it_counts_itself() {
     for name in SUITES {
         let root = root(name);
         for scenario in ["mix", "holes16", "tail", "large"] {
-            let mut target = Target::start(&mut under(&root, &program, Some("libjemalloc.so.2")));
+            let mut target = Target::start(&mut under(&root, program, Some("libjemalloc.so.2")));
             assert_equal_to_jemallocs_account(&mut target, scenario, name);
             let layout = target.census(fragprof::census::Level::Top).census.heaps[0].layout.clone();
             println!("{name} {scenario}: {layout}: to the byte");

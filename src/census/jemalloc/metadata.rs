@@ -4,7 +4,7 @@
 //! record) always add up to the block's end. Blocks are aligned to 2 MiB. A chain's head lies in the first block of its arena
 //! (`base_t.blocks`), so a block that was found leads to all others of its arena.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::super::memory::{Memory, is_user_address, word_at};
@@ -60,17 +60,17 @@ impl Block {
 #[must_use]
 pub fn find(memory: &dyn Memory, mapped: &[Range<u64>], data: &[u8], records: impl Iterator<Item = u64>) -> Vec<Block> {
     let mut last = 0;
-    let mut candidates: Vec<u64> = Vec::new();
+    // A program's own tables may have hundreds of thousands of pointers into a few hundred of these.
+    let mut starts: BTreeSet<u64> = BTreeSet::new();
     let words = data.chunks_exact(8).map(|word| word_at(word, 0));
     for pointer in words.chain(records).filter(|&word| is_user_address(word)) {
         let start = pointer & !(BLOCK_ALIGNMENT - 1);
-        if start != last && candidates.len() < CANDIDATES_MAX && range_of(mapped, start).is_some() {
-            candidates.push(start);
+        if start != last && starts.len() < CANDIDATES_MAX && range_of(mapped, start).is_some() {
+            starts.insert(start);
         }
         last = start;
     }
-    candidates.sort_unstable();
-    candidates.dedup();
+    let mut candidates: Vec<u64> = starts.into_iter().collect();
     let mut blocks: BTreeMap<u64, Option<Block>> = BTreeMap::new();
     while let Some(addr) = candidates.pop() {
         if blocks.len() >= BLOCKS_MAX || blocks.contains_key(&addr) {

@@ -9,10 +9,11 @@ pub mod metadata;
 pub mod quick;
 pub mod record;
 
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use self::metadata::Block;
-use self::quick::Quick;
+use self::quick::{Place, Quick};
 use self::record::{ACTIVE, BITS, Bits, CLASSES, DIRTY, Extent, LOW_MASK, RECORD_BYTES, RETAINED};
 use super::account::{ArenaAccount, HeapAccount, Level, Sums};
 use super::chunks::{ChunkState, ChunkTable};
@@ -132,6 +133,7 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
         seen.entry(page, PAGE_BYTES, record, word, is_sampled);
     });
     seen.close(is_sampled);
+    telling.sort_unstable();
     let (bits, _, _) = read_extents(memory, &telling);
     let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout(bits, found), ..HeapAccount::default() };
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
@@ -142,23 +144,33 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
         quality.broken_headers = estimate.torn;
         quality.windows = estimate.read;
     }
-    let blocks = own_blocks(memory, mapped, data, seen.records.iter().copied(), &seen.extents);
+    let plain: Vec<Range<u64>> = seen.extents.iter().map(|(_, range)| range.clone()).collect();
+    let blocks = own_blocks(memory, mapped, data, seen.records.values().copied(), &joined(&plain));
     account.overhead_bytes = blocks.iter().map(|block| block.bytes).sum();
-    let mut extents: Vec<Range<u64>> = seen.extents;
-    extents.extend(blocks.iter().map(Block::range));
-    extents.sort_unstable_by_key(|range| range.start);
+    let arena_of = |record: u64| u32::try_from(memory.word(record).unwrap_or(0) & u64::from(NO_ARENA)).unwrap_or(NO_ARENA);
+    let arenas: HashMap<Place, u32> = seen.records.iter().map(|(&place, &record)| (place, arena_of(record))).collect();
+    let mut extents: Vec<(u32, Range<u64>)> =
+        seen.extents.into_iter().map(|(place, range)| (arenas.get(&place).copied().unwrap_or(0), range)).collect();
+    extents.extend(blocks.iter().map(|block| (NO_ARENA, block.range())));
+    extents.sort_unstable_by_key(|(_, range)| range.start);
     let mut pages = PageCache::new(memory);
-    for range in joined(&extents) {
-        account.extent_bytes = account.extent_bytes.saturating_add(range.end - range.start);
-        let residency = pages.residency(range);
+    let mut by_arena: BTreeMap<u32, ArenaAccount> = BTreeMap::new();
+    for (arena, range) in &extents {
+        let bytes = range.end - range.start;
+        let residency = pages.residency(range.clone());
+        account.extent_bytes = account.extent_bytes.saturating_add(bytes);
         account.resident_bytes += residency.resident_bytes;
         account.swapped_bytes += residency.swapped_bytes;
         account.huge_bytes += residency.huge_bytes;
+        if *arena != NO_ARENA {
+            let own = by_arena.entry(*arena).or_insert_with(|| ArenaAccount { address: u64::from(*arena), ..ArenaAccount::default() });
+            own.pieces += 1;
+            own.extent_bytes = own.extent_bytes.saturating_add(bytes);
+            own.resident_bytes = own.resident_bytes.saturating_add(residency.resident_bytes);
+        }
     }
+    account.arenas = by_arena.into_values().collect();
     quality.judge(account.extent_bytes, true);
-    let own: Vec<Range<u64>> = blocks.iter().map(Block::range).collect();
-    let arena = |range: &Range<u64>| if range_of(&own, range.start).is_some() { NO_ARENA } else { 0 };
-    let extents = extents.into_iter().map(|range| (arena(&range), range)).collect();
     HeapWalk { account, quality, chunks: ChunkTable::default(), extents }
 }
 
@@ -248,7 +260,7 @@ fn read_extents(memory: &dyn Memory, words: &[(u64, u64)]) -> (Bits, Vec<Extent>
 fn account(memory: &dyn Memory, layout: &str, extents: Vec<Extent>, blocks: &[Block], torn: u64) -> HeapWalk {
     let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout.into(), ..HeapAccount::default() };
     let mut pages = PageCache::new(memory);
-    let mut arenas: std::collections::BTreeMap<u32, ArenaAccount> = std::collections::BTreeMap::new();
+    let mut arenas: BTreeMap<u32, ArenaAccount> = BTreeMap::new();
     let mut live = (0u64, 0u64);
     let (mut free, mut purgeable, mut free_extents, mut taken_for_resident) = (0u64, 0u64, 0u64, 0u64);
     for extent in &extents {

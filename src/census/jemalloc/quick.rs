@@ -15,6 +15,9 @@ const OF_CLASS_MIN: u64 = 16;
 /// Extents in use that are kept, 8 bytes each; beyond that the estimate covers the first ones only, and its error says so.
 const EXTENTS_MAX: usize = 1 << 23;
 
+/// The 2 MiB in which a record lies. jemalloc takes records from blocks that belong to one arena, so all of a place are of one.
+pub type Place = u64;
+
 /// An extent as the page map has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
@@ -41,12 +44,12 @@ struct Stratum {
 /// What the page map alone tells.
 #[derive(Debug, Default)]
 pub struct Quick {
-    /// The extents, joined where they touch.
-    pub extents: Vec<Range<u64>>,
+    /// The extents by rising address, each with its record's place, joined where they touch and their places agree.
+    pub extents: Vec<(Place, Range<u64>)>,
     /// Extents seen.
     pub count: u64,
-    /// Records, one of each run of neighbours within 2 MiB.
-    pub records: Vec<u64>,
+    /// A record of each place.
+    pub records: BTreeMap<Place, u64>,
     /// By size class, and whether slabs or large blocks.
     strata: BTreeMap<(u64, bool), Stratum>,
     kept: usize,
@@ -85,12 +88,13 @@ impl Quick {
     pub fn close(&mut self, keeps_extents: bool) {
         let Some(seen) = self.last.take() else { return };
         self.count += 1;
+        let place = seen.record >> 21;
         match self.extents.last_mut() {
-            Some(last) if last.end == seen.start => last.end = seen.end,
-            _ => self.extents.push(seen.start..seen.end),
-        }
-        if self.records.last().is_none_or(|last| last >> 21 != seen.record >> 21) {
-            self.records.push(seen.record);
+            Some((last, range)) if *last == place && range.end == seen.start => range.end = seen.end,
+            _ => {
+                self.extents.push((place, seen.start..seen.end));
+                self.records.entry(place).or_insert(seen.record);
+            }
         }
         let Some(class) = seen.class().filter(|_| keeps_extents) else { return };
         let bytes = seen.end - seen.start;
@@ -180,18 +184,15 @@ mod tests {
     #[test]
     fn pages_that_name_the_same_record_are_one_extent_and_neighbours_are_joined() {
         let mut quick = Quick::default();
-        // A slab of two pages, a large extent of five of which two are named, a gap, a free one.
-        for (page, record, word) in [
-            (16, 1 << 21, 3 << 48 | 1),
-            (17, 1 << 21, 3 << 48 | 1),
-            (18, 2 << 21, 36 << 48),
-            (22, 2 << 21, 36 << 48),
-            (30, 3 << 21, 232 << 48),
-        ] {
+        // A slab of two pages, a large extent of five of which two are named, a gap, a free one of another arena.
+        let (first, second, third) = (1 << 21, (1 << 21) + 128, 2 << 21);
+        for (page, record, word) in
+            [(16, first, 3 << 48 | 1), (17, first, 3 << 48 | 1), (18, second, 36 << 48), (22, second, 36 << 48), (30, third, 232 << 48)]
+        {
             quick.entry(page << 12, 4096, record, word, true);
         }
         quick.close(true);
-        assert_eq!(quick.extents, [16 << 12..23 << 12, 30 << 12..31 << 12]);
+        assert_eq!(quick.extents, [(1, 16 << 12..23 << 12), (2, 30 << 12..31 << 12)]);
         let strata: Vec<_> = quick.strata.iter().map(|(&key, stratum)| (key, stratum.records.len(), stratum.bytes)).collect();
         assert_eq!((quick.count, strata.as_slice()), (3, &[((3, true), 1, 2 << 12), ((36, false), 1, 5 << 12)][..]));
     }
