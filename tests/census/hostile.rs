@@ -1,7 +1,9 @@
 //! Processes that forge an allocator's metadata: bounded time and memory, no panic, marked unusable or balanced.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use fragprof::census::objects::{anonymous_ranges, joined, without};
 use fragprof::census::{Fixture, HeapAccount, Level, Memory, Options, Pace, Places, Taken, take};
 use proptest::prelude::*;
 
@@ -70,6 +72,49 @@ fn damaged_heaps_are_walked_in_bounded_time_and_add_up_or_are_unusable() {
             Ok(())
         })
         .unwrap();
+}
+
+/// jemalloc's and tcmalloc's page maps, records and own memory, with words of them overwritten.
+#[test]
+fn damaged_page_maps_are_read_in_bounded_time_and_add_up_or_are_unusable() {
+    for library in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"] {
+        let mut command = std::process::Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]));
+        let mut target = Target::start(command.env("LD_PRELOAD", format!("/usr/lib/x86_64-linux-gnu/{library}")));
+        target.tell("foreign");
+        let fixture = Fixture::record(&target.memory()).unwrap();
+        let sound = census(&fixture);
+        // What is no block of the program's: the allocator's own memory, and some stacks.
+        let mut blocks: Vec<Range<u64>> =
+            sound.heaps[0].extents.iter().filter(|(arena, _)| *arena != 4095).map(|(_, range)| range.clone()).collect();
+        blocks.sort_unstable_by_key(|range| range.start);
+        let own = without(&joined(&anonymous_ranges(&fixture.maps)), &joined(&blocks));
+        let mut words: Vec<(u64, u64)> = Vec::new();
+        for range in own {
+            for run in fixture.page_runs(range.clone()).unwrap().within(range) {
+                words.extend((run.start..run.end).step_by(8).filter_map(|at| Some((at, (&fixture as &dyn Memory).word(at)?))));
+            }
+        }
+        words.retain(|&(_, word)| word != 0);
+        assert!(words.len() > 1000, "{library}: {} words", words.len());
+        let place = (0..words.len()).prop_map({
+            let words = words.clone();
+            move |index| words[index].0
+        });
+        let other = (0..words.len()).prop_map(move |index| words[index].1);
+        let value = prop_oneof![Just(0u64), Just(u64::MAX), any::<u64>(), other];
+        let mut runner =
+            proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() });
+        runner
+            .run(&proptest::collection::vec((place, value), 1..60), |damage| {
+                let mut damaged = fixture.clone();
+                for (addr, word) in damage {
+                    damaged.write_word(addr, word);
+                }
+                census(&damaged);
+                Ok(())
+            })
+            .unwrap();
+    }
 }
 
 #[test]

@@ -300,6 +300,9 @@ fn find_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64) -> Option<Mal
     best
 }
 
+/// A static program takes its thread-local data from brk before malloc does; libraries with caches of their own have some of it.
+const STATIC_TLS_BYTES_MAX: u64 = 1 << 20;
+
 /// Whether a brk heap can begin at `addr`: at most a page into the first `[heap]` mapping. Core files have no such names: there it is any
 /// anonymous one.
 fn is_heap_start(maps: &Maps, addr: u64) -> bool {
@@ -308,7 +311,7 @@ fn is_heap_start(maps: &Maps, addr: u64) -> bool {
     }
     let is_heap = |backing: &Backing| matches!(backing, Backing::Named(name) if name == "[heap]");
     if let Some(heap) = maps.mappings.iter().find(|mapping| is_heap(&mapping.backing)) {
-        return (heap.start.0..heap.start.0.saturating_add(4096)).contains(&addr);
+        return (heap.start.0..heap.start.0.saturating_add(STATIC_TLS_BYTES_MAX)).contains(&addr);
     }
     maps.mappings
         .iter()

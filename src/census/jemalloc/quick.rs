@@ -11,7 +11,7 @@ use super::record::{ACTIVE, CLASSES, RECORD_BYTES};
 /// Records looked at, of all classes: some 6 ms.
 const RECORDS_READ: u64 = 2048;
 /// Records of each class that are looked at at least.
-const OF_CLASS_MIN: u64 = 16;
+const OF_CLASS_MIN: u64 = 64;
 /// Extents in use that are kept, 8 bytes each; beyond that the estimate covers the first ones only, and its error says so.
 const EXTENTS_MAX: usize = 1 << 23;
 
@@ -133,7 +133,10 @@ impl Quick {
             estimate.live_bytes += mean * count;
             // Without replacement: a class that was read in full has no error.
             let unread = 1.0 - live.len() as f64 / count.max(1.0);
-            variance += count * count * squares / (live.len() as f64).max(1.0) * unread.max(0.0);
+            // Records that all agree do not prove that the others do.
+            let read = (live.len() as f64).max(1.0);
+            let least = stratum.bytes as f64 / count.max(1.0) / read;
+            variance += count * count * squares.max(least * least) / read * unread.max(0.0);
         }
         // What was left out may be wholly live or wholly free.
         estimate.stderr_bytes = variance.sqrt() + self.left_out_bytes as f64;
