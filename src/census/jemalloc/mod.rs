@@ -1,7 +1,7 @@
 //! jemalloc 5.2 and 5.3, shared or static, with or without a symbol prefix: found by its page map.
 //!
 //! `arena_emap_global` (5.3) or `extents_rtree` (5.2) is a radix tree from 4 KiB page to extent: `szind << 48 | record | state << 2 | head <<
-//! 1 | slab`, or in builds for addresses of 57 bits the record and, in a second word, `szind << 6 | state << 2 | head << 1 | slab`. A record
+//! 1 | slab`, or in builds for addresses of 57 bits the record and, in a second word, `szind << 5 | state << 2 | head << 1 | slab`. A record
 //! (`edata_t`, `extent_t`) begins with e_bits, e_addr and e_size_esn; a slab's has a bitmap of its regions at +64, 1 = free. What thread
 //! caches hold counts as live, as in jemalloc's own statistics.
 
@@ -49,7 +49,7 @@ fn one_word(entry: Entry, shape: Shape) -> u64 {
     if shape.entry_words == 1 {
         return entry.first;
     }
-    (entry.last >> 6 & 255) << 48 | entry.first & POINTER_MASK | entry.last & 63
+    (entry.last >> 5 & 255) << 48 | entry.first & POINTER_MASK | entry.last & 31
 }
 
 /// Whether an entry's record covers the address and claims the size class that the entry repeats, in one of the releases' forms.
