@@ -55,7 +55,7 @@ impl Shape {
     }
 
     fn leaf_bytes(&self) -> u64 {
-        8 * self.entry_words << self.leaf_bits
+        (8 * self.entry_words) << self.leaf_bits
     }
 
     /// Bytes of what a root word points at.
