@@ -1,11 +1,12 @@
 //! The census thread: finds processes, looks at them as the schedule says, publishes what it found.
 
+mod heartbeat;
+mod own;
 mod picture;
 mod records;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,17 +18,19 @@ use super::discovery::{Scan, Seen, scan};
 use super::flight::Flight;
 use super::growth::Looks;
 use super::rules::Rules;
-use super::sample::{AgentCounters, HeapSample, Identity, ProcessSample, Published, Snapshot, TimedCensus, WatchState};
+use super::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
 use super::schedule::{Due, Next, Shed, close_level, has_moved, next, rounds_skipped};
+use super::snapshot::{AgentCounters, Published, Snapshot};
 use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, PageMap, Places, take};
 use crate::fragmentation::ladder::Ladder;
 use crate::fragmentation::verdict::{Change, judge};
-use crate::heap::residency::PAGE_BYTES;
 use crate::store::Keeper;
 use crate::target::process::read_bounded;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
 
+pub use heartbeat::Heartbeat;
+use own::{give_back, own_rss_bytes, thread_cpu};
 pub use picture::MapRefused;
 
 /// Longest sleep, so that the heartbeat goes on.
@@ -46,11 +49,8 @@ const SHARE_MAX: f64 = 0.25;
 const CHEAP_S: f64 = 0.02;
 /// A process that is found to be gone brings the next look at the list so near, in seconds.
 const GONE_SCAN_S: f64 = 1.0;
-/// Bytes read of `/proc/self/statm` and `/etc/passwd`.
+/// Bytes read of `/etc/passwd`.
 const SMALL_FILE_BYTES_MAX: u64 = 4 << 20;
-
-/// A census may take 30 s ([`Config::check`]); a thread that is silent for longer hangs.
-const SILENCE_MAX: Duration = Duration::from_secs(45);
 
 /// What the census thread is told.
 #[derive(Debug)]
@@ -68,37 +68,6 @@ pub enum Command {
     },
     /// End.
     Stop,
-}
-
-/// Milliseconds since the start at which the census thread was last seen to go on.
-#[derive(Debug)]
-pub struct Heartbeat {
-    started: Instant,
-    at_ms: AtomicU64,
-}
-
-impl Heartbeat {
-    /// Beats now.
-    #[must_use]
-    pub fn new(started: Instant) -> Self {
-        Self { started, at_ms: AtomicU64::new(0) }
-    }
-
-    fn beat(&self) {
-        self.at_ms.store(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Whether the thread goes on.
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        self.age() < SILENCE_MAX
-    }
-
-    /// Time since the last beat.
-    #[must_use]
-    pub fn age(&self) -> Duration {
-        self.started.elapsed().saturating_sub(Duration::from_millis(self.at_ms.load(Ordering::Relaxed)))
-    }
 }
 
 /// A watched process with its schedule.
@@ -544,26 +513,6 @@ pub fn level_index(level: Level) -> usize {
         Level::Top => 0,
         Level::Sampled => 1,
         Level::Full => 2,
-    }
-}
-
-fn thread_cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// Resident bytes of this process: the second number of `/proc/self/statm`, in pages.
-fn own_rss_bytes() -> Option<u64> {
-    let bytes = read_bounded("/proc/self/statm".as_ref(), SMALL_FILE_BYTES_MAX).ok()?;
-    let pages: u64 = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Some(pages.saturating_mul(PAGE_BYTES))
-}
-
-fn give_back() {
-    // SAFETY: glibc's own function, which locks what it touches.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 

@@ -36,9 +36,11 @@ pub mod rules;
 pub mod run;
 pub mod sample;
 pub mod schedule;
+pub mod snapshot;
 pub mod socket;
 pub mod view;
 
 pub use config::Config;
 pub use run::run;
-pub use sample::{ProcessSample, Published, Snapshot};
+pub use sample::ProcessSample;
+pub use snapshot::{Published, Snapshot};

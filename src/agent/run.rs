@@ -21,7 +21,7 @@ use super::listening::ListenerThread;
 use super::notify::Notifier;
 use super::privileges;
 use super::push::{Pusher, Target};
-use super::sample::Published;
+use super::snapshot::Published;
 use super::socket;
 use crate::client;
 use crate::server::listener::Bound;

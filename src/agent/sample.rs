@@ -1,16 +1,13 @@
-//! The sample model: what the agent knows at one moment. Metrics, API, history and pages read this, through [`super::view`], and nothing
-//! else.
-//!
-//! A [`Snapshot`] is immutable and shared; the census thread publishes a new one, readers keep theirs as long as they need it.
+//! The sample model: what the agent knows of a process at one moment. Metrics, API, history and pages read this, through
+//! [`super::view`], and nothing else. All processes together are a [`super::snapshot`].
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::attribution::OfProcess;
-use super::cri::CriStatus;
 use super::view::{Growth, LimitView};
 use crate::census::{Census, HeapAccount, Level};
 use crate::fragmentation::verdict::Verdict;
@@ -321,140 +318,6 @@ fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample
         heap.arena_extent_bytes_max = fresh.arena_extent_bytes_max;
     }
     heaps
-}
-
-/// What the agent counts of itself since its start.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct AgentCounters {
-    /// The container runtime that gives names.
-    pub cri: CriStatus,
-    /// Looks at the list of processes.
-    pub scans: u64,
-    /// Looks that failed.
-    pub scan_errors: u64,
-    /// Censuses by level: top, sampled, full.
-    pub censuses: [u64; 3],
-    /// Processor time of censuses by level, in seconds.
-    pub census_cpu_s: [f64; 3],
-    /// Bytes of target memory read.
-    pub read_bytes: u64,
-    /// Censuses that failed because the process had ended.
-    pub gone: u64,
-    /// Censuses that failed otherwise.
-    pub refused: u64,
-    /// Censuses that are no basis for verdicts.
-    pub unusable: u64,
-    /// Full rounds of a process that were left out for want of budget.
-    pub full_rounds_skipped: u64,
-    /// Cheap rounds of a process that were left out for want of budget.
-    pub top_rounds_skipped: u64,
-    /// Cheap censuses put off beyond their interval, because they take too large a share of the budget for one process.
-    pub top_stretched: u64,
-    /// Heaps sampled instead of walked, because the walk may need too much memory.
-    pub sampled_too_large: u64,
-    /// Heaps sampled instead of walked, because the agent itself was above its memory limit.
-    pub sampled_memory: u64,
-    /// Arenas left out of what is kept of a census.
-    pub arenas_dropped: u64,
-    /// Processor time of the census thread, in seconds.
-    pub thread_cpu_s: f64,
-    /// Watched processes that ended, or ran another program.
-    pub ended: u64,
-    /// Flight records by kind, in the order of [`crate::store::view::EventKind::ALL`].
-    pub flight_records: [u64; 3],
-    /// Exits of watched processes that were too small for a flight record.
-    pub exits_passed_over: u64,
-    /// Looks at pages for the picture of the address space.
-    pub maps: u64,
-    /// Of them, refused for want of budget or memory.
-    pub maps_refused: u64,
-    /// Configurations read again.
-    pub reloads: u64,
-    /// Configurations that could not be used.
-    pub reload_errors: u64,
-}
-
-/// Everything known at one moment.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    /// Rises by one with each.
-    pub sequence: u64,
-    /// When it was made.
-    pub at: Instant,
-    /// The same by the wall clock.
-    pub wall: SystemTime,
-    /// When the agent started.
-    pub started: Instant,
-    /// Watched processes, by rising pid.
-    pub processes: Vec<Arc<ProcessSample>>,
-    /// Processes on the machine, kernel threads and zombies apart.
-    pub processes_on_machine: usize,
-    /// Processes that passed the rules, but not the limit on their number.
-    pub processes_over_limit: usize,
-    /// Whether each process found at the start was looked at once.
-    pub first_round_done: bool,
-    /// The agent's own resident bytes.
-    pub own_rss_bytes: u64,
-    /// Configured share of one core, 1 = all of it.
-    pub budget_ratio: f64,
-    /// Configured limit of the agent's own resident bytes, above which it samples instead of walking.
-    pub memory_max_bytes: u64,
-    /// Processes with series of their own in `/metrics`.
-    pub metrics_processes_max: usize,
-    /// Counters.
-    pub counters: AgentCounters,
-}
-
-impl Snapshot {
-    /// The state before the first look.
-    #[must_use]
-    pub fn empty(now: Instant) -> Self {
-        Self {
-            sequence: 0,
-            at: now,
-            wall: SystemTime::now(),
-            started: now,
-            processes: Vec::new(),
-            processes_on_machine: 0,
-            processes_over_limit: 0,
-            first_round_done: false,
-            own_rss_bytes: 0,
-            budget_ratio: 0.0,
-            memory_max_bytes: 0,
-            metrics_processes_max: 0,
-            counters: AgentCounters::default(),
-        }
-    }
-
-    /// A watched process.
-    #[must_use]
-    pub fn process(&self, pid: u32) -> Option<&Arc<ProcessSample>> {
-        let index = self.processes.binary_search_by_key(&pid, |one| one.identity.process.pid.0).ok()?;
-        self.processes.get(index)
-    }
-}
-
-/// Where the newest snapshot lies.
-#[derive(Debug)]
-pub struct Published(RwLock<Arc<Snapshot>>);
-
-impl Published {
-    /// Starts with an empty one.
-    #[must_use]
-    pub fn new(now: Instant) -> Self {
-        Self(RwLock::new(Arc::new(Snapshot::empty(now))))
-    }
-
-    /// The newest snapshot.
-    #[must_use]
-    pub fn load(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Replaces it.
-    pub fn store(&self, snapshot: Snapshot) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::sample::{HeapSample, ProcessSample, Snapshot, TimedCensus, WatchState};
+use super::sample::{HeapSample, ProcessSample, TimedCensus, WatchState};
+use super::snapshot::Snapshot;
 use crate::fragmentation::verdict::Verdict;
 use crate::target::container::{CgroupMemory, Container, ContainerId};
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::family::Family;
-use crate::agent::sample::{HeapSample, ProcessSample, Snapshot};
+use crate::agent::sample::{HeapSample, ProcessSample};
+use crate::agent::snapshot::Snapshot;
 use crate::agent::view::ProcessView;
 use crate::fragmentation::verdict::Kind;
 use crate::profile::sanitize;

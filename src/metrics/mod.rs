@@ -16,7 +16,7 @@ use std::time::Instant;
 use prometheus::TextEncoder;
 
 use crate::agent::push::PushCounters;
-use crate::agent::sample::Snapshot;
+use crate::agent::snapshot::Snapshot;
 use crate::server::HttpCounters;
 use crate::store::KeeperCounters;
 

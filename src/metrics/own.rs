@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::family::Family;
 use crate::agent::push::PushCounters;
-use crate::agent::sample::{Snapshot, WatchState};
+use crate::agent::sample::WatchState;
+use crate::agent::snapshot::Snapshot;
 use crate::server::HttpCounters;
 use crate::store::KeeperCounters;
 use crate::store::view::EventKind;

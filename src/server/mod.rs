@@ -42,7 +42,7 @@ use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::{self, SharedSample};
 use crate::agent::listening::{self, SharedListening};
 use crate::agent::push::PushCounters;
-use crate::agent::sample::Published;
+use crate::agent::snapshot::Published;
 use crate::metrics;
 use crate::store::keeper::Record;
 use crate::store::{Keeper, KeeperCounters, Reader};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fragprof::agent::sample::{HeapSample, Identity, ProcessSample, Published, Snapshot, WatchState};
+use fragprof::agent::sample::{HeapSample, Identity, ProcessSample, WatchState};
+use fragprof::agent::snapshot::{Published, Snapshot};
 use fragprof::agent::view::ProcessView;
 use fragprof::census::{Census, Level, NotMalloc, WalkQuality};
 use fragprof::metrics::Beside;

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use self::grpc::Grpc;
 use super::config::PushProtocol;
-use super::sample::{ProcessSample, Published};
+use super::sample::ProcessSample;
+use super::snapshot::Published;
 use super::view::unix_s;
 use crate::client::{ClientError, Server};
 use crate::profile::{Profile, pprof};

@@ -11,7 +11,8 @@ use tokio::net::TcpListener;
 
 use super::{PushProtocol, Pusher, Target};
 use crate::agent::attribution::{Attributed, Attributions};
-use crate::agent::sample::{Identity, ProcessSample, Published, Snapshot};
+use crate::agent::sample::{Identity, ProcessSample};
+use crate::agent::snapshot::{Published, Snapshot};
 use crate::client::Server;
 use crate::profile::testing::shop;
 use crate::target::ProcessId;

@@ -9,7 +9,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
 use crate::agent::config::Config;
-use crate::agent::sample::{Published, Snapshot};
+use crate::agent::snapshot::{Published, Snapshot};
 use crate::agent::view::ProcessesView;
 use crate::server::api::map::{Kept, MapView};
 
