@@ -60,7 +60,8 @@ impl Collector {
         let options = Options { level: Level::Full, pace, with_not_malloc: true };
         let comm = watch.sample.comm.clone();
         let cpu = thread_cpu();
-        let failed = |error: MemoryError| if super::is_gone(&error) { MapRefused::Gone } else { MapRefused::Failed(error.to_string()) };
+        let failed =
+            |error: MemoryError| if super::look::is_gone(&error) { MapRefused::Gone } else { MapRefused::Failed(error.to_string()) };
         let process = Process::open(identity.process.pid).map_err(|error| failed(error.into()))?;
         if process.id() != identity.process {
             return Err(MapRefused::Gone);

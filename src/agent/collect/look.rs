@@ -1,0 +1,176 @@
+//! One census of one process: at which level, at what cost, and what becomes of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::super::budget::Work;
+use super::super::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
+use super::super::schedule::{Due, Shed, close_level, has_moved, rounds_skipped};
+use super::own::{give_back, thread_cpu};
+use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
+use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
+use crate::fragmentation::ladder::Ladder;
+use crate::fragmentation::verdict::{Change, judge};
+use crate::target::{Process, TargetError};
+
+impl Collector {
+    /// Takes one census.
+    pub(super) fn look(&mut self, identity: Identity, work: Work) {
+        let Some(watch) = self.watches.get(&identity) else { return };
+        let due_s = if work == Work::Cheap { Some(watch.due.top_s) } else { watch.due.full_s };
+        let sample = Arc::clone(&watch.sample);
+        let chunks = watch.chunks;
+        let (level, interval_s) = self.level(&sample, chunks, work);
+        let comm = sample.comm.as_str();
+        let now_s = self.now_s();
+        let skipped = rounds_skipped(due_s.unwrap_or(now_s), now_s, interval_s);
+        match work {
+            Work::Cheap => self.counters.top_rounds_skipped += skipped,
+            Work::Full => self.counters.full_rounds_skipped += skipped,
+        }
+        let pace = Pace {
+            pause_per_mib: Duration::from_micros(self.config.census.pause_per_mib_us),
+            duration_max: Duration::from_secs(self.config.census.duration_max_s),
+            ..Pace::default()
+        };
+        // What is resident besides malloc costs milliseconds: only with the close census.
+        let options = Options { level, pace, with_not_malloc: level != Level::Top };
+        let before = thread_cpu();
+        let result = census_of(identity, comm, options, &mut self.places);
+        let cpu = thread_cpu().saturating_sub(before);
+        let index = level_index(level);
+        if let Some((count, cpu_s)) = self.counters.censuses.get_mut(index).zip(self.counters.census_cpu_s.get_mut(index)) {
+            *count += 1;
+            *cpu_s += cpu.as_secs_f64();
+        }
+        match result {
+            Ok(census) => self.keep(identity, census, cpu),
+            Err(error) if is_gone(&error) => {
+                self.counters.gone += 1;
+                self.counters.ended += 1;
+                self.ended.extend(self.watches.remove(&identity).map(|watch| watch.sample));
+                // What happened to it is found with the next look.
+                self.next_scan_s = self.next_scan_s.min(self.now_s() + GONE_SCAN_S);
+            }
+            Err(error) => self.refused(identity, &error),
+        }
+    }
+
+    /// The level for this kind of work, and the interval at which it is due.
+    fn level(&mut self, sample: &ProcessSample, chunks: Option<u64>, work: Work) -> (Level, f64) {
+        let config = &self.config.census;
+        if work == Work::Cheap {
+            return (Level::Top, config.top_interval_s as f64);
+        }
+        // Blocks with mappings of their own are not walked.
+        let extents = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+        let level = match close_level(extents.fold(0, u64::saturating_add), chunks, self.own_rss_bytes, config) {
+            Ok(level) => level,
+            Err(shed) => {
+                match shed {
+                    Shed::TooLarge => self.counters.sampled_too_large += 1,
+                    Shed::OwnMemory => self.counters.sampled_memory += 1,
+                }
+                Level::Sampled
+            }
+        };
+        (level, config.full_interval_s as f64)
+    }
+
+    pub(super) fn keep(&mut self, identity: Identity, mut census: Census, cpu: Duration) {
+        self.counters.read_bytes = self.counters.read_bytes.saturating_add(census.walk.read_bytes);
+        self.counters.unusable += u64::from(!census.walk.usable);
+        for heap in &mut census.heaps {
+            if heap.arenas.len() > ARENAS_KEPT_MAX {
+                self.counters.arenas_dropped += (heap.arenas.len() - ARENAS_KEPT_MAX) as u64;
+                heap.arenas.sort_by_key(|arena| std::cmp::Reverse(arena.extent_bytes));
+                heap.arenas.truncate(ARENAS_KEPT_MAX);
+            }
+        }
+        let now_s = self.now_s();
+        let config = &self.config.census;
+        let (mut top_interval_s, full_interval_s) = (config.top_interval_s as f64, config.full_interval_s as f64);
+        let dear_s = cpu.as_secs_f64() / (config.budget_ratio() * SHARE_MAX);
+        if census.level == Level::Top && dear_s > top_interval_s {
+            self.counters.top_stretched += 1;
+            top_interval_s = dear_s;
+        }
+        let Some(watch) = self.watches.get_mut(&identity) else { return };
+        let retry_s = watch.retry_s(now_s, config);
+        let sample = Arc::make_mut(&mut watch.sample);
+        sample.surroundings = self.containers.of(identity.process.pid);
+        let level = census.level;
+        let has_heap = !census.heaps.is_empty();
+        sample.state = if has_heap { WatchState::Watched } else { WatchState::NoHeap };
+        sample.reason = (!census.layout_unknown.is_empty()).then(|| census.layout_unknown.join("; "));
+        if level == Level::Top {
+            census.rss_bytes = sample.rss_bytes;
+        } else {
+            sample.rss_bytes = census.rss_bytes;
+        }
+        if level == Level::Full {
+            let classes = census.heaps.iter().flat_map(|heap| &heap.size_classes);
+            let chunks = classes.map(|class| class.live_allocations.saturating_add(class.free_chunks)).fold(0, u64::saturating_add);
+            watch.chunks = Some(chunks);
+            if chunks > TRIM_AFTER_CHUNKS {
+                give_back();
+            }
+        }
+        let taken = Arc::new(TimedCensus { at: Instant::now(), wall: SystemTime::now(), cpu, census });
+        // A process without a heap has nothing cheap to look at; the close look is repeated, in case it gets one.
+        watch.due.top_s = if has_heap { now_s + top_interval_s } else { f64::INFINITY };
+        if level == Level::Top {
+            let moved =
+                sample.full.as_ref().is_some_and(|full| has_moved(extent(&taken.census), extent(&full.census), config.full_growth_percent));
+            sample.top = Some(taken);
+            match &mut watch.due.full_s {
+                None => watch.due.full_s = Some(now_s),
+                // Not more often than ten times the usual.
+                Some(due_s) if moved => *due_s = due_s.min(now_s.max(*due_s - full_interval_s * 0.9)),
+                Some(_) => {}
+            }
+        } else {
+            let ladder = Ladder::of_all(&taken.census.heaps);
+            if let Some(live_bytes) = ladder.live_bytes.filter(|_| taken.census.walk.usable) {
+                watch.looks.add(now_s, live_bytes, taken.census.rss_bytes);
+                sample.growth = watch.looks.growth();
+            }
+            let change = sample.growth.map(|growth| Change::of(growth.seconds, growth.live_bytes_delta, growth.resident_bytes_delta));
+            sample.verdict = Some(Arc::new(judge(&taken.census, change)));
+            sample.full = Some(taken);
+            watch.due.full_s = Some(now_s + if has_heap { full_interval_s } else { retry_s });
+        }
+        sample.join();
+    }
+
+    fn refused(&mut self, identity: Identity, error: &MemoryError) {
+        self.counters.refused += 1;
+        let now_s = self.now_s();
+        let Some(watch) = self.watches.get_mut(&identity) else { return };
+        let retry_s = now_s + watch.retry_s(now_s, &self.config.census);
+        tracing::debug!("no census of process {}: {error}", identity.process.pid);
+        let sample = Arc::make_mut(&mut watch.sample);
+        sample.state = WatchState::Unreadable;
+        sample.reason = Some(error.to_string());
+        watch.due = Due { top_s: retry_s, full_s: None };
+    }
+}
+
+fn census_of(identity: Identity, comm: &str, options: Options, places: &mut Places) -> Result<Census, MemoryError> {
+    let pid = identity.process.pid;
+    let process = Process::open(pid)?;
+    if process.id() != identity.process {
+        return Err(MemoryError::Gone { pid: pid.0 });
+    }
+    let memory = LiveMemory::open(process)?;
+    take(&memory, pid.0, comm, options, places).map(|taken| taken.census)
+}
+
+pub(super) fn is_gone(error: &MemoryError) -> bool {
+    use TargetError::{Gone, NotFound, Zombie};
+    matches!(error, MemoryError::Gone { .. } | MemoryError::Target(Gone { .. } | NotFound { .. } | Zombie { .. }))
+}
+
+fn extent(census: &Census) -> u64 {
+    census.heaps.iter().map(|heap| HeapSample::of(heap, census.level).extent_bytes).fold(0, u64::saturating_add)
+}
