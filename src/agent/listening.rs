@@ -11,7 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::attribution::{Attributed, Attributions, Rates};
 use super::config::ListeningConfig;
-use super::sample::{Identity, ProcessSample, Published, Snapshot};
+use super::sample::{Identity, ProcessSample};
+use super::snapshot::{Published, Snapshot};
 use crate::ledger::{Estimate, SampledTotals};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
