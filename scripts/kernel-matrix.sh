@@ -92,7 +92,7 @@ boot() {
 	# is held up at the wrong moment panics.
 	timeout "${GUEST_SECONDS:-1800}" nice -n 5 qemu-system-x86_64 -accel tcg -icount shift=1,sleep=off -cpu max -smp 1 -m 3072 \
 		-kernel "$kernel" -initrd "$out/initramfs.gz" -append "console=ttyS0 quiet panic=-1 no_timer_check" -nographic -nodefaults \
-		-no-reboot -serial stdio -net none </dev/null 2>&1 | tr -d '\r' >"$log" || echo "$suite did not come to its end: see $log" >&2
+		-no-reboot -serial stdio -net none </dev/null 2>&1 | stdbuf -oL tr -d '\r' >"$log" || echo "$suite did not come to its end: see $log" >&2
 	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not come up: see $log" >&2
 }
 for suite in "${suites[@]}"; do scripts/fetch-suite.sh "$suite" "$kernels/$suite" "${package[$suite]}"; done
