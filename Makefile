@@ -107,6 +107,15 @@ bench-sampler: deps ## what sampling in the process costs: a pair, a sample and 
 coverage-sampled: deps ## a hundred recordings by an emitter: how often the stated intervals hold
 	$(CARGO) test --test integration within_its_stated_interval_a_hundred_times -- --ignored --nocapture
 
+.PHONY: stress-sampler
+stress-sampler: deps ## a week's worth of samples in some minutes leaves nothing behind in the process
+	$(CARGO) test --test integration a_weeks_worth_of_samples -- --ignored --nocapture
+
+.PHONY: sampled-suites
+sampled-suites: build test-deps ## the test suites of CPython and Redis, sampled and listened to
+	@scripts/install-packages.sh tcl curl libpython3-testsuite
+	scripts/sampled-suites.sh $(FRAGPROF)
+
 .PHONY: bench-surfaces
 bench-surfaces: deps ## the figures of /metrics, the history and top
 	$(CARGO) test --test integration figures_of_the_surfaces -- --ignored --nocapture
