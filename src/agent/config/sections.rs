@@ -1,0 +1,380 @@
+//! The tables of the configuration, with their defaults.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Which processes are watched.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiscoveryConfig {
+    /// Seconds between two looks at the list of processes.
+    pub scan_interval_s: u64,
+    /// Processes with fewer resident MiB are not watched.
+    pub rss_min_mib: u64,
+    /// Command names that are watched, `*` and `?` stand for any text and any character. Empty = all.
+    pub include: Vec<String>,
+    /// Command names that are not watched, whatever `include` says.
+    pub exclude: Vec<String>,
+    /// Users whose processes are watched, by name or number. Empty = all.
+    pub users: Vec<String>,
+    /// Users whose processes are not watched.
+    pub exclude_users: Vec<String>,
+    /// Processes watched at most, the largest ones first; the rest is counted.
+    pub processes_max: usize,
+}
+
+impl Default for DiscoveryConfig {
+    fn default() -> Self {
+        Self {
+            scan_interval_s: 5,
+            rss_min_mib: 16,
+            include: Vec::new(),
+            exclude: Vec::new(),
+            users: Vec::new(),
+            exclude_users: Vec::new(),
+            processes_max: 1000,
+        }
+    }
+}
+
+/// How often a census is taken and what it may cost.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CensusConfig {
+    /// Share of one core that the census thread may use, in percent.
+    pub budget_percent: f64,
+    /// Processor time that may be spent at once at the start, for a first picture, in milliseconds.
+    pub start_credit_ms: u64,
+    /// Seconds between two censuses of a process at level top, budget allowing.
+    pub top_interval_s: u64,
+    /// Seconds between two full censuses of a process, budget allowing.
+    pub full_interval_s: u64,
+    /// A heap whose extent changed by this much since its last full census gets one early, in percent.
+    pub full_growth_percent: u64,
+    /// Longest time one census may take, in seconds; what is left then counts as unread.
+    pub duration_max_s: u64,
+    /// Pause after each MiB read, in microseconds: keeps the target's locks free in between.
+    pub pause_per_mib_us: u64,
+    /// Memory for the table of chunks of one full census, in MiB; a heap that may need more is sampled instead.
+    pub walk_memory_mib: u64,
+    /// The agent's own resident memory in MiB above which it samples instead of walking.
+    pub memory_max_mib: u64,
+}
+
+impl Default for CensusConfig {
+    fn default() -> Self {
+        Self {
+            budget_percent: 1.0,
+            start_credit_ms: 2000,
+            top_interval_s: 15,
+            full_interval_s: 300,
+            full_growth_percent: 20,
+            duration_max_s: 20,
+            pause_per_mib_us: 200,
+            walk_memory_mib: 64,
+            memory_max_mib: 256,
+        }
+    }
+}
+
+/// Where the names of pods and containers come from.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContainersConfig {
+    /// The socket of the container runtime.
+    pub cri: CriSocket,
+}
+
+/// The socket of the container runtime (CRI).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(from = "String")]
+pub enum CriSocket {
+    /// The first usual one that is there.
+    #[default]
+    Auto,
+    /// Nobody is asked; containers are told by their ids.
+    Off,
+    /// This one.
+    Path(PathBuf),
+}
+
+impl From<String> for CriSocket {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "auto" => Self::Auto,
+            "off" => Self::Off,
+            _ => Self::Path(text.into()),
+        }
+    }
+}
+
+/// Whose allocations are attributed, and at what cost.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GovernedConfig {
+    /// Whether it is done at all: it needs the rights for BPF.
+    pub enabled: bool,
+    /// Share of its time that a process may lose, in percent.
+    pub budget_percent: f64,
+    /// What all attributed processes together may lose, in percent of one core.
+    pub node_budget_percent: f64,
+    /// Processes attributed at a time, those in most need; the rest has the census alone.
+    pub targets_max: usize,
+    /// Share of one core that the governor's thread may use, in percent; above it the number of targets is halved.
+    pub cpu_percent: f64,
+    /// Kernel memory for unwind tables, MiB.
+    pub tables_mib: u32,
+    /// Kernel memory for the ring buffer, MiB.
+    pub ring_mib: u32,
+    /// Other budgets, by command name; the first that fits counts.
+    pub overrides: Vec<BudgetRule>,
+}
+
+/// Another budget for processes of some name.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetRule {
+    /// Command name, `*` and `?` stand for any text and any character.
+    pub command: String,
+    /// Share of its time that such a process may lose, in percent.
+    pub budget_percent: f64,
+}
+
+impl Default for GovernedConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            budget_percent: 1.0,
+            node_budget_percent: 10.0,
+            targets_max: 8,
+            cpu_percent: 2.0,
+            tables_mib: 64,
+            ring_mib: 8,
+            overrides: Vec::new(),
+        }
+    }
+}
+
+impl GovernedConfig {
+    /// Share of its time that a process may lose, 1 = all of it.
+    #[must_use]
+    pub fn budget_ratio(&self) -> f64 {
+        self.budget_percent / 100.0
+    }
+
+    /// What all processes together may lose, 1 = a core.
+    #[must_use]
+    pub fn node_budget_ratio(&self) -> f64 {
+        self.node_budget_percent / 100.0
+    }
+}
+
+/// Listening to processes that tell of a sample of their allocations by themselves (`otel_memory` and `ddheap` probes).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ListeningConfig {
+    /// Whether it is done, where the rights for BPF are there.
+    pub enabled: bool,
+    /// Processes listened to at a time, the largest first; the rest is counted.
+    pub targets_max: usize,
+    /// Seconds between two profiles of a process.
+    pub profile_interval_s: u64,
+    /// Seconds between two censuses of a process that its profile is joined with.
+    pub census_interval_s: u64,
+    /// Share of one core that the listener's thread may use, in percent; above it profiles and censuses become rarer.
+    pub cpu_percent: f64,
+    /// Kernel memory for unwind tables, MiB.
+    pub tables_mib: u32,
+    /// Kernel memory for the ring buffer, MiB.
+    pub ring_mib: u32,
+}
+
+impl Default for ListeningConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            targets_max: 64,
+            profile_interval_s: 15,
+            census_interval_s: 120,
+            cpu_percent: 1.0,
+            tables_mib: 64,
+            ring_mib: 4,
+        }
+    }
+}
+
+/// What `/metrics` shows.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Processes with series of their own, those with the most resident memory; the rest is summed in `pid="other"`.
+    pub processes_max: usize,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { processes_max: 200 }
+    }
+}
+
+/// What is kept over time.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HistoryConfig {
+    /// Directory of the history. Without one: systemd's `$STATE_DIRECTORY`, and without that the history is kept in memory and ends with
+    /// the agent.
+    pub directory: Option<PathBuf>,
+    /// Seconds between two samples of a process.
+    pub sample_interval_s: u64,
+    /// Seconds between two profiles of a process.
+    pub profile_interval_s: u64,
+    /// MiB of the history; beyond it old samples are thinned more, and at last removed.
+    pub size_max_mib: u64,
+    /// MiB of a history that is kept in memory.
+    pub memory_max_mib: u64,
+    /// Days after which nothing is kept.
+    pub age_max_days: u64,
+}
+
+impl Default for HistoryConfig {
+    fn default() -> Self {
+        Self { directory: None, sample_interval_s: 30, profile_interval_s: 7200, size_max_mib: 500, memory_max_mib: 16, age_max_days: 30 }
+    }
+}
+
+/// What is kept of processes that end.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FlightConfig {
+    /// Exits of processes with fewer resident MiB are counted, not kept. Kills for want of memory always are.
+    pub exit_rss_min_mib: u64,
+}
+
+impl Default for FlightConfig {
+    fn default() -> Self {
+        Self { exit_rss_min_mib: 64 }
+    }
+}
+
+/// Recordings on request: they cost the target about 2 µs an allocation while they run.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileConfig {
+    /// Whether `profile?seconds=N` records.
+    pub on_demand: bool,
+    /// Seconds of one recording at most.
+    pub seconds_max: u64,
+}
+
+impl Default for ProfileConfig {
+    fn default() -> Self {
+        Self { on_demand: false, seconds_max: 30 }
+    }
+}
+
+/// What a server of profiles understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PushProtocol {
+    /// Pyroscope's `POST /ingest`, which others take too.
+    #[default]
+    Pyroscope,
+    /// Parca's `WriteRaw`, over gRPC.
+    Parca,
+    /// OpenTelemetry's profiles, over gRPC.
+    #[cfg(feature = "otlp")]
+    Otlp,
+}
+
+/// Profiles to a server.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PushConfig {
+    /// `http://HOST:PORT[/PREFIX]` of the server; none without it. gRPC servers have no prefix.
+    pub url: Option<String>,
+    /// What the server understands.
+    pub protocol: PushProtocol,
+    /// Seconds between two rounds.
+    pub interval_s: u64,
+    /// File whose first line is the bearer token.
+    pub token_file: Option<PathBuf>,
+    /// Labels that every profile gets.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Default for PushConfig {
+    fn default() -> Self {
+        Self { url: None, protocol: PushProtocol::Pyroscope, interval_s: 60, token_file: None, labels: BTreeMap::new() }
+    }
+}
+
+/// Where it is served.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Address and port. Beyond loopback a token is needed.
+    pub listen: SocketAddr,
+    /// A second address for `/metrics`, `/healthz` and `/readyz` alone, which need no token: for a scraper and probes from outside while
+    /// everything else stays on loopback.
+    pub metrics_listen: Option<SocketAddr>,
+    /// File whose first line is the bearer token for everything but `/metrics`, `/healthz` and `/readyz`.
+    pub token_file: Option<PathBuf>,
+    /// A unix socket for everything, without a token: its file's mode lets in the agent's own user alone. Without a path: systemd's
+    /// `$RUNTIME_DIRECTORY/agent.sock`, and none without that.
+    pub socket: Option<PathBuf>,
+    /// Connections open at once; further ones are closed and counted.
+    pub connections_max: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9746);
+        Self { listen, metrics_listen: None, token_file: None, socket: None, connections_max: 64 }
+    }
+}
+
+impl ServerConfig {
+    /// Where the unix socket is; `None` = nowhere. `runtime_directory` is systemd's `$RUNTIME_DIRECTORY`, the first of several.
+    #[must_use]
+    pub fn socket(&self, runtime_directory: Option<&str>) -> Option<PathBuf> {
+        let of_service = first_of(runtime_directory).map(|directory| directory.join("agent.sock"));
+        self.socket.clone().or(of_service)
+    }
+}
+
+/// The first directory of a list that systemd hands to a service.
+fn first_of(list: Option<&str>) -> Option<PathBuf> {
+    list.and_then(|list| list.split(':').next()).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+impl HistoryConfig {
+    /// Where it lies; `None` = in memory. `state_directory` is systemd's `$STATE_DIRECTORY`, the first of several.
+    #[must_use]
+    pub fn place(&self, state_directory: Option<&str>) -> Option<PathBuf> {
+        self.directory.clone().or_else(|| first_of(state_directory))
+    }
+}
+
+impl CensusConfig {
+    /// Share of one core, 1 = all of it.
+    #[must_use]
+    pub fn budget_ratio(&self) -> f64 {
+        self.budget_percent / 100.0
+    }
+
+    /// Time between two censuses at level top.
+    #[must_use]
+    pub fn top_interval(&self) -> Duration {
+        Duration::from_secs(self.top_interval_s)
+    }
+
+    /// Time between two full censuses.
+    #[must_use]
+    pub fn full_interval(&self) -> Duration {
+        Duration::from_secs(self.full_interval_s)
+    }
+}
