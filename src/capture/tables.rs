@@ -8,6 +8,9 @@
 //! A table belongs to a file, not to a process: files with the same build id and size share one. What does not fit into the budget, has
 //! no unwind information or is corrupt keeps its number and its reason, so that `doctor` can show it and nobody tries again for nothing.
 
+mod report;
+mod state;
+
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -19,13 +22,16 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, Object};
 
+pub use report::{FileStatus, Report, Status, TableState};
+use state::{FileEntry, FileKey, Source, State};
+
 use super::{Error, Result, load};
 use crate::target::elf::ElfError;
 use crate::target::file::FileError;
-use crate::target::{Backing, FileIdentity, MappedFile, Mapping, Maps, Process};
+use crate::target::{Backing, MappedFile, Mapping, Maps, Process};
 use crate::unwind::budget::{Admission, Budget};
-use crate::unwind::elf::{Elf, Image, Segment};
-use crate::unwind::layout::{BLOCK_BYTES, FILES_MAX, HEADER_LAST_USED, MappingKind};
+use crate::unwind::elf::{Elf, Image};
+use crate::unwind::layout::{BLOCK_BYTES, HEADER_LAST_USED, MappingKind};
 use crate::unwind::mappings::{self, CodeMapping};
 use crate::unwind::rows::Counts;
 use crate::unwind::{self, Table};
@@ -40,136 +46,6 @@ const SMALL_FILE_BYTES: u64 = 64 << 10;
 const USER_END: u64 = (1 << 47) - 4096;
 /// Bytes of the vdso; it has two pages on today's kernels.
 const VDSO_BYTES_MAX: u64 = 1 << 20;
-
-/// What became of a file's table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TableState {
-    /// In the kernel.
-    Loaded,
-    /// Waits to be converted.
-    Pending,
-    /// Was in the kernel; comes back when a walk asks for it.
-    Evicted,
-    /// There is none.
-    Refused(String),
-}
-
-/// A file and its table, for `doctor`.
-#[derive(Debug, Clone)]
-pub struct FileStatus {
-    /// Path in the process that brought it.
-    pub path: PathBuf,
-    /// What became of its table.
-    pub state: TableState,
-    /// Rows of the table, 0 without one.
-    pub rows: usize,
-    /// Bytes of the table.
-    pub bytes: u64,
-    /// What conversion saw and refused.
-    pub counts: Counts,
-    /// Address spaces that map it.
-    pub users: usize,
-}
-
-/// The sum over all files.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
-    /// Files known.
-    pub files: usize,
-    /// Files whose table is in the kernel.
-    pub loaded: usize,
-    /// Files that wait for conversion.
-    pub pending: usize,
-    /// Bytes of all tables in the kernel.
-    pub bytes: u64,
-    /// Bytes that they may take.
-    pub budget_bytes: u64,
-    /// Rows of all tables in the kernel.
-    pub rows: usize,
-    /// Rows of a form that the unwinder does not evaluate, in these.
-    pub rows_unsupported: u64,
-    /// Tables thrown out for others since the start.
-    pub evictions: u64,
-    /// Files without a table, by reason.
-    pub refused: Vec<(String, usize)>,
-    /// Executable mappings left out because a process had too many.
-    pub mappings_left_out: u64,
-}
-
-/// What a synchronisation did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Executable mappings of the process.
-    pub mappings: usize,
-    /// Files (and the vdso) among them.
-    pub files: usize,
-    /// Tables brought into the kernel now.
-    pub loaded: usize,
-    /// Files whose table is still to come.
-    pub pending: usize,
-    /// Files without a table.
-    pub without_table: usize,
-    /// Mappings left out because there were too many.
-    pub left_out: usize,
-}
-
-/// Two files that are one to the unwinder: by build id and size, else by everything the file system tells.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum FileKey {
-    BuildId(Vec<u8>, u64),
-    Identity(FileIdentity),
-}
-
-#[derive(Debug)]
-struct FileEntry {
-    key: FileKey,
-    path: PathBuf,
-    state: TableState,
-    segments: Vec<Segment>,
-    map: Option<MapHandle>,
-    rows: usize,
-    bytes: u64,
-    counts: Counts,
-    users: usize,
-}
-
-/// What a table is made from.
-#[derive(Debug)]
-enum Source {
-    File(File),
-    Memory(Vec<u8>),
-}
-
-impl Image for Source {
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        match self {
-            Self::File(file) => Image::read_at(file, offset, buffer),
-            Self::Memory(bytes) => bytes.as_slice().read_at(offset, buffer),
-        }
-    }
-
-    fn length(&self) -> std::io::Result<u64> {
-        match self {
-            Self::File(file) => Image::length(file),
-            Self::Memory(bytes) => bytes.as_slice().length(),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct State {
-    files: HashMap<u32, FileEntry>,
-    by_key: HashMap<FileKey, u32>,
-    next_number: u32,
-    budget: Budget,
-    /// Files that each address space maps.
-    processes: HashMap<u32, Vec<u32>>,
-    queue: VecDeque<(u32, Source)>,
-    stop: bool,
-    generation: u32,
-    evictions: u64,
-    mappings_left_out: u64,
-}
 
 #[derive(Debug)]
 struct Shared {
@@ -302,48 +178,6 @@ impl Drop for Tables {
             // A panic of the thread has been reported by the thread.
             let _ = worker.join();
         }
-    }
-}
-
-impl FileEntry {
-    fn status(&self) -> FileStatus {
-        FileStatus {
-            path: self.path.clone(),
-            state: self.state.clone(),
-            rows: self.rows,
-            bytes: self.bytes,
-            counts: self.counts,
-            users: self.users,
-        }
-    }
-}
-
-impl State {
-    fn release(&mut self, files: &[u32]) {
-        for number in files {
-            let Some(file) = self.files.get_mut(number) else { continue };
-            file.users = file.users.saturating_sub(1);
-            if file.users == 0 && matches!(file.state, TableState::Evicted | TableState::Refused(_)) {
-                self.drop_file(*number);
-            }
-        }
-    }
-
-    fn drop_file(&mut self, number: u32) {
-        if let Some(file) = self.files.remove(&number) {
-            self.by_key.remove(&file.key);
-            self.budget.remove(number);
-        }
-    }
-
-    /// A number that no file has, the one given out longest ago: a walk that still holds a former file's number must not find another's
-    /// table. `None` if all are taken.
-    fn take_number(&mut self) -> Option<u32> {
-        (0..FILES_MAX).find_map(|_| {
-            let number = self.next_number;
-            self.next_number = (number + 1) % FILES_MAX;
-            (!self.files.contains_key(&number)).then_some(number)
-        })
     }
 }
 
