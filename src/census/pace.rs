@@ -30,7 +30,7 @@ impl Default for Pace {
 }
 
 /// Counts what was read, sleeps and watches the clock.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pacer {
     pace: Pace,
     started: Instant,

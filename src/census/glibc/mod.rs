@@ -67,14 +67,19 @@ pub fn take(
     account.settings = par.as_ref().map(settings).unwrap_or_default();
     let mut quality = WalkQuality::default();
     let mut table = ChunkTable::for_glibc();
+    let sample = (level == Level::Sampled).then(|| {
+        let key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
+        sample::estimate(memory, &regions.plans, key, pacer.clone())
+    });
+    // Windows that hold too few chunks to be read alone lie in a heap of large chunks, of which a walk reads little but the headers.
+    let is_walked = level == Level::Full || sample.is_some_and(|sample| sample.lost_ratio() > sample::LOST_RATIO_MAX);
+    let level = if is_walked { Level::Full } else { level };
     match level {
         Level::Top | Level::Sampled => {
             account.arenas = arena_accounts(&arenas, &regions, &mut pages, &mut account);
             account.extent_bytes = arenas.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add);
             account.top_bytes = arenas.iter().map(|arena| arena.top_bytes).fold(0, u64::saturating_add);
-            if level == Level::Sampled {
-                let key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
-                let sample = sample::estimate(memory, &regions.plans, key, pacer);
+            if let Some(sample) = sample {
                 quality = sample.quality;
                 account.live_bytes_est = Some(sample.live_bytes_est);
                 account.live_bytes_stderr = Some(sample.live_bytes_stderr);
@@ -147,6 +152,10 @@ pub fn take(
             let sum = [account.live_bytes, account.cached_bytes, account.free_bytes].iter().flatten().sum::<u64>();
             let balanced = sum + account.top_bytes + account.overhead_bytes + account.unknown_bytes == account.extent_bytes;
             quality.judge(account.extent_bytes, quality.balanced && balanced);
+            if sample.is_some() {
+                account.live_bytes_est = account.live_bytes;
+                account.live_bytes_stderr = account.live_bytes.map(|_| 0);
+            }
         }
     }
     if account.extent_bytes == 0 {

@@ -12,21 +12,33 @@ use super::walk::{RegionPlan, Walker};
 const WINDOWS: u64 = 400;
 /// Half a window: in the first half a boundary is looked for, the second is classified.
 const HALF_BYTES: u64 = 64 << 10;
-/// Distance of the points that are classified.
-const POINT_BYTES: u64 = 512;
 /// Headers in a row that confirm a boundary.
 const CONFIRMING_CHUNKS: u32 = 12;
+
+/// Share of windows without chunks above which the estimate is worth nothing. What is left for small chunks is then so little that a walk
+/// stays cheap.
+pub const LOST_RATIO_MAX: f64 = 0.9;
 
 /// The estimate.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Estimate {
     /// Live bytes.
     pub live_bytes_est: u64,
-    /// Standard error, from the spread between windows. Windows without a boundary (long free runs) bias the estimate upwards by up to
-    /// their share, which is added.
+    /// Standard error, from the spread between windows. Windows without a boundary hold large chunks or long free runs, which may all be
+    /// live or all be free: what that could change is added.
     pub live_bytes_stderr: u64,
     /// Windows and their failures.
     pub quality: WalkQuality,
+}
+
+impl Estimate {
+    /// Share of the windows in which no chunks were found, in 0..=1; 1 if there was no window.
+    #[must_use]
+    pub fn lost_ratio(&self) -> f64 {
+        let lost = self.quality.broken_headers as f64;
+        let all = lost + self.quality.windows as f64;
+        if all > 0.0 { lost / all } else { 1.0 }
+    }
 }
 
 /// Samples the regions.
@@ -40,7 +52,7 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], tcache_key: Option<u6
     let mut walker = Walker::new(memory, super::layout::Layout::with_bins_at(0), pacer);
     let mut snapshot = Snapshot::default();
     let mut records = Vec::new();
-    // Points and live points by window, and windows whose chunks were not found.
+    // Bytes classified and live ones of them by window, and windows whose chunks were not found.
     let mut windows: Vec<(f64, f64)> = Vec::new();
     let mut lost = 0u64;
     for _ in 0..WINDOWS {
@@ -61,34 +73,30 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], tcache_key: Option<u6
         };
         parse(&snapshot, start, &plan.bounds, &mut records);
         let end = middle.saturating_add(HALF_BYTES);
-        let (mut points, mut live) = (0.0, 0.0);
-        let mut point = middle.next_multiple_of(POINT_BYTES);
+        // To the byte: points at equal distances would meet the same chunks of a regular pattern again and again.
+        let (mut seen, mut live) = (0.0, 0.0);
         for record in &records {
             let record_end = record.start.saturating_add(record.bytes);
-            while point < record_end.min(end) {
-                if point >= record.start {
-                    points += 1.0;
-                    if record.kind == Kind::InUse && tcache_key.is_none_or(|key| key != record.second_word) {
-                        live += 1.0;
-                    }
-                }
-                point += POINT_BYTES;
+            let bytes = record_end.min(end).saturating_sub(record.start.max(middle)) as f64;
+            seen += bytes;
+            if record.kind == Kind::InUse && tcache_key.is_none_or(|key| key != record.second_word) {
+                live += bytes;
             }
         }
-        windows.push((points, live));
+        windows.push((seen, live));
     }
-    let points: f64 = windows.iter().map(|w| w.0).sum();
+    let seen: f64 = windows.iter().map(|w| w.0).sum();
     let live: f64 = windows.iter().map(|w| w.1).sum();
-    let share = if points > 0.0 { live / points } else { 0.0 };
+    let share = if seen > 0.0 { live / seen } else { 0.0 };
     // Ratio estimator over windows as clusters.
-    let spread: f64 = windows.iter().map(|(points, live)| (live - share * points).powi(2)).sum();
-    let stderr = if points > 0.0 { spread.sqrt() / points } else { 1.0 };
+    let spread: f64 = windows.iter().map(|(seen, live)| (live - share * seen).powi(2)).sum();
+    let stderr = if seen > 0.0 { spread.sqrt() / seen } else { 1.0 };
     let lost_share = lost as f64 / (lost as usize + windows.len()).max(1) as f64;
     let quality =
         WalkQuality { windows: windows.len() as u64, broken_headers: lost, read_bytes: walker.pacer.read_bytes, ..WalkQuality::default() };
     Estimate {
         live_bytes_est: (share * total as f64) as u64,
-        live_bytes_stderr: ((stderr + lost_share * share) * total as f64) as u64,
+        live_bytes_stderr: ((stderr + lost_share * share.max(1.0 - share)) * total as f64) as u64,
         quality,
     }
 }

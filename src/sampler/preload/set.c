@@ -1,6 +1,7 @@
 /* The set of sampled blocks that live. See set.h. All of it is zero at start: pages that are not used are never there. */
 #include "set.h"
 
+uint16_t set_pages[PAGE_CELLS] OWN_LINES;
 uint16_t set_filter[FILTER_CELLS] OWN_LINES;
 /* 1 MiB: only these are searched. */
 static void *addresses[SET_BUCKETS][SET_WAYS] OWN_LINES;
@@ -15,6 +16,18 @@ static void buckets_of(const void *pointer, uint32_t bucket[2])
 
 	bucket[0] = (uint32_t)(hash >> 50) & (SET_BUCKETS - 1);
 	bucket[1] = (uint32_t)(hash >> 36) & (SET_BUCKETS - 1);
+}
+
+static void count(const void *pointer)
+{
+	__atomic_add_fetch(&set_pages[set_page(pointer)], 1, __ATOMIC_RELAXED);
+	__atomic_add_fetch(&set_filter[set_cell(pointer)], 1, __ATOMIC_RELAXED);
+}
+
+static void discount(const void *pointer)
+{
+	__atomic_sub_fetch(&set_filter[set_cell(pointer)], 1, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&set_pages[set_page(pointer)], 1, __ATOMIC_RELAXED);
 }
 
 static bool claim(uint32_t bucket, void *pointer, struct sampled sampled)
@@ -53,13 +66,13 @@ bool set_insert(void *pointer, struct sampled sampled)
 	if (__atomic_add_fetch(&live, 1, __ATOMIC_RELAXED) > SET_LIVE_MAX)
 		goto full;
 	/* Before the address is in the table: a filter that says no must be right. */
-	__atomic_add_fetch(&set_filter[set_cell(pointer)], 1, __ATOMIC_RELAXED);
+	count(pointer);
 	buckets_of(pointer, bucket);
 	/* The emptier of the two: this is what keeps buckets from filling up. */
 	uint32_t first = used_ways(bucket[0]) <= used_ways(bucket[1]) ? 0 : 1;
 	if (claim(bucket[first], pointer, sampled) || claim(bucket[1 - first], pointer, sampled))
 		return true;
-	__atomic_sub_fetch(&set_filter[set_cell(pointer)], 1, __ATOMIC_RELAXED);
+	discount(pointer);
 full:
 	__atomic_sub_fetch(&live, 1, __ATOMIC_RELAXED);
 	return false;
@@ -85,7 +98,7 @@ bool set_remove(void *pointer, struct sampled *sampled)
 							 __ATOMIC_RELAXED))
 				return false;
 			*sampled = found;
-			__atomic_sub_fetch(&set_filter[set_cell(pointer)], 1, __ATOMIC_RELAXED);
+			discount(pointer);
 			__atomic_sub_fetch(&live, 1, __ATOMIC_RELAXED);
 			return true;
 		}

@@ -1,7 +1,8 @@
 /* The set of sampled blocks that live: what a free has to be looked up in.
  *
- * Two levels. A small array of counters answers almost every free with "not one of ours" from one cache line, and neighbours on the
- * heap share lines of it. Behind it, an open hash table whose buckets are one cache line of addresses; an address may be in either of
+ * Three levels. Counters by page answer most frees with "not one of ours" from 8 KiB, which stay in the first cache whatever the heap's
+ * size, as long as sampled blocks are few. Counters by address, of which neighbours on the heap share cache lines, answer almost all the
+ * others. Behind them, an open hash table whose buckets are one cache line of addresses; an address may be in either of
  * two buckets. There is no chaining and there are no tombstones, so an entry is inserted and removed by one compare-and-swap and
  * nobody ever waits: it works in signal handlers, after a fork in the middle of an insertion, and from any number of threads.
  *
@@ -21,13 +22,24 @@
 /* 4 counters for each address that lives at most, 512 KiB. */
 #define FILTER_CELLS 262144u
 
+/* 8 KiB: with 400 sampled blocks, 200 MiB of heap, one free in ten goes on to the counters by address. */
+#define PAGE_CELLS 4096u
+
 /* What is remembered of a sampled block, to be told again if a realloc fails. */
 struct sampled {
 	uint64_t size_bytes;
 	uint64_t weight_bytes;
 };
 
+extern uint16_t set_pages[PAGE_CELLS] __attribute__((visibility("hidden")));
 extern uint16_t set_filter[FILTER_CELLS] __attribute__((visibility("hidden")));
+
+static inline size_t set_page(const void *pointer)
+{
+	uintptr_t page = (uintptr_t)pointer >> 12;
+
+	return (page ^ (page >> 12)) & (PAGE_CELLS - 1);
+}
 
 /* Blocks are multiples of 16 apart. The upper part is folded in because large blocks are all at one offset in their page. */
 static inline size_t set_cell(const void *pointer)
@@ -40,7 +52,8 @@ static inline size_t set_cell(const void *pointer)
 /* False only if the address is not in the set. */
 static inline bool set_may_hold(const void *pointer)
 {
-	return unlikely(__atomic_load_n(&set_filter[set_cell(pointer)], __ATOMIC_RELAXED) != 0);
+	return unlikely(__atomic_load_n(&set_pages[set_page(pointer)], __ATOMIC_RELAXED) != 0) &&
+	       unlikely(__atomic_load_n(&set_filter[set_cell(pointer)], __ATOMIC_RELAXED) != 0);
 }
 
 /* Puts the address in; false if there is no room. */
