@@ -176,10 +176,16 @@ fn trace(pid: i32, program: &str, look: &mut impl FnMut(bool, bool)) -> Result<E
     }
     ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_TRACESYSGOOD as u64).map_err(failed("set trace options"))?;
     follow(pid, program, look)?;
-    // Seized instead of traced from birth, so that stop signals work as without us.
-    ptrace(libc::PTRACE_DETACH, pid, 0, 0).map_err(failed("let it go"))?;
+    // Seized instead of traced from birth, so that stop signals work as without us. Stopped in between: an exec before it is seized would
+    // not be seen.
+    ptrace(libc::PTRACE_DETACH, pid, 0, libc::SIGSTOP as u64).map_err(failed("let it go"))?;
     let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as u64;
-    ptrace(libc::PTRACE_SEIZE, pid, 0, options).map_err(failed("watch for its next exec"))?;
+    let seized = ptrace(libc::PTRACE_SEIZE, pid, 0, options).map_err(failed("watch for its next exec"));
+    // Also where that failed: it must not stand still for ever.
+    let child = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound.into());
+    let goes_on = child.and_then(|child| Ok(rustix::process::kill_process(child, rustix::process::Signal::CONT)?));
+    seized?;
+    goes_on.map_err(failed("continue it"))?;
     loop {
         let status = wait_for(pid).map_err(failed("wait for it"))?;
         if !libc::WIFSTOPPED(status) {
