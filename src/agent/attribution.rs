@@ -24,6 +24,20 @@ pub struct Rates {
     pub allocated_bytes_per_s_stderr: Option<f64>,
 }
 
+impl Rates {
+    /// Those of a whole recording.
+    #[must_use]
+    pub fn of(profile: &Profile) -> Self {
+        let totals = profile.totals();
+        let a_second = |kind| totals.get(kind) as f64 / profile.meta.duration_s.max(1e-3);
+        Self {
+            allocations_per_s: a_second(ValueKind::AllocObjects),
+            allocated_bytes_per_s: a_second(ValueKind::AllocSpace),
+            ..Self::default()
+        }
+    }
+}
+
 /// What one tier says of one process.
 #[derive(Debug, Clone)]
 pub struct Attributed {

@@ -2,7 +2,6 @@
 
 mod heartbeat;
 mod look;
-mod own;
 mod picture;
 mod records;
 
@@ -18,9 +17,10 @@ use super::containers::Containers;
 use super::discovery::{Scan, Seen, scan};
 use super::flight::Flight;
 use super::growth::Looks;
+use super::own::{own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::sample::{Identity, ProcessSample, WatchState};
-use super::schedule::{Due, Next, next};
+use super::schedule::{Due, Next, next, rounds_skipped};
 use super::snapshot::{AgentCounters, Published, Snapshot};
 use crate::census::{Level, PageMap, Places};
 use crate::store::Keeper;
@@ -28,7 +28,6 @@ use crate::target::process::read_bounded;
 use crate::units::Pid;
 
 pub use heartbeat::Heartbeat;
-use own::{own_rss_bytes, thread_cpu};
 pub use picture::MapRefused;
 
 /// Longest sleep, so that the heartbeat goes on.
@@ -77,11 +76,35 @@ struct Watch {
     chunks: Option<u64>,
     /// The last full censuses, in short.
     looks: Looks,
+    /// Whole rounds of what is due that are counted as left out already, of cheap and of close censuses.
+    left_out: LeftOut,
     /// When it was met, in seconds since the agent's start.
     met_s: f64,
 }
 
+/// Whole rounds that were left out.
+#[derive(Debug, Clone, Copy, Default)]
+struct LeftOut {
+    top: u64,
+    full: u64,
+}
+
+impl LeftOut {
+    fn add_to(self, counters: &mut AgentCounters) {
+        counters.top_rounds_skipped += self.top;
+        counters.full_rounds_skipped += self.full;
+    }
+}
+
 impl Watch {
+    /// Counts the whole rounds that were left out until now and are not counted yet.
+    fn leave_out(&mut self, now_s: f64, config: &super::config::CensusConfig) -> LeftOut {
+        let top = rounds_skipped(self.due.top_s, now_s, config.top_interval_s as f64);
+        let full = self.due.full_s.map_or(0, |due_s| rounds_skipped(due_s, now_s, config.full_interval_s as f64));
+        let before = std::mem::replace(&mut self.left_out, LeftOut { top, full });
+        LeftOut { top: top.saturating_sub(before.top), full: full.saturating_sub(before.full) }
+    }
+
     /// Seconds until a process is looked at again that showed no heap, or could not be read: one that has just begun soon has one.
     fn retry_s(&self, now_s: f64, config: &super::config::CensusConfig) -> f64 {
         (now_s - self.met_s).max(config.top_interval_s as f64).min(config.full_interval_s as f64)
@@ -292,6 +315,7 @@ impl Collector {
                     due: Due { top_s: now_s, full_s: None },
                     chunks: None,
                     looks: Looks::default(),
+                    left_out: LeftOut::default(),
                     met_s: now_s,
                 },
             };
@@ -305,7 +329,10 @@ impl Collector {
     }
 
     fn publish(&mut self) {
+        let now_s = self.now_s();
         for (identity, watch) in &mut self.watches {
+            // What waits for a large debt to be paid is left out now, not when its turn comes.
+            watch.leave_out(now_s, &self.config.census).add_to(&mut self.counters);
             let known = self.attributions.of(identity.process);
             if !known.is_same(&watch.sample.attributed) {
                 Arc::make_mut(&mut watch.sample).attributed = known;
@@ -421,6 +448,23 @@ mod tests {
         let snapshot = published.load();
         assert_eq!(snapshot.process(cat.pid().0).unwrap().state, WatchState::Waiting);
         assert!(!snapshot.first_round_done);
+    }
+
+    #[test]
+    fn what_waits_for_a_debt_to_be_paid_is_counted_as_left_out_while_it_waits_and_once() {
+        let mut config = cats_only();
+        config.census.budget_percent = 0.01;
+        config.census.start_credit_ms = 0;
+        let (mut collector, published) = collector(config);
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        settle(&mut collector);
+        let interval_s = collector.config.census.top_interval_s as f64;
+        let watch = collector.watches.values_mut().find(|watch| watch.sample.identity.process.pid == cat.pid()).unwrap();
+        watch.due.top_s -= 3.5 * interval_s;
+        for _ in 0..2 {
+            collector.publish();
+            assert_eq!(published.load().counters.top_rounds_skipped, 3);
+        }
     }
 
     #[test]

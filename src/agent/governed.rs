@@ -4,19 +4,20 @@
 //! this thread takes more than its share of a core; all targets, while the agent is above its memory limit.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::attribution::{Attributed, Attributions, Rates};
 use super::config::GovernedConfig;
 use super::need::{Candidate, choose};
+use super::own::thread_cpu;
 use super::rules::glob;
 use super::sample::{Identity, ProcessSample};
 use super::snapshot::{Published, Snapshot};
+use super::worker::{Worker, lock};
 use crate::governor::share::fair;
-use crate::profile::{Counter, Mode, ValueKind};
+use crate::profile::{Counter, Mode};
 use crate::recorder::governed::{Governed, Options, Status};
 use crate::units::Pid;
 
@@ -67,58 +68,18 @@ pub struct GovernedSample {
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedSample = Arc<Mutex<GovernedSample>>;
 
-/// Takes the lock; a panic of the holder leaves an older sample.
-pub fn lock(sample: &SharedSample) -> MutexGuard<'_, GovernedSample> {
-    sample.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The thread.
-pub struct GovernorThread {
-    orders: Sender<GovernedConfig>,
-    thread: JoinHandle<()>,
-}
-
-impl GovernorThread {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// If the system gives no thread.
-    pub fn start(
-        config: GovernedConfig,
-        memory_max_bytes: u64,
-        published: Arc<Published>,
-        board: Arc<Attributions>,
-        sample: SharedSample,
-    ) -> std::io::Result<Self> {
-        let (orders, receiver) = channel();
-        let thread = std::thread::Builder::new().name("fragprof-governor".into()).spawn(move || {
-            let mut attribution = Attribution::new(config, memory_max_bytes, published, sample);
-            attribution.board = board;
-            attribution.run(&receiver);
-        })?;
-        Ok(Self { orders, thread })
-    }
-
-    /// Goes on with this configuration.
-    pub fn reload(&self, config: GovernedConfig) {
-        // A thread that has ended is noticed by `is_finished`.
-        let _ = self.orders.send(config);
-    }
-
-    /// Whether it has ended by itself.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.thread.is_finished()
-    }
-
-    /// Takes all probes out and ends it, within a time. What is not out by then goes out with the process.
-    pub fn stop(self, within: Duration) {
-        drop(self.orders);
-        let deadline = Instant::now() + within;
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
-    }
+/// Starts the thread.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn start(
+    config: GovernedConfig,
+    memory_max_bytes: u64,
+    published: Arc<Published>,
+    board: Arc<Attributions>,
+    sample: SharedSample,
+) -> std::io::Result<Worker<GovernedConfig>> {
+    Worker::start("fragprof-governor", move |orders| Attribution::new(config, memory_max_bytes, published, board, sample).run(orders))
 }
 
 struct Attribution {
@@ -139,14 +100,20 @@ struct Attribution {
 }
 
 impl Attribution {
-    fn new(config: GovernedConfig, memory_max_bytes: u64, published: Arc<Published>, sample: SharedSample) -> Self {
+    fn new(
+        config: GovernedConfig,
+        memory_max_bytes: u64,
+        published: Arc<Published>,
+        board: Arc<Attributions>,
+        sample: SharedSample,
+    ) -> Self {
         let targets_max = config.targets_max;
         lock(&sample).enabled = config.enabled;
         Self {
             config,
             memory_max_bytes,
             published,
-            board: Arc::default(),
+            board,
             hand_over_at: Instant::now() + HAND_OVER_EVERY,
             sample,
             engine: None,
@@ -307,7 +274,7 @@ impl Attribution {
             self.targets_max = 0;
             return;
         }
-        let cpu_ratio = thread_cpu_s() / self.began.elapsed().as_secs_f64().max(1.0);
+        let cpu_ratio = thread_cpu().as_secs_f64() / self.began.elapsed().as_secs_f64().max(1.0);
         if cpu_ratio > self.config.cpu_percent / 100.0 && self.began.elapsed() > CHOOSE_EVERY * 3 {
             let fewer = (self.chosen.len() / 2).max(1);
             if fewer < self.targets_max {
@@ -347,13 +314,7 @@ impl Attribution {
             if profile.stacks().is_empty() {
                 continue;
             }
-            let totals = profile.totals();
-            let seconds = profile.meta.duration_s.max(1e-3);
-            let rates = Rates {
-                allocations_per_s: totals.get(ValueKind::AllocObjects) as f64 / seconds,
-                allocated_bytes_per_s: totals.get(ValueKind::AllocSpace) as f64 / seconds,
-                ..Rates::default()
-            };
+            let rates = Rates::of(&profile);
             let attributed = Attributed {
                 profile: Arc::new(profile),
                 at: Instant::now(),
@@ -374,18 +335,13 @@ impl Attribution {
         let mut sample = lock(&self.sample);
         sample.targets = targets;
         sample.losses = losses;
-        sample.cpu_s = thread_cpu_s();
+        sample.cpu_s = thread_cpu().as_secs_f64();
     }
 }
 
 /// Free bytes that its heaps hold, where a census told.
 fn free_bytes(one: &ProcessSample) -> Option<u64> {
     one.heaps.iter().filter_map(|heap| Some(heap.extent_bytes.saturating_sub(heap.live_bytes?))).reduce(u64::saturating_add)
-}
-
-fn thread_cpu_s() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 impl GovernedConfig {

@@ -4,15 +4,16 @@
 //! `listening.cpu_percent`, and become rarer when they need more. Nothing is loaded before the first emitter is found.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::attribution::{Attributed, Attributions, Rates};
 use super::config::ListeningConfig;
+use super::own::thread_cpu;
 use super::sample::{Identity, ProcessSample};
 use super::snapshot::{Published, Snapshot};
+use super::worker::{Worker, lock};
 use crate::ledger::{Estimate, SampledTotals};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
@@ -61,54 +62,17 @@ pub struct ListeningSample {
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedListening = Arc<Mutex<ListeningSample>>;
 
-/// Takes the lock; a panic of the holder leaves an older sample.
-pub fn lock(sample: &SharedListening) -> MutexGuard<'_, ListeningSample> {
-    sample.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The thread.
-pub struct ListenerThread {
-    orders: Sender<ListeningConfig>,
-    thread: JoinHandle<()>,
-}
-
-impl ListenerThread {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// If the system gives no thread.
-    pub fn start(
-        config: ListeningConfig,
-        published: Arc<Published>,
-        board: Arc<Attributions>,
-        sample: SharedListening,
-    ) -> std::io::Result<Self> {
-        let (orders, receiver) = channel();
-        let work = move || Listener::new(config, published, board, sample).run(&receiver);
-        let thread = std::thread::Builder::new().name("fragprof-listen".into()).spawn(work)?;
-        Ok(Self { orders, thread })
-    }
-
-    /// Goes on with this configuration.
-    pub fn reload(&self, config: ListeningConfig) {
-        // A thread that has ended is noticed by `is_finished`.
-        let _ = self.orders.send(config);
-    }
-
-    /// Whether it has ended by itself.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.thread.is_finished()
-    }
-
-    /// Takes all probes out and ends it, within a time. What is not out by then goes out with the process.
-    pub fn stop(self, within: Duration) {
-        drop(self.orders);
-        let deadline = Instant::now() + within;
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
-    }
+/// Starts the thread.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn start(
+    config: ListeningConfig,
+    published: Arc<Published>,
+    board: Arc<Attributions>,
+    sample: SharedListening,
+) -> std::io::Result<Worker<ListeningConfig>> {
+    Worker::start("fragprof-listen", move |orders| Listener::new(config, published, board, sample).run(orders))
 }
 
 /// When something is due that may take a share of the processor's time.
@@ -199,6 +163,13 @@ impl Listener {
             if let Some(recorder) = &mut self.recorder {
                 recorder.step(STEP);
                 for gone in recorder.forget_ended() {
+                    let mut sample = lock(&self.sample);
+                    // As it was told last: its books are gone.
+                    let heard = sample.targets.iter().find(|(_, heard)| heard.process == gone).map(|(_, heard)| heard.clone());
+                    if let Some(heard) = heard {
+                        add_past(&mut sample, &heard);
+                    }
+                    drop(sample);
                     self.heeded.retain(|one| one.identity.process != gone);
                 }
             }
@@ -224,6 +195,8 @@ impl Listener {
             self.looked.clear();
             self.recorder = None;
         }
+        // Whoever asks anew gets a new try.
+        self.tried = None;
         self.config = config;
     }
 
@@ -237,7 +210,6 @@ impl Listener {
         }
         let mut due: Vec<&Arc<ProcessSample>> = snapshot.processes.iter().filter(|one| self.is_due(one.identity)).collect();
         due.sort_by_key(|one| std::cmp::Reverse(one.rss_bytes));
-        let mut over_limit = 0;
         for one in due {
             if self.heeded.iter().any(|heeded| heeded.identity == one.identity) {
                 continue;
@@ -252,7 +224,7 @@ impl Listener {
             }
         }
         let heard = |identity: &Identity| self.heeded.iter().any(|one| one.identity == *identity);
-        over_limit += self.looked.iter().filter(|(identity, looked)| looked.has_emitter && !heard(identity)).count();
+        let over_limit = self.looked.iter().filter(|(identity, looked)| looked.has_emitter && !heard(identity)).count();
         lock(&self.sample).over_limit = over_limit;
         thread_cpu().saturating_sub(began)
     }
@@ -405,11 +377,6 @@ fn rates(before: &SampledTotals, now: &SampledTotals, time: Duration) -> Rates {
     let (allocations_per_s, allocations_per_s_stderr) = since(now.allocations, before.allocations);
     let (allocated_bytes_per_s, allocated_bytes_per_s_stderr) = since(now.allocated_bytes, before.allocated_bytes);
     Rates { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr }
-}
-
-fn thread_cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ pub mod growth;
 pub mod listening;
 pub mod need;
 pub mod notify;
+mod own;
 pub mod privileges;
 pub mod push;
 pub mod rules;
@@ -39,6 +40,7 @@ pub mod schedule;
 pub mod snapshot;
 pub mod socket;
 pub mod view;
+pub mod worker;
 
 pub use config::Config;
 pub use run::run;

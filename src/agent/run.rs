@@ -15,14 +15,13 @@ use thiserror::Error;
 
 use super::attribution::Attributions;
 use super::collect::{Collector, Command, Heartbeat, start};
-use super::config::{Config, ConfigError};
-use super::governed::GovernorThread;
-use super::listening::ListenerThread;
+use super::config::{Config, ConfigError, GovernedConfig, ListeningConfig};
 use super::notify::Notifier;
 use super::privileges;
 use super::push::{Pusher, Target};
 use super::snapshot::Published;
-use super::socket;
+use super::worker::Worker;
+use super::{governed, listening, socket};
 use crate::client;
 use crate::server::listener::Bound;
 use crate::server::{Server, ServerState, Serves, Sources};
@@ -131,7 +130,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     };
     said(address);
 
-    let governor = GovernorThread::start(
+    let governor = governed::start(
         config.governed.clone(),
         config.census.memory_max_mib << 20,
         Arc::clone(&published),
@@ -139,7 +138,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         state.governed(),
     )
     .map_err(system("start the governor's thread"))?;
-    let listener = ListenerThread::start(config.listening.clone(), Arc::clone(&published), Arc::clone(&attributions), state.listening())
+    let listener = listening::start(config.listening.clone(), Arc::clone(&published), Arc::clone(&attributions), state.listening())
         .map_err(system("start the listener's thread"))?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
@@ -248,7 +247,7 @@ fn reload(
     path: Option<&Path>,
     state: &ServerState,
     commands: &mpsc::Sender<Command>,
-    (governor, listener): (&GovernorThread, &ListenerThread),
+    (governor, listener): (&Worker<GovernedConfig>, &Worker<ListeningConfig>),
     notifier: &Notifier,
 ) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

@@ -107,10 +107,17 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
     }
     let stats: Vec<LedgerStats> = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.ledger.stats()).collect();
     profile.meta.corrections = corrections(&stats);
-    // One process without a census leaves the sum of all unknown.
-    let joined = |target: &Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
-    if !targets.is_empty() && targets.iter().all(joined) {
+    // One process without a census leaves the sum of all unknown, unless it has ended: then nothing of it lives.
+    let joined = |target: &&Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
+    let gone = |target: &&Target| !joined(target) && !target.process.is_alive();
+    if targets.iter().any(|target| joined(&target)) && targets.iter().all(|target| joined(&target) || gone(&target)) {
         profile.meta.kinds = profile.meta.kinds.with(ValueKind::LiveObjects).with(ValueKind::LiveSpace);
+        let ended = targets.iter().filter(gone).count() as u64;
+        if ended > 0 {
+            let who = if ended == 1 { "1 process".to_owned() } else { format!("{} processes", grouped(ended)) };
+            let limit = format!("{who} had ended without a census: what was held then is in use (inuse), nothing of it is live");
+            profile.meta.limits.push(limit);
+        }
     } else {
         let limit = "no census was joined at the end: of blocks allocated before the recording it is unknown what they hold, and whether they are free";
         profile.meta.limits.push(limit.into());

@@ -39,10 +39,11 @@ use self::api::stacks::RecordedBlocks;
 use self::listener::{Bound, Limited};
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
-use crate::agent::governed::{self, SharedSample};
-use crate::agent::listening::{self, SharedListening};
+use crate::agent::governed::SharedSample;
+use crate::agent::listening::SharedListening;
 use crate::agent::push::PushCounters;
 use crate::agent::snapshot::Published;
+use crate::agent::worker::lock;
 use crate::metrics;
 use crate::store::keeper::Record;
 use crate::store::{Keeper, KeeperCounters, Reader};
@@ -263,8 +264,8 @@ fn router(state: Arc<ServerState>, serves: Serves) -> Router {
 }
 
 async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
-    let mut tiers = metrics::governed::families(&governed::lock(&state.governed));
-    tiers.extend(metrics::listening::families(&listening::lock(&state.listening)));
+    let mut tiers = metrics::governed::families(&lock(&state.governed));
+    tiers.extend(metrics::listening::families(&lock(&state.listening)));
     let beside = metrics::Beside { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
     let text = metrics::exposition(&state.published.load(), &beside, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {

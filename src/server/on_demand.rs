@@ -9,7 +9,7 @@ use super::ServerState;
 use super::api::stacks::Recorded;
 use super::api::{Refusal, refuse};
 use crate::agent::attribution::{Attributed, Rates};
-use crate::profile::{Profile, ValueKind};
+use crate::profile::Profile;
 use crate::recorder::places::Places;
 use crate::recorder::{Options, Recorder};
 use crate::target::{Process, ProcessId};
@@ -38,13 +38,7 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
     let (process, profile, places) = recorded
         .map_err(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, "the recording failed"))?
         .map_err(|why| refuse(StatusCode::UNPROCESSABLE_ENTITY, &why))?;
-    let totals = profile.totals();
-    let a_second = |kind| totals.get(kind) as f64 / profile.meta.duration_s.max(1e-3);
-    let rates = Rates {
-        allocations_per_s: a_second(ValueKind::AllocObjects),
-        allocated_bytes_per_s: a_second(ValueKind::AllocSpace),
-        ..Rates::default()
-    };
+    let rates = Rates::of(&profile);
     let attributed = Attributed {
         profile: Arc::new(profile),
         at: Instant::now(),

@@ -63,8 +63,14 @@ fn the_census_stays_within_its_budget_and_counts_what_it_leaves_out() {
     };
     wait_until("30 s of work", || read().0 >= 30.0);
     let (wall_s, cpu_s, text) = read();
-    // The last census may overdraw the account; its debt is paid later. Without a budget it would be ten times as much.
-    assert!(cpu_s / wall_s <= 0.02, "{cpu_s} s of {wall_s} s\n{text}");
+    // Each account may be overdrawn by what was under way when it became empty, and the debt is paid later. How long a census takes is
+    // the machine's affair; without a budget all due here are taken, more than ten times as much.
+    let mean_s = |level: &str| {
+        let of = |name: &str| value(&text, name, &format!("level=\"{level}\"")).unwrap();
+        of("fragprof_agent_census_cpu_seconds_total") / of("fragprof_agent_censuses_total").max(1.0)
+    };
+    let overdrawn_s = 5.0 * (mean_s("top") + mean_s("full"));
+    assert!(cpu_s <= 0.01 * wall_s + overdrawn_s, "{cpu_s} s of {wall_s} s, {overdrawn_s} s may be overdrawn\n{text}");
     let shed = |step: &str| value(&text, "fragprof_agent_shed_total", step).unwrap();
     println!("budget 1 %: used {:.2} %, shed {} full and {} cheap rounds", 100.0 * cpu_s / wall_s, shed("full_round"), shed("top_round"));
     assert!(shed("full_round") >= 1.0, "{text}");

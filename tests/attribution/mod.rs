@@ -101,6 +101,8 @@ fn a_heap_that_was_larger_during_the_recording_has_a_moment_near_its_peak() {
     let mut command = fragprof();
     command.env("FRAGPROF_LOG", "debug");
     let recording = Recording::attach_by(command, &[target.pid()], &[]);
+    // The start's census is of the heap before it grows.
+    assert!(recording.process.err.wait_for(LIMIT, |line| line.contains("at its start")).is_some(), "{}", recording.process.err);
     let large = number(&target.tell("fill"), "large_bytes");
     let looked = recording.process.err.wait_for(LIMIT, |line| line.contains("looked at the heap"));
     assert!(looked.is_some(), "{}", recording.process.err);

@@ -58,13 +58,13 @@ fn coverage(runs: u32, sample_bytes: u64) -> BTreeMap<String, (u32, u32)> {
     held
 }
 
-fn check(held: &BTreeMap<String, (u32, u32)>, sites_min: usize) {
+/// Asserts that as many lie inside as a true rate of 95 % makes certain but for `deviations` standard deviations of chance.
+fn check(held: &BTreeMap<String, (u32, u32)>, sites_min: usize, deviations: f64) {
     let (inside, all) = held.values().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     println!("{held:?}: {inside} of {all}");
     assert!(held.len() >= sites_min, "{held:?}");
-    // 93 of 100 is the goal for a true rate of 95; of few draws, two standard deviations less.
-    let needed = 0.95 * f64::from(all) - 2.0 * (0.95 * 0.05 * f64::from(all)).sqrt();
-    assert!(f64::from(inside) >= needed.min(0.93 * f64::from(all)), "{inside} of {all} within their 95 % interval: {held:?}");
+    let needed = 0.95 * f64::from(all) - deviations * (0.95 * 0.05 * f64::from(all)).sqrt();
+    assert!(f64::from(inside) >= needed, "{inside} of {all} within their 95 % interval: {held:?}");
 }
 
 #[test]
@@ -73,7 +73,8 @@ fn every_site_of_two_percent_lies_within_its_stated_interval() {
         return;
     }
     let _alone = serial();
-    check(&coverage(8, 32 << 10), 6);
+    // Of 48, chance takes ten once in 5,000 times; errors stated half as large as they are would take sixteen.
+    check(&coverage(8, 32 << 10), 6, 5.0);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn every_site_of_two_percent_lies_within_its_stated_interval() {
 fn every_site_of_two_percent_lies_within_its_stated_interval_a_hundred_times() {
     let _alone = serial();
     let held = coverage(100, 32 << 10);
-    check(&held, 6);
+    check(&held, 6, 2.0);
     for (site, (inside, all)) in &held {
         println!("{site:<12} {inside} of {all}");
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::super::budget::Work;
+use super::super::own::{give_back, thread_cpu};
 use super::super::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
-use super::super::schedule::{Due, Shed, close_level, has_moved, rounds_skipped};
-use super::own::{give_back, thread_cpu};
+use super::super::schedule::{Due, Shed, close_level, has_moved};
 use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
 use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
 use crate::fragmentation::ladder::Ladder;
@@ -16,18 +16,18 @@ use crate::target::{Process, TargetError};
 impl Collector {
     /// Takes one census.
     pub(super) fn look(&mut self, identity: Identity, work: Work) {
-        let Some(watch) = self.watches.get(&identity) else { return };
-        let due_s = if work == Work::Cheap { Some(watch.due.top_s) } else { watch.due.full_s };
+        let now_s = self.now_s();
+        let Some(watch) = self.watches.get_mut(&identity) else { return };
+        let left_out = watch.leave_out(now_s, &self.config.census);
+        match work {
+            Work::Cheap => watch.left_out.top = 0,
+            Work::Full => watch.left_out.full = 0,
+        }
         let sample = Arc::clone(&watch.sample);
         let chunks = watch.chunks;
-        let (level, interval_s) = self.level(&sample, chunks, work);
+        left_out.add_to(&mut self.counters);
+        let level = self.level(&sample, chunks, work);
         let comm = sample.comm.as_str();
-        let now_s = self.now_s();
-        let skipped = rounds_skipped(due_s.unwrap_or(now_s), now_s, interval_s);
-        match work {
-            Work::Cheap => self.counters.top_rounds_skipped += skipped,
-            Work::Full => self.counters.full_rounds_skipped += skipped,
-        }
         let pace = Pace {
             pause_per_mib: Duration::from_micros(self.config.census.pause_per_mib_us),
             duration_max: Duration::from_secs(self.config.census.duration_max_s),
@@ -56,15 +56,15 @@ impl Collector {
         }
     }
 
-    /// The level for this kind of work, and the interval at which it is due.
-    fn level(&mut self, sample: &ProcessSample, chunks: Option<u64>, work: Work) -> (Level, f64) {
+    /// The level for this kind of work.
+    fn level(&mut self, sample: &ProcessSample, chunks: Option<u64>, work: Work) -> Level {
         let config = &self.config.census;
         if work == Work::Cheap {
-            return (Level::Top, config.top_interval_s as f64);
+            return Level::Top;
         }
         // Blocks with mappings of their own are not walked.
         let extents = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
-        let level = match close_level(extents.fold(0, u64::saturating_add), chunks, self.own_rss_bytes, config) {
+        match close_level(extents.fold(0, u64::saturating_add), chunks, self.own_rss_bytes, config) {
             Ok(level) => level,
             Err(shed) => {
                 match shed {
@@ -73,8 +73,7 @@ impl Collector {
                 }
                 Level::Sampled
             }
-        };
-        (level, config.full_interval_s as f64)
+        }
     }
 
     pub(super) fn keep(&mut self, identity: Identity, mut census: Census, cpu: Duration) {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::super::budget::Work;
+use super::super::own::thread_cpu;
 use super::super::sample::Identity;
 use super::super::schedule::close_level;
 use super::Collector;
-use super::own::thread_cpu;
 use crate::census::{Level, LiveMemory, MemoryError, Options, Pace, PageMap, take};
 use crate::target::Process;
 
