@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
-use super::chunks::{ChunkState, ChunkTable};
+use super::chunks::{Chunk, ChunkState, ChunkTable};
+use super::page_cache::PageCache;
 use super::quality::WalkQuality;
-use crate::heap::occupancy::Occupancy;
+use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 
 /// How closely to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema, clap::ValueEnum)]
@@ -193,6 +194,77 @@ pub struct SizeClass {
     pub free_chunks: u64,
 }
 
+/// What the resident pages of the chunks are full of. Needs sorted regions.
+#[must_use]
+pub fn occupancy_of(table: &ChunkTable, pages: &mut PageCache<'_>) -> Occupancy {
+    pages.forget();
+    let mut builder = OccupancyBuilder::new(|range| pages.resident_bytes(range));
+    table.iter().for_each(|(_, chunk)| builder.add(chunk.start..chunk.end(), chunk.state.holder()));
+    builder.finish()
+}
+
+/// Classes of sizes, by powers of two.
+const SIZES: usize = 64;
+/// States of a chunk.
+const STATES: usize = 8;
+
+/// Bytes and number of chunks by size and state: one place to add to for each chunk.
+#[derive(Debug, Clone)]
+struct Tally([[(u64, u64); STATES]; SIZES]);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self([[(0, 0); STATES]; SIZES])
+    }
+}
+
+impl Tally {
+    #[inline]
+    fn add(&mut self, chunk: &Chunk) {
+        let bits = (64 - chunk.bytes.saturating_sub(1).leading_zeros()) as usize;
+        if let Some((bytes, chunks)) = self.0.get_mut(bits.min(SIZES - 1)).and_then(|states| states.get_mut(chunk.state as usize)) {
+            *bytes = bytes.saturating_add(chunk.bytes);
+            *chunks += 1;
+        }
+    }
+
+    fn add_to(&self, sums: &mut Sums, classes: &mut [SizeClass; SIZES]) {
+        for (states, class) in self.0.iter().zip(classes) {
+            for (state, &(bytes, chunks)) in states.iter().enumerate() {
+                if let (Some(sum), Some(count)) = (sums.bytes.get_mut(state), sums.chunks.get_mut(state)) {
+                    *sum = sum.saturating_add(bytes);
+                    *count += chunks;
+                }
+            }
+            let of = |wanted: &[ChunkState]| sum_of(states, wanted);
+            let (live, free) =
+                (of(&[ChunkState::Live, ChunkState::Mmapped]), of(&[ChunkState::Tcache, ChunkState::Fastbin, ChunkState::Free]));
+            class.live_bytes = class.live_bytes.saturating_add(live.0);
+            class.live_allocations += live.1;
+            class.free_bytes = class.free_bytes.saturating_add(free.0);
+            class.free_chunks += free.1;
+        }
+    }
+
+    fn add_to_arena(&self, arena: &mut ArenaAccount) {
+        for states in &self.0 {
+            let of = |wanted: &[ChunkState]| sum_of(states, wanted);
+            let live = of(&[ChunkState::Live]);
+            arena.live_bytes = arena.live_bytes.saturating_add(live.0);
+            arena.live_allocations += live.1;
+            arena.cached_bytes = arena.cached_bytes.saturating_add(of(&[ChunkState::Tcache, ChunkState::Fastbin]).0);
+            arena.free_bytes = arena.free_bytes.saturating_add(of(&[ChunkState::Free]).0);
+            arena.top_bytes = arena.top_bytes.saturating_add(of(&[ChunkState::Top]).0);
+        }
+    }
+}
+
+/// Bytes and chunks in some states.
+fn sum_of(states: &[(u64, u64); STATES], wanted: &[ChunkState]) -> (u64, u64) {
+    let own = wanted.iter().filter_map(|&state| states.get(state as usize));
+    own.fold((0, 0), |(bytes, chunks), &(more, count)| (bytes.saturating_add(more), chunks + count))
+}
+
 /// Sums over a chunk table.
 #[derive(Debug, Clone, Default)]
 pub struct Sums {
@@ -211,49 +283,25 @@ impl Sums {
     #[must_use]
     pub fn of(table: &ChunkTable, arenas: &mut [ArenaAccount]) -> Self {
         let mut sums = Self::default();
-        let mut classes = [SizeClass::default(); 64];
+        // One tally an arena, and one for what belongs to none of them.
+        let mut tallies: Vec<Option<Box<Tally>>> = vec![None; arenas.len() + 1];
         for region in table.regions() {
+            let arena = (region.arena as usize).min(arenas.len());
+            let Some(tally) = tallies.get_mut(arena) else { continue };
+            let tally = tally.get_or_insert_default();
             let mut free_run = 0u64;
-            let mut own = ArenaAccount::default();
-            for chunk in table.chunks_of(region) {
-                let state = chunk.state as usize;
-                if let (Some(bytes), Some(chunks)) = (sums.bytes.get_mut(state), sums.chunks.get_mut(state)) {
-                    *bytes = bytes.saturating_add(chunk.bytes);
-                    *chunks += 1;
-                }
+            table.chunks_of(region).for_each(|chunk| {
+                tally.add(&chunk);
                 free_run = if chunk.state.is_free() { free_run.saturating_add(chunk.bytes) } else { 0 };
                 sums.largest_free_bytes = sums.largest_free_bytes.max(free_run);
-                match chunk.state {
-                    ChunkState::Live => {
-                        own.live_bytes += chunk.bytes;
-                        own.live_allocations += 1;
-                    }
-                    ChunkState::Tcache | ChunkState::Fastbin => own.cached_bytes += chunk.bytes,
-                    ChunkState::Free => own.free_bytes += chunk.bytes,
-                    ChunkState::Top => own.top_bytes += chunk.bytes,
-                    _ => {}
-                }
-                let bits = 64 - chunk.bytes.saturating_sub(1).leading_zeros() as usize;
-                if let Some(class) = classes.get_mut(bits.min(63)) {
-                    match chunk.state {
-                        ChunkState::Live | ChunkState::Mmapped => {
-                            class.live_bytes += chunk.bytes;
-                            class.live_allocations += 1;
-                        }
-                        ChunkState::Tcache | ChunkState::Fastbin | ChunkState::Free => {
-                            class.free_bytes += chunk.bytes;
-                            class.free_chunks += 1;
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            if let Some(arena) = arenas.get_mut(region.arena as usize) {
-                arena.live_bytes += own.live_bytes;
-                arena.live_allocations += own.live_allocations;
-                arena.cached_bytes += own.cached_bytes;
-                arena.free_bytes += own.free_bytes;
-                arena.top_bytes += own.top_bytes;
+            });
+        }
+        let mut classes = [SizeClass::default(); SIZES];
+        for (index, tally) in tallies.iter().enumerate() {
+            let Some(tally) = tally else { continue };
+            tally.add_to(&mut sums, &mut classes);
+            if let Some(arena) = arenas.get_mut(index) {
+                tally.add_to_arena(arena);
             }
         }
         let used = classes.iter().enumerate().filter(|(_, class)| class.live_allocations + class.free_chunks > 0);

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::heap::occupancy::Holder;
+
 /// What a chunk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -29,6 +31,7 @@ pub enum ChunkState {
 }
 
 impl ChunkState {
+    #[inline]
     fn from_bits(bits: u32) -> Self {
         match bits & 7 {
             0 => Self::Live,
@@ -39,6 +42,18 @@ impl ChunkState {
             5 => Self::Overhead,
             6 => Self::Unknown,
             _ => Self::Mmapped,
+        }
+    }
+
+    /// Who has its bytes.
+    #[must_use]
+    pub fn holder(self) -> Holder {
+        match self {
+            Self::Live | Self::Mmapped => Holder::Live,
+            Self::Tcache | Self::Fastbin => Holder::Cached,
+            Self::Free => Holder::Free,
+            Self::Top => Holder::Top,
+            Self::Overhead | Self::Unknown => Holder::Other,
         }
     }
 
@@ -107,6 +122,13 @@ const BLOCK_ENTRIES: usize = 1 << 16;
 /// Chunks kept at most: 1 GiB of table, a 16 GiB heap of 64-byte chunks. What lies beyond counts as unread.
 pub const CHUNKS_MAX: usize = 1 << 28;
 
+/// A size as an entry has it; `None` for 0 and what needs the side table.
+#[inline]
+fn plain_units(bytes: u64) -> Option<u32> {
+    let units = u32::try_from(bytes / SIZE_UNIT).ok()?;
+    (bytes.is_multiple_of(SIZE_UNIT) && (1..SIZE_BITS_ESCAPE).contains(&units)).then_some(units)
+}
+
 /// The chunks of a heap.
 #[derive(Debug, Clone, Default)]
 pub struct ChunkTable {
@@ -161,23 +183,23 @@ impl ChunkTable {
     }
 
     /// Appends a chunk to the current region. `false` if the table is full, no region was begun, or the chunk is empty.
+    #[inline]
     pub fn push(&mut self, bytes: u64, state: ChunkState) -> bool {
         let Some(region) = self.regions.last_mut() else { return false };
         if self.len >= CHUNKS_MAX || bytes == 0 {
             return false;
         }
-        let units = bytes / SIZE_UNIT;
-        let exact = bytes.is_multiple_of(SIZE_UNIT) && units < u64::from(SIZE_BITS_ESCAPE);
-        let size_bits = if exact { u32::try_from(units).unwrap_or(SIZE_BITS_ESCAPE) } else { SIZE_BITS_ESCAPE };
-        if !exact {
-            self.huge.insert(self.len, bytes);
-        }
         if self.len.is_multiple_of(ANCHOR_EVERY) {
             self.anchors.push(region.end);
+            if self.len.is_multiple_of(BLOCK_ENTRIES) {
+                // Whole from the start: what is not filled costs no memory, and nothing is copied.
+                self.blocks.push(Vec::with_capacity(BLOCK_ENTRIES));
+            }
         }
-        if self.len.is_multiple_of(BLOCK_ENTRIES) {
-            self.blocks.push(Vec::new());
-        }
+        let size_bits = plain_units(bytes).unwrap_or_else(|| {
+            self.huge.insert(self.len, bytes);
+            SIZE_BITS_ESCAPE
+        });
         if let Some(block) = self.blocks.last_mut() {
             block.push(size_bits << 3 | state as u32);
         }
@@ -185,6 +207,30 @@ impl ChunkTable {
         region.end = region.end.saturating_add(bytes);
         region.entries.end = self.len;
         true
+    }
+
+    /// Appends a chunk for each item, as [`ChunkTable::push`] does one by one.
+    pub fn append<T>(&mut self, items: &[T], chunk_of: impl Fn(&T) -> (u64, ChunkState)) {
+        let mut rest = items;
+        while let Some((item, more)) = rest.split_first() {
+            let (bytes, state) = chunk_of(item);
+            self.push(bytes, state);
+            rest = more;
+            // Up to the next kept address there is nothing to do but to add entries.
+            let (Some(region), Some(block)) = (self.regions.last_mut(), self.blocks.last_mut()) else { return };
+            let room = self.len.next_multiple_of(ANCHOR_EVERY) - self.len;
+            let mut added = 0;
+            for item in rest.iter().take(room) {
+                let (bytes, state) = chunk_of(item);
+                let Some(units) = plain_units(bytes) else { break };
+                block.push(units << 3 | state as u32);
+                region.end = region.end.saturating_add(bytes);
+                added += 1;
+            }
+            self.len += added;
+            region.entries.end = self.len;
+            rest = rest.get(added..).unwrap_or_default();
+        }
     }
 
     /// Takes back the last chunks of the current region, down to the first one that ends at or before `addr`; returns where the region
@@ -246,6 +292,7 @@ impl ChunkTable {
         self.blocks.get(index / BLOCK_ENTRIES).and_then(|block| block.get(index % BLOCK_ENTRIES)).copied().unwrap_or(0)
     }
 
+    #[inline]
     fn bytes_of(&self, index: usize, entry: u32) -> u64 {
         match entry >> 3 {
             SIZE_BITS_ESCAPE => self.huge.get(&index).copied().unwrap_or(0),
@@ -253,15 +300,25 @@ impl ChunkTable {
         }
     }
 
-    /// The chunks of a region by rising address.
+    /// The chunks of a region by rising address. Where all are visited, `for_each` is faster than a loop.
     pub fn chunks_of<'a>(&'a self, region: &Region) -> impl Iterator<Item = Chunk> + use<'a> {
-        let mut start = region.start;
-        region.entries.clone().map(move |index| {
-            let entry = self.entry(index);
-            let bytes = self.bytes_of(index, entry);
-            let chunk = Chunk { start, bytes, state: ChunkState::from_bits(entry) };
-            start = start.saturating_add(bytes);
+        let (mut start, mut index) = (region.start, region.entries.start);
+        self.entries(region.entries.clone()).map(move |entry| {
+            let chunk = Chunk { start, bytes: self.bytes_of(index, entry), state: ChunkState::from_bits(entry) };
+            index += 1;
+            start = chunk.end();
             chunk
+        })
+    }
+
+    /// The entries of some indices, block by block.
+    fn entries(&self, range: Range<usize>) -> impl Iterator<Item = u32> + use<'_> {
+        let (first, last) = (range.start / BLOCK_ENTRIES, range.end.div_ceil(BLOCK_ENTRIES));
+        let blocks = self.blocks.get(first..last).unwrap_or_default().iter().enumerate();
+        blocks.flat_map(move |(number, block)| {
+            let base = (first + number) * BLOCK_ENTRIES;
+            let part = range.start.saturating_sub(base)..range.end.saturating_sub(base).min(block.len());
+            block.get(part).unwrap_or_default().iter().copied()
         })
     }
 
@@ -345,6 +402,27 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn chunks_appended_together_are_those_pushed_one_by_one(
+            parts in proptest::collection::vec(proptest::collection::vec((0u64..300, 0u32..8), 0..200), 1..6)
+        ) {
+            let (mut together, mut one_by_one) = (ChunkTable::default(), ChunkTable::default());
+            for (number, part) in parts.iter().enumerate() {
+                // Sizes that need the side table, that are odd, and that are none, are among them.
+                let chunk_of = |&(size, state): &(u64, u32)| (if size > 295 { size << 30 } else { size * 4 }, ChunkState::from_bits(state));
+                for table in [&mut together, &mut one_by_one] {
+                    if number % 2 == 0 {
+                        table.begin_region((number as u64 + 1) << 45, 0);
+                    }
+                }
+                together.append(part, chunk_of);
+                part.iter().map(chunk_of).for_each(|(bytes, state)| { one_by_one.push(bytes, state); });
+            }
+            prop_assert_eq!(together.iter().collect::<Vec<_>>(), one_by_one.iter().collect::<Vec<_>>());
+            prop_assert_eq!((&together.anchors, &together.huge, together.len), (&one_by_one.anchors, &one_by_one.huge, one_by_one.len));
+            prop_assert_eq!(together.regions(), one_by_one.regions());
+        }
+
         #[test]
         fn a_table_from_which_chunks_were_taken_back_is_that_of_the_others(
             sizes in proptest::collection::vec(1u64..40, 1..300), more in proptest::collection::vec(1u64..40, 0..80), cut in any::<prop::sample::Index>()

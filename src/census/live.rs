@@ -6,24 +6,17 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::kernel_pages::KernelPages;
 use super::memory::{Memory, MemoryError, Piece};
 use super::not_malloc::{ResidentMapping, parse_smaps};
-use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
+use crate::heap::residency::{PageRuns, page_down};
 use crate::target::{Maps, Process};
 
 /// Pieces of one process_vm_readv call; the kernel takes at most IOV_MAX = 1024.
 const PIECES_MAX: usize = 1024;
-/// Runs fetched by one PAGEMAP_SCAN; 12 KiB on the stack's side, enough for 2 MiB of alternating pages.
-const SCAN_RUNS: usize = 512;
-/// Entries read at once where PAGEMAP_SCAN is missing: 64 KiB for 32 MiB of address space.
-const PAGEMAP_ENTRIES: usize = 8192;
-
 /// Address space asked about for one small read: 16 pages, hardly dearer than one.
 const LOOK_BYTES: u64 = 64 << 10;
 /// Looks remembered.
@@ -34,48 +27,12 @@ const LOOK_AGE_MAX: Duration = Duration::from_millis(20);
 /// Bytes of smaps read at most: about 700 a mapping, 262,144 mappings.
 const SMAPS_BYTES_MAX: u64 = 192 << 20;
 
-/// `_IOWR('f', 16, struct pm_scan_arg)` (include/uapi/linux/fs.h, since Linux 6.7).
-const PAGEMAP_SCAN: libc::Ioctl = 0xC060_6610_u32 as libc::Ioctl;
-// Page categories of PAGEMAP_SCAN.
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-const PAGE_IS_SWAPPED: u64 = 1 << 4;
-const PAGE_IS_PFNZERO: u64 = 1 << 5;
-const PAGE_IS_HUGE: u64 = 1 << 6;
-
-/// `struct pm_scan_arg`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region`.
-#[repr(C)]
-#[derive(Default, Clone, Copy)]
-struct ScanRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
 /// The memory of a running process. The page map stays bound to the address space it was opened on, so an exec shows as "gone".
 #[derive(Debug)]
 pub struct LiveMemory {
     process: Process,
     pid: libc::pid_t,
-    pagemap: File,
-    can_scan: AtomicBool,
+    pages: KernelPages,
     looks: Mutex<Vec<Option<Look>>>,
 }
 
@@ -94,9 +51,9 @@ impl LiveMemory {
     /// If the right to look is missing or the process has ended.
     pub fn open(process: Process) -> Result<Self, MemoryError> {
         let pid = process.pid().0;
-        let pagemap = File::open(process.directory().join("pagemap")).map_err(|source| refused("the page map", pid, source))?;
+        let pages = KernelPages::open(process.directory()).map_err(|source| refused("the page map", pid, source))?;
         let raw = libc::pid_t::try_from(pid).map_err(|_| MemoryError::Gone { pid })?;
-        Ok(Self { process, pid: raw, pagemap, can_scan: AtomicBool::new(true), looks: Mutex::new(vec![None; LOOKS_KEPT]) })
+        Ok(Self { process, pid: raw, pages, looks: Mutex::new(vec![None; LOOKS_KEPT]) })
     }
 
     /// The process.
@@ -139,67 +96,6 @@ impl LiveMemory {
         let until = runs.present_from(at);
         *kept = Some(Look { start, at: Instant::now(), runs });
         Some(until)
-    }
-
-    fn scan(&self, range: &Range<u64>) -> io::Result<PageRuns> {
-        let mut runs = PageRuns::default();
-        let mut at = range.start;
-        let mut found = [ScanRegion::default(); SCAN_RUNS];
-        while at < range.end {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                start: at,
-                end: range.end,
-                vec: found.as_mut_ptr() as u64,
-                vec_len: SCAN_RUNS as u64,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_PFNZERO | PAGE_IS_HUGE,
-                ..ScanArg::default()
-            };
-            // SAFETY: the argument and the array it names outlive the call, and `vec_len` is the array's length.
-            let filled = unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut arg) };
-            let filled = usize::try_from(filled).map_err(|_| io::Error::last_os_error())?;
-            for region in found.iter().take(filled) {
-                let has = |category| region.categories & category != 0;
-                let state = PageState {
-                    present: has(PAGE_IS_PRESENT),
-                    swapped: has(PAGE_IS_SWAPPED),
-                    zero: has(PAGE_IS_PFNZERO),
-                    huge: has(PAGE_IS_HUGE),
-                };
-                runs.push(PageRun { start: region.start, end: region.end, state });
-            }
-            if arg.walk_end <= at {
-                break;
-            }
-            at = arg.walk_end;
-        }
-        Ok(runs)
-    }
-
-    /// One word a page: bit 63 present, 62 swapped (Documentation/admin-guide/mm/pagemap.rst). The page of zeros and huge pages cannot
-    /// be told apart here.
-    fn read_pagemap(&self, range: &Range<u64>) -> io::Result<PageRuns> {
-        let mut runs = PageRuns::default();
-        let mut entries = vec![0u8; PAGEMAP_ENTRIES * 8];
-        let mut at = range.start;
-        while at < range.end {
-            let pages = usize::try_from((range.end - at) / PAGE_BYTES).unwrap_or(usize::MAX).clamp(1, PAGEMAP_ENTRIES);
-            let Some(part) = entries.get_mut(..pages * 8) else { break };
-            let got = self.pagemap.read_at(part, at / PAGE_BYTES * 8)? / 8;
-            if got == 0 {
-                break;
-            }
-            for entry in part.chunks_exact(8).take(got) {
-                let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
-                let state = PageState { present: entry >> 63 & 1 == 1, swapped: entry >> 62 & 1 == 1, ..PageState::default() };
-                if state.present || state.swapped {
-                    runs.push(PageRun { start: at, end: at + PAGE_BYTES, state });
-                }
-                at += PAGE_BYTES;
-            }
-        }
-        Ok(runs)
     }
 }
 
@@ -256,19 +152,7 @@ impl Memory for LiveMemory {
     }
 
     fn page_runs(&self, range: Range<u64>) -> Result<PageRuns, MemoryError> {
-        let range = page_down(range.start)..page_up(range.end);
-        let pid = self.process.pid().0;
-        if self.can_scan.load(Ordering::Relaxed) {
-            match self.scan(&range) {
-                Ok(runs) => return Ok(runs),
-                // Kernels before 6.7, and seccomp profiles that do not know the request.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL | libc::EPERM)) => {
-                    self.can_scan.store(false, Ordering::Relaxed);
-                }
-                Err(source) => return Err(refused("the page map", pid, source)),
-            }
-        }
-        self.read_pagemap(&range).map_err(|source| refused("the page map", pid, source))
+        self.pages.runs(&range).map_err(|source| refused("the page map", self.process.pid().0, source))
     }
 }
 
@@ -279,7 +163,7 @@ mod tests {
     use crate::units::Pid;
 
     #[test]
-    fn both_ways_to_ask_for_residency_agree_on_own_pages() {
+    fn a_read_ends_where_the_present_pages_end_and_touches_nothing_else() {
         let memory = LiveMemory::open(Process::open(Pid(std::process::id())).unwrap()).unwrap();
         // SAFETY: a fresh private mapping that only this test uses.
         let base = unsafe {
@@ -291,18 +175,16 @@ mod tests {
             unsafe { base.cast::<u8>().add(page * 4096).write_volatile(1) };
         }
         let start = base as u64;
-        let range = start..start + 16 * 4096;
-        let scanned = memory.page_runs(range.clone()).unwrap();
-        let read = memory.read_pagemap(&range).unwrap();
-        let pages = |runs: &PageRuns| runs.runs().iter().map(|r| (r.start - start, r.end - start)).collect::<Vec<_>>();
-        assert_eq!(pages(&read), [(0x1000, 0x3000), (0x7000, 0x8000)]);
-        assert_eq!(pages(&scanned), pages(&read));
+        let pages = || {
+            let runs = memory.page_runs(start..start + 16 * 4096).unwrap();
+            runs.runs().iter().map(|run| (run.start - start, run.end - start)).collect::<Vec<_>>()
+        };
+        assert_eq!(pages(), [(0x1000, 0x3000), (0x7000, 0x8000)]);
         assert_eq!(memory.read(start + 4096, &mut [0u8; 64]), 64);
-        // A read ends where the present pages end, and touches nothing else.
         assert_eq!(memory.read(start + 8000, &mut [0u8; 8192]), 0x3000 - 8000);
         assert_eq!(memory.read(start + 8000, &mut vec![0u8; 1 << 20]), 0x3000 - 8000);
         assert_eq!(memory.read(start + 0x5000, &mut [0u8; 8]), 0);
-        assert_eq!(pages(&memory.read_pagemap(&range).unwrap()), pages(&read));
+        assert_eq!(pages(), [(0x1000, 0x3000), (0x7000, 0x8000)]);
         // SAFETY: the mapping made above.
         unsafe { libc::munmap(base, 16 * 4096) };
     }

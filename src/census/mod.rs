@@ -15,6 +15,7 @@ pub mod fixture;
 pub mod glibc;
 pub mod huge;
 pub mod jemalloc;
+pub mod kernel_pages;
 pub mod live;
 pub mod map;
 pub mod memory;

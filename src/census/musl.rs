@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::account::{HeapAccount, Level, Sums};
+use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
 use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
@@ -14,7 +14,6 @@ use super::objects::Objects;
 use super::page_cache::PageCache;
 use super::places::ByBuildId;
 use super::quality::WalkQuality;
-use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::heap::residency::PAGE_BYTES;
 
 /// Slots' strides in 16-byte units (`__malloc_size_classes`).
@@ -89,17 +88,7 @@ pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, lev
     account.largest_free_bytes = Some(sums.largest_free_bytes);
     account.size_classes = sums.size_classes;
     if level == Level::Full {
-        pages.forget();
-        let mut builder = OccupancyBuilder::new(|range: Range<u64>| pages.resident_bytes(range));
-        for (_, chunk) in table.iter() {
-            let holder = match chunk.state {
-                ChunkState::Live => Holder::Live,
-                ChunkState::Free => Holder::Free,
-                _ => Holder::Other,
-            };
-            builder.add(chunk.start..chunk.end(), holder);
-        }
-        let occupancy = builder.finish();
+        let occupancy = occupancy_of(&table, &mut pages);
         // mallocng unmaps a group when its last slot is freed and has no call that gives back more.
         account.trimmable_bytes = Some(0);
         account.pinned_bytes = Some(occupancy.pinned_bytes);
@@ -146,7 +135,7 @@ fn locate(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places) -> Op
         if let Some(found) = remembered.and_then(area_at) {
             return Some(found);
         }
-        (0..data.len()).step_by(8).find_map(|at| {
+        data.words().map(|(number, _)| 8 * number).find_map(|at| {
             let found = area_at(at)?;
             places.by_build_id.remember(build_id.as_ref(), (object.range.start + at as u64).wrapping_sub(object.base));
             Some(found)

@@ -1,10 +1,10 @@
 //! The writable data of the objects that a process has loaded: where allocators keep their roots.
 
 use std::cell::{Cell, OnceCell};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 
-use super::memory::{Memory, Piece};
+use super::memory::{Memory, Piece, word_at};
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::elf::{BuildId, Elf, ReadAt};
 use crate::target::{Backing, Maps};
@@ -40,7 +40,7 @@ pub struct Objects<'a> {
 /// One object and what was read of it.
 struct Loaded {
     object: ObjectData,
-    data: OnceCell<Rc<[u8]>>,
+    data: OnceCell<Rc<Data>>,
     build_id: OnceCell<Option<BuildId>>,
 }
 
@@ -55,6 +55,48 @@ impl<'a> Objects<'a> {
     /// The objects, the most likely owner of a heap first.
     pub fn iter(&self) -> impl Iterator<Item = ObjectRef<'_, 'a>> {
         self.list.iter().map(|loaded| ObjectRef { all: self, loaded })
+    }
+}
+
+/// Data of an object. Most of a large one was never touched: that reads as zeros here, and takes no memory and no time.
+#[derive(Debug, Default)]
+pub struct Data {
+    bytes: Vec<u8>,
+    present: Vec<Range<usize>>,
+    filled: OnceCell<Vec<u32>>,
+}
+
+impl Data {
+    fn read(memory: &dyn Memory, range: Range<u64>) -> Self {
+        let (bytes, present) = read_pages(memory, range);
+        Self { bytes, present, filled: OnceCell::new() }
+    }
+
+    /// Numbers of the words that are not 0, by rising place.
+    #[must_use]
+    pub fn filled(&self) -> &[u32] {
+        self.filled.get_or_init(|| {
+            let mut filled = Vec::new();
+            for range in &self.present {
+                let words = self.bytes.get(range.clone()).unwrap_or_default().chunks_exact(8);
+                let numbers = (range.start / 8..).zip(words).filter(|(_, word)| word_at(word, 0) != 0);
+                filled.extend(numbers.filter_map(|(number, _)| u32::try_from(number).ok()));
+            }
+            filled
+        })
+    }
+
+    /// The words that are not 0, with their numbers.
+    pub fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.filled().iter().map(|&number| (number as usize, word_at(&self.bytes, 8 * number as usize)))
+    }
+}
+
+impl Deref for Data {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -80,11 +122,11 @@ impl ObjectRef<'_, '_> {
 
     /// Its data, as it was when it was first asked for.
     #[must_use]
-    pub fn data(&self) -> Rc<[u8]> {
+    pub fn data(&self) -> Rc<Data> {
         if let Some(data) = self.loaded.data.get() {
             return Rc::clone(data);
         }
-        let data: Rc<[u8]> = self.loaded.object.read(self.all.memory).into();
+        let data = Rc::new(Data::read(self.all.memory, self.loaded.object.range.clone()));
         let kept = self.all.kept_bytes.get().saturating_add(data.len() as u64);
         if kept <= DATA_KEPT_BYTES_MAX && self.loaded.data.set(Rc::clone(&data)).is_ok() {
             self.all.kept_bytes.set(kept);
@@ -143,12 +185,6 @@ fn is_private_data(mapping: &crate::target::Mapping) -> bool {
 }
 
 impl ObjectData {
-    /// The data's bytes as words' source; pages that were never touched read as zeros and are not read at all.
-    #[must_use]
-    pub fn read(&self, memory: &dyn Memory) -> Vec<u8> {
-        read_present(memory, self.range.clone())
-    }
-
     /// The build id that the loaded object carries, from its mapped headers.
     #[must_use]
     pub fn build_id(&self, memory: &dyn Memory) -> Option<BuildId> {
@@ -159,18 +195,25 @@ impl ObjectData {
 /// Reads a range of bounded size; what is not present (never touched, swapped out, unreadable) is zero.
 #[must_use]
 pub fn read_present(memory: &dyn Memory, range: Range<u64>) -> Vec<u8> {
+    read_pages(memory, range).0
+}
+
+/// As [`read_present`], with the parts that were read.
+fn read_pages(memory: &dyn Memory, range: Range<u64>) -> (Vec<u8>, Vec<Range<usize>>) {
     let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
     let mut out = vec![0u8; length];
-    let Ok(runs) = memory.page_runs(range.clone()) else { return out };
+    let mut parts = Vec::new();
+    let Ok(runs) = memory.page_runs(range.clone()) else { return (out, parts) };
     for run in runs.within(range.clone()).filter(|run| run.state.present) {
         let from = usize::try_from(run.start - range.start).unwrap_or(length);
         let to = usize::try_from(run.end - range.start).unwrap_or(length);
         if let Some(part) = out.get_mut(from..to) {
             let bytes = part.len();
             memory.read_pieces(&[Piece { addr: run.start, bytes }], part);
+            parts.push(from..to);
         }
     }
-    out
+    (out, parts)
 }
 
 /// The start of a mapped file, where file offsets and distances from the first mapping are the same.

@@ -16,6 +16,7 @@ pub struct PageCache<'a> {
     memory: &'a dyn Memory,
     runs: PageRuns,
     range: Range<u64>,
+    block_bytes: u64,
     /// Questions that failed; their pages count as not present.
     pub refused: u64,
 }
@@ -24,13 +25,19 @@ impl<'a> PageCache<'a> {
     /// An empty cache.
     #[must_use]
     pub fn new(memory: &'a dyn Memory) -> Self {
-        Self { memory, runs: PageRuns::default(), range: 0..0, refused: 0 }
+        Self { memory, runs: PageRuns::default(), range: 0..0, block_bytes: BLOCK_BYTES, refused: 0 }
+    }
+
+    /// For questions that do not come by rising address: nothing is asked beyond them.
+    #[must_use]
+    pub fn without_foresight(memory: &'a dyn Memory) -> Self {
+        Self { block_bytes: 0, ..Self::new(memory) }
     }
 
     /// Page runs that cover `range`, which should be no longer than a few windows.
     pub fn runs_for(&mut self, range: Range<u64>) -> &PageRuns {
         if range.start < self.range.start || range.end > self.range.end {
-            let asked = page_down(range.start)..page_up(range.end.max(range.start.saturating_add(BLOCK_BYTES)));
+            let asked = page_down(range.start)..page_up(range.end.max(range.start.saturating_add(self.block_bytes)));
             self.runs = self.memory.page_runs(asked.clone()).unwrap_or_else(|_| {
                 self.refused += 1;
                 PageRuns::default()

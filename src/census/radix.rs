@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::memory::{Memory, is_user_address, word_at};
+use super::memory::{Memory, Piece, is_user_address, word_at};
 use super::objects::{ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
 use super::places::ByBuildId;
 use crate::heap::residency::PAGE_BYTES;
@@ -140,20 +140,18 @@ pub fn find(
         }
         let data = one.data();
         let mut votes: HashMap<u64, u32> = HashMap::new();
-        let filled = filled_before(&data);
-        let filled_at =
-            |addr: u64| usize::try_from((addr - object.range.start) / 8).ok().and_then(|at| filled.get(at)).copied().unwrap_or(0);
+        let filled = data.filled();
+        let filled_before = |addr: u64| filled.partition_point(|&number| object.range.start + 8 * u64::from(number) < addr);
         // A root in whose place for a stretch of addresses this word lies, with the samples of the stretch.
         let roots_at = |index: usize| {
             let place = object.range.start + 8 * index as u64;
             samples.iter().filter_map(move |(stretch, addrs)| Some((place.checked_sub(8 * stretch)?, addrs))).filter(|&(root, _)| {
                 let end = root + shape.root_words * 8;
                 let is_inside = root >= object.range.start && end <= object.range.end;
-                is_inside && filled_at(end).saturating_sub(filled_at(root)) <= shape.filled_max
+                is_inside && filled_before(end) - filled_before(root) <= shape.filled_max as usize
             })
         };
-        let words = data.chunks_exact(8).map(|word| word_at(word, 0));
-        let pointers = words.enumerate().filter(|&(index, word)| {
+        let pointers = data.words().filter(|&(index, word)| {
             let is_inside = || range_of(&mapped, word).is_some_and(|range| word + shape.child_bytes() <= range.end);
             is_node(word, shape) && is_inside() && roots_at(index).next().is_some()
         });
@@ -198,18 +196,6 @@ fn is_node(word: u64, shape: Shape) -> bool {
     word != 0 && word.is_multiple_of(shape.alignment) && is_user_address(word)
 }
 
-/// For each word of the data, how many before it are not 0; one more at the end.
-fn filled_before(data: &[u8]) -> Vec<u32> {
-    let mut filled = Vec::with_capacity(data.len() / 8 + 1);
-    let mut count = 0u32;
-    filled.push(count);
-    for word in data.chunks_exact(8) {
-        count += u32::from(word_at(word, 0) != 0);
-        filled.push(count);
-    }
-    filled
-}
-
 /// Addresses of present pages, spread over each stretch.
 fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
     let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
@@ -240,6 +226,8 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
 pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut(u64, Entry)) {
     /// Nodes and leaves visited: 4 TiB of jemalloc's pages.
     const NODES_MAX: usize = 4096;
+    /// Read at once.
+    const WINDOW_BYTES: usize = 64 << 10;
     let children = |at: u64, words: u64| -> Vec<(u64, u64)> {
         let bytes = read_present(memory, at..at.saturating_add(words * 8));
         let words = bytes.chunks_exact(8).map(|word| word_at(word, 0)).enumerate();
@@ -256,13 +244,24 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut
         }
         leaves.truncate(NODES_MAX);
     }
+    // A leaf is up to 2 MiB, mostly never touched.
+    let mut window = vec![0u8; WINDOW_BYTES];
     for (first, leaf) in leaves {
-        // A leaf is up to 2 MiB, mostly never touched.
-        let words = read_present(memory, leaf..leaf.saturating_add(shape.leaf_bytes()));
-        for (slot, bytes) in words.chunks_exact(shape.entry_bytes()).enumerate() {
-            let entry = Entry::of(bytes);
-            if entry.first != 0 {
-                visit(first + ((slot as u64) << shape.page_bits), entry);
+        let range = leaf..leaf.saturating_add(shape.leaf_bytes());
+        let Ok(runs) = memory.page_runs(range.clone()) else { continue };
+        for run in runs.within(range).filter(|run| run.state.present) {
+            let mut at = run.start;
+            while at < run.end {
+                let bytes = usize::try_from(run.end - at).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
+                let Some(part) = window.get_mut(..bytes) else { break };
+                let read = memory.read_pieces(&[Piece { addr: at, bytes }], part);
+                let slots = (at - leaf) / shape.entry_bytes() as u64..;
+                for (slot, entry) in slots.zip(part.get(..read).unwrap_or_default().chunks_exact(shape.entry_bytes()).map(Entry::of)) {
+                    if entry.first != 0 {
+                        visit(first + (slot << shape.page_bits), entry);
+                    }
+                }
+                at += bytes as u64;
             }
         }
     }

@@ -47,7 +47,8 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
             })
     };
     let Some(found) = radix::find(memory, maps, objects, SHAPE, roots, owns) else { return Ok(None) };
-    let Some(classes) = class_table(&found.object.read(memory)) else { return Ok(None) };
+    let data = objects.iter().find(|one| one.object() == &found.object).map(|one| one.data()).unwrap_or_default();
+    let Some(classes) = class_table(&data) else { return Ok(None) };
     let mut spans: Vec<(u64, u64)> = Vec::new();
     radix::visit(memory, found.root, SHAPE, |addr, entry| {
         let span = entry.first;

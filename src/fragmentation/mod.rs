@@ -9,11 +9,13 @@
 //! | [`ladder`] | extent, resident, live, and what the free part is worth |
 //! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
 //! | [`survey`] | one walk over a heap: sums by range, and pinning |
+//! | `decide` | which verdict the evidence gives |
 //! | [`verdict`] | what is wrong, with evidence and remedies |
 //! | [`recorded`] | the verdict on a profile: what its censuses and its stacks say |
 
 pub mod blocked;
 pub mod by_stack;
+mod decide;
 pub mod growth;
 pub mod ladder;
 pub mod pinned;

@@ -1,7 +1,8 @@
 //! The verdict on a profile: the heap at the end of a recording, its change since the start, and the stacks to blame. Pure.
 
+use super::decide::of_heap;
 use super::ladder::Ladder;
-use super::verdict::{Change, Evidence, Kind, Remedy, Source, Verdict, of_heap};
+use super::verdict::{Change, Evidence, Kind, Remedy, Source, Verdict};
 use crate::profile::{BEFORE_ATTACH, HeapSummary, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue};
 use crate::units::{HumanBytes, counted};
 

@@ -8,6 +8,7 @@ use super::residency::{PAGE_BYTES, page_down, page_up};
 
 /// Who has a span of a heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Holder {
     /// The program.
     Live,
@@ -46,32 +47,28 @@ pub struct OccupancyBuilder<F> {
     on_page: Page,
 }
 
-#[derive(Default, Clone, Copy)]
-struct Page {
-    live: u64,
-    cached: u64,
-    free: u64,
-    top: u64,
-    other: u64,
-}
+/// Bytes on a page by [`Holder`].
+type Page = [u64; 5];
 
 impl<F: FnMut(Range<u64>) -> u64> OccupancyBuilder<F> {
     /// `resident_bytes` answers for ranges of whole pages that come by rising address within a region.
     pub fn new(resident_bytes: F) -> Self {
-        Self { resident_bytes, sum: Occupancy::default(), page: 0, on_page: Page::default() }
+        Self { resident_bytes, sum: Occupancy::default(), page: 0, on_page: [0; 5] }
     }
 
     /// Adds a span. Spans must not overlap; a jump to another region is fine.
+    #[inline]
     pub fn add(&mut self, span: Range<u64>, holder: Holder) {
         if span.end <= span.start {
             return;
         }
-        let first_whole = page_up(span.start);
-        let last_whole = page_down(span.end);
-        if page_down(span.start) == page_down(span.end - 1) {
-            self.add_partial(page_down(span.start), span.end - span.start, holder);
+        let page = page_down(span.start);
+        if page == page_down(span.end - 1) {
+            self.add_partial(page, span.end - span.start, holder);
             return;
         }
+        let first_whole = page_up(span.start);
+        let last_whole = page_down(span.end);
         if span.start < first_whole {
             self.add_partial(page_down(span.start), first_whole - span.start, holder);
         }
@@ -91,35 +88,31 @@ impl<F: FnMut(Range<u64>) -> u64> OccupancyBuilder<F> {
         }
     }
 
+    #[inline]
     fn add_partial(&mut self, page: u64, bytes: u64, holder: Holder) {
         if page != self.page {
             self.flush();
             self.page = page;
         }
-        let place = match holder {
-            Holder::Live => &mut self.on_page.live,
-            Holder::Cached => &mut self.on_page.cached,
-            Holder::Free => &mut self.on_page.free,
-            Holder::Top => &mut self.on_page.top,
-            Holder::Other => &mut self.on_page.other,
-        };
-        *place = place.saturating_add(bytes);
+        if let Some(sum) = self.on_page.get_mut(holder as usize) {
+            *sum = sum.saturating_add(bytes);
+        }
     }
 
     fn flush(&mut self) {
-        let page = std::mem::take(&mut self.on_page);
-        let covered = page.live + page.cached + page.free + page.top + page.other;
+        let [live, cached, free, top, other] = std::mem::take(&mut self.on_page);
+        let covered = live + cached + free + top + other;
         if covered == 0 || (self.resident_bytes)(self.page..self.page.saturating_add(PAGE_BYTES)) == 0 {
             return;
         }
-        self.sum.live_resident_bytes += page.live;
-        self.sum.other_resident_bytes += page.other;
-        if page.live > 0 {
-            self.sum.pinned_bytes += page.cached + page.free + page.top;
+        self.sum.live_resident_bytes += live;
+        self.sum.other_resident_bytes += other;
+        if live > 0 {
+            self.sum.pinned_bytes += cached + free + top;
         } else {
-            self.sum.cached_unpinned_bytes += page.cached;
-            self.sum.free_unpinned_bytes += page.free;
-            self.sum.top_unpinned_bytes += page.top;
+            self.sum.cached_unpinned_bytes += cached;
+            self.sum.free_unpinned_bytes += free;
+            self.sum.top_unpinned_bytes += top;
         }
     }
 

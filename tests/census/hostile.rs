@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fragprof::census::objects::{anonymous_ranges, joined, without};
 use fragprof::census::{Fixture, HeapAccount, Level, Memory, Options, Pace, Places, Taken, take};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 use super::target::{Target, build};
 
@@ -38,6 +39,21 @@ fn small_heap() -> Fixture {
     Fixture::record(&target.memory()).unwrap()
 }
 
+fn runner(cases: u32) -> TestRunner {
+    TestRunner::new(ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() })
+}
+
+/// Takes a census of copies in which words are overwritten: (address, word).
+fn look_at_damaged(fixture: &Fixture, cases: u32, damage: impl Strategy<Value = Vec<(u64, u64)>>) {
+    let look = |words: Vec<(u64, u64)>| {
+        let mut damaged = fixture.clone();
+        words.into_iter().for_each(|(addr, word)| damaged.write_word(addr, word));
+        census(&damaged);
+        Ok(())
+    };
+    runner(cases).run(&damage, look).unwrap();
+}
+
 #[test]
 fn a_recording_gives_the_same_figures_as_the_process() {
     let mut target = Target::start(&mut std::process::Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"])));
@@ -52,8 +68,6 @@ fn damaged_heaps_are_walked_in_bounded_time_and_add_up_or_are_unusable() {
     let fixture = small_heap();
     let heap = fixture.maps.mappings.iter().find(|m| format!("{:?}", m.backing).contains("[heap]")).unwrap().clone();
     let arena = census(&fixture).census.heaps[0].arenas[0].address;
-    let mut runner =
-        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() });
     let value =
         prop_oneof![Just(0u64), Just(u64::MAX), any::<u64>(), (1u64..4096).prop_map(|n| n * 16 + 1), Just(arena), Just(heap.start.0 + 16)];
     let place = prop_oneof![
@@ -62,16 +76,7 @@ fn damaged_heaps_are_walked_in_bounded_time_and_add_up_or_are_unusable() {
         (0u64..280).prop_map(move |n| arena + 8 * n),
         (255u64..275).prop_map(move |n| arena + 8 * n),
     ];
-    runner
-        .run(&proptest::collection::vec((place, value), 1..40), |damage| {
-            let mut damaged = fixture.clone();
-            for (addr, word) in damage {
-                damaged.write_word(addr, word);
-            }
-            census(&damaged);
-            Ok(())
-        })
-        .unwrap();
+    look_at_damaged(&fixture, 48, proptest::collection::vec((place, value), 1..40));
 }
 
 /// jemalloc's and tcmalloc's page maps, records and own memory, with words of them overwritten.
@@ -102,18 +107,7 @@ fn damaged_page_maps_are_read_in_bounded_time_and_add_up_or_are_unusable() {
         });
         let other = (0..words.len()).prop_map(move |index| words[index].1);
         let value = prop_oneof![Just(0u64), Just(u64::MAX), any::<u64>(), other];
-        let mut runner =
-            proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() });
-        runner
-            .run(&proptest::collection::vec((place, value), 1..60), |damage| {
-                let mut damaged = fixture.clone();
-                for (addr, word) in damage {
-                    damaged.write_word(addr, word);
-                }
-                census(&damaged);
-                Ok(())
-            })
-            .unwrap();
+        look_at_damaged(&fixture, 24, proptest::collection::vec((place, value), 1..60));
     }
 }
 
@@ -152,11 +146,9 @@ fn random_data_holds_no_heap_and_makes_nothing_panic() {
         b"55d000000000-55d000001000 r--p 00000000 08:01 5 /bin/x\n55d000001000-55d000003000 rw-p 00001000 08:01 5 /bin/x\n\
           55d000003000-55d000303000 rw-p 00000000 00:00 0\n55d000400000-55d000480000 rw-p 00000000 00:00 0 [heap]\n",
     );
-    let mut runner =
-        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() });
     let pointer = (0u64..0x48_0000).prop_map(|n| 0x55d0_0000_0000 + (n & !7));
     let word = prop_oneof![pointer, any::<u64>(), Just(0)];
-    runner
+    runner(24)
         .run(&proptest::collection::vec(word, 512), |words| {
             let mut fixture = Fixture::with_maps(maps.clone());
             for (index, word) in words.iter().cycle().take(16 * 512).enumerate() {

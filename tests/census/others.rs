@@ -96,7 +96,8 @@ fn jemalloc_is_counted_as_it_counts_itself() {
 /// A static, stripped program with jemalloc linked in under another name, as redis and many others have it, beside glibc's own malloc.
 #[test]
 fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
-    let mut target = Target::start(&mut Command::new(prefixed()));
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut target = Target::start(&mut Command::new(prefixed(directory.path())));
     assert_equal_to_jemallocs_account(&mut target, "mix", "static, je_");
     let taken = target.census(Level::Full);
     let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.as_str()).collect();
@@ -104,19 +105,17 @@ fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
 }
 
 /// `heaps.c` with Debian's static library, whose functions are renamed.
-fn prefixed() -> PathBuf {
+fn prefixed(directory: &Path) -> PathBuf {
     const NAMES: [&str; 8] = ["malloc", "calloc", "realloc", "free", "memalign", "posix_memalign", "malloc_usable_size", "mallctl"];
     const ALSO: [&str; 2] = ["aligned_alloc", "valloc"];
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("census");
-    std::fs::create_dir_all(&directory).unwrap();
-    let archive = directory.join(format!("libjemalloc-prefixed-{}.a", std::process::id()));
+    let archive = directory.join("libjemalloc-prefixed.a");
     let mut objcopy = Command::new("objcopy");
     for name in NAMES.iter().chain(&ALSO) {
         objcopy.arg("--redefine-sym").arg(format!("{name}=je_{name}"));
     }
     let made = objcopy.arg("/usr/lib/x86_64-linux-gnu/libjemalloc.a").arg(&archive).output().expect("objcopy is missing: install binutils");
     assert!(made.status.success(), "install libjemalloc-dev: {}", String::from_utf8_lossy(&made.stderr));
-    let program = directory.join(format!("heaps-prefixed-{}", std::process::id()));
+    let program = directory.join("heaps-prefixed");
     let mut compiler = Command::new("cc");
     compiler.args(["-O1", "-w", "-s", "-static", "-o"]).arg(&program);
     compiler.args(NAMES.iter().map(|name| format!("-D{name}=je_{name}")));

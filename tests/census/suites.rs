@@ -30,13 +30,16 @@ fn program() -> &'static Path {
 fn built() -> PathBuf {
     let root = root("bullseye");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heaps-oldest-{}", std::process::id()));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("heaps-oldest");
+    // Its name only once it is whole: another run may be about to start it.
+    let unfinished = program.with_extension(std::process::id().to_string());
     let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-w", "-no-pie", "-o"]).arg(&program).arg(format!("--sysroot={}", root.display()));
+    compiler.args(["-O1", "-w", "-no-pie", "-o"]).arg(&unfinished).arg(format!("--sysroot={}", root.display()));
     compiler.arg(format!("-B{}", libraries.display())).arg("-L").arg(&libraries).arg("-L").arg(root.join("lib/x86_64-linux-gnu"));
     compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/census/heaps.c")).args(["-lpthread", "-ldl"]);
     let built = compiler.output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    std::fs::rename(&unfinished, &program).unwrap();
     program
 }
 

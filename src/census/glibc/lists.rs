@@ -4,7 +4,7 @@ use super::super::chunks::{Chunk, ChunkState};
 use super::super::memory::{Memory, word_at};
 use super::layout::{Arena, FLAGS, Layout, is_chunk_address};
 use super::tcache;
-use super::walk::Walker;
+use super::walker::Walker;
 
 /// Members of a fastbin followed: the largest heap's worth, so that a forged cycle ends.
 const FASTBIN_MEMBERS_MAX: usize = 1 << 24;

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::super::memory::{Memory, word_at};
-use super::super::objects::{ObjectData, ObjectRef, Objects};
+use super::super::objects::{Data, ObjectData, ObjectRef, Objects};
 use super::super::places::ByBuildId;
 use super::layout::{
     Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
@@ -36,7 +36,7 @@ pub struct Located {
     /// The object that owns the arena.
     pub object: ObjectData,
     /// Its data, as read when it was searched.
-    pub data: Rc<[u8]>,
+    pub data: Rc<Data>,
     /// The object's build id.
     pub build_id: Option<BuildId>,
     /// What differs between releases.

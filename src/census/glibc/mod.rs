@@ -10,6 +10,7 @@ pub mod sample;
 pub mod tcache;
 pub mod trim;
 pub mod walk;
+pub mod walker;
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use self::layout::{Arena, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES};
 use self::locate::{Located, Places, locate, read_arena};
 use self::regions::{Regions, regions};
 use self::trim::TrimPlan;
-use self::walk::Walker;
+use self::walker::Walker;
 use super::account::{ArenaAccount, HeapAccount, Level, Setting, Sums};
 use super::chunks::{ARENA_NONE, ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError};
@@ -353,16 +354,7 @@ fn fill_pages(table: &ChunkTable, plan: &TrimPlan, regions: &Regions, pages: &mu
         if let Some((_, extent)) = regions.extents.iter().find(|(_, extent)| extent.contains(&region.start)) {
             builder.add(extent.start..region.start, Holder::Other);
         }
-        for chunk in table.chunks_of(region) {
-            let holder = match chunk.state {
-                ChunkState::Live | ChunkState::Mmapped => Holder::Live,
-                ChunkState::Tcache | ChunkState::Fastbin => Holder::Cached,
-                ChunkState::Free => Holder::Free,
-                ChunkState::Top => Holder::Top,
-                ChunkState::Overhead | ChunkState::Unknown => Holder::Other,
-            };
-            builder.add(chunk.start..chunk.end(), holder);
-        }
+        table.chunks_of(region).for_each(|chunk| builder.add(chunk.start..chunk.end(), chunk.state.holder()));
     }
     let occupancy = builder.finish();
     let whole = occupancy.cached_unpinned_bytes + occupancy.free_unpinned_bytes + occupancy.top_unpinned_bytes;

@@ -35,6 +35,21 @@ impl Snapshot {
     }
 }
 
+impl Snapshot {
+    /// A chunk's header and the two words after it, if they are in the snapshot. At the very end of a region there may be a header alone:
+    /// with `may_be_last` the words after it are 0 then.
+    #[inline]
+    fn header(&self, addr: u64, may_be_last: bool) -> Option<[u64; 4]> {
+        let from = usize::try_from(addr.checked_sub(self.start)?).ok()?;
+        let left = self.end.checked_sub(addr)?;
+        if left >= 32 {
+            let words = self.bytes.get(from..)?.first_chunk::<32>()?;
+            return Some([word_at(words, 0), word_at(words, 8), word_at(words, 16), word_at(words, 24)]);
+        }
+        (may_be_last && left >= 16).then(|| [self.word(addr), self.word(addr + 8), 0, 0])
+    }
+}
+
 /// A chunk, a fencepost or top as a header shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
@@ -91,68 +106,69 @@ pub struct Parsed {
 pub fn parse(snapshot: &Snapshot, start: u64, bounds: &Bounds, records: &mut Vec<Record>) -> Parsed {
     records.clear();
     let mut at = start;
-    let mut pending: Option<Record> = None;
+    // Whether the last record waits for the next header, which says if its chunk is free.
+    let mut is_open = false;
+    let reaches_end = snapshot.end >= bounds.end;
     loop {
         if at >= bounds.end {
-            if let Some(mut last) = pending.take() {
-                // A heap that ends without fencepost ends with its top.
-                if last.kind == Kind::InUse && at == bounds.end && !bounds.is_main {
-                    last.kind = Kind::Top;
-                }
-                records.push(last);
+            // A heap that ends without fencepost ends with its top.
+            if let Some(last) = records.last_mut().filter(|last| is_open && last.kind == Kind::InUse && at == bounds.end && !bounds.is_main)
+            {
+                last.kind = Kind::Top;
             }
             return Parsed { stop: at, broken: None, is_done: true };
         }
-        let reaches_end = snapshot.end >= bounds.end;
-        if at + 32 > snapshot.end && !(reaches_end && at + 16 <= snapshot.end) {
-            return Parsed { stop: pending.map_or(at, |record| record.start), broken: None, is_done: false };
-        }
-        let header = snapshot.word(at + 8);
+        let Some([prev_size, header, first_word, second_word]) = snapshot.header(at, reaches_end) else {
+            return Parsed { stop: without_open(records, is_open, at), broken: None, is_done: false };
+        };
         let bytes = header & !FLAGS;
         let previous_in_use = header & PREV_INUSE != 0;
         // Fenceposts: two headers of size 16, or size 0 with PREV_INUSE at the end of a non-main heap (sysmalloc, heap_trim).
-        let is_fencepost = (bytes == 16 && header & (IS_MMAPPED | NON_MAIN_ARENA) == 0) || (bytes == 0 && header == 1 && !bounds.is_main);
+        let is_fencepost =
+            bytes <= 16 && ((bytes == 16 && header & (IS_MMAPPED | NON_MAIN_ARENA) == 0) || (bytes == 0 && header == 1 && !bounds.is_main));
         let mut sound = is_fencepost || is_sound_header(header, at, bounds);
         if sound && !previous_in_use {
-            sound = match &pending {
+            sound = match records.last_mut().filter(|_| is_open) {
                 Some(free) => {
-                    free.kind == Kind::InUse && snapshot.word(at) == free.bytes && is_link(free.first_word) && is_link(free.second_word)
+                    let is_free =
+                        free.kind == Kind::InUse && prev_size == free.bytes && is_link(free.first_word) && is_link(free.second_word);
+                    if is_free {
+                        free.kind = Kind::Free;
+                    }
+                    is_free
                 }
                 None => at == start,
             };
         }
         if !sound {
             // A fencepost's size is certain, whatever follows it.
-            if let Some(fencepost) = pending.take_if(|record| record.kind == Kind::Fencepost) {
-                records.push(fencepost);
-            }
-            return Parsed { stop: pending.map_or(at, |record| record.start), broken: Some(at), is_done: false };
-        }
-        if let Some(mut before) = pending.take() {
-            if before.kind == Kind::InUse && !previous_in_use {
-                before.kind = Kind::Free;
-            }
-            records.push(before);
+            let waits = is_open && records.last().is_some_and(|last| last.kind != Kind::Fencepost);
+            return Parsed { stop: without_open(records, waits, at), broken: Some(at), is_done: false };
         }
         if bytes == 0 {
-            let rest = bounds.end - at;
-            records.push(Record { start: at, bytes: rest.min(16), kind: Kind::Fencepost, first_word: 0, second_word: 0 });
-            return Parsed { stop: at + rest.min(16), broken: None, is_done: true };
+            let rest = (bounds.end - at).min(16);
+            records.push(Record { start: at, bytes: rest, kind: Kind::Fencepost, first_word: 0, second_word: 0 });
+            return Parsed { stop: at + rest, broken: None, is_done: true };
         }
-        if is_top(header, at, bounds) {
-            records.push(Record { start: at, bytes, kind: Kind::Top, first_word: 0, second_word: 0 });
-            at += bytes;
-            continue;
-        }
-        let has_words = at + 32 <= snapshot.end;
-        let word = |offset| if has_words { snapshot.word(at + offset) } else { 0 };
-        let kind = if is_fencepost { Kind::Fencepost } else { Kind::InUse };
-        pending = Some(Record { start: at, bytes, kind, first_word: word(16), second_word: word(24) });
+        is_open = !is_top(header, at, bounds);
+        let kind = match (is_open, is_fencepost) {
+            (false, _) => Kind::Top,
+            (true, true) => Kind::Fencepost,
+            (true, false) => Kind::InUse,
+        };
+        let (first_word, second_word) = if is_open { (first_word, second_word) } else { (0, 0) };
+        records.push(Record { start: at, bytes, kind, first_word, second_word });
         at += bytes;
     }
 }
 
+/// Takes the last record off again if it waits for the next header; returns the first address that no record covers.
+fn without_open(records: &mut Vec<Record>, is_open: bool, at: u64) -> u64 {
+    records.pop_if(|_| is_open).map_or(at, |record| record.start)
+}
+
 /// Whether a header at `at` is one of an ordinary chunk that ends inside the region.
+#[inline]
 #[must_use]
 pub fn is_sound_header(header: u64, at: u64, bounds: &Bounds) -> bool {
     let bytes = header & !FLAGS;
@@ -164,6 +180,7 @@ pub fn is_sound_header(header: u64, at: u64, bounds: &Bounds) -> bool {
 }
 
 /// Top is recognised by where it ends, not by its address, which moves while the target runs.
+#[inline]
 fn is_top(header: u64, at: u64, bounds: &Bounds) -> bool {
     let bytes = header & !FLAGS;
     let Some(top) = bounds.top else { return false };

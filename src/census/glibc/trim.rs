@@ -69,26 +69,24 @@ pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -
 pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64>, Place)) {
     for region in table.regions() {
         let mut run: Option<Range<u64>> = None;
-        for chunk in table.chunks_of(region) {
-            match chunk.state {
-                ChunkState::Free | ChunkState::Fastbin => match &mut run {
-                    Some(run) => run.end = chunk.end(),
-                    None => run = Some(chunk.start..chunk.end()),
-                },
-                // Free chunks before top merge into it.
-                ChunkState::Top => {
-                    let top = run.take().map_or(chunk.start, |run| run.start)..chunk.end();
-                    if let Some(range) = of_top(&top, plan) {
-                        give(range, Place::Top);
-                    }
-                }
-                _ => {
-                    if let Some(range) = run.take().and_then(|run| inside(&run, plan)) {
-                        give(range, Place::Inside);
-                    }
+        table.chunks_of(region).for_each(|chunk| match chunk.state {
+            ChunkState::Free | ChunkState::Fastbin => match &mut run {
+                Some(run) => run.end = chunk.end(),
+                None => run = Some(chunk.start..chunk.end()),
+            },
+            // Free chunks before top merge into it.
+            ChunkState::Top => {
+                let top = run.take().map_or(chunk.start, |run| run.start)..chunk.end();
+                if let Some(range) = of_top(&top, plan) {
+                    give(range, Place::Top);
                 }
             }
-        }
+            _ => {
+                if let Some(range) = run.take().and_then(|run| inside(&run, plan)) {
+                    give(range, Place::Inside);
+                }
+            }
+        });
         if let Some(range) = run.and_then(|run| inside(&run, plan)) {
             give(range, Place::Inside);
         }

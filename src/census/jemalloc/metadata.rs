@@ -58,12 +58,11 @@ impl Block {
 /// Finds the blocks by what points into them: words of the allocator's data, and records. `mapped` are the process's mappings without a
 /// file, joined.
 #[must_use]
-pub fn find(memory: &dyn Memory, mapped: &[Range<u64>], data: &[u8], records: impl Iterator<Item = u64>) -> Vec<Block> {
+pub fn find(memory: &dyn Memory, mapped: &[Range<u64>], pointers: impl Iterator<Item = u64>) -> Vec<Block> {
     let mut last = 0;
     // A program's own tables may have hundreds of thousands of pointers into a few hundred of these.
     let mut starts: BTreeSet<u64> = BTreeSet::new();
-    let words = data.chunks_exact(8).map(|word| word_at(word, 0));
-    for pointer in words.chain(records).filter(|&word| is_user_address(word)) {
+    for pointer in pointers.filter(|&word| is_user_address(word)) {
         let start = pointer & !(BLOCK_ALIGNMENT - 1);
         if start != last && starts.len() < CANDIDATES_MAX && range_of(mapped, start).is_some() {
             starts.insert(start);
@@ -135,7 +134,7 @@ mod tests {
         block(&mut memory, FIRST + 4 * MIB, 4 * MIB, FIRST, 4096);
         // base_t.blocks, in the first block.
         memory.write_word(FIRST + 0x180, FIRST + 4 * MIB);
-        let found = find(&memory, &mapped, &(FIRST + 0x1000).to_le_bytes(), std::iter::empty());
+        let found = find(&memory, &mapped, std::iter::once(FIRST + 0x1000));
         let blocks: Vec<_> = found.iter().map(|one| (one.addr, one.bytes, one.used_bytes)).collect();
         assert_eq!(blocks, [(FIRST, 2 * MIB, 2 * MIB - 64), (FIRST + 4 * MIB, 4 * MIB, 4096)]);
     }
@@ -151,7 +150,7 @@ mod tests {
         // Larger than its mapping.
         block(&mut memory, FIRST + 14 * MIB, 4 * MIB, 0, 64);
         let pointers = [FIRST, FIRST + 14 * MIB];
-        let found = find(&memory, &mapped, &[], pointers.into_iter());
+        let found = find(&memory, &mapped, pointers.into_iter());
         assert_eq!(found.iter().map(|one| one.addr).collect::<Vec<_>>(), [FIRST]);
     }
 }

@@ -47,6 +47,26 @@ impl Bits {
     }
 }
 
+/// How many records repeat the size class that the page map has for them, by release.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Agreement([u64; BITS.len()]);
+
+impl Agreement {
+    /// Adds a record with the class that the page map claims for it.
+    pub fn add(&mut self, record: &[u8], class: u64) {
+        for (count, bits) in self.0.iter_mut().zip(BITS) {
+            *count += u64::from(bits.size_class_of(record) == class && class < CLASSES);
+        }
+    }
+
+    /// The release that most records agree with, the newest where they do not tell.
+    #[must_use]
+    pub fn bits(&self) -> Bits {
+        let [newest, older] = BITS;
+        if self.0[1] > self.0[0] { older } else { newest }
+    }
+}
+
 /// An extent.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {

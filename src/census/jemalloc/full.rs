@@ -1,0 +1,378 @@
+//! Level full: every record, every region. The page map is read by rising address and its records some thousands at a time, so that only
+//! the table of chunks and the list of extents grow with the heap.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::super::account::{ArenaAccount, HeapAccount, Sums, occupancy_of};
+use super::super::chunks::{CHUNKS_MAX, ChunkState, ChunkTable};
+use super::super::glibc::HeapWalk;
+use super::super::memory::{Memory, is_user_address};
+use super::super::objects::range_of;
+use super::super::page_cache::PageCache;
+use super::super::quality::WalkQuality;
+use super::super::radix::{self, Found, Shape};
+use super::metadata::Block;
+use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, RECORD_BYTES, RETAINED};
+use super::{NO_ARENA, POINTER_MASK, layout, one_word, own_blocks};
+use crate::heap::residency::PAGE_BYTES;
+
+/// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
+const BATCH_WORDS: usize = 1 << 13;
+/// Records looked at: 64 GiB of slabs of one page. What is left out counts as torn.
+const RECORDS_MAX: u64 = 1 << 24;
+/// Times that the page map is read from the start because a later record told better what the earlier ones mean.
+const READINGS_MAX: usize = 3;
+/// Slabs, and as many large blocks, from which is guessed what the build does: a block that is padded shows it in 63 of 64 cases.
+const GUESSED_FROM: usize = 32;
+/// Low bits of an address within the 2 MiB to which jemalloc's own blocks are aligned.
+const PLACE_MASK: u64 = (2 << 20) - 1;
+
+/// A word of the page map.
+#[derive(Debug, Clone, Copy)]
+struct Word {
+    record: u64,
+    page: u64,
+    class: u64,
+}
+
+/// What all records together tell of the build.
+#[derive(Debug, Clone, Copy, Default)]
+struct Build {
+    agreement: Agreement,
+    /// A large block that begins inside its first page has a page more than it needs, and then all have.
+    is_padded: bool,
+}
+
+impl Build {
+    /// From some records in use, slabs and large blocks.
+    fn guess(memory: &dyn Memory, found: &Found, shape: Shape) -> Self {
+        let (mut slabs, mut large) = (Vec::new(), Vec::new());
+        radix::visit(memory, found.root, shape, |_, entry| {
+            let word = one_word(entry, shape);
+            let kind = if word & 1 == 1 { &mut slabs } else { &mut large };
+            let (record, class) = (word & POINTER_MASK, word >> 48);
+            if kind.len() < GUESSED_FROM
+                && class < CLASSES
+                && is_user_address(record)
+                && kind.last().is_none_or(|&(last, _)| last != record)
+            {
+                kind.push((record, class));
+            }
+        });
+        let mut build = Self::default();
+        let records = slabs.iter().chain(&large).filter_map(|&(record, class)| Some((memory.bytes(record, RECORD_BYTES)?, class)));
+        let records: Vec<([u8; RECORD_BYTES], u64)> = records.filter_map(|(bytes, class)| Some((bytes.try_into().ok()?, class))).collect();
+        records.iter().for_each(|(record, class)| build.agreement.add(record, *class));
+        build.is_padded = records.iter().filter_map(|(record, _)| Extent::parse(record, build.bits())).any(|extent| tells_padding(&extent));
+        build
+    }
+
+    fn bits(&self) -> Bits {
+        self.agreement.bits()
+    }
+
+    fn pad_bytes(&self) -> u64 {
+        if self.is_padded { PAGE_BYTES } else { 0 }
+    }
+
+    fn reads_as(&self, other: &Self) -> bool {
+        self.bits() == other.bits() && self.is_padded == other.is_padded
+    }
+}
+
+fn tells_padding(extent: &Extent) -> bool {
+    extent.state == ACTIVE && !extent.is_slab && extent.offset_bytes > 0
+}
+
+/// Takes the census of every record that the page map leads to.
+pub fn take(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>], words: impl Iterator<Item = u64>) -> HeapWalk {
+    let mut build = Build::guess(memory, found, shape);
+    let mut readings = 1;
+    loop {
+        let mut reading = Reading::new(memory, mapped, build);
+        reading.is_last = readings == READINGS_MAX;
+        radix::visit(memory, found.root, shape, |page, entry| reading.word(page, one_word(entry, shape)));
+        reading.read_batch();
+        if !reading.is_void {
+            return reading.finish(found, words);
+        }
+        build = reading.build;
+        readings += 1;
+    }
+}
+
+/// What was read so far.
+struct Reading<'a> {
+    memory: &'a dyn Memory,
+    mapped: &'a [Range<u64>],
+    pages: PageCache<'a>,
+    build: Build,
+    /// Extents were counted that would be read otherwise now: it is time to start again.
+    is_void: bool,
+    /// Whether it goes on in that case.
+    is_last: bool,
+    batch: Vec<Word>,
+    last_record: u64,
+    records: u64,
+    torn: u64,
+    /// The 2 MiB in which records lie.
+    places: BTreeSet<u64>,
+    table: ChunkTable,
+    /// Whether the table's current region is of extents in use, and whose.
+    open_region: Option<u32>,
+    extents: Vec<(u32, Range<u64>)>,
+    arenas: BTreeMap<u32, ArenaAccount>,
+    sums: Totals,
+}
+
+/// Sums over extents, in bytes unless they count.
+#[derive(Debug, Default)]
+struct Totals {
+    extent: u64,
+    resident: u64,
+    swapped: u64,
+    huge: u64,
+    live: u64,
+    live_count: u64,
+    free: u64,
+    free_extents: u64,
+    largest_free: u64,
+    purgeable: u64,
+    taken_for_resident: u64,
+    unread: u64,
+}
+
+impl<'a> Reading<'a> {
+    fn new(memory: &'a dyn Memory, mapped: &'a [Range<u64>], build: Build) -> Self {
+        Self {
+            memory,
+            mapped,
+            pages: PageCache::new(memory),
+            build,
+            is_void: false,
+            is_last: false,
+            batch: Vec::with_capacity(BATCH_WORDS),
+            last_record: 0,
+            records: 0,
+            torn: 0,
+            places: BTreeSet::new(),
+            table: ChunkTable::default(),
+            open_region: None,
+            extents: Vec::new(),
+            arenas: BTreeMap::new(),
+            sums: Totals::default(),
+        }
+    }
+
+    /// Takes the next word of the page map, by rising address.
+    fn word(&mut self, page: u64, word: u64) {
+        let record = word & POINTER_MASK;
+        // A slab's pages all name its record, a large block's first and last.
+        if record == self.last_record || self.is_void || !is_user_address(record) {
+            return;
+        }
+        if record & !PLACE_MASK != self.last_record & !PLACE_MASK {
+            self.places.insert(record & !PLACE_MASK);
+        }
+        self.last_record = record;
+        self.records += 1;
+        if self.records > RECORDS_MAX {
+            self.torn += 1;
+            return;
+        }
+        self.batch.push(Word { record, page, class: word >> 48 });
+        if self.batch.len() >= BATCH_WORDS {
+            self.read_batch();
+        }
+    }
+
+    /// Reads the records of the words that have come together, and counts their extents.
+    fn read_batch(&mut self) {
+        let mut words = std::mem::take(&mut self.batch);
+        words.sort_unstable_by_key(|word| (word.record, word.page));
+        words.dedup_by_key(|word| word.record);
+        let addrs: Vec<u64> = words.iter().map(|word| word.record).collect();
+        let mut raw: Vec<(u64, [u8; RECORD_BYTES])> = Vec::with_capacity(words.len());
+        let mut build = self.build;
+        let mut in_order = words.iter();
+        radix::read_records(self.memory, &addrs, RECORD_BYTES, |_, bytes| {
+            let Some(word) = in_order.next() else { return };
+            match bytes.and_then(|bytes| <[u8; RECORD_BYTES]>::try_from(bytes).ok()) {
+                Some(record) => {
+                    build.agreement.add(&record, word.class);
+                    raw.push((word.page, record));
+                }
+                None => self.torn += 1,
+            }
+        });
+        let mut extents: Vec<Extent> = Vec::with_capacity(raw.len());
+        for (page, record) in &raw {
+            // What does not cover the page that names it has become another extent's record meanwhile.
+            match Extent::parse(record, build.bits()).filter(|extent| (extent.addr..extent.end()).contains(page)) {
+                Some(extent) => extents.push(extent),
+                None => self.torn += 1,
+            }
+        }
+        build.is_padded |= extents.iter().any(tells_padding);
+        self.is_void |= !self.is_last && !self.extents.is_empty() && !build.reads_as(&self.build);
+        self.build = build;
+        if !self.is_void {
+            extents.sort_unstable_by_key(|extent| (extent.addr, extent.bytes));
+            extents.iter_mut().for_each(|extent| self.count(extent));
+        }
+        words.clear();
+        self.batch = words;
+    }
+
+    /// Counts the next extent.
+    fn count(&mut self, extent: &mut Extent) {
+        let last = self.extents.last().map(|(_, range)| range.clone()).unwrap_or_default();
+        let range = extent.addr..extent.end();
+        if last == range {
+            return;
+        }
+        // Extents lie in mappings, and two never overlap: anything else is a record that was torn, is old, or was forged.
+        let is_inside = range_of(self.mapped, extent.addr).is_some_and(|mapping| extent.end() <= mapping.end);
+        if extent.addr < last.end || !is_inside {
+            self.torn += 1;
+            return;
+        }
+        extent.settle_large(self.build.pad_bytes());
+        self.extents.push((extent.arena, range.clone()));
+        let residency = self.pages.residency(range);
+        let sums = &mut self.sums;
+        sums.extent = sums.extent.saturating_add(extent.bytes);
+        sums.resident += residency.resident_bytes;
+        sums.swapped += residency.swapped_bytes;
+        sums.huge += residency.huge_bytes;
+        let arena =
+            self.arenas.entry(extent.arena).or_insert_with(|| ArenaAccount { address: u64::from(extent.arena), ..ArenaAccount::default() });
+        arena.pieces += 1;
+        arena.extent_bytes += extent.bytes;
+        arena.resident_bytes += residency.resident_bytes;
+        if self.table.len() > CHUNKS_MAX - 64 * BITMAP_WORDS - 3 {
+            sums.unread = sums.unread.saturating_add(extent.bytes);
+            return;
+        }
+        let (live_bytes, live_count, free_bytes) = match (extent.state, extent.is_slab) {
+            (ACTIVE, true) => {
+                let regions = extent.bytes / extent.region_bytes;
+                let used = regions.saturating_sub(extent.free_regions);
+                (used * extent.region_bytes, used, (regions - used) * extent.region_bytes)
+            }
+            (ACTIVE, false) => (extent.region_bytes, 1, 0),
+            _ => (0, 0, extent.bytes),
+        };
+        sums.live += live_bytes;
+        sums.live_count += live_count;
+        sums.free += free_bytes;
+        sums.free_extents += u64::from(extent.state != ACTIVE);
+        // Retained extents have been given back already; what is still resident of them is an accident.
+        if extent.state != ACTIVE && extent.state != RETAINED {
+            sums.purgeable += residency.resident_bytes;
+        }
+        if extent.state <= DIRTY {
+            sums.taken_for_resident = sums.taken_for_resident.saturating_add(extent.bytes);
+        }
+        arena.live_bytes += live_bytes;
+        arena.live_allocations += live_count;
+        arena.free_bytes += free_bytes;
+        self.add_chunks(extent);
+    }
+
+    /// Adds an extent's regions, its large block or its free bytes to the table. Neighbours in use by one arena are one region of it.
+    fn add_chunks(&mut self, extent: &Extent) {
+        let owner = Some(extent.arena).filter(|_| extent.state == ACTIVE);
+        if owner.is_none() || owner != self.open_region || self.table.end_of_current() != extent.addr {
+            self.table.begin_region(extent.addr, extent.arena);
+        }
+        self.open_region = owner;
+        if extent.state != ACTIVE {
+            self.table.push(extent.bytes, ChunkState::Free);
+            self.sums.largest_free = self.sums.largest_free.max(extent.bytes);
+        } else if extent.is_slab {
+            let regions = extent.bytes / extent.region_bytes;
+            let mut free_run = 0;
+            for index in 0..regions {
+                let word = usize::try_from(index / 64).ok().and_then(|word| extent.bitmap.get(word)).copied().unwrap_or(0);
+                let is_free = word >> (index % 64) & 1 == 1;
+                self.table.push(extent.region_bytes, if is_free { ChunkState::Free } else { ChunkState::Live });
+                free_run = if is_free { free_run + extent.region_bytes } else { 0 };
+                self.sums.largest_free = self.sums.largest_free.max(free_run);
+            }
+            self.table.push(extent.bytes - regions * extent.region_bytes, ChunkState::Overhead);
+        } else {
+            let offset = extent.offset_bytes.min(extent.bytes - extent.region_bytes);
+            self.table.push(offset, ChunkState::Overhead);
+            self.table.push(extent.region_bytes, ChunkState::Live);
+            self.table.push(extent.bytes - extent.region_bytes - offset, ChunkState::Overhead);
+        }
+    }
+
+    /// Adds jemalloc's own blocks, of which what was handed out and the rest are a chunk each.
+    fn add_block(&mut self, block: &Block) {
+        let residency = self.pages.residency(block.range());
+        let sums = &mut self.sums;
+        sums.extent = sums.extent.saturating_add(block.bytes);
+        sums.resident += residency.resident_bytes;
+        sums.swapped += residency.swapped_bytes;
+        sums.huge += residency.huge_bytes;
+        sums.taken_for_resident = sums.taken_for_resident.saturating_add(block.used_bytes.next_multiple_of(PAGE_BYTES));
+        self.table.begin_region(block.addr, NO_ARENA);
+        self.table.push(block.used_bytes, ChunkState::Overhead);
+        self.table.push(block.bytes - block.used_bytes, ChunkState::Overhead);
+    }
+
+    fn finish(mut self, found: &Found, words: impl Iterator<Item = u64>) -> HeapWalk {
+        let known = self.extents.len() as u64;
+        let plain: Vec<Range<u64>> = joined_ranges(&self.extents);
+        let blocks = own_blocks(self.memory, self.mapped, words.chain(self.places.iter().copied()), &plain);
+        blocks.iter().for_each(|block| self.add_block(block));
+        self.extents.extend(blocks.iter().map(|block| (NO_ARENA, block.range())));
+        self.extents.sort_unstable_by_key(|(_, range)| range.start);
+        self.table.sort_regions();
+        let Self { sums, table, mut pages, extents, arenas, torn, build, .. } = self;
+        let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout(build.bits(), found), ..HeapAccount::default() };
+        account.extent_bytes = sums.extent;
+        account.resident_bytes = sums.resident;
+        account.swapped_bytes = sums.swapped;
+        account.huge_bytes = sums.huge;
+        account.allocator_resident_bytes = Some(sums.taken_for_resident);
+        account.live_bytes = Some(sums.live);
+        account.live_allocations = Some(sums.live_count);
+        account.free_bytes = Some(sums.free);
+        account.free_chunks = Some(sums.free_extents);
+        account.unknown_bytes = sums.unread;
+        account.overhead_bytes = sums.extent.saturating_sub(sums.live).saturating_sub(sums.free).saturating_sub(sums.unread);
+        account.trimmable_bytes = Some(sums.purgeable);
+        account.arenas = arenas.into_values().collect();
+        account.largest_free_bytes = Some(sums.largest_free);
+        account.size_classes = Sums::of(&table, &mut []).size_classes;
+        let occupancy = occupancy_of(&table, &mut pages);
+        account.pinned_bytes = Some(occupancy.pinned_bytes);
+        account.kept_bytes = Some(occupancy.free_unpinned_bytes.saturating_sub(sums.purgeable));
+        account.occupancy = Some(occupancy);
+        let mut quality = WalkQuality {
+            windows: known,
+            broken_headers: torn,
+            unknown_bytes: sums.unread,
+            unread_bytes: sums.unread,
+            ..WalkQuality::default()
+        };
+        quality.judge(account.extent_bytes, torn.saturating_mul(100) <= known);
+        HeapWalk { account, quality, chunks: table, extents }
+    }
+}
+
+/// The extents' ranges, joined where they touch.
+fn joined_ranges(extents: &[(u32, Range<u64>)]) -> Vec<Range<u64>> {
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for (_, range) in extents {
+        match out.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => out.push(range.clone()),
+        }
+    }
+    out
+}
