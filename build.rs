@@ -46,7 +46,7 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
         .arg("-fcf-protection=full") // or a process would lose it for all of its code
         .args(["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"])
         .args(["-Wl,--build-id=sha1", "-Wl,--eh-frame-hdr", &format!("-Wl,-soname,{name}")])
-        .args(["next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"])
+        .args(["clock.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"])
         .args(more)
         .arg("-o")
         .arg(&out)

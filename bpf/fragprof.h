@@ -60,13 +60,14 @@ struct fp_alloc {
 	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
 };
 
-/* FP_REC_SAMPLE. 48 bytes. Its free is an FP_REC_FREE. */
+/* FP_REC_SAMPLE. 56 bytes. Its free is an FP_REC_FREE. */
 struct fp_sample {
 	struct fp_head head;
-	unsigned long long addr;   /* block handed out, never 0 */
-	unsigned long long size;   /* bytes asked for */
-	unsigned long long weight; /* bytes it stands for, as the program says */
-	unsigned long long stack;  /* stack hash, 0 = none */
+	unsigned long long addr;     /* block handed out, never 0 */
+	unsigned long long size;     /* bytes asked for */
+	unsigned long long weight;   /* bytes it stands for, as the program says */
+	unsigned long long interval; /* mean distance of sample points by which it was drawn, bytes; 0 = the program does not say */
+	unsigned long long stack;    /* stack hash, 0 = none */
 };
 
 /* FP_REC_FREE, FP_REC_REALLOC_FREE, FP_REC_REALLOC_FAIL. 24 bytes. */
@@ -247,8 +248,8 @@ enum fp_op {
  * ways. */
 #define FP_USDT_SITES_MAX 1024
 #define FP_USDT_COOKIE_SITE(c) ((unsigned int)(((c) >> 16) & 0xffff))
-/* alloc(pointer, bytes, weight); free has the first alone. */
-#define FP_USDT_ARGUMENTS 3
+/* alloc(pointer, bytes, weight), and of fragprof's own sampler the interval; free has the first alone. */
+#define FP_USDT_ARGUMENTS 4
 
 enum fp_usdt_kind {
 	FP_USDT_CONSTANT = 1, /* value */
@@ -282,8 +283,8 @@ FP_ASSERT_SIZE(struct fp_vm, 80);
 FP_ASSERT_SIZE(struct fp_life, 40);
 FP_ASSERT_SIZE(struct fp_need_table, 24);
 FP_ASSERT_SIZE(struct fp_target, 128);
-FP_ASSERT_SIZE(struct fp_sample, 48);
+FP_ASSERT_SIZE(struct fp_sample, 56);
 FP_ASSERT_SIZE(struct fp_usdt_argument, 16);
-FP_ASSERT_SIZE(struct fp_usdt_site, 48);
+FP_ASSERT_SIZE(struct fp_usdt_site, 64);
 
 #endif

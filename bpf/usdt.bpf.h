@@ -13,7 +13,7 @@
 #include "maps.bpf.h"
 #include "thread.bpf.h"
 
-/* Where the arguments of sites are, by the number in the cookie. Rows are shared by all sites with the same arguments. 1024 x 48 B. */
+/* Where the arguments of sites are, by the number in the cookie. Rows are shared by all sites with the same arguments. 1024 x 64 B. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, FP_USDT_SITES_MAX);
@@ -33,7 +33,7 @@ static __always_inline long fp_read_user(__u64 *value, __u32 bytes, void *addres
 	}
 }
 
-/* An argument's value, extended to 64 bits. Not inlined: a site has three, each of which may be in any register. */
+/* An argument's value, extended to 64 bits. Not inlined: a site has four, each of which may be in any register. */
 static __noinline __u64 fp_usdt_argument(struct pt_regs *regs, struct fp_usdt_argument *argument)
 {
 	__u32 bits, bytes;
@@ -82,13 +82,14 @@ static __always_inline void fp_sample(struct pt_regs *regs, __u64 cookie)
 	struct fp_usdt_site *site = fp_usdt_site_of(cookie);
 	struct fp_thread *thread;
 	struct fp_sample *record;
-	__u64 addr, size, weight, stack = 0;
+	__u64 addr, size, weight, interval, stack = 0;
 
 	if (!target || !site)
 		return;
 	addr = fp_usdt_argument(regs, &site->arguments[0]);
 	size = fp_usdt_argument(regs, &site->arguments[1]);
 	weight = fp_usdt_argument(regs, &site->arguments[2]);
+	interval = fp_usdt_argument(regs, &site->arguments[3]); /* 0 of a row that has three */
 	if (!addr) {
 		fp_count(FP_CNT_HIT_NULL);
 		return;
@@ -106,6 +107,7 @@ static __always_inline void fp_sample(struct pt_regs *regs, __u64 cookie)
 	record->addr = addr;
 	record->size = size;
 	record->weight = weight;
+	record->interval = interval;
 	record->stack = stack;
 	fp_submit(record);
 }

@@ -28,7 +28,7 @@ pub struct PassedSite {
     pub offset: FileOffset,
     /// The count of listeners, which the kernel keeps; `None` = the site is passed always.
     pub semaphore: Option<FileOffset>,
-    /// Where the arguments are; behind the third they are not looked at.
+    /// Where the arguments are; behind the fourth they are not looked at.
     pub arguments: Vec<Argument>,
 }
 
@@ -37,7 +37,7 @@ pub struct PassedSite {
 pub struct PassedFile {
     /// Path by which the kernel finds the file's inode.
     pub path: PathBuf,
-    /// Sites that tell of an allocation: block, bytes, weight.
+    /// Sites that tell of an allocation: block, bytes, weight, and if they have a fourth argument, the interval.
     pub allocs: Vec<PassedSite>,
     /// Sites that tell of a free: block.
     pub frees: Vec<PassedSite>,

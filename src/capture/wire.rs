@@ -100,6 +100,7 @@ struct RawSample {
     addr: u64,
     size: u64,
     weight: u64,
+    interval: u64,
     stack: u64,
 }
 
@@ -129,8 +130,8 @@ pub struct UsdtArgument {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct UsdtSite {
-    /// Block, bytes, weight.
-    pub arguments: [UsdtArgument; 3],
+    /// Block, bytes, weight; interval, or nothing.
+    pub arguments: [UsdtArgument; 4],
 }
 
 /// Bytes of the smallest record of a call.
@@ -246,9 +247,9 @@ const _: () = {
     assert!(size_of::<RawLife>() == 40);
     assert!(size_of::<RawNeedTable>() == 24);
     assert!(size_of::<TargetRow>() == 128);
-    assert!(size_of::<RawSample>() == 48);
+    assert!(size_of::<RawSample>() == 56);
     assert!(size_of::<UsdtArgument>() == 16);
-    assert!(size_of::<UsdtSite>() == 48);
+    assert!(size_of::<UsdtSite>() == 64);
 };
 
 /// `enum fp_vm_op` with its arguments: what happened to the address space.
@@ -337,6 +338,8 @@ pub enum Body<'a> {
         size: u64,
         /// Bytes it stands for.
         weight: u64,
+        /// Mean distance of sample points by which it was drawn, bytes; 0 = the program does not say.
+        interval: u64,
         /// Stack of the call, 0 = none.
         stack: StackHash,
     },
@@ -442,7 +445,7 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
         }
         REC_SAMPLE => {
             let r = raw::<RawSample>(bytes)?;
-            Body::Sample { addr: Addr(r.addr), size: r.size, weight: r.weight, stack: StackHash(r.stack) }
+            Body::Sample { addr: Addr(r.addr), size: r.size, weight: r.weight, interval: r.interval, stack: StackHash(r.stack) }
         }
         REC_FREE => Body::Free { addr: Addr(raw::<RawFree>(bytes)?.addr), stack: StackHash(0) },
         REC_FREE_STACK => {

@@ -183,6 +183,15 @@ fn write_emitters(found: &Emitters, out: &mut dyn Write) -> io::Result<()> {
             Some(stats) if stats.in_front => {
                 let told = format!("{} samples so far, {} of them without room", stats.samples, stats.overflows);
                 writeln!(out, "    one sample in {} allocated bytes; {told}", stats.sample_bytes)?;
+                match (stats.samples_per_second, stats.lengthened) {
+                    (0, _) => writeln!(out, "    they may come as often as they like")?,
+                    (limit, 0) => writeln!(out, "    at most {limit} a second and processor, which was never reached")?,
+                    (limit, lengthened) => writeln!(
+                        out,
+                        "    at most {limit} a second and processor: {lengthened} were drawn with a longer distance, up to {} bytes",
+                        stats.longest_sample_bytes
+                    )?,
+                }
             }
             Some(_) => writeln!(out, "    it hears nothing: another malloc stands in front of it")?,
             None => {}
@@ -212,7 +221,10 @@ fn emitters_json(found: &Emitters) -> Value {
             "free_sites": emitter.sites.frees.len(),
             "hears": emitter.hears(),
             "sample_bytes": emitter.stats.map(|stats| stats.sample_bytes),
+            "samples_per_second": emitter.stats.map(|stats| stats.samples_per_second),
             "samples": emitter.stats.map(|stats| stats.samples),
+            "lengthened": emitter.stats.map(|stats| stats.lengthened),
+            "longest_sample_bytes": emitter.stats.map(|stats| stats.longest_sample_bytes).filter(|&bytes| bytes > 0),
             "overflows": emitter.stats.map(|stats| stats.overflows),
         })
     };

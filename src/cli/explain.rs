@@ -99,7 +99,7 @@ fn stacks_of(process: &Process) -> String {
     emitter.map_or_else(
         || "none: a census knows no stacks, and the process has no emitter; fragprof record traces every call".to_owned(),
         |emitter| {
-            let every = emitter.stats.map_or_else(String::new, |stats| format!(", one sample in {}", HumanBytes(stats.sample_bytes)));
+            let every = emitter.stats.map_or_else(String::new, |stats| format!(", one sample in {}", stats.distance()));
             format!("none here: a census knows no stacks; the agent and fragprof record have them from {}{every}", emitter.describe())
         },
     )

@@ -10,7 +10,9 @@ use clap::{ArgGroup, Args};
 
 use crate::error::{ExitStatus, Failed};
 use crate::sampler::fit::{self, Unfit};
-use crate::sampler::{SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, SAMPLE_BYTES_VARIABLE, library};
+use crate::sampler::{
+    SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, SAMPLE_BYTES_VARIABLE, SAMPLES_PER_SECOND_MAX, SAMPLES_PER_SECOND_VARIABLE, library,
+};
 
 /// Start a program with the in-process sampler
 ///
@@ -24,8 +26,12 @@ pub struct RunArgs {
     /// Mean distance of samples in allocated bytes; 524288 if neither this nor FRAGPROF_SAMPLE_BYTES is given
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(SAMPLE_BYTES_MIN..=SAMPLE_BYTES_MAX))]
     pub sample_bytes: Option<u64>,
+    /// Samples a second and processor beyond which the distance grows, 0 = it never does; 2000 if neither this nor
+    /// FRAGPROF_SAMPLES_PER_SECOND is given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=SAMPLES_PER_SECOND_MAX))]
+    pub samples_per_second: Option<u64>,
     /// Write the sampler's libraries into a folder and end: for images, and for LD_PRELOAD by hand
-    #[arg(long, value_name = "FOLDER", conflicts_with = "sample_bytes")]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["sample_bytes", "samples_per_second"])]
     pub install: Option<PathBuf>,
     /// Program to start, after --
     #[arg(last = true, value_name = "CMD")]
@@ -55,6 +61,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     command.args(args.command.iter().skip(1)).env("LD_PRELOAD", preload(&path, std::env::var_os("LD_PRELOAD").as_deref()));
     if let Some(bytes) = args.sample_bytes {
         command.env(SAMPLE_BYTES_VARIABLE, bytes.to_string());
+    }
+    if let Some(samples) = args.samples_per_second {
+        command.env(SAMPLES_PER_SECOND_VARIABLE, samples.to_string());
     }
     let error = command.exec();
     Err(Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())).into())

@@ -11,8 +11,31 @@
 //!
 //! With `g = s` both estimates have the same mean, so the second serves where the way is not known; where it is, the first is far less
 //! scattered for blocks that are large against T.
+//!
+//! T may change from sample to sample, as it does where an emitter would be asked too often: as long as it depends on the past alone, each
+//! weight has its block's size as its mean and the errors of different samples are uncorrelated (differences of a martingale), so the
+//! variances add up, each with its own T.
 
-/// How an emitter weighs, as far as it is known.
+/// A sampled block's figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sample {
+    /// Bytes asked for.
+    pub size_bytes: u64,
+    /// Bytes that it stands for, its own among them.
+    pub weight_bytes: u64,
+    /// Mean distance of sample points by which it was drawn; 0 = it was not told.
+    pub interval_bytes: u64,
+}
+
+impl Sample {
+    /// As told by an emitter. An interval is believed if the weight is a number of them.
+    pub fn new(size_bytes: u64, weight_bytes: u64, interval_bytes: u64) -> Self {
+        let believed = interval_bytes != 0 && weight_bytes % interval_bytes == 0;
+        Self { size_bytes, weight_bytes, interval_bytes: if believed { interval_bytes } else { 0 } }
+    }
+}
+
+/// How an emitter weighs, as far as it is known. It is asked for samples that do not say by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weighing {
     /// By points at a mean distance of so many bytes.
@@ -89,22 +112,29 @@ pub struct Moments {
     pub samples: u64,
     /// Σ g w / s.
     value: f64,
-    /// Σ g² w / s².
+    /// Σ T g² w / s², of the samples that tell their T.
+    told: f64,
+    /// Σ g² w / s², of the others.
     points: f64,
-    /// Σ g² (w / s) (w / s − 1).
+    /// Σ g² (w / s) (w / s − 1), of the others.
     inverse: f64,
 }
 
 impl Moments {
     /// Adds a block that has so much (`amount`) of what is summed.
-    pub fn add(&mut self, amount: f64, size_bytes: u64, weight_bytes: u64) {
+    pub fn add(&mut self, amount: f64, sample: Sample) {
         // A block of no bytes holds no sample point; an emitter that tells of one means at least a byte.
-        let (size, weight) = (size_bytes.max(1) as f64, weight_bytes as f64);
+        let (size, weight) = (sample.size_bytes.max(1) as f64, sample.weight_bytes as f64);
         let stands_for = weight / size;
         self.samples += 1;
         self.value += amount * stands_for;
-        self.points += amount * amount * stands_for / size;
-        self.inverse += amount * amount * stands_for * (stands_for - 1.0);
+        let points = amount * amount * stands_for / size;
+        if sample.interval_bytes != 0 {
+            self.told += sample.interval_bytes as f64 * points;
+        } else {
+            self.points += points;
+            self.inverse += amount * amount * stands_for * (stands_for - 1.0);
+        }
     }
 
     /// The estimate of the sum over all blocks.
@@ -113,7 +143,7 @@ impl Moments {
             Weighing::Points { interval_bytes } => interval_bytes as f64 * self.points,
             Weighing::Inverse => self.inverse,
         };
-        Estimate { value: self.value, variance }
+        Estimate { value: self.value, variance: self.told + variance }
     }
 }
 
@@ -207,12 +237,12 @@ mod tests {
                     // Blocks of one size: the number of points in all of them is drawn at once where blocks are small.
                     if size < T / 64 {
                         for _ in 0..random.poisson(truth / T as f64) {
-                            moments.add(size as f64, size, T);
+                            moments.add(size as f64, Sample::new(size, T, 0));
                         }
                     } else {
                         for _ in 0..blocks {
                             if let Some(weight) = sample(&mut random, size) {
-                                moments.add(size as f64, size, weight);
+                                moments.add(size as f64, Sample::new(size, weight, 0));
                             }
                         }
                     }
@@ -257,7 +287,7 @@ mod tests {
             let mut moments = Moments::default();
             for (size, blocks) in [(64u64, 100_000.0), (16 << 10, 2000.0)] {
                 for _ in 0..random.poisson(size as f64 * blocks / 4096.0) {
-                    moments.add(1.0, size, 4096);
+                    moments.add(1.0, Sample::new(size, 4096, 0));
                 }
             }
             let estimate = moments.estimate(Weighing::Points { interval_bytes: 4096 });

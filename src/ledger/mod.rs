@@ -48,7 +48,7 @@ mod view;
 
 use std::collections::HashMap;
 
-pub use estimate::{Estimate, Moments, Weighing};
+pub use estimate::{Estimate, Moments, Sample, Weighing};
 pub use event::Event;
 pub use histogram::{BUCKETS, Histogram};
 pub use outstanding::{Block, Outstanding, SortedBlocks};

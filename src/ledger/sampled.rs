@@ -4,18 +4,18 @@
 //! exactly those. So what lives of the sample is known exactly, and the rest follows by its weight ([`super::estimate`]).
 //!
 //! # Memory
-//! A sampled live block takes about 70 bytes; the sampler keeps at most 65,535 of them, and more than [`LIVE_MAX`] are refused here.
+//! A sampled live block takes about 80 bytes; the sampler keeps at most 65,535 of them, and more than [`LIVE_MAX`] are refused here.
 
 use std::collections::HashMap;
 
 use super::Histogram;
-use super::estimate::{Estimate, Moments, Weighing, WeighingGuess};
+use super::estimate::{Estimate, Moments, Sample, Weighing, WeighingGuess};
 use super::histogram::BUCKETS;
 use super::stacks::{StackLimits, Stacks};
 use super::unmapped::UnmappedRanges;
 use crate::units::{Addr, StackHash, StackId};
 
-/// Sampled blocks that may live at a time: 16 times what fragprof's sampler keeps, some 70 MB.
+/// Sampled blocks that may live at a time: 16 times what fragprof's sampler keeps, some 80 MB.
 pub const LIVE_MAX: usize = 1 << 20;
 /// The largest weight that is believed, and the largest sum of live ones: a process has no 2^56 bytes of address space.
 const WEIGHT_BYTES_MAX: u64 = 1 << 56;
@@ -25,10 +25,8 @@ const WEIGHT_BYTES_MAX: u64 = 1 << 56;
 pub struct SampledBlock {
     /// Start of the block.
     pub addr: Addr,
-    /// Bytes asked for.
-    pub size_bytes: u64,
-    /// Bytes that it stands for, its own among them.
-    pub weight_bytes: u64,
+    /// How large it is and what it stands for.
+    pub sample: Sample,
     /// Who asked.
     pub stack: StackId,
     /// When, CLOCK_MONOTONIC ns.
@@ -114,9 +112,35 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, size_bytes: u64, weight_bytes: u64) {
-        self.bytes.add(size_bytes as f64, size_bytes, weight_bytes);
-        self.objects.add(1.0, size_bytes, weight_bytes);
+    fn add(&mut self, sample: Sample) {
+        self.bytes.add(sample.size_bytes as f64, sample);
+        self.objects.add(1.0, sample);
+    }
+}
+
+/// Distances of sample points as the samples themselves told them.
+#[derive(Debug, Clone, Copy, Default)]
+struct Distances {
+    /// Bytes that the samples stand for.
+    weight_bytes: f64,
+    /// Sample points in them.
+    points: f64,
+    /// The longest mean distance that one was drawn with.
+    longest_bytes: u64,
+}
+
+impl Distances {
+    fn add(&mut self, sample: Sample) {
+        if sample.interval_bytes != 0 {
+            self.weight_bytes += sample.weight_bytes as f64;
+            self.points += sample.weight_bytes as f64 / sample.interval_bytes as f64;
+            self.longest_bytes = self.longest_bytes.max(sample.interval_bytes);
+        }
+    }
+
+    /// Allocated bytes a point. `None` = no sample told.
+    fn mean_bytes(&self) -> Option<u64> {
+        (self.points > 0.0).then(|| (self.weight_bytes / self.points).round() as u64)
     }
 }
 
@@ -131,9 +155,9 @@ impl Default for Shares {
 }
 
 impl Shares {
-    fn add(&mut self, bucket: usize, size_bytes: u64, weight_bytes: u64) {
+    fn add(&mut self, bucket: usize, sample: Sample) {
         if let Some(sum) = self.0.get_mut(bucket) {
-            *sum += weight_bytes as f64 / size_bytes.max(1) as f64;
+            *sum += sample.weight_bytes as f64 / sample.size_bytes.max(1) as f64;
         }
     }
 
@@ -161,6 +185,7 @@ pub struct SampledLedger {
     doubtful_until_ns: Option<u64>,
     latest_ns: u64,
     interval_bytes: Option<u64>,
+    distances: Distances,
     guess: WeighingGuess,
     stats: SampledStats,
 }
@@ -182,6 +207,7 @@ impl SampledLedger {
             doubtful_until_ns: None,
             latest_ns: 0,
             interval_bytes: interval_bytes.filter(|&bytes| bytes > 0),
+            distances: Distances::default(),
             guess: WeighingGuess::default(),
             stats: SampledStats::default(),
         }
@@ -197,6 +223,7 @@ impl SampledLedger {
         child.peak = 1;
         child.sizes = Shares::default();
         child.lifetimes = Shares::default();
+        child.distances = Distances::default();
         child.stats = SampledStats::default();
         child
     }
@@ -207,7 +234,8 @@ impl SampledLedger {
     }
 
     /// A sampled block was handed out.
-    pub fn alloc(&mut self, addr: Addr, size_bytes: u64, weight_bytes: u64, stack: StackHash, time_ns: u64) {
+    pub fn alloc(&mut self, addr: Addr, sample: Sample, stack: StackHash, time_ns: u64) {
+        let Sample { size_bytes, weight_bytes, .. } = sample;
         self.latest_ns = self.latest_ns.max(time_ns);
         let plausible = addr.0 != 0
             && weight_bytes > 0
@@ -227,13 +255,16 @@ impl SampledLedger {
         if index >= self.allocated.len() {
             self.allocated.resize(index + 1, Sums::default());
         }
-        self.allocated[index].add(size_bytes, weight_bytes);
-        self.all.add(size_bytes, weight_bytes);
-        self.guess.see(size_bytes, weight_bytes);
+        self.allocated[index].add(sample);
+        self.all.add(sample);
+        self.distances.add(sample);
+        if sample.interval_bytes == 0 {
+            self.guess.see(size_bytes, weight_bytes);
+        }
         let bucket = Histogram::bucket(size_bytes);
-        self.sizes.add(bucket, size_bytes, weight_bytes);
+        self.sizes.add(bucket, sample);
         self.stacks.alloc(id, weight_bytes, bucket, self.peak);
-        let block = SampledBlock { addr, size_bytes, weight_bytes, stack: id, birth_ns: time_ns };
+        let block = SampledBlock { addr, sample, stack: id, birth_ns: time_ns };
         self.live_weight_bytes += weight_bytes;
         if self.live.len() >= LIVE_MAX {
             self.stats.refused += 1;
@@ -255,9 +286,9 @@ impl SampledLedger {
             return;
         };
         let bucket = Histogram::bucket(time_ns.saturating_sub(block.birth_ns) / 1000);
-        self.stacks.free(block.stack, block.weight_bytes, bucket, self.peak);
-        self.lifetimes.add(bucket, block.size_bytes, block.weight_bytes);
-        self.live_weight_bytes -= block.weight_bytes;
+        self.stacks.free(block.stack, block.sample.weight_bytes, bucket, self.peak);
+        self.lifetimes.add(bucket, block.sample);
+        self.live_weight_bytes -= block.sample.weight_bytes;
     }
 
     /// The frames behind a stack hash.
@@ -318,25 +349,31 @@ impl SampledLedger {
     }
 
     fn correct(&mut self, block: &SampledBlock) {
-        self.stacks.correct(block.stack, block.weight_bytes, self.peak);
-        self.live_weight_bytes -= block.weight_bytes;
+        self.stacks.correct(block.stack, block.sample.weight_bytes, self.peak);
+        self.live_weight_bytes -= block.sample.weight_bytes;
     }
 
     fn is_doubtful(&self, block: &SampledBlock) -> bool {
         self.doubtful_until_ns.is_some_and(|until| block.birth_ns <= until)
     }
 
-    /// How the emitter weighs: as it says, or as its weights show.
+    /// How the emitter weighs where samples do not say: as it says at its start, or as its weights show.
     pub fn weighing(&self) -> Weighing {
         self.interval_bytes.map_or_else(|| self.guess.weighing(), |interval_bytes| Weighing::Points { interval_bytes })
     }
 
-    /// The mean distance of sample points, where it is known.
+    /// The mean distance of sample points, where it is known: of those that were told, or what the emitter says before there are any.
     pub fn interval_bytes(&self) -> Option<u64> {
-        match self.weighing() {
+        self.distances.mean_bytes().or(match self.weighing() {
             Weighing::Points { interval_bytes } => Some(interval_bytes),
             Weighing::Inverse => None,
-        }
+        })
+    }
+
+    /// The longest mean distance that a sample was drawn with, if not all were drawn with the same.
+    pub fn longest_interval_bytes(&self) -> Option<u64> {
+        let longest = self.distances.longest_bytes;
+        (longest != 0 && self.distances.mean_bytes() != Some(longest)).then_some(longest)
     }
 
     /// Whether anything was lost.
@@ -373,7 +410,7 @@ impl SampledLedger {
     pub fn totals(&self) -> SampledTotals {
         let weighing = self.weighing();
         let mut live = Sums::default();
-        self.live.values().for_each(|block| live.add(block.size_bytes, block.weight_bytes));
+        self.live.values().for_each(|block| live.add(block.sample));
         SampledTotals {
             samples: self.all.bytes.samples,
             live_samples: live.bytes.samples,
@@ -397,9 +434,9 @@ impl SampledLedger {
         let (mut live, mut doubtful) = (vec![Sums::default(); count], vec![Moments::default(); count]);
         for block in self.live.values() {
             if let (Some(live), Some(doubt)) = (live.get_mut(block.stack.0 as usize), doubtful.get_mut(block.stack.0 as usize)) {
-                live.add(block.size_bytes, block.weight_bytes);
+                live.add(block.sample);
                 if self.is_doubtful(block) {
-                    doubt.add(block.size_bytes as f64, block.size_bytes, block.weight_bytes);
+                    doubt.add(block.sample.size_bytes as f64, block.sample);
                 }
             }
         }
@@ -459,7 +496,7 @@ mod tests {
         let mut ledger = ledger();
         ledger.define_stack(StackHash(7), &[1, 2], 1);
         for i in 0..100 {
-            ledger.alloc(Addr(0x1000 + i * 64), 64, T, StackHash(7), i);
+            ledger.alloc(Addr(0x1000 + i * 64), Sample::new(64, T, 0), StackHash(7), i);
         }
         for i in 0..36 {
             ledger.free(Addr(0x1000 + i * 64), 1_000_000 + i);
@@ -481,9 +518,37 @@ mod tests {
     }
 
     #[test]
+    fn each_sample_errs_by_the_interval_that_it_was_drawn_with() {
+        let mut ledger = ledger();
+        assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some(T), None), "what the emitter says");
+        for i in 0..16 {
+            ledger.alloc(Addr(0x1000 + i * 64), Sample::new(64, T, T), StackHash(7), i);
+        }
+        assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some(T), None));
+        for i in 16..20 {
+            ledger.alloc(Addr(0x1000 + i * 64), Sample::new(64, 4 * T, 4 * T), StackHash(7), i);
+        }
+        let view = stack(&ledger, 0);
+        assert_eq!(view.live_bytes.rounded(), 32 * T);
+        // 16 · T · T + 4 · 4 T · 4 T.
+        assert_eq!(view.live_bytes.rounded_error(), (80f64.sqrt() * T as f64).ceil() as u64);
+        assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some(32 * T / 20), Some(4 * T)));
+        // A block of several points is one sample of them.
+        ledger.alloc(Addr(0x9000), Sample::new(5 * T, 8 * T, 4 * T), StackHash(8), 30);
+        assert_eq!(stack(&ledger, 1).live_bytes.rounded_error(), (32f64.sqrt() * T as f64).ceil() as u64);
+        assert_eq!(ledger.interval_bytes(), Some((40.0 * T as f64 / 22.0).round() as u64));
+    }
+
+    #[test]
+    fn an_interval_of_which_the_weight_is_no_multiple_is_not_believed() {
+        assert_eq!(Sample::new(64, 3 * T, 2 * T).interval_bytes, 0);
+        assert_eq!(Sample::new(64, 4 * T, 2 * T).interval_bytes, 2 * T);
+    }
+
+    #[test]
     fn frees_of_blocks_sampled_for_an_earlier_listener_change_nothing() {
         let mut ledger = ledger();
-        ledger.alloc(Addr(0x1000), 64, T, StackHash(7), 1);
+        ledger.alloc(Addr(0x1000), Sample::new(64, T, 0), StackHash(7), 1);
         ledger.free(Addr(0x2000), 2);
         assert_eq!(ledger.totals().live_samples, 1);
         assert_eq!(ledger.stats().unknown_frees, 1);
@@ -494,12 +559,12 @@ mod tests {
     fn a_block_whose_free_was_lost_is_in_doubt_until_a_census_or_its_address_says_more() {
         let mut ledger = ledger();
         for addr in [0x1000, 0x2000, 0x3000] {
-            ledger.alloc(Addr(addr), 64, T, StackHash(7), 10);
+            ledger.alloc(Addr(addr), Sample::new(64, T, 0), StackHash(7), 10);
         }
         ledger.loss(0, 1, 20);
-        ledger.alloc(Addr(0x4000), 64, T, StackHash(7), 30);
+        ledger.alloc(Addr(0x4000), Sample::new(64, T, 0), StackHash(7), 30);
         assert_eq!(stack(&ledger, 0).doubtful_bytes.rounded(), 3 * T);
-        ledger.alloc(Addr(0x1000), 64, T, StackHash(7), 31);
+        ledger.alloc(Addr(0x1000), Sample::new(64, T, 0), StackHash(7), 31);
         assert_eq!(ledger.stats().missed_frees, 1);
         ledger.prune_doubtful(|block| block.addr != Addr(0x2000));
         assert_eq!((ledger.stats().pruned, ledger.totals().live_samples), (1, 3));
@@ -509,10 +574,10 @@ mod tests {
     #[test]
     fn blocks_go_with_their_mapping_but_not_those_made_in_it_later() {
         let mut ledger = ledger();
-        ledger.alloc(Addr(0x1000), 64, T, StackHash(7), 10);
-        ledger.alloc(Addr(0x9000), 64, T, StackHash(7), 10);
+        ledger.alloc(Addr(0x1000), Sample::new(64, T, 0), StackHash(7), 10);
+        ledger.alloc(Addr(0x9000), Sample::new(64, T, 0), StackHash(7), 10);
         ledger.unmap(Addr(0x1000), Addr(0x3000), 20);
-        ledger.alloc(Addr(0x2000), 64, T, StackHash(7), 30);
+        ledger.alloc(Addr(0x2000), Sample::new(64, T, 0), StackHash(7), 30);
         ledger.settle();
         assert_eq!((ledger.totals().live_samples, ledger.stats().unmapped), (2, 1));
     }
@@ -520,10 +585,10 @@ mod tests {
     #[test]
     fn a_child_has_its_parents_blocks_and_its_own_account() {
         let mut parent = ledger();
-        parent.alloc(Addr(0x1000), 64, T, StackHash(7), 10);
+        parent.alloc(Addr(0x1000), Sample::new(64, T, 0), StackHash(7), 10);
         let mut child = parent.fork();
         child.free(Addr(0x1000), 20);
-        child.alloc(Addr(0x2000), 64, 2 * T, StackHash(7), 30);
+        child.alloc(Addr(0x2000), Sample::new(64, 2 * T, 0), StackHash(7), 30);
         assert_eq!(parent.totals().live_bytes.rounded(), T);
         assert_eq!((child.totals().live_bytes.rounded(), child.totals().allocated_bytes.rounded()), (2 * T, 2 * T));
     }
@@ -532,7 +597,7 @@ mod tests {
     fn impossible_weights_are_refused_and_counted() {
         let mut ledger = ledger();
         for (addr, size, weight) in [(0, 1, 1), (8, 1, 0), (8, 1, u64::MAX), (8, u64::MAX, 1)] {
-            ledger.alloc(Addr(addr), size, weight, StackHash(7), 1);
+            ledger.alloc(Addr(addr), Sample::new(size, weight, 0), StackHash(7), 1);
         }
         assert_eq!((ledger.stats().implausible, ledger.totals().samples), (4, 0));
     }
@@ -550,7 +615,7 @@ mod tests {
                     ledger.free(Addr(addr), time as u64);
                     model.remove(&addr);
                 } else {
-                    ledger.alloc(Addr(addr), 16, points * T, StackHash(hash), time as u64);
+                    ledger.alloc(Addr(addr), Sample::new(16, points * T, 0), StackHash(hash), time as u64);
                     model.insert(addr, (points * T, hash));
                 }
                 peak = peak.max(model.values().map(|(weight, _)| weight).sum());

@@ -17,6 +17,7 @@ use crate::target::file::{FileIdentity, MappedFile};
 use crate::target::maps::Mapping;
 use crate::target::process::{Process, TargetError};
 use crate::target::usdt::{self, Probe};
+use crate::units::HumanBytes;
 
 /// The providers, the contract's first.
 pub const PROVIDERS: [&str; 2] = ["otel_memory", "ddheap"];
@@ -29,13 +30,21 @@ const REFUSED_SHOWN_MAX: usize = 4;
 /// Symbol of the sampler's numbers, and their first word (src/sampler/preload/sample.h).
 const STATS_SYMBOL: &[u8] = b"fragprof_sampler_stats";
 const STATS_MAGIC: u32 = 0x3153_5046;
+/// What is read of them, and what the first libraries had.
+const STATS_BYTES: usize = 96;
+const STATS_BYTES_MIN: usize = 56;
 /// The five-byte `nop` (Intel SDM, `NOP`).
 const LONG_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// Arguments of `alloc` that the contract has.
+const ALLOC_ARGUMENTS: usize = 3;
+/// Arguments of `free` that it has.
+const FREE_ARGUMENTS: usize = 1;
 
 /// What fragprof's own sampler says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerStats {
-    /// Mean distance of sample points, bytes.
+    /// Mean distance of sample points where they do not come too often, bytes.
     pub sample_bytes: u64,
     /// Whether the program's calls of malloc reach it. Not set before the library has started.
     pub in_front: bool,
@@ -43,6 +52,20 @@ pub struct SamplerStats {
     pub samples: u64,
     /// Of them, those told as freed at once because its set of living samples was full.
     pub overflows: u64,
+    /// Samples a second and processor beyond which the distance is lengthened; 0 = it never is.
+    pub samples_per_second: u64,
+    /// Samples that were drawn with a lengthened distance.
+    pub lengthened: u64,
+    /// The longest of those distances, bytes; 0 = none was lengthened.
+    pub longest_sample_bytes: u64,
+}
+
+impl SamplerStats {
+    /// The mean distance of samples in words.
+    pub fn distance(&self) -> String {
+        let may_grow = self.samples_per_second != 0 && self.sample_bytes > 1;
+        format!("{}{}", HumanBytes(self.sample_bytes), if may_grow { " or more" } else { "" })
+    }
 }
 
 /// An emitter in a process.
@@ -151,6 +174,9 @@ impl Finder {
 fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
     let found = usdt::probes(elf, &PROVIDERS);
     let mut probes = FileProbes::default();
+    probes.stats_vaddr = (!found.probes.is_empty()).then(|| elf.variable_vaddr(STATS_SYMBOL)).flatten();
+    // The sampler's fourth argument is the interval; of others' emitters it may be anything.
+    let own_arguments = usize::from(probes.stats_vaddr.is_some());
     let mut refuse = |reason: String| {
         if probes.refused.len() < REFUSED_SHOWN_MAX {
             probes.refused.push(reason);
@@ -162,12 +188,12 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
     for provider in PROVIDERS {
         let (mut allocs, mut frees) = (Vec::new(), Vec::new());
         for probe in found.probes.iter().filter(|probe| probe.provider == provider) {
-            let (sites, arguments) = match probe.name.as_str() {
-                "alloc" => (&mut allocs, 3),
-                "free" => (&mut frees, 1),
+            let (sites, needed, more) = match probe.name.as_str() {
+                "alloc" => (&mut allocs, ALLOC_ARGUMENTS, own_arguments),
+                "free" => (&mut frees, FREE_ARGUMENTS, 0),
                 _ => continue,
             };
-            match site(probe, arguments, emulation) {
+            match site(probe, needed, more, emulation) {
                 Ok(site) => sites.push(site),
                 Err(reason) => refuse(format!("a site of {provider}:{} cannot be listened to: {reason}", probe.name)),
             }
@@ -185,38 +211,52 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
     if !probes.refused.is_empty() {
         probes.sites.clear();
     }
-    probes.stats_vaddr = (!probes.sites.is_empty()).then(|| elf.variable_vaddr(STATS_SYMBOL)).flatten();
     probes
 }
 
-fn site(probe: &Probe, arguments: usize, emulation: Emulation) -> Result<PassedSite, String> {
+/// A site with its first arguments: those needed, and so many more if it has them.
+fn site(probe: &Probe, needed: usize, more: usize, emulation: Emulation) -> Result<PassedSite, String> {
     let all = probe.arguments.as_ref().map_err(Clone::clone)?;
-    let Some(needed) = all.get(..arguments) else {
-        return Err(format!("it has {} arguments, the contract has {arguments}", all.len()));
-    };
+    if all.len() < needed {
+        return Err(format!("it has {} arguments, the contract has {needed}", all.len()));
+    }
     if emulation.long_nops && probe.code.starts_with(&LONG_NOP) {
         return Err("its nop has five bytes, which this kernel (6.18 and later) turns into a call of a page that a forked child does not \
                     have: children of the program would die of SIGSEGV; build the emitter with a sys/sdt.h whose probes are one-byte nops"
             .into());
     }
-    Ok(PassedSite { offset: probe.offset, semaphore: probe.semaphore, arguments: needed.to_vec() })
+    Ok(PassedSite { offset: probe.offset, semaphore: probe.semaphore, arguments: all.iter().take(needed + more).copied().collect() })
 }
 
-/// Reads the sampler's numbers from the process: magic and size, T, in_front, samples, weight, frees, overflows.
+/// Reads the sampler's numbers from the process: magic and size, T, in_front, samples, weight, frees, overflows, their weight, live_max,
+/// limit, lengthened, longest T. A process may have an older library, which has the first of them.
 fn read_stats<R: ReadAt>(process: &Process, elf: &Elf<R>, mapping: &Mapping, vaddr: u64) -> Option<SamplerStats> {
     let address = elf.load_bias(mapping.start.0, mapping.offset)?.wrapping_add(vaddr);
     stats_at(&process.directory().join("mem"), address)
 }
 
 fn stats_at(memory: &Path, address: u64) -> Option<SamplerStats> {
-    let mut bytes = [0u8; 56];
-    FileExt::read_exact_at(&File::open(memory).ok()?, &mut bytes, address).ok()?;
-    let word = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-    // Magic in the low half, the size of what follows in the high one.
-    if word(0) as u32 != STATS_MAGIC || (word(0) >> 32) < bytes.len() as u64 {
+    let mut bytes = [0u8; STATS_BYTES];
+    // What follows the numbers of an older library may not be mapped.
+    let file = File::open(memory).ok()?;
+    let read = FileExt::read_at(&file, &mut bytes, address).ok()?;
+    let word_of = |bytes: &[u8], at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    // Magic in the low half, the size of all in the high one.
+    let first = word_of(&bytes, 0);
+    let size = usize::try_from(first >> 32).unwrap_or(0).min(read);
+    if first as u32 != STATS_MAGIC || size < STATS_BYTES_MIN {
         return None;
     }
-    Some(SamplerStats { sample_bytes: word(8), in_front: word(16) != 0, samples: word(24), overflows: word(48) })
+    let word = |at: usize| word_of(bytes.get(..size).unwrap_or_default(), at);
+    Some(SamplerStats {
+        sample_bytes: word(8),
+        in_front: word(16) != 0,
+        samples: word(24),
+        overflows: word(48),
+        samples_per_second: word(72),
+        lengthened: word(80),
+        longest_sample_bytes: word(88),
+    })
 }
 
 #[cfg(test)]
@@ -237,6 +277,8 @@ mod tests {
         assert_eq!(emitter.describe(), "otel_memory in libfragprof_sampler.so");
         let stats = emitter.stats.unwrap();
         assert_eq!((stats.sample_bytes, stats.in_front), (crate::sampler::SAMPLE_BYTES_DEFAULT, true));
+        assert_eq!((stats.samples_per_second, stats.lengthened), (crate::sampler::SAMPLES_PER_SECOND_DEFAULT, 0));
+        assert_eq!(emitter.sites.allocs[0].arguments.len(), 4, "it tells the interval");
         assert!(found.refused.is_empty() && emitter.hears());
     }
 
@@ -261,16 +303,19 @@ mod tests {
     #[test]
     fn a_five_byte_nop_is_refused_where_the_kernel_makes_a_call_of_it() {
         let long = probe("free", b"8@%rdi", &[0x0f, 0x1f, 0x44, 0, 0, 0xc3]);
-        assert!(site(&long, 1, Emulation::of_release("6.18.2")).unwrap_err().contains("SIGSEGV"));
-        assert!(site(&long, 1, Emulation::of_release("6.12.0")).is_ok());
+        assert!(site(&long, 1, 0, Emulation::of_release("6.18.2")).unwrap_err().contains("SIGSEGV"));
+        assert!(site(&long, 1, 0, Emulation::of_release("6.12.0")).is_ok());
         let short = probe("free", b"8@%rdi", &[0x90, 0x0f, 0x1f, 0x44, 0, 0]);
-        assert!(site(&short, 1, Emulation::of_release("6.18.2")).is_ok());
+        assert!(site(&short, 1, 0, Emulation::of_release("6.18.2")).is_ok());
     }
 
     #[test]
     fn a_probe_with_too_few_or_unreadable_arguments_is_refused_by_name() {
-        assert!(site(&probe("alloc", b"8@%rdi 8@%rsi", &[0x90]), 3, Emulation::default()).unwrap_err().contains("2 arguments"));
-        assert!(site(&probe("free", b"8@x(%rip)", &[0x90]), 1, Emulation::default()).unwrap_err().contains("x(%rip)"));
-        assert!(site(&probe("free", b"8@%rdi -4@$3", &[0x90]), 1, Emulation::default()).is_ok(), "more than needed");
+        assert!(site(&probe("alloc", b"8@%rdi 8@%rsi", &[0x90]), 3, 0, Emulation::default()).unwrap_err().contains("2 arguments"));
+        assert!(site(&probe("free", b"8@x(%rip)", &[0x90]), 1, 0, Emulation::default()).unwrap_err().contains("x(%rip)"));
+        let more = probe("free", b"8@%rdi -4@$3", &[0x90]);
+        assert_eq!(site(&more, 1, 0, Emulation::default()).unwrap().arguments.len(), 1, "a foreign argument means nothing");
+        assert_eq!(site(&more, 1, 1, Emulation::default()).unwrap().arguments.len(), 2);
+        assert_eq!(site(&more, 1, 2, Emulation::default()).unwrap().arguments.len(), 2, "an older library has none");
     }
 }

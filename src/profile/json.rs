@@ -129,6 +129,7 @@ struct ProcessRow<'a> {
     source: Option<&'a str>,
     samples: Option<u64>,
     sample_bytes: Option<u64>,
+    longest_sample_bytes: Option<u64>,
     #[serde(flatten)]
     heap: HeapSummary,
     fragmentation_ratio: Option<f64>,
@@ -206,6 +207,7 @@ fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
         source: (!process.source.is_empty()).then_some(&process.source),
         samples: process.samples,
         sample_bytes: process.sample_bytes,
+        longest_sample_bytes: process.longest_sample_bytes,
         heap,
         fragmentation_ratio: heap.fragmentation_ratio(),
         extent_ratio: heap.extent_ratio(),

@@ -149,6 +149,9 @@ pub struct Process {
     pub samples: Option<u64>,
     /// Mean distance of the samples in allocated bytes. `None` = not sampled by bytes, or not known.
     pub sample_bytes: Option<u64>,
+    /// The longest mean distance that a sample was drawn with, where the sampler made them rarer than usual for a time. `None` = all have
+    /// the same, or it is not known.
+    pub longest_sample_bytes: Option<u64>,
     /// Whose the live chunks are at the end. `None` = no census could be joined with the recording.
     pub attribution: Option<Attribution>,
     /// The heap when the recording began; `None` = not measured.
@@ -228,6 +231,17 @@ pub struct Metadata {
 /// Name of the stack-end reason of a walk that reached the thread's entry.
 pub const COMPLETE: &str = "complete";
 
+impl Process {
+    /// How many allocated bytes a sample is drawn from, in words. `None` = not sampled by bytes, or not known.
+    pub fn sample_distance(&self) -> Option<String> {
+        let mean = HumanBytes(self.sample_bytes?);
+        Some(match self.longest_sample_bytes {
+            Some(longest) => format!("{mean} on average (up to {} where they came too often)", HumanBytes(longest)),
+            None => mean.to_string(),
+        })
+    }
+}
+
 impl Metadata {
     /// Share of the walks that reached the thread's entry, in 0..=1. `None` when no walk was counted.
     pub fn stacks_complete_ratio(&self) -> Option<f64> {
@@ -251,7 +265,7 @@ impl Metadata {
                 "exact: every allocation and free, by probes on the allocator's functions".to_owned()
             }
             Mode::Exact | Mode::Sampled => {
-                let every = process.sample_bytes.map_or_else(String::new, |bytes| format!(", one sample in {}", HumanBytes(bytes)));
+                let every = process.sample_distance().map_or_else(String::new, |distance| format!(", one sample in {distance}"));
                 let samples = process.samples.map_or_else(String::new, |samples| format!(", {}", counted(samples, "sample")));
                 format!("{}{every}{samples}; estimates with their errors", process.source)
             }

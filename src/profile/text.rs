@@ -278,8 +278,8 @@ fn process(page: &mut Page, process: &Process) {
         if let Some(samples) = process.samples {
             let _ = write!(text, ", {} samples", grouped(samples));
         }
-        if let Some(bytes) = process.sample_bytes {
-            let _ = write!(text, ", one in {}", HumanBytes(bytes));
+        if let Some(distance) = process.sample_distance() {
+            let _ = write!(text, ", one in {distance}");
         }
         page.field("source", &text);
     }

@@ -428,6 +428,7 @@ fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, targe
         source: target.source_words(),
         samples: Some(totals.samples),
         sample_bytes: ledger.interval_bytes(),
+        longest_sample_bytes: ledger.longest_interval_bytes(),
         sizes: PowerCounts::new(&ledger.sizes()),
         lifetimes_us: PowerCounts::new(&ledger.lifetimes()),
         ..meta::Process::default()

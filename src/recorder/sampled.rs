@@ -220,10 +220,10 @@ impl Join<'_> {
                 *seen = true;
             }
             for sums in [&mut group.sampled, &mut self.all, self.by_stack.entry(sampled.stack).or_default()] {
-                sums.objects.add(1.0, sampled.size_bytes, sampled.weight_bytes);
-                sums.live.add(bytes as f64, sampled.size_bytes, sampled.weight_bytes);
-                sums.pinned.add(pinned as f64, sampled.size_bytes, sampled.weight_bytes);
-                sums.blocked.add(blocked as f64, sampled.size_bytes, sampled.weight_bytes);
+                sums.objects.add(1.0, sampled.sample);
+                sums.live.add(bytes as f64, sampled.sample);
+                sums.pinned.add(pinned as f64, sampled.sample);
+                sums.blocked.add(blocked as f64, sampled.sample);
             }
         }
         Some(())
@@ -234,8 +234,8 @@ impl Join<'_> {
         for (block, seen) in self.blocks.iter().zip(&mut self.seen).filter(|(_, seen)| !**seen) {
             *seen = true;
             for sums in [&mut self.new.sampled, &mut self.all, self.by_stack.entry(block.stack).or_default()] {
-                sums.objects.add(1.0, block.size_bytes, block.weight_bytes);
-                sums.live.add(block.size_bytes as f64, block.size_bytes, block.weight_bytes);
+                sums.objects.add(1.0, block.sample);
+                sums.live.add(block.sample.size_bytes as f64, block.sample);
             }
         }
     }

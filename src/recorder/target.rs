@@ -17,7 +17,6 @@ use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::profile::HeapMoment;
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
 use crate::target::{Allocator, Process};
-use crate::units::HumanBytes;
 
 /// A file of the process, by device and inode.
 pub(super) type FileKey = (u64, u64);
@@ -184,7 +183,8 @@ impl Target {
 
     /// The same with the mean distance of samples, where the emitter says it.
     pub fn source_with_interval(&self) -> String {
-        let every = self.emitter_interval().flatten().map_or_else(String::new, |bytes| format!(", one sample in {}", HumanBytes(bytes)));
+        let stats = self.emitters.iter().find_map(|emitter| emitter.stats).filter(|_| self.source == Source::Emitter);
+        let every = stats.map_or_else(String::new, |stats| format!(", one sample in {}", stats.distance()));
         self.source_words() + &every
     }
 

@@ -7,7 +7,7 @@ use crate::capture::Slot;
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
-use crate::ledger::{Event, Ledger, SampledLedger, StackLimits};
+use crate::ledger::{Event, Ledger, Sample, SampledLedger, StackLimits};
 use crate::units::{Addr, Pid, StackHash, StackId};
 
 /// Image ledgers kept of a process that execs again and again; older ones are dropped and counted.
@@ -78,8 +78,9 @@ impl Watched {
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
         match record.body {
             Body::Exec { .. } => self.exec(time_ns),
-            Body::Sample { addr, size, weight, stack } => {
-                self.sampled.get_or_insert_with(new_sampled).alloc(addr, size, weight, stack, time_ns);
+            Body::Sample { addr, size, weight, interval, stack } => {
+                let sample = Sample::new(size, weight, interval);
+                self.sampled.get_or_insert_with(new_sampled).alloc(addr, sample, stack, time_ns);
             }
             Body::Exit { code } => self.exited = Some((time_ns, code)),
             Body::Vm { change, stack, request } => self.vm(change, stack, request, time_ns),

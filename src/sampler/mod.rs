@@ -7,20 +7,21 @@
 //! ```
 //!
 //! The library (C, needs nothing, the same file under glibc and musl) stands in front of whatever allocator the program uses. Each byte
-//! that a thread allocates is a sample point with probability 1/T (512 KiB by default); at a sampled allocation, and at the free of
-//! that block, it passes a probe of the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
+//! that a thread allocates is a sample point with probability 1/T (512 KiB by default, doubled as often as it takes where samples would
+//! come more often than 2,000 times a second and processor); at a sampled allocation, and at the free of that block, it passes a probe of
+//! the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
 //!
-//! | probe | arguments, in rdi, rsi, rdx |
+//! | probe | arguments, in rdi, rsi, rdx, rcx |
 //! |---|---|
-//! | `otel_memory:alloc` | pointer, size in bytes, weight in bytes = sample points × T |
+//! | `otel_memory:alloc` | pointer, size in bytes, weight in bytes = sample points × T, T (not in the contract) |
 //! | `otel_memory:free` | pointer |
 //!
 //! Both have semaphores. While nobody is attached, a call costs a load, a test and a jump.
 //!
 //! # What a consumer needs to know
 //! - Attach to `free` first and let go of it last: a block whose `alloc` is told while nobody listens to `free` is not remembered.
-//! - The weight is an unbiased estimate of the bytes, weight / size of the blocks. The variance of a sum of weights is at most T times
-//!   the sum, so its standard error is √(T · Σ weight).
+//! - The weight is an unbiased estimate of the bytes, weight / size of the blocks. The variance of a sum of weights is estimated by the
+//!   sum of T · weight, so its standard error is √(Σ T · weight).
 //! - A `free` whose `alloc` was not seen is of a block that was sampled for an earlier listener: ignore it.
 //! - `realloc` is told as `free` before the call and, if the new block is sampled, `alloc` after it. If it fails for want of memory the
 //!   old block is told again as it was, with the stack of that moment.
@@ -28,13 +29,20 @@
 //! - The leaf frames of a stack that lie in the library are to be left out. It has `.eh_frame` for all of its code.
 //! - A forked child has a copy of the blocks and of the semaphores: it goes on counting until the probes are detached, whether anybody
 //!   attached to it or not.
-//! - The exported object `fragprof_sampler_stats` (preload/sample.h) tells T, whether the library is in front of malloc, and counters.
+//! - The exported object `fragprof_sampler_stats` (preload/sample.h) tells the shortest T, whether the library is in front of malloc, and counters.
 
 pub mod fit;
 pub mod library;
 
 /// The environment variable that holds the mean distance of sample points in bytes. Read once, at a program's start.
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";
+/// The environment variable that holds the samples a second and processor beyond which the distance is doubled; 0 = it never is. Read once,
+/// at a program's start.
+pub const SAMPLES_PER_SECOND_VARIABLE: &str = "FRAGPROF_SAMPLES_PER_SECOND";
+/// The library's default limit. `LIMIT_SAMPLES_PER_SECOND` of preload/limit.h.
+pub const SAMPLES_PER_SECOND_DEFAULT: u64 = 2000;
+/// The largest limit that the library takes. `LIMIT_SAMPLES_PER_SECOND_MAX` of preload/limit.h.
+pub const SAMPLES_PER_SECOND_MAX: u64 = 1_000_000;
 /// The library's default distance. `SAMPLE_BYTES_DEFAULT` of preload/sample.h.
 pub const SAMPLE_BYTES_DEFAULT: u64 = 512 << 10;
 /// The smallest distance that the library takes: every allocation is sampled. `SAMPLE_BYTES_MIN` of preload/sample.h.

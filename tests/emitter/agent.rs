@@ -26,11 +26,9 @@ fn aged(program: &std::path::Path) -> Process {
     process
 }
 
-fn listening(rest: &str) -> String {
-    watching(
-        &["ages", "agesh", "steadfast"],
-        &format!("[listening]\nprofile_interval_s = 1\ncensus_interval_s = 1\ncpu_percent = 100.0\n{rest}"),
-    )
+/// Watches programs of these names: each test has its own, for others may run beside it.
+fn listening(names: &[&str], rest: &str) -> String {
+    watching(names, &format!("[listening]\nprofile_interval_s = 1\ncensus_interval_s = 1\ncpu_percent = 100.0\n{rest}"))
 }
 
 #[test]
@@ -40,10 +38,10 @@ fn the_agent_listens_to_an_emitter_and_every_surface_says_what_lives_by_stack_an
     }
     let _alone = serial();
     let folder = TempDir::new().unwrap();
-    let mut process = aged(&compile(folder.path(), "ages.c", "ages", &["-O2"]));
-    let plain = Process::start_piped(Command::new(compile(folder.path(), "ages.c", "steadfast", &["-O2"])).arg("1"));
+    let mut process = aged(&compile(folder.path(), "ages.c", "ages_told", &["-O2"]));
+    let plain = Process::start_piped(Command::new(compile(folder.path(), "ages.c", "ages_plain", &["-O2"])).arg("1"));
     let pid = process.pid();
-    let daemon = Daemon::start(&listening("[governed]\nenabled = true"));
+    let daemon = Daemon::start(&listening(&["ages_told", "ages_plain"], "[governed]\nenabled = true"));
     let label = format!("pid=\"{pid}\"");
     daemon.metrics_with("fragprof_process_samples_total", &label);
     // The census of the start is in the books before anything changes.
@@ -98,7 +96,8 @@ fn an_image_without_an_emitter_is_let_go_of_and_so_is_everything_when_listening_
         return;
     }
     let folder = TempDir::new().unwrap();
-    let ages = compile(folder.path(), "ages.c", "ages", &["-O2"]);
+    let names = ["ages_stays", "agesh", "steadfast"];
+    let ages = compile(folder.path(), "ages.c", names[0], &["-O2"]);
     let steadfast = compile(folder.path(), "ages.c", "steadfast", &["-O2"]);
     let shell = folder.path().join("agesh");
     std::fs::copy("/bin/sh", &shell).unwrap();
@@ -106,7 +105,7 @@ fn an_image_without_an_emitter_is_let_go_of_and_so_is_everything_when_listening_
     let script = format!("read line; exec env -u LD_PRELOAD {} 1", steadfast.display());
     let mut leaves = Process::start_piped(sampled(&shell, 4096).args(["-c", &script]));
     let mut stays = aged(&ages);
-    let daemon = Daemon::start(&listening(""));
+    let daemon = Daemon::start(&listening(&names, ""));
     let label = |process: &Process| format!("pid=\"{}\"", process.pid());
     daemon.metrics_with("fragprof_process_samples_total", &label(&stays));
     daemon.metrics_with("fragprof_process_samples_total", &label(&leaves));
@@ -119,7 +118,7 @@ fn an_image_without_an_emitter_is_let_go_of_and_so_is_everything_when_listening_
         watched && value(&text, "fragprof_listener_targets", "") == Some(1.0)
     });
     assert!(leaves.is_running());
-    daemon.configure(&listening("enabled = false"));
+    daemon.configure(&listening(&names, "enabled = false"));
     daemon.process.signal(Signal::HUP);
     wait_until("nobody is listened to", || value(&daemon.metrics(), "fragprof_listener_targets", "") == Some(0.0));
     assert_eq!(value(&daemon.metrics(), "fragprof_listener_enabled", ""), Some(0.0));

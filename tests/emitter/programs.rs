@@ -20,9 +20,15 @@ pub fn compile(folder: &Path, name: &str, as_name: &str, flags: &[&str]) -> Path
     out
 }
 
-/// `fragprof run --sample-bytes N -- PROGRAM`.
+/// `fragprof run --sample-bytes N -- PROGRAM`. The interval stays as it is, however often samples come.
 pub fn sampled(program: &Path, sample_bytes: u64) -> Command {
+    limited(program, sample_bytes, 0)
+}
+
+/// The same with an interval that grows where samples would come more often than so many times a second and processor.
+pub fn limited(program: &Path, sample_bytes: u64, samples_per_second: u64) -> Command {
     let mut command = fragprof();
-    command.args(["run", "--sample-bytes", &sample_bytes.to_string(), "--"]).arg(program);
+    command.args(["run", "--sample-bytes", &sample_bytes.to_string(), "--samples-per-second", &samples_per_second.to_string(), "--"]);
+    command.arg(program);
     command
 }

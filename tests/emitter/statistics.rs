@@ -3,13 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
 
 use fragprof::profile::{Profile, ValueKind};
 use fragprof::recorder::{Options, Recorder};
 use fragprof::units::Pid;
 use tempfile::TempDir;
 
-use super::programs::{compile, sampled};
+use super::programs::{compile, limited, sampled};
 use crate::support::process::Process;
 use crate::support::{LIMIT, bpf, serial};
 
@@ -27,20 +29,23 @@ fn live_by_site(profile: &Profile) -> BTreeMap<String, (f64, f64)> {
     sites
 }
 
-/// Runs `steady.c` so often under a recording; of all sites with 2 % of the heap or more, how often the 95 % interval held: by site.
-fn coverage(runs: u32, sample_bytes: u64) -> BTreeMap<String, (u32, u32)> {
+/// Runs a program with a known heap so often under a recording, and looks at each profile; of all sites with 2 % of the heap or more, how
+/// often the 95 % interval held: by site.
+fn coverage(runs: u32, source: &str, command: impl Fn(&Path) -> Command, look: impl Fn(&Profile)) -> BTreeMap<String, (u32, u32)> {
     let folder = TempDir::new().unwrap();
-    let program = compile(folder.path(), "steady.c", "steady", &["-O2"]);
+    let program = compile(folder.path(), source, "sites", &["-O2"]);
     let mut held: BTreeMap<String, (u32, u32)> = BTreeMap::new();
     for run in 0..runs {
-        let mut process = Process::start_piped(sampled(&program, sample_bytes).arg(run.to_string()));
+        let mut process = Process::start_piped(command(&program).arg(run.to_string()));
         let mut input = process.input();
         process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
         let mut recorder = Recorder::new(Options::default()).unwrap();
         recorder.watch(Pid(process.pid())).unwrap();
         input.write_all(b"g").unwrap();
         let line = process.out.wait_for(LIMIT, |line| line.starts_with("ledger")).unwrap();
-        let told = live_by_site(&recorder.finish().unwrap());
+        let profile = recorder.finish().unwrap();
+        look(&profile);
+        let told = live_by_site(&profile);
         let words: Vec<&str> = line.split_whitespace().skip(1).collect();
         let truth: Vec<(&str, f64)> = words.chunks(2).map(|pair| (pair[0], pair[1].parse().unwrap())).collect();
         let heap: f64 = truth.iter().map(|(_, bytes)| bytes).sum();
@@ -67,6 +72,12 @@ fn check(held: &BTreeMap<String, (u32, u32)>, sites_min: usize, deviations: f64)
     assert!(f64::from(inside) >= needed, "{inside} of {all} within their 95 % interval: {held:?}");
 }
 
+fn print(held: &BTreeMap<String, (u32, u32)>) {
+    for (site, (inside, all)) in held {
+        println!("{site:<18} {inside} of {all}");
+    }
+}
+
 #[test]
 fn every_site_of_two_percent_lies_within_its_stated_interval() {
     if bpf().is_none() {
@@ -74,18 +85,40 @@ fn every_site_of_two_percent_lies_within_its_stated_interval() {
     }
     let _alone = serial();
     // Of 48, chance takes ten once in 5,000 times; errors stated half as large as they are would take sixteen.
-    check(&coverage(8, 32 << 10), 6, 5.0);
+    check(&coverage(8, "steady.c", |program| sampled(program, 32 << 10), |_| {}), 6, 5.0);
+}
+
+/// The interval of `uneven.c` changes all the time, for each thread by itself.
+fn uneven(runs: u32) -> BTreeMap<String, (u32, u32)> {
+    let told = |profile: &Profile| {
+        let [process] = &profile.meta.processes[..] else { panic!("{:?}", profile.meta.processes) };
+        let (mean, longest) = (process.sample_bytes.unwrap(), process.longest_sample_bytes.expect("the interval grew"));
+        assert!(4 << 10 < mean && mean < longest, "{mean} {longest}");
+        let words = profile.meta.source_words(process);
+        assert!(words.contains("on average (up to "), "{words}");
+    };
+    coverage(runs, "uneven.c", |program| limited(program, 4 << 10, 20_000), told)
+}
+
+#[test]
+fn sites_of_threads_whose_intervals_grow_apart_lie_within_their_stated_intervals() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    check(&uneven(8), 5, 5.0);
 }
 
 #[test]
 #[ignore = "a hundred recordings: make coverage-sampled"]
 fn every_site_of_two_percent_lies_within_its_stated_interval_a_hundred_times() {
     let _alone = serial();
-    let held = coverage(100, 32 << 10);
+    let held = coverage(100, "steady.c", |program| sampled(program, 32 << 10), |_| {});
+    print(&held);
+    let held_uneven = uneven(100);
+    print(&held_uneven);
     check(&held, 6, 2.0);
-    for (site, (inside, all)) in &held {
-        println!("{site:<12} {inside} of {all}");
-    }
+    check(&held_uneven, 5, 2.0);
 }
 
 #[test]

@@ -26,16 +26,25 @@ fn the_program_takes_the_place_of_fragprof_with_its_output_and_status() {
 }
 
 #[test]
-fn the_library_comes_first_and_the_interval_is_handed_on() {
+fn the_library_comes_first_and_the_settings_are_handed_on() {
     let jemalloc = format!("{LIB_DIR}/libjemalloc.so.2");
     let done = run_with(
-        &["--sample-bytes", "65536", "--", "sh", "-c", "echo $LD_PRELOAD; echo $FRAGPROF_SAMPLE_BYTES"],
+        &[
+            "--sample-bytes",
+            "65536",
+            "--samples-per-second",
+            "500",
+            "--",
+            "sh",
+            "-c",
+            "echo $LD_PRELOAD; echo $FRAGPROF_SAMPLE_BYTES $FRAGPROF_SAMPLES_PER_SECOND",
+        ],
         &[("LD_PRELOAD", &jemalloc)],
     );
     let lines: Vec<&str> = done.out.lines().collect();
     let (first, rest) = lines[0].split_once(':').unwrap();
     assert!(first.ends_with("/libfragprof_sampler_jemalloc.so"), "{first}");
-    assert_eq!((rest, lines[1]), (jemalloc.as_str(), "65536"));
+    assert_eq!((rest, lines[1]), (jemalloc.as_str(), "65536 500"));
 }
 
 #[test]

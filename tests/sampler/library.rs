@@ -48,7 +48,7 @@ fn the_notes_are_the_contracts_two_probes_with_semaphores() {
         let after =
             |name: &str| notes.split(&format!("Name: {name}\n")).nth(1).unwrap_or_else(|| panic!("no probe {name}: {notes}")).to_owned();
         assert_eq!(notes.matches("Provider: otel_memory").count(), 2, "{notes}");
-        for (probe, arguments) in [("alloc", "8@%rdi 8@%rsi 8@%rdx"), ("free", "8@%rdi")] {
+        for (probe, arguments) in [("alloc", "8@%rdi 8@%rsi 8@%rdx 8@%rcx"), ("free", "8@%rdi")] {
             let note = after(probe);
             let line = |nth: usize| note.lines().nth(nth).unwrap();
             assert!(line(1).ends_with(&format!("Arguments: {arguments}")), "{note}");

@@ -8,6 +8,7 @@ mod consumer;
 mod exact;
 mod figures;
 mod library;
+mod limit;
 mod programs;
 mod real;
 mod statistics;

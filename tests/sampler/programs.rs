@@ -67,10 +67,11 @@ impl Allocator {
     }
 }
 
-/// A command with the sampler in front of an allocator.
+/// A command with the sampler in front of an allocator. The interval stays as it is, however often samples come.
 pub fn sampled(program: impl AsRef<Path>, sampler: &Path, allocator: Allocator, sample_bytes: u64) -> Command {
     let mut command = Command::new(program.as_ref());
     command.env("LD_PRELOAD", allocator.preload(sampler)).env("FRAGPROF_SAMPLE_BYTES", sample_bytes.to_string());
+    command.env("FRAGPROF_SAMPLES_PER_SECOND", "0");
     command
 }
 

@@ -140,7 +140,7 @@ fn a_forked_child_is_not_told_of_and_stops_counting_when_the_listener_goes() {
 }
 
 /// Sets the probes' semaphores as a listener's attach does, without a probe: the library does all its work, and no trap is taken.
-fn count_as_listener(pid: u32) {
+pub fn count_as_listener(pid: u32) {
     use std::os::unix::fs::FileExt as _;
     let process = fragprof::target::Process::open(fragprof::units::Pid(pid)).unwrap();
     let found = fragprof::probe::emitter::Finder::new(Default::default()).find(&process).unwrap();

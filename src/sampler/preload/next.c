@@ -7,6 +7,7 @@
 
 #include <elf.h>
 
+#include "clock.h"
 #include "sample.h"
 
 #define WEAK __attribute__((weak))
@@ -212,6 +213,14 @@ struct definition next_definition(const char *name)
 	return (struct definition){ 0 };
 }
 
+void *next_function_in(uintptr_t bias, const void *dynamic, const char *name)
+{
+	struct object object = { .bias = bias, .dynamic = dynamic };
+	struct symbols in = symbols_of(&object);
+
+	return find(&object, &in, name);
+}
+
 bool next_is_in_front(const char *name)
 {
 	for (struct object *object = objects(); object != NULL; object = object->next) {
@@ -321,20 +330,22 @@ static const char *value_of(const char *entry, const char *name)
 	return starts_with(entry, name) ? entry + __builtin_strlen(name) : NULL;
 }
 
-static void read_interval(char **environment)
+static void read_settings(char **environment)
 {
-	for (; environment != NULL && *environment != NULL; environment++)
+	for (; environment != NULL && *environment != NULL; environment++) {
 		sample_set_interval(value_of(*environment, "FRAGPROF_SAMPLE_BYTES="));
+		sample_set_limit(value_of(*environment, "FRAGPROF_SAMPLES_PER_SECOND="));
+	}
 }
 
-void next_read_interval(void)
+void next_read_settings(void)
 {
 	static bool known;
 
 	if (known || &__environ == NULL || __environ == NULL)
 		return;
 	known = true;
-	read_interval(__environ);
+	read_settings(__environ);
 }
 
 /* Runs before the program's main, perhaps after the first allocations. glibc passes the arguments
@@ -347,8 +358,9 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	next_resolve();
 	if (&_dl_debug_addr != NULL)
 		environment = &__environ != NULL ? __environ : NULL;
-	read_interval(environment);
+	read_settings(environment);
 	if (getauxval != NULL) {
+		clock_resolve(getauxval(AT_SYSINFO_EHDR));
 		/* 16 random bytes from the kernel. The first eight are the stack protector's: not used. */
 		const uint64_t *random = (const uint64_t *)getauxval(AT_RANDOM);
 

@@ -42,6 +42,8 @@ struct definition {
 };
 /* The first definition behind this library, in the order of the dynamic linker. */
 struct definition next_definition(const char *name);
+/* The address of a function in an object that is loaded at `bias`, or NULL. `dynamic` is its dynamic section (Elf64_Dyn). */
+void *next_function_in(uintptr_t bias, const void *dynamic, const char *name);
 /* True if references to the name bind to this library. */
 bool next_is_in_front(const char *name);
 
@@ -52,7 +54,7 @@ void operators_resolve(void);
 void allocx_resolve(void);
 #endif
 
-/* Reads the interval from the environment, if the libc has it by now: before a thread's first draw. */
-void next_read_interval(void);
+/* Reads the settings from the environment, if the libc has it by now: before a thread's first draw. */
+void next_read_settings(void);
 
 #endif

@@ -26,11 +26,11 @@ __asm__(".pushsection .stapsdt.base,\"aG\",\"progbits\",.stapsdt.base,comdat\n"
 	"994: .balign 4\n"                                \
 	".popsection\n"
 
-__attribute__((noinline, noclone)) void emit_alloc(void *pointer, size_t size_bytes, uint64_t weight_bytes)
+__attribute__((noinline, noclone)) void emit_alloc(void *pointer, size_t size_bytes, uint64_t weight_bytes, uint64_t interval_bytes)
 {
-	__asm__ volatile(PROBE("alloc", "otel_memory_alloc_semaphore", "8@%%rdi 8@%%rsi 8@%%rdx")
+	__asm__ volatile(PROBE("alloc", "otel_memory_alloc_semaphore", "8@%%rdi 8@%%rsi 8@%%rdx 8@%%rcx")
 			 :
-			 : "D"(pointer), "S"(size_bytes), "d"(weight_bytes)
+			 : "D"(pointer), "S"(size_bytes), "d"(weight_bytes), "c"(interval_bytes)
 			 : "memory");
 }
 

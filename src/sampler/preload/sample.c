@@ -2,6 +2,8 @@
  * are its own. */
 #include "sample.h"
 
+#include "clock.h"
+#include "limit.h"
 #include "next.h"
 
 /* 2^64 * ln 2. */
@@ -10,6 +12,13 @@
 #define LOG2_FRACTION_BITS 32
 /* Sample points in one allocation that are drawn one by one; what is larger is rounded at random, which is as unbiased and faster. */
 #define POINTS_DRAWN_MAX 32
+
+/* A check comes after so much of an interval at the latest: at the limit they are 16 a sample, of some 40 ns each. Nor does it come earlier
+ * than after CHECK_BYTES_MIN, or an interval of some bytes would be checked at every call. */
+#define CHECKS_AN_INTERVAL 16
+#define CHECK_BYTES_MIN SAMPLE_BYTES_DEFAULT
+/* Processors that have a debt of their own; beyond, several share one. 16 KiB, of which a page is there for each 64 in use. */
+#define DEBTS 256u
 
 /* Sample points of inner calls in one outer call. musl makes one call, wrappers one or two; after more, the outer call must have been
  * left by a jump. */
@@ -22,7 +31,9 @@ EXPORT OWN_LINES struct fragprof_sampler_stats fragprof_sampler_stats = {
 	.size_bytes = sizeof(struct fragprof_sampler_stats),
 	.sample_bytes = SAMPLE_BYTES_DEFAULT,
 	.live_max = SET_LIVE_MAX,
+	.samples_per_second = LIMIT_SAMPLES_PER_SECOND,
 };
+static struct debt debts[DEBTS];
 static uint64_t process_seed OWN_LINES;
 static uint64_t threads_seeded;
 
@@ -31,24 +42,52 @@ static void count(uint64_t *counter, uint64_t by)
 	__atomic_add_fetch(counter, by, __ATOMIC_RELAXED);
 }
 
-void sample_set_interval(const char *text)
+/* A decimal number from `min` to `max`. */
+static bool number(const char *text, uint64_t min, uint64_t max, uint64_t *number)
 {
 	uint64_t value = 0;
 
 	if (text == NULL || *text == '\0')
-		return;
+		return false;
 	for (; *text != '\0'; text++) {
-		if (*text < '0' || *text > '9' || value > SAMPLE_BYTES_MAX)
-			return;
+		if (*text < '0' || *text > '9' || value > max)
+			return false;
 		value = value * 10 + (uint64_t)(*text - '0');
 	}
-	if (value < SAMPLE_BYTES_MIN || value > SAMPLE_BYTES_MAX || value == fragprof_sampler_stats.sample_bytes)
+	*number = value;
+	return value >= min && value <= max;
+}
+
+static void count_lengthened(uint64_t interval_bytes)
+{
+	uint64_t longest = __atomic_load_n(&fragprof_sampler_stats.longest_sample_bytes, __ATOMIC_RELAXED);
+
+	count(&fragprof_sampler_stats.lengthened, 1);
+	while (interval_bytes > longest && !__atomic_compare_exchange_n(&fragprof_sampler_stats.longest_sample_bytes, &longest, interval_bytes,
+								       true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		;
+}
+
+void sample_set_interval(const char *text)
+{
+	uint64_t value;
+
+	if (!number(text, SAMPLE_BYTES_MIN, SAMPLE_BYTES_MAX, &value) || value == fragprof_sampler_stats.sample_bytes)
 		return;
 	fragprof_sampler_stats.sample_bytes = value;
 	/* Constructors that ran before may have allocated: the countdown under way was drawn for the usual interval, and would hide the
 	 * program's first half megabyte from a finer one. It has no memory, so drawing it anew biases nothing. */
 	sampler_thread.left_bytes = 0;
+	sampler_thread.beyond_bytes = 0;
 	sampler_thread.random = 0;
+}
+
+void sample_set_limit(const char *text)
+{
+	uint64_t value;
+
+	if (number(text, 0, LIMIT_SAMPLES_PER_SECOND_MAX, &value))
+		fragprof_sampler_stats.samples_per_second = value;
 }
 
 void sample_set_seed(uint64_t seed)
@@ -90,6 +129,27 @@ static uint64_t log2_q32(uint64_t x)
 	return log;
 }
 
+/* The interval of a countdown. */
+static uint64_t interval(uint32_t doublings)
+{
+	return fragprof_sampler_stats.sample_bytes << doublings;
+}
+
+/* How many times the interval is to be doubled from now on. */
+static uint32_t doublings_now(bool sampled)
+{
+	uint64_t now_ns, limit = fragprof_sampler_stats.samples_per_second;
+	uint32_t doublings;
+
+	/* Who wants every allocation gets every allocation. */
+	if (limit == 0 || fragprof_sampler_stats.sample_bytes == 1 || !clock_now(&now_ns))
+		return 0;
+	doublings = limit_step(&debts[clock_processor() % DEBTS], now_ns, 1000000000u / limit, sampled);
+	while (interval(doublings) > SAMPLE_BYTES_MAX)
+		doublings--;
+	return doublings;
+}
+
 /* The distance to the next sample point, 1 or more, geometric with mean T: 1 + floor(-ln(u) * (T - 1/2)). The half makes up for
  * the rounding: 1 / (1 - exp(-1 / (T - 1/2))) = T up to 1 / (12 T). */
 static uint64_t draw(struct thread *thread)
@@ -99,49 +159,71 @@ static uint64_t draw(struct thread *thread)
 
 	uint64_t random = next_random(thread) | 1;
 	uint64_t log = ((uint64_t)64 << LOG2_FRACTION_BITS) - log2_q32(random); /* -log2(u), at most 64 */
-	uint64_t twice = 2 * fragprof_sampler_stats.sample_bytes - 1;		/* at most 2^41 */
+	uint64_t twice = 2 * interval(thread->doublings) - 1;			/* at most 2^41 */
 	unsigned __int128 nepers = ((unsigned __int128)log * LN2_Q64) >> 32;	/* below 2^70, in units of 2^-64 */
 
 	/* The product is 111 bits wide at most. */
 	return 1 + (uint64_t)((nepers * twice) >> 65);
 }
 
-/* The sample points in the allocation that made the countdown negative, and the countdown to the next. */
-static uint64_t points(struct thread *thread)
+/* Counts down to a sample point that is so far away, or to the check before it. */
+static void count_down(struct thread *thread, int64_t left_bytes)
 {
-	int64_t left = thread->left_bytes;
+	int64_t check_bytes = (int64_t)(interval(thread->doublings) / CHECKS_AN_INTERVAL);
+
+	if (check_bytes < (int64_t)CHECK_BYTES_MIN)
+		check_bytes = CHECK_BYTES_MIN;
+	thread->beyond_bytes = left_bytes > check_bytes ? left_bytes - check_bytes : 0;
+	thread->left_bytes = left_bytes - thread->beyond_bytes;
+}
+
+/* The sample points in the allocation that made the countdown negative, all by the interval that it was drawn with, and the countdown to
+ * the next. */
+static uint64_t points(struct thread *thread, uint32_t *drawn_with)
+{
+	int64_t left = thread->left_bytes + thread->beyond_bytes;
 	uint64_t found = 0;
+	uint32_t doublings;
 
 	thread->run_out++;
 	if (thread->random == 0) {
 		/* The thread's first allocation: the countdown started at no point. */
 		/* Constructors of other libraries may allocate before ours runs. */
-		next_read_interval();
+		next_read_settings();
 		uint64_t nth = __atomic_add_fetch(&threads_seeded, 1, __ATOMIC_RELAXED);
 
 		thread->random = mix(process_seed ^ mix((uintptr_t)thread) ^ (nth << 32)) | 1;
+		thread->doublings = doublings_now(false);
 		left += (int64_t)(draw(thread) - 1);
 	}
+	*drawn_with = thread->doublings;
 	while (left < 0 && found < POINTS_DRAWN_MAX) {
 		found++;
 		left += (int64_t)draw(thread);
 	}
 	if (left < 0) {
-		uint64_t interval = fragprof_sampler_stats.sample_bytes;
+		uint64_t interval_bytes = interval(thread->doublings);
 		/* left is -1 at a point with no byte of the allocation behind it. */
 		uint64_t rest = (uint64_t)-left - 1;
 
-		found += 1 + rest / interval + (next_random(thread) % interval < rest % interval);
+		found += 1 + rest / interval_bytes + (next_random(thread) % interval_bytes < rest % interval_bytes);
 		left = (int64_t)(draw(thread) - 1);
 	}
-	thread->left_bytes = left;
+	doublings = doublings_now(found > 0);
+	if (doublings != thread->doublings) {
+		/* What is left of the countdown says nothing of the past, so it may be thrown away. */
+		thread->doublings = doublings;
+		left = (int64_t)(draw(thread) - 1);
+	}
+	count_down(thread, left);
 	return found;
 }
 
 RARE void sample(void *pointer, size_t size_bytes)
 {
 	struct thread *thread = &sampler_thread;
-	uint64_t found, weight;
+	uint64_t found, interval_bytes, weight;
+	uint32_t doublings;
 
 	if (thread->outer_sp != 0) {
 		/* The outer call puts the countdown right. */
@@ -150,26 +232,29 @@ RARE void sample(void *pointer, size_t size_bytes)
 		thread->outer_sp = 0;
 		thread->inner_skipped = 0;
 	}
-	found = points(thread);
+	found = points(thread, &doublings);
 	if (found == 0)
 		return;
-	if (__builtin_mul_overflow(found, fragprof_sampler_stats.sample_bytes, &weight))
+	interval_bytes = interval(doublings);
+	if (__builtin_mul_overflow(found, interval_bytes, &weight))
 		weight = UINT64_MAX;
 	count(&fragprof_sampler_stats.samples, 1);
 	count(&fragprof_sampler_stats.weight_bytes, weight);
+	if (doublings > 0)
+		count_lengthened(interval_bytes);
 	if (!listening_free()) {
-		emit_alloc(pointer, size_bytes, weight);
+		emit_alloc(pointer, size_bytes, weight, interval_bytes);
 		return;
 	}
-	if (set_insert(pointer, (struct sampled){ size_bytes, weight })) {
-		emit_alloc(pointer, size_bytes, weight);
+	if (set_insert(pointer, (struct sampled){ size_bytes, doublings, weight })) {
+		emit_alloc(pointer, size_bytes, weight, interval_bytes);
 		return;
 	}
 	/* Without a place its free would go unseen and the block would look live for ever. What was allocated stays right, and of what
 	 * lives too little is known rather than too much. */
 	count(&fragprof_sampler_stats.overflows, 1);
 	count(&fragprof_sampler_stats.overflow_weight_bytes, weight);
-	emit_alloc(pointer, size_bytes, weight);
+	emit_alloc(pointer, size_bytes, weight, interval_bytes);
 	emit_free(pointer);
 }
 
@@ -194,7 +279,7 @@ RARE void sample_put_back(void *pointer, struct sampled sampled)
 	count(&fragprof_sampler_stats.samples, 1);
 	count(&fragprof_sampler_stats.weight_bytes, sampled.weight_bytes);
 	bool kept = set_insert(pointer, sampled);
-	emit_alloc(pointer, sampled.size_bytes, sampled.weight_bytes);
+	emit_alloc(pointer, sampled.size_bytes, sampled.weight_bytes, interval(sampled.doublings));
 	if (!kept) {
 		count(&fragprof_sampler_stats.overflows, 1);
 		count(&fragprof_sampler_stats.overflow_weight_bytes, sampled.weight_bytes);

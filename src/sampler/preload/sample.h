@@ -4,7 +4,12 @@
  * FRAGPROF_SAMPLE_BYTES says otherwise). The distance to the thread's next point is drawn once and counted down, so an allocation that
  * holds no point costs a subtraction and a branch. One that holds n points is reported with the weight n * T, whose mean is its size:
  * sums of weights are unbiased, and their variance is at most T times the sum. The draw has no memory, so a thread that ends with a
- * countdown half done, a listener that comes and goes, and a fork bias nothing. */
+ * countdown half done, a listener that comes and goes, and a fork bias nothing.
+ *
+ * Where samples come too often, T is doubled (limit.h). It changes between allocations only, where the countdown is drawn anew: at a
+ * sample, and at checks on the way, because a thread with a long countdown would not notice for gigabytes that there is time again. T then
+ * depends on what was, never on what is about to be drawn, so each weight still has its block's size as its mean, and a sum's variance is
+ * estimated by the sum of T * weight. Each sample is told with the T that it was drawn with. */
 #ifndef FRAGPROF_SAMPLE_H
 #define FRAGPROF_SAMPLE_H
 
@@ -19,8 +24,10 @@
 
 /* A thread's state. Zero at its start, reached by one segment-relative access (initial-exec). */
 struct thread {
-	/* Bytes that can be allocated before the next sample point; negative when one was passed and is not yet dealt with. */
+	/* Bytes that can be allocated before the next sample point or check; negative when one was passed and is not yet dealt with. */
 	int64_t left_bytes;
+	/* At a check: bytes from there to the sample point. */
+	int64_t beyond_bytes;
 	/* Of the random numbers; 0 before the first. */
 	uint64_t random;
 	/* Countdowns that ran out so far. */
@@ -29,6 +36,8 @@ struct thread {
 	uintptr_t outer_sp;
 	/* Sample points of inner calls passed over since. */
 	uint32_t inner_skipped;
+	/* The countdown was drawn with the interval doubled so many times. */
+	uint32_t doublings;
 };
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -38,7 +47,7 @@ struct fragprof_sampler_stats {
 	uint32_t magic;
 	/* sizeof, so that a reader knows which fields there are. */
 	uint32_t size_bytes;
-	/* The interval T. */
+	/* The interval T where samples do not come too often. */
 	uint64_t sample_bytes;
 	/* 1 if calls to malloc bind to this library; 0 if the program or a library before it has its own; 0 before the start. */
 	uint64_t in_front;
@@ -52,11 +61,18 @@ struct fragprof_sampler_stats {
 	uint64_t overflow_weight_bytes;
 	/* The most blocks that the set takes. */
 	uint64_t live_max;
+	/* Samples a second and processor beyond which T is doubled; 0 = it never is. */
+	uint64_t samples_per_second;
+	/* Samples that were drawn with a doubled T, and the longest T of them; 0 = none. */
+	uint64_t lengthened;
+	uint64_t longest_sample_bytes;
 };
 extern struct fragprof_sampler_stats fragprof_sampler_stats;
 
 /* Takes an interval from text; leaves the old one if it is none. */
 void sample_set_interval(const char *text);
+/* Takes the limit, in samples a second and processor, from text; leaves the old one if it is none. 0 = no limit. */
+void sample_set_limit(const char *text);
 /* A seed that differs from process to process. */
 void sample_set_seed(uint64_t seed);
 /* Deals with an allocation that made left_bytes negative. */

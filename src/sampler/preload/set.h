@@ -27,7 +27,10 @@
 
 /* What is remembered of a sampled block, to be told again if a realloc fails. */
 struct sampled {
-	uint64_t size_bytes;
+	/* A block of 2^58 bytes or more does not exist. */
+	uint64_t size_bytes : 58;
+	/* The interval that it was drawn with, as doublings of the usual one. */
+	uint64_t doublings : 6;
 	uint64_t weight_bytes;
 };
 
