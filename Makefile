@@ -100,7 +100,7 @@ bench-unwind: deps ## the unwind tables' figures, over every file under /usr
 
 .PHONY: bench-sampler
 bench-sampler: deps ## what sampling in the process costs: a pair, a sample and its free, real programs; heaptrack beside it
-	@scripts/install-packages.sh heaptrack
+	@scripts/install-packages.sh heaptrack postgresql mariadb-server
 	$(CARGO) test --release --test integration figures -- --ignored --nocapture --test-threads 1
 
 .PHONY: coverage-sampled

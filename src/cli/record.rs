@@ -14,20 +14,22 @@ use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
 use crate::capture;
 use crate::error::{ExitStatus, Failed};
+use crate::probe::emitter::{Emitter, Finder};
+use crate::probe::features::Features;
 use crate::probe::plan::PlanError;
 use crate::profile::sanitize::terminal;
 use crate::profile::{Profile, ValueKind, pprof};
 use crate::recorder::governed::{Governed, Options as GovernedOptions};
 use crate::recorder::{self, Choice, Options, Recorder};
-use crate::target::TargetError;
+use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid, counted};
 
 /// Trace the allocations and frees of processes and write a profile
 ///
 /// In exact mode each malloc and free of the target costs about 2 µs while the recording runs, or some nanoseconds where the process has an
 /// emitter (`fragprof run`, or a library with otel_memory or ddheap probes), which then is the source. In governed mode the target loses
-/// at most its budget: what allocates little is traced in full, the rest in windows at random times. Read the profile with `fragprof
-/// report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was
+/// at most its budget: what allocates little is traced in full, the rest in windows at random times; where every process given has an
+/// emitter, that is the source there too, because it says more for less. Read the profile with `fragprof report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was
 /// written.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
@@ -69,7 +71,7 @@ pub enum Mode {
     /// A sample that the process itself tells of (otel_memory or ddheap probes, as of `fragprof run`): live bytes by stack for some
     /// nanoseconds a call
     Sampled,
-    /// As much as the budget allows, in windows at random times
+    /// As much as the budget allows, in windows at random times; or what their emitters tell, if all processes have one
     Governed,
 }
 
@@ -107,18 +109,40 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     // Before anything is attached: a recording that cannot be written is a waste.
     output::check_writable(&args.output)?;
     let stop = stop_flag()?;
-    if args.mode == Some(Mode::Governed) {
-        return governed(args, &stop);
+    if args.mode != Some(Mode::Governed) {
+        return record(args, &stop);
     }
+    if args.children || args.free_stacks {
+        return Err(Failed::new(ExitStatus::Usage, "--children and --free-stacks are for exact mode".to_owned()).into());
+    }
+    let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
+    if !with.is_empty() && with.len() == args.pid.len() {
+        eprintln!("fragprof: no budget is needed: every process has an emitter, which says more for less");
+        return record(args, &stop);
+    }
+    for pid in with {
+        eprintln!("fragprof: process {pid} has an emitter, which says more for less; record it by itself to use it");
+    }
+    governed(args, &stop)
+}
+
+/// Whether a process tells of its allocations by itself. What cannot be looked at is reported when it is watched.
+fn has_emitter(pid: Pid) -> bool {
+    let found = Process::open(pid).ok().and_then(|process| Finder::new(Features::of_host().emulation()).find(&process).ok());
+    found.is_some_and(|found| found.emitters.iter().any(Emitter::hears))
+}
+
+/// Records what an emitter tells, or every call.
+fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let options = Options {
         follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
         source: match args.mode {
-            None | Some(Mode::Governed) => Choice::Best,
+            None => Choice::Best,
             Some(Mode::Exact) => Choice::Functions,
-            Some(Mode::Sampled) => Choice::Emitter,
+            Some(Mode::Sampled | Mode::Governed) => Choice::Emitter,
         },
         ..Options::default()
     };
@@ -187,9 +211,6 @@ const ALLOCATOR_WITHIN: Duration = Duration::from_secs(5);
 const TABLES_WITHIN: Duration = Duration::from_secs(5);
 
 fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
-    if args.children || args.free_stacks {
-        return Err(Failed::new(ExitStatus::Usage, "--children and --free-stacks are for exact mode".to_owned()).into());
-    }
     let options = GovernedOptions { budget: args.budget, ring_bytes: args.buffer_kib.map(|kib| kib << 10), ..GovernedOptions::default() };
     let mut governed = Governed::new(options).map_err(failed)?;
     let mut command = None;

@@ -138,6 +138,11 @@ impl Distances {
         }
     }
 
+    /// Whether not all were drawn with the same.
+    fn changed(&self) -> bool {
+        self.mean_bytes().is_some_and(|mean| mean != self.longest_bytes)
+    }
+
     /// Allocated bytes a point. `None` = no sample told.
     fn mean_bytes(&self) -> Option<u64> {
         (self.points > 0.0).then(|| (self.weight_bytes / self.points).round() as u64)
@@ -359,6 +364,9 @@ impl SampledLedger {
 
     /// How the emitter weighs where samples do not say: as it says at its start, or as its weights show.
     pub fn weighing(&self) -> Weighing {
+        if self.distances.changed() {
+            return Weighing::Changing;
+        }
         self.interval_bytes.map_or_else(|| self.guess.weighing(), |interval_bytes| Weighing::Points { interval_bytes })
     }
 
@@ -366,14 +374,13 @@ impl SampledLedger {
     pub fn interval_bytes(&self) -> Option<u64> {
         self.distances.mean_bytes().or(match self.weighing() {
             Weighing::Points { interval_bytes } => Some(interval_bytes),
-            Weighing::Inverse => None,
+            Weighing::Inverse | Weighing::Changing => None,
         })
     }
 
     /// The longest mean distance that a sample was drawn with, if not all were drawn with the same.
     pub fn longest_interval_bytes(&self) -> Option<u64> {
-        let longest = self.distances.longest_bytes;
-        (longest != 0 && self.distances.mean_bytes() != Some(longest)).then_some(longest)
+        self.distances.changed().then_some(self.distances.longest_bytes)
     }
 
     /// Whether anything was lost.
@@ -530,12 +537,16 @@ mod tests {
         }
         let view = stack(&ledger, 0);
         assert_eq!(view.live_bytes.rounded(), 32 * T);
-        // 16 · T · T + 4 · 4 T · 4 T.
-        assert_eq!(view.live_bytes.rounded_error(), (80f64.sqrt() * T as f64).ceil() as u64);
-        assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some(32 * T / 20), Some(4 * T)));
+        // 16 · T · T + 4 · 4 T · 4 T, and what few of the longer kind add: U = (16 + 4 · 4 · 16) / 80 T = 3.4 T.
+        let half = 3.4 * 0.98;
+        let error = |variance: f64| ((half + (variance + half * half).sqrt()) * T as f64).ceil() as u64;
+        assert!(view.live_bytes.rounded_error().abs_diff(error(80.0)) <= 1);
+        // Blocks are counted in units of T over a block's size.
+        assert!(view.live.rounded_error().abs_diff(error(80.0) / 64) <= 1);
+        assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some((1.6 * T as f64).round() as u64), Some(4 * T)));
         // A block of several points is one sample of them.
         ledger.alloc(Addr(0x9000), Sample::new(5 * T, 8 * T, 4 * T), StackHash(8), 30);
-        assert_eq!(stack(&ledger, 1).live_bytes.rounded_error(), (32f64.sqrt() * T as f64).ceil() as u64);
+        assert_eq!(stack(&ledger, 1).samples, 1);
         assert_eq!(ledger.interval_bytes(), Some((40.0 * T as f64 / 22.0).round() as u64));
     }
 

@@ -23,7 +23,9 @@ use crate::support::process::Process;
 /// Rounds, each with every variant: what the machine does meanwhile meets all of them.
 const ROUNDS: usize = 5;
 /// Rounds of a whole program.
-const PROGRAM_ROUNDS: usize = 9;
+const PROGRAM_ROUNDS: usize = 21;
+/// A unit that takes less processor time is repeated until it has this much: short ones scatter more.
+const UNIT_S: f64 = 0.4;
 /// Units of work before the first that counts.
 const WARM_UP: usize = 3;
 
@@ -67,6 +69,8 @@ struct Running {
     process: Process,
     input: ChildStdin,
     load: Box<dyn super::workloads::Load>,
+    /// How often the work is done for one unit.
+    times: usize,
 }
 
 impl Running {
@@ -75,11 +79,10 @@ impl Running {
         command.envs(env.iter().map(|(name, value)| (*name, value)));
         let mut process = Process::start_piped(&mut command);
         let input = process.input();
-        let mut running = Self { process, input, load: workload.load() };
+        let mut running = Self { process, input, load: workload.load(), times: 1 };
         running.load.begin(&running.process);
-        for _ in 0..WARM_UP {
-            running.unit();
-        }
+        let last = (0..WARM_UP).map(|_| running.unit()).last().unwrap_or(UNIT_S);
+        running.times = (UNIT_S / last.max(0.001)).ceil().clamp(1.0, 20.0) as usize;
         running
     }
 
@@ -87,7 +90,9 @@ impl Running {
     fn unit(&mut self) -> f64 {
         let pid = Pid(self.process.pid());
         let before = process_cpu_ns(pid).unwrap();
-        self.load.work(&self.process, &mut self.input);
+        for _ in 0..self.times {
+            self.load.work(&self.process, &mut self.input);
+        }
         (process_cpu_ns(pid).unwrap() - before) as f64 / 1e9
     }
 }
@@ -97,9 +102,12 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn quartiles(mut values: Vec<f64>) -> (f64, f64) {
+/// The interval that holds the median in 95 of 100 cases, whatever the distribution: between order statistics (a binomial count of ½).
+fn interval_of_median(mut values: Vec<f64>) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
-    (values[values.len() / 4], values[values.len() * 3 / 4])
+    let count = values.len() as f64;
+    let low = ((count - 1.96 * count.sqrt()) / 2.0).floor().max(0.0) as usize;
+    (values[low], values[values.len() - 1 - low])
 }
 
 /// Ratios of adjacent units, as percents over.
@@ -111,7 +119,9 @@ fn over(with: &[f64], without: &[f64]) -> Vec<f64> {
 #[ignore = "a measurement, for a quiet machine"]
 fn whole_programs_in_steady_state() {
     let fragprof = env!("CARGO_BIN_EXE_fragprof").to_owned();
-    println!("processor time a unit of work; the same process listened to and not, in turn; median of {PROGRAM_ROUNDS} pairs (quartiles)");
+    println!(
+        "processor time a unit of work; the same process listened to and not, in turn; median of {PROGRAM_ROUNDS} pairs (its 95 % interval)"
+    );
     let mut recorder = Recorder::new(Options { source: Choice::Emitter, ..Options::default() }).unwrap();
     for workload in workloads() {
         let mut bare = Running::start(&workload, &[], &[]);
@@ -121,7 +131,7 @@ fn whole_programs_in_steady_state() {
         let pid = Pid(own.process.pid());
         let id = Target::open(pid).unwrap().id();
         let (mut alone, mut quiet, mut heard, mut traced, mut start) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut samples, mut heard_s) = (0, 0.0);
+        let (mut samples, mut pairs, mut heard_s) = (0, 0.0, 0.0);
         for round in 0..PROGRAM_ROUNDS {
             alone.push(bare.unit());
             // One order, then the other.
@@ -134,11 +144,16 @@ fn whole_programs_in_steady_state() {
                     let first = own.unit();
                     recorder.step(Duration::from_millis(100));
                     start.push((first * 1e3).max(0.0));
-                    let told = |recorder: &Recorder| recorder.heard().first().map_or(0, |heard| heard.totals.samples);
+                    let told = |recorder: &Recorder| {
+                        let totals = recorder.heard().first().map(|heard| heard.totals).unwrap_or_default();
+                        (totals.samples, totals.allocations.value)
+                    };
                     let before = told(&recorder);
                     heard.push(own.unit());
                     recorder.step(Duration::from_millis(20));
-                    samples += told(&recorder) - before;
+                    let after = told(&recorder);
+                    samples += after.0 - before.0;
+                    pairs += after.1 - before.1;
                     heard_s += heard.last().unwrap();
                     recorder.unwatch(id);
                 } else {
@@ -149,14 +164,17 @@ fn whole_programs_in_steady_state() {
             traced.extend(heaptrack.as_mut().map(Running::unit));
         }
         let own_over = over(&heard, &quiet);
-        let (low, high) = quartiles(own_over.clone());
+        let (low, high) = interval_of_median(own_over.clone());
+        // What the difference comes to for each allocation with its free, samples included.
+        let pair_ns = median(own_over.clone()) / 100.0 * heard_s / pairs * 1e9;
         println!(
-            "{:<22} {:>6.3} s a unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples a CPU-second; nobody listens {:>+6.2} % over \
+            "{:<22} {:>6.3} s a unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples and about {:>9.0} pairs a CPU-second, {pair_ns:+.0} ns a pair; nobody listens {:>+6.2} % over \
              a process without it; heaptrack {}",
             workload.name,
             median(quiet.clone()),
             median(own_over),
             samples as f64 / heard_s,
+            pairs / heard_s,
             100.0 * (median(quiet) / median(alone.clone()) - 1.0),
             if traced.is_empty() {
                 "is not installed".to_owned()

@@ -38,6 +38,25 @@ fn a_command_that_is_started_with_the_sampler_is_heard_from_its_first_allocation
 }
 
 #[test]
+fn a_governed_recording_of_a_process_with_an_emitter_takes_what_that_tells() {
+    if bpf().is_none() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let program = compile(folder.path(), "ages.c", "ages", &["-O2"]);
+    let mut process = Process::start_piped(sampled(&program, 4096).args(["1", "4"]));
+    process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    let recording = Recording::attach_by(fragprof(), &[process.pid()], &["--mode", "governed"]);
+    let mut input = process.input();
+    input.write_all(b"g").unwrap();
+    process.out.wait_for(LIMIT, |line| line.starts_with("ledger")).unwrap();
+    let report = Estimates::of(recording);
+    assert_eq!(report.0["mode"], "sampled");
+    assert!(report.of_function("inuse_bytes", "site_small").est > 0.0, "{}", report.said());
+    drop(input);
+}
+
+#[test]
 fn children_of_a_sampled_program_come_and_go_unharmed_while_it_is_listened_to() {
     if bpf().is_none() {
         return;

@@ -2,6 +2,7 @@
 //! allocator's account, and the kernel's count of listeners.
 
 mod agent;
+mod databases;
 mod figures;
 mod foreign;
 mod heap;

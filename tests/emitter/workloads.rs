@@ -7,6 +7,7 @@ use std::process::{ChildStdin, Command};
 
 use tempfile::TempDir;
 
+use super::databases;
 use crate::support::LIMIT;
 use crate::support::build::tool;
 use crate::support::process::{Process, run, wait_until};
@@ -34,6 +35,10 @@ enum Work {
     Lines(String),
     /// It is a server on a socket in a folder; another program makes it work.
     Redis { folder: TempDir, started: Cell<usize> },
+    /// A backend of PostgreSQL without its server; each that is started has a database of its own.
+    Postgres { folder: TempDir, started: Cell<usize> },
+    /// A server with threads; another program makes it work.
+    Mariadb { folder: TempDir, started: Cell<usize> },
 }
 
 impl Workload {
@@ -42,9 +47,21 @@ impl Workload {
         let mut words = prefix.iter().map(PathBuf::from).chain([self.program.clone()]);
         let mut command = Command::new(words.next().unwrap());
         command.args(words).args(&self.arguments).envs(self.env.iter().copied());
-        if let Work::Redis { folder, started } = &self.work {
-            started.set(started.get() + 1);
-            command.arg("--unixsocket").arg(socket(folder, started.get())).arg("--dir").arg(folder.path());
+        match &self.work {
+            Work::Lines(_) => {}
+            Work::Redis { folder, started } => {
+                started.set(started.get() + 1);
+                command.arg("--unixsocket").arg(socket(folder, started.get())).arg("--dir").arg(folder.path());
+            }
+            Work::Postgres { folder, started } => {
+                started.set(started.get() + 1);
+                command.arg("-D").arg(databases::postgres(folder.path(), started.get())).arg("postgres");
+            }
+            Work::Mariadb { folder, started } => {
+                started.set(started.get() + 1);
+                command.args(databases::mariadb(folder.path(), started.get()));
+                command.arg("--socket").arg(socket(folder, started.get()));
+            }
         }
         command
     }
@@ -54,6 +71,8 @@ impl Workload {
         match &self.work {
             Work::Lines(unit) => Box::new(Lines { unit: unit.clone(), done: 0 }),
             Work::Redis { folder, started } => Box::new(Redis { socket: socket(folder, started.get()) }),
+            Work::Postgres { .. } => Box::new(Lines { unit: databases::POSTGRES_UNIT.to_owned(), done: 0 }),
+            Work::Mariadb { folder, started } => Box::new(databases::Mariadb::new(socket(folder, started.get()))),
         }
     }
 }
@@ -68,7 +87,7 @@ struct Lines {
 }
 
 /// Waits until the main thread waits: what a program does until then belongs to its unit.
-fn wait_for_idle(process: &Process) {
+pub fn wait_for_idle(process: &Process) {
     let stat = format!("/proc/{}/stat", process.pid());
     wait_until("it is idle", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S ")));
 }
@@ -78,9 +97,14 @@ impl Load for Lines {
 
     fn work(&mut self, process: &Process, input: &mut ChildStdin) {
         input.write_all(self.unit.as_bytes()).unwrap();
-        let line = process.out.nth(self.done, LIMIT);
-        self.done += 1;
-        assert_eq!(line.as_deref(), Some("DONE"), "{}", process.err);
+        // A database's answer has its form around it.
+        loop {
+            let line = process.out.nth(self.done, LIMIT);
+            self.done += 1;
+            if line.unwrap_or_else(|| panic!("{}", process.err)).contains("DONE") {
+                break;
+            }
+        }
         wait_for_idle(process);
     }
 }
@@ -171,6 +195,7 @@ pub fn workloads() -> Vec<Workload> {
     let line = || Work::Lines("\n".to_owned());
     let server = Work::Redis { folder: TempDir::new().unwrap(), started: Cell::new(0) };
     add("redis", "redis-server", words(&["--port", "0", "--save", "", "--appendonly", "no"]), vec![], server);
+    add("python3", "python3", words(&["-u", "-c", PYTHON]), vec![], line());
     add("python3 on malloc", "python3", words(&["-u", "-c", PYTHON]), vec![("PYTHONMALLOC", "malloc")], line());
     add("node", "node", words(&["-e", NODE]), vec![], line());
     add("sqlite3", "sqlite3", words(&["-batch", ":memory:"]), vec![], Work::Lines(SQL.to_owned()));
@@ -185,6 +210,18 @@ pub fn workloads() -> Vec<Workload> {
         "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     ];
     add("java, direct buffers", "java", [words(&flags), vec![source.display().to_string()]].concat(), vec![], line());
+    if let Some((program, arguments)) = databases::postgres_backend() {
+        let work = Work::Postgres { folder: TempDir::new().unwrap(), started: Cell::new(0) };
+        all.push(Workload { name: "postgres, a backend", program, arguments, env: vec![], work });
+    } else {
+        println!("postgres: not installed");
+    }
+    if let Some(program) = databases::mariadb_server() {
+        let work = Work::Mariadb { folder: TempDir::new().unwrap(), started: Cell::new(0) };
+        all.push(Workload { name: "mariadb", program, arguments: vec![], env: vec![], work });
+    } else {
+        println!("mariadb: not installed");
+    }
     all
 }
 
