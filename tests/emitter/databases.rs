@@ -1,6 +1,6 @@
 //! Databases as workloads: made anew for each program that is started, and what makes them work.
 
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command};
 
