@@ -36,7 +36,7 @@ pub struct Sample {
 impl Sample {
     /// As told by an emitter. An interval is believed if the weight is a number of them.
     pub fn new(size_bytes: u64, weight_bytes: u64, interval_bytes: u64) -> Self {
-        let believed = interval_bytes != 0 && weight_bytes % interval_bytes == 0;
+        let believed = interval_bytes != 0 && weight_bytes.is_multiple_of(interval_bytes);
         Self { size_bytes, weight_bytes, interval_bytes: if believed { interval_bytes } else { 0 } }
     }
 }
