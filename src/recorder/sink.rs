@@ -103,13 +103,16 @@ pub struct LedgerSink {
     /// Records since the last pause.
     records: usize,
     now_ns: u64,
+    inherited_blocks_max: u64,
 }
 
 impl LedgerSink {
     /// A sink for a shard. Notices that find the channel full are counted in `notices_lost`: the driver then looks at everything.
     pub fn new(shard: SharedShard, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
         let batch = Vec::with_capacity(BATCH_EVENTS);
-        Self { shard, notices, notices_lost, batch, batch_slot: (u16::MAX, 0), records: 0, now_ns: crate::recorder::monotonic_ns() }
+        let now_ns = crate::recorder::monotonic_ns();
+        let inherited_blocks_max = INHERITED_BLOCKS_MAX;
+        Self { shard, notices, notices_lost, batch, batch_slot: (u16::MAX, 0), records: 0, now_ns, inherited_blocks_max }
     }
 
     fn flush(&mut self) {
@@ -163,7 +166,7 @@ impl LedgerSink {
                 let child = Pid(child);
                 if *follow_children {
                     let blocks: u64 = inherited.values().map(|inherited| inherited.ledger.totals().live).sum();
-                    if blocks + process.ledger.totals().live <= INHERITED_BLOCKS_MAX {
+                    if blocks + process.ledger.totals().live <= self.inherited_blocks_max {
                         let sampled = process.sampled.as_ref().map(|sampled| Box::new(sampled.fork()));
                         inherited.insert(child, Inherited { ledger: process.ledger.fork(), sampled });
                     } else {
@@ -214,5 +217,68 @@ impl Sink for LedgerSink {
 
     fn finish(&mut self) {
         self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+    use crate::capture::wire::decode;
+    use crate::capture::{Counters, Read};
+    use crate::ledger::StackLimits;
+    use crate::recorder::build::losses;
+    use crate::units::StackHash;
+
+    const SLOT: Slot = Slot { index: 7, generation: 1 };
+
+    #[repr(C, align(8))]
+    struct Aligned([u8; 40]);
+
+    /// `struct fp_life` of a fork.
+    fn fork_of(child: u32) -> Aligned {
+        let mut bytes = [0; 40];
+        bytes[0] = 8;
+        bytes[2..4].copy_from_slice(&SLOT.index.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(u64::from(SLOT.generation) << 48).to_le_bytes());
+        bytes[20..24].copy_from_slice(&child.to_le_bytes());
+        Aligned(bytes)
+    }
+
+    /// A parent with three blocks, its sink, and room for the books of children with `blocks_max` blocks in all.
+    fn parent(blocks_max: u64) -> (SharedShard, LedgerSink) {
+        let mut watched = Watched::new(Pid(100), SLOT, Ledger::new(0, StackLimits::default()), &[], None);
+        let blocks: Vec<Event<'_>> = (1..=3)
+            .map(|block| Event::Alloc {
+                addr: Addr(block << 12),
+                size_bytes: 10,
+                stack: StackHash::default(),
+                tid: 1,
+                time_ns: 1,
+                function: 0,
+            })
+            .collect();
+        watched.apply_batch(&blocks);
+        let shard = SharedShard::default();
+        lock(&shard).follow_children = true;
+        lock(&shard).watched.insert(SLOT.index, watched);
+        let sink = LedgerSink::new(Arc::clone(&shard), sync_channel(16).0, Arc::default());
+        (shard, LedgerSink { inherited_blocks_max: blocks_max, ..sink })
+    }
+
+    #[test]
+    fn a_child_whose_parent_has_too_many_blocks_gets_no_books_and_is_counted() {
+        let (shard, mut sink) = parent(5);
+        sink.record(&decode(&fork_of(201).0).unwrap());
+        // The books of the first take three of five.
+        sink.record(&decode(&fork_of(202).0).unwrap());
+        let shard = lock(&shard);
+        assert_eq!(shard.inherited.keys().collect::<Vec<_>>(), [&Pid(201)]);
+        let losses = losses(&Counters::from_rows(&[]), Read::default(), 0, 0, shard.inherited_refused);
+        let told = losses.iter().find(|loss| loss.name == "children_without_books").unwrap();
+        assert_eq!(told.value, 1);
     }
 }

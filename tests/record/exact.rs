@@ -3,7 +3,10 @@
 
 #![allow(non_snake_case)]
 
-use super::Program;
+use super::{Program, place, target_command};
+use crate::support::bpf;
+use crate::support::recording::Recording;
+use crate::support::rendezvous::Target;
 
 /// A module named as a sentence, with one test for each place.
 macro_rules! exact {
@@ -91,6 +94,22 @@ exact_attached!(a_target_that_drops_root_stays_recorded, Program::new("setuid_dr
 exact_attached!(a_stack_beyond_the_frame_limit_keeps_its_leaf, Program::new("deep_recursion"));
 exact_attached!(signal_handlers_on_other_stacks_are_counted, Program { runs: 2, ..Program::new("signal_stacks") });
 exact_everywhere!(short_lived_threads_are_counted_with_their_destructors, Program::new("short_threads"), ATTACHED_TO_STATIC_MUSL);
+
+/// Their return is not probed, because an exception may pass through: they are counted instead, so that nothing is missing in silence.
+#[test]
+fn calls_of_operator_new_too_large_to_follow_are_counted() {
+    if bpf().is_none() {
+        return;
+    }
+    for place in [place::ATTACHED_TO_PRELOADED_JEMALLOC, place::ATTACHED_TO_PRELOADED_TCMALLOC] {
+        let mut target = Target::start(&mut target_command(Program::new("bad_alloc"), place));
+        let recording = Recording::attach(&[target.pid()]);
+        target.go_to("done");
+        let report = recording.stop();
+        // In each of its 40 rounds the program asks a throwing operator new eight times for nearly all of the address space.
+        assert_eq!(report.losses["not_followed_calls"], 40 * 8, "{place:?}: {:?}", report.losses);
+    }
+}
 
 /// Programs that load every core: one after the other.
 mod under_load {

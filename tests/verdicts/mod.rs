@@ -159,16 +159,43 @@ fn huge_bytes(pid: u32) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
+/// Whether the kernel gives huge pages to programs that ask for them (madvise), as `glibc.malloc.hugetlb=1` does.
+fn gives_huge_pages() -> bool {
+    let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    mode.contains("[madvise]") || mode.contains("[always]")
+}
+
+/// A program that hardly uses its blocks, in huge pages if there are any: memory may be too scattered for them until it is compacted.
+fn hardly_used_in_huge_pages(tunables: &str) -> (Trouble, u64) {
+    /// Programs started before the kernel is believed to have none.
+    const TRIES: usize = 5;
+    for tries_left in (0..TRIES).rev() {
+        let trouble = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", tunables)]);
+        let got = huge_bytes(trouble.process.pid());
+        if got >= 48 << 20 || tries_left == 0 || !gives_huge_pages() {
+            return (trouble, got);
+        }
+        drop(trouble);
+        // Needs root; without it the tries are all there is.
+        let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
+    }
+    unreachable!("the last try returns")
+}
+
 #[test]
 fn blocks_hardly_used_in_huge_pages_are_bloat_and_small_pages_save_what_was_predicted() {
     let with = |huge: u32| format!("glibc.malloc.hugetlb={huge}:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=67108864");
-    let trouble = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", &with(1))]);
-    let got = huge_bytes(trouble.process.pid());
+    let (trouble, got) = hardly_used_in_huge_pages(&with(1));
+    let verdict = trouble.explain(&[]);
     if got < 48 << 20 {
-        eprintln!("this kernel gave {got} bytes of huge pages: none free, or switched off");
+        eprintln!(
+            "NO HUGE PAGES: this kernel gave {got} bytes of them (switched on: {}); only what is said without them is checked",
+            gives_huge_pages()
+        );
+        assert_ne!(verdict["verdict"], "huge_page_bloat", "{verdict}");
+        assert!(verdict["evidence"]["huge_bytes"].as_u64().unwrap() <= got, "{verdict}");
         return;
     }
-    let verdict = trouble.explain(&[]);
     assert_eq!(verdict["verdict"], "huge_page_bloat", "{verdict}");
     let predicted = predicted(&verdict, "hugetlb=0");
     let small = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", &with(0))]);
