@@ -5,11 +5,17 @@
 //!
 //! ```text
 //! rate   = Σ P·y / Σ P
-//! stderr = sqrt( n/(n−1) · Σ P²·(y − rate)² ) / Σ P          n = (Σ P)² / Σ P², the effective number of windows
+//! var    = n/(n−1) · Σ P²·(y − rate)² / (Σ P)²           n = (Σ P)² / Σ P², the effective number of windows
+//! chance = Σ P²·Σb²/e² / (Σ P)²                          what var is at least, had each block come by chance alone
+//! one    = what one more event would add to the rate
+//! stderr = sqrt( max(var, chance + 0.96·one²) ) + 0.98·one
 //! ```
 //!
-//! but never less than if each block had come by chance alone, sqrt( Σ P²·Σb²/e² ) / Σ P: a few windows with the same few blocks in each
-//! are not a reason for certainty.
+//! The terms with `one` are those of the score interval of a count, n + 1.92 ± 1.96·sqrt(n + 0.96), laid around n itself so that it
+//! reaches as far up: who saw two blocks may well have missed five. Of many blocks they are nothing. `one` is the larger of the mean
+//! block's part, chance / rate, and of what the windows differ by, |Σ P³·(y − rate)³| / Σ P²·(y − rate)² / Σ P: where a burst survives as
+//! a whole the event is the burst. Of a stack that was seen to allocate, and of which nothing outlived the age, `one` is a block of its
+//! in one of the windows.
 //!
 //! The window is the unit, so that what happens together (bursts, threads, one request's allocations) is not counted as independent.
 //! A window that its quota closed early saw busy moments for a shorter time than quiet ones; no length makes that good. Its class is
@@ -62,6 +68,21 @@ struct Sums {
     second: f64,
     /// Σ P²·Σb²/e²
     chance: f64,
+    /// Σ P³·y, Σ P³·y², Σ P³·y³
+    cubes: [f64; 3],
+}
+
+impl Sums {
+    fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.first += other.first;
+        self.cross += other.cross;
+        self.second += other.second;
+        self.chance += other.chance;
+        for (sum, more) in self.cubes.iter_mut().zip(other.cubes) {
+            *sum += more;
+        }
+    }
 }
 
 /// The windows of one class that tell of one quantity.
@@ -72,6 +93,10 @@ struct Weights {
     first: f64,
     /// Σ P²
     second: f64,
+    /// Σ P³
+    third: f64,
+    /// Σ e
+    eligible_s: f64,
 }
 
 impl Weights {
@@ -79,6 +104,8 @@ impl Weights {
         self.windows += other.windows;
         self.first += other.first;
         self.second += other.second;
+        self.third += other.third;
+        self.eligible_s += other.eligible_s;
     }
 
     fn effective(&self) -> f64 {
@@ -89,6 +116,8 @@ impl Weights {
 #[derive(Debug, Clone, Default)]
 struct StackSums {
     classes: Vec<(WindowClass, [Sums; QUANTITIES])>,
+    /// All that windows saw it allocate, unscaled.
+    seen: Amount,
     /// Of the time traced in full.
     full: [Amount; QUANTITIES],
 }
@@ -158,13 +187,17 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         self.counts.closed_early[class as usize] += u64::from(closed_early);
         self.counts.open_s += tally.length_s;
         let eligible: [Option<f64>; QUANTITIES] = std::array::from_fn(|quantity| eligible_s(tally.length_s, quantity));
-        for (weights, _) in self.weights[class as usize].iter_mut().zip(eligible).filter(|(_, eligible)| eligible.is_some()) {
+        for (weights, eligible_s) in self.weights[class as usize].iter_mut().zip(eligible) {
+            let Some(eligible_s) = eligible_s else { continue };
             weights.windows += 1;
             weights.first += period_s;
             weights.second += period_s * period_s;
+            weights.third += period_s * period_s * period_s;
+            weights.eligible_s += eligible_s;
         }
         for (stack, row) in &tally.stacks {
             let Some(sums) = self.stack(*stack) else { continue };
+            sums.seen.add_scaled(row[0], 1.0);
             let place = match sums.classes.iter().position(|(of, _)| *of == class) {
                 Some(place) => place,
                 None => {
@@ -180,6 +213,10 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
                 sum.cross += period_s * period_s * y;
                 sum.second += period_s * period_s * y * y;
                 sum.chance += period_s * period_s * amount.squares / (eligible_s * eligible_s);
+                let cube = period_s * period_s * period_s;
+                for (power, sum) in (1..).zip(&mut sum.cubes) {
+                    *sum += cube * y.powi(power);
+                }
             }
         }
     }
@@ -267,20 +304,13 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         for class in self.usable() {
             weights.add(&self.weights[class as usize][quantity]);
             if let Some((_, of)) = stack.classes.iter().find(|(named, _)| *named == class) {
-                let of = &of[quantity];
-                sums.count += of.count;
-                sums.first += of.first;
-                sums.cross += of.cross;
-                sums.second += of.second;
-                sums.chance += of.chance;
+                sums.add(&of[quantity]);
             }
         }
         let windows = (weights.windows > 0).then(|| {
             let rate = sums.first / weights.first;
-            let squares = (sums.second - 2.0 * rate * sums.cross + rate * rate * weights.second).max(0.0);
             // One window that stands for nearly all of the time is as good as alone.
-            let n = weights.effective();
-            let stderr = (n > 1.05).then(|| (n / (n - 1.0) * squares).max(sums.chance).sqrt() / weights.first);
+            let stderr = (weights.effective() > 1.05).then(|| stderr(rate, &sums, &weights, stack.seen));
             Estimate { count_per_s: sums.count / weights.first, bytes_per_s: rate, bytes_per_s_stderr: stderr }
         });
         let full_s = self.full_eligible_s[quantity];
@@ -294,6 +324,24 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
             (one, other) => one.or(other),
         }
     }
+}
+
+/// The standard error of a rate from windows, as the module's first lines have it.
+fn stderr(rate: f64, sums: &Sums, weights: &Weights, seen: Amount) -> f64 {
+    let n = weights.effective();
+    let squares = (sums.second - 2.0 * rate * sums.cross + rate * rate * weights.second).max(0.0);
+    let cubes = sums.cubes[2] - 3.0 * rate * sums.cubes[1] + 3.0 * rate * rate * sums.cubes[0] - rate * rate * rate * weights.third;
+    let block = if sums.first > 0.0 {
+        sums.chance / sums.first
+    } else if seen.bytes > 0.0 && weights.eligible_s > 0.0 {
+        // Of its own size, in a window as long as the mean one.
+        seen.squares / seen.bytes * weights.first / weights.eligible_s
+    } else {
+        0.0
+    };
+    let burst = if squares > 0.0 { cubes.abs() / squares } else { 0.0 };
+    let one = block.max(burst);
+    ((n / (n - 1.0) * squares).max(sums.chance + 0.96 * one * one).sqrt() + 0.98 * one) / weights.first
 }
 
 fn mean(a: Estimate, a_s: f64, b: Estimate, b_s: f64) -> Estimate {
