@@ -14,7 +14,7 @@ use super::attribution::Attributions;
 use super::budget::{Budget, Work};
 use super::config::Config;
 use super::containers::Containers;
-use super::discovery::{Scan, Seen, scan};
+use super::discovery::{Scan, Scanner, Seen};
 use super::flight::Flight;
 use super::growth::Looks;
 use super::own::{own_rss_bytes, thread_cpu};
@@ -116,6 +116,7 @@ impl Watch {
 pub struct Collector {
     config: Config,
     rules: Rules,
+    scanner: Scanner,
     published: Arc<Published>,
     heartbeat: Arc<Heartbeat>,
     attributions: Arc<Attributions>,
@@ -151,6 +152,7 @@ impl Collector {
         Self {
             config,
             rules,
+            scanner: Scanner::default(),
             published,
             heartbeat,
             attributions,
@@ -277,7 +279,7 @@ impl Collector {
     fn scan(&mut self) {
         let before = thread_cpu();
         self.counters.scans += 1;
-        match scan(&self.rules, self.config.discovery.processes_max, Pid(std::process::id())) {
+        match self.scanner.scan(&self.rules, self.config.discovery.processes_max, Pid(std::process::id())) {
             Ok(found) => self.follow(found),
             Err(error) => {
                 self.counters.scan_errors += 1;

@@ -137,6 +137,7 @@ impl Config {
         };
         range("discovery.scan_interval_s", self.discovery.scan_interval_s, 1, 86400, seconds)?;
         range("discovery.rss_min_mib", self.discovery.rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
+        range("discovery.growth_min_mib", self.discovery.growth_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
         range("discovery.processes_max", self.discovery.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
         range("census.start_credit_ms", self.census.start_credit_ms, 0, 600_000, "from 0 to 600000")?;
         range("census.top_interval_s", self.census.top_interval_s, 1, 86400, seconds)?;

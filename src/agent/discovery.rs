@@ -1,7 +1,8 @@
 //! Finds the processes to watch: a look through `/proc`, at one small file a process.
 //!
-//! Costs about 10 µs a process; the user of a process is looked up only when its name and size pass.
+//! Costs about 10 µs a process; user and cgroup of a process are looked up only when its name and size pass.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,6 +11,7 @@ use super::rules::Rules;
 use super::sample::Identity;
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::ProcessId;
+use crate::target::container;
 use crate::target::process::{Stat, read_bounded};
 use crate::units::Pid;
 
@@ -42,35 +44,62 @@ pub struct Scan {
     pub over_limit: usize,
 }
 
-/// Looks through `/proc`. Processes that end meanwhile are left out.
-///
-/// # Errors
-/// If `/proc` itself cannot be read.
-pub fn scan(rules: &Rules, processes_max: usize, own: Pid) -> std::io::Result<Scan> {
-    let mut found = Scan::default();
-    for entry in fs::read_dir("/proc")?.take(PIDS_MAX) {
-        let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()).map(Pid) else { continue };
-        let directory = format!("/proc/{pid}");
-        let Ok(bytes) = read_bounded(&Path::new(&directory).join("stat"), STAT_BYTES_MAX) else { continue };
-        let Some((stat, figures)) = Stat::parse(&bytes).zip(Figures::parse(&bytes)) else { continue };
-        if stat.is_kernel_thread() || stat.is_dead() {
-            continue;
+/// Looks through `/proc`, and remembers how large the small ones were.
+#[derive(Debug, Default)]
+pub struct Scanner {
+    /// Resident bytes of a process when it was first seen, where growth is a reason to watch it; `None` = it has grown enough once.
+    first: HashMap<Identity, Option<u64>>,
+}
+
+impl Scanner {
+    /// Looks once. Processes that end meanwhile are left out.
+    ///
+    /// # Errors
+    /// If `/proc` itself cannot be read.
+    pub fn scan(&mut self, rules: &Rules, processes_max: usize, own: Pid) -> std::io::Result<Scan> {
+        let mut found = Scan::default();
+        let mut before = std::mem::take(&mut self.first);
+        for entry in fs::read_dir("/proc")?.take(PIDS_MAX) {
+            let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()).map(Pid) else { continue };
+            let directory = format!("/proc/{pid}");
+            let Ok(bytes) = read_bounded(&Path::new(&directory).join("stat"), STAT_BYTES_MAX) else { continue };
+            let Some((stat, figures)) = Stat::parse(&bytes).zip(Figures::parse(&bytes)) else { continue };
+            if stat.is_kernel_thread() || stat.is_dead() {
+                continue;
+            }
+            found.processes += 1;
+            if pid == own || !rules.allow_name(&stat.comm) {
+                continue;
+            }
+            let identity = Identity { process: ProcessId { pid, start_ticks: stat.start_ticks }, stack: figures.start_stack };
+            let first = before.remove(&identity).unwrap_or(Some(figures.rss_bytes));
+            let grown_bytes = first.map_or(u64::MAX, |first| figures.rss_bytes.saturating_sub(first));
+            let is_large = rules.allow_size(figures.rss_bytes, grown_bytes);
+            if rules.asks_for_growth() {
+                // Once it has grown it is watched to its end, also while it is smaller again.
+                let has_grown = !rules.allow_size(0, 0) && rules.allow_size(0, grown_bytes);
+                self.first.insert(identity, first.filter(|_| !has_grown));
+            }
+            if !is_large || rules.asks_for_cgroup() && !allows_cgroup(rules, pid) {
+                continue;
+            }
+            let Ok(metadata) = fs::metadata(&directory) else { continue };
+            if !rules.allow_user(metadata.uid()) {
+                continue;
+            }
+            found.seen.push(Seen { identity, comm: stat.comm, uid: metadata.uid(), rss_bytes: figures.rss_bytes });
         }
-        found.processes += 1;
-        if pid == own || !rules.allow_name(&stat.comm, figures.rss_bytes) {
-            continue;
-        }
-        let Ok(metadata) = fs::metadata(&directory) else { continue };
-        if !rules.allow_user(metadata.uid()) {
-            continue;
-        }
-        let identity = Identity { process: ProcessId { pid, start_ticks: stat.start_ticks }, stack: figures.start_stack };
-        found.seen.push(Seen { identity, comm: stat.comm, uid: metadata.uid(), rss_bytes: figures.rss_bytes });
+        found.seen.sort_by_key(|seen| (std::cmp::Reverse(seen.rss_bytes), seen.identity));
+        found.over_limit = found.seen.len().saturating_sub(processes_max);
+        found.seen.truncate(processes_max);
+        Ok(found)
     }
-    found.seen.sort_by_key(|seen| (std::cmp::Reverse(seen.rss_bytes), seen.identity));
-    found.over_limit = found.seen.len().saturating_sub(processes_max);
-    found.seen.truncate(processes_max);
-    Ok(found)
+}
+
+fn allows_cgroup(rules: &Rules, pid: Pid) -> bool {
+    let file = container::read(pid);
+    let paths: Vec<&str> = [&file.unified, &file.memory, &file.systemd, &file.other].into_iter().filter_map(Option::as_deref).collect();
+    rules.allow_cgroup(&paths)
 }
 
 /// Further fields of `/proc/PID/stat` (proc_pid_stat(5)): rss is field 24, startstack field 28.
@@ -114,27 +143,63 @@ mod tests {
     #[test]
     fn a_process_is_found_with_its_user_until_it_ends() {
         let mut cat = Cat::start(Path::new("/bin/cat"), None);
-        let find = || scan(&all(), 100_000, Pid(0)).unwrap().seen.into_iter().find(|seen| seen.identity.process.pid == cat.pid());
+        let find = || {
+            Scanner::default().scan(&all(), 100_000, Pid(0)).unwrap().seen.into_iter().find(|seen| seen.identity.process.pid == cat.pid())
+        };
         let seen = find().unwrap();
         assert_eq!((seen.comm.as_str(), seen.uid), ("cat", rustix::process::getuid().as_raw()));
         assert!(seen.rss_bytes > 100_000 && seen.identity.stack != 0);
         let pid = cat.pid();
         cat.end();
-        assert!(!scan(&all(), 100_000, Pid(0)).unwrap().seen.iter().any(|seen| seen.identity.process.pid == pid));
+        assert!(!Scanner::default().scan(&all(), 100_000, Pid(0)).unwrap().seen.iter().any(|seen| seen.identity.process.pid == pid));
     }
 
     #[test]
     fn the_largest_are_kept_and_the_rest_is_counted() {
-        let everything = scan(&all(), 100_000, Pid(0)).unwrap();
+        let everything = Scanner::default().scan(&all(), 100_000, Pid(0)).unwrap();
         assert!(everything.seen.len() >= 2 && everything.over_limit == 0);
-        let one = scan(&all(), 1, Pid(0)).unwrap();
+        let one = Scanner::default().scan(&all(), 1, Pid(0)).unwrap();
         assert_eq!(one.seen.len(), 1);
         assert!(one.over_limit >= 1);
     }
 
     #[test]
+    fn a_process_of_a_cgroup_that_is_not_wanted_is_left_out() {
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        let find = |cgroups: &[&str], exclude: &[&str]| {
+            let list = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+            let config = DiscoveryConfig { rss_min_mib: 0, cgroups: list(cgroups), exclude_cgroups: list(exclude), ..Default::default() };
+            let found = Scanner::default().scan(&Rules::new(&config, ""), 100_000, Pid(0)).unwrap();
+            found.seen.iter().any(|seen| seen.identity.process.pid == cat.pid())
+        };
+        assert!(find(&["/*"], &[]) && find(&[], &["/no/such"]));
+        assert!(!find(&["/no/such/*"], &[]) && !find(&[], &["/*"]));
+    }
+
+    #[test]
+    fn a_process_that_has_grown_stays_watched() {
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        let config = DiscoveryConfig { rss_min_mib: 1 << 20, growth_min_mib: 1, ..Default::default() };
+        let rules = Rules::new(&config, "");
+        let mut scanner = Scanner::default();
+        let find = |scanner: &mut Scanner| {
+            let found = scanner.scan(&rules, 100_000, Pid(0)).unwrap();
+            found.seen.into_iter().find(|seen| seen.identity.process.pid == cat.pid()).map(|seen| seen.identity)
+        };
+        assert_eq!(find(&mut scanner), None);
+        // As if it had been seen when it was smaller than it is; and then larger.
+        let (identity, first) =
+            scanner.first.iter().find(|(identity, _)| identity.process.pid == cat.pid()).map(|(a, b)| (*a, *b)).unwrap();
+        let least = first.unwrap().checked_sub(1 << 20).unwrap();
+        scanner.first.insert(identity, Some(least));
+        assert_eq!(find(&mut scanner), Some(identity));
+        assert_eq!(scanner.first[&identity], None);
+        assert_eq!(find(&mut scanner), Some(identity));
+    }
+
+    #[test]
     fn the_agent_itself_is_left_out() {
         let own = Pid(std::process::id());
-        assert!(!scan(&all(), 100_000, own).unwrap().seen.iter().any(|seen| seen.identity.process.pid == own));
+        assert!(!Scanner::default().scan(&all(), 100_000, own).unwrap().seen.iter().any(|seen| seen.identity.process.pid == own));
     }
 }

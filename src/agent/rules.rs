@@ -8,10 +8,14 @@ use super::config::DiscoveryConfig;
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
     rss_min_bytes: u64,
+    /// `None` = growth is no reason.
+    growth_min_bytes: Option<u64>,
     include: Vec<String>,
     exclude: Vec<String>,
     users: Option<Vec<u32>>,
     exclude_users: Vec<u32>,
+    cgroups: Vec<String>,
+    exclude_cgroups: Vec<String>,
     /// Names of users that `passwd` does not have: they match nobody.
     pub unknown_users: Vec<String>,
 }
@@ -43,21 +47,46 @@ impl Rules {
         let exclude_users = resolve(&config.exclude_users);
         Self {
             rss_min_bytes: config.rss_min_mib << 20,
+            growth_min_bytes: (config.growth_min_mib > 0).then_some(config.growth_min_mib << 20),
             include: config.include.clone(),
             exclude: config.exclude.clone(),
             // A list whose names are all unknown allows nobody, not everybody.
             users: (!config.users.is_empty()).then_some(users),
             exclude_users,
+            cgroups: config.cgroups.clone(),
+            exclude_cgroups: config.exclude_cgroups.clone(),
             unknown_users,
         }
     }
 
-    /// Whether a process of this name and size comes into question; asked before the user is looked up, which costs more.
+    /// Whether a process of this name comes into question; asked before the user is looked up, which costs more.
     #[must_use]
-    pub fn allow_name(&self, comm: &str, rss_bytes: u64) -> bool {
-        rss_bytes >= self.rss_min_bytes
-            && (self.include.is_empty() || self.include.iter().any(|pattern| glob(pattern, comm)))
-            && !self.exclude.iter().any(|pattern| glob(pattern, comm))
+    pub fn allow_name(&self, comm: &str) -> bool {
+        allow(&self.include, &self.exclude, &[comm])
+    }
+
+    /// Whether a process is large enough, or has grown enough since it was first seen.
+    #[must_use]
+    pub fn allow_size(&self, rss_bytes: u64, grown_bytes: u64) -> bool {
+        rss_bytes >= self.rss_min_bytes || self.growth_min_bytes.is_some_and(|least| grown_bytes >= least)
+    }
+
+    /// Whether growth matters: whether small processes have to be remembered.
+    #[must_use]
+    pub fn asks_for_growth(&self) -> bool {
+        self.growth_min_bytes.is_some()
+    }
+
+    /// Whether it matters in which cgroup a process is.
+    #[must_use]
+    pub fn asks_for_cgroup(&self) -> bool {
+        !self.cgroups.is_empty() || !self.exclude_cgroups.is_empty()
+    }
+
+    /// Whether processes of a cgroup are watched. `paths`: its paths in the hierarchies that it is in.
+    #[must_use]
+    pub fn allow_cgroup(&self, paths: &[&str]) -> bool {
+        allow(&self.cgroups, &self.exclude_cgroups, paths)
     }
 
     /// Whether processes of this user are watched.
@@ -65,6 +94,12 @@ impl Rules {
     pub fn allow_user(&self, uid: u32) -> bool {
         self.users.as_ref().is_none_or(|users| users.contains(&uid)) && !self.exclude_users.contains(&uid)
     }
+}
+
+/// Whether one of the texts is included, and none excluded. An empty list includes everything.
+fn allow(include: &[String], exclude: &[String], texts: &[&str]) -> bool {
+    let any = |patterns: &[String]| patterns.iter().any(|pattern| texts.iter().any(|text| glob(pattern, text)));
+    (include.is_empty() || any(include)) && !any(exclude)
 }
 
 /// Whether `text` is of the form of `pattern`: `*` is any text, `?` any character. Goes back to the last `*` only, so it takes at most
@@ -126,9 +161,29 @@ mod tests {
         let config =
             DiscoveryConfig { rss_min_mib: 16, include: list(&["java", "re*"]), exclude: list(&["redis-cli"]), ..Default::default() };
         let rules = Rules::new(&config, PASSWD);
-        assert!(rules.allow_name("java", 16 << 20) && rules.allow_name("redis-server", 1 << 30));
-        assert!(!rules.allow_name("java", (16 << 20) - 1));
-        assert!(!rules.allow_name("redis-cli", 1 << 30) && !rules.allow_name("nginx", 1 << 30));
+        assert!(rules.allow_name("java") && rules.allow_name("redis-server"));
+        assert!(!rules.allow_name("redis-cli") && !rules.allow_name("nginx"));
+        assert!(rules.allow_size(16 << 20, 0) && !rules.allow_size((16 << 20) - 1, u64::MAX));
+    }
+
+    #[test]
+    fn a_small_process_is_watched_once_it_has_grown_enough() {
+        let rules = Rules::new(&DiscoveryConfig { rss_min_mib: 64, growth_min_mib: 8, ..Default::default() }, PASSWD);
+        assert!(rules.allow_size(10 << 20, 8 << 20) && rules.allow_size(64 << 20, 0));
+        assert!(!rules.allow_size(63 << 20, (8 << 20) - 1));
+    }
+
+    #[test]
+    fn cgroups_are_told_by_patterns_of_their_paths() {
+        let config = DiscoveryConfig {
+            cgroups: list(&["/kubepods*", "*/nginx.service"]),
+            exclude_cgroups: list(&["*besteffort*"]),
+            ..Default::default()
+        };
+        let rules = Rules::new(&config, PASSWD);
+        assert!(rules.asks_for_cgroup() && !Rules::default().asks_for_cgroup());
+        assert!(rules.allow_cgroup(&["/kubepods/burstable/pod1/c"]) && rules.allow_cgroup(&["/", "/system.slice/nginx.service"]));
+        assert!(!rules.allow_cgroup(&["/kubepods/besteffort/pod2/c"]) && !rules.allow_cgroup(&["/user.slice"]) && !rules.allow_cgroup(&[]));
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub struct DiscoveryConfig {
     pub scan_interval_s: u64,
     /// Processes with fewer resident MiB are not watched.
     pub rss_min_mib: u64,
+    /// A smaller one is watched from then on that it has grown by so many resident MiB since it was first seen. 0 = never.
+    pub growth_min_mib: u64,
     /// Command names that are watched, `*` and `?` stand for any text and any character. Empty = all.
     pub include: Vec<String>,
     /// Command names that are not watched, whatever `include` says.
@@ -23,6 +25,10 @@ pub struct DiscoveryConfig {
     pub users: Vec<String>,
     /// Users whose processes are not watched.
     pub exclude_users: Vec<String>,
+    /// Cgroups whose processes are watched, as paths from the root of the cgroup file system; `*` is any text, `/` too. Empty = all.
+    pub cgroups: Vec<String>,
+    /// Cgroups whose processes are not watched.
+    pub exclude_cgroups: Vec<String>,
     /// Processes watched at most, the largest ones first; the rest is counted.
     pub processes_max: usize,
 }
@@ -32,10 +38,13 @@ impl Default for DiscoveryConfig {
         Self {
             scan_interval_s: 5,
             rss_min_mib: 16,
+            growth_min_mib: 0,
             include: Vec::new(),
             exclude: Vec::new(),
             users: Vec::new(),
             exclude_users: Vec::new(),
+            cgroups: Vec::new(),
+            exclude_cgroups: Vec::new(),
             processes_max: 1000,
         }
     }
