@@ -82,6 +82,18 @@ bench-node: deps ## what the agent takes on a node of 100 processes, 20 of them 
 soak-windows: deps ## 2,000 windows on a busy process, ten minutes
 	$(CARGO) test --test integration two_thousand_windows -- --ignored --nocapture
 
+.PHONY: cost-of-rare-events
+cost-of-rare-events: deps ## what first touches of pages and growth of the heap cost while they are watched
+	$(CARGO) test --test integration cost_of_rare_events -- --ignored --nocapture
+
+.PHONY: coverage-windows
+coverage-windows: test-deps ## twenty recordings in windows of a program with phases: how often the stated intervals hold, six minutes
+	$(CARGO) test --test integration intervals_of_a_program_with_phases -- --ignored --nocapture
+
+.PHONY: retention
+retention: test-deps ## what is said of survivors after their windows, against a ledger preloaded into six real programs, a minute
+	$(CARGO) test --test integration no_retention_flag_of_six_real_programs_is_wrong_after -- --ignored --nocapture
+
 .PHONY: bench-ledger
 bench-ledger: deps ## the ledger's figures
 	$(CARGO) bench --bench ledger

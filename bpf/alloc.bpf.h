@@ -162,6 +162,48 @@ static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie
 	fp_submit(record);
 }
 
+/* One word of a block that has so many, into the record. */
+static __always_inline void fp_birth_word(struct fp_birth *record, __u32 at, __u64 addr, __u64 index)
+{
+	if (at < FP_WORDS && !bpf_probe_read_user(&record->words[at], 8, (void *)(addr + 8 * index)))
+		record->known |= 1u << at;
+}
+
+/* What a block holds when it is handed out: what is still there later was not written by its owner. Of one in FP_BIRTH_INTERVAL. */
+static __always_inline void fp_send_birth(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 size)
+{
+	__u64 words = size / 8, inner = words - FP_WORDS_HEAD - 2;
+	struct fp_birth *record;
+	__u32 i;
+
+	if (words < 2 || bpf_get_prandom_u32() % FP_BIRTH_INTERVAL)
+		return;
+	record = FP_RESERVE(struct fp_birth, target, FP_COOKIE_SLOT(cookie), tid, FP_REC_BIRTH, FP_COOKIE_FUNCTION(cookie),
+			    FP_CNT_LOST_BIRTH);
+	if (!record)
+		return;
+	record->addr = addr;
+	record->known = 0;
+	record->pad = 0;
+	__builtin_memset(record->words, 0, sizeof(record->words));
+	if (words >= FP_WORDS_HEAD) {
+		if (!bpf_probe_read_user(record->words, 8 * FP_WORDS_HEAD, (void *)addr))
+			record->known = (1u << FP_WORDS_HEAD) - 1;
+	} else {
+		for (i = 0; i < FP_WORDS_HEAD; i++)
+			if (i < words)
+				fp_birth_word(record, i, addr, i);
+	}
+	if (words >= FP_WORDS_HEAD + 2) {
+		fp_birth_word(record, FP_WORDS - 2, addr, words - 2);
+		fp_birth_word(record, FP_WORDS - 1, addr, words - 1);
+	}
+	if (words >= FP_WORDS)
+		for (i = 0; i < FP_WORDS_SPREAD; i++)
+			fp_birth_word(record, FP_WORDS_HEAD + i, addr, FP_WORDS_HEAD + i * inner / FP_WORDS_SPREAD);
+	fp_submit(record);
+}
+
 /* Counts a hit, and switches the target off when its quota is spent or its window over: a burst must not cost more than was allowed,
  * and a window must not be longer than it should, however late the daemon gets to run. */
 static __always_inline void fp_spend(struct fp_target *target, bool frees)
@@ -337,10 +379,13 @@ found:
 	default:
 		block = result;
 	}
-	if (block)
-		fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
-	else
+	if (!block) {
 		fp_count(FP_CNT_ALLOC_FAILED);
+		return;
+	}
+	fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
+	if (target->flags & FP_TARGET_BIRTHS)
+		fp_send_birth(target, cookie, thread->tid, block, call.size);
 }
 
 #endif

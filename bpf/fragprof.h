@@ -39,6 +39,7 @@ enum fp_record_kind {
 	FP_REC_NEED_TABLE = 10,  /* struct fp_need_table: a pc had no unwind table yet */
 	FP_REC_FREE_STACK = 11,  /* struct fp_free_stack: as FREE, with its stack (--free-stacks) */
 	FP_REC_SAMPLE = 12,      /* struct fp_sample: the program itself tells of an allocation, and of how many bytes it stands for */
+	FP_REC_BIRTH = 13,       /* struct fp_birth: what the block of the ALLOC before it held when it was handed out, of one in some */
 };
 
 /* Starts every record. 16 bytes: at a million records a second each byte is a megabyte through the caches of the watched process. */
@@ -68,6 +69,23 @@ struct fp_sample {
 	unsigned long long weight;   /* bytes it stands for, as the program says */
 	unsigned long long interval; /* mean distance of sample points by which it was drawn, bytes; 0 = the program does not say */
 	unsigned long long stack;    /* stack hash, 0 = none */
+};
+
+/* Words of a block by which it is known again: the first eight, six spread over what lies between, the last two. A block of fewer words
+ * has fewer. Mirrored by src/governor/retention/words.rs. */
+#define FP_WORDS_HEAD 8
+#define FP_WORDS_SPREAD 6
+#define FP_WORDS (FP_WORDS_HEAD + FP_WORDS_SPREAD + 2)
+/* Allocations of which one, at random, is sent with its words: reading them takes a tenth of the time of a hit. */
+#define FP_BIRTH_INTERVAL 4
+
+/* FP_REC_BIRTH. 160 bytes. */
+struct fp_birth {
+	struct fp_head head;
+	unsigned long long addr;
+	unsigned int known; /* bit i: words[i] could be read */
+	unsigned int pad;
+	unsigned long long words[FP_WORDS];
 };
 
 /* FP_REC_FREE, FP_REC_REALLOC_FREE, FP_REC_REALLOC_FAIL. 24 bytes. */
@@ -184,6 +202,7 @@ enum fp_counter {
 	FP_CNT_HIT_OFF,            /* hits while the process was switched off: between windows, or while probes went in and out */
 	FP_CNT_HIT_NULL,           /* hits that hand over no block: free(NULL) */
 	FP_CNT_UNKNOWN_SITE,       /* hits whose cookie names no process that was ever watched: calls lost */
+	FP_CNT_LOST_BIRTH,         /* ring full: record of what a new block held lost */
 	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
 	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
 };
@@ -216,6 +235,8 @@ struct fp_target {
                                          * no block is seen allocated whose free would be missed */
 #define FP_TARGET_GOVERNED (1u << 4)    /* count hits, and switch off when the quota is spent */
 #define FP_TARGET_GROWTH (1u << 5)      /* take the stack of growth of the address space even outside a recorded allocator call */
+
+#define FP_TARGET_BIRTHS (1u << 6)      /* send what some blocks hold when they are handed out */
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
  * Registers are DWARF numbers of x86-64 (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8-15 r8-r15). */
@@ -284,6 +305,7 @@ FP_ASSERT_SIZE(struct fp_life, 40);
 FP_ASSERT_SIZE(struct fp_need_table, 24);
 FP_ASSERT_SIZE(struct fp_target, 128);
 FP_ASSERT_SIZE(struct fp_sample, 56);
+FP_ASSERT_SIZE(struct fp_birth, 160);
 FP_ASSERT_SIZE(struct fp_usdt_argument, 16);
 FP_ASSERT_SIZE(struct fp_usdt_site, 64);
 

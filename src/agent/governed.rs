@@ -18,7 +18,7 @@ use super::snapshot::{Published, Snapshot};
 use super::worker::{Worker, lock};
 use crate::governor::share::fair;
 use crate::profile::{Counter, Mode};
-use crate::recorder::governed::{Governed, Options, Status};
+use crate::recorder::governed::{Governed, HeapBytes, Options, Status};
 use crate::units::Pid;
 
 /// Time between two choices of targets.
@@ -241,7 +241,7 @@ impl Attribution {
         let candidates = snapshot.processes.iter().filter(usable).map(|one| Candidate {
             identity: one.identity,
             grown_bytes: self.extents.get(&one.identity).map_or(0, |before| extent(one).saturating_sub(*before)),
-            free_bytes: free_bytes(one).unwrap_or(0),
+            free_bytes: heap_bytes(one).free.unwrap_or(0),
             rss_bytes: one.rss_bytes,
             chosen: self.chosen.contains_key(&one.identity),
         });
@@ -261,7 +261,7 @@ impl Attribution {
             .collect();
         for ((identity, pid), budget) in targets.iter().zip(fair(self.config.node_budget_ratio(), FLOOR_RATIO, &wanted)) {
             engine.set_budget(*pid, budget);
-            engine.set_free_bytes(*pid, of(identity).and_then(|one| free_bytes(one)));
+            engine.set_heap(*pid, of(identity).map(|one| heap_bytes(one)).unwrap_or_default());
         }
     }
 
@@ -339,9 +339,11 @@ impl Attribution {
     }
 }
 
-/// Free bytes that its heaps hold, where a census told.
-fn free_bytes(one: &ProcessSample) -> Option<u64> {
-    one.heaps.iter().filter_map(|heap| Some(heap.extent_bytes.saturating_sub(heap.live_bytes?))).reduce(u64::saturating_add)
+/// Free and live bytes of its heaps, where a census told.
+fn heap_bytes(one: &ProcessSample) -> HeapBytes {
+    let free = one.heaps.iter().filter_map(|heap| Some(heap.extent_bytes.saturating_sub(heap.live_bytes?)));
+    let live = one.heaps.iter().filter_map(|heap| heap.live_bytes);
+    HeapBytes { free: free.reduce(u64::saturating_add), live: live.reduce(u64::saturating_add) }
 }
 
 impl GovernedConfig {

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::sample::{HeapSample, ProcessSample, TimedCensus, WatchState};
 use super::snapshot::Snapshot;
 use crate::fragmentation::verdict::Verdict;
+use crate::profile::ValueKind;
 use crate::target::container::{CgroupMemory, Container, ContainerId};
 
 /// All watched processes at one moment.
@@ -211,6 +212,8 @@ pub struct ProfileInfo {
     pub duration_s: f64,
     /// Estimated share of the target's time that the tier takes.
     pub slowdown_ratio_est: Option<f64>,
+    /// Stacks flagged to keep what they allocate; `None` where survivors are not looked at again. No flag says nothing.
+    pub retention_flags: Option<u64>,
 }
 
 /// The age and quality of a census.
@@ -309,6 +312,8 @@ impl ProfileInfo {
             by: meta.kinds.by_names(),
             duration_s: meta.duration_s,
             slowdown_ratio_est: one.slowdown_ratio_est,
+            retention_flags: (meta.kinds.contains(ValueKind::SameObjects))
+                .then(|| one.profile.stacks().iter().filter(|stack| stack.values.is_flagged()).count() as u64),
         }
     }
 }

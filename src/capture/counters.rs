@@ -3,7 +3,7 @@
 use crate::unwind::End;
 
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 23] = [
+pub const DESCRIPTIONS: [(&str, &str); 24] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
@@ -27,6 +27,7 @@ pub const DESCRIPTIONS: [(&str, &str); 23] = [
     ("hits_off", "probe hits while the process was switched off"),
     ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
     ("unknown_sites", "probe hits whose place is not known: calls lost"),
+    ("lost_births", "records of what new blocks held lost because the ring buffer was full: fewer blocks can be known again"),
 ];
 
 /// What may become of a probe's hit instead of a record.

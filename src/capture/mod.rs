@@ -257,6 +257,11 @@ impl Capture {
         self.targets.open(slot, quota, deadline_ns);
     }
 
+    /// Sends what some of a process's blocks hold when they are handed out, or not.
+    pub fn births(&self, slot: Slot, on: bool) {
+        self.targets.births(slot, on);
+    }
+
     /// Records one of `interval` first touches of pages, at random; 0 = none.
     pub fn touch_interval(&self, slot: Slot, interval: u64) {
         self.targets.touch_interval(slot, interval);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use libbpf_rs::Map;
 
-use super::wire::{TARGET_ON, TARGETS_MAX, TargetRow};
+use super::wire::{TARGET_BIRTHS, TARGET_ON, TARGETS_MAX, TargetRow};
 use super::{Error, Hits, Result, Slot, TargetLoss};
 use crate::units::Pid;
 
@@ -72,11 +72,20 @@ impl TargetTable {
 
     /// Sets or clears `TARGET_ON`.
     pub fn switch(&self, slot: Slot, on: bool) {
+        self.flag(slot, TARGET_ON, on);
+    }
+
+    /// Sets or clears `TARGET_BIRTHS`.
+    pub fn births(&self, slot: Slot, on: bool) {
+        self.flag(slot, TARGET_BIRTHS, on);
+    }
+
+    fn flag(&self, slot: Slot, flag: u32, on: bool) {
         let flags = &self.row(slot).flags;
         if on {
-            flags.fetch_or(TARGET_ON, Ordering::AcqRel);
+            flags.fetch_or(flag, Ordering::AcqRel);
         } else {
-            flags.fetch_and(!TARGET_ON, Ordering::AcqRel);
+            flags.fetch_and(!flag, Ordering::AcqRel);
         }
     }
 

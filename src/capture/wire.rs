@@ -28,6 +28,10 @@ pub const TARGET_ON: u32 = 1 << 3;
 pub const TARGET_GOVERNED: u32 = 1 << 4;
 /// `FP_TARGET_GROWTH`: take the stack of growth of the address space even outside a recorded allocator call.
 pub const TARGET_GROWTH: u32 = 1 << 5;
+/// `FP_TARGET_BIRTHS`: send what some blocks hold when they are handed out.
+pub const TARGET_BIRTHS: u32 = 1 << 6;
+/// `FP_WORDS`: words of a block by which it is known again.
+pub const WORDS: usize = 16;
 
 const REC_ALLOC: u8 = 1;
 const REC_FREE: u8 = 2;
@@ -41,6 +45,7 @@ const REC_EXIT: u8 = 9;
 const REC_NEED_TABLE: u8 = 10;
 const REC_FREE_STACK: u8 = 11;
 const REC_SAMPLE: u8 = 12;
+const REC_BIRTH: u8 = 13;
 /// `FP_USDT_SITES_MAX`: rows that say where the arguments of programs' own probes are.
 pub const USDT_SITES_MAX: u32 = 1024;
 /// `FP_STAMP_TIME_BITS`.
@@ -102,6 +107,17 @@ struct RawSample {
     weight: u64,
     interval: u64,
     stack: u64,
+}
+
+/// `struct fp_birth`.
+#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawBirth {
+    head: Head,
+    addr: u64,
+    known: u32,
+    pad: u32,
+    words: [u64; WORDS],
 }
 
 /// `struct fp_usdt_argument`: where an argument of a program's own probe is.
@@ -248,6 +264,7 @@ const _: () = {
     assert!(size_of::<RawNeedTable>() == 24);
     assert!(size_of::<TargetRow>() == 128);
     assert!(size_of::<RawSample>() == 56);
+    assert!(size_of::<RawBirth>() == 160);
     assert!(size_of::<UsdtArgument>() == 16);
     assert!(size_of::<UsdtSite>() == 64);
 };
@@ -342,6 +359,15 @@ pub enum Body<'a> {
         interval: u64,
         /// Stack of the call, 0 = none.
         stack: StackHash,
+    },
+    /// What a block held when it was handed out.
+    Birth {
+        /// The block.
+        addr: Addr,
+        /// Its words at their places, 0 where there is none or it could not be read.
+        words: &'a [u64; WORDS],
+        /// Bit i: word i could be read.
+        known: u32,
     },
     /// A block is about to be taken back.
     Free {
@@ -447,6 +473,10 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
             let r = raw::<RawSample>(bytes)?;
             Body::Sample { addr: Addr(r.addr), size: r.size, weight: r.weight, interval: r.interval, stack: StackHash(r.stack) }
         }
+        REC_BIRTH => {
+            let r = raw::<RawBirth>(bytes)?;
+            Body::Birth { addr: Addr(r.addr), words: &r.words, known: r.known }
+        }
         REC_FREE => Body::Free { addr: Addr(raw::<RawFree>(bytes)?.addr), stack: StackHash(0) },
         REC_FREE_STACK => {
             let r = raw::<RawFreeStack>(bytes)?;
@@ -550,7 +580,7 @@ mod tests {
 
     #[test]
     fn unknown_kinds_are_refused() {
-        for kind in [0, 13, 255] {
+        for kind in [0, 14, 255] {
             let mut bytes = Aligned([0; 128]);
             bytes.0[0] = kind;
             assert_eq!(decode(&bytes.0).unwrap_err().kind, kind);

@@ -11,7 +11,7 @@ use crate::profile::{Profile, ValueKind};
 /// The value to rank stacks by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// Bytes in use at the end: of the whole heap where a census read it, else of the recording
+    /// Bytes in use at the end: of the whole heap where a census read it, else of the recording; of windows, what is confirmed
     Live,
     /// Bytes allocated during the recording
     Allocated,
@@ -37,6 +37,7 @@ impl By {
         match self {
             Self::Live => vec![
                 view(ValueKind::LiveSpace, Some(ValueKind::LiveObjects), "LIVE", "live bytes"),
+                view(ValueKind::ConfirmedSpace, Some(ValueKind::SameObjects), "LIVE ≥", "bytes confirmed to live"),
                 view(ValueKind::InuseSpace, Some(ValueKind::InuseObjects), "LIVE", "live bytes"),
             ],
             Self::Allocated => vec![view(ValueKind::AllocSpace, Some(ValueKind::AllocObjects), "ALLOCATED", "allocated bytes")],

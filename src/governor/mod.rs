@@ -16,6 +16,7 @@ pub mod estimate;
 pub mod observer;
 pub mod pace;
 pub mod random;
+pub mod retention;
 pub mod schedule;
 pub mod share;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use cost::HitCosts;
 pub use estimate::{Estimate, Estimator, StackEstimate};
 pub use observer::{Tally, ThreadTime, WindowObserver};
 pub use pace::{Pace, Tier, WindowCost};
+pub use retention::Retention;
 pub use schedule::{Cycle, Schedule, WindowClass};
 
 /// Ages at which survival is told, in nanoseconds: 10 ms, 100 ms, 1 s, 10 s.

@@ -137,6 +137,12 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         self.open_ns
     }
 
+    /// A block that was handed out in the window and lives: its stack, its bytes, when it was born.
+    #[must_use]
+    pub fn block(&self, addr: u64) -> Option<(K, u64, u64)> {
+        self.blocks.get(&addr).map(|open| (open.stack, open.bytes, open.born_ns))
+    }
+
     /// A block was handed out.
     pub fn allocated(&mut self, addr: u64, bytes: u64, stack: K, tid: u32, time_ns: u64) {
         self.threads.entry(tid).or_default().allocations += 1;

@@ -42,6 +42,14 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
             Family::counter("fragprof_process_traced_in_full_seconds_total", "Time that a process was traced in full, because that fits its budget."),
             |status| status.full_s,
         ),
+        each(
+            Family::counter("fragprof_process_rare_events_total", "Stacks taken of growth of the heap and of first touches of its pages, which are always watched; of the touches one in 64."),
+            |status| status.rare_events as f64,
+        ),
+        each(
+            Family::counter("fragprof_process_rare_event_seconds_total", "Time that a process is estimated to have lost to the stacks of rare events, at the measured cost of an allocation's stack. It counts against its budget."),
+            |status| status.rare_events_s,
+        ),
         Family::counter(
             "fragprof_governor_windows_total",
             "Windows, by how they ended: at their time, early by their quota (a burst), or left out because records were lost.",
@@ -86,12 +94,16 @@ mod tests {
             windows: 10,
             windows_closed_early: 2,
             windows_lossy: 0,
+            rare_events: 40,
+            rare_events_s: 0.0001,
         };
         let sample = GovernedSample { targets: vec![("a".into(), status)], past: [5, 1, 0], ..GovernedSample::default() };
         let text = crate::metrics::text(families(&sample)).unwrap();
         for line in [
             "fragprof_process_slowdown_ratio_est{pid=\"7\",comm=\"a\"} 0.008",
             "fragprof_process_budget_ratio{pid=\"7\",comm=\"a\"} 0.01",
+            "fragprof_process_rare_events_total{pid=\"7\",comm=\"a\"} 40",
+            "fragprof_process_rare_event_seconds_total{pid=\"7\",comm=\"a\"} 0.0001",
             "fragprof_governor_windows_total{end=\"time\"} 12",
             "fragprof_governor_windows_total{end=\"quota\"} 3",
         ] {

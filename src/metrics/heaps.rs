@@ -263,7 +263,7 @@ fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
     [live, resident, reached]
 }
 
-fn rates(ranked: &Ranked<'_>) -> [Family; 5] {
+fn rates(ranked: &Ranked<'_>) -> [Family; 6] {
     let mut calls = Family::gauge(
         "fragprof_process_allocations_per_second",
         "Allocations a second, by the tier that measured it (mode): exact = counted, sampled and governed = estimated, with the error in fragprof_process_allocations_per_second_stderr. No series where no tier measures.",
@@ -282,6 +282,10 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 5] {
         "fragprof_process_slowdown_ratio",
         "Estimated share of the process's time that a tier takes from it (mode). No series for the census, which takes none.",
     );
+    let mut flags = Family::gauge(
+        "fragprof_process_retention_flags",
+        "Stacks flagged to keep what they allocate, by survivors of windows that were looked at again. A stack without a flag may keep its blocks too. No series where none is looked at.",
+    );
     for (_, labels, view) in &ranked.own {
         if let Some(rates) = &view.rates {
             let labels = labels.with(&[("mode", &rates.mode)]);
@@ -298,9 +302,12 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 5] {
             if let Some(ratio) = profile.slowdown_ratio_est {
                 slowdown.add(&labels.with(&[("mode", &profile.mode)]), ratio);
             }
+            if let Some(count) = profile.retention_flags {
+                flags.add(&labels.with(&[]), count as f64);
+            }
         }
     }
-    [calls, calls_error, bytes, bytes_error, slowdown]
+    [calls, calls_error, bytes, bytes_error, slowdown, flags]
 }
 
 /// Name, what it is, and where it comes from.

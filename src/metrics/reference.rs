@@ -16,6 +16,7 @@ use crate::agent::snapshot::Snapshot;
 use crate::agent::view::Growth;
 use crate::census::{Census, Level, NotMalloc, WalkQuality};
 use crate::fragmentation::verdict::judge;
+use crate::profile::ValueKind;
 use crate::profile::testing::shop;
 use crate::recorder::Heard;
 use crate::target::ProcessId;
@@ -54,8 +55,10 @@ fn known(now: Instant) -> ProcessSample {
     };
     let board = Attributions::default();
     let rates = Rates { allocations_per_s_stderr: Some(1.0), allocated_bytes_per_s_stderr: Some(1.0), ..Rates::default() };
+    let mut profile = shop();
+    profile.meta.kinds = profile.meta.kinds.with(ValueKind::SameObjects);
     let attributed =
-        Attributed { profile: Arc::new(shop()), at: now, wall: SystemTime::now(), rates: Some(rates), slowdown_ratio_est: Some(0.01) };
+        Attributed { profile: Arc::new(profile), at: now, wall: SystemTime::now(), rates: Some(rates), slowdown_ratio_est: Some(0.01) };
     board.publish(process, attributed);
     let verdict = Some(Arc::new(judge(&census, None)));
     let full = Some(Arc::new(TimedCensus { at: now, wall: SystemTime::now(), cpu: Duration::ZERO, census }));
@@ -83,6 +86,8 @@ fn tiers(now: Instant) -> String {
         windows: 0,
         windows_closed_early: 0,
         windows_lossy: 0,
+        rare_events: 0,
+        rare_events_s: 0.0,
     };
     let heard = Heard {
         process: ProcessId { pid: Pid(1), start_ticks: 1 },

@@ -168,6 +168,12 @@ struct StackRow<'a> {
     pid: Option<u32>,
     truncated: Option<&'a str>,
     frames: Vec<FrameRow<'a>>,
+    /// Raised, or not there: that it is not raised says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention_flag: Option<bool>,
+    /// Of its survivors that were looked at again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_information_ratio: Option<f64>,
     #[serde(flatten)]
     values: Numbers,
 }
@@ -234,6 +240,8 @@ fn row<'a>(profile: &'a Profile, stack: &'a Stack) -> StackRow<'a> {
         pid: (stack.pid != 0).then_some(stack.pid),
         truncated: stack.truncated.as_deref(),
         frames: profile.frames_of(stack).map(frame).collect(),
+        retention_flag: stack.values.is_flagged().then_some(true),
+        no_information_ratio: stack.values.no_information_ratio(),
         values: Numbers { values: stack.values, errors: profile.meta.mode.estimates().then_some(stack.errors), kinds: profile.meta.kinds },
     }
 }
@@ -274,6 +282,7 @@ impl Serialize for Numbers {
                 let value = measured.then(|| self.values.get(kind));
                 match &self.errors {
                     None => map.serialize_entry(kind.json_key(), &value)?,
+                    Some(_) if kind.is_seen() => map.serialize_entry(kind.json_key(), &value)?,
                     Some(errors) => {
                         map.serialize_entry(&kind.json_key_est(), &value)?;
                         map.serialize_entry(&kind.json_key_stderr(), &measured.then(|| errors.get(kind)))?;

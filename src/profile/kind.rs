@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::governor::retention::is_flagged;
+
 /// Number of kinds; the length of [`Values`].
-pub const KINDS: usize = 18;
+pub const KINDS: usize = 22;
 
 /// One kind of value. The order is that of the pprof sample types and stable: the first seven are fixed, extra ones come after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +49,15 @@ pub enum ValueKind {
     Survivor10SSpace,
     /// Bytes of heap pages that the stack touched first, by which it made the resident memory grow. An estimate from a sample.
     TouchedSpace,
+    /// Survivors of windows that were looked at again when they were old enough. A count of what was seen, not scaled.
+    SampledObjects,
+    /// Of those, the ones that can be told from other blocks; the rest gives no information.
+    InformativeObjects,
+    /// Of these, the ones that were found the same at every look.
+    SameObjects,
+    /// Bytes of the stack that are confirmed to live, at least: those of blocks found the same, not scaled, less what may be a mistake. At
+    /// [`UNATTRIBUTED`](super::UNATTRIBUTED) what is left of the census's live bytes.
+    ConfirmedSpace,
 }
 
 impl ValueKind {
@@ -70,6 +81,10 @@ impl ValueKind {
         Self::Survivor1SSpace,
         Self::Survivor10SSpace,
         Self::TouchedSpace,
+        Self::SampledObjects,
+        Self::InformativeObjects,
+        Self::SameObjects,
+        Self::ConfirmedSpace,
     ];
 
     /// Bytes that outlived each of the governor's ages.
@@ -99,13 +114,23 @@ impl ValueKind {
             Self::Survivor1SSpace => "survivor_1s_space",
             Self::Survivor10SSpace => "survivor_10s_space",
             Self::TouchedSpace => "touched_space",
+            Self::SampledObjects => "sampled_objects",
+            Self::InformativeObjects => "informative_objects",
+            Self::SameObjects => "same_objects",
+            Self::ConfirmedSpace => "confirmed_space",
         }
     }
 
     /// The pprof unit: `count` or `bytes`.
     pub fn unit(self) -> &'static str {
         match self {
-            Self::AllocObjects | Self::InuseObjects | Self::SurvivorObjects | Self::LiveObjects => "count",
+            Self::AllocObjects
+            | Self::InuseObjects
+            | Self::SurvivorObjects
+            | Self::LiveObjects
+            | Self::SampledObjects
+            | Self::InformativeObjects
+            | Self::SameObjects => "count",
             _ => "bytes",
         }
     }
@@ -131,6 +156,10 @@ impl ValueKind {
             Self::Survivor1SSpace => "survivor_1s_bytes",
             Self::Survivor10SSpace => "survivor_10s_bytes",
             Self::TouchedSpace => "touched_bytes",
+            Self::SampledObjects => "sampled_survivors",
+            Self::InformativeObjects => "informative_survivors",
+            Self::SameObjects => "same_survivors",
+            Self::ConfirmedSpace => "confirmed_bytes",
         }
     }
 
@@ -144,10 +173,15 @@ impl ValueKind {
         format!("{}_stderr", self.json_key())
     }
 
+    /// Whether it is what was seen even in a mode that estimates: it has no error, and its key no `_est`.
+    pub fn is_seen(self) -> bool {
+        matches!(self, Self::SampledObjects | Self::InformativeObjects | Self::SameObjects | Self::ConfirmedSpace)
+    }
+
     /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown beside another.
     pub fn by(self) -> Option<&'static str> {
         match self {
-            Self::InuseSpace | Self::LiveSpace => Some("live"),
+            Self::InuseSpace | Self::LiveSpace | Self::ConfirmedSpace => Some("live"),
             Self::TouchedSpace => Some("touched"),
             Self::AllocSpace => Some("allocated"),
             Self::SurvivorSpace => Some("survivors"),
@@ -165,10 +199,14 @@ impl ValueKind {
     }
 
     /// The kind that answers the same question best in a profile that measured these: live bytes of the whole heap before those of the
-    /// recording.
+    /// recording, and what is confirmed where neither is known.
     #[must_use]
     pub fn best_in(self, kinds: KindSet) -> Self {
-        if self == Self::InuseSpace && kinds.contains(Self::LiveSpace) { Self::LiveSpace } else { self }
+        match self {
+            Self::InuseSpace if kinds.contains(Self::LiveSpace) => Self::LiveSpace,
+            Self::InuseSpace if kinds.contains(Self::ConfirmedSpace) => Self::ConfirmedSpace,
+            _ => self,
+        }
     }
 
     /// Place in [`Values`].
@@ -197,6 +235,17 @@ impl Values {
     pub fn with(mut self, kind: ValueKind, value: u64) -> Self {
         self.set(kind, value);
         self
+    }
+
+    /// Whether the stack keeps what it allocates ([`is_flagged`]). `false` says nothing.
+    pub fn is_flagged(&self) -> bool {
+        is_flagged(self.get(ValueKind::SampledObjects), self.get(ValueKind::InformativeObjects), self.get(ValueKind::SameObjects))
+    }
+
+    /// Share of the survivors looked at again that gave no information; `None` where none was looked at.
+    pub fn no_information_ratio(&self) -> Option<f64> {
+        let (sampled, informative) = (self.get(ValueKind::SampledObjects), self.get(ValueKind::InformativeObjects));
+        (sampled > 0).then(|| sampled.saturating_sub(informative) as f64 / sampled as f64)
     }
 
     /// Adds another row, kind by kind.

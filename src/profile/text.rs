@@ -82,6 +82,10 @@ fn number(kind: ValueKind, value: u64) -> String {
     if kind.unit() == "bytes" { HumanBytes(value).to_string() } else { grouped(value) }
 }
 
+/// Stacks shown that are flagged to keep what they allocate, and frames of each, leaf first.
+const FLAGGED_SHOWN_MAX: usize = 10;
+const FLAGGED_FRAMES: usize = 4;
+
 /// How many standard errors a stated interval reaches to either side: 95 % of a normal distribution.
 const INTERVAL_ERRORS: f64 = 1.96;
 
@@ -171,6 +175,9 @@ fn header(page: &mut Page, profile: &Profile) {
         let text = format!("{} outlived {age_s} s", with_error(ValueKind::SurvivorSpace));
         page.field("survivors", &text);
     }
+    if has(ValueKind::ConfirmedSpace) {
+        kept(page, profile);
+    }
     if has(ValueKind::AllocSpace) {
         let mut text = with_error(ValueKind::AllocSpace);
         if has(ValueKind::AllocObjects) {
@@ -204,6 +211,43 @@ fn header(page: &mut Page, profile: &Profile) {
     page.sentences("limit", &meta.limits, Tone::Plain);
     page.sentences("note", &meta.notes, Tone::Plain);
     page.line("");
+}
+
+/// What is known of survivors after their windows: which stacks keep what they allocate.
+fn kept(page: &mut Page, profile: &Profile) {
+    let totals = profile.totals();
+    let Some(nothing_known) = totals.no_information_ratio() else {
+        page.field("kept", "no survivor of a window was looked at again yet: they are told of at an age of 20 s");
+        return;
+    };
+    let flagged: Vec<&Stack> = profile.ranked(ValueKind::SampledObjects).into_iter().filter(|stack| stack.values.is_flagged()).collect();
+    page.field(
+        "kept",
+        &format!(
+            "{} flagged to keep what they allocate (no flag says nothing); of {} looked at again {} the same, {:.0}% gave no information",
+            counted(flagged.len() as u64, "stack"),
+            counted(totals.get(ValueKind::SampledObjects), "survivor"),
+            grouped(totals.get(ValueKind::SameObjects)),
+            nothing_known * 100.0
+        ),
+    );
+    for stack in flagged.iter().take(FLAGGED_SHOWN_MAX) {
+        let names: Vec<&str> = profile.frames_of(stack).map(|frame| &*frame.function).take(FLAGGED_FRAMES).collect();
+        let values = &stack.values;
+        page.field(
+            "",
+            &format!(
+                "{}: {} of {} the same, {} confirmed",
+                sanitize::terminal(&names.join(" < ")),
+                grouped(values.get(ValueKind::SameObjects)),
+                grouped(values.get(ValueKind::InformativeObjects)),
+                HumanBytes(values.get(ValueKind::ConfirmedSpace)),
+            ),
+        );
+    }
+    if flagged.len() > FLAGGED_SHOWN_MAX {
+        page.field("", &format!("and {} more", flagged.len() - FLAGGED_SHOWN_MAX));
+    }
 }
 
 /// How a process was watched under a budget.
@@ -365,7 +409,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
     let count_head = if count.is_some() { format!(" {:>9}", "COUNT") } else { String::new() };
     // Estimates have a column more: the half-width of their 95 % interval.
-    let estimates = profile.meta.mode.estimates();
+    let estimates = profile.meta.mode.estimates() && !view.kind.is_seen();
     let error_head = if estimates { format!(" {:>11}", "±95%") } else { String::new() };
     page.head(&format!("{:>10}{error_head} {:>6}{count_head}  STACK", view.head, "%"));
     let several = profile.meta.processes.len() > 1;
@@ -382,6 +426,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     let rest = ranked.iter().skip(page.layout.top).fold(0u64, |sum, stack: &&Stack| sum.saturating_add(stack.values.get(view.kind)));
     page.rest(ranked.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
     for (name, hint) in HINTS.iter().filter(|(name, _)| names.contains(name)) {
+        let hint = if *name == UNATTRIBUTED && view.kind == ValueKind::ConfirmedSpace { UNCONFIRMED } else { hint };
         page.faint(&format!("{name}: {hint}"));
     }
 }
@@ -394,6 +439,9 @@ const HINTS: [(&str, &str); 2] = [
         "of no recorded stack: the C library's own, code that was not probed yet, or lost records; the losses, doubts and notes say which",
     ),
 ];
+
+/// What [`UNATTRIBUTED`] is where only what is confirmed has an owner.
+const UNCONFIRMED: &str = "live by the census, and not confirmed: only some survivors of windows are looked at again";
 
 /// Why there may be nothing of a kind, and that this is no fault.
 fn nothing(kind: ValueKind) -> &'static str {

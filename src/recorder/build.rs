@@ -38,7 +38,7 @@ pub struct Facts {
 }
 
 /// The programs' counters that are losses.
-const LOSSES: [&str; 9] = [
+const LOSSES: [&str; 10] = [
     "lost_allocations",
     "lost_frees",
     "lost_stacks",
@@ -48,6 +48,7 @@ const LOSSES: [&str; 9] = [
     "no_walk_state",
     "not_followed_calls",
     "unknown_sites",
+    "lost_births",
 ];
 
 /// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.

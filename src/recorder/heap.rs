@@ -106,14 +106,31 @@ pub fn census_of(memory: &LiveMemory, pid: Pid, comm: &str, level: Level) -> Res
     PLACES.with_borrow_mut(|places| census::take(memory, pid.0, comm, options, places))
 }
 
-/// Free bytes of a process's heap now, by a census; `None` where none can tell.
-pub fn free_bytes(pid: Pid) -> Option<u64> {
-    let process = Process::open(pid).ok()?;
-    let comm = process.comm().to_owned();
-    let memory = LiveMemory::open(process).ok()?;
-    let taken = census_of(&memory, pid, &comm, Level::Sampled).ok()?;
-    let free = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est).map(|live| heap.extent_bytes.saturating_sub(live));
-    taken.census.heaps.iter().filter_map(free).reduce(u64::saturating_add)
+/// A heap's bytes by a census; `None` = no census can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeapBytes {
+    /// Bytes that it holds free.
+    pub free: Option<u64>,
+    /// Bytes of chunks in use, with their rounding.
+    pub live: Option<u64>,
+}
+
+/// A process's heap now, by a census that samples large heaps.
+pub fn bytes(pid: Pid) -> HeapBytes {
+    let taken = || {
+        let process = Process::open(pid).ok()?;
+        let comm = process.comm().to_owned();
+        let memory = LiveMemory::open(process).ok()?;
+        census_of(&memory, pid, &comm, Level::Sampled).ok()
+    };
+    let Some(taken) = taken() else { return HeapBytes::default() };
+    let live = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est);
+    let free = |heap: &census::HeapAccount| live(heap).map(|live| heap.extent_bytes.saturating_sub(live));
+    let heaps = &taken.census.heaps;
+    HeapBytes {
+        free: heaps.iter().filter_map(free).reduce(u64::saturating_add),
+        live: heaps.iter().filter_map(live).reduce(u64::saturating_add),
+    }
 }
 
 /// The ladder of a census at level full.

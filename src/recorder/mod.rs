@@ -220,7 +220,7 @@ impl Recorder {
     /// If it cannot be watched; nothing of it stays behind then.
     pub fn watch(&mut self, pid: Pid) -> Result<(), Error> {
         let process = Process::open(pid)?;
-        let free = heap::free_bytes(pid);
+        let free = heap::bytes(pid).free;
         let slot = self.register(process, None, free)?;
         match self.probe(slot) {
             Ok(()) => {

@@ -1,8 +1,10 @@
 //! `record --mode governed`: what windows tell against programs whose sites are known, and that a target is never the worse for it.
 
+mod cost;
 mod cycles;
 mod estimates;
 pub mod harm;
+mod retention;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,13 +21,19 @@ use crate::support::recording::fragprof;
 /// Builds a program of this directory.
 pub fn built(name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed").join(format!("{name}.c"));
-    let program = output_dir().join(format!("governed-{name}"));
-    let fresh = program.with_extension(std::process::id().to_string());
-    let done = run(Command::new("cc").args(["-O1", "-g", "-fno-builtin", "-o"]).arg(&fresh).arg(&source));
-    assert!(done.status.success(), "{}", done.err);
-    // Whole, whoever else builds or runs it at this moment.
-    std::fs::rename(&fresh, &program).unwrap();
-    program
+    output(&format!("governed-{name}"), |fresh| {
+        let done = run(Command::new("cc").args(["-O1", "-g", "-fno-builtin", "-o"]).arg(fresh).arg(&source));
+        assert!(done.status.success(), "{}", done.err);
+    })
+}
+
+/// A file that is built, whole, whoever else builds or runs it at this moment.
+fn output(name: &str, build: impl FnOnce(&Path)) -> PathBuf {
+    let built = output_dir().join(name);
+    let fresh = built.with_extension(std::process::id().to_string());
+    build(&fresh);
+    std::fs::rename(&fresh, &built).unwrap();
+    built
 }
 
 /// `busy` with its counter.

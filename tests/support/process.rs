@@ -107,6 +107,12 @@ impl Process {
         Self::start_with_input(command, name)
     }
 
+    /// Starts `command` with the standard input that it was given.
+    pub fn start_fed(command: &mut Command) -> Self {
+        let name = command.get_program().to_string_lossy().into_owned();
+        Self::start_with_input(command, name)
+    }
+
     fn start_with_input(command: &mut Command, name: String) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {name}: {e}"));

@@ -5,15 +5,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::Slot;
-use crate::capture::wire::{Body, Record, VmChange};
+use crate::capture::wire::{self, Body, Record, VmChange};
 use crate::fragmentation::by_stack::BytesByStack;
 use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::governor::WindowObserver;
+use crate::governor::retention::{Newborn, has_words};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
 use crate::heap::residency::{PAGE_BYTES, page_down};
 use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
+use crate::recorder::heap::HeapBytes;
 use crate::recorder::watched::vm_event;
 use crate::units::{Addr, StackHash, StackId};
+
+/// Blocks of one window of which it is kept what they held when they were handed out, 160 bytes each. Those of them that are freed make
+/// room again.
+const NEWBORNS_MAX: usize = 4096;
 
 /// A window as its records are sorted into it.
 pub struct OpenWindow {
@@ -21,6 +27,17 @@ pub struct OpenWindow {
     pub observer: WindowObserver<StackId>,
     /// Records of later times are not of it.
     pub close_ns: u64,
+    /// Blocks that were handed out in it, of which some is known to know them by.
+    pub newborns: HashMap<u64, Newborn>,
+}
+
+impl OpenWindow {
+    fn born(&mut self, addr: u64, words: &[u64; wire::WORDS], known: u32) {
+        let Some((_, bytes, born_ns)) = self.observer.block(addr).filter(|(_, bytes, _)| has_words(*bytes)) else { return };
+        if self.newborns.len() < NEWBORNS_MAX {
+            self.newborns.insert(addr, Newborn { addr, bytes, born_ns, words: *words, known });
+        }
+    }
 }
 
 /// A governed process as its records show it.
@@ -45,11 +62,13 @@ pub struct Book {
     pub touches_elsewhere: u64,
     /// Free bytes of the heap at the last census, plus what it grew by since; `None` = no census can tell.
     pub free_bytes: Option<u64>,
+    /// Live bytes of the heap at the last census; `None` = no census can tell.
+    pub live_bytes: Option<u64>,
 }
 
 impl Book {
     /// A process whose mappings are these.
-    pub fn new(slot: Slot, mappings: &[Mapping], free_bytes: Option<u64>, now_ns: u64) -> Self {
+    pub fn new(slot: Slot, mappings: &[Mapping], heap: HeapBytes, now_ns: u64) -> Self {
         Self {
             slot,
             stacks: Ledger::new(now_ns, StackLimits::default()),
@@ -60,13 +79,20 @@ impl Book {
             touched: BytesByStack::default(),
             touches: 0,
             touches_elsewhere: 0,
-            free_bytes,
+            free_bytes: heap.free,
+            live_bytes: heap.live,
         }
+    }
+
+    /// What a census says of the heap.
+    pub fn set_heap(&mut self, heap: HeapBytes) {
+        self.free_bytes = heap.free;
+        self.live_bytes = heap.live;
     }
 
     /// Opens a window. `close_ns`: its last moment, `u64::MAX` for a full trace.
     pub fn open(&mut self, open_ns: u64, close_ns: u64) {
-        self.window = Some(OpenWindow { observer: WindowObserver::new(open_ns), close_ns });
+        self.window = Some(OpenWindow { observer: WindowObserver::new(open_ns), close_ns, newborns: HashMap::new() });
     }
 
     /// The id of a stack hash; [`NO_STACK`] for none.
@@ -90,6 +116,7 @@ impl Book {
             Body::Free { addr, .. } => {
                 if let Some(window) = self.window_at(time_ns) {
                     window.observer.freed(addr.0, tid, time_ns);
+                    window.newborns.remove(&addr.0);
                 }
                 if let Some(live) = &mut self.live {
                     live.apply(&Event::Free { addr, stack: StackHash(0), tid, time_ns });
@@ -98,6 +125,7 @@ impl Book {
             Body::ReallocFree { addr } => {
                 if let Some(window) = self.window_at(time_ns) {
                     window.observer.realloc_freed(addr.0, tid);
+                    window.newborns.remove(&addr.0);
                 }
                 if let Some(live) = &mut self.live {
                     live.apply(&Event::ReallocFree { addr, stack: StackHash(0), tid, time_ns });
@@ -109,6 +137,11 @@ impl Book {
                 }
                 if let Some(live) = &mut self.live {
                     live.apply(&Event::ReallocFail { addr, tid });
+                }
+            }
+            Body::Birth { addr, words, known } => {
+                if let Some(window) = self.window_at(time_ns) {
+                    window.born(addr.0, words, known);
                 }
             }
             Body::Stack { hash, frames, end } => self.stacks.apply(&Event::DefineStack { hash, frames, end }),

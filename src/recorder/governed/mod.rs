@@ -11,6 +11,7 @@
 
 mod books;
 mod calibrate;
+mod looks;
 mod profile;
 mod reaper;
 mod sink;
@@ -29,16 +30,18 @@ pub use target::process_cpu_ns;
 use target::{Target, Tools};
 
 use super::build::{losses, unaccounted_so_far};
+pub use super::heap::HeapBytes;
 use super::{Error, heap, monotonic_ns};
 use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
 use crate::governor::HitCosts;
 use crate::governor::pace::PERIOD_MIN_S;
+use crate::governor::retention::Verdict;
 use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
 use crate::profile::{Counter, Profile};
 use crate::symbol::{Snapshots, read_perf_map};
 use crate::target::Process;
-use crate::units::Pid;
+use crate::units::{Pid, StackId};
 
 /// Notices that may wait for the driver; beyond it they are counted, and every process is looked at anew.
 const NOTICES_MAX: usize = 4096;
@@ -111,6 +114,10 @@ pub struct Status {
     pub windows_closed_early: u64,
     /// Of them, those left out for lost records.
     pub windows_lossy: u64,
+    /// Stacks taken of growth of the heap and of first touches of pages, which are always watched.
+    pub rare_events: u64,
+    /// Seconds that it is estimated to have lost to them; they count against its budget.
+    pub rare_events_s: f64,
 }
 
 /// The driver. Everything that attaches runs on the thread that calls it.
@@ -210,11 +217,11 @@ impl Governed {
     /// If it cannot be watched; nothing of it stays behind then.
     pub fn watch(&mut self, pid: Pid, budget: f64) -> Result<(), Error> {
         let process = Process::open(pid)?;
-        let free_bytes = if self.options.own_census { heap::free_bytes(pid) } else { None };
+        let heap = if self.options.own_census { heap::bytes(pid) } else { HeapBytes::default() };
         let flags = wire::TARGET_VM | wire::TARGET_STACKS | wire::TARGET_GOVERNED | wire::TARGET_GROWTH;
         let slot = self.capture.add_target(pid, 0, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
-        lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, free_bytes, monotonic_ns()));
+        lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, heap, monotonic_ns()));
         let mut target = Target::new(process, slot, budget, self.costs, self.now_s());
         if let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots) {
             self.forget(target);
@@ -260,14 +267,23 @@ impl Governed {
         }
     }
 
-    /// Free bytes of a process's heap, where the caller takes censuses.
-    pub fn set_free_bytes(&self, pid: Pid, free_bytes: Option<u64>) {
+    /// What a census says of a process's heap, where the caller takes censuses.
+    pub fn set_heap(&self, pid: Pid, heap: HeapBytes) {
         let slot = self.targets.iter().find(|(_, target)| target.pid() == pid).map(|(slot, _)| *slot);
         if let Some(slot) = slot
             && let Some(book) = lock(&self.books).of.get_mut(&slot)
         {
-            book.free_bytes = free_bytes;
+            book.set_heap(heap);
         }
+    }
+
+    /// The sampled survivors of a process's windows as they were last seen, for whoever can tell the truth. Looks at all that may still
+    /// live first.
+    #[must_use]
+    pub fn verdicts(&mut self, pid: Pid) -> Vec<Verdict<StackId>> {
+        let Some(target) = self.targets.values_mut().find(|target| target.pid() == pid) else { return Vec::new() };
+        target.look_again(true);
+        target.retention.verdicts().collect()
     }
 
     /// Processes watched now.
@@ -329,9 +345,9 @@ impl Governed {
         let began = Instant::now();
         if self.options.own_census {
             for (slot, target) in &self.targets {
-                let free_bytes = heap::free_bytes(target.pid());
+                let heap = heap::bytes(target.pid());
                 if let Some(book) = lock(&self.books).of.get_mut(slot) {
-                    book.free_bytes = free_bytes;
+                    book.set_heap(heap);
                 }
             }
         }
@@ -435,6 +451,7 @@ impl Governed {
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
         for target in self.targets.values_mut() {
+            target.look_again(true);
             if let Ok(maps) = target.process.maps() {
                 self.snapshots.update(&mut target.space, &target.process, &maps);
             }
@@ -508,5 +525,7 @@ fn status(target: &Target) -> Status {
         windows: counts.windows.iter().sum(),
         windows_closed_early: counts.closed_early.iter().sum(),
         windows_lossy: counts.lossy,
+        rare_events: target.rare_events,
+        rare_events_s: target.rare_events_s,
     }
 }

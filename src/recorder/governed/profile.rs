@@ -50,6 +50,9 @@ const KINDS: [ValueKind; 10] = [
     ValueKind::TouchedSpace,
 ];
 
+/// What is known of survivors after their windows, where blocks can be known again.
+const KEPT: [ValueKind; 4] = [ValueKind::SampledObjects, ValueKind::InformativeObjects, ValueKind::SameObjects, ValueKind::ConfirmedSpace];
+
 /// A stack's values with their errors.
 type Row = (Values, StandardErrors);
 
@@ -58,7 +61,8 @@ pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
     let watched_s = rows.iter().map(|(target, _)| target.watched_s(facts.now_s)).fold(0.0, f64::max);
     let age = rows.iter().map(|(target, book)| age_of(&so_far(target, book))).min().unwrap_or(0);
     let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
-    let mut profile = Profile::new(metadata(facts, watched_s, age, live));
+    let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks);
+    let mut profile = Profile::new(metadata(facts, watched_s, age, live, knows_blocks));
     let mut symbolizer = Symbolizer::new();
     for (target, book) in rows {
         add_process(&mut profile, &mut symbolizer, facts, target, book, age);
@@ -73,10 +77,12 @@ fn age_of(estimator: &Estimator<StackId>) -> usize {
     (0..AGES_NS.len()).rev().find(known).unwrap_or(0)
 }
 
-fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool) -> Metadata {
+fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool, knows_blocks: bool) -> Metadata {
     let mut kinds: KindSet = KINDS.into_iter().collect();
     if live {
         kinds = kinds.with(ValueKind::InuseObjects).with(ValueKind::InuseSpace);
+    } else if knows_blocks {
+        kinds = KEPT.into_iter().fold(kinds, KindSet::with);
     }
     let counters = &facts.counters;
     let stack_ends = (1..ENDS as u8)
@@ -103,7 +109,14 @@ fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool) -> Metadata {
     if live {
         limits.push("live bytes are those allocated since the full trace began".to_owned());
     } else {
-        limits.push("whether a survivor still lives after its window is not known: live bytes by stack are not told".to_owned());
+        limits.push("whether a survivor still lives after its window is not known: live bytes by stack are not estimated".to_owned());
+    }
+    if !live && knows_blocks {
+        limits.push(
+            "live bytes by stack are those of sampled blocks found the same by their content, a lower bound: the rest of the heap is \
+             [unattributed]; a stack without a flag may keep its blocks too"
+                .to_owned(),
+        );
     }
     Metadata {
         tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
@@ -157,6 +170,26 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
             .meta
             .doubts
             .push(format!("process {pid}: {refused} rows beyond the limits ({STACKS_MAX} stacks) are in one row or left out"));
+    }
+    if target.retention.refused() > 0 {
+        let refused = target.retention.refused();
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: {refused} survivors have a chunk header that is none of glibc's: not looked at again"));
+    }
+    if target.looks_late > 0 {
+        let late = target.looks_late;
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: {late} windows ended before their blocks could be looked at: this machine is busy"));
+    }
+    if target.knows_blocks && target.full_since_s.is_none() && book.live_bytes.is_none() {
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: no census told the heap's live bytes: what is left beside the confirmed is not known"));
     }
     if book.growth.unknown_bytes > 0 {
         profile
@@ -225,8 +258,27 @@ fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watche
             rows.entry(id).or_default().0.add(&values);
         }
     }
+    if target.full_since_s.is_none() && target.knows_blocks {
+        add_kept(&mut rows, target, book);
+    }
     rows.retain(|_, (values, _)| !values.is_zero());
     rows
+}
+
+/// What is confirmed to live, and what is left of the heap.
+fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
+    let mut confirmed_bytes = 0u64;
+    for (stack, kept) in target.retention.by_stack(monotonic_ns()) {
+        let values = Values::default()
+            .with(ValueKind::SampledObjects, kept.sampled)
+            .with(ValueKind::InformativeObjects, kept.informative)
+            .with(ValueKind::SameObjects, kept.same)
+            .with(ValueKind::ConfirmedSpace, kept.confirmed_bytes);
+        rows.entry(stack).or_default().0.add(&values);
+        confirmed_bytes = confirmed_bytes.saturating_add(kept.confirmed_bytes);
+    }
+    let rest_bytes = book.live_bytes.map_or(0, |live_bytes| live_bytes.saturating_sub(confirmed_bytes));
+    rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::ConfirmedSpace, rest_bytes));
 }
 
 /// The estimator with what a full trace under way has seen since its last piece.

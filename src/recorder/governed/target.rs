@@ -4,14 +4,18 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::books::{Book, SharedBooks, lock};
+use super::looks::look;
 use super::reaper::{Reaper, Ticket};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
+use crate::governor::random::Random;
+use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, ThreadTime, Tier, WindowClass, WindowCost};
 use crate::probe::plan::Planner;
 use crate::recorder::target::{attach_file, may_throw, memory_is_limited};
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::Process;
+use crate::target::allocator::Allocator;
 use crate::target::process::read_bounded;
 use crate::units::{Pid, StackId};
 
@@ -19,6 +23,12 @@ use crate::units::{Pid, StackId};
 const PIECE_S: f64 = 1.0;
 /// Length of the pieces in which a full trace is estimated from: six times the greatest age.
 const ESTIMATE_PIECE_NS: u64 = 60_000_000_000;
+/// How long before a window's end its blocks are looked at, as a part of its length and at most: the end must not come before the last of
+/// them was read, also where this thread gets to run late.
+const LOOK_AHEAD_PART: u64 = 4;
+const LOOK_AHEAD_NS_MAX: u64 = 25_000_000;
+/// Age from which a block is looked at: its owner has written it by then.
+const LOOK_AGE_MIN_NS: u64 = 5_000_000;
 /// Threads whose time is looked at, 5 µs each; those beyond are taken to have run all the time.
 const THREADS_MAX: usize = 256;
 /// Three numbers.
@@ -36,8 +46,17 @@ struct Window {
     open_ns: u64,
     close_ns: u64,
     closed_early: bool,
+    /// Blocks of it that were looked at just before its end; `None` = not yet.
+    looked: Option<Vec<(Newborn, Look)>>,
     /// What its threads had done at its opening; in it, once it is closed.
     threads: HashMap<u32, ThreadTime>,
+}
+
+impl Window {
+    /// When its blocks are looked at.
+    fn look_ns(&self) -> u64 {
+        self.close_ns.saturating_sub((self.close_ns.saturating_sub(self.open_ns) / LOOK_AHEAD_PART).min(LOOK_AHEAD_NS_MAX))
+    }
 }
 
 /// A full trace.
@@ -82,6 +101,13 @@ pub struct Target {
     pub pace: Pace,
     schedule: Schedule,
     pub estimator: Estimator<StackId>,
+    /// Survivors of its windows, looked at again.
+    pub retention: Retention<StackId>,
+    /// Whether blocks can be known again: the allocator is one whose chunks are understood.
+    pub knows_blocks: bool,
+    /// Windows at whose end nobody got to look in time.
+    pub looks_late: u64,
+    random: Random,
     state: State,
     began_s: f64,
     ended_s: Option<f64>,
@@ -93,7 +119,10 @@ pub struct Target {
     pub notes: Vec<String>,
     /// Books, once the process is gone.
     pub book: Option<Book>,
-    counted: u64,
+    /// Stacks taken of growth and of first touches.
+    pub rare_events: u64,
+    /// Seconds that they cost.
+    pub rare_events_s: f64,
 }
 
 impl Target {
@@ -110,6 +139,10 @@ impl Target {
             pace: Pace::new(budget, costs),
             schedule: Schedule::new(seed, now_s),
             estimator: Estimator::default(),
+            retention: Retention::default(),
+            knows_blocks: false,
+            looks_late: 0,
+            random: Random::new(!seed),
             state: State::Idle(now_s),
             began_s: now_s,
             ended_s: None,
@@ -118,7 +151,8 @@ impl Target {
             full_since_s: None,
             notes: Vec::new(),
             book: None,
-            counted: 0,
+            rare_events: 0,
+            rare_events_s: 0.0,
         }
     }
 
@@ -143,6 +177,10 @@ impl Target {
                 self.allocators.push(name);
             }
         }
+        // Others may forward to glibc's, as libstdc++ does; blocks of a heap of their own have no chunk header and are refused one by one.
+        let is_one_of = |of: &[Allocator]| plan.files.iter().any(|file| of.contains(&file.allocator));
+        self.knows_blocks =
+            is_one_of(&[Allocator::Glibc]) && !is_one_of(&[Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc]);
         if limited && plan.files.iter().any(|file| file.sites.iter().any(may_throw)) {
             self.note("throwing forms of operator new are not probed, because the process's memory is limited".to_owned());
         }
@@ -174,7 +212,10 @@ impl Target {
     pub fn due_s(&self, now_s: f64) -> f64 {
         match &self.state {
             State::Waiting(cycle) => cycle.open_s,
-            State::Open(window, _) => now_s + window.close_ns.saturating_sub(monotonic_ns()) as f64 / 1e9,
+            State::Open(window, _) => {
+                let next_ns = if window.looked.is_none() { window.look_ns() } else { window.close_ns };
+                now_s + next_ns.saturating_sub(monotonic_ns()) as f64 / 1e9
+            }
             State::Closing(..) => now_s + 0.01,
             State::Full(full) => full.piece_s + PIECE_S,
             State::Idle(until_s) => *until_s,
@@ -184,6 +225,7 @@ impl Target {
     /// Does what is due.
     pub fn advance(&mut self, tools: &Tools<'_>) {
         self.elapse(tools);
+        self.look_again(false);
         match std::mem::replace(&mut self.state, State::Idle(f64::INFINITY)) {
             State::Waiting(cycle) if tools.now_s >= cycle.open_s => self.open(tools, cycle),
             State::Open(window, attached) => self.while_open(tools, window, attached),
@@ -199,8 +241,10 @@ impl Target {
         self.elapsed_s = tools.now_s;
         let counted = lock(tools.books).of.get(&self.slot.index).map_or(0, |book| book.growth.growths + book.touches);
         // A walk at a system call or a fault costs about what one at an allocation does.
-        self.pace.also_lost(counted.saturating_sub(self.counted) as f64 * tools.costs.allocation_ns / 1e9);
-        self.counted = counted;
+        let cost_s = counted.saturating_sub(self.rare_events) as f64 * tools.costs.allocation_ns / 1e9;
+        self.pace.also_lost(cost_s);
+        self.rare_events_s += cost_s;
+        self.rare_events = counted;
     }
 
     /// Draws the next cycle, or begins a full trace.
@@ -241,14 +285,28 @@ impl Target {
         if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
             book.open(open_ns, close_ns);
         }
+        tools.capture.births(self.slot, self.knows_blocks);
         tools.capture.open(self.slot, self.pace.quota(cycle.class), close_ns);
-        let window =
-            Window { cycle, before, at_open, at_close: at_open, loss, open_ns, close_ns, closed_early: false, threads: self.threads() };
+        let window = Window {
+            cycle,
+            before,
+            at_open,
+            at_close: at_open,
+            loss,
+            open_ns,
+            close_ns,
+            closed_early: false,
+            looked: (!self.knows_blocks).then(Vec::new),
+            threads: self.threads(),
+        };
         self.state = State::Open(window, attached);
     }
 
     fn while_open(&mut self, tools: &Tools<'_>, mut window: Window, attached: Attached) {
         let hits = tools.capture.hits(self.slot);
+        if hits.closed_ns.is_none() && window.looked.is_none() && monotonic_ns() >= window.look_ns() {
+            window.looked = Some(self.look_first(tools, window.close_ns));
+        }
         if hits.closed_ns.is_none() && monotonic_ns() < window.close_ns {
             self.state = State::Open(window, attached);
             return;
@@ -289,6 +347,36 @@ impl Target {
         }
     }
 
+    /// Looks at some of the window's blocks that live; at none if the window ended meanwhile, for then a block may be another.
+    fn look_first(&mut self, tools: &Tools<'_>, close_ns: u64) -> Vec<(Newborn, Look)> {
+        let now_ns = monotonic_ns();
+        let mut newborns: Vec<Newborn> = match lock(tools.books).of.get(&self.slot.index).and_then(|book| book.window.as_ref()) {
+            Some(open) => open.newborns.values().filter(|one| now_ns.saturating_sub(one.born_ns) >= LOOK_AGE_MIN_NS).copied().collect(),
+            None => return Vec::new(),
+        };
+        // In no order of theirs, so that a part of them is a sample.
+        for at in 0..newborns.len().min(OF_WINDOW_MAX) {
+            let other = at + self.random.bits() as usize % (newborns.len() - at);
+            newborns.swap(at, other);
+        }
+        newborns.truncate(OF_WINDOW_MAX);
+        let place = |one: &Newborn| Place { addr: one.addr, bytes: one.bytes, wanted: one.known };
+        let looked = newborns.into_iter().filter_map(|one| Some((one, look(&self.process, &place(&one))?))).collect();
+        if monotonic_ns() >= close_ns {
+            self.looks_late += 1;
+            return Vec::new();
+        }
+        looked
+    }
+
+    /// Looks again at sampled survivors that are due, or at all that may still live. What is gone with its process is left as it was.
+    pub fn look_again(&mut self, all: bool) {
+        let now_ns = monotonic_ns();
+        if self.retention.is_due(now_ns, all) && self.process.is_alive() {
+            self.retention.look(now_ns, all, |place| look(&self.process, place));
+        }
+    }
+
     /// What its threads have done so far (`/proc/PID/task/TID/schedstat`: ns run, ns waited for a processor, slices).
     fn threads(&self) -> HashMap<u32, ThreadTime> {
         let directory = self.process.directory().join("task");
@@ -322,6 +410,14 @@ impl Target {
             self.estimator.lossy();
             return;
         }
+        // Only what was not freed up to the window's end: from then on nobody sees.
+        for (newborn, look) in window.looked.iter().flatten() {
+            if let Some((stack, _, born_ns)) = observed.observer.block(newborn.addr)
+                && born_ns == newborn.born_ns
+            {
+                self.retention.admit(stack, newborn, look, window.close_ns);
+            }
+        }
         let tally = observed.observer.close(window.close_ns, &tools.costs, |tid| window.threads.get(&tid).copied());
         self.estimator.window(window.cycle.class, window.cycle.period_s, window.closed_early, &tally);
     }
@@ -333,6 +429,7 @@ impl Target {
             book.open(now_ns, u64::MAX);
             book.live = Some(crate::ledger::Ledger::new(now_ns, crate::ledger::StackLimits::default()));
         }
+        tools.capture.births(self.slot, false);
         tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
         self.full_since_s = Some(tools.now_s - self.began_s);
         let (hits, loss) = (tools.capture.hits(self.slot), tools.capture.loss(self.slot));

@@ -312,6 +312,7 @@ function drawQuality(part, one, heap) {
                 `over ${duration(profile.duration_s)}, finished ${clock(profile.at_unix_s)}`,
                 profile.source ? `, ${visible(profile.source)}` : "",
                 profile.slowdown_ratio_est != null ? `, slows the process by about ${percent(profile.slowdown_ratio_est, 2)}` : "",
+                profile.retention_flags ? `, ${profile.retention_flags} of its stacks flagged to keep what they allocate` : "",
               ),
             ),
           ),

@@ -1,0 +1,327 @@
+//! Which stacks keep what they allocate: survivors of windows, looked at again. Pure: what was read comes in as values.
+//!
+//! A block that outlives its window is freed unseen, and its address is handed out again. Whether the block there is still the same is
+//! told by its content, in one direction only:
+//!
+//! * *the same* is believed of a block whose chunk has still its size and is in no bin, and of which at least half of the words that tell
+//!   are unchanged, at this look and at every look before;
+//! * a word tells if its owner wrote it (it is not what the block held when it was handed out), no other sampled block holds it at that
+//!   place, and it is no small number. A block without such a word gives no information;
+//! * *not the same* is never believed: programs write into their blocks.
+//!
+//! So two things are said of a stack, and no more: how many bytes of its sampled blocks are confirmed to live, at least; and, where many
+//! of them are, that it keeps what it allocates. That a stack is not flagged says nothing. The rule and its thresholds were measured on
+//! seven programs before they were built: of 25 flags none was wrong, while the share of living blocks that are found the same is
+//! anything from 0.1 to 1, by program and run, so that no estimate can be made of it (docs/design/0007).
+
+pub mod words;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+
+use words::{SizeField, WORDS, digest, is_small, may_be_link, places};
+
+/// Age from which a block is told of. At less, blocks found the same by mistake are too many (up to one in 25 at 1 s).
+pub const TOLD_AGE_NS: u64 = 20_000_000_000;
+/// Sampled blocks of that age below which nothing is said of a stack.
+pub const SAMPLED_MIN: u64 = 20;
+/// Of them, those that give information.
+pub const INFORMATIVE_MIN: u64 = 10;
+/// A stack is flagged if at least one in so many of these is found the same.
+pub const SAME_ONE_IN: u64 = 5;
+/// Blocks kept of one target, the newest; 130 bytes each, and up to 16 times 24 for the words that are told apart.
+pub const SAMPLES_MAX: usize = 2048;
+/// Blocks taken from one window: at one window a second the oldest kept are a minute old.
+pub const OF_WINDOW_MAX: usize = 32;
+/// Ages at which a block is looked at again, in nanoseconds; from the last on at each multiple of three of it.
+const LOOK_AGES_NS: [u64; 5] = [200_000_000, 1_000_000_000, 5_000_000_000, 20_000_000_000, 60_000_000_000];
+/// Of the informative blocks of a stack, those that may be found the same by mistake: one in so many, and one more. Measured at 20 s and
+/// later: one in 50 to one in 10,000.
+const MISTAKEN_ONE_IN: u64 = 20;
+
+/// A block that a window saw handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Newborn {
+    /// Where it is.
+    pub addr: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// When it was handed out, CLOCK_MONOTONIC ns.
+    pub born_ns: u64,
+    /// What its words were then.
+    pub words: [u64; WORDS],
+    /// Bit i: word i could be read.
+    pub known: u32,
+}
+
+/// Where to look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The block.
+    pub addr: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Bit i: word i is wanted.
+    pub wanted: u32,
+}
+
+/// What was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// The chunk's size field.
+    pub size: SizeField,
+    /// That of the chunk behind it; `None` behind a chunk that is a mapping of its own.
+    pub next: Option<SizeField>,
+    /// The words.
+    pub words: [u64; WORDS],
+    /// Bit i: word i could be read.
+    pub known: u32,
+}
+
+impl Look {
+    /// Whether the neighbour says that the chunk is not free.
+    fn is_in_use(&self) -> bool {
+        self.size.is_mmapped() || self.next.is_some_and(SizeField::previous_is_in_use)
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Sample<K> {
+    stack: K,
+    addr: u64,
+    bytes: u64,
+    born_ns: u64,
+    /// Its chunk's size field, without the neighbour's flag.
+    size: u64,
+    /// Digests of its words at the first look.
+    first: [u32; WORDS],
+    /// Bit i: word i was read.
+    known: u32,
+    /// Bit i: word i was written by its owner and is not small.
+    written: u32,
+    /// Whether it was the same at every look so far.
+    same: bool,
+    looked_ns: u64,
+    next_ns: u64,
+}
+
+/// What is known of a stack's sampled survivors that are old enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// Survivors of windows that were looked at again.
+    pub sampled: u64,
+    /// Of them, those that could be told from others.
+    pub informative: u64,
+    /// Of those, found the same at every look.
+    pub same: u64,
+    /// Bytes of the stack that are confirmed to live, at least: those of the blocks found the same, less what may be a mistake.
+    pub confirmed_bytes: u64,
+}
+
+impl Kept {
+    /// Whether the stack keeps what it allocates. `false` says nothing.
+    #[must_use]
+    pub fn is_flagged(&self) -> bool {
+        is_flagged(self.sampled, self.informative, self.same)
+    }
+}
+
+/// Whether a stack keeps what it allocates, by its numbers of blocks. `false` says nothing.
+#[must_use]
+pub fn is_flagged(sampled: u64, informative: u64, same: u64) -> bool {
+    sampled >= SAMPLED_MIN && informative >= INFORMATIVE_MIN && same.saturating_mul(SAME_ONE_IN) >= informative
+}
+
+/// A sampled block as it is seen now, for whoever can tell the truth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict<K> {
+    /// Whose it is.
+    pub stack: K,
+    /// Where it is.
+    pub addr: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// When it was handed out, CLOCK_MONOTONIC ns.
+    pub born_ns: u64,
+    /// When it was last looked at.
+    pub looked_ns: u64,
+    /// Whether it can be told from others.
+    pub informative: bool,
+    /// Whether it was found the same at every look.
+    pub same: bool,
+}
+
+/// The sampled survivors of one target.
+#[derive(Debug, Clone)]
+pub struct Retention<K> {
+    samples: VecDeque<Sample<K>>,
+    /// How many samples hold a word at a place.
+    holders: HashMap<(u8, u32), u32>,
+    refused: u64,
+    /// No look is due before this time.
+    due_ns: u64,
+}
+
+impl<K> Default for Retention<K> {
+    fn default() -> Self {
+        Self { samples: VecDeque::new(), holders: HashMap::new(), refused: 0, due_ns: u64::MAX }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Retention<K> {
+    /// Takes a survivor of a window with its first look. Refused, and counted, if what lies before it is not glibc's.
+    pub fn admit(&mut self, stack: K, newborn: &Newborn, look: &Look, now_ns: u64) {
+        if !look.size.fits(newborn.bytes) || !look.is_in_use() {
+            self.refused += 1;
+            return;
+        }
+        if self.samples.len() >= SAMPLES_MAX
+            && let Some(oldest) = self.samples.pop_front()
+        {
+            self.count(&oldest, false);
+        }
+        let known = look.known & newborn.known;
+        let written = (0..WORDS).filter(|at| known >> at & 1 == 1).fold(0, |written, at| {
+            let word = look.words[at];
+            written | u32::from(word != newborn.words[at] && !is_small(word)) << at
+        });
+        let sample = Sample {
+            stack,
+            addr: newborn.addr,
+            bytes: newborn.bytes,
+            born_ns: newborn.born_ns,
+            size: look.size.own(),
+            first: look.words.map(digest),
+            known,
+            written,
+            same: true,
+            looked_ns: now_ns,
+            next_ns: newborn.born_ns.saturating_add(LOOK_AGES_NS[0]),
+        };
+        self.count(&sample, true);
+        self.due_ns = self.due_ns.min(sample.next_ns);
+        self.samples.push_back(sample);
+    }
+
+    fn count(&mut self, sample: &Sample<K>, is_new: bool) {
+        for at in (0..WORDS).filter(|at| sample.written >> at & 1 == 1) {
+            let key = (at as u8, sample.first[at]);
+            if is_new {
+                *self.holders.entry(key).or_default() += 1;
+            } else if let Some(holders) = self.holders.get_mut(&key) {
+                *holders -= 1;
+                if *holders == 0 {
+                    self.holders.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Blocks whose chunk was none that is understood.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Whether a look is due, or may be, at all.
+    #[must_use]
+    pub fn is_due(&self, now_ns: u64, all: bool) -> bool {
+        self.due_ns <= if all { u64::MAX - 1 } else { now_ns }
+    }
+
+    /// Looks at the blocks that are due, or at all that may still be the same. `read`: what is there; `None` where it cannot be read.
+    pub fn look(&mut self, now_ns: u64, all: bool, mut read: impl FnMut(&Place) -> Option<Look>) {
+        let holders = &self.holders;
+        for sample in self.samples.iter_mut().filter(|sample| sample.same && (all || sample.next_ns <= now_ns)) {
+            let look = read(&Place { addr: sample.addr, bytes: sample.bytes, wanted: sample.known });
+            sample.same = look.is_some_and(|look| sample.is_same(&look, holders));
+            sample.looked_ns = now_ns;
+            sample.next_ns = next_look_ns(sample.born_ns, now_ns);
+        }
+        self.due_ns = self.samples.iter().filter(|sample| sample.same).map(|sample| sample.next_ns).min().unwrap_or(u64::MAX);
+    }
+
+    /// Each sampled block.
+    pub fn verdicts(&self) -> impl Iterator<Item = Verdict<K>> + '_ {
+        self.samples.iter().map(|sample| Verdict {
+            stack: sample.stack,
+            addr: sample.addr,
+            bytes: sample.bytes,
+            born_ns: sample.born_ns,
+            looked_ns: sample.looked_ns,
+            informative: sample.telling(&self.holders) != 0,
+            same: sample.same,
+        })
+    }
+
+    /// What is known by stack of the blocks that are old enough now.
+    #[must_use]
+    pub fn by_stack(&self, now_ns: u64) -> HashMap<K, Kept> {
+        kept(self.verdicts(), now_ns)
+    }
+}
+
+/// Sums verdicts by stack.
+#[must_use]
+pub fn kept<K: Copy + Eq + Hash>(verdicts: impl Iterator<Item = Verdict<K>>, now_ns: u64) -> HashMap<K, Kept> {
+    let mut stacks: HashMap<K, (Kept, Vec<u64>)> = HashMap::new();
+    for one in verdicts.filter(|one| now_ns.saturating_sub(one.born_ns) >= TOLD_AGE_NS) {
+        // What may be the same was looked at when it was that old, or tells nothing yet.
+        if one.same && one.looked_ns.saturating_sub(one.born_ns) < TOLD_AGE_NS {
+            continue;
+        }
+        let (kept, same) = stacks.entry(one.stack).or_default();
+        kept.sampled += 1;
+        kept.informative += u64::from(one.informative);
+        if one.informative && one.same {
+            kept.same += 1;
+            same.push(one.bytes);
+        }
+    }
+    let confirmed = |(stack, (mut kept, mut same)): (K, (Kept, Vec<u64>))| {
+        // Those that may be a mistake are taken to be the largest.
+        same.sort_unstable();
+        let mistaken = (kept.informative / MISTAKEN_ONE_IN + 1) as usize;
+        kept.confirmed_bytes = same.iter().rev().skip(mistaken).fold(0, |sum, bytes| sum.saturating_add(*bytes));
+        (stack, kept)
+    };
+    stacks.into_iter().map(confirmed).collect()
+}
+
+impl<K> Sample<K> {
+    /// Words by which it is known: bit i of word i.
+    fn telling(&self, holders: &HashMap<(u8, u32), u32>) -> u32 {
+        let is_unique = |at: &usize| holders.get(&(*at as u8, self.first[*at])).is_none_or(|holders| *holders <= 1);
+        (0..WORDS).filter(|at| self.written >> at & 1 == 1).filter(is_unique).fold(0, |words, at| words | 1 << at)
+    }
+
+    fn is_same(&self, look: &Look, holders: &HashMap<(u8, u32), u32>) -> bool {
+        if look.size.own() != self.size || !look.is_in_use() {
+            return false;
+        }
+        let is_unchanged = |at: usize| look.known >> at & 1 == 1 && digest(look.words[at]) == self.first[at];
+        // Every free of glibc that leaves the neighbour's flag alone writes the first word.
+        if self.known & 1 == 1 && !is_unchanged(0) && may_be_link(look.words[0], self.addr) {
+            return false;
+        }
+        let telling = self.telling(holders);
+        let unchanged = (0..WORDS).filter(|at| telling >> at & 1 == 1 && is_unchanged(*at)).count() as u32;
+        unchanged * 2 >= telling.count_ones()
+    }
+}
+
+/// The next look at a block after one at `now_ns`.
+fn next_look_ns(born_ns: u64, now_ns: u64) -> u64 {
+    let age_ns = now_ns.saturating_sub(born_ns);
+    let known = LOOK_AGES_NS.into_iter().find(|age| *age > age_ns);
+    born_ns.saturating_add(known.unwrap_or_else(|| age_ns.saturating_mul(3)))
+}
+
+/// Whether a block has words to be known by at all.
+#[must_use]
+pub fn has_words(bytes: u64) -> bool {
+    places(bytes).into_iter().flatten().count() >= 2
+}
+
+#[cfg(test)]
+mod tests;

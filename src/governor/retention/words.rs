@@ -1,0 +1,139 @@
+//! The words of a block by which it is known again, and what the allocator keeps beside it. Pure.
+
+/// `FP_WORDS`: words of a block that are looked at.
+pub const WORDS: usize = 16;
+/// `FP_WORDS_HEAD`.
+const HEAD: u64 = 8;
+/// `FP_WORDS_SPREAD`.
+const SPREAD: u64 = 6;
+/// Numbers nearer to 0 than this are counters, lengths and flags, which many blocks share.
+const SMALL: u64 = 1 << 16;
+/// Free chunks point at others of the same arena: all of glibc's are within this distance (malloc/arena.c: 64 MiB a heap of a thread; the
+/// main heap grows up from the program).
+const LINK_DISTANCE_MAX: u64 = 1 << 40;
+
+/// Place of each word in a block of so many bytes, in bytes from its start: the first eight, six spread over what lies between, the last
+/// two. As `fp_send_birth` in bpf/alloc.bpf.h reads them.
+#[must_use]
+pub fn places(bytes: u64) -> [Option<u64>; WORDS] {
+    let words = bytes / 8;
+    std::array::from_fn(|at| {
+        let at = at as u64;
+        let index = if at < HEAD {
+            (at < words).then_some(at)
+        } else if at < HEAD + SPREAD {
+            (words >= WORDS as u64).then(|| HEAD + (at - HEAD) * (words - HEAD - 2) / SPREAD)
+        } else {
+            (words >= HEAD + 2).then(|| words - (WORDS as u64 - at))
+        };
+        index.map(|index| index * 8)
+    })
+}
+
+/// What is kept of a word: enough to see whether it is still the same.
+#[must_use]
+pub fn digest(word: u64) -> u32 {
+    (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}
+
+/// Whether a number is too small to tell a block by, as a positive or a negative one.
+#[must_use]
+pub fn is_small(word: u64) -> bool {
+    word < SMALL || word.wrapping_neg() < SMALL
+}
+
+/// glibc's size field of a chunk, which lies before the block (malloc/malloc.c, `struct malloc_chunk`): the size in bytes, a multiple of
+/// 16, and three flags below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeField(pub u64);
+
+impl SizeField {
+    const PREVIOUS_IN_USE: u64 = 1;
+    const IS_MMAPPED: u64 = 2;
+
+    /// The chunk's size with its header.
+    #[must_use]
+    pub fn chunk_bytes(self) -> u64 {
+        self.0 & !15
+    }
+
+    /// Whether the chunk is a mapping of its own.
+    #[must_use]
+    pub fn is_mmapped(self) -> bool {
+        self.0 & Self::IS_MMAPPED != 0
+    }
+
+    /// Whether the chunk before this one is in use, or in a thread's cache or a fast bin.
+    #[must_use]
+    pub fn previous_is_in_use(self) -> bool {
+        self.0 & Self::PREVIOUS_IN_USE != 0
+    }
+
+    /// The field without the flag that tells of the neighbour.
+    #[must_use]
+    pub fn own(self) -> u64 {
+        self.0 & !Self::PREVIOUS_IN_USE
+    }
+
+    /// Whether it can be that of a chunk handed out for so many bytes: no larger than rounding, alignment and a page explain.
+    #[must_use]
+    pub fn fits(self, bytes: u64) -> bool {
+        let chunk = self.chunk_bytes();
+        self.0 & 8 == 0 && chunk >= bytes.saturating_add(8) && chunk <= bytes.saturating_add(bytes / 2).saturating_add(8192)
+    }
+}
+
+/// Whether the first word of a block can be the link that glibc writes there when the block goes into a thread's cache or a fast bin:
+/// nothing or a chunk of the same heap, since 2.32 xor-ed with the word's own address shifted (`PROTECT_PTR`).
+#[must_use]
+pub fn may_be_link(word: u64, addr: u64) -> bool {
+    let is_chunk = |link: u64| link == 0 || (link.is_multiple_of(16) && link.abs_diff(addr) < LINK_DISTANCE_MAX);
+    is_chunk(word) || is_chunk(word ^ (addr >> 12))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_lie_within_the_block_each_once() {
+        for bytes in 0..4096u64 {
+            let mut seen: Vec<u64> = places(bytes).into_iter().flatten().collect();
+            assert!(seen.iter().all(|place| place + 8 <= bytes), "{bytes}: {seen:?}");
+            let count = seen.len();
+            seen.sort_unstable();
+            seen.dedup();
+            assert_eq!(seen.len(), count, "{bytes}: {seen:?}");
+            let words = (bytes / 8) as usize;
+            assert_eq!(
+                count,
+                if words < 8 {
+                    words
+                } else if words < 10 {
+                    8
+                } else if words < 16 {
+                    10
+                } else {
+                    16
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn links_of_free_chunks_are_told_from_words_of_programs() {
+        let addr = 0x5555_5556_0010;
+        for link in [0, 0x5555_5557_0020] {
+            assert!(may_be_link(link, addr) && may_be_link(link ^ (addr >> 12), addr));
+        }
+        assert!(!may_be_link(0x7261_6765_6b62_6f6f, addr) && !may_be_link(0x5555_5557_0021 ^ 0x4000_0000_0000_0000, addr));
+    }
+
+    #[test]
+    fn a_size_field_that_no_such_block_can_have_is_refused() {
+        assert!(SizeField(0x71).fits(100) && SizeField(0x70).fits(0x68));
+        assert!(!SizeField(0x71).fits(0x69), "too small");
+        assert!(!SizeField(0x79).fits(100), "no multiple of 16");
+        assert!(!SizeField(1 << 40).fits(100), "too large");
+    }
+}

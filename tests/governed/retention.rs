@@ -1,0 +1,223 @@
+//! Retention flags and confirmed bytes of real programs, against a ledger that is preloaded into each.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fragprof::governor::retention::{TOLD_AGE_NS, Verdict, kept};
+use fragprof::recorder::governed::{Governed, Options};
+use fragprof::units::{Pid, StackId};
+use rustix::process::Signal;
+
+use super::output;
+use crate::support::process::{Process, run, wait_until};
+use crate::support::{bpf, serial};
+
+/// `ROWS` of ledger.c.
+const ROWS: u64 = 1 << 22;
+const ROW_BYTES: u64 = 16;
+/// Between a block's birth in the ledger and in a record: a window looks at blocks that are older, so that the next one there is born
+/// later than this.
+const BIRTH_APART_NS: u64 = 4_500_000;
+
+fn ledger_library() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed/ledger.c");
+    output("governed-ledger.so", |fresh| {
+        let done = run(Command::new("cc").args(["-O2", "-g", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(fresh).arg(&source));
+        assert!(done.status.success(), "{}", done.err);
+    })
+}
+
+/// A program that runs with the ledger.
+struct Watched {
+    name: &'static str,
+    process: Process,
+    /// What it is fed by.
+    feeder: Option<Child>,
+    ledger: File,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(feeder) = &mut self.feeder {
+            feeder.kill().unwrap();
+            feeder.wait().unwrap();
+        }
+    }
+}
+
+impl Watched {
+    fn start(name: &'static str, args: &[&str], line: Option<&str>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ledger");
+        let ledger = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        ledger.set_len(ROWS * ROW_BYTES).unwrap();
+        let mut command = Command::new(name);
+        command.args(args).env("LD_PRELOAD", ledger_library()).env("LEDGER_FILE", &path).env("PYTHONMALLOC", "malloc");
+        // A line each 10 ms.
+        let feed = |line: &str| {
+            let perl = "$|=1;while(1){print \"$ARGV[0]\\n\";select undef,undef,undef,0.01}";
+            Command::new("perl").args(["-e", perl, line]).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        let mut feeder = line.map(feed);
+        command.stdin(feeder.as_mut().map_or(Stdio::null(), |feeder| feeder.stdout.take().unwrap().into()));
+        Self { name, process: Process::start_fed(&mut command), feeder, ledger, _dir: dir }
+    }
+
+    /// When the block at an address was born; 0 = there is none.
+    fn born_ns(&self, addr: u64) -> u64 {
+        let mut at = (addr >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 42;
+        for _ in 0..1024 {
+            let mut row = [0; ROW_BYTES as usize];
+            self.ledger.read_exact_at(&mut row, at * ROW_BYTES).unwrap();
+            let word = |at: usize| u64::from_ne_bytes(row[at..at + 8].try_into().unwrap());
+            if at != 0 && word(0) == addr {
+                return word(8);
+            }
+            if at != 0 && word(0) == 0 {
+                return 0;
+            }
+            at = (at + 1) % ROWS;
+        }
+        0
+    }
+
+    fn lives(&self, one: &Verdict<StackId>) -> bool {
+        let born_ns = self.born_ns(one.addr);
+        born_ns != 0 && born_ns < one.born_ns + BIRTH_APART_NS
+    }
+}
+
+/// Programs that churn, cache, keep for some seconds, and leak, a few thousand allocations at a time.
+fn programs() -> Vec<Watched> {
+    let python = "import collections,random,time,json\n\
+        leak=[];cache=collections.OrderedDict();recent=collections.deque()\n\
+        while True:\n\
+        \x20for i in range(40):\n\
+        \x20 key='user:%d'%random.randrange(4000)\n\
+        \x20 cache[key]={'name':'n%d'%random.getrandbits(60),'tags':[str(random.getrandbits(50)) for _ in range(4)]}\n\
+        \x20 cache.move_to_end(key)\n\
+        \x20 if len(cache)>3000: cache.popitem(last=False)\n\
+        \x20 text=json.dumps(cache[key]);json.loads(text)\n\
+        \x20leak.extend({'id':random.getrandbits(60),'note':'x%d'%random.getrandbits(80)} for _ in range(8))\n\
+        \x20recent.append((time.monotonic(),[bytes(random.randbytes(200)) for _ in range(5)]))\n\
+        \x20while recent and recent[0][0]<time.monotonic()-8: recent.popleft()\n\
+        \x20time.sleep(0.01)\n";
+    let perl = "my (%cache,@leak,@order);while(1){for(1..60){my $k='k'.int(rand(5000));push @order,$k unless $cache{$k};\
+        $cache{$k}={name=>'n'.rand(),list=>[map{rand().'s'}1..5]};my $t=join ',',map{\"$_=$cache{$k}{name}\"}1..6;my @p=split /,/,$t;\
+        if(@order>3000){delete $cache{shift @order}}}push @leak,map{{id=>rand(),text=>'t'.rand()x3}}1..8;select undef,undef,undef,0.01}";
+    let gawk = "{for(i=0;i<80;i++){k=\"k\" int(rand()*5000);if(!(k in c)){j=h%3000;if(h>=3000)delete c[o[j]];o[j]=k;h++};\
+        v=rand() \":\" rand() \":\" rand();c[k]=v;n=split(v,part,\":\");t=t part[1] part[n]};if(length(t)>20000)t=\"\";\
+        for(i=0;i<10;i++)l[++m]=\"leak\" rand() rand()}";
+    let node = "const z=require('zlib');const leak=[],cache=new Map(),recent=[];setInterval(()=>{for(let i=0;i<12;i++){\
+        const k=(Math.random()*500)|0;cache.set(k,Buffer.allocUnsafeSlow(100+(Math.random()*3000|0)).fill(Math.random().toString()));\
+        z.deflateSync(cache.get(k))}for(let i=0;i<4;i++)leak.push(Buffer.allocUnsafeSlow(600).fill(Math.random().toString()));\
+        recent.push([Date.now(),Buffer.allocUnsafeSlow(900).fill(Math.random().toString())]);\
+        while(recent.length&&recent[0][0]<Date.now()-8000)recent.shift()},10)";
+    let bash = "declare -A c;while read -r line;do for i in {1..40};do k=k$((RANDOM%3000));c[$k]=\"$RANDOM:$RANDOM:$RANDOM\";v=${c[$k]};\
+        p=(${v//:/ });done;for i in {1..8};do leak+=(\"note $RANDOM $RANDOM $RANDOM $RANDOM\");done;done";
+    let sql = "INSERT INTO t SELECT abs(random())%9000,hex(randomblob(80)) FROM (SELECT 1 UNION SELECT 2 UNION SELECT 3);\
+        DELETE FROM t WHERE rowid<(SELECT max(rowid)-20000 FROM t);SELECT count(*),group_concat(substr(b,1,9)) FROM \
+        (SELECT b FROM t ORDER BY b LIMIT 60);INSERT INTO kept SELECT hex(randomblob(60));";
+    vec![
+        Watched::start("/usr/bin/python3", &["-c", python], None),
+        Watched::start("perl", &["-e", perl], None),
+        Watched::start("gawk", &[gawk], Some("line")),
+        Watched::start("node", &["-e", node], None),
+        Watched::start("bash", &["-c", bash], Some("line")),
+        Watched::start("sqlite3", &["-cmd", "CREATE TABLE t(a,b);CREATE TABLE kept(b);CREATE INDEX i ON t(b);", ":memory:"], Some(sql)),
+    ]
+}
+
+/// Watches all of them at once for so long, stops them, and holds what is said against the ledgers. Of the blocks told of there must
+/// be `told_min`.
+fn hold_against_ledgers(seconds: u64, told_min: u64) {
+    let programs = programs();
+    let mut governed = Governed::new(Options { own_census: false, ..Options::default() }).unwrap();
+    for program in &programs {
+        let pid = Pid(program.process.pid());
+        // It may not have its libraries yet.
+        wait_until(program.name, || {
+            assert!(program.process.err.to_string().is_empty(), "{}: {}", program.name, program.process.err);
+            governed.watch(pid, 0.1).is_ok()
+        });
+    }
+    governed.wait_for_tables(Duration::from_secs(20));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(seconds) {
+        governed.step(Duration::from_millis(500));
+    }
+    let (mut told, mut flags, mut sites, mut above) = (0, 0, 0, 0);
+    for program in &programs {
+        program.process.signal(Signal::STOP);
+        let stat = format!("/proc/{}/stat", program.process.pid());
+        wait_until("it stands still", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
+        let verdicts = governed.verdicts(Pid(program.process.pid()));
+        let now_ns = now_ns();
+        let old: Vec<&Verdict<StackId>> = verdicts.iter().filter(|one| now_ns - one.born_ns >= TOLD_AGE_NS).collect();
+        let mut truth: HashMap<StackId, (u64, u64, u64)> = HashMap::new();
+        let (mut same, mut mistaken, mut alive) = (0, 0, 0);
+        for one in &old {
+            let lives = program.lives(one);
+            let of = truth.entry(one.stack).or_default();
+            *of = (of.0 + 1, of.1 + u64::from(lives), of.2 + if lives { one.bytes } else { 0 });
+            alive += u64::from(lives);
+            same += u64::from(one.informative && one.same);
+            mistaken += u64::from(one.informative && one.same && !lives);
+        }
+        let informative = old.iter().filter(|one| one.informative).count();
+        told += informative as u64;
+        let mut raised = 0;
+        for (stack, kept) in kept(verdicts.iter().copied(), now_ns) {
+            let (sampled, live, live_bytes) = truth[&stack];
+            if kept.is_flagged() {
+                raised += 1;
+                assert!(live * 10 >= sampled, "{}: a flag is wrong: {kept:?}, {live} of {sampled} live", program.name);
+            }
+            if kept.confirmed_bytes > 0 {
+                sites += 1;
+                above += u64::from(kept.confirmed_bytes > live_bytes);
+            }
+        }
+        flags += raised;
+        println!(
+            "{:16} {:5} sampled {:5} of 20 s or more, {informative:5} informative, {alive:5} live, {same:4} same, {mistaken:3} of them wrong; \
+             {raised:3} flags of {:3} stacks",
+            program.name,
+            verdicts.len(),
+            old.len(),
+            truth.len()
+        );
+        program.process.signal(Signal::CONT);
+    }
+    println!("{flags} flags, none wrong; confirmed bytes of {sites} stacks, {above} above what truly lives of the sampled blocks");
+    assert!(told >= told_min, "only {told} blocks are told of");
+    assert!(above * 20 <= sites, "of {sites} stacks with confirmed bytes {above} are above the truth");
+}
+
+fn now_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[test]
+fn no_retention_flag_of_six_real_programs_is_wrong() {
+    if bpf().is_some() {
+        let _alone = serial();
+        hold_against_ledgers(26, 1);
+    }
+}
+
+/// The long form: `make retention`.
+#[test]
+#[ignore = "takes minutes"]
+fn no_retention_flag_of_six_real_programs_is_wrong_after_a_minute() {
+    if bpf().is_some() {
+        let _alone = serial();
+        hold_against_ledgers(65, 500);
+    }
+}
