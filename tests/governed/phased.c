@@ -1,0 +1,48 @@
+/* Sites of known rates that make it hard, by the millisecond of the clock: `site_leak` one block of 100 bytes that is never freed;
+ * `site_phase` 20 blocks of 256 bytes a tick in every other half second, which live 30 ms, and none in between; `site_reuse` 60 blocks of
+ * 64 bytes, each freed before the next is made, so that all have one address; `site_churn` one thousand times the leak's bytes in as
+ * short-lived blocks of 4 KiB. Once a second one line: seconds so far. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define SITE __attribute__((noipa))
+#define RING 30
+#define PHASE 20
+
+SITE void *site_leak(void) { return malloc(100); }
+SITE void *site_phase(void) { return malloc(256); }
+SITE void *site_reuse(void) { return malloc(64); }
+SITE void *site_churn(void) { return malloc(4096); }
+
+int main(int argc, char **argv)
+{
+	static void *phases[RING][PHASE];
+	long seconds = argc > 1 ? atol(argv[1]) : 3600;
+	struct timespec next;
+
+	clock_gettime(CLOCK_MONOTONIC, &next);
+	for (long tick = 0; tick < seconds * 1000; tick++) {
+		*(volatile char *)site_leak() = 1;
+		for (int i = 0; i < PHASE; i++) {
+			free(phases[tick % RING][i]);
+			phases[tick % RING][i] = tick / 500 % 2 ? NULL : site_phase();
+		}
+		for (int i = 0; i < 60; i++)
+			free(site_reuse());
+		for (int i = 0; i < 25; i++)
+			free(site_churn());
+		if (tick % 1000 == 0) {
+			printf("%ld\n", tick / 1000);
+			fflush(stdout);
+		}
+		next.tv_nsec += 1000000;
+		if (next.tv_nsec >= 1000000000) {
+			next.tv_nsec -= 1000000000;
+			next.tv_sec++;
+		}
+		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
+	}
+	return 0;
+}
