@@ -55,7 +55,7 @@ pub enum ValueKind {
     InformativeObjects,
     /// Of these, the ones that were found the same at every look.
     SameObjects,
-    /// Bytes of the stack that are confirmed to live, at least: those of blocks found the same, not scaled, less what may be a mistake. At
+    /// Bytes of a flagged stack that are confirmed to live, at least: those of blocks found the same, not scaled, less what may be a mistake. At
     /// [`UNATTRIBUTED`](super::UNATTRIBUTED) what is left of the census's live bytes.
     ConfirmedSpace,
 }
