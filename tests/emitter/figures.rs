@@ -127,6 +127,7 @@ fn whole_programs_in_steady_state() {
         let mut bare = Running::start(&workload, &[], &[]);
         let mut own = Running::start(&workload, &[fragprof.clone(), "run".into(), "--".into()], &[]);
         let mut heaptrack = heaptrack_library()
+            .filter(|_| workload.is_compared_with_heaptrack())
             .map(|library| Running::start(&workload, &[], &[("LD_PRELOAD", library), ("DUMP_HEAPTRACK_OUTPUT", "/dev/null".into())]));
         let pid = Pid(own.process.pid());
         let id = Target::open(pid).unwrap().id();

@@ -66,6 +66,11 @@ impl Workload {
         command
     }
 
+    /// Whether it is run under heaptrack too. A backend of PostgreSQL was seen to end there before its first answer.
+    pub fn is_compared_with_heaptrack(&self) -> bool {
+        !matches!(self.work, Work::Postgres { .. })
+    }
+
     /// What makes it work.
     pub fn load(&self) -> Box<dyn Load> {
         match &self.work {
