@@ -14,9 +14,9 @@ const BPF_CPU: &str = "-mcpu=v3";
 const SAMPLER: &str = "src/sampler/preload";
 
 fn main() -> Result<()> {
-    // The programs read x86-64 registers, the unwinder knows rsp and rbp, placement decodes x86-64: see docs/kernels.md.
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
-    ensure!(arch == "x86_64", "fragprof watches x86-64 processes only and cannot be built for {arch}");
+    // What the programs, the unwinder and the sampler know of registers and instructions is in src/machine/ and bpf/machine_*.bpf.h.
+    let arch = target_arch()?;
+    ensure!(matches!(&*arch, "x86_64" | "aarch64"), "fragprof watches x86-64 and arm64 processes only and cannot be built for {arch}");
     println!("cargo::rerun-if-changed=bpf");
     compile("fragprof", "fragprof", &[])?;
     // For kernels before 5.17; bpf/kernel.bpf.h says what differs.
@@ -25,6 +25,11 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_sampler("libfragprof_sampler.so", &[])?;
     link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])
+}
+
+/// The instruction set of the program that is built, whatever builds it.
+fn target_arch() -> Result<String> {
+    env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")
 }
 
 /// Links the sampler to `OUT_DIR/NAME`: a library that needs no other, so that it can be preloaded under any libc.
@@ -43,7 +48,12 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
         .args(["-fvisibility=hidden", "-ftls-model=initial-exec"])
         .arg("-mgeneral-regs-only") // a program's vector registers and floating-point state are its own
         .args(["-fasynchronous-unwind-tables", "-fexceptions"]) // stacks and exceptions go through
-        .arg("-fcf-protection=full") // or a process would lose it for all of its code
+        .args(match &*target_arch()? {
+            // Its control-flow protection, or a process would lose it for all of its code.
+            "x86_64" => &["-fcf-protection=full"][..],
+            // The same; and atomics in place, not by calls of the compiler's library.
+            _ => &["-mbranch-protection=standard", "-mno-outline-atomics"][..],
+        })
         .args(["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"])
         .args(["-Wl,--build-id=sha1", "-Wl,--eh-frame-hdr", &format!("-Wl,-soname,{name}")])
         .args(["clock.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"])
@@ -60,7 +70,7 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
 fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(format!("{name}.bpf.o"));
     let source = format!("bpf/{source}.bpf.c");
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
+    let arch = target_arch()?;
     // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look.
     let asm = format!("-idirafter/usr/include/{arch}-linux-gnu");
     let mut builder = SkeletonBuilder::new();

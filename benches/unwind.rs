@@ -72,7 +72,7 @@ fn convert(file: &File, sum: &mut Sum) -> Result<(), Error> {
     let precise = !elf.needs_libraries();
     sum.reading += begun.elapsed();
     let begun = Instant::now();
-    let rows = rows::convert(&section, &elf.segments, precise)?;
+    let rows = rows::convert(&section, &elf.segments, precise, elf.machine)?;
     sum.converting += begun.elapsed();
     let begun = Instant::now();
     let table = Table::build(rows)?;

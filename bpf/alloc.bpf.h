@@ -20,43 +20,6 @@
 #include "thread.bpf.h"
 #include "unwind.bpf.h"
 
-/* Loads a saved register by an instruction of its own: left to itself the compiler folds the cases below into one load at a computed
- * offset of the context, which the verifier refuses. struct pt_regs is uapi on x86-64, its offsets are fixed. */
-#define FP_LOAD(regs, field)                                                                            \
-	({                                                                                              \
-		__u64 value_;                                                                           \
-		asm volatile("%0 = *(u64 *)(%1 + %2)"                                                   \
-			     : "=r"(value_)                                                             \
-			     : "r"(regs), "i"(__builtin_offsetof(struct pt_regs, field)));              \
-		value_;                                                                                 \
-	})
-
-/* x86-64: DWARF register number -> value at the probe. rdi and rsi first: nearly all arguments are there. */
-static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
-{
-	if (number == 5)
-		return FP_LOAD(regs, di);
-	if (number == 4)
-		return FP_LOAD(regs, si);
-	switch (number) {
-	case 0: return FP_LOAD(regs, ax);
-	case 1: return FP_LOAD(regs, dx);
-	case 2: return FP_LOAD(regs, cx);
-	case 3: return FP_LOAD(regs, bx);
-	case 6: return FP_LOAD(regs, bp);
-	case 7: return FP_LOAD(regs, sp);
-	case 8: return FP_LOAD(regs, r8);
-	case 9: return FP_LOAD(regs, r9);
-	case 10: return FP_LOAD(regs, r10);
-	case 11: return FP_LOAD(regs, r11);
-	case 12: return FP_LOAD(regs, r12);
-	case 13: return FP_LOAD(regs, r13);
-	case 14: return FP_LOAD(regs, r14);
-	case 15: return FP_LOAD(regs, r15);
-	default: return 0;
-	}
-}
-
 /* The bytes a call asks for. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
 static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 {
@@ -74,19 +37,17 @@ static __always_inline bool fp_on_alternate_stack(struct task_struct *task, __u6
 	return sp > begin && sp - begin <= FP_KERNEL(task, sas_ss_size);
 }
 
-/* Whether the frame of an open call is still on the stack: its return address is the trampoline. */
-static __always_inline bool fp_call_is_open(struct fp_thread *thread, struct task_struct *task, struct fp_call *call)
+/* Whether an open call's frame is still on the stack of the entry at sp. */
+static __always_inline bool fp_call_is_open(struct pt_regs *regs, struct fp_thread *thread, struct task_struct *task, __u64 sp,
+					    struct fp_call *call)
 {
-	__u64 word = 0;
-
 	if (!thread->trampoline)
 		thread->trampoline = BPF_CORE_READ(task, mm, uprobes_state.xol_area, vaddr);
-	bpf_probe_read_user(&word, sizeof(word), (void *)call->sp);
-	return word == thread->trampoline;
+	return fp_return_is_probed(regs, sp, call->sp, thread->trampoline);
 }
 
 /* Drops calls that never returned; says whether the entry at sp is covered by a call that is still open. */
-static __always_inline bool fp_is_nested(struct fp_thread *thread, struct fp_target *target, __u64 sp)
+static __always_inline bool fp_is_nested(struct pt_regs *regs, struct fp_thread *thread, struct fp_target *target, __u64 sp)
 {
 	struct task_struct *task;
 	struct fp_call *call;
@@ -106,7 +67,7 @@ static __always_inline bool fp_is_nested(struct fp_thread *thread, struct fp_tar
 		there = fp_on_alternate_stack(task, call->sp);
 		if (here && !there)
 			return false; /* a signal handler interrupted that call */
-		if (here == there && sp <= call->sp && fp_call_is_open(thread, task, call)) {
+		if (here == there && sp <= call->sp && fp_call_is_open(regs, thread, task, sp, call)) {
 			fp_count(FP_CNT_NESTED);
 			return true;
 		}
@@ -122,7 +83,7 @@ static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_targe
 {
 	struct fp_walk *walk = &thread->walk;
 
-	unwind_into(walk, regs, (__u32)target->mm_id, regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie));
+	unwind_into(walk, regs, (__u32)target->mm_id, FP_SP(regs) + 8 * FP_COOKIE_SP_WORDS(cookie));
 	return fp_publish_stack(walk, target, FP_COOKIE_SLOT(cookie));
 }
 
@@ -294,8 +255,8 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return 0;
 	}
-	sp = regs->sp + 8 * FP_COOKIE_SP_WORDS(cookie);
-	if (fp_is_nested(thread, target, sp))
+	sp = FP_SP(regs) + 8 * FP_COOKIE_SP_WORDS(cookie);
+	if (fp_is_nested(regs, thread, target, sp))
 		return 0;
 	if (target->flags & FP_TARGET_STACKS)
 		stack = fp_take_stack(regs, target, thread, cookie);
@@ -329,7 +290,7 @@ static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, 
 	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
 	struct fp_thread *thread;
 	struct fp_call call;
-	__u64 result = regs->ax, block = 0;
+	__u64 result = FP_RESULT(regs), block = 0;
 	int i;
 
 	if (!target)
@@ -341,7 +302,7 @@ static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, 
 		top = thread->depth - 1;
 		if (top >= FP_CALLS_MAX)
 			break;
-		if (sequence ? thread->calls[top].sequence == sequence : thread->calls[top].sp + 8 == regs->sp)
+		if (sequence ? thread->calls[top].sequence == sequence : thread->calls[top].sp + FP_RETURN_POPS == FP_SP(regs))
 			goto found;
 		if (!sequence)
 			return;

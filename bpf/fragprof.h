@@ -239,7 +239,7 @@ struct fp_target {
 #define FP_TARGET_BIRTHS (1u << 6)      /* send what some blocks hold when they are handed out */
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
- * Registers are DWARF numbers of x86-64 (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8-15 r8-r15). */
+ * Registers are DWARF numbers (src/machine/). */
 enum fp_op {
 	FP_OP_ALLOC = 1,        /* size in size_reg, times count_reg if present; result is the block */
 	FP_OP_FREE = 2,         /* block in ptr_reg; no return probe */
@@ -272,6 +272,9 @@ enum fp_op {
 /* alloc(pointer, bytes, weight), and of fragprof's own sampler the interval; free has the first alone. */
 #define FP_USDT_ARGUMENTS 4
 
+/* Not FP_NO_REG, which is sp on arm64. */
+#define FP_USDT_NO_REG 0xff
+
 enum fp_usdt_kind {
 	FP_USDT_CONSTANT = 1, /* value */
 	FP_USDT_REGISTER = 2, /* base, shifted right by shift */
@@ -284,7 +287,7 @@ struct fp_usdt_argument {
 	unsigned char kind;      /* enum fp_usdt_kind */
 	unsigned char bytes;     /* 1, 2, 4 or 8 */
 	unsigned char is_signed; /* extended by its sign */
-	unsigned char base;      /* DWARF register, FP_NO_REG = none */
+	unsigned char base;      /* DWARF register, FP_USDT_NO_REG = none */
 	unsigned char index;     /* likewise */
 	unsigned char shift;     /* bits: 0 to 3 for an index, 0 or 8 for a register */
 	unsigned char pad[2];

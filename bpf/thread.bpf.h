@@ -8,7 +8,7 @@
 
 /* One open allocator call of a thread. */
 struct fp_call {
-	__u64 sp;       /* stack pointer at entry: address of the return address */
+	__u64 sp;       /* stack pointer at entry */
 	__u64 size;     /* bytes asked for */
 	__u64 ptr;      /* the block given (realloc, xallocx), or where the result goes (posix_memalign) */
 	__u64 stack;    /* stack hash taken at entry */
@@ -107,7 +107,7 @@ __noinline int fp_legacy_step(__u32 i)
 /* The cookie of the site that the current probe lies at; if it is none of ours, one whose slot does not exist. */
 static __always_inline __u64 fp_cookie(struct pt_regs *regs)
 {
-	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .ip = regs->ip };
+	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .ip = FP_PC(regs) };
 	__u64 *cookie = bpf_map_lookup_elem(&site_cookies, &site);
 
 	return cookie ? *cookie : ~0ULL;
@@ -122,7 +122,7 @@ static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs)
 	if (!thread)
 		return 0;
 	top = thread->depth - 1;
-	return top < FP_CALLS_MAX && thread->calls[top].sp + 8 == regs->sp ? thread->calls[top].cookie : 0;
+	return top < FP_CALLS_MAX && thread->calls[top].sp + FP_RETURN_POPS == FP_SP(regs) ? thread->calls[top].cookie : 0;
 }
 #else
 struct {

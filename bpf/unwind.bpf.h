@@ -2,7 +2,7 @@
 /*
  * The user stack of the current thread, by unwind tables.
  *
- * One step finds the mapping of a pc, the row that covers it, and by the row's rule the caller's stack pointer, rbp and pc. bpf_loop
+ * One step finds the mapping of a pc, the row that covers it, and by the row's rule the caller's stack pointer, frame pointer and pc. bpf_loop
  * repeats it: one program, no tail calls, and the verifier looks at one step only.
  *
  *   unwind_walk      the state, and reading a word of the stack
@@ -37,8 +37,8 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 		return FP_END_BAD_PC;
 	known = fp_find_mapping(walk, pc);
 	if (!known && !flags) {
-		/* The word that a return probe replaced lies just below the caller's stack pointer. */
-		pc = fp_resolve_trampoline(pc, walk->sp - 8);
+		/* A return probe is known by the stack pointer at its function's entry. */
+		pc = fp_resolve_trampoline(pc, walk->sp - FP_RETURN_POPS);
 		if (pc == walk->pc)
 			return FP_END_TRAMPOLINE;
 		if (pc) {
@@ -83,8 +83,11 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 		end = fp_step_frame_pointer(walk, 0, FP_END_JIT);
 	else
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
+	/* Behind generated code, where sp is not known: the rows of files that keep frame pointers still say less than these. */
+	if (!FP_FRAME_POINTER_TELLS_SP && end == FP_END_UNSUPPORTED && walk->registers == FP_REGS_NO_SP)
+		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
 	step->bp_at = walk->now_bp_at;
-	/* The outermost frame is known by its pc and rbp alone. */
+	/* The outermost frame is known by its pc and bp alone. */
 	step->how = end == FP_END_NONE ? walk->now_repeatable : end == FP_END_COMPLETE ? FP_STEP_REPEATABLE : 0;
 	step->how |= walk->now_uses_bp;
 	return end;
@@ -159,7 +162,7 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 /*
  * Walks the current thread's user stack from regs, whose pc is the probed instruction. mm_id names the address space in
  * mapping_tables. entry_sp is the stack pointer as it was at the function's entry, if the probe lies in its straight line and the line
- * has not changed rbp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc).
+ * has not changed bp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc).
  *
  * The result is in walk, the thread's own: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0),
  * need_pc (if not 0, the daemon should be asked for a table), and defined, which is 0 unless the caller set it for this very stack.
@@ -192,23 +195,10 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		walk->mapping.end = 0;
 		walk->table_ready = 0;
 	}
-	walk->leaf[0] = regs->ax;
-	walk->leaf[1] = regs->dx;
-	walk->leaf[2] = regs->cx;
-	walk->leaf[3] = regs->bx;
-	walk->leaf[4] = regs->si;
-	walk->leaf[5] = regs->di;
-	walk->leaf[8] = regs->r8;
-	walk->leaf[9] = regs->r9;
-	walk->leaf[10] = regs->r10;
-	walk->leaf[11] = regs->r11;
-	walk->leaf[12] = regs->r12;
-	walk->leaf[13] = regs->r13;
-	walk->leaf[14] = regs->r14;
-	walk->leaf[15] = regs->r15;
-	walk->pc = regs->ip;
-	walk->sp = regs->sp;
-	walk->bp = regs->bp;
+	fp_keep_registers(walk->leaf, regs);
+	walk->pc = FP_PC(regs);
+	walk->sp = FP_SP(regs);
+	walk->bp = FP_BP(regs);
 	walk->entry_sp = entry_sp;
 	walk->registers = FP_REGS_LEAF;
 	walk->flags = FP_FRAME_EXACT >> 32;

@@ -3,7 +3,7 @@
  * What the thread's last walk has proven already.
  *
  * Most of a stack is what it was at the thread's last walk. So the last walk's frames are kept, each with what its step had read from
- * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and rbp) and the words that the step
+ * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and bp) and the words that the step
  * read then still have the same values, the step must lead to the same caller, and the tables need not be asked. That is no guess: a step
  * is a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once a walk. Steps that
  * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done anew.
@@ -59,9 +59,10 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	caller = fp_step_at(walk, half, at + 1);
 	caller_sp = caller->sp;
 	caller_bp = caller->bp;
-	if (!fp_read_word(walk, caller_sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
-		return FP_REPEAT_NOT;
 	bp_at = last->bp_at;
+	if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), &value) ||
+	    fp_code_address(value) != (caller->word & FP_FRAME_ADDR_MASK))
+		return FP_REPEAT_NOT;
 	if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
 		return FP_REPEAT_NOT;
 	how = last->how;
@@ -90,7 +91,7 @@ struct fp_verify_loop {
 	struct fp_walk *walk;
 	__u32 last;     /* index of the outermost step */
 	__u32 verified; /* steps whose words are the same */
-	__u32 other_bp; /* rbp is not what it was, and has not been read back from the stack yet */
+	__u32 other_bp; /* bp is not what it was, and has not been read back from the stack yet */
 	__u32 pad;
 };
 
@@ -107,7 +108,8 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 		loop->verified = i + 1;
 		return 1;
 	}
-	if (!fp_read_word(walk, caller->sp - 8, &value) || value != (caller->word & FP_FRAME_ADDR_MASK))
+	if (!fp_read_word(walk, fp_repeated_return_slot(caller->sp, step->bp_at), &value) ||
+	    fp_code_address(value) != (caller->word & FP_FRAME_ADDR_MASK))
 		return 1;
 	if (!step->bp_at)
 		return 0;
@@ -115,18 +117,18 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 	return !fp_read_word(walk, caller->sp + step->bp_at, &value) || value != caller->bp;
 }
 
-/* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and rbp and every stack
+/* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and bp and every stack
  * word that the last one read still holds the same value. Each word decides the next step together with the tables, so this is proof.
- * Another rbp does not matter to steps that do not use it, up to the one that reads rbp back from the stack: to compilers it is a
+ * Another bp does not matter to steps that do not use it, up to the one that reads bp back from the stack: to compilers it is a
  * register like any other. */
 static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
 {
 	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);
-	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != regs->bp };
+	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != FP_BP(regs) };
 
 	if (walk->end != FP_END_COMPLETE || !walk->len || walk->len > FP_FRAMES_MAX)
 		return false;
-	if (leaf->sp != regs->sp || leaf->word != (regs->ip | FP_FRAME_EXACT))
+	if (leaf->sp != FP_SP(regs) || leaf->word != (FP_PC(regs) | FP_FRAME_EXACT))
 		return false;
 	walk->window_base = ~0ULL;
 	loop.last = walk->len - 1;

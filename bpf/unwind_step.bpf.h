@@ -11,39 +11,19 @@
 /* The farthest a frame pointer may lie above the stack pointer to be believed where no table vouches for it. */
 #define FP_FRAME_BYTES_MAX (1ULL << 20)
 
-/* Value of an rbp that is not known: not aligned, so nothing is ever read through it. */
+/* Value of a bp that is not known: not aligned, so nothing is ever read through it. */
 #define FP_BP_UNKNOWN 1ULL
 
 /* Pending return probes of a thread: the kernel's MAX_URETPROBE_DEPTH. */
 #define FP_RETURNS_MAX 64
 
-/* struct sigcontext's offset of a register, by DWARF number (arch/x86/include/uapi/asm/sigcontext.h). */
-static __always_inline __u32 fp_sigcontext_offset(__u32 reg)
-{
-	switch (reg) {
-	case 0: return 104;  /* rax */
-	case 1: return 96;   /* rdx */
-	case 2: return 112;  /* rcx */
-	case 3: return 88;   /* rbx */
-	case 4: return 72;   /* rsi */
-	case 5: return 64;   /* rdi */
-	case 6: return 80;   /* rbp */
-	case 7: return 120;  /* rsp */
-	default: return 8 * (reg - 8); /* r8 to r15 */
-	}
-}
-
-/* struct ucontext begins with flags, link and the alternate stack; then the sigcontext. */
-#define FP_UCONTEXT_SIGCONTEXT 40
-#define FP_SIGCONTEXT_RIP 128
-
 static __always_inline bool fp_register_of(struct fp_walk *walk, __u32 reg, __u64 *value)
 {
-	if (reg == 7) {
+	if (reg == FP_REG_SP) {
 		*value = walk->sp;
-		return true;
+		return FP_FRAME_POINTER_TELLS_SP || walk->registers != FP_REGS_NO_SP;
 	}
-	if (reg == 6) {
+	if (reg == FP_REG_BP) {
 		*value = walk->bp;
 		return true;
 	}
@@ -60,12 +40,14 @@ static __always_inline bool fp_register_of(struct fp_walk *walk, __u32 reg, __u6
 /* The frame that a signal interrupted: its registers lie at sp. */
 static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
 {
-	__u64 sigcontext = walk->sp + FP_UCONTEXT_SIGCONTEXT, pc, sp, bp;
+	__u64 sigcontext = walk->sp + FP_SIGNAL_SIGCONTEXT, pc, sp, bp;
 
 	walk->now_repeatable = 0;
-	if (!fp_read_word(walk, sigcontext + fp_sigcontext_offset(6), &bp) ||
-	    !fp_read_word(walk, sigcontext + fp_sigcontext_offset(7), &sp) ||
-	    !fp_read_word(walk, sigcontext + FP_SIGCONTEXT_RIP, &pc))
+	if (!FP_FRAME_POINTER_TELLS_SP && walk->registers == FP_REGS_NO_SP)
+		return FP_END_UNSUPPORTED;
+	if (!fp_read_word(walk, sigcontext + fp_sigcontext_offset(FP_REG_BP), &bp) ||
+	    !fp_read_word(walk, sigcontext + fp_sigcontext_offset(FP_REG_SP), &sp) ||
+	    !fp_read_word(walk, sigcontext + FP_SIGCONTEXT_PC, &pc))
 		return FP_END_READ_FAULT;
 	walk->pc = pc;
 	walk->sp = sp;
@@ -76,15 +58,20 @@ static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
 	return FP_END_NONE;
 }
 
-/* The first frame, whose function has no row: the probe knows where its return address is, and nothing was done to rbp before it. */
+/* The first frame, whose function has no row: the probe knows the stack pointer at its entry, and nothing was done to bp since. */
 static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
 {
 	__u64 pc;
 
+#if FP_RETURN_POPS
 	if (!fp_read_word(walk, walk->entry_sp, &pc))
 		return FP_END_READ_FAULT;
+#else
+	pc = fp_code_address(walk->leaf[FP_REG_LINK]);
+	walk->now_repeatable = 0;
+#endif
 	walk->pc = pc;
-	walk->sp = walk->entry_sp + 8;
+	walk->sp = walk->entry_sp + FP_RETURN_POPS;
 	walk->registers = FP_REGS_NONE;
 	walk->flags = 0;
 	walk->now_uses_bp = 0;
@@ -97,13 +84,14 @@ static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 f
 {
 	__u64 bp = walk->bp, caller_bp, caller_pc;
 
-	/* The ABI asks the outermost frame to have rbp = 0 (psABI 3.4.1); musl's assembly without tables does it. */
+	/* The ABIs ask the outermost frame to have 0 here (psABI 3.4.1, AAPCS64 6.4.6); musl's assembly without tables does it. */
 	if (!bp)
 		return FP_END_COMPLETE;
 	if ((bp & 7) || bp < walk->sp || bp - walk->sp > FP_FRAME_BYTES_MAX)
 		return failed;
 	if (!fp_read_word(walk, bp + 8, &caller_pc) || !fp_read_word(walk, bp, &caller_bp))
 		return failed;
+	caller_pc = fp_code_address(caller_pc);
 	if (caller_pc >= FP_USER_END || !fp_find_mapping(walk, caller_pc))
 		return failed;
 	walk->now_bp_at = -16;
@@ -111,20 +99,22 @@ static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 f
 	walk->sp = bp + 16;
 	walk->bp = caller_bp;
 	walk->registers = FP_REGS_NONE;
+	if (!FP_FRAME_POINTER_TELLS_SP) {
+		walk->registers = FP_REGS_NO_SP;
+		walk->now_repeatable = 0;
+	}
 	walk->flags = flags >> 32;
 	return FP_END_NONE;
 }
 
-/* mov $15, %rax or %eax; syscall: how every libc returns from a signal handler. The kernel's ABI makes it the same everywhere, and
- * musl's has no table. */
+/* Whether the code at pc is how a signal handler returns. */
 static __always_inline bool fp_is_signal_return(__u64 pc)
 {
 	__u64 code[2] = {};
 
-	if (bpf_probe_read_user(code, 9, (void *)pc))
+	if (bpf_probe_read_user(code, FP_SIGNAL_RETURN_BYTES, (void *)pc))
 		return false;
-	return (code[0] == 0x0f0000000fc0c748ULL && (code[1] & 0xff) == 0x05) ||
-	       (code[0] & 0x00ffffffffffffffULL) == 0x00050f0000000fb8ULL;
+	return fp_is_signal_return_code(code);
 }
 
 /* By the rule of the pc. */
@@ -138,7 +128,7 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 		if (!fp_register_of(walk, reg, &base))
 			return FP_END_UNSUPPORTED;
 		cfa = base + (__s64)rule->offset;
-		if (reg == 7 && (rule->saved & 15) != FP_BP_AT_BP)
+		if (reg == FP_REG_SP && (rule->saved & 15) != FP_BP_AT_BP)
 			walk->now_uses_bp = 0;
 		break;
 	case FP_CFA_DEREF:
@@ -170,13 +160,6 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 	if (cfa < walk->sp + (rule->saved >> 4 == FP_RA_IN_REGISTER ? 0 : 8))
 		return FP_END_NO_PROGRESS;
 
-	if (rule->saved >> 4 == FP_RA_IN_REGISTER) {
-		if (!fp_register_of(walk, reg2, &pc))
-			return FP_END_UNSUPPORTED;
-	} else if (!fp_read_word(walk, cfa - 8, &pc)) {
-		return FP_END_READ_FAULT;
-	}
-
 	switch (rule->saved & 15) {
 	case FP_BP_SAME:
 		break;
@@ -192,6 +175,14 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 	default:
 		bp = FP_BP_UNKNOWN;
 	}
+	if (rule->saved >> 4 == FP_RA_IN_REGISTER) {
+		if (!fp_register_of(walk, reg2, &pc))
+			return FP_END_UNSUPPORTED;
+	} else if (!fp_read_word(walk, fp_return_slot(rule, cfa, bp_address), &pc)) {
+		return FP_END_READ_FAULT;
+	} else if (!fp_return_is_repeatable(rule)) {
+		walk->now_repeatable = 0;
+	}
 	if (bp_address) {
 		__s64 distance = bp_address - cfa;
 
@@ -201,7 +192,7 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 		if (!distance || distance != (__s32)distance)
 			walk->now_repeatable = 0;
 	}
-	walk->pc = pc;
+	walk->pc = fp_code_address(pc);
 	walk->sp = cfa;
 	walk->bp = bp;
 	walk->registers = FP_REGS_NONE;

@@ -74,22 +74,24 @@ enum fp_cfa {
 	FP_CFA_UNSUPPORTED = 7, /* a rule that has no form here */
 };
 
-/* Where the caller's rbp is. */
+/* Where the caller's frame pointer is (rbp, x29; "bp" everywhere). */
 enum fp_saved_bp {
-	FP_BP_SAME = 0,   /* still in rbp */
+	FP_BP_SAME = 0,   /* still in bp */
 	FP_BP_AT_CFA = 1, /* at CFA + 8 * bp_slot */
-	FP_BP_AT_BP = 2,  /* at rbp + 8 * bp_slot */
-	FP_BP_AT_SP = 3,  /* at rsp + 8 * bp_slot */
+	FP_BP_AT_BP = 2,  /* at bp + 8 * bp_slot */
+	FP_BP_AT_SP = 3,  /* at sp + 8 * bp_slot */
 	FP_BP_LOST = 4,   /* undefined, or in a place that has no form here: what the caller needs of it cannot be had */
 };
 
 /* Where the return address is. */
 enum fp_saved_ra {
-	FP_RA_AT_CFA = 0,      /* at CFA - 8 */
-	FP_RA_IN_REGISTER = 1, /* in reg2 (glibc's vfork) */
+	FP_RA_AT_CFA = 0,      /* at CFA - 8; x86-64 alone */
+	FP_RA_IN_REGISTER = 1, /* in reg2 (arm64: before it is saved; x86-64: glibc's vfork) */
+	FP_RA_BESIDE_BP = 2,   /* in the word above the caller's bp; arm64 */
+	FP_RA_AT_SLOT = 3,     /* at CFA + 8 * bp_slot, bp being in no slot; arm64 */
 };
 
-/* One rule, 8 bytes. Registers are DWARF numbers; other ones than rbp and rsp are known only where all are: in the first frame and
+/* One rule, 8 bytes. Registers are codes (machine.bpf.h); other ones than bp and sp are known only where all are: in the first frame and
  * in one interrupted by a signal. */
 struct fp_rule {
 	unsigned char cfa;       /* enum fp_cfa */

@@ -10,9 +10,7 @@
 #ifndef FP_HOST
 #include "unwind_maps.bpf.h"
 #endif
-
-/* First address that no user code has: 47 bits, of which the last page is never mapped. */
-#define FP_USER_END ((1ULL << 47) - 4096)
+#include "machine.bpf.h"
 
 /* Words of the window, and how many of them lie below the word asked for: registers are saved below the return address, which is read
  * first. */
@@ -24,6 +22,7 @@ enum fp_registers {
 	FP_REGS_NONE = 0,   /* not known: a caller's frame */
 	FP_REGS_LEAF = 1,   /* in walk->leaf */
 	FP_REGS_SIGNAL = 2, /* in the struct sigcontext at walk->sigcontext */
+	FP_REGS_NO_SP = 3,  /* not known, and of sp only that it is not below walk->sp */
 };
 
 /* One step of a walk: the frame it started from, and what it read. */
@@ -31,13 +30,13 @@ struct fp_step {
 	__u64 word;     /* the frame as it is shown: FP_FRAME_* | pc */
 	__u64 sp;
 	__u64 bp;
-	__s32 bp_at;    /* where the caller's rbp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
+	__s32 bp_at;    /* where the caller's bp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
 	__u32 how;      /* FP_STEP_* */
 };
 
 /* What a step depended on. */
-#define FP_STEP_REPEATABLE (1u << 0) /* it read nothing but the caller's rbp and the return address, just below the caller's sp */
-#define FP_STEP_USES_BP (1u << 1)    /* its own rbp decided where */
+#define FP_STEP_REPEATABLE (1u << 0) /* it read nothing but the caller's bp, and the return address where fp_repeated_return_slot says */
+#define FP_STEP_USES_BP (1u << 1)    /* its own bp decided where */
 
 struct fp_walk {
 	/* Result. */
@@ -57,7 +56,7 @@ struct fp_walk {
 	__u64 sigcontext;
 	__u32 registers;        /* enum fp_registers */
 	__u32 flags;            /* FP_FRAME_* of the frame, shifted right by 32 */
-	__u64 entry_sp;         /* where the first frame's return address is, if the caller knows; else 0 */
+	__u64 entry_sp;         /* the stack pointer at the first frame's entry, if the caller knows; else 0 */
 
 	/* The mapping and the table last used. */
 	struct fp_mapping mapping;
@@ -72,7 +71,7 @@ struct fp_walk {
 	__u64 window_base;
 	__u64 window[FP_WINDOW_WORDS];
 
-	__u64 leaf[16];         /* registers at the probe, by DWARF number */
+	__u64 leaf[16];         /* registers at the probe, by their codes in rules */
 
 	/* The walk that goes on and the last one, in the two halves of `steps` in turn. */
 	__u32 now;              /* where this walk's steps begin: 0 or FP_FRAMES_MAX */

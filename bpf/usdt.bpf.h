@@ -50,9 +50,9 @@ static __noinline __u64 fp_usdt_argument(struct pt_regs *regs, struct fp_usdt_ar
 		break;
 	case FP_USDT_MEMORY:
 		address = argument->value;
-		if (argument->base != FP_NO_REG)
+		if (argument->base != FP_USDT_NO_REG)
 			address += fp_register(regs, argument->base);
-		if (argument->index != FP_NO_REG)
+		if (argument->index != FP_USDT_NO_REG)
 			address += fp_register(regs, argument->index) << (argument->shift & 3);
 		if (fp_read_user(&value, bytes, (void *)address)) {
 			fp_count(FP_CNT_ARGUMENT_UNREADABLE);

@@ -146,29 +146,19 @@ static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *reg
 	return 0;
 }
 
-/* x86-64 system call numbers (arch/x86/entry/syscalls/syscall_64.tbl). */
-enum fp_syscall {
-	FP_SYS_MMAP = 9,
-	FP_SYS_MPROTECT = 10,
-	FP_SYS_MUNMAP = 11,
-	FP_SYS_BRK = 12,
-	FP_SYS_MREMAP = 25,
-	FP_SYS_MADVISE = 28,
-};
-
-/* regs: as saved at the call: orig_ax is its number, di, si, dx, r10, r8 its arguments. */
+/* regs: as saved at the call. */
 static __always_inline int fp_syscall_done(struct pt_regs *regs, long result)
 {
-	struct fp_vm_args vm = { .addr = regs->di, .len = regs->si };
+	struct fp_vm_args vm = { .addr = FP_SYSCALL_0(regs), .len = FP_SYSCALL_1(regs) };
 	__u32 op;
 
-	switch (regs->orig_ax) {
+	switch (FP_SYSCALL(regs)) {
 	case FP_SYS_MMAP:
 		op = FP_VM_MMAP;
 		vm.addr = result;
-		vm.prot = regs->dx;
-		vm.flags = regs->r10;
-		vm.fd = regs->r8;
+		vm.prot = FP_SYSCALL_2(regs);
+		vm.flags = FP_SYSCALL_3(regs);
+		vm.fd = FP_SYSCALL_4(regs);
 		break;
 	case FP_SYS_MUNMAP:
 		op = FP_VM_MUNMAP;
@@ -183,15 +173,15 @@ static __always_inline int fp_syscall_done(struct pt_regs *regs, long result)
 	case FP_SYS_MREMAP:
 		op = FP_VM_MREMAP;
 		vm.addr2 = result;
-		vm.len2 = regs->dx;
+		vm.len2 = FP_SYSCALL_2(regs);
 		break;
 	case FP_SYS_MADVISE:
 		op = FP_VM_MADVISE;
-		vm.flags = regs->dx;
+		vm.flags = FP_SYSCALL_2(regs);
 		break;
 	case FP_SYS_MPROTECT:
 		op = FP_VM_MPROTECT;
-		vm.prot = regs->dx;
+		vm.prot = FP_SYSCALL_2(regs);
 		break;
 	default:
 		return 0;

@@ -10,16 +10,11 @@
 #include <linux/types.h>
 #include <stdbool.h>
 
+#include "machine.bpf.h"
+
 typedef int pid_t;
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-
-/* arch/x86/include/asm/ptrace.h: the kernel's own struct, field names without the uapi's r prefix. */
-struct pt_regs {
-	unsigned long r15, r14, r13, r12, bp, bx;
-	unsigned long r11, r10, r9, r8, ax, cx, dx, si, di;
-	unsigned long orig_ax, ip, cs, flags, sp, ss;
-};
 
 /* mm/uprobes: the page of return trampolines and out-of-line slots, [uprobes] in /proc/PID/maps. */
 struct xol_area {

@@ -16,6 +16,7 @@
 //! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
 //! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
 //! | [`unwind`] | `.eh_frame` to compact tables for the BPF unwinder | no |
+//! | [`machine`] | what the instruction set decides: registers, user addresses, rules | no |
 //! | [`ledger`] | outstanding allocations by address and by stack | no |
 //! | [`governor`] | how much watching may cost, when probes are in, and what may be said from what was seen then | no |
 //! | [`heap`] | address ranges: extents, residency, occupancy of pages | no |
@@ -43,6 +44,7 @@ pub mod fragmentation;
 pub mod governor;
 pub mod heap;
 pub mod ledger;
+pub mod machine;
 pub mod metrics;
 pub mod probe;
 pub mod profile;

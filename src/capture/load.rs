@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut};
 
 use super::{Error, Result, trial};
+use crate::machine::Machine;
 use crate::probe::features::Attach;
 
 /// A compiled object, aligned as the ELF reader wants it.
@@ -88,6 +89,10 @@ pub(super) fn cause(messages: &str) -> Option<String> {
 /// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself tells of its hit.
 pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
+    if governed && Machine::HOST != Machine::X86_64 {
+        let reason = "recording within a budget counts first touches of pages, for which the kernel has no tracepoint on this machine";
+        return Err(Error::Load { reason: reason.into(), hint: "record without a budget: `fragprof record`".into() });
+    }
     let mut refused = Vec::new();
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();

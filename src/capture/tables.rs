@@ -26,6 +26,7 @@ pub use report::{FileStatus, Report, Status, TableState};
 use state::{FileEntry, FileKey, Source, State};
 
 use super::{Error, Result, load};
+use crate::machine::Machine;
 use crate::target::elf::ElfError;
 use crate::target::file::FileError;
 use crate::target::{Backing, MappedFile, Mapping, Maps, Process};
@@ -42,8 +43,6 @@ const AT_ONCE: Duration = Duration::from_millis(150);
 const QUEUE_MAX: usize = 256;
 /// Files smaller than this are converted at once even when the time is up: it takes less than handing them over.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
-/// First address that user code cannot have, as in unwind_walk.bpf.h: `[vsyscall]` lies above.
-const USER_END: u64 = (1 << 47) - 4096;
 /// Bytes of the vdso; it has two pages on today's kernels.
 const VDSO_BYTES_MAX: u64 = 1 << 20;
 
@@ -206,7 +205,7 @@ impl Shared {
         let mut code: Vec<CodeMapping> = Vec::new();
         let mut files: Vec<u32> = Vec::new();
         let mut fresh: Vec<(u32, Source)> = Vec::new();
-        for mapping in maps.mappings.iter().filter(|mapping| mapping.permissions.execute && mapping.start.0 < USER_END) {
+        for mapping in maps.mappings.iter().filter(|mapping| mapping.permissions.execute && mapping.start.0 < Machine::HOST.user_end()) {
             let found = match &mapping.backing {
                 // Return trampolines are recognised by their address.
                 Backing::Named(name) if name == "[uprobes]" => continue,

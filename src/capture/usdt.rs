@@ -18,8 +18,8 @@ const CONSTANT: u8 = 1;
 const REGISTER: u8 = 2;
 /// `FP_USDT_MEMORY`.
 const MEMORY: u8 = 3;
-/// `FP_NO_REG`.
-const NO_REG: u8 = 0x1f;
+/// `FP_USDT_NO_REG`.
+const NO_REG: u8 = 0xff;
 
 /// A probe site that a program passes by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,11 +161,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::machine::Machine;
     use crate::target::usdt::arguments;
 
     #[test]
     fn a_row_says_where_each_argument_is() {
-        let parsed = arguments(b"-4@-24(%rbp,%r9,8) 1@%bh 8@$-5").unwrap();
+        let parsed = arguments(b"-4@-24(%rbp,%r9,8) 1@%bh 8@$-5", Machine::X86_64).unwrap();
         let rows: Vec<UsdtArgument> = parsed.iter().map(row_argument).collect();
         let fields = |row: &UsdtArgument| (row.kind, row.value, row.bytes, row.is_signed, row.base, row.index, row.shift);
         assert_eq!(fields(&rows[0]), (MEMORY, -24, 4, 1, 6, 9, 3));

@@ -13,6 +13,7 @@ use super::kernel_pages::KernelPages;
 use super::memory::{Memory, MemoryError, Piece};
 use super::not_malloc::{ResidentMapping, parse_smaps};
 use crate::heap::residency::{PageRuns, page_down};
+use crate::machine::Machine;
 use crate::target::{Maps, Process};
 
 /// Pieces of one process_vm_readv call; the kernel takes at most IOV_MAX = 1024.
@@ -50,6 +51,9 @@ impl LiveMemory {
     /// # Errors
     /// If the right to look is missing or the process has ended.
     pub fn open(process: Process) -> Result<Self, MemoryError> {
+        if Machine::HOST != Machine::X86_64 {
+            return Err(MemoryError::Machine);
+        }
         let pid = process.pid().0;
         let pages = KernelPages::open(process.directory()).map_err(|source| refused("the page map", pid, source))?;
         let raw = libc::pid_t::try_from(pid).map_err(|_| MemoryError::Gone { pid })?;

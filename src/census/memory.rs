@@ -32,6 +32,9 @@ pub enum MemoryError {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// A machine whose heaps were never held against the truth.
+    #[error("there is no census on {}: the allocators' layouts are proven on x86-64 alone", crate::machine::Machine::HOST.name())]
+    Machine,
     /// A core file that cannot be used.
     #[error("cannot use core file {path}: {reason}")]
     Core {

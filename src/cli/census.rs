@@ -115,7 +115,7 @@ pub fn open(pid: u32) -> anyhow::Result<LiveMemory> {
 #[must_use]
 pub fn failed(error: MemoryError) -> Failed {
     let status = match &error {
-        MemoryError::Refused { .. } | MemoryError::Target(TargetError::Denied { .. }) => ExitStatus::Unsupported,
+        MemoryError::Machine | MemoryError::Refused { .. } | MemoryError::Target(TargetError::Denied { .. }) => ExitStatus::Unsupported,
         MemoryError::Core { .. } => ExitStatus::Usage,
         _ => ExitStatus::Target,
     };

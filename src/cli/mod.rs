@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::{ExitStatus, Failed};
+use crate::machine;
 use crate::profile::sanitize;
 
 /// Find out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
@@ -55,10 +56,25 @@ enum Command {
     Schema(generate::SchemaArgs),
 }
 
+impl Command {
+    /// Whether it looks at processes of this machine.
+    fn watches(&self) -> bool {
+        use Command::{Agent, Bench, Census, Explain, Record, Run, Top};
+        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Record(_) | Run(_) | Top(_))
+    }
+}
+
 /// Runs the command line and returns its exit status.
 pub fn main() -> ExitCode {
     logging();
-    let done = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if command.watches()
+        && let Err(error) = machine::host::check()
+    {
+        eprintln!("fragprof: {error}");
+        return ExitCode::from(ExitStatus::Unsupported as u8);
+    }
+    let done = match command {
         Command::Census(args) => census::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes of a page. x86-64 has no other base page.
+/// Bytes of a page. x86-64 has no other base page; of arm64 only kernels with such pages are taken (`machine::host`).
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Rounds up to a page boundary; saturates at the last page of the address space.

@@ -263,6 +263,7 @@ fn stats_at(memory: &Path, address: u64) -> Option<SamplerStats> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::machine::Machine;
     use crate::sampler::library::{Flavour, install};
     use crate::target::testing::Cat;
 
@@ -296,7 +297,7 @@ mod tests {
             offset: crate::units::FileOffset(0x100),
             code: code.to_vec(),
             semaphore: None,
-            arguments: usdt::arguments(arguments),
+            arguments: usdt::arguments(arguments, Machine::X86_64),
         }
     }
 

@@ -11,10 +11,10 @@
 
 use std::collections::BTreeSet;
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
-
+use super::flow::{Flow, flow_at, stub_slot};
 use super::functions::{FUNCTIONS, Op, Shape};
 use super::placement::Placement;
+use crate::machine::Machine;
 use crate::target::allocator::EntryPoint;
 use crate::target::elf::{Elf, ReadAt};
 
@@ -62,22 +62,10 @@ impl<'a, R: ReadAt> Forwarding<'a, R> {
         if let Some(entry_point) = self.entry_points.iter().find(|e| e.vaddr == target) {
             return Some(Callee { name: entry_point.symbols.first()?.clone(), shape: entry_point.function.get()?.shape });
         }
-        let stub = self.stub_jump(target)?;
-        if stub.code() != Code::Jmp_rm64 || !stub.is_ip_rel_memory_operand() {
-            return None;
-        }
-        let slot = stub.ip_rel_memory_address();
+        let slot = stub_slot(Machine::HOST, &self.elf.bytes_at(target, 32), target)?;
         let (_, name) = self.slots.iter().find(|(vaddr, _)| *vaddr == slot)?;
         let function = FUNCTIONS.iter().find(|f| f.symbol.as_bytes() == name.as_slice())?;
         Some(Callee { name: function.symbol.to_owned(), shape: function.shape })
-    }
-
-    /// The first instruction of a stub; `endbr64` may precede it.
-    fn stub_jump(&self, vaddr: u64) -> Option<Instruction> {
-        let code = self.elf.bytes_at(vaddr, 32);
-        let mut instructions = Decoder::with_ip(64, &code, vaddr, DecoderOptions::NONE).into_iter();
-        let first = instructions.next()?;
-        if first.code() == Code::Endbr64 { instructions.next() } else { Some(first) }
     }
 
     /// The freeing function that every way from `site` on reaches before the function returns.
@@ -92,23 +80,29 @@ impl<'a, R: ReadAt> Forwarding<'a, R> {
                 continue;
             }
             let bytes = vaddr.checked_sub(from.vaddr).and_then(|at| code.get(usize::try_from(at).ok()?..)).filter(|b| !b.is_empty())?;
-            let instruction = Decoder::with_ip(64, bytes, vaddr, DecoderOptions::NONE).decode();
-            let target = (instruction.op0_kind() == OpKind::NearBranch64).then(|| instruction.near_branch_target());
-            match instruction.flow_control() {
-                _ if instruction.is_invalid() => return None,
-                FlowControl::Next => ways.push(instruction.next_ip()),
-                FlowControl::ConditionalBranch => ways.extend([instruction.next_ip(), target?]),
-                FlowControl::UnconditionalBranch if target.is_some_and(|t| t > from.vaddr && t < end) => ways.extend(target),
-                flow @ (FlowControl::UnconditionalBranch | FlowControl::Call) => {
-                    let frees = |callee: &Callee| callee.shape.op == Op::Free && target != Some(from.vaddr);
-                    match self.callee_at(target?).filter(frees) {
-                        Some(callee) => reached = Some(callee.name),
-                        // A helper on the way: computes something and comes back.
-                        None if flow == FlowControl::Call => ways.push(instruction.next_ip()),
-                        None => return None,
-                    }
+            let call = match flow_at(Machine::HOST, bytes, vaddr) {
+                Flow::Unknown => return None,
+                Flow::Next(next) => {
+                    ways.push(next);
+                    continue;
                 }
-                _ => return None,
+                Flow::Branch { next, target } => {
+                    ways.extend([next, target]);
+                    continue;
+                }
+                Flow::Jump(target) if target > from.vaddr && target < end => {
+                    ways.push(target);
+                    continue;
+                }
+                Flow::Jump(target) => (target, None),
+                Flow::Call { next, target } => (target, Some(next)),
+            };
+            let frees = |callee: &Callee| callee.shape.op == Op::Free && call.0 != from.vaddr;
+            match (self.callee_at(call.0).filter(frees), call.1) {
+                (Some(callee), _) => reached = Some(callee.name),
+                // A helper on the way: computes something and comes back.
+                (None, Some(next)) => ways.push(next),
+                (None, None) => return None,
             }
         }
         reached

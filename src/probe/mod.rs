@@ -11,9 +11,11 @@ pub mod branches;
 pub mod cookie;
 pub mod emitter;
 pub mod features;
+pub mod flow;
 pub mod forward;
 pub mod functions;
 pub mod placement;
+pub mod placement_arm64;
 pub mod plan;
 pub mod register;
 

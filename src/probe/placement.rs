@@ -1,4 +1,4 @@
-//! Which instruction of a function carries the probe.
+//! Which instruction of a function carries the probe on x86-64; `placement_arm64` has the other rule.
 //!
 //! A uprobe on an instruction that the kernel emulates costs a trap (~0.7 µs); on any other the kernel also single-steps a copy out of
 //! line (~9 µs). The arguments are in known registers only on the way from the entry, so the rule walks that straight line:
@@ -64,6 +64,8 @@ pub enum Reason {
     Undecodable,
     /// The entry: the walk reached the function's end or its limit.
     NothingFound,
+    /// The entry: on this machine it always is.
+    AlwaysEntry,
 }
 
 impl Reason {
@@ -79,6 +81,7 @@ impl Reason {
             Self::BranchInto => "entry: code jumps in between",
             Self::Undecodable => "entry: bytes that cannot be decoded",
             Self::NothingFound => "entry: no emulated instruction near",
+            Self::AlwaysEntry => "entry, as always on arm64",
         }
     }
 
@@ -123,6 +126,12 @@ pub struct Jump {
 }
 
 impl Jump {
+    /// One at the function's entry, where every argument of `shape` is in its own register.
+    pub(super) fn with_arguments(target: u64, shape: Shape) -> Self {
+        let holders = |index: Option<u8>| index.and_then(|index| Holders::new(Some(index))).map_or(0, |holders| holders.set);
+        Self { target, size: holders(shape.size), count: holders(shape.count), pointer: holders(shape.pointer) }
+    }
+
     /// Whether a function of `shape` at the target would find the same arguments where it expects them.
     #[must_use]
     pub fn passes_on(&self, shape: Shape) -> bool {

@@ -11,6 +11,8 @@ use super::cookie::Cookie;
 use super::forward::Forwarding;
 use super::functions::FunctionId;
 use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
+use super::placement_arm64;
+use crate::machine::Machine;
 use crate::profile::sanitize::terminal;
 use crate::target::allocator::{Allocator, EntryPoint};
 use crate::target::detect::{AllocatorModule, Detection, Detector};
@@ -228,7 +230,11 @@ pub fn place_all<R: ReadAt>(
     }
     let mut entries: Vec<u64> = entry_points.iter().map(|e| e.vaddr).collect();
     entries.sort_unstable();
-    let targets = BranchTargets::search(elf, &entries, function_starts);
+    let targets = match Machine::HOST {
+        Machine::X86_64 => BranchTargets::search(elf, &entries, function_starts),
+        // The entry needs none.
+        Machine::Aarch64 => BranchTargets::default(),
+    };
     let forwarding = Forwarding::new(elf, entry_points);
     entry_points
         .iter()
@@ -245,7 +251,10 @@ pub fn place_all<R: ReadAt>(
                 return without("not in the table of functions".into());
             };
             let code = elf.bytes_at(entry_point.vaddr, code_bytes(entry_point, function_starts));
-            let placement = place(&code, entry_point.vaddr, shape, emulation, |vaddr| targets.contains(vaddr));
+            let placement = match Machine::HOST {
+                Machine::X86_64 => place(&code, entry_point.vaddr, shape, emulation, |vaddr| targets.contains(vaddr)),
+                Machine::Aarch64 => placement_arm64::place(&code, entry_point.vaddr, shape),
+            };
             if let Some(reason) = forwarding.covers(entry_point, shape, &placement) {
                 return without(reason);
             }

@@ -19,6 +19,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, OnceLock};
 
+use crate::machine::stopped::{BREAKPOINT, BREAKPOINT_MASK, BREAKPOINT_PASSED_BYTES, Registers};
 use crate::units::Pid;
 
 /// Why a command could not be started under watch.
@@ -60,10 +61,7 @@ pub enum LaunchError {
     },
 }
 
-/// x86-64: the number of mmap in `orig_rax`.
 const SYS_MMAP: u64 = libc::SYS_mmap as u64;
-/// x86-64: the breakpoint instruction.
-const INT3: u64 = 0xcc;
 
 /// A command that was started under watch.
 pub struct Launched {
@@ -217,7 +215,7 @@ fn follow(pid: i32, program: &str, look: &mut impl FnMut(bool, bool)) -> Result<
     look(true, false);
     let entry = entry_point(pid).map_err(failed("read its entry point"))?;
     let word = peek(pid, entry).map_err(failed("read the instruction at its entry point"))?;
-    poke(pid, entry, word & !0xff | INT3).map_err(failed("set a breakpoint at its entry point"))?;
+    poke(pid, entry, word & !BREAKPOINT_MASK | BREAKPOINT).map_err(failed("set a breakpoint at its entry point"))?;
 
     let mut in_call = false;
     let mut signal = 0;
@@ -230,23 +228,24 @@ fn follow(pid: i32, program: &str, look: &mut impl FnMut(bool, bool)) -> Result<
         }
         match libc::WSTOPSIG(status) {
             stop if stop == libc::SIGTRAP | 0x80 => {
-                let regs = registers(pid).map_err(failed("read its registers"))?;
-                // The exec itself ends first, with -ENOSYS replaced by its result; a call's entry has -ENOSYS in rax.
-                in_call = regs.rax == (-i64::from(libc::ENOSYS)) as u64 && !in_call;
-                // After the call: the result in rax, the arguments still in place.
-                if !in_call && regs.orig_rax == SYS_MMAP && regs.rdx & libc::PROT_EXEC as u64 != 0 && regs.rax < u64::MAX - 4095 {
+                let regs = Registers::read(pid).map_err(failed("read its registers"))?;
+                // The exec itself ends first.
+                in_call = regs.enters_call(in_call);
+                // After the call: the result is there, the arguments behind the first still in place.
+                let maps_code = regs.call() == SYS_MMAP && regs.third_argument() & libc::PROT_EXEC as u64 != 0;
+                if !in_call && maps_code && regs.result() < u64::MAX - 4095 {
                     look(false, false);
                 }
             }
             libc::SIGTRAP if status >> 16 == 0 => {
-                let mut regs = registers(pid).map_err(failed("read its registers"))?;
-                if regs.rip != entry + 1 {
+                let mut regs = Registers::read(pid).map_err(failed("read its registers"))?;
+                if regs.pc() != entry + BREAKPOINT_PASSED_BYTES {
                     signal = libc::SIGTRAP as u64;
                     continue;
                 }
                 poke(pid, entry, word).map_err(failed("take the breakpoint out of its entry point"))?;
-                regs.rip = entry;
-                set_registers(pid, &regs).map_err(failed("set its instruction pointer"))?;
+                regs.set_pc(entry);
+                regs.write(pid).map_err(failed("set its instruction pointer"))?;
                 look(false, true);
                 return Ok(());
             }
@@ -287,17 +286,6 @@ fn peek(pid: i32, address: u64) -> io::Result<u64> {
 
 fn poke(pid: i32, address: u64, word: u64) -> io::Result<()> {
     ptrace(libc::PTRACE_POKETEXT, pid, address, word).map(drop)
-}
-
-fn registers(pid: i32) -> io::Result<libc::user_regs_struct> {
-    // SAFETY: the struct is plain integers, so zeroes are a value of it.
-    let mut regs: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-    ptrace(libc::PTRACE_GETREGS, pid, 0, &raw mut regs as u64)?;
-    Ok(regs)
-}
-
-fn set_registers(pid: i32, regs: &libc::user_regs_struct) -> io::Result<()> {
-    ptrace(libc::PTRACE_SETREGS, pid, 0, regs as *const _ as u64).map(drop)
 }
 
 fn wait_for(pid: i32) -> io::Result<i32> {

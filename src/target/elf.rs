@@ -23,6 +23,7 @@ use thiserror::Error;
 use symbols::Table;
 pub use symbols::{Function, SymbolTable};
 
+use crate::machine::Machine;
 use crate::units::FileOffset;
 
 /// Program headers of one file. Real files have about 15.
@@ -45,7 +46,7 @@ pub enum ElfError {
     #[error("not an ELF file")]
     NotElf,
     /// Another kind of ELF file.
-    #[error("not a 64-bit little-endian x86-64 ELF file")]
+    #[error("not a 64-bit little-endian ELF file for {}", Machine::HOST.name())]
     WrongClass,
     /// A table lies outside the file or has an impossible size.
     #[error("truncated or damaged ELF file: {what} ({bytes} bytes at offset {offset:#x}) does not fit")]
@@ -164,7 +165,7 @@ impl<R: ReadAt> Elf<R> {
     /// Reads the headers.
     ///
     /// # Errors
-    /// If it is no 64-bit x86-64 ELF file, or its program headers do not fit the file. Damaged section headers are taken as absent.
+    /// If it is no 64-bit ELF file of this machine, or its program headers do not fit the file. Damaged section headers are taken as absent.
     pub fn parse(reader: R) -> Result<Self, ElfError> {
         let length = reader.length()?;
         let mut elf = Self {
@@ -184,7 +185,7 @@ impl<R: ReadAt> Elf<R> {
             return Err(ElfError::NotElf);
         }
         // EI_CLASS, EI_DATA and e_machine.
-        if header_bytes.get(4..6) != Some(&[2, 1]) || header.e_machine.get(LE) != elf::EM_X86_64 {
+        if header_bytes.get(4..6) != Some(&[2, 1]) || Machine::from_elf(header.e_machine.get(LE).0) != Some(Machine::HOST) {
             return Err(ElfError::WrongClass);
         }
         elf.read_segments(&header)?;

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::container::{self, Container};
 use super::maps::Maps;
+use crate::machine::Machine;
 use crate::profile::sanitize::terminal;
 use crate::units::Pid;
 
@@ -54,8 +55,8 @@ pub enum TargetError {
         /// Its name.
         comm: String,
     },
-    /// Not a 64-bit x86 program.
-    #[error("pid {pid} ({}) is not a 64-bit x86 program ({found}): only x86-64 processes can be watched", terminal(comm))]
+    /// Not a program of this machine.
+    #[error("pid {pid} ({}) is not a 64-bit {machine} program ({found}): only {machine} processes can be watched", terminal(comm), machine = Machine::HOST.name())]
     WrongClass {
         /// The pid asked for.
         pid: Pid,
@@ -274,14 +275,13 @@ impl Process {
     }
 }
 
-/// What kind of program it is, from the first bytes of its file (e_ident's EI_CLASS and e_machine), unless it is an x86-64 one.
+/// What kind of program it is, from the first bytes of its file (e_ident's EI_CLASS and e_machine), unless it is one of this machine.
 fn foreign_class(header: [u8; 20]) -> Option<String> {
     const ELF_CLASS_32: u8 = 1;
     const ELF_CLASS_64: u8 = 2;
-    const EM_X86_64: u16 = 62;
     let machine = u16::from_le_bytes([header[18], header[19]]);
     match (header[4], machine) {
-        (ELF_CLASS_64, EM_X86_64) => None,
+        (ELF_CLASS_64, machine) if Machine::from_elf(machine) == Some(Machine::HOST) => None,
         (ELF_CLASS_32, machine) => Some(format!("32-bit, ELF machine {machine}")),
         (_, machine) => Some(format!("ELF machine {machine}")),
     }

@@ -12,10 +12,13 @@
 //! text\0   arguments, separated by blanks, each N@OPERAND: N = bytes, negative if signed
 //! ```
 //!
-//! Operands are in the assembler's syntax, as the compiler chose them, so they can be anything that an instruction can have. Those of
-//! x86-64 that address no symbol are understood; others are named and refused.
+//! Operands are in the assembler's syntax, as the compiler chose them, so they can be anything that an instruction can have. Those that
+//! address no symbol are understood; others are named and refused.
+
+mod arm64;
 
 use super::elf::{Elf, ReadAt};
+use crate::machine::Machine;
 use crate::probe::register::Register;
 use crate::units::FileOffset;
 
@@ -35,16 +38,16 @@ const NOTE_OWNER: &[u8] = b"stapsdt\0";
 /// Where an argument is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operand {
-    /// `$const`.
+    /// `$const`; on arm64 a number alone.
     Constant(i64),
-    /// `%reg`: the low bytes of a register, or bits 8 to 15 of it (`%ah`).
+    /// `%reg`, `xN`: the low bytes of a register, or bits 8 to 15 of it (`%ah`).
     Register {
         /// Which.
         register: Register,
         /// Whether it is one of `%ah`, `%bh`, `%ch`, `%dh`.
         high_byte: bool,
     },
-    /// `disp(%base,%index,scale)`.
+    /// `disp(%base,%index,scale)`, `[xN, disp]`.
     Memory {
         /// Added to the address.
         displacement: i64,
@@ -182,7 +185,7 @@ impl<'a> RawProbe<'a> {
             offset: elf.offset_of(vaddr)?,
             code: elf.bytes_at(vaddr, 8),
             semaphore,
-            arguments: arguments(self.arguments),
+            arguments: arguments(self.arguments, Machine::HOST),
         })
     }
 }
@@ -191,11 +194,11 @@ fn shown(text: &[u8]) -> String {
     String::from_utf8_lossy(text.get(..TEXT_SHOWN_MAX).unwrap_or(text)).into_owned()
 }
 
-/// Parses a note's arguments.
+/// Parses a note's arguments in a machine's syntax.
 ///
 /// # Errors
 /// With the argument that is not understood.
-pub fn arguments(text: &[u8]) -> Result<Vec<Argument>, String> {
+pub fn arguments(text: &[u8], machine: Machine) -> Result<Vec<Argument>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "its arguments are no text".to_owned())?;
     let mut arguments = Vec::new();
     let mut rest = text.trim();
@@ -203,26 +206,26 @@ pub fn arguments(text: &[u8]) -> Result<Vec<Argument>, String> {
         if arguments.len() == ARGUMENTS_MAX {
             return Err(format!("it has more than {ARGUMENTS_MAX} arguments"));
         }
-        // Blanks may stand inside parentheses.
+        // Blanks may stand inside parentheses or brackets.
         let mut depth = 0usize;
         let end = rest.find(|c: char| {
             depth = match c {
-                '(' => depth + 1,
-                ')' => depth.saturating_sub(1),
+                '(' | '[' => depth + 1,
+                ')' | ']' => depth.saturating_sub(1),
                 _ => depth,
             };
             c.is_ascii_whitespace() && depth == 0
         });
         let (one, after) = rest.split_at(end.unwrap_or(rest.len()));
-        let argument =
-            argument(one).ok_or_else(|| format!("argument {} is not understood: {}", arguments.len() + 1, shown(one.as_bytes())))?;
+        let argument = argument(one, machine)
+            .ok_or_else(|| format!("argument {} is not understood: {}", arguments.len() + 1, shown(one.as_bytes())))?;
         arguments.push(argument);
         rest = after.trim_start();
     }
     Ok(arguments)
 }
 
-fn argument(text: &str) -> Option<Argument> {
+fn argument(text: &str, machine: Machine) -> Option<Argument> {
     let (size, operand) = match text.split_once('@') {
         Some((size, operand)) => (size.parse::<i8>().ok()?, operand),
         // Old notes leave the size out: a word of the machine.
@@ -232,10 +235,14 @@ fn argument(text: &str) -> Option<Argument> {
     if !matches!(bytes, 1 | 2 | 4 | 8) {
         return None;
     }
-    Some(Argument { bytes, signed: size < 0, operand: self::operand(operand)? })
+    let operand = match machine {
+        Machine::X86_64 => x86_operand(operand)?,
+        Machine::Aarch64 => arm64::operand(operand)?,
+    };
+    Some(Argument { bytes, signed: size < 0, operand })
 }
 
-fn operand(text: &str) -> Option<Operand> {
+fn x86_operand(text: &str) -> Option<Operand> {
     if let Some(constant) = text.strip_prefix('$') {
         return number(constant).map(Operand::Constant);
     }
@@ -321,10 +328,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::probe::register::argument_register;
     use crate::sampler::library::Flavour;
 
     fn one(text: &str) -> Operand {
-        arguments(text.as_bytes()).unwrap()[0].operand
+        arguments(text.as_bytes(), Machine::X86_64).unwrap()[0].operand
     }
 
     #[test]
@@ -341,8 +349,15 @@ mod tests {
         assert_eq!(one("4@40(,%rdx,4)"), memory(40, None, Some((Register(1), 2))));
         assert_eq!(one("-4@$-1"), Operand::Constant(-1));
         assert_eq!(one("8@$0xffffffffffffffff"), Operand::Constant(-1));
-        let three = arguments(b"8@%rax -2@%dx 8@16(%rsp)").unwrap();
+        let three = arguments(b"8@%rax -2@%dx 8@16(%rsp)", Machine::X86_64).unwrap();
         assert_eq!(three.iter().map(|a| (a.bytes, a.signed)).collect::<Vec<_>>(), [(8, false), (2, true), (8, false)]);
+    }
+
+    #[test]
+    fn arguments_in_brackets_are_taken_apart_at_the_blanks_outside_of_them() {
+        let three = arguments(b"8@x0 -4@[sp, 16] 8@[x1, x2, lsl 3]", Machine::Aarch64).unwrap();
+        assert_eq!(three.iter().map(|a| (a.bytes, a.signed)).collect::<Vec<_>>(), [(8, false), (4, true), (8, false)]);
+        assert!(arguments(b"8@%rdi", Machine::Aarch64).unwrap_err().contains("argument 1"));
     }
 
     #[test]
@@ -360,7 +375,7 @@ mod tests {
             "8@%r16",
             "8@%r08",
         ] {
-            let error = arguments(format!("8@%rdi {text}").as_bytes()).unwrap_err();
+            let error = arguments(format!("8@%rdi {text}").as_bytes(), Machine::X86_64).unwrap_err();
             assert!(error.contains("argument 2"), "{text}: {error}");
         }
     }
@@ -372,10 +387,10 @@ mod tests {
         let names: Vec<&str> = found.probes.iter().map(|p| p.name.as_str()).collect();
         assert_eq!((names, found.refused), (vec!["alloc", "free"], 0));
         for probe in &found.probes {
-            assert_eq!(probe.code[0], 0x90);
+            assert_eq!(probe.code[0], if Machine::HOST == Machine::X86_64 { 0x90 } else { 0x1f });
             assert!(probe.semaphore.is_some());
             let arguments = probe.arguments.as_ref().unwrap();
-            let registers = [5, 4, 1].map(|n| Operand::Register { register: Register(n), high_byte: false });
+            let registers = [0, 1, 2].map(|n| Operand::Register { register: argument_register(n).unwrap(), high_byte: false });
             assert!(arguments.iter().zip(registers).all(|(argument, register)| argument.operand == register && argument.bytes == 8));
         }
         assert_eq!(probes(&elf, &["ddheap"]), Probes::default());
@@ -413,9 +428,11 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_the_argument_parser_panic(text in "[-0-9@$%()a-z, x]{0,60}", noise in proptest::collection::vec(any::<u8>(), 0..60)) {
-            let _ = arguments(text.as_bytes());
-            let _ = arguments(&noise);
+        fn no_text_makes_the_argument_parser_panic(text in "[-0-9@$%()\\[\\]a-z, x#]{0,60}", noise in proptest::collection::vec(any::<u8>(), 0..60)) {
+            for machine in [Machine::X86_64, Machine::Aarch64] {
+                let _ = arguments(text.as_bytes(), machine);
+                let _ = arguments(&noise, machine);
+            }
             let _ = next_note(&noise);
             let _ = RawProbe::parse(&noise);
         }

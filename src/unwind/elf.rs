@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::Error;
+use crate::machine::Machine;
 
 /// Program headers of one file. Real files have about 10; the format allows 65,535.
 const SEGMENTS_MAX: usize = 256;
@@ -31,7 +32,6 @@ const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 const PF_X: u32 = 1;
 const SHT_NOBITS: u32 = 8;
 const SHF_COMPRESSED: u64 = 0x800;
-const EM_X86_64: u16 = 62;
 const NT_GNU_BUILD_ID: u32 = 3;
 const DT_NEEDED: u64 = 1;
 
@@ -117,6 +117,8 @@ pub struct UnwindSection {
 #[derive(Debug, Clone)]
 pub struct Elf<'i, I: Image + ?Sized> {
     image: &'i I,
+    /// What its code is for.
+    pub machine: Machine,
     /// `PT_LOAD` segments.
     pub segments: Vec<Segment>,
     headers: Vec<ProgramHeader>,
@@ -143,13 +145,11 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
     /// Reads the ELF header and the program headers.
     ///
     /// # Errors
-    /// If it is no x86-64 ELF file or its program headers cannot be read.
+    /// If it is no ELF file of a known machine or its program headers cannot be read.
     pub fn parse(image: &'i I) -> Result<Self, Error> {
         let header: [u8; 64] = read_array(image, 0, "the ELF header").map_err(|_| Error::NotElf)?;
         let little_64 = header.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]);
-        if !little_64 || u16_at(&header, 18) != EM_X86_64 {
-            return Err(Error::NotElf);
-        }
+        let machine = Machine::from_elf(u16_at(&header, 18)).filter(|_| little_64).ok_or(Error::NotElf)?;
         let (offset, size, count) = (u64_at(&header, 32), u16_at(&header, 54), usize::from(u16_at(&header, 56)));
         if count == 0 {
             return Err(Error::NoUnwindInformation); // an object file: nothing of it is ever mapped as it is
@@ -171,7 +171,7 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
             })
             .collect();
         let segments = headers.iter().filter(|header| header.kind == PT_LOAD).map(|header| header.segment).collect();
-        Ok(Self { image, segments, headers, section_headers: (u64_at(&header, 40), u16_at(&header, 60), u16_at(&header, 62)) })
+        Ok(Self { image, machine, segments, headers, section_headers: (u64_at(&header, 40), u16_at(&header, 60), u16_at(&header, 62)) })
     }
 
     /// The GNU build id.

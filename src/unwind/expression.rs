@@ -11,7 +11,7 @@
 
 use gimli::{Encoding, EndianSlice, Expression, Format, LittleEndian, Operation, Register};
 
-/// An expression's meaning. Registers are DWARF numbers below 16.
+/// An expression's meaning. Registers are DWARF numbers below 64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// `reg + offset`
@@ -48,6 +48,8 @@ pub enum Form {
     },
 }
 
+/// Registers that have a number below this: all general ones of every machine.
+const REGISTERS: u8 = 64;
 /// Operations of the longest known shape (PLT).
 const OPERATIONS_MAX: usize = 9;
 
@@ -63,14 +65,12 @@ pub fn form(expression: gimli::Result<Expression<EndianSlice<'_, LittleEndian>>>
         len += 1;
     }
     match *found.get(..len)? {
-        [Op::Breg(reg, offset)] if reg < 16 => Some(Form::Register { reg, offset: i32::try_from(offset).ok()? }),
+        [Op::Breg(reg, offset)] => Some(Form::Register { reg, offset: i32::try_from(offset).ok()? }),
         [Op::Breg(reg, offset), Op::Deref] => deref(reg, offset, 0),
         [Op::Breg(reg, offset), Op::Deref, Op::PlusConstant(add)] | [Op::Breg(reg, offset), Op::Deref, Op::Literal(add), Op::Plus] => {
             deref(reg, offset, add)
         }
-        [Op::Breg(reg, offset), Op::Breg(index, 0), Op::Literal(8), Op::Mul, Op::Plus, Op::Deref, Op::PlusConstant(add)]
-            if reg < 16 && index < 16 =>
-        {
+        [Op::Breg(reg, offset), Op::Breg(index, 0), Op::Literal(8), Op::Mul, Op::Plus, Op::Deref, Op::PlusConstant(add)] => {
             Some(Form::DerefIndex { reg, index, offset: i32::try_from(offset).ok()?, add: i32::try_from(add).ok()? })
         }
         [
@@ -89,7 +89,7 @@ pub fn form(expression: gimli::Result<Expression<EndianSlice<'_, LittleEndian>>>
 }
 
 fn deref(reg: u8, offset: i64, add: i64) -> Option<Form> {
-    (reg < 16).then_some(Form::Deref { reg, offset: i32::try_from(offset).ok()?, add: i32::try_from(add).ok()? })
+    Some(Form::Deref { reg, offset: i32::try_from(offset).ok()?, add: i32::try_from(add).ok()? })
 }
 
 /// The operations that the known shapes are made of.
@@ -110,9 +110,10 @@ enum Op {
 impl<'a> From<Operation<EndianSlice<'a, LittleEndian>>> for Op {
     fn from(operation: Operation<EndianSlice<'a, LittleEndian>>) -> Self {
         match operation {
-            Operation::RegisterOffset { register: Register(register), offset, .. } => {
-                u8::try_from(register).map_or(Self::Other, |register| Self::Breg(register, offset))
-            }
+            Operation::RegisterOffset { register: Register(register), offset, .. } => u8::try_from(register)
+                .ok()
+                .filter(|&register| register < REGISTERS)
+                .map_or(Self::Other, |register| Self::Breg(register, offset)),
             Operation::Deref { size: 8, space: false, .. } => Self::Deref,
             Operation::UnsignedConstant { value } => i64::try_from(value).map_or(Self::Other, Self::Literal),
             Operation::SignedConstant { value } => Self::Literal(value),
@@ -165,6 +166,6 @@ mod tests {
         assert_eq!(of(&[0x77]), None, "cut off");
         assert_eq!(of(&[0x30]), None, "a constant");
         assert_eq!(of(&[0x30; 40]), None, "too long");
-        assert_eq!(of(&[0x80, 0]), None, "register 16 is not a general one");
+        assert_eq!(of(&[0x92, 64, 0]), None, "register 64 is not a general one");
     }
 }

@@ -1,4 +1,4 @@
-//! The mirror of `bpf/unwind_table.h`: sizes of the blocks and how each part is packed. Little-endian, as x86-64 is.
+//! The mirror of `bpf/unwind_table.h`: sizes of the blocks and how each part is packed. Little-endian, as x86-64 and arm64 are.
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 256;

@@ -33,9 +33,12 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
-    /// Not a 64-bit little-endian x86-64 ELF file.
-    #[error("not an x86-64 ELF file")]
+    /// Not a 64-bit little-endian ELF file of a known machine.
+    #[error("not an ELF file for x86-64 or arm64")]
     NotElf,
+    /// For another machine.
+    #[error("the file is for another machine")]
+    OtherMachine,
     /// A header names a place outside the file, or more than the limit.
     #[error("the ELF headers are corrupt: {what}")]
     Corrupt {

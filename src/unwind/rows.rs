@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use gimli::{BaseAddresses, CieOrFde, DebugFrame, EhFrame, EndianSlice, LittleEndian, UnwindContext};
+use gimli::{BaseAddresses, CieOrFde, DebugFrame, EhFrame, EndianSlice, LittleEndian, UnwindContext, Vendor};
 
 use super::Error;
 use super::elf::{Format, Segment, UnwindSection};
 use super::rule::Rule;
+use crate::machine::Machine;
 
 /// Rows of one file. The largest seen has 1.2 M (LLVM); 8 M rows are 32 MiB of table, half the default budget.
 pub const ROWS_MAX: usize = 8 << 20;
@@ -70,28 +71,38 @@ pub struct Rows {
 }
 
 /// Converts a file's unwind information. `segments` bound the addresses that are believed; `precise_gaps` is set for files that may hold
-/// assembly without rows.
+/// assembly without rows; `machine` gives the registers their meaning.
 ///
 /// # Errors
 /// If there are more rows than the limit. Corrupt parts are counted and left out.
-pub fn convert(section: &UnwindSection, segments: &[Segment], precise_gaps: bool) -> Result<Rows, Error> {
+pub fn convert(section: &UnwindSection, segments: &[Segment], precise_gaps: bool, machine: Machine) -> Result<Rows, Error> {
     let bases = BaseAddresses::default().set_eh_frame(section.address).set_text(text_base(segments));
     let gap_bytes = if precise_gaps { GAP_BYTES_PADDING_ASSEMBLY } else { GAP_BYTES_PADDING };
     match section.format {
         Format::EhFrame => {
             let mut frame = EhFrame::new(&section.bytes, LittleEndian);
             frame.set_address_size(8);
-            Converter::new(segments).run(&frame, &bases, gap_bytes)
+            frame.set_vendor(vendor(machine));
+            Converter::new(segments, machine).run(&frame, &bases, gap_bytes)
         }
         Format::DebugFrame => {
             let mut frame = DebugFrame::from(EndianSlice::new(&section.bytes, LittleEndian));
             frame.set_address_size(8);
-            Converter::new(segments).run(&frame, &bases, gap_bytes)
+            frame.set_vendor(vendor(machine));
+            Converter::new(segments, machine).run(&frame, &bases, gap_bytes)
         }
     }
 }
 
-/// `DW_EH_PE_textrel` is relative to the text; x86-64 compilers do not use it.
+/// Whose private instructions there may be: arm64 has one for signed return addresses.
+fn vendor(machine: Machine) -> Vendor {
+    match machine {
+        Machine::X86_64 => Vendor::Default,
+        Machine::Aarch64 => Vendor::AArch64,
+    }
+}
+
+/// `DW_EH_PE_textrel` is relative to the text; no compiler uses it.
 fn text_base(segments: &[Segment]) -> u64 {
     segments.iter().filter(|segment| segment.executable).map(|segment| segment.address).min().unwrap_or(0)
 }
@@ -107,6 +118,7 @@ struct Function {
 
 struct Converter<'s> {
     segments: &'s [Segment],
+    machine: Machine,
     rows: Vec<Row>,
     functions: Vec<Function>,
     rules: Rules,
@@ -114,8 +126,8 @@ struct Converter<'s> {
 }
 
 impl<'s> Converter<'s> {
-    fn new(segments: &'s [Segment]) -> Self {
-        Self { segments, rows: Vec::new(), functions: Vec::new(), rules: Rules::new(), counts: Counts::default() }
+    fn new(segments: &'s [Segment], machine: Machine) -> Self {
+        Self { segments, machine, rows: Vec::new(), functions: Vec::new(), rules: Rules::new(), counts: Counts::default() }
     }
 
     fn run<'a, S>(mut self, section: &S, bases: &BaseAddresses, gap_bytes: u64) -> Result<Rows, Error>
@@ -179,7 +191,7 @@ impl<'s> Converter<'s> {
                     match table.next_row() {
                         Ok(Some(row)) => {
                             let address = row.start_address();
-                            let rule = Rule::from_row(row, section);
+                            let rule = Rule::from_row(row, section, self.machine);
                             self.counts.rows_read += 1;
                             if rule == Rule::UNSUPPORTED {
                                 self.counts.rows_unsupported += 1;
@@ -346,11 +358,11 @@ mod tests {
     #[test]
     fn a_gap_that_may_hold_code_ends_the_function_before_it_and_padding_does_not() {
         let section = section(&[(0x1000, 0x10, &[]), (0x1020, 0x11, &[]), (0x1040, 0x10, &[])]);
-        let rows = convert(&section, &[TEXT], false).unwrap();
+        let rows = convert(&section, &[TEXT], false, Machine::X86_64).unwrap();
         // 16 bytes are a gap, 15 are padding; equal neighbours are one row.
         assert_eq!(addresses(&rows), [(0x1000, true), (0x1010, false), (0x1020, true), (0x1050, false)]);
         assert_eq!(rows.counts.functions, 3);
-        let rows = convert(&section, &[TEXT], true).unwrap();
+        let rows = convert(&section, &[TEXT], true, Machine::X86_64).unwrap();
         assert_eq!(addresses(&rows).len(), 6, "in a C library 15 bytes may hold a signal trampoline");
     }
 
@@ -358,7 +370,7 @@ mod tests {
     fn functions_out_of_order_are_sorted_and_overlapping_ones_cut() {
         // DW_CFA_advance_loc 8, DW_CFA_def_cfa_offset 16.
         let section = section(&[(0x2000, 0x40, &[]), (0x1000, 0x20, &[0x48, 0x0e, 16]), (0x1004, 0x10, &[])]);
-        let rows = convert(&section, &[TEXT], false).unwrap();
+        let rows = convert(&section, &[TEXT], false, Machine::X86_64).unwrap();
         assert_eq!(rows.counts.functions_overlapping, 1);
         assert_eq!(addresses(&rows), [(0x1000, true), (0x1014, false), (0x2000, true), (0x2040, false)]);
     }
@@ -367,7 +379,7 @@ mod tests {
     fn functions_outside_the_text_are_refused_and_counted() {
         let text = Segment { offset: 0, address: 0x1000, file_bytes: 0x1000, executable: true };
         let section = section(&[(0, 0x10, &[]), (0x1ff8, 0x10, &[]), (u64::MAX - 4, 0x10, &[]), (0x1800, 0, &[]), (0x1100, 0x10, &[])]);
-        let rows = convert(&section, &[text], false).unwrap();
+        let rows = convert(&section, &[text], false, Machine::X86_64).unwrap();
         assert_eq!((rows.counts.functions, rows.counts.functions_refused), (1, 4));
     }
 
@@ -375,7 +387,7 @@ mod tests {
     fn corrupt_instructions_keep_the_rows_before_them() {
         // advance 4, def_cfa_offset 16, then an opcode that does not exist.
         let section = section(&[(0x1000, 0x20, &[0x44, 0x0e, 16, 0x44, 0x3f]), (0x1100, 0x10, &[])]);
-        let rows = convert(&section, &[TEXT], false).unwrap();
+        let rows = convert(&section, &[TEXT], false, Machine::X86_64).unwrap();
         assert_eq!(rows.counts.functions_corrupt, 1);
         assert_eq!(rows.counts.functions, 2);
         assert_eq!(rows.rows.first().unwrap().address, 0x1000);

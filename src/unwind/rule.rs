@@ -4,37 +4,38 @@
 //!   higher addresses
 //!   ┌──────────────────┐
 //!   │ caller's frame   │
-//!   ├──────────────────┤ ← CFA: the caller's rsp after the return
-//!   │ return address   │   CFA - 8
-//!   │ saved rbp        │   CFA + 8 * bp_slot (bp_slot = -2 here)
+//!   ├──────────────────┤ ← CFA: the caller's sp after the return        arm64: the return address is in x30 until
+//!   │ return address   │   CFA - 8                                      a function saves it, anywhere in its frame
+//!   │ saved rbp        │   CFA + 8 * bp_slot (bp_slot = -2 here)        but nearly always in the word above x29
 //!   │ locals           │
-//!   ├──────────────────┤ ← rsp
+//!   ├──────────────────┤ ← sp
 //! ```
+//!
+//! "bp" is the frame pointer (rbp, x29), "sp" the stack pointer. Registers in rules are [`Machine::rule_code`]s, not DWARF numbers.
 
 use gimli::{CfaRule, EndianSlice, LittleEndian, Register, RegisterRule, UnwindSection, UnwindTableRow};
 
 use super::expression::{self, Form};
+use crate::machine::Machine;
 
-/// DWARF number of rbp.
-pub const RBP: u8 = 6;
-/// DWARF number of rsp.
-pub const RSP: u8 = 7;
-/// DWARF number of the return address's column.
-pub const RA: u16 = 16;
+/// The code of the frame pointer.
+pub const BP: u8 = 6;
+/// The code of the stack pointer.
+pub const SP: u8 = 7;
 
 /// How the canonical frame address is found. Numbers are `enum fp_cfa`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cfa {
     /// `reg + offset`
     Register {
-        /// DWARF number, below 16.
+        /// Its code, below 16.
         reg: u8,
         /// Bytes.
         offset: i32,
     },
     /// `*(reg + offset) + add`
     Deref {
-        /// DWARF number, below 16.
+        /// Its code, below 16.
         reg: u8,
         /// Bytes.
         offset: i16,
@@ -43,21 +44,21 @@ pub enum Cfa {
     },
     /// `*(reg + 8 * index + offset) + add`
     DerefIndex {
-        /// DWARF number, below 16.
+        /// Its code, below 16.
         reg: u8,
-        /// DWARF number, below 16.
+        /// Its code, below 16.
         index: u8,
         /// Bytes.
         offset: i16,
         /// Bytes.
         add: i16,
     },
-    /// `rsp + 8`, and 8 more from byte `pushed_from` of a 16-byte PLT entry on.
+    /// x86-64: `rsp + 8`, and 8 more from byte `pushed_from` of a 16-byte PLT entry on.
     Plt {
         /// Offset in the entry of the first instruction after the push.
         pushed_from: u8,
     },
-    /// A signal trampoline: the interrupted registers lie at rsp.
+    /// A signal trampoline: the interrupted registers lie at sp.
     Signal,
     /// The outermost frame.
     End,
@@ -65,16 +66,16 @@ pub enum Cfa {
     Unsupported,
 }
 
-/// Where the caller's rbp is. Numbers are `enum fp_saved_bp`. Slots are in words of 8 bytes.
+/// Where the caller's bp is. Numbers are `enum fp_saved_bp`. Slots are in words of 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SavedBp {
-    /// Still in rbp.
+    /// Still in bp.
     Same,
     /// At CFA + 8 * slot.
     AtCfa(i8),
-    /// At rbp + 8 * slot.
+    /// At bp + 8 * slot.
     AtBp(i8),
-    /// At rsp + 8 * slot.
+    /// At sp + 8 * slot.
     AtSp(i8),
     /// Nowhere that could be told.
     Lost,
@@ -83,10 +84,14 @@ pub enum SavedBp {
 /// Where the return address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SavedRa {
-    /// At CFA - 8.
+    /// At CFA - 8. x86-64 alone.
     AtCfa,
-    /// In this register.
+    /// In the register with this code.
     InRegister(u8),
+    /// In the word above the caller's bp. arm64 alone.
+    BesideBp,
+    /// At CFA + 8 * slot, while bp is in no slot. arm64 alone.
+    AtSlot(i8),
 }
 
 /// One rule.
@@ -94,7 +99,7 @@ pub enum SavedRa {
 pub struct Rule {
     /// Of the canonical frame address.
     pub cfa: Cfa,
-    /// Of rbp.
+    /// Of bp.
     pub bp: SavedBp,
     /// Of the return address.
     pub ra: SavedRa,
@@ -103,7 +108,7 @@ pub struct Rule {
 impl Rule {
     /// A rule of a form that is not evaluated.
     pub const UNSUPPORTED: Self = Self::only(Cfa::Unsupported);
-    /// The interrupted registers lie at rsp.
+    /// The interrupted registers lie at sp.
     pub const SIGNAL: Self = Self::only(Cfa::Signal);
     /// The outermost frame.
     pub const END: Self = Self::only(Cfa::End);
@@ -125,7 +130,7 @@ impl Rule {
             Cfa::End => (6, 0, 0, 0),
             Cfa::Unsupported => (7, 0, 0, 0),
         };
-        let (bp, slot) = match self.bp {
+        let (bp, mut slot) = match self.bp {
             SavedBp::Same => (0, 0),
             SavedBp::AtCfa(slot) => (1, slot),
             SavedBp::AtBp(slot) => (2, slot),
@@ -137,6 +142,11 @@ impl Rule {
             SavedRa::InRegister(reg) => {
                 reg2 = reg;
                 1
+            }
+            SavedRa::BesideBp => 2,
+            SavedRa::AtSlot(ra_slot) => {
+                slot = ra_slot;
+                3
             }
         };
         u64::from_le_bytes([
@@ -152,52 +162,77 @@ impl Rule {
     }
 
     /// The rule of a row. `section` holds the row's expressions.
-    pub fn from_row<'a, S>(row: &UnwindTableRow<usize>, section: &S) -> Self
+    pub fn from_row<'a, S>(row: &UnwindTableRow<usize>, section: &S, machine: Machine) -> Self
     where
         S: UnwindSection<EndianSlice<'a, LittleEndian>>,
     {
-        let ra = match row.register(Register(RA)) {
-            Some(RegisterRule::Undefined) => return Self::END,
-            Some(RegisterRule::Offset(-8)) => SavedRa::AtCfa,
-            Some(RegisterRule::Register(register)) => match u8::try_from(register.0) {
-                Ok(reg) if reg < 16 => SavedRa::InRegister(reg),
-                _ => return Self::UNSUPPORTED,
+        let bp = bp_of(row, section, machine);
+        let (ra, bp) = match (machine, row.register(Register(machine.return_address()))) {
+            (_, Some(RegisterRule::Undefined)) => return Self::END,
+            (Machine::X86_64, Some(RegisterRule::Offset(-8))) => (SavedRa::AtCfa, bp),
+            (_, Some(RegisterRule::Register(register))) => match machine.rule_code(register.0) {
+                Some(code) => (SavedRa::InRegister(code), bp),
+                None => return Self::UNSUPPORTED,
+            },
+            (Machine::Aarch64, None | Some(RegisterRule::SameValue)) => match machine.rule_code(machine.return_address()) {
+                Some(code) => (SavedRa::InRegister(code), bp),
+                None => return Self::UNSUPPORTED,
+            },
+            (Machine::Aarch64, Some(RegisterRule::Offset(offset))) => match (bp, slot(offset)) {
+                (SavedBp::AtCfa(bp_slot), Some(ra_slot)) if bp_slot.checked_add(1) == Some(ra_slot) => (SavedRa::BesideBp, bp),
+                // There is one slot, and a walk can go on without bp as long as no caller needs it.
+                (SavedBp::Same, Some(ra_slot)) => (SavedRa::AtSlot(ra_slot), SavedBp::Same),
+                (_, Some(ra_slot)) => (SavedRa::AtSlot(ra_slot), SavedBp::Lost),
+                (_, None) => return Self::UNSUPPORTED,
             },
             _ => return Self::UNSUPPORTED,
         };
-        let Some(cfa) = cfa_of(row.cfa(), section) else { return Self::UNSUPPORTED };
+        let Some(cfa) = cfa_of(row.cfa(), section, machine) else { return Self::UNSUPPORTED };
         if matches!((cfa, ra), (Cfa::DerefIndex { .. }, SavedRa::InRegister(_))) {
             return Self::UNSUPPORTED; // both would need the one field
         }
-        let bp = match row.register(Register(u16::from(RBP))) {
-            None | Some(RegisterRule::SameValue) => SavedBp::Same,
-            Some(RegisterRule::Offset(offset)) => slot(offset).map_or(SavedBp::Lost, SavedBp::AtCfa),
-            Some(RegisterRule::Expression(expression)) => match expression::form(expression.get(section)) {
-                Some(Form::Register { reg: RBP, offset }) => slot(offset.into()).map_or(SavedBp::Lost, SavedBp::AtBp),
-                Some(Form::Register { reg: RSP, offset }) => slot(offset.into()).map_or(SavedBp::Lost, SavedBp::AtSp),
-                _ => SavedBp::Lost,
-            },
-            Some(_) => SavedBp::Lost,
-        };
         Self { cfa, bp, ra }
     }
 }
 
-fn cfa_of<'a, S>(rule: &CfaRule<usize>, section: &S) -> Option<Cfa>
+fn bp_of<'a, S>(row: &UnwindTableRow<usize>, section: &S, machine: Machine) -> SavedBp
 where
     S: UnwindSection<EndianSlice<'a, LittleEndian>>,
 {
+    match row.register(Register(machine.frame_pointer())) {
+        None | Some(RegisterRule::SameValue) => SavedBp::Same,
+        Some(RegisterRule::Offset(offset)) => slot(offset).map_or(SavedBp::Lost, SavedBp::AtCfa),
+        Some(RegisterRule::Expression(expression)) => match expression::form(expression.get(section)) {
+            Some(Form::Register { reg, offset }) => match machine.rule_code(reg.into()) {
+                Some(BP) => slot(offset.into()).map_or(SavedBp::Lost, SavedBp::AtBp),
+                Some(SP) => slot(offset.into()).map_or(SavedBp::Lost, SavedBp::AtSp),
+                _ => SavedBp::Lost,
+            },
+            _ => SavedBp::Lost,
+        },
+        Some(_) => SavedBp::Lost,
+    }
+}
+
+fn cfa_of<'a, S>(rule: &CfaRule<usize>, section: &S, machine: Machine) -> Option<Cfa>
+where
+    S: UnwindSection<EndianSlice<'a, LittleEndian>>,
+{
+    let code = |reg: u8| machine.rule_code(reg.into());
     Some(match rule {
         CfaRule::RegisterAndOffset { register, offset } => {
-            Cfa::Register { reg: u8::try_from(register.0).ok().filter(|&reg| reg < 16)?, offset: i32::try_from(*offset).ok()? }
+            Cfa::Register { reg: machine.rule_code(register.0)?, offset: i32::try_from(*offset).ok()? }
         }
         CfaRule::Expression(expression) => match expression::form(expression.get(section))? {
-            Form::Register { reg, offset } => Cfa::Register { reg, offset },
-            Form::Deref { reg, offset, add } => Cfa::Deref { reg, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? },
-            Form::DerefIndex { reg, index, offset, add } => {
-                Cfa::DerefIndex { reg, index, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? }
+            Form::Register { reg, offset } => Cfa::Register { reg: code(reg)?, offset },
+            Form::Deref { reg, offset, add } => {
+                Cfa::Deref { reg: code(reg)?, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? }
             }
-            Form::Plt { pushed_from } => Cfa::Plt { pushed_from },
+            Form::DerefIndex { reg, index, offset, add } => {
+                Cfa::DerefIndex { reg: code(reg)?, index: code(index)?, offset: i16::try_from(offset).ok()?, add: i16::try_from(add).ok()? }
+            }
+            Form::Plt { pushed_from } if machine == Machine::X86_64 => Cfa::Plt { pushed_from },
+            Form::Plt { .. } => return None,
         },
     })
 }
@@ -214,12 +249,16 @@ mod tests {
 
     #[test]
     fn a_rule_is_packed_as_the_c_struct_lays_it_out() {
-        let rule = Rule { cfa: Cfa::Register { reg: RSP, offset: -2 }, bp: SavedBp::AtCfa(-2), ra: SavedRa::AtCfa };
+        let rule = Rule { cfa: Cfa::Register { reg: SP, offset: -2 }, bp: SavedBp::AtCfa(-2), ra: SavedRa::AtCfa };
         assert_eq!(rule.pack().to_le_bytes(), [1, 7, 1, 0xfe, 0xfe, 0xff, 0xff, 0xff]);
-        let rule = Rule { cfa: Cfa::Deref { reg: RBP, offset: -8, add: 0 }, bp: SavedBp::AtBp(0), ra: SavedRa::AtCfa };
+        let rule = Rule { cfa: Cfa::Deref { reg: BP, offset: -8, add: 0 }, bp: SavedBp::AtBp(0), ra: SavedRa::AtCfa };
         assert_eq!(rule.pack().to_le_bytes(), [2, 6, 2, 0, 0xf8, 0xff, 0, 0]);
-        let rule = Rule { cfa: Cfa::Register { reg: RSP, offset: 0 }, bp: SavedBp::Same, ra: SavedRa::InRegister(5) };
+        let rule = Rule { cfa: Cfa::Register { reg: SP, offset: 0 }, bp: SavedBp::Same, ra: SavedRa::InRegister(5) };
         assert_eq!(rule.pack().to_le_bytes(), [1, 0x57, 0x10, 0, 0, 0, 0, 0]);
+        let rule = Rule { cfa: Cfa::Register { reg: SP, offset: 32 }, bp: SavedBp::AtCfa(-4), ra: SavedRa::BesideBp };
+        assert_eq!(rule.pack().to_le_bytes(), [1, 7, 0x21, 0xfc, 32, 0, 0, 0]);
+        let rule = Rule { cfa: Cfa::Register { reg: SP, offset: 32 }, bp: SavedBp::Lost, ra: SavedRa::AtSlot(-2) };
+        assert_eq!(rule.pack().to_le_bytes(), [1, 7, 0x34, 0xfe, 32, 0, 0, 0]);
         assert_eq!(Rule::END.pack(), 6);
     }
 

@@ -4,6 +4,7 @@ use super::Error;
 use super::elf::{Elf, Image};
 use super::layout::{BLOCK_BYTES, GRANULE_SHIFT, INDEX_GRANULES, ROWS_PER_BLOCK, RULES_PER_BLOCK, put_u16, put_u32, put_u64};
 use super::rows::{self, Counts, Rows};
+use crate::machine::Machine;
 
 /// Granules of one file: 4 GiB of text, more than the code models of x86-64 can link; its index takes 4 MiB.
 const GRANULES_MAX: u64 = 1 << 20;
@@ -18,14 +19,25 @@ pub struct Table {
 }
 
 impl Table {
-    /// Reads a file and builds its table.
+    /// Reads a file of this machine and builds its table.
     ///
     /// # Errors
-    /// If the file has no unwind information, is no ELF file, or exceeds a limit.
+    /// If the file has no unwind information, is no ELF file of this machine, or exceeds a limit.
     pub fn read<I: Image + ?Sized>(image: &I) -> Result<Self, Error> {
+        Self::read_for(image, Machine::HOST)
+    }
+
+    /// Reads a file of any known machine and builds its table.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_for<I: Image + ?Sized>(image: &I, machine: Machine) -> Result<Self, Error> {
         let elf = Elf::parse(image)?;
+        if elf.machine != machine {
+            return Err(Error::OtherMachine);
+        }
         let section = elf.unwind_section()?;
-        Self::build(rows::convert(&section, &elf.segments, !elf.needs_libraries())?)
+        Self::build(rows::convert(&section, &elf.segments, !elf.needs_libraries(), machine)?)
     }
 
     /// Builds the index over sorted rows.

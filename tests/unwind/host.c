@@ -16,14 +16,8 @@
 #define barrier_var(var) asm volatile("" : "+r"(var))
 
 #include "../../bpf/fragprof.h"
+#include "../../bpf/machine.bpf.h"
 #include "../../bpf/unwind_table.h"
-
-/* The kernel's struct, as the unwinder names its fields. */
-struct pt_regs {
-	unsigned long r15, r14, r13, r12, bp, bx;
-	unsigned long r11, r10, r9, r8, ax, cx, dx, si, di;
-	unsigned long orig_ax, ip, cs, flags, sp, ss;
-};
 
 struct host_region {
 	__u64 begin;

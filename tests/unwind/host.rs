@@ -71,7 +71,7 @@ impl Host {
         let directory = TempDir::new().unwrap();
         let out = directory.path().join("unwind_host.so");
         let mut clang = Command::new("clang");
-        clang.args(["-shared", "-fPIC", "-O2", "-g", "-fsanitize=undefined,bounds", "-fsanitize-trap=all", "-Wall"]);
+        clang.args(["-shared", "-fPIC", "-O2", "-g", "-fsanitize=undefined,bounds", "-fsanitize-trap=all", "-Wall", "-D__TARGET_ARCH_x86"]);
         clang.args(["-Wno-gnu-variable-sized-type-not-at-end", "-Wno-pass-failed"]);
         run(clang.arg(root().join("tests/unwind/host.c")).arg("-o").arg(&out));
         let path = CString::new(out.as_os_str().as_bytes()).unwrap();

@@ -33,7 +33,7 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs)
 	struct fp_walk *walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 
 	if (walk)
-		unwind_into(walk, regs, bpf_get_current_pid_tgid() >> 32, regs->sp);
+		unwind_into(walk, regs, bpf_get_current_pid_tgid() >> 32, FP_SP(regs));
 	return walk;
 }
 

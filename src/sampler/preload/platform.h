@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifndef __x86_64__
-#error "the sampler knows x86-64 only: its probes name x86-64 registers"
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#error "the sampler knows x86-64 and arm64: its probes name registers"
 #endif
 
 #define likely(x) __builtin_expect(!!(x), 1)
@@ -25,7 +25,11 @@ static inline uintptr_t stack_pointer(void)
 {
 	uintptr_t sp;
 
+#ifdef __x86_64__
 	__asm__ volatile("movq %%rsp, %0" : "=r"(sp));
+#else
+	__asm__ volatile("mov %0, sp" : "=r"(sp));
+#endif
 	return sp;
 }
 

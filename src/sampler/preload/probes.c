@@ -26,15 +26,38 @@ __asm__(".pushsection .stapsdt.base,\"aG\",\"progbits\",.stapsdt.base,comdat\n"
 	"994: .balign 4\n"                                \
 	".popsection\n"
 
+/* The registers of the calling convention, as a note names them and as a variable is bound to them. */
+#ifdef __x86_64__
+#define FIRST "rdi"
+#define SECOND "rsi"
+#define THIRD "rdx"
+#define FOURTH "rcx"
+#define NOTED "%%"
+#else
+#define FIRST "x0"
+#define SECOND "x1"
+#define THIRD "x2"
+#define FOURTH "x3"
+#define NOTED
+#endif
+
 __attribute__((noinline, noclone)) void emit_alloc(void *pointer, size_t size_bytes, uint64_t weight_bytes, uint64_t interval_bytes)
 {
-	__asm__ volatile(PROBE("alloc", "otel_memory_alloc_semaphore", "8@%%rdi 8@%%rsi 8@%%rdx 8@%%rcx")
+	register void *first __asm__(FIRST) = pointer;
+	register size_t second __asm__(SECOND) = size_bytes;
+	register uint64_t third __asm__(THIRD) = weight_bytes;
+	register uint64_t fourth __asm__(FOURTH) = interval_bytes;
+
+	__asm__ volatile(PROBE("alloc", "otel_memory_alloc_semaphore",
+			       "8@" NOTED FIRST " 8@" NOTED SECOND " 8@" NOTED THIRD " 8@" NOTED FOURTH)
 			 :
-			 : "D"(pointer), "S"(size_bytes), "d"(weight_bytes), "c"(interval_bytes)
+			 : "r"(first), "r"(second), "r"(third), "r"(fourth)
 			 : "memory");
 }
 
 __attribute__((noinline, noclone)) void emit_free(void *pointer)
 {
-	__asm__ volatile(PROBE("free", "otel_memory_free_semaphore", "8@%%rdi") : : "D"(pointer) : "memory");
+	register void *first __asm__(FIRST) = pointer;
+
+	__asm__ volatile(PROBE("free", "otel_memory_free_semaphore", "8@" NOTED FIRST) : : "r"(first) : "memory");
 }

@@ -4,6 +4,7 @@ use object::LittleEndian as LE;
 use object::elf;
 
 use super::{Elf, ReadAt, pods};
+use crate::machine::Machine;
 
 /// Symbols counted through DT_GNU_HASH when the section headers are gone.
 const HASHED_SYMBOLS_MAX: u64 = 1 << 22;
@@ -148,7 +149,7 @@ impl<R: ReadAt> Elf<R> {
             for relocation in pods::<elf::Rela64<LE>>(&table) {
                 let info = relocation.r_info.get(LE);
                 let kind = (info & 0xffff_ffff) as u32;
-                if kind != elf::R_X86_64_JUMP_SLOT.0 && kind != elf::R_X86_64_GLOB_DAT.0 {
+                if !Machine::HOST.slot_relocations().contains(&kind) {
                     continue;
                 }
                 let symbol = usize::try_from(info >> 32).ok().and_then(|index| symbols.symbols().get(index));

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * What the instruction set decides: registers, where a call leaves its return address, signal frames, system call numbers. One header
+ * for each, with the same names in it; src/machine/ is the daemon's side. __TARGET_ARCH_* is libbpf's name for the target.
+ *
+ * An unwind rule names a register in 4 bits (src/machine/ has the codes). Two codes are the same everywhere: FP_REG_BP and FP_REG_SP.
+ */
+#ifndef FRAGPROF_MACHINE_BPF_H
+#define FRAGPROF_MACHINE_BPF_H
+
+#include "unwind_table.h"
+
+#ifdef FP_HOST
+#define FP_KERNEL_STRUCT
+#else
+#include <bpf/bpf_helpers.h>
+#define FP_KERNEL_STRUCT __attribute__((preserve_access_index))
+#endif
+
+/* Codes of the frame pointer (rbp, x29) and of the stack pointer in rules. */
+#define FP_REG_BP 6
+#define FP_REG_SP 7
+
+/* Loads the word at an offset of the probe's registers by an instruction of its own: left to itself the compiler folds the cases of a
+ * switch into one load at a computed offset of the context, which the verifier refuses. The offsets are uapi, and fixed. */
+#define FP_LOAD_AT(regs, at)                                        \
+	({                                                          \
+		__u64 value_;                                       \
+		asm volatile("%0 = *(u64 *)(%1 + %2)"               \
+			     : "=r"(value_)                         \
+			     : "r"(regs), "i"(at));                 \
+		value_;                                             \
+	})
+
+#if defined(__TARGET_ARCH_x86)
+#include "machine_x86.bpf.h"
+#elif defined(__TARGET_ARCH_arm64)
+#include "machine_arm64.bpf.h"
+#else
+#error "fragprof knows x86-64 and arm64"
+#endif
+#endif

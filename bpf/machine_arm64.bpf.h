@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * arm64. A call leaves its return address in x30, and nothing on the stack; functions that call others save it, nearly always beside
+ * x29. Codes of registers in rules: 0 to 4 and 8 to 15 are x0 to x4 and x8 to x15, 5 is x30, 6 is x29, 7 is sp; others have none.
+ *
+ * Return addresses may be signed (pointer authentication): the signature is in the bits above the address, and is cut off. That is right
+ * for kernels with 48 bits of user addresses or more; with fewer a signed address keeps some of it, is in no mapping, and ends the walk.
+ */
+#ifndef FRAGPROF_MACHINE_ARM64_BPF_H
+#define FRAGPROF_MACHINE_ARM64_BPF_H
+
+/* First address that is taken for no user code: 48 bits. Programs that ask for it may have data above (52 bits). */
+#define FP_USER_END ((1ULL << 48) - 4096)
+
+/* arch/arm64/include/asm/ptrace.h; begins with the uapi's struct user_pt_regs. */
+struct pt_regs {
+	unsigned long long regs[31];
+	unsigned long long sp;
+	unsigned long long pc;
+	unsigned long long pstate;
+	unsigned long long orig_x0;
+	int syscallno;
+} FP_KERNEL_STRUCT;
+
+#define FP_REG_LINK 5
+
+#define FP_PC(regs_) ((regs_)->pc)
+#define FP_SP(regs_) ((regs_)->sp)
+#define FP_BP(regs_) ((regs_)->regs[29])
+#define FP_RESULT(regs_) ((regs_)->regs[0])
+
+/* A system call's number and arguments: x0 has its result by the time it is looked at. */
+#define FP_SYSCALL(regs_) ((regs_)->syscallno)
+#define FP_SYSCALL_0(regs_) ((regs_)->orig_x0)
+#define FP_SYSCALL_1(regs_) ((regs_)->regs[1])
+#define FP_SYSCALL_2(regs_) ((regs_)->regs[2])
+#define FP_SYSCALL_3(regs_) ((regs_)->regs[3])
+#define FP_SYSCALL_4(regs_) ((regs_)->regs[4])
+
+/* include/uapi/asm-generic/unistd.h */
+enum fp_syscall {
+	FP_SYS_BRK = 214,
+	FP_SYS_MUNMAP = 215,
+	FP_SYS_MREMAP = 216,
+	FP_SYS_MMAP = 222,
+	FP_SYS_MPROTECT = 226,
+	FP_SYS_MADVISE = 233,
+};
+
+#define FP_RETURN_POPS 0
+/* A frame record may lie anywhere in its frame (AAPCS64, 6.4.6), so it tells the caller's x29 and pc, but not its stack pointer. */
+#define FP_FRAME_POINTER_TELLS_SP 0
+
+static __always_inline __u64 fp_return_slot(const struct fp_rule *rule, __u64 cfa, __u64 bp_address)
+{
+	return rule->saved >> 4 == FP_RA_BESIDE_BP ? bp_address + 8 : cfa + 8 * (__s64)rule->bp_slot;
+}
+
+static __always_inline __u64 fp_repeated_return_slot(__u64 caller_sp, __s32 bp_at)
+{
+	return caller_sp + (__s64)bp_at + 8;
+}
+
+/* Of a step only the place of the caller's x29 is kept. */
+static __always_inline bool fp_return_is_repeatable(const struct fp_rule *rule)
+{
+	return rule->saved >> 4 == FP_RA_BESIDE_BP;
+}
+
+static __always_inline __u64 fp_code_address(__u64 word)
+{
+	return word & ((1ULL << 48) - 1);
+}
+
+/* struct rt_sigframe (arch/arm64/kernel/signal.c): 128 bytes of siginfo, then the ucontext, in which the sigcontext is aligned to 16. */
+#define FP_SIGNAL_SIGCONTEXT 304
+#define FP_SIGCONTEXT_PC 264
+
+/* struct sigcontext (arch/arm64/include/uapi/asm/sigcontext.h): the fault's address, x0 to x30, sp, pc. By code. */
+static __always_inline __u32 fp_sigcontext_offset(__u32 reg)
+{
+	switch (reg) {
+	case FP_REG_LINK: return 8 + 8 * 30;
+	case FP_REG_BP: return 8 + 8 * 29;
+	case FP_REG_SP: return 8 + 8 * 31;
+	default: return 8 + 8 * reg;
+	}
+}
+
+/* mov x8, #139; svc #0: the vdso's, and the C libraries' where there is none. */
+#define FP_SIGNAL_RETURN_BYTES 8
+static __always_inline bool fp_is_signal_return_code(const __u64 *code)
+{
+	return code[0] == 0xd4000001d2801168ULL;
+}
+
+static __always_inline void fp_keep_registers(__u64 *leaf, struct pt_regs *regs)
+{
+	leaf[0] = regs->regs[0];
+	leaf[1] = regs->regs[1];
+	leaf[2] = regs->regs[2];
+	leaf[3] = regs->regs[3];
+	leaf[4] = regs->regs[4];
+	leaf[FP_REG_LINK] = regs->regs[30];
+	leaf[8] = regs->regs[8];
+	leaf[9] = regs->regs[9];
+	leaf[10] = regs->regs[10];
+	leaf[11] = regs->regs[11];
+	leaf[12] = regs->regs[12];
+	leaf[13] = regs->regs[13];
+	leaf[14] = regs->regs[14];
+	leaf[15] = regs->regs[15];
+}
+
+#ifndef FP_HOST
+/* DWARF register number -> value at the probe: x0 to x30 and sp are so numbered, and lie in this order. */
+static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
+{
+#define FP_X(n) case n: return FP_LOAD_AT(regs, 8 * (n))
+	switch (number) {
+	FP_X(0); FP_X(1); FP_X(2); FP_X(3); FP_X(4); FP_X(5); FP_X(6); FP_X(7);
+	FP_X(8); FP_X(9); FP_X(10); FP_X(11); FP_X(12); FP_X(13); FP_X(14); FP_X(15);
+	FP_X(16); FP_X(17); FP_X(18); FP_X(19); FP_X(20); FP_X(21); FP_X(22); FP_X(23);
+	FP_X(24); FP_X(25); FP_X(26); FP_X(27); FP_X(28); FP_X(29); FP_X(30); FP_X(31);
+	default: return 0;
+	}
+#undef FP_X
+}
+
+/* Whether an open call is still under way. Where its frame has saved x30 is not known here, so a deeper stack pointer is taken for proof,
+ * as the kernel takes it (arch_uretprobe_is_alive); at the same one, an entry whose x30 is the trampoline is a tail call. */
+static __always_inline bool fp_return_is_probed(struct pt_regs *regs, __u64 sp, __u64 call_sp, __u64 trampoline)
+{
+	return sp != call_sp || regs->regs[30] == trampoline;
+}
+#endif
+#endif
