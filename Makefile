@@ -9,7 +9,8 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql \
+	gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 
 .PHONY: help
 help: ## this list
@@ -151,6 +152,10 @@ cost-of-a-walk: deps ## what a stack costs in the kernel, a frame
 kernel-matrix: test-deps ## Debian's kernels 5.10, 6.1, 6.12 and newest in emulation; writes docs/kernels.md
 	@scripts/install-packages.sh qemu-system-x86 cpio kmod
 	scripts/kernel-matrix.sh
+
+.PHONY: test-arm64
+test-arm64: test-deps ## arm64: the cross build, its unit tests in emulation (qemu-user), and the unwinder on recorded stacks
+	scripts/test-arm64.sh
 
 .PHONY: allocator-matrix
 allocator-matrix: test-deps ## C libraries, allocators and languages against the truth; writes docs/allocators.md

@@ -53,7 +53,11 @@ enum fp_syscall {
 
 static __always_inline __u64 fp_return_slot(const struct fp_rule *rule, __u64 cfa, __u64 bp_address)
 {
-	return rule->saved >> 4 == FP_RA_BESIDE_BP ? bp_address + 8 : cfa + 8 * (__s64)rule->bp_slot;
+	switch (rule->saved >> 4) {
+	case FP_RA_BESIDE_BP: return bp_address + 8;
+	case FP_RA_AT_REG: return cfa - (__s64)rule->offset + 8 * (__s64)rule->bp_slot;
+	default: return cfa + 8 * (__s64)rule->bp_slot;
+	}
 }
 
 static __always_inline __u64 fp_repeated_return_slot(__u64 caller_sp, __s32 bp_at)

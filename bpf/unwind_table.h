@@ -89,6 +89,7 @@ enum fp_saved_ra {
 	FP_RA_IN_REGISTER = 1, /* in reg2 (arm64: before it is saved; x86-64: glibc's vfork) */
 	FP_RA_BESIDE_BP = 2,   /* in the word above the caller's bp; arm64 */
 	FP_RA_AT_SLOT = 3,     /* at CFA + 8 * bp_slot, bp being in no slot; arm64 */
+	FP_RA_AT_REG = 4,      /* at reg + 8 * bp_slot, likewise, where the CFA is reg + offset; arm64 */
 };
 
 /* One rule, 8 bytes. Registers are codes (machine.bpf.h); other ones than bp and sp are known only where all are: in the first frame and

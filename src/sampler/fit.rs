@@ -70,7 +70,7 @@ pub enum Unfit {
         source: io::Error,
     },
     /// Not a program that this machine's 64-bit loader starts.
-    #[error("{path} is not a 64-bit x86-64 program: the sampler has no build for it")]
+    #[error("{path} is not a 64-bit {} program: the sampler has no build for it", crate::machine::Machine::HOST.name())]
     WrongClass {
         /// The file.
         path: PathBuf,

@@ -92,6 +92,8 @@ pub enum SavedRa {
     BesideBp,
     /// At CFA + 8 * slot, while bp is in no slot. arm64 alone.
     AtSlot(i8),
+    /// At the register that the CFA is told by, + 8 * slot, while bp is in no slot. arm64 alone.
+    AtRegister(i8),
 }
 
 /// One rule.
@@ -148,6 +150,10 @@ impl Rule {
                 slot = ra_slot;
                 3
             }
+            SavedRa::AtRegister(ra_slot) => {
+                slot = ra_slot;
+                4
+            }
         };
         u64::from_le_bytes([
             kind,
@@ -166,7 +172,12 @@ impl Rule {
     where
         S: UnwindSection<EndianSlice<'a, LittleEndian>>,
     {
-        let bp = bp_of(row, section, machine);
+        let Some(cfa) = cfa_of(row.cfa(), section, machine) else {
+            let ends = matches!(row.register(Register(machine.return_address())), Some(RegisterRule::Undefined));
+            return if ends { Self::END } else { Self::UNSUPPORTED };
+        };
+        let bp_rule = row.register(Register(machine.frame_pointer()));
+        let bp = bp_of(bp_rule.as_ref(), cfa, section, machine);
         let (ra, bp) = match (machine, row.register(Register(machine.return_address()))) {
             (_, Some(RegisterRule::Undefined)) => return Self::END,
             (Machine::X86_64, Some(RegisterRule::Offset(-8))) => (SavedRa::AtCfa, bp),
@@ -178,16 +189,19 @@ impl Rule {
                 Some(code) => (SavedRa::InRegister(code), bp),
                 None => return Self::UNSUPPORTED,
             },
-            (Machine::Aarch64, Some(RegisterRule::Offset(offset))) => match (bp, slot(offset)) {
-                (SavedBp::AtCfa(bp_slot), Some(ra_slot)) if bp_slot.checked_add(1) == Some(ra_slot) => (SavedRa::BesideBp, bp),
+            (Machine::Aarch64, Some(RegisterRule::Offset(offset))) => match (bp_rule, slot(offset)) {
+                (Some(RegisterRule::Offset(bp_offset)), _) if bp != SavedBp::Lost && bp_offset.checked_add(8) == Some(offset) => {
+                    (SavedRa::BesideBp, bp)
+                }
                 // There is one slot, and a walk can go on without bp as long as no caller needs it.
-                (SavedBp::Same, Some(ra_slot)) => (SavedRa::AtSlot(ra_slot), SavedBp::Same),
-                (_, Some(ra_slot)) => (SavedRa::AtSlot(ra_slot), SavedBp::Lost),
-                (_, None) => return Self::UNSUPPORTED,
+                (_, Some(ra_slot)) => (SavedRa::AtSlot(ra_slot), same_or_lost(bp)),
+                (_, None) => match far_slot(offset, cfa) {
+                    Some((_, ra_slot)) => (SavedRa::AtRegister(ra_slot), same_or_lost(bp)),
+                    None => return Self::UNSUPPORTED,
+                },
             },
             _ => return Self::UNSUPPORTED,
         };
-        let Some(cfa) = cfa_of(row.cfa(), section, machine) else { return Self::UNSUPPORTED };
         if matches!((cfa, ra), (Cfa::DerefIndex { .. }, SavedRa::InRegister(_))) {
             return Self::UNSUPPORTED; // both would need the one field
         }
@@ -195,13 +209,18 @@ impl Rule {
     }
 }
 
-fn bp_of<'a, S>(row: &UnwindTableRow<usize>, section: &S, machine: Machine) -> SavedBp
+fn bp_of<'a, S>(rule: Option<&RegisterRule<usize>>, cfa: Cfa, section: &S, machine: Machine) -> SavedBp
 where
     S: UnwindSection<EndianSlice<'a, LittleEndian>>,
 {
-    match row.register(Register(machine.frame_pointer())) {
+    match rule {
         None | Some(RegisterRule::SameValue) => SavedBp::Same,
-        Some(RegisterRule::Offset(offset)) => slot(offset).map_or(SavedBp::Lost, SavedBp::AtCfa),
+        Some(RegisterRule::Offset(offset)) => match (slot(*offset), far_slot(*offset, cfa)) {
+            (Some(slot), _) => SavedBp::AtCfa(slot),
+            (None, Some((SP, slot))) if machine == Machine::Aarch64 => SavedBp::AtSp(slot),
+            (None, Some((BP, slot))) if machine == Machine::Aarch64 => SavedBp::AtBp(slot),
+            _ => SavedBp::Lost,
+        },
         Some(RegisterRule::Expression(expression)) => match expression::form(expression.get(section)) {
             Some(Form::Register { reg, offset }) => match machine.rule_code(reg.into()) {
                 Some(BP) => slot(offset.into()).map_or(SavedBp::Lost, SavedBp::AtBp),
@@ -235,6 +254,16 @@ where
             Form::Plt { .. } => return None,
         },
     })
+}
+
+/// A place too far from the CFA, from the register that the CFA is told by: arm64 saves x29 and x30 at the low end of frames of any size.
+fn far_slot(offset: i64, cfa: Cfa) -> Option<(u8, i8)> {
+    let Cfa::Register { reg, offset: cfa_offset } = cfa else { return None };
+    Some((reg, slot(offset.checked_add(cfa_offset.into())?)?))
+}
+
+fn same_or_lost(bp: SavedBp) -> SavedBp {
+    if bp == SavedBp::Same { bp } else { SavedBp::Lost }
 }
 
 /// Byte offset to words; `None` if it is not whole or too far.

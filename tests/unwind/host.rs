@@ -4,18 +4,25 @@ use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
+use fragprof::machine::Machine;
 use fragprof::unwind::End;
 use tempfile::TempDir;
 
 use super::lab::{Stack, root, run};
 use super::recording::{Recording, World};
 
-/// The kernel's `struct pt_regs`.
+/// The kernel's `struct pt_regs` of either machine.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct PtRegs {
-    /// r15 to ss, as the kernel orders them.
-    pub words: [u64; 21],
+    /// x86-64: r15 to ss, as the kernel orders them, and nothing more. arm64: x0 to x30, sp, pc, pstate, x0 at the call, its number.
+    pub words: [u64; 36],
+}
+
+impl Default for PtRegs {
+    fn default() -> Self {
+        Self { words: [0; 36] }
+    }
 }
 
 #[repr(C)]
@@ -66,12 +73,16 @@ pub struct Host {
 pub struct Thread(Vec<u64>);
 
 impl Host {
-    /// Compiles and loads it.
-    pub fn new() -> Self {
+    /// Compiles it for stacks of a machine, and loads it.
+    pub fn new(machine: Machine) -> Self {
+        let define = match machine {
+            Machine::X86_64 => "-D__TARGET_ARCH_x86",
+            Machine::Aarch64 => "-D__TARGET_ARCH_arm64",
+        };
         let directory = TempDir::new().unwrap();
         let out = directory.path().join("unwind_host.so");
         let mut clang = Command::new("clang");
-        clang.args(["-shared", "-fPIC", "-O2", "-g", "-fsanitize=undefined,bounds", "-fsanitize-trap=all", "-Wall", "-D__TARGET_ARCH_x86"]);
+        clang.args(["-shared", "-fPIC", "-O2", "-g", "-fsanitize=undefined,bounds", "-fsanitize-trap=all", "-Wall", define]);
         clang.args(["-Wno-gnu-variable-sized-type-not-at-end", "-Wno-pass-failed"]);
         run(clang.arg(root().join("tests/unwind/host.c")).arg("-o").arg(&out));
         let path = CString::new(out.as_os_str().as_bytes()).unwrap();

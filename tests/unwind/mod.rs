@@ -1,6 +1,7 @@
 //! The unwinder against other unwinders: gimli's full evaluation and framehop on recorded stacks, gdb on live ones.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod arm64;
 mod host;
 mod lab;
 mod live;

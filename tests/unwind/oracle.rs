@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use fragprof::machine::Machine;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder as _};
 use gimli::{
@@ -38,6 +39,17 @@ struct File {
 /// gimli's rows evaluated in full.
 pub struct Gimli {
     files: Vec<File>,
+}
+
+/// Columns of the rows that are followed: general registers and the return address, on either machine.
+const COLUMNS: usize = 33;
+
+fn section_of(bytes: &[u8], machine: Machine) -> EhFrame<Slice<'_>> {
+    let mut section = EhFrame::new(bytes, LittleEndian);
+    if machine == Machine::Aarch64 {
+        section.set_vendor(gimli::Vendor::AArch64);
+    }
+    section
 }
 
 /// The file's `.eh_frame` and its address, through the object crate; without section headers through `.eh_frame_hdr`.
@@ -93,44 +105,51 @@ impl Gimli {
 
     /// Frames (addresses), leaf first, and how far it came.
     pub fn unwind(&self, recording: &Recording, limit: usize) -> (Vec<u64>, Reached) {
-        let mut registers: [Option<u64>; 17] = std::array::from_fn(|i| Some(recording.register(i)));
+        let machine = recording.machine;
+        let (sp, ra) = (usize::from(machine.stack_pointer()), usize::from(machine.return_address()));
+        let known = if machine == Machine::X86_64 { 17 } else { 32 };
+        let mut registers: [Option<u64>; COLUMNS] = std::array::from_fn(|i| (i < known).then(|| recording.register(i)));
+        let mut pc = Some(recording.pc());
         let mut frames = Vec::new();
         let mut exact = true;
         let mut context = UnwindContext::new();
         loop {
-            let Some(pc) = registers[16] else { return (frames, Reached::Entry) };
+            let Some(at_pc) = pc else { return (frames, Reached::Entry) };
+            // arm64: without a signature.
+            let this = if machine == Machine::X86_64 { at_pc } else { at_pc & 0xffff_ffff_ffff };
             if frames.len() == limit {
                 return (frames, Reached::Limit);
             }
-            frames.push(pc);
-            let Some(file) = self.files.iter().find(|file| file.mapped.iter().any(|&(begin, end)| begin <= pc && pc < end)) else {
+            frames.push(this);
+            let Some(file) = self.files.iter().find(|file| file.mapped.iter().any(|&(begin, end)| begin <= this && this < end)) else {
                 return (frames, Reached::NoRow);
             };
-            let at = pc.wrapping_sub(file.bias) - u64::from(!exact);
+            let at = this.wrapping_sub(file.bias) - u64::from(!exact);
             let after = file.functions.partition_point(|&(begin, _, _)| begin <= at);
             let Some(&(_, end, offset)) = after.checked_sub(1).and_then(|i| file.functions.get(i)) else { return (frames, Reached::NoRow) };
             if at >= end {
                 return (frames, Reached::NoRow);
             }
-            let section = EhFrame::new(&file.eh_frame, LittleEndian);
+            let section = section_of(&file.eh_frame, machine);
             let bases = BaseAddresses::default().set_eh_frame(file.address);
             let fde = section.fde_from_offset(&bases, EhFrameOffset(offset), EhFrame::cie_from_offset).unwrap();
             let row = fde.unwind_info_for_address(&section, &bases, &mut context, at).unwrap();
             let step = Step { section: &section, recording, registers: &registers };
             let Some(cfa) = step.cfa(row.cfa()) else { return (frames, Reached::Stuck) };
             let mut caller = registers;
-            caller[7] = Some(cfa);
+            caller[sp] = Some(cfa);
             for (register, rule) in row.registers() {
                 let Some(place) = caller.get_mut(usize::from(register.0)) else { continue };
                 *place = match step.register(*register, rule, cfa) {
                     Ok(value) => value,
                     // Only the return address and what it hangs on must be known.
-                    Err(()) if register.0 == 16 => return (frames, Reached::Stuck),
+                    Err(()) if usize::from(register.0) == ra => return (frames, Reached::Stuck),
                     Err(()) => None,
                 };
             }
             exact = fde.is_signal_trampoline();
             registers = caller;
+            pc = registers[ra];
         }
     }
 }
@@ -138,7 +157,7 @@ impl Gimli {
 struct Step<'s> {
     section: &'s EhFrame<Slice<'s>>,
     recording: &'s Recording,
-    registers: &'s [Option<u64>; 17],
+    registers: &'s [Option<u64>; COLUMNS],
 }
 
 impl Step<'_> {

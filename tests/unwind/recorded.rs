@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use fragprof::machine::Machine;
 use fragprof::unwind::End;
 use fragprof::unwind::end::FRAME_ADDRESS_MASK;
 use tempfile::TempDir;
@@ -73,7 +74,7 @@ fn compare(host: &Host, name: &str, target: &Target) -> Score {
 /// Starts each program in turn and compares its stacks.
 #[test]
 fn recorded_stacks_of_real_programs_are_gimlis_stacks() {
-    let host = Host::new();
+    let host = Host::new(Machine::X86_64);
     let directory = TempDir::new().unwrap();
     let dir = directory.path();
     let programs = root().join("tests/unwind/programs");
@@ -144,7 +145,7 @@ const BP: usize = 4;
 /// The same stack again and again, each time with a word changed, as a program might: what was remembered must never be believed.
 #[test]
 fn a_walk_is_never_fooled_by_what_it_remembers() {
-    let host = Host::new();
+    let host = Host::new(Machine::X86_64);
     let directory = TempDir::new().unwrap();
     for frame_pointers in ["-fno-omit-frame-pointer", "-fomit-frame-pointer"] {
         let program = compile(directory.path(), "deep.c", "deep", &["-O1", frame_pointers]);

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use fragprof::machine::Machine;
 use fragprof::target::{Backing, Maps};
 use fragprof::unwind::Table;
 use fragprof::unwind::elf::Elf;
@@ -17,6 +18,8 @@ use super::host::PtRegs;
 /// A stopped thread.
 #[derive(Debug, Clone)]
 pub struct Recording {
+    /// What its registers are.
+    pub machine: Machine,
     /// Its registers.
     pub regs: PtRegs,
     /// Its stack, and the main stack: address and bytes.
@@ -26,16 +29,19 @@ pub struct Recording {
 impl Recording {
     /// A register by its place in `struct pt_regs`.
     pub fn pc(&self) -> u64 {
-        self.regs.words[16]
+        self.regs.words[if self.machine == Machine::X86_64 { 16 } else { 32 }]
     }
 
     /// The stack pointer.
     pub fn sp(&self) -> u64 {
-        self.regs.words[19]
+        self.regs.words[if self.machine == Machine::X86_64 { 19 } else { 31 }]
     }
 
-    /// A register by its DWARF number (16 = rip).
+    /// A register by its DWARF number: up to 16 on x86-64 (which is rip), up to 31 on arm64.
     pub fn register(&self, number: usize) -> u64 {
+        if self.machine == Machine::Aarch64 {
+            return self.regs.words[number];
+        }
         // rax rdx rcx rbx rsi rdi rbp rsp r8..r15 rip
         const AT: [usize; 17] = [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16];
         self.regs.words[AT[number]]
@@ -73,7 +79,8 @@ pub struct World {
     pub texts: Vec<(u64, Vec<u8>)>,
 }
 
-fn words(bytes: &[u8]) -> Vec<u64> {
+/// Bytes as words.
+pub fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
@@ -165,8 +172,8 @@ fn copy(pid: u32, tid: i32) -> Option<Recording> {
     if !ptrace(libc::PTRACE_GETREGS, tid, all.as_mut_ptr() as usize) {
         return None;
     }
-    regs.words.copy_from_slice(&all[..21]);
-    let mut recording = Recording { regs, regions: Vec::new() };
+    regs.words[..21].copy_from_slice(&all[..21]);
+    let mut recording = Recording { machine: Machine::X86_64, regs, regions: Vec::new() };
     let maps = Maps::parse(&fs::read(format!("/proc/{pid}/maps")).ok()?);
     let memory = fs::File::open(format!("/proc/{pid}/mem")).ok()?;
     let sp = recording.sp();
