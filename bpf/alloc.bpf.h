@@ -244,7 +244,7 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	if (!target)
 		return 0;
 	size = fp_size_of(regs, cookie);
-	if (FP_COOKIE_MAY_THROW(cookie) && size >= FP_THROW_BYTES) {
+	if (FP_COOKIE_MAY_THROW(cookie) && (size >= FP_THROW_BYTES || target->flags & FP_TARGET_LIMITED)) {
 		fp_count(FP_CNT_NOT_FOLLOWED);
 		return 0;
 	}

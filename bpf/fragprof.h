@@ -191,7 +191,7 @@ enum fp_counter {
 	FP_CNT_NO_WALK_STATE,      /* walk state could not be allocated: stack lost */
 	FP_CNT_STALE_SLOT,         /* hits for a process that was let go of while its probes went out: nobody wants them */
 	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be remembered as sent: it is sent again with the next use */
-	FP_CNT_NOT_FOLLOWED,       /* calls of a throwing operator new too large to probe their return safely */
+	FP_CNT_NOT_FOLLOWED,       /* calls of a throwing operator new whose return cannot be probed safely: they may fail */
 	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
 	FP_CNT_WALK,               /* stacks walked, but for those of the next counter */
 	FP_CNT_WALK_REUSED,        /* whole walks proven unchanged and reused, all of them complete */
@@ -237,6 +237,7 @@ struct fp_target {
 #define FP_TARGET_GROWTH (1u << 5)      /* take the stack of growth of the address space even outside a recorded allocator call */
 
 #define FP_TARGET_BIRTHS (1u << 6)      /* send what some blocks hold when they are handed out */
+#define FP_TARGET_LIMITED (1u << 7)     /* its memory is limited: any operator new may fail, so no return of one that throws is probed */
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
  * Registers are DWARF numbers (src/machine/). */
@@ -260,8 +261,9 @@ enum fp_op {
 
 /* A return probe swaps the return address on the stack, and a C++ exception that passes through such a frame finds no way out: the
  * process ends where it would have caught std::bad_alloc. So the return of an operator new that asks for this much or more, the only
- * kind that fails on an ordinary machine, is not probed; the call is counted (FP_CNT_NOT_FOLLOWED). Where memory is limited, no
- * throwing function is probed at all (src/recorder/target.rs). */
+ * kind that fails on an ordinary machine, is not probed, and where memory is limited (FP_TARGET_LIMITED) none is; the call is counted
+ * (FP_CNT_NOT_FOLLOWED). Only a session can leave out the return of one call: elsewhere throwing functions are not probed at all unless
+ * that is asked for (src/recorder/throwing.rs). */
 #define FP_THROW_BYTES (1ULL << 30)
 
 /* Probes that programs pass by themselves (USDT). Their cookie has the slot where the others have it, and below it the number of a row

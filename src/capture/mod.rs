@@ -252,6 +252,17 @@ impl Capture {
         self.targets.switch(slot, on);
     }
 
+    /// Whether a return can be left unprobed call by call; elsewhere the kernel takes the returns of all calls or of none.
+    #[must_use]
+    pub fn chooses_returns(&self) -> bool {
+        self.offer.method == Attach::Session
+    }
+
+    /// Says whether a process's memory is limited: then no return of a function that throws is probed, where that can be chosen.
+    pub fn limit(&self, slot: Slot, limited: bool) {
+        self.targets.limit(slot, limited);
+    }
+
     /// Lets a governed process make so many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel switches it off by itself.
     pub fn open(&self, slot: Slot, quota: u64, deadline_ns: u64) {
         self.targets.open(slot, quota, deadline_ns);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use libbpf_rs::Map;
 
-use super::wire::{TARGET_BIRTHS, TARGET_ON, TARGETS_MAX, TargetRow};
+use super::wire::{TARGET_BIRTHS, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, TargetRow};
 use super::{Error, Hits, Result, Slot, TargetLoss};
 use crate::units::Pid;
 
@@ -78,6 +78,11 @@ impl TargetTable {
     /// Sets or clears `TARGET_BIRTHS`.
     pub fn births(&self, slot: Slot, on: bool) {
         self.flag(slot, TARGET_BIRTHS, on);
+    }
+
+    /// Sets or clears `TARGET_LIMITED`.
+    pub fn limit(&self, slot: Slot, limited: bool) {
+        self.flag(slot, TARGET_LIMITED, limited);
     }
 
     fn flag(&self, slot: Slot, flag: u32, on: bool) {

@@ -30,6 +30,8 @@ pub const TARGET_GOVERNED: u32 = 1 << 4;
 pub const TARGET_GROWTH: u32 = 1 << 5;
 /// `FP_TARGET_BIRTHS`: send what some blocks hold when they are handed out.
 pub const TARGET_BIRTHS: u32 = 1 << 6;
+/// `FP_TARGET_LIMITED`: its memory is limited, so no return of an operator new that throws is probed.
+pub const TARGET_LIMITED: u32 = 1 << 7;
 /// `FP_WORDS`: words of a block by which it is known again.
 pub const WORDS: usize = 16;
 

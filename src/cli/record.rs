@@ -55,6 +55,10 @@ pub struct RecordArgs {
     /// Take the stacks of frees too
     #[arg(long)]
     pub free_stacks: bool,
+    /// Record operator new of jemalloc, tcmalloc and mimalloc on kernels before 6.13 too: there a std::bad_alloc that passes it ends the
+    /// process instead of being caught
+    #[arg(long, hide_short_help = true)]
+    pub probe_throwing: bool,
     /// Size of the buffer between the kernel and fragprof, in KiB; a power of two
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(4..=(1 << 20)), hide_short_help = true)]
     pub buffer_kib: Option<u32>,
@@ -112,8 +116,8 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     if args.mode != Some(Mode::Governed) {
         return record(args, &stop);
     }
-    if args.children || args.free_stacks {
-        return Err(Failed::new(ExitStatus::Usage, "--children and --free-stacks are for exact mode".to_owned()).into());
+    if args.children || args.free_stacks || args.probe_throwing {
+        return Err(Failed::new(ExitStatus::Usage, "--children, --free-stacks and --probe-throwing are for exact mode".to_owned()).into());
     }
     let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
     if !with.is_empty() && with.len() == args.pid.len() {
@@ -137,6 +141,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let options = Options {
         follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
+        probe_throwing: args.probe_throwing,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
         source: match args.mode {

@@ -249,6 +249,13 @@ impl Extents {
         bytes
     }
 
+    /// The parts of a range that are mapped, by address.
+    pub fn mapped_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let first = self.regions.get(range.start).map(|(piece, _)| piece).filter(|piece| piece.start < range.start);
+        let others = self.regions.range(range.clone()).map(|(piece, _)| piece);
+        first.into_iter().chain(others).map(|piece| piece.start.max(range.start)..piece.end.min(range.end)).collect()
+    }
+
     /// Mappings that were not kept because there were too many.
     pub fn refused(&self) -> u64 {
         self.refused
@@ -310,7 +317,7 @@ fn page_up(addr: u64) -> u64 {
 }
 
 /// The pages of a range, as the kernel rounds them.
-fn pages(addr: u64, len: u64) -> Range<u64> {
+pub fn pages(addr: u64, len: u64) -> Range<u64> {
     let start = addr.min(ADDRESS_SPACE_END) / PAGE * PAGE;
     start..page_up(addr.saturating_add(len)).max(start)
 }
@@ -337,6 +344,17 @@ mod tests {
             Mapping { range: 0x10000..0x20000, kind: RegionKind::Brk, writable: true },
             Mapping { range: BASE..BASE + 0x4000, kind: RegionKind::Anonymous, writable: true },
         ]
+    }
+
+    #[test]
+    fn what_is_mapped_in_a_range_is_told_in_pieces_cut_at_its_ends() {
+        let mut extents = Extents::default();
+        for at in [0, 0x3000] {
+            extents.apply(&mmap(BASE + at, 0x2000, RW));
+        }
+        let (begin, end) = (BASE + 0x1000, BASE + 0x4000);
+        assert_eq!(extents.mapped_in(begin..end), [begin..BASE + 0x2000, BASE + 0x3000..end]);
+        assert!(extents.mapped_in(BASE + 0x2000..BASE + 0x3000).is_empty());
     }
 
     #[test]

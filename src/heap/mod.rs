@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`ranges`] | disjoint address ranges with a value each |
 //! | [`extents`] | which mappings are heap, kept up to date by events |
+//! | [`overlaid`] | ranges mapped anew before they were seen unmapped |
 //! | [`footprint`] | what an allocator adds to a block |
 //! | [`pages`] | spans of bytes cut at page ends: what lies on each page, and whose it is |
 //! | [`occupancy`] | live, cached and free bytes of each page of a census |
@@ -12,6 +13,7 @@
 pub mod extents;
 pub mod footprint;
 pub mod occupancy;
+pub mod overlaid;
 pub mod pages;
 pub mod ranges;
 pub mod residency;

@@ -27,6 +27,7 @@ pub mod places;
 mod sampled;
 mod sink;
 mod target;
+mod throwing;
 mod walker;
 mod watched;
 
@@ -47,6 +48,7 @@ pub use look::Look;
 use places::Places;
 use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
+use throwing::Danger;
 use walker::{Purpose, Walked, Walker};
 pub use watched::Watched;
 
@@ -132,6 +134,8 @@ pub struct Options {
     pub tables_bytes: Option<u64>,
     /// Chunks of a heap at its start that are kept at most; `None` = 32 Mi, 4 bytes each.
     pub start_chunks_max: Option<usize>,
+    /// Probe functions that fail by a C++ exception even where a probe would keep the exception from being caught.
+    pub probe_throwing: bool,
     /// Take no stacks at all, to measure what they cost.
     pub no_stacks: bool,
     /// Take a census at the start, near each new peak and after losses too, not only at the end.
@@ -438,6 +442,7 @@ impl Recorder {
             flags |= wire::TARGET_FREE_STACKS;
         }
         let slot = self.capture.add_target(pid, shard, TargetFlags(flags))?;
+        let danger = Danger { limited: false, chooses_returns: self.capture.chooses_returns(), accepted: self.options.probe_throwing };
         let (ledger, sampled) = inherited
             .map_or_else(|| (Ledger::new(monotonic_ns(), StackLimits::default()), None), |inherited| (inherited.ledger, inherited.sampled));
         let shard = shard as usize;
@@ -445,7 +450,7 @@ impl Recorder {
         let mut watched = Watched::new(pid, slot, ledger, &mappings, free_at_start);
         watched.sampled = sampled;
         lock(&self.shards[shard]).watched.insert(slot.index, watched);
-        self.targets.insert(slot.index, Target::new(process, slot, shard));
+        self.targets.insert(slot.index, Target::new(process, slot, shard, danger));
         Ok(slot.index)
     }
 
@@ -587,6 +592,9 @@ impl Recorder {
     fn check(&mut self) {
         self.checked = Instant::now();
         self.check_losses();
+        for target in self.targets.values_mut() {
+            target.look_at_limits(&self.capture);
+        }
         let lost = self.notices_lost.load(Ordering::Relaxed);
         if lost != self.notices_lost_seen {
             self.notices_lost_seen = lost;

@@ -7,12 +7,12 @@ use super::attribution::StartHeap;
 use super::heap::{self, Before, HeapPicture};
 use super::moments::Moments;
 use super::sampled::{self, SampledPicture};
+use super::throwing::{Danger, may_throw, memory_is_limited};
 use super::walker::{Walked, Whose};
 use super::{Choice, Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, PassedFile, Slot, TargetLoss};
 use crate::heap::footprint::Footprint;
 use crate::probe::emitter::{Emitter, Finder};
-use crate::probe::functions::Function;
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::profile::HeapMoment;
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
@@ -71,6 +71,10 @@ pub struct Target {
     image: u32,
     /// What the allocator that serves malloc adds to a block.
     footprint: Footprint,
+    /// Whether exceptions may pass its probed returns.
+    pub danger: Danger,
+    /// Files with functions that throw: how many, and where.
+    throwing: Vec<(usize, String)>,
     pub notes: Vec<String>,
     loss: TargetLoss,
     /// The books, once the process is gone and its slot given away.
@@ -78,7 +82,7 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, shard: usize) -> Self {
+    pub fn new(process: Process, slot: Slot, shard: usize, danger: Danger) -> Self {
         let space = AddressSpace::new(process.pid().0, Vec::new());
         Self {
             process,
@@ -98,6 +102,8 @@ impl Target {
             moments: Moments::default(),
             image: 0,
             footprint: Footprint::default(),
+            danger,
+            throwing: Vec::new(),
             notes: Vec::new(),
             loss: TargetLoss::default(),
             books: None,
@@ -218,6 +224,7 @@ impl Target {
             Source::Undecided => return Ok(()),
             Source::Functions => {}
         }
+        self.look_at_limits(capture);
         let plan = planner.plan(&self.process)?;
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
@@ -232,16 +239,11 @@ impl Target {
             if self.attached.contains_key(&key(file)) {
                 continue;
             }
-            let limited = memory_is_limited(&self.process);
-            let left_out = file.sites.iter().filter(|site| limited && may_throw(site)).count();
-            if left_out > 0 {
-                self.note(format!(
-                    "{left_out} throwing forms of operator new in {} are not probed: the process's memory is limited (RLIMIT_AS, RLIMIT_DATA or \
-                     vm.overcommit_memory=2), and a probe would keep a std::bad_alloc from being caught; what they allocate is not recorded",
-                    file.display_path.display()
-                ));
+            let throwing = file.sites.iter().filter(|site| may_throw(site)).count();
+            if throwing > 0 {
+                self.throwing.push((throwing, file.display_path.display().to_string()));
             }
-            let sites = attach_file(file, |site| !(limited && may_throw(site)));
+            let sites = attach_file(file, |site| self.danger.allows(site));
             let attached = capture.attach(self.process.pid(), self.slot, &[sites])?;
             self.attached.insert(key(file), attached);
             let name = file.allocator.name().to_owned();
@@ -254,7 +256,25 @@ impl Target {
         for note in plan.notes {
             self.note(note);
         }
+        self.say_what_is_passed_over();
         Ok(())
+    }
+
+    /// Looks whether its memory is limited by now: from then on a failing operator new must find its way.
+    pub fn look_at_limits(&mut self, capture: &Capture) {
+        let limited = memory_is_limited(&self.process);
+        if limited != self.danger.limited {
+            self.danger.limited = limited;
+            capture.limit(self.slot, limited);
+            self.say_what_is_passed_over();
+        }
+    }
+
+    fn say_what_is_passed_over(&mut self) {
+        let sentences: Vec<String> = self.throwing.iter().filter_map(|(count, place)| self.danger.sentence(*count, place)).collect();
+        for sentence in sentences {
+            self.note(sentence);
+        }
     }
 
     /// Says something once.
@@ -351,21 +371,6 @@ impl Target {
 
 pub(super) fn key(file: &FilePlan) -> FileKey {
     (file.identity.device, file.identity.inode)
-}
-
-pub(super) fn may_throw(site: &SitePlan) -> bool {
-    site.function.get().is_some_and(Function::may_throw)
-}
-
-/// Whether an allocation of ordinary size may fail: then operator new throws (see `FP_THROW_BYTES` in fragprof.h).
-pub(super) fn memory_is_limited(process: &Process) -> bool {
-    let limits = std::fs::read_to_string(process.directory().join("limits")).unwrap_or_default();
-    let limited = |line: &str| {
-        let value = ["Max address space", "Max data size"].iter().find_map(|name| line.strip_prefix(name));
-        value.and_then(|value| value.split_ascii_whitespace().next()).is_some_and(|soft| soft != "unlimited")
-    };
-    let strict = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2");
-    strict || limits.lines().any(limited)
 }
 
 pub(super) fn attach_file(file: &FilePlan, wanted: impl Fn(&SitePlan) -> bool) -> AttachFile {

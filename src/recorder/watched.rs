@@ -3,10 +3,13 @@
 //!
 //! Lives behind its shard's lock; the ring's thread writes, the driver and the live view look.
 
+use std::ops::Range;
+
 use crate::capture::Slot;
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::fragmentation::growth::{Growth, GrowthSpace};
-use crate::heap::extents::{Extents, Mapping, VmEvent};
+use crate::heap::extents::{Extents, Mapping, VmEvent, pages};
+use crate::heap::overlaid::Overlaid;
 use crate::ledger::{Event, Ledger, Sample, SampledLedger, StackLimits};
 use crate::units::{Addr, Pid, StackHash, StackId};
 
@@ -15,6 +18,9 @@ const PAST_MAX: usize = 16;
 /// The most an allocator adds to a block that is not mapped by itself: glibc's header and rounding, jemalloc's smallest classes. Larger
 /// classes' rounding only makes the free bytes fewer than assumed at the next look, never the growth wrong by more.
 const BLOCK_OVERHEAD_BYTES: u64 = 32;
+
+/// Of `mmap`'s flags (Linux uapi, asm-generic/mman-common.h): the caller chose the place, whatever was there.
+const MAP_FIXED: u32 = 0x10;
 
 /// A process as its records show it.
 pub struct Watched {
@@ -38,6 +44,8 @@ pub struct Watched {
     pub vm_changes: u64,
     /// The mappings, kept up to date by the changes.
     pub extents: Extents,
+    /// Mappings whose end is on its way.
+    overlaid: Overlaid,
     /// By which calls the heap grew, and which of them while enough free bytes were there.
     pub growth: GrowthSpace,
     /// Free bytes of the heap when the recording began; `None` if no census told.
@@ -61,6 +69,7 @@ impl Watched {
             exited: None,
             vm_changes: 0,
             extents: Extents::new(mappings),
+            overlaid: Overlaid::default(),
             growth: GrowthSpace::default(),
             free_at_start,
             grown_bytes: 0,
@@ -172,6 +181,7 @@ impl Watched {
             self.past.push(before);
         }
         self.extents = Extents::default();
+        self.overlaid = Overlaid::default();
         self.growth = GrowthSpace::default();
         self.free_at_start = Some(0);
         self.grown_bytes = 0;
@@ -179,12 +189,15 @@ impl Watched {
 
     fn vm(&mut self, change: VmChange, stack: StackHash, request: u64, time_ns: u64) {
         self.vm_changes += 1;
-        if let VmChange::Munmap { addr, len } = change {
-            let end = Addr(addr.0.saturating_add(len));
-            match &mut self.sampled {
-                Some(sampled) => sampled.unmap(addr, end, time_ns),
-                None => self.ledger.apply(&Event::Unmapped { start: addr, end, time_ns }),
+        match change {
+            VmChange::Munmap { addr, len } => return self.unmap(pages(addr.0, len), time_ns),
+            // The kernel chooses only where nothing is mapped any more.
+            VmChange::Mmap { addr, len, flags, .. } if flags & MAP_FIXED == 0 => {
+                for known in self.extents.mapped_in(pages(addr.0, len)) {
+                    self.overlaid.mapped_anew(known, time_ns);
+                }
             }
+            _ => {}
         }
         let Some(event) = vm_event(change) else { return };
         let grown = self.extents.apply(&event).grown_bytes;
@@ -195,6 +208,19 @@ impl Watched {
             Growth { stack: self.ledger.stack_id(stack), grown_bytes: grown, requested_bytes: request, free_bytes: self.free_at_least() };
         self.growth.add(&growth);
         self.grown_bytes = self.grown_bytes.saturating_add(grown);
+    }
+
+    fn unmap(&mut self, range: Range<u64>, time_ns: u64) {
+        for part in self.overlaid.unmapped(range, time_ns) {
+            let (start, end) = (Addr(part.range.start), Addr(part.range.end));
+            match &mut self.sampled {
+                Some(sampled) => sampled.unmap(start, end, part.before_ns),
+                None => self.ledger.apply(&Event::Unmapped { start, end, time_ns: part.before_ns }),
+            }
+            if !part.mapped_anew {
+                self.extents.apply(&VmEvent::Munmap { addr: part.range.start, len: part.range.end - part.range.start });
+            }
+        }
     }
 
     /// Free bytes that the heap has for certain: what it had and grew by, less what was handed out since with the most its allocator

@@ -17,7 +17,8 @@
 //! | [`collect`] | recorder and `/proc` to samples | no |
 //! | [`words`] | a process's figures as labelled lines | yes |
 //! | [`text`] | the page for a pipe | yes |
-//! | [`state`] | what is shown and selected; keys | yes |
+//! | [`state`] | what is shown and selected; what keys do | yes |
+//! | `keys` | keys that mean the same in every list | yes |
 //! | [`draw`] | sample and state to a frame; its heap's bar in a file of its own | yes |
 //! | [`filter`] | typing a filter | yes |
 //! | [`screen`] | the terminal, put back in every case | no |
@@ -30,6 +31,7 @@ pub mod collect;
 pub mod draw;
 pub mod filter;
 pub mod heap;
+mod keys;
 pub mod live;
 pub mod node;
 pub mod sample;

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::filter::type_into;
+use super::keys;
 use super::sample::{ProcessSample, Sample, SortKey, StackKey, StackSample, rank};
-
-/// Rows that PageUp and PageDown move by.
-const PAGE_ROWS: isize = 10;
 
 /// What is on top.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -119,22 +117,25 @@ impl State {
     }
 
     fn stack_key(&mut self, code: KeyCode) -> Then {
-        let page = PAGE_ROWS.unsigned_abs();
+        if let Some(rows) = keys::rows(code) {
+            // What is scrolled has no end here: it is cut where it is drawn.
+            self.scroll = if rows == isize::MAX { self.scroll } else { self.scroll.saturating_add_signed(rows) };
+            return Then::Go;
+        }
         match code {
             KeyCode::Char('q') => return Then::Quit,
             KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => self.mode = Mode::Stacks,
             KeyCode::Char('?') => self.mode = Mode::Help,
-            KeyCode::Down | KeyCode::Char('j') => self.scroll = self.scroll.saturating_add(1),
-            KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
-            KeyCode::PageDown => self.scroll = self.scroll.saturating_add(page),
-            KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(page),
-            KeyCode::Home | KeyCode::Char('g') => self.scroll = 0,
             _ => {}
         }
         Then::Go
     }
 
     fn stacks_key(&mut self, code: KeyCode, sample: Option<&Sample>) -> Then {
+        if let Some(rows) = keys::rows(code) {
+            self.go(sample, rows);
+            return Then::Go;
+        }
         match code {
             KeyCode::Char('q') | KeyCode::Esc => return Then::Quit,
             KeyCode::Char('?' | 'h') => self.mode = Mode::Help,
@@ -147,12 +148,6 @@ impl State {
             KeyCode::Char('w') => self.sort = SortKey::Growth,
             KeyCode::Tab => self.turn(sample, 1),
             KeyCode::BackTab => self.turn(sample, -1),
-            KeyCode::Down | KeyCode::Char('j') => self.go(sample, 1),
-            KeyCode::Up | KeyCode::Char('k') => self.go(sample, -1),
-            KeyCode::PageDown => self.go(sample, PAGE_ROWS),
-            KeyCode::PageUp => self.go(sample, -PAGE_ROWS),
-            KeyCode::Home | KeyCode::Char('g') => self.go(sample, isize::MIN),
-            KeyCode::End | KeyCode::Char('G') => self.go(sample, isize::MAX),
             KeyCode::Enter => {
                 // Pins the first row if none was chosen, so that a new order does not change the stack that is read.
                 self.go(sample, 0);

@@ -17,7 +17,7 @@ fn check(method: Attach, program: Program, place: Place) {
         return;
     }
     let mut target = Target::start(&mut target_command(program, place));
-    let mut recorder = Recorder::new(Options { method: Some(method), ..Options::default() }).unwrap();
+    let mut recorder = Recorder::new(Options { method: Some(method), probe_throwing: true, ..Options::default() }).unwrap();
     recorder.watch(Pid(target.pid())).unwrap();
     let pid = target.pid();
     // The driver has work while the target runs, so the target is led by another thread.

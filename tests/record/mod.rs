@@ -8,6 +8,7 @@ mod real_programs;
 mod stacks;
 mod stopping;
 mod test_programs;
+mod throwing;
 
 use std::process::Command;
 

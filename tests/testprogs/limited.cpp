@@ -1,5 +1,6 @@
 // A program whose address space is limited, and that lives from catching std::bad_alloc: under a recording it must do so too. Its C
-// allocations are counted as ever; those through operator new may be left out where their return cannot be probed safely.
+// allocations are counted as ever; those through operator new may be left out where their return cannot be probed safely. With an argument
+// the limit comes only after the recording has begun.
 #include "truth.h"
 #include <initializer_list>
 #include <new>
@@ -11,10 +12,17 @@ SITE block site_malloc(size_t n) { return TOOK(malloc(n), n); }
 SITE block site_new(size_t n) { return TOOK(::operator new(n), n); }
 SITE block site_new_array(size_t n) { return TOOK(::operator new[](n), n); }
 
-int main()
+static void limit_memory()
 {
 	rlimit limit = {rlim_t(600) << 20, rlim_t(600) << 20};
 	REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+}
+
+int main(int argc, char **)
+{
+	bool later = argc > 1;
+	if (!later)
+		limit_memory();
 	try {
 		throw 1;
 	} catch (int) {
@@ -22,6 +30,10 @@ int main()
 	truth_live_only("site_new");
 	truth_live_only("site_new_array");
 	truth_rendezvous("ready");
+	if (later) {
+		limit_memory();
+		truth_rendezvous("limited");
+	}
 	for (size_t i = 0; i < 50; i++) {
 		int caught = 0;
 		for (auto make : {&site_new, &site_new_array})

@@ -222,7 +222,7 @@ impl Governed {
         let slot = self.capture.add_target(pid, 0, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
         lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, heap, monotonic_ns()));
-        let mut target = Target::new(process, slot, budget, self.costs, self.now_s());
+        let mut target = Target::new(process, slot, budget, self.costs, self.now_s(), self.capture.chooses_returns());
         if let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots) {
             self.forget(target);
             return Err(error);

@@ -11,7 +11,8 @@ use crate::governor::random::Random;
 use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, ThreadTime, Tier, WindowClass, WindowCost};
 use crate::probe::plan::Planner;
-use crate::recorder::target::{attach_file, may_throw, memory_is_limited};
+use crate::recorder::target::attach_file;
+use crate::recorder::throwing::{Danger, may_throw, memory_is_limited};
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::Process;
@@ -96,6 +97,9 @@ pub struct Target {
     pub process: Process,
     pub slot: Slot,
     files: Vec<AttachFile>,
+    /// Whether exceptions may pass its probed returns, and functions that throw.
+    danger: Danger,
+    throwing: usize,
     pub allocators: Vec<String>,
     pub space: AddressSpace,
     pub pace: Pace,
@@ -126,7 +130,7 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, budget: f64, costs: HitCosts, now_s: f64) -> Self {
+    pub fn new(process: Process, slot: Slot, budget: f64, costs: HitCosts, now_s: f64, chooses_returns: bool) -> Self {
         let space = AddressSpace::new(process.pid().0, Vec::new());
         // The places of windows must differ from process to process and from run to run.
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
@@ -134,6 +138,8 @@ impl Target {
             process,
             slot,
             files: Vec::new(),
+            danger: Danger { limited: false, chooses_returns, accepted: false },
+            throwing: 0,
             allocators: Vec::new(),
             space,
             pace: Pace::new(budget, costs),
@@ -168,8 +174,9 @@ impl Target {
             self.note(format!("no unwind tables: {error}"));
         }
         let plan = planner.plan(&self.process)?;
-        let limited = memory_is_limited(&self.process);
-        self.files = plan.files.iter().map(|file| attach_file(file, |site| !(limited && may_throw(site)))).collect();
+        self.look_at_limits(capture);
+        self.files = plan.files.iter().map(|file| attach_file(file, |site| self.danger.allows(site))).collect();
+        self.throwing = plan.files.iter().flat_map(|file| &file.sites).filter(|site| may_throw(site)).count();
         self.allocators.clear();
         for file in &plan.files {
             let name = file.allocator.name().to_owned();
@@ -181,10 +188,24 @@ impl Target {
         let is_one_of = |of: &[Allocator]| plan.files.iter().any(|file| of.contains(&file.allocator));
         self.knows_blocks =
             is_one_of(&[Allocator::Glibc]) && !is_one_of(&[Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc]);
-        if limited && plan.files.iter().any(|file| file.sites.iter().any(may_throw)) {
-            self.note("throwing forms of operator new are not probed, because the process's memory is limited".to_owned());
-        }
+        self.say_what_is_passed_over();
         Ok(())
+    }
+
+    /// Looks whether its memory is limited by now: from then on a failing operator new must find its way.
+    fn look_at_limits(&mut self, capture: &Capture) {
+        let limited = memory_is_limited(&self.process);
+        if limited != self.danger.limited {
+            self.danger.limited = limited;
+            capture.limit(self.slot, limited);
+            self.say_what_is_passed_over();
+        }
+    }
+
+    fn say_what_is_passed_over(&mut self) {
+        if let Some(sentence) = self.danger.sentence(self.throwing, &self.allocators.join(", ")) {
+            self.note(sentence);
+        }
     }
 
     pub fn note(&mut self, note: String) {
@@ -264,6 +285,7 @@ impl Target {
     }
 
     fn attach(&mut self, tools: &Tools<'_>) -> Option<Attached> {
+        self.look_at_limits(tools.capture);
         match tools.capture.attach_window(self.pid(), self.slot, &self.files) {
             Ok(attached) => Some(attached),
             Err(error) => {
@@ -443,6 +465,7 @@ impl Target {
             self.state = State::Full(full);
             return;
         }
+        self.look_at_limits(tools.capture);
         // The moment it was closed is what the quota's hits are to be divided by.
         let since_closed_s = hits.closed_ns.map_or(0.0, |closed_ns| monotonic_ns().saturating_sub(closed_ns) as f64 / 1e9);
         let cost = WindowCost {

@@ -5,10 +5,8 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent,
 use super::Sample;
 use crate::agent::view::ProcessView;
 use crate::tui::filter::type_into;
+use crate::tui::keys;
 use crate::tui::state::{Then, contains};
-
-/// Rows that PageUp and PageDown move by.
-const PAGE_ROWS: isize = 10;
 
 /// What the list is ordered by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -166,6 +164,10 @@ impl State {
     }
 
     fn list_key(&mut self, code: KeyCode, sample: &Sample) -> Then {
+        if let Some(rows) = keys::rows(code) {
+            self.go(sample, rows);
+            return Then::Go;
+        }
         match code {
             KeyCode::Char('q') | KeyCode::Esc => return Then::Quit,
             KeyCode::Char('?' | 'h') => self.mode = Mode::Help,
@@ -174,12 +176,6 @@ impl State {
                 let at = Sort::ALL.iter().position(|sort| *sort == self.sort).unwrap_or(0);
                 self.sort = Sort::ALL.get(at + 1).copied().unwrap_or_default();
             }
-            KeyCode::Down | KeyCode::Char('j') => self.go(sample, 1),
-            KeyCode::Up | KeyCode::Char('k') => self.go(sample, -1),
-            KeyCode::PageDown => self.go(sample, PAGE_ROWS),
-            KeyCode::PageUp => self.go(sample, -PAGE_ROWS),
-            KeyCode::Home | KeyCode::Char('g') => self.go(sample, isize::MIN),
-            KeyCode::End | KeyCode::Char('G') => self.go(sample, isize::MAX),
             KeyCode::Enter => {
                 self.go(sample, 0);
                 self.mode = Mode::Process;

@@ -1,0 +1,20 @@
+//! Keys that mean the same in every list.
+
+use crossterm::event::KeyCode;
+
+/// Rows that a page key goes.
+const PAGE_ROWS: isize = 10;
+
+/// How many rows a key goes, down the list where positive; its ends are the greatest and the least number. `None`: another key.
+#[must_use]
+pub fn rows(code: KeyCode) -> Option<isize> {
+    match code {
+        KeyCode::Down | KeyCode::Char('j') => Some(1),
+        KeyCode::Up | KeyCode::Char('k') => Some(-1),
+        KeyCode::PageDown => Some(PAGE_ROWS),
+        KeyCode::PageUp => Some(-PAGE_ROWS),
+        KeyCode::Home | KeyCode::Char('g') => Some(isize::MIN),
+        KeyCode::End | KeyCode::Char('G') => Some(isize::MAX),
+        _ => None,
+    }
+}
