@@ -165,6 +165,32 @@ static __always_inline void fp_send_birth(struct fp_target *target, __u64 cookie
 	fp_submit(record);
 }
 
+/* Counts a hit; returns how many came before. */
+static __always_inline __u64 fp_count_hit(struct fp_target *target)
+{
+#ifdef FP_LEGACY
+	/* Before 5.12 atomic operations do not return what was there: a hit on another CPU in between moves the quota's end by one. */
+	__sync_fetch_and_add(&target->hits, 1);
+	return *(volatile unsigned long long *)&target->hits - 1;
+#else
+	return __sync_fetch_and_add(&target->hits, 1);
+#endif
+}
+
+/* Switches a target off; returns whether it was on. */
+static __always_inline bool fp_switch_off(struct fp_target *target)
+{
+#ifdef FP_LEGACY
+	__u32 flags = *(volatile unsigned int *)&target->flags;
+
+	/* Nor is there an atomic AND. If the daemon switches it on at this very moment, the window stays shut. */
+	*(volatile unsigned int *)&target->flags = flags & ~FP_TARGET_ON;
+	return flags & FP_TARGET_ON;
+#else
+	return __sync_fetch_and_and(&target->flags, ~FP_TARGET_ON) & FP_TARGET_ON;
+#endif
+}
+
 /* Counts a hit, and switches the target off when its quota is spent or its window over: a burst must not cost more than was allowed,
  * and a window must not be longer than it should, however late the daemon gets to run. */
 static __always_inline void fp_spend(struct fp_target *target, bool frees)
@@ -174,14 +200,14 @@ static __always_inline void fp_spend(struct fp_target *target, bool frees)
 
 	if (frees)
 		__sync_fetch_and_add(&target->hits_free, 1);
-	spent = __sync_fetch_and_add(&target->hits, 1) >= target->quota_end;
+	spent = fp_count_hit(target) >= target->quota_end;
 	if (!(target->flags & FP_TARGET_ON))
 		return;
 	now = bpf_ktime_get_ns();
 	over = now >= target->deadline_ns;
 	if (!spent && !over)
 		return;
-	if (__sync_fetch_and_and(&target->flags, ~FP_TARGET_ON) & FP_TARGET_ON && !over)
+	if (fp_switch_off(target) && !over)
 		target->closed_ns = now;
 }
 

@@ -173,6 +173,7 @@ pub fn attach_touches(object: &Object) -> Result<Link> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -191,5 +192,19 @@ mod tests {
         assert_eq!(reasons(&all), "Operation not permitted");
         let differ = [(Attach::Session, denied), (Attach::Multi, "Invalid argument".to_owned())];
         assert_eq!(reasons(&differ).matches("; ").count(), 1);
+    }
+
+    /// Linux 5.12 brought atomic operations that return what was there, and others than ADD (kernel commit 5ca419f2864a, 981f94c3e921);
+    /// compilers make them of what a program says without a word. Linux 5.10 refuses the whole program ("BPF_STX uses reserved fields").
+    #[test]
+    fn the_programs_for_old_kernels_have_only_the_atomic_operation_that_those_know() {
+        const BPF_STX_ATOMIC: u8 = libbpf_sys::BPF_STX as u8 | 0xc0;
+        let object = ObjectBuilder::default().open_memory(LEGACY_OBJECT).unwrap();
+        for program in object.progs() {
+            for (at, instruction) in program.insns().iter().enumerate() {
+                let is_atomic = matches!(instruction.code & !0x18, BPF_STX_ATOMIC);
+                assert!(!is_atomic || instruction.imm == 0, "{:?}, instruction {at}: {:#x}", program.name(), instruction.imm);
+            }
+        }
     }
 }
