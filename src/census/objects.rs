@@ -63,8 +63,20 @@ impl<'a> Objects<'a> {
 pub struct Data {
     bytes: Vec<u8>,
     present: Vec<Range<usize>>,
-    filled: OnceCell<Vec<u32>>,
+    filled: OnceCell<Filled>,
 }
+
+/// The words of an object's data that are not 0.
+#[derive(Debug, Default)]
+struct Filled {
+    /// Their numbers, by rising place.
+    numbers: Vec<u32>,
+    /// How many lie before each block of [`BLOCK_WORDS`], and how many there are.
+    before: Vec<u32>,
+}
+
+/// Words of a block: a page.
+const BLOCK_WORDS: usize = 512;
 
 impl Data {
     fn read(memory: &dyn Memory, range: Range<u64>) -> Self {
@@ -72,23 +84,47 @@ impl Data {
         Self { bytes, present, filled: OnceCell::new() }
     }
 
-    /// Numbers of the words that are not 0, by rising place.
-    #[must_use]
-    pub fn filled(&self) -> &[u32] {
+    fn filled(&self) -> &Filled {
         self.filled.get_or_init(|| {
-            let mut filled = Vec::new();
+            let mut numbers = Vec::new();
+            let mut before = vec![0; self.bytes.len() / 8 / BLOCK_WORDS + 2];
             for range in &self.present {
                 let words = self.bytes.get(range.clone()).unwrap_or_default().chunks_exact(8);
-                let numbers = (range.start / 8..).zip(words).filter(|(_, word)| word_at(word, 0) != 0);
-                filled.extend(numbers.filter_map(|(number, _)| u32::try_from(number).ok()));
+                for (number, _) in (range.start / 8..).zip(words).filter(|(_, word)| word_at(word, 0) != 0) {
+                    numbers.extend(u32::try_from(number).ok());
+                    if let Some(count) = before.get_mut(number / BLOCK_WORDS + 1) {
+                        *count += 1;
+                    }
+                }
             }
-            filled
+            let mut sum = 0u32;
+            for count in &mut before {
+                sum += *count;
+                *count = sum;
+            }
+            Filled { numbers, before }
         })
+    }
+
+    /// Whether more than `max` of the words with these numbers are not 0.
+    #[must_use]
+    pub fn has_more_filled(&self, words: Range<usize>, max: usize) -> bool {
+        let Filled { numbers, before } = self.filled();
+        let at = |block: usize| before.get(block).or(before.last()).copied().unwrap_or(0) as usize;
+        // Tables of pointers are told by their whole blocks.
+        if at(words.end / BLOCK_WORDS).saturating_sub(at(words.start.div_ceil(BLOCK_WORDS))) > max {
+            return true;
+        }
+        let rank = |word: usize| {
+            let (from, to) = (at(word / BLOCK_WORDS), at(word / BLOCK_WORDS + 1));
+            from + numbers.get(from..to).unwrap_or_default().partition_point(|&number| (number as usize) < word)
+        };
+        rank(words.end) - rank(words.start).min(rank(words.end)) > max
     }
 
     /// The words that are not 0, with their numbers.
     pub fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
-        self.filled().iter().map(|&number| (number as usize, word_at(&self.bytes, 8 * number as usize)))
+        self.filled().numbers.iter().map(|&number| (number as usize, word_at(&self.bytes, 8 * number as usize)))
     }
 }
 
@@ -309,6 +345,28 @@ pub fn without(ranges: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
 #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filled_words_are_counted_across_blocks() {
+        let mut bytes = vec![0u8; 8 * 4 * BLOCK_WORDS];
+        let filled = [0usize, 5, 511, 512, 513, 1500, 2047];
+        for number in filled {
+            if let Some(byte) = bytes.get_mut(8 * number) {
+                *byte = 1;
+            }
+        }
+        let present = vec![0..bytes.len()];
+        let data = Data { bytes, present, filled: OnceCell::new() };
+        assert_eq!(data.words().map(|(number, _)| number).collect::<Vec<_>>(), filled);
+        for start in [0, 1, 5, 6, 511, 512, 600, 1024, 2047] {
+            for end in [start, start + 1, 512, 513, 1024, 1501, 2047, 2048] {
+                let count = filled.iter().filter(|&&number| number >= start && number < end).count();
+                for max in 0..8 {
+                    assert_eq!(end >= start && data.has_more_filled(start..end, max), count > max, "{start}..{end}, {max}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn ranges_are_joined_subtracted_and_found() {

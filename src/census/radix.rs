@@ -140,15 +140,14 @@ pub fn find(
         }
         let data = one.data();
         let mut votes: HashMap<u64, u32> = HashMap::new();
-        let filled = data.filled();
-        let filled_before = |addr: u64| filled.partition_point(|&number| object.range.start + 8 * u64::from(number) < addr);
+        let number_of = |addr: u64| usize::try_from((addr - object.range.start) / 8).unwrap_or(usize::MAX);
         // A root in whose place for a stretch of addresses this word lies, with the samples of the stretch.
         let roots_at = |index: usize| {
             let place = object.range.start + 8 * index as u64;
             samples.iter().filter_map(move |(stretch, addrs)| Some((place.checked_sub(8 * stretch)?, addrs))).filter(|&(root, _)| {
                 let end = root + shape.root_words * 8;
                 let is_inside = root >= object.range.start && end <= object.range.end;
-                is_inside && filled_before(end) - filled_before(root) <= shape.filled_max as usize
+                is_inside && !data.has_more_filled(number_of(root)..number_of(end), shape.filled_max as usize)
             })
         };
         let pointers = data.words().filter(|&(index, word)| {
