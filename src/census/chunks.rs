@@ -217,7 +217,7 @@ impl ChunkTable {
             self.push(bytes, state);
             rest = more;
             // Up to the next kept address there is nothing to do but to add entries.
-            let (Some(region), Some(block)) = (self.regions.last_mut(), self.blocks.last_mut()) else { return };
+            let (Some(region), Some(block)) = (self.regions.last_mut(), self.blocks.last_mut()) else { continue };
             let room = self.len.next_multiple_of(ANCHOR_EVERY) - self.len;
             let mut added = 0;
             for item in rest.iter().take(room) {
