@@ -89,7 +89,7 @@ fn active_bytes(taken: &Taken) -> u64 {
 #[test]
 fn jemalloc_is_counted_as_it_counts_itself() {
     for scenario in ["mix", "holes16", "tail", "large"] {
-        assert_equal_to_jemallocs_account(&mut Target::start(&mut preloaded("libjemalloc.so.2")), scenario, "preloaded");
+        assert_equal_to_jemallocs_account(&mut Target::start_on_small_pages(&mut preloaded("libjemalloc.so.2")), scenario, "preloaded");
     }
 }
 
@@ -97,7 +97,7 @@ fn jemalloc_is_counted_as_it_counts_itself() {
 #[test]
 fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut target = Target::start(&mut Command::new(prefixed(directory.path())));
+    let mut target = Target::start_on_small_pages(&mut Command::new(prefixed(directory.path())));
     assert_equal_to_jemallocs_account(&mut target, "mix", "static, je_");
     let taken = target.census(Level::Full);
     let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.as_str()).collect();

@@ -101,7 +101,7 @@ fn jemalloc_of_every_suite_is_counted_as_it_counts_itself() {
     for name in SUITES {
         let root = root(name);
         for scenario in ["mix", "holes16", "tail", "large"] {
-            let mut target = Target::start(&mut under(&root, program, Some("libjemalloc.so.2")));
+            let mut target = Target::start_on_small_pages(&mut under(&root, program, Some("libjemalloc.so.2")));
             assert_equal_to_jemallocs_account(&mut target, scenario, name);
             let layout = target.census(fragprof::census::Level::Top).census.heaps[0].layout.clone();
             println!("{name} {scenario}: {layout}: to the byte");

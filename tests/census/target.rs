@@ -1,6 +1,7 @@
 //! A target that is told what to do over its standard input and answers with its allocator's own account.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -44,6 +45,19 @@ impl Target {
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, input, output }
+    }
+
+    /// As [`Target::start`], on pages of 4 KiB alone: of a huge page that the kernel gave unasked, all is resident, also what the
+    /// allocator never handed out.
+    pub fn start_on_small_pages(command: &mut Command) -> Self {
+        // SAFETY: five numbers, as prctl(2) wants them.
+        let refuse_huge_pages = || match unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        // SAFETY: between fork and exec nothing is done but one system call.
+        unsafe { command.pre_exec(refuse_huge_pages) };
+        Self::start(command)
     }
 
     /// Runs a scenario or `stat`, `trim`, and returns the target's account.
