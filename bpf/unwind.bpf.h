@@ -83,7 +83,7 @@ static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
 		end = fp_step_frame_pointer(walk, 0, FP_END_JIT);
 	else
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
-	/* Behind generated code, where sp is not known: the rows of files that keep frame pointers still say less than these. */
+	/* Behind generated code on arm64 sp is not known, and a rule that starts from it cannot be used: by frame pointer, as a guess. */
 	if (!FP_FRAME_POINTER_TELLS_SP && end == FP_END_UNSUPPORTED && walk->registers == FP_REGS_NO_SP)
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
 	step->bp_at = walk->now_bp_at;

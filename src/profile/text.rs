@@ -175,7 +175,7 @@ fn header(page: &mut Page, profile: &Profile) {
         let text = format!("{} outlived {age_s} s", with_error(ValueKind::SurvivorSpace));
         page.field("survivors", &text);
     }
-    if has(ValueKind::ConfirmedSpace) {
+    if has(ValueKind::SampledObjects) {
         kept(page, profile);
     }
     if has(ValueKind::AllocSpace) {

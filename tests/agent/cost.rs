@@ -73,5 +73,6 @@ fn the_census_stays_within_its_budget_and_counts_what_it_leaves_out() {
     assert!(cpu_s <= 0.01 * wall_s + overdrawn_s, "{cpu_s} s of {wall_s} s, {overdrawn_s} s may be overdrawn\n{text}");
     let shed = |step: &str| value(&text, "fragprof_agent_shed_total", step).unwrap();
     println!("budget 1 %: used {:.2} %, shed {} full and {} cheap rounds", 100.0 * cpu_s / wall_s, shed("full_round"), shed("top_round"));
-    assert!(shed("full_round") >= 1.0, "{text}");
+    // Which of them depends on what the look through a busy /proc took.
+    assert!(shed("full_round") + shed("top_round") >= 1.0, "{text}");
 }

@@ -35,7 +35,8 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
     let out = folder.join(format!("{name}.pb.gz"));
     let mut command = fragprof();
     command.args(["record", "-d", "120s", "-o"]).arg(&out).arg("--").arg(env!("CARGO_BIN_EXE_fragprof"));
-    command.args(["run", "--sample-bytes", &SAMPLE_BYTES.to_string(), "--"]).arg(&program).args(arguments);
+    // Without the limit on samples: how long its interval becomes is up to the machine's speed, and here the error is to be small.
+    command.args(["run", "--sample-bytes", &SAMPLE_BYTES.to_string(), "--samples-per-second", "0", "--"]).arg(&program).args(arguments);
     command.envs(env.iter().copied()).env("LD_PRELOAD", account);
     let mut recording = Process::start_piped(&mut command);
     let mut stdin = recording.input();

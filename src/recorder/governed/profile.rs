@@ -50,8 +50,8 @@ const KINDS: [ValueKind; 10] = [
     ValueKind::TouchedSpace,
 ];
 
-/// What is known of survivors after their windows, where blocks can be known again.
-const KEPT: [ValueKind; 4] = [ValueKind::SampledObjects, ValueKind::InformativeObjects, ValueKind::SameObjects, ValueKind::ConfirmedSpace];
+/// What is known of survivors after their windows, where blocks can be known again; bytes only once some are confirmed.
+const KEPT: [ValueKind; 3] = [ValueKind::SampledObjects, ValueKind::InformativeObjects, ValueKind::SameObjects];
 
 /// A stack's values with their errors.
 type Row = (Values, StandardErrors);
@@ -62,7 +62,11 @@ pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
     let age = rows.iter().map(|(target, book)| age_of(&so_far(target, book))).min().unwrap_or(0);
     let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
     let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks);
-    let mut profile = Profile::new(metadata(facts, watched_s, age, live, knows_blocks));
+    let mut metadata = metadata(facts, watched_s, age, live, knows_blocks);
+    if !live && rows.iter().any(|(target, _)| target.knows_blocks && confirms(target)) {
+        metadata.kinds = metadata.kinds.with(ValueKind::ConfirmedSpace);
+    }
+    let mut profile = Profile::new(metadata);
     let mut symbolizer = Symbolizer::new();
     for (target, book) in rows {
         add_process(&mut profile, &mut symbolizer, facts, target, book, age);
@@ -265,6 +269,11 @@ fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watche
     rows
 }
 
+/// Whether any bytes are confirmed to live.
+fn confirms(target: &Target) -> bool {
+    target.retention.by_stack(monotonic_ns()).into_iter().any(|(_, kept)| kept.confirmed_bytes > 0)
+}
+
 /// What is confirmed to live, and what is left of the heap.
 fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
     let mut confirmed_bytes = 0u64;
@@ -276,6 +285,9 @@ fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
             .with(ValueKind::ConfirmedSpace, kept.confirmed_bytes);
         rows.entry(stack).or_default().0.add(&values);
         confirmed_bytes = confirmed_bytes.saturating_add(kept.confirmed_bytes);
+    }
+    if confirmed_bytes == 0 {
+        return;
     }
     let rest_bytes = book.live_bytes.map_or(0, |live_bytes| live_bytes.saturating_sub(confirmed_bytes));
     rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::ConfirmedSpace, rest_bytes));
