@@ -166,13 +166,18 @@ impl KernelPages {
             }
             if mapping.is_plain() {
                 at = start;
-                while let Some(run) = odd.next_if(|run| run.start < end) {
-                    runs.push(plainly_present(at, run.start));
-                    let run = PageRun { start: run.start.max(at), end: run.end.min(end), ..run };
+                while let Some(run) = odd.peek().copied().filter(|run| run.start < end) {
+                    let piece = PageRun { start: run.start.max(at), end: run.end.min(end), ..run };
+                    runs.push(plainly_present(at, piece.start));
                     if run.state.present || run.state.swapped {
-                        runs.push(run);
+                        runs.push(piece);
                     }
-                    at = at.max(run.end);
+                    at = at.max(piece.end);
+                    // A run goes on over the next mapping's pages where they are of the same kind.
+                    if run.end > end {
+                        break;
+                    }
+                    odd.next();
                 }
                 runs.push(plainly_present(at, end));
             } else {
@@ -426,5 +431,22 @@ mod tests {
             assert!(!pages.can_query.load(Ordering::Relaxed), "{requests:?}");
             assert!(!(requests.contains(&PAGEMAP_SCAN) && pages.can_scan.load(Ordering::Relaxed)), "{requests:?}");
         }
+    }
+
+    #[test]
+    fn pages_that_are_missing_on_both_sides_of_a_mappings_end_are_present_on_neither() {
+        // SAFETY: a fresh private mapping that only this test uses; advice that changes what a fork copies splits it in two.
+        let base = unsafe {
+            let base = libc::mmap(std::ptr::null_mut(), BYTES, RIGHTS, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            assert_eq!(libc::madvise(base.byte_add(BYTES / 2), BYTES / 2, libc::MADV_DONTFORK), 0);
+            base
+        };
+        let pages = KernelPages::open(Path::new("/proc/self")).unwrap();
+        let start = base as u64;
+        let runs = pages.runs(&(start..start + BYTES as u64)).unwrap();
+        // SAFETY: what was mapped above.
+        unsafe { libc::munmap(base, BYTES) };
+        assert_eq!(runs.runs().len(), 0);
     }
 }

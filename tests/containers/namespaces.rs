@@ -67,7 +67,7 @@ fn a_just_in_time_compiled_frame_is_named_from_the_map_in_the_process_s_own_tmp_
     let script = "const keep = []; function keepBuffers() { for (let i = 0; i < 50; i++) keep.push(Buffer.alloc(40000)); } \
                   process.on('SIGUSR2', () => { keepBuffers(); console.log('DONE'); }); setInterval(() => {}, 1000); console.log('READY');";
     // A /tmp of its own: no other process sees the map.
-    let words = "mount -t tmpfs none /tmp && exec \"$0\" --perf-basic-prof --interpreted-frames-native-stack -e \"$1\"";
+    let words = "mount -t tmpfs none /tmp && cd /tmp && exec \"$0\" --perf-basic-prof --interpreted-frames-native-stack -e \"$1\"";
     let unshare = Process::start(apart().args(["sh", "-c", words]).arg(node).arg(script));
     assert!(unshare.out.wait_for(LIMIT, |line| line == "READY").is_some(), "{} {}", unshare.out, unshare.err);
     let pid = child_of(&unshare);
