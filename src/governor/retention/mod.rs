@@ -10,9 +10,9 @@
 //! * *not the same* is never believed: programs write into their blocks.
 //!
 //! So two things are said of a stack, and no more: where many of its blocks are found the same, that it keeps what it allocates; and then
-//! how many bytes of its sampled blocks are confirmed to live, at least. That a stack is not flagged says nothing. The rule and its thresholds were measured on
-//! seven programs before they were built: of 25 flags none was wrong, while the share of living blocks that are found the same is
-//! anything from 0.1 to 1, by program and run, so that no estimate can be made of it (docs/design/0007).
+//! how many bytes of its sampled blocks are confirmed to live, at least. That a stack is not flagged says nothing. The rule and its
+//! thresholds were measured on seven programs before they were built: of 25 flags none was wrong, while the share of living blocks that
+//! are found the same is anything from 0.1 to 1, by program and run, so that no estimate can be made of it (docs/design/0007).
 
 pub mod words;
 

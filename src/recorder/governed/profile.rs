@@ -63,8 +63,13 @@ pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
     let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
     let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks);
     let mut metadata = metadata(facts, watched_s, age, live, knows_blocks);
-    if !live && rows.iter().any(|(target, _)| target.knows_blocks && confirms(target)) {
+    if !live && rows.iter().any(|(target, _)| confirms(target)) {
         metadata.kinds = metadata.kinds.with(ValueKind::ConfirmedSpace);
+        metadata.limits.push(
+            "live bytes by stack are those of sampled blocks found the same by their content, a lower bound: the rest of the heap is \
+             [unattributed]"
+                .to_owned(),
+        );
     }
     let mut profile = Profile::new(metadata);
     let mut symbolizer = Symbolizer::new();
@@ -117,8 +122,7 @@ fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool, knows_blocks:
     }
     if !live && knows_blocks {
         limits.push(
-            "live bytes by stack are those of sampled blocks found the same by their content, a lower bound: the rest of the heap is \
-             [unattributed]; a stack without a flag may keep its blocks too"
+            "some survivors are looked at again: a stack that is flagged keeps what it allocates, one without a flag may do so too"
                 .to_owned(),
         );
     }
@@ -262,16 +266,21 @@ fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watche
             rows.entry(id).or_default().0.add(&values);
         }
     }
-    if target.full_since_s.is_none() && target.knows_blocks {
+    if tells_of_kept(target) {
         add_kept(&mut rows, target, book);
     }
     rows.retain(|_, (values, _)| !values.is_zero());
     rows
 }
 
+/// Whether it has rows of what is kept.
+fn tells_of_kept(target: &Target) -> bool {
+    target.full_since_s.is_none() && target.knows_blocks
+}
+
 /// Whether any bytes are confirmed to live.
 fn confirms(target: &Target) -> bool {
-    target.retention.by_stack(monotonic_ns()).into_iter().any(|(_, kept)| kept.confirmed_bytes > 0)
+    tells_of_kept(target) && target.retention.by_stack(monotonic_ns()).into_iter().any(|(_, kept)| kept.confirmed_bytes > 0)
 }
 
 /// What is confirmed to live, and what is left of the heap.
