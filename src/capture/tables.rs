@@ -5,8 +5,9 @@
 //!                                                    large ones on a thread          (published last, removed first)
 //! ```
 //!
-//! A table belongs to a file, not to a process: files with the same build id and size share one. What does not fit into the budget, has
-//! no unwind information or is corrupt keeps its number and its reason, so that `doctor` can show it and nobody tries again for nothing.
+//! A table belongs to a file, not to a process: files with the same build id and size share one. What has no unwind information or is
+//! corrupt keeps its number and its reason, so that `doctor` can show it and nobody tries again for nothing; what does not fit into the
+//! budget is tried again where there is room.
 
 mod report;
 mod state;
@@ -141,7 +142,7 @@ impl Tables {
                 }
                 TableState::Pending => status.pending += 1,
                 TableState::Evicted => {}
-                TableState::Refused(reason) => *refused.entry(reason).or_default() += 1,
+                TableState::NoRoom | TableState::Refused(_) => *refused.entry(file.state.refusal().unwrap_or_default()).or_default() += 1,
             }
         }
         status.refused = refused.into_iter().map(|(reason, files)| (reason.to_owned(), files)).collect();
@@ -240,7 +241,7 @@ impl Shared {
                     file.users += 1;
                     match file.state {
                         TableState::Pending => report.pending += 1,
-                        TableState::Refused(_) => report.without_table += 1,
+                        TableState::NoRoom | TableState::Refused(_) => report.without_table += 1,
                         TableState::Loaded | TableState::Evicted => {}
                     }
                 }
@@ -298,6 +299,7 @@ impl Shared {
         fresh: &mut Vec<(u32, Source)>,
     ) -> Found {
         let mut state = self.lock();
+        let state = &mut *state;
         let number = match state.by_key.get(&key) {
             Some(&number) => number,
             None => {
@@ -319,7 +321,8 @@ impl Shared {
             }
         };
         let Some(file) = state.files.get_mut(&number) else { return NOTHING };
-        if file.state == TableState::Evicted {
+        let has_room_now = file.state == TableState::NoRoom && state.budget.fits(file.bytes);
+        if file.state == TableState::Evicted || has_room_now {
             let opened = source().and_then(|source| {
                 let elf = Elf::parse(&source).map_err(std::io::Error::other)?;
                 file.segments = elf.segments;
@@ -333,7 +336,7 @@ impl Shared {
                 Err(error) => file.state = TableState::Refused(error.to_string()),
             }
         }
-        let kind = if matches!(file.state, TableState::Refused(_)) { MappingKind::NoCfi } else { MappingKind::File };
+        let kind = if matches!(file.state, TableState::NoRoom | TableState::Refused(_)) { MappingKind::NoCfi } else { MappingKind::File };
         match mappings::bias_of(&file.segments, begin, offset) {
             Some(bias) => Found { number, kind, bias },
             None => Found { number, kind: MappingKind::NoCfi, bias: 0 },
@@ -376,7 +379,7 @@ impl Shared {
             self.note_uses(bytes);
             let admission = self.lock().budget.admit(number, bytes, self.tick());
             match admission {
-                Admission::Refused => self.refuse(number, "the table does not fit into the budget beside those in use".into()),
+                Admission::Refused => self.find_no_room(number, bytes),
                 Admission::Admitted { evict } => {
                     self.evict(&evict)?;
                     let map = filled_map("fp_table", &table.to_bytes())?;
@@ -401,6 +404,16 @@ impl Shared {
         self.wake.notify_all();
         self.raise_generation()?;
         Ok(count)
+    }
+
+    /// Keeps how much room it takes: whoever maps the file next has it tried again if there is that much.
+    fn find_no_room(&self, number: u32, bytes: u64) {
+        if let Some(file) = self.lock().files.get_mut(&number) {
+            tracing::debug!(path = %file.path.display(), bytes, "no room for its unwind table");
+            file.state = TableState::NoRoom;
+            file.bytes = bytes;
+        }
+        self.wake.notify_all();
     }
 
     fn refuse(&self, number: u32, reason: String) {

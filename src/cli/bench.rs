@@ -41,9 +41,9 @@ pub struct BenchArgs {
     /// Measure what a budget of 1 % costs the command, or the process given, and what the census alone costs
     #[arg(long, requires = "command")]
     pub governed: bool,
-    /// With --governed: measure this process while the command, a load, runs
+    /// With --governed: measure two processes (give it twice) that do the same work while the command, a load, runs
     #[arg(long, value_name = "PID", requires = "governed")]
-    pub pid: Option<u32>,
+    pub pid: Vec<u32>,
     /// Measure this command, which must end by itself, instead of the loop; after --
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -66,7 +66,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         be_the_target(target[0].clamp(1, THREADS_MAX as i32) as usize, target[1]);
     }
     if args.governed {
-        return super::bench_governed::run(&args.command, args.pid, args.rounds);
+        return super::bench_governed::run(&args.command, &args.pid, args.rounds);
     }
     if !args.command.is_empty() {
         return whole_program(&args.command, args.rounds);
@@ -198,39 +198,64 @@ fn floor_on(pid: Pid) -> anyhow::Result<(Floor, Vec<FloorAttached>)> {
     Ok((floor, attached))
 }
 
-/// Runs the command to its end with what `hold` puts into it as soon as its C library is there; its user and system time.
-pub(super) fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
-    let mut child = Command::new(&command[0])
-        .args(&command[1..])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .with_context(|| format!("cannot run {}", command[0].to_string_lossy()))?;
-    let pid = child.id();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let ready =
-        || std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libc.so") || maps.contains("ld-musl"));
-    while !ready() {
-        if Instant::now() > deadline || child.try_wait()?.is_some() {
-            bail!("{} ended before it could be probed: give a command that runs for seconds", command[0].to_string_lossy());
-        }
-        std::thread::yield_now();
+/// A command under way that is waited for by hand.
+pub(super) struct Copy {
+    child: Child,
+    name: String,
+    pub(super) pid: Pid,
+    /// User and system time, once it has ended.
+    pub(super) used_s: Option<f64>,
+}
+
+impl Copy {
+    pub(super) fn start(command: &[OsString]) -> anyhow::Result<Self> {
+        let name = command[0].to_string_lossy().into_owned();
+        let mut words = Command::new(&command[0]);
+        let child = words.args(&command[1..]).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let child = child.with_context(|| format!("cannot run {name}"))?;
+        Ok(Self { pid: Pid(child.id()), child, name, used_s: None })
     }
-    let mut held = hold(Pid(pid))?;
-    loop {
+
+    /// Waits until its C library is there.
+    pub(super) fn wait_until_probable(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let maps = format!("/proc/{}/maps", self.pid);
+        while !std::fs::read_to_string(&maps).is_ok_and(|maps| maps.contains("libc.so") || maps.contains("ld-musl")) {
+            if Instant::now() > deadline || self.child.try_wait()?.is_some() {
+                bail!("{} ended before it could be probed: give a command that runs for seconds", self.name);
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Whether it has ended; then what it used is known.
+    pub(super) fn try_wait(&mut self) -> anyhow::Result<bool> {
         let mut status = 0;
         // SAFETY: plain integers, for which zeroes are values.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: waits for our own child; both pointers are to locals.
-        match unsafe { libc::wait4(pid as i32, &raw mut status, libc::WNOHANG, &raw mut usage) } {
-            0 => held.step(),
-            -1 => return Err(std::io::Error::last_os_error()).context("cannot wait for the command"),
+        match unsafe { libc::wait4(self.pid.0 as i32, &raw mut status, libc::WNOHANG, &raw mut usage) } {
+            0 => Ok(false),
+            -1 => Err(std::io::Error::last_os_error()).context("cannot wait for the command"),
             _ => {
                 let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-                return Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime));
+                self.used_s = Some(seconds(usage.ru_utime) + seconds(usage.ru_stime));
+                Ok(true)
             }
         }
     }
+}
+
+/// Runs the command to its end with what `hold` puts into it as soon as its C library is there; its user and system time.
+fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
+    let mut copy = Copy::start(command)?;
+    copy.wait_until_probable()?;
+    let mut held = hold(copy.pid)?;
+    while !copy.try_wait()? {
+        held.step();
+    }
+    Ok(copy.used_s.unwrap_or(f64::NAN))
 }
 
 pub(super) fn median(mut values: Vec<f64>) -> f64 {

@@ -1,15 +1,17 @@
-//! `fragprof bench --governed`: what a target loses under a budget, and under the census alone, against itself undisturbed.
+//! `fragprof bench --governed`: what a target loses under a budget, and under the census alone, against a copy of itself that is left alone.
 //!
-//! The work is that of a program that ends by itself, or of a process that is already there while a load runs. What is compared is the
-//! target's CPU time for the same work, each way in turn, round after round.
+//! Two copies do the same work at the same time ([`super::beside`]); one of them is watched. The work is that of a program that ends by
+//! itself, or of two processes that are already there while a load runs. What is told is the watched one's additional processor time, as a
+//! share of the time that went by: the measure of a budget. Each round watches the one, then the other.
 
 use std::ffi::OsString;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
-use super::bench::{Holds, cpu_seconds, median};
+use super::bench::{Copy, Holds, median};
+use super::beside::Beside;
 use super::record::failed;
 use crate::census::{self, Level, LiveMemory, Pace, Places};
 use crate::recorder::governed::{Governed, Options, process_cpu_ns};
@@ -22,78 +24,136 @@ const BUDGET: f64 = 0.01;
 const TOP_EVERY: Duration = Duration::from_secs(5);
 const FULL_EVERY: Duration = Duration::from_secs(100);
 
-/// Measures and prints.
+/// Measures and prints. `pids`: none, or two that do the same work while the command runs.
 ///
 /// # Errors
 /// If BPF is not permitted here or the command cannot be run.
-pub fn run(command: &[OsString], pid: Option<u32>, rounds: u32) -> anyhow::Result<()> {
+pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()> {
+    let pids = match *pids {
+        [] => None,
+        [one, other] => Some([Pid(one), Pid(other)]),
+        _ => bail!("give --pid twice: two processes that do the same work while the command runs"),
+    };
     let mut engine = Governed::new(Options { budget: BUDGET, own_census: false, ..Options::default() }).map_err(failed)?;
     let costs = engine.costs();
-    let mut samples: [Vec<f64>; 3] = Default::default();
-    let (mut windows, mut lost) = (0, 0.0);
-    for round in 0..rounds as usize {
-        for turn in 0..3 {
-            // Each way has each place in the order.
-            let way = (round + turn) % 3;
-            let seconds = match way {
-                0 => measure(command, pid, |_| Ok(Box::new(())))?,
-                1 => measure(command, pid, |pid| {
+    let mut lost: [Vec<f64>; 2] = Default::default();
+    let (mut windows, mut estimated, mut work_s) = (0, 0.0, 0.0);
+    for _ in 0..rounds {
+        for (way, lost) in lost.iter_mut().enumerate() {
+            let mut both = 0.0;
+            for watched in [0, 1] {
+                let times = measure(command, pids, watched, |pid| {
+                    if way == 1 {
+                        return Ok(Box::new(Counting::new(pid)));
+                    }
                     engine.watch(pid, BUDGET).map_err(failed)?;
-                    Ok(Box::new(Governing { engine: &mut engine, pid, windows: &mut windows, lost: &mut lost }))
-                })?,
-                _ => measure(command, pid, |pid| Ok(Box::new(Counting::new(pid))))?,
-            };
-            samples[way].push(seconds);
+                    Ok(Box::new(Governing { engine: &mut engine, pid, windows: &mut windows, lost: &mut estimated }))
+                })?;
+                both += times.lost() / 2.0;
+                work_s += times.other_s / f64::from(4 * rounds);
+            }
+            lost.push(both);
         }
     }
-    let ratios = |way: usize| samples[0].iter().zip(&samples[way]).map(|(alone, seconds)| seconds / alone - 1.0).collect::<Vec<f64>>();
-    let (governed, census) = (ratios(1), ratios(2));
-    let alone = median(samples[0].clone());
     println!(
-        "a hit costs {:.2} µs (malloc) and {:.2} µs (free); CPU time of the same work, medians of {rounds} rounds",
+        "a hit costs {:.2} µs (malloc) and {:.2} µs (free); {work_s:.1} s of work beside a copy that is watched, {rounds} rounds, both ways round in each",
         costs.allocation_ns / 1e3,
         costs.free_ns / 1e3
     );
-    println!("  {:<34} {alone:>8.3} s", "alone");
-    for (name, way, ratios) in [("budget 1 %", 1, &governed), ("census alone", 2, &census)] {
-        let seconds = median(samples[way].clone());
+    for (name, lost) in ["budget 1 %", "census alone"].iter().zip(&lost) {
+        let of = |fold: fn(f64, f64) -> f64, from: f64| lost.iter().copied().fold(from, fold) * 100.0;
         println!(
-            "  {name:<34} {seconds:>8.3} s   {:>+6.2} %   (median of the rounds' own ratios {:>+6.2} %, quartiles {:+.2} to {:+.2} %)",
-            (seconds / alone - 1.0) * 100.0,
-            median(ratios.clone()) * 100.0,
-            quartile(ratios, 1) * 100.0,
-            quartile(ratios, 3) * 100.0
+            "  {name:<14} {:>+6.2} % of its time (rounds from {:+.2} to {:+.2} %)",
+            median(lost.clone()) * 100.0,
+            of(f64::min, f64::INFINITY),
+            of(f64::max, f64::NEG_INFINITY)
         );
     }
-    println!("  {windows} windows; the governor's own estimate of what was lost: {:.2} %", lost / f64::from(rounds) * 100.0);
+    println!("  {windows} windows; the governor's own estimate of what was lost: {:.2} %", estimated / f64::from(2 * rounds) * 100.0);
     Ok(())
 }
 
-fn quartile(values: &[f64], which: usize) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get((sorted.len().saturating_sub(1)) * which / 4).copied().unwrap_or(f64::NAN)
+/// Processor time for the same work, seconds.
+struct Times {
+    watched_s: f64,
+    other_s: f64,
+    /// What went by for the watched one.
+    elapsed_s: f64,
+}
+
+impl Times {
+    fn lost(&self) -> f64 {
+        (self.watched_s - self.other_s) / self.elapsed_s
+    }
 }
 
 fn measure<'a>(
     command: &[OsString],
-    pid: Option<u32>,
+    pids: Option<[Pid; 2]>,
+    watched: usize,
     hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>,
-) -> anyhow::Result<f64> {
-    let Some(pid) = pid.map(Pid) else { return cpu_seconds(command, hold) };
-    let cpu_s = || process_cpu_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} is gone"));
-    let mut held = hold(pid)?;
-    let before_s = cpu_s()?;
-    let mut load = Command::new(&command[0])
-        .args(&command[1..])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .with_context(|| format!("cannot run {}", command[0].to_string_lossy()))?;
+) -> anyhow::Result<Times> {
+    match pids {
+        Some(pids) => of_processes(pids, watched, command, hold),
+        None => of_copies(command, watched, hold),
+    }
+}
+
+/// Two copies of a command, from the moment their C library is there until they end.
+fn of_copies<'a>(
+    command: &[OsString],
+    watched: usize,
+    hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>,
+) -> anyhow::Result<Times> {
+    let mut copies = [Copy::start(command)?, Copy::start(command)?];
+    for copy in &mut copies {
+        copy.wait_until_probable()?;
+    }
+    let began = Instant::now();
+    let mut beside = Some(Beside::start([copies[0].pid, copies[1].pid])?);
+    let mut held = hold(copies[watched].pid)?;
+    let mut elapsed_s = 0.0;
+    while copies.iter().any(|copy| copy.used_s.is_none()) {
+        held.step();
+        for (which, copy) in copies.iter_mut().enumerate() {
+            if copy.used_s.is_none() && copy.try_wait()? {
+                // Its number may be another's from here on.
+                beside = None;
+                if which == watched {
+                    elapsed_s = began.elapsed().as_secs_f64();
+                }
+            }
+        }
+    }
+    drop(beside);
+    let used_s = |which: usize| copies[which].used_s.unwrap_or(f64::NAN);
+    Ok(Times { watched_s: used_s(watched), other_s: used_s(1 - watched), elapsed_s })
+}
+
+/// Two processes, while a load runs.
+fn of_processes<'a>(
+    pids: [Pid; 2],
+    watched: usize,
+    load: &[OsString],
+    hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>,
+) -> anyhow::Result<Times> {
+    let cpu_s = |pid: Pid| process_cpu_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} is gone"));
+    let mut held = hold(pids[watched])?;
+    let _beside = Beside::start(pids)?;
+    let before_s = [cpu_s(pids[0])?, cpu_s(pids[1])?];
+    let began = Instant::now();
+    let mut load = spawn(load)?;
     while load.try_wait()?.is_none() {
         held.step();
     }
-    Ok(cpu_s()? - before_s)
+    let used_s = |which: usize| Ok::<f64, anyhow::Error>(cpu_s(pids[which])? - before_s[which]);
+    Ok(Times { watched_s: used_s(watched)?, other_s: used_s(1 - watched)?, elapsed_s: began.elapsed().as_secs_f64() })
+}
+
+fn spawn(command: &[OsString]) -> anyhow::Result<Child> {
+    let mut words = Command::new(&command[0]);
+    words.args(&command[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+    words.spawn().with_context(|| format!("cannot run {}", command[0].to_string_lossy()))
 }
 
 struct Governing<'a> {

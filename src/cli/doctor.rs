@@ -185,10 +185,10 @@ fn write_emitters(found: &Emitters, out: &mut dyn Write) -> io::Result<()> {
                 writeln!(out, "    one sample in {} allocated bytes; {told}", stats.sample_bytes)?;
                 match (stats.samples_per_second, stats.lengthened) {
                     (0, _) => writeln!(out, "    they may come as often as they like")?,
-                    (limit, 0) => writeln!(out, "    at most {limit} a second and processor, which was never reached")?,
+                    (limit, 0) => writeln!(out, "    at most {limit} a second on a processor or in a thread, which was never reached")?,
                     (limit, lengthened) => writeln!(
                         out,
-                        "    at most {limit} a second and processor: {lengthened} were drawn with a longer distance, up to {} bytes",
+                        "    at most {limit} a second on a processor or in a thread: {lengthened} were drawn with a longer distance, up to {} bytes",
                         stats.longest_sample_bytes
                     )?,
                 }
@@ -251,7 +251,7 @@ fn state(file: &FileStatus) -> String {
         TableState::Loaded => String::new(),
         TableState::Pending => " (being converted)".into(),
         TableState::Evicted => " (given up for want of memory)".into(),
-        TableState::Refused(reason) => format!(" ({reason})"),
+        state @ (TableState::NoRoom | TableState::Refused(_)) => format!(" ({})", state.refusal().unwrap_or_default()),
     }
 }
 
@@ -310,7 +310,7 @@ fn process_json(process: &Process, plan: &Plan, tables: Option<&[FileStatus]>) -
             "table_bytes": file.bytes,
             "rows_unsupported": file.counts.rows_unsupported,
             "functions_corrupt": file.counts.functions_corrupt,
-            "refused": match &file.state { TableState::Refused(reason) => Some(reason), _ => None },
+            "refused": file.state.refusal(),
         })
     };
     json!({

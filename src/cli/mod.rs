@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod bench;
 mod bench_governed;
+pub mod beside;
 pub mod by;
 pub mod census;
 pub mod diff;

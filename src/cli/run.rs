@@ -26,7 +26,7 @@ pub struct RunArgs {
     /// Mean distance of samples in allocated bytes; 524288 if neither this nor FRAGPROF_SAMPLE_BYTES is given
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(SAMPLE_BYTES_MIN..=SAMPLE_BYTES_MAX))]
     pub sample_bytes: Option<u64>,
-    /// Samples a second and processor beyond which the distance grows, 0 = it never does; 2000 if neither this nor
+    /// Samples a second, on a processor or in a thread, beyond which the distance grows, 0 = it never does; 250 if neither this nor
     /// FRAGPROF_SAMPLES_PER_SECOND is given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=SAMPLES_PER_SECOND_MAX))]
     pub samples_per_second: Option<u64>,

@@ -1,26 +1,28 @@
 //! From the books to the profile.
 
+mod losses;
+mod sampled;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use losses::corrections;
+pub use losses::{doubts, losses, lost_by_the_kernel, unaccounted_at_the_end, unaccounted_so_far};
+use sampled::{JOINED_KINDS, SAMPLED_KINDS, add_sampled_process};
+
 use super::heap::HeapPicture;
 use super::places::Places;
-use super::sampled::SampledPicture;
 use super::target::Target;
 use super::watched::Watched;
 use crate::capture::counters::ENDS;
-use crate::capture::{Counters, Read, TargetLoss, wire};
+use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
-use crate::ledger::{Estimate, Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, SampledLedger, SampledStack, StackView};
-use crate::probe::emitter::Emitter;
-use crate::profile::{
-    BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values,
-    meta,
-};
+use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
+use crate::profile::{BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
 use crate::symbol::{AddressSpace, Symbolizer};
 use crate::target::container::Container;
-use crate::units::{HumanBytes, StackId, counted, grouped};
+use crate::units::{StackId, counted, grouped};
 use crate::unwind::End;
 
 /// What the recorder knows beside the books.
@@ -37,23 +39,6 @@ pub struct Facts {
     pub notes: Vec<String>,
 }
 
-/// The programs' counters that are losses.
-const LOSSES: [&str; 10] = [
-    "lost_allocations",
-    "lost_frees",
-    "lost_stacks",
-    "lost_vm_changes",
-    "lost_life_events",
-    "no_thread_state",
-    "no_walk_state",
-    "not_followed_calls",
-    "unknown_sites",
-    "lost_births",
-];
-
-/// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.
-const OPEN_CALLS_MAX: u64 = 1024;
-
 /// What exact mode measures.
 const KINDS: [ValueKind; 9] = [
     ValueKind::AllocObjects,
@@ -66,19 +51,6 @@ const KINDS: [ValueKind; 9] = [
     ValueKind::PeakSpace,
     ValueKind::DoubtfulSpace,
 ];
-
-/// What a sample measures.
-const SAMPLED_KINDS: [ValueKind; 6] = [
-    ValueKind::AllocObjects,
-    ValueKind::AllocSpace,
-    ValueKind::InuseObjects,
-    ValueKind::InuseSpace,
-    ValueKind::PeakSpace,
-    ValueKind::DoubtfulSpace,
-];
-
-/// What it measures with a census.
-const JOINED_KINDS: [ValueKind; 2] = [ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
 /// Builds the profile of all targets; with `places`, also tells where the blocks of those recorded exactly lay.
 pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Places>>) -> Profile {
@@ -124,69 +96,6 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
         profile.meta.limits.push(limit.into());
     }
     profile
-}
-
-/// What was put right in the books, by kind.
-fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
-    let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
-    vec![
-        Counter::new("proven_free", sum(|s| s.pruned), "blocks that a census proved free: the record of their free was lost"),
-        Counter::new("proven_free_bytes", sum(|s| s.pruned_bytes), "bytes of them"),
-        Counter::new("handed_out_again", sum(|s| s.missed_frees), "blocks whose address was handed out again without a free between"),
-        Counter::new("handed_out_again_bytes", sum(|s| s.missed_free_bytes), "bytes of them"),
-        Counter::new("unmapped", sum(|s| s.unmapped), "blocks that went with their mapping"),
-        Counter::new("unmapped_bytes", sum(|s| s.unmapped_bytes), "bytes of them"),
-    ]
-}
-
-/// Hits that the kernel lost by the end of a recording, when all records have been read.
-pub fn unaccounted_at_the_end(counters: &Counters, read: Read) -> u64 {
-    counters.unaccounted_hits(read.calls, read.calls.min(OPEN_CALLS_MAX))
-}
-
-/// Hits that the kernel lost so far, while as many records as a ring holds may wait to be read.
-pub fn unaccounted_so_far(counters: &Counters, read: Read, ring_bytes: u32) -> u64 {
-    counters.unaccounted_hits(read.calls, u64::from(ring_bytes) / wire::FREE_BYTES)
-}
-
-/// What was lost, by kind; zeros say that the kind is counted. `unaccounted`: hits that the kernel lost.
-pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
-    let mut losses: Vec<Counter> = LOSSES
-        .iter()
-        .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
-        .map(|(name, text, value)| Counter::new(name, value, text))
-        .collect();
-    losses.push(Counter::new(
-        "unaccounted_hits",
-        unaccounted,
-        "probe hits of which neither a record nor a reason came: the kernel lost them",
-    ));
-    losses.push(Counter::new("malformed_records", read.malformed, "records that could not be read"));
-    losses.push(Counter::new(
-        "lost_notices",
-        notices_lost,
-        "notices of new code or children that came too fast; every process was looked at anew",
-    ));
-    losses.push(Counter::new(
-        "children_without_books",
-        inherited_refused,
-        "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
-    ));
-    losses
-}
-
-/// What must be said where the kernel does not do with hits what it should.
-pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> Option<String> {
-    let lost = unaccounted.saturating_add(counters.get("unknown_sites"));
-    let hits = counters.get("hits");
-    (lost > 0).then(|| match read.calls {
-        0 => format!(
-            "{} were hit and not one record came: the recording is empty because this kernel lost them, not because nothing was allocated; \
-             `fragprof doctor` tells what it can do",
-            counted(hits, "probe")
-        ),
-        _ => format!("of {} the kernel lost {}: what they allocated and freed is missing", counted(hits, "probe hit"), grouped(lost)),
-    })
 }
 
 fn metadata(facts: &Facts) -> Metadata {
@@ -369,225 +278,6 @@ pub fn stand_in(id: StackId) -> &'static str {
         STACKS_BEYOND_LIMIT => "[stacks beyond the limit]",
         _ => "[stack lost]",
     }
-}
-
-/// What a reader must know before believing a number of this process.
-pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
-    if let Some(sampled) = &books.sampled {
-        return sampled_doubts(loss, books, sampled);
-    }
-    let stats = books.ledger.stats();
-    let totals = books.ledger.totals();
-    let mut doubts = Vec::new();
-    let mut doubt = |count: u64, text: String| {
-        if count > 0 {
-            doubts.push(text);
-        }
-    };
-    doubt(
-        loss.allocations + loss.frees,
-        format!(
-            "{} and {} were lost: {} ({}) may be free already, and some live ones may be missing",
-            counted(loss.allocations, "allocation record"),
-            counted(loss.frees, "free record"),
-            counted(totals.doubtful, "live block"),
-            HumanBytes(totals.doubtful_bytes)
-        ),
-    );
-    doubt(stats.gaps, format!("it was not observed for {:.3} s in {}", stats.gap_ns as f64 / 1e9, counted(stats.gaps, "spell")));
-    doubt(loss.abandoned, format!("{} never returned: whether they allocated is unknown", counted(loss.abandoned, "allocator call")));
-    doubt(
-        stats.missed_frees,
-        format!(
-            "{} ({}) had been freed unseen: the addresses were handed out again",
-            counted(stats.missed_frees, "block"),
-            HumanBytes(stats.missed_free_bytes)
-        ),
-    );
-    doubt(
-        stats.pruned,
-        format!("{} ({}) had been freed unseen: a census found them free", counted(stats.pruned, "block"), HumanBytes(stats.pruned_bytes)),
-    );
-    doubt(stats.stacks_refused, format!("{} beyond the limit are summed in one row", counted(stats.stacks_refused, "stack")));
-    doubt(stats.stacks_undefined, format!("{} were lost: their allocations are in one row", counted(stats.stacks_undefined, "stack")));
-    doubt(books.past_dropped, format!("{} before earlier execs are not in the profile", counted(books.past_dropped, "image")));
-    doubts
-}
-
-/// A process whose own emitter is the source.
-fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, books: &Watched, ledger: &SampledLedger) {
-    let pid = target.process.pid().0;
-    let totals = ledger.totals();
-    profile.meta.processes.push(meta::Process {
-        pid,
-        comm: target.process.comm().to_owned(),
-        container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
-        allocators: target.allocators.clone(),
-        lossy: ledger.is_lossy(),
-        peak_inuse_bytes: Some(totals.peak_bytes.rounded()),
-        heap: target.sampled_heap.as_ref().map(|heap| heap.summary),
-        source: target.source_words(),
-        samples: Some(totals.samples),
-        sample_bytes: ledger.interval_bytes(),
-        longest_sample_bytes: ledger.longest_interval_bytes(),
-        sizes: PowerCounts::new(&ledger.sizes()),
-        lifetimes_us: PowerCounts::new(&ledger.lifetimes()),
-        ..meta::Process::default()
-    });
-    profile.meta.notes.extend(target.notes.iter().map(|note| format!("process {pid}: {note}")));
-    profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
-    for past in &books.past_sampled {
-        add_sampled(profile, symbolizer, target, past, |row, view| {
-            row.set(ValueKind::AllocObjects, view.allocations);
-            row.set(ValueKind::AllocSpace, view.allocated_bytes);
-        });
-    }
-    let heap = target.sampled_heap.as_ref();
-    add_sampled(profile, symbolizer, target, ledger, |row, view| {
-        row.set(ValueKind::AllocObjects, view.allocations);
-        row.set(ValueKind::AllocSpace, view.allocated_bytes);
-        row.set(ValueKind::InuseObjects, view.live);
-        row.set(ValueKind::InuseSpace, view.live_bytes);
-        row.set(ValueKind::PeakSpace, view.peak_bytes);
-        row.set(ValueKind::DoubtfulSpace, view.doubtful_bytes);
-        if let Some(shares) = heap.and_then(|heap| heap.by_stack.get(&view.id)) {
-            row.set(ValueKind::LiveObjects, shares.chunks);
-            row.set(ValueKind::LiveSpace, shares.chunk_bytes);
-            row.set(ValueKind::PinnedSpace, shares.pinned_bytes);
-            row.set(ValueKind::BlockedSpace, shares.blocked_bytes);
-        }
-    });
-    if let Some(heap) = heap {
-        add_rests(profile, pid, heap, totals.live_bytes);
-    }
-}
-
-/// What the sample does not explain of a heap, as rows of its own, and the sum that they make with the stacks.
-fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes: Estimate) {
-    let rows = [(BEFORE_ATTACH, heap.before), (UNATTRIBUTED, Some(heap.unattributed))];
-    for (name, shares) in rows.into_iter().filter_map(|(name, shares)| Some((name, shares?))) {
-        let mut row = Row::default();
-        row.set(ValueKind::LiveObjects, shares.chunks);
-        row.set(ValueKind::LiveSpace, shares.chunk_bytes);
-        row.set(ValueKind::PinnedSpace, shares.pinned_bytes);
-        row.set(ValueKind::BlockedSpace, shares.blocked_bytes);
-        row.add_to(profile, pid, &[Frame::named(name)], None);
-    }
-    let (notes, limits) = (&mut profile.meta.notes, &mut profile.meta.limits);
-    let shown =
-        |estimate: &Estimate| format!("{} ±{}", HumanBytes(estimate.rounded()), HumanBytes((1.96 * estimate.standard_error()) as u64));
-    let rounding = heap.attributed.chunk_bytes.value - live_bytes.value;
-    let before = heap.before.map_or_else(String::new, |before| format!("from before the attach {}, ", shown(&before.chunk_bytes)));
-    notes.push(format!(
-        "process {pid}: live by the census {} = by stack {}, the allocator's rounding of it {}, {before}unattributed {}",
-        HumanBytes(heap.summary.live_bytes.unwrap_or(0)),
-        shown(&live_bytes),
-        HumanBytes(rounding.max(0.0) as u64),
-        shown(&heap.unattributed.chunk_bytes),
-    ));
-    if heap.gone > 0 {
-        notes.push(format!(
-            "process {pid}: {} sampled blocks were gone when the census was taken, after the end of the recording",
-            heap.gone
-        ));
-    }
-    if heap.before.is_none() {
-        limits.push(format!(
-            "process {pid}: what was allocated before the recording is part of the unattributed: it was not counted at its start"
-        ));
-    }
-    if heap.by_sums {
-        limits.push(format!(
-            "process {pid}: its allocator's chunks are not told one by one: stacks have their live bytes as asked for, what lives from before \
-             the recording is part of the unattributed, and pinned and blocked bytes are not known"
-        ));
-    }
-    if heap.beyond > 0 {
-        limits.push(format!("process {pid}: {} sampled blocks were too many to join with the census", heap.beyond));
-    }
-}
-
-/// What a reader must know before believing an estimate of this process.
-fn sampled_doubts(loss: TargetLoss, books: &Watched, ledger: &SampledLedger) -> Vec<String> {
-    let stats = ledger.stats();
-    let mut doubts = Vec::new();
-    let mut doubt = |count: u64, text: String| {
-        if count > 0 {
-            doubts.push(text);
-        }
-    };
-    doubt(
-        loss.allocations + loss.frees,
-        format!(
-            "{} samples and {} of their frees were lost: live bytes by stack are off by what they stood for",
-            loss.allocations, loss.frees
-        ),
-    );
-    doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
-    doubt(stats.missed_frees, format!("{} sampled blocks were freed unseen: their addresses were handed out again", stats.missed_frees));
-    doubt(
-        stats.pruned,
-        format!("{} sampled blocks of which a free may have been lost were not live by the census: taken out", stats.pruned),
-    );
-    doubt(stats.implausible, format!("{} samples with an impossible address or weight were refused", stats.implausible));
-    doubt(stats.refused, format!("{} samples beyond {} that live are not in the live bytes", stats.refused, crate::ledger::LIVE_MAX));
-    let (refused, undefined) = ledger.stacks_missing();
-    doubt(refused, format!("{refused} stacks beyond the limit are summed in one row"));
-    doubt(undefined, format!("{undefined} stacks were lost: their allocations are in one row"));
-    doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
-    doubts
-}
-
-/// A row of estimates under way.
-#[derive(Default)]
-struct Row {
-    values: Values,
-    errors: StandardErrors,
-}
-
-impl Row {
-    fn set(&mut self, kind: ValueKind, estimate: Estimate) {
-        self.values.set(kind, estimate.rounded());
-        self.errors.set(kind, estimate.rounded_error());
-    }
-
-    fn add_to(&self, profile: &mut Profile, pid: u32, frames: &[Frame], truncated: Option<&str>) {
-        if !(self.values.is_zero() && self.errors.is_zero()) {
-            profile.add_estimate(pid, frames, truncated, &self.values, &self.errors);
-        }
-    }
-}
-
-fn add_sampled(
-    profile: &mut Profile,
-    symbolizer: &mut Symbolizer,
-    target: &Target,
-    ledger: &SampledLedger,
-    fill: impl Fn(&mut Row, &SampledStack<'_>),
-) {
-    let pid = target.process.pid().0;
-    for view in ledger.stacks() {
-        let mut row = Row::default();
-        fill(&mut row, &view);
-        if view.frames.is_empty() {
-            row.add_to(profile, pid, &[Frame::named(stand_in(view.id))], None);
-            continue;
-        }
-        let frames = symbolizer.stack(&target.space, view.frames);
-        let end = End::from_wire(view.end).filter(|end| *end != End::Complete).map(End::description);
-        row.add_to(profile, pid, without_emitter(&frames, target), end);
-    }
-}
-
-/// The frames without those of fragprof's own sampler at the leaf, which are the same in every stack. What another emitter's file is made
-/// of, its program's code or an allocator's, is not known.
-fn without_emitter<'a>(frames: &'a [Frame], target: &Target) -> &'a [Frame] {
-    let is_emitters = |frame: &Frame| {
-        let own = |emitter: &&Emitter| emitter.stats.is_some();
-        target.emitters.iter().filter(own).any(|emitter| emitter.display_path == std::path::Path::new(&*frame.module))
-    };
-    let own = frames.iter().take_while(|frame| is_emitters(frame)).count();
-    if own < frames.len() { &frames[own..] } else { frames }
 }
 
 /// `NoMapping` → `no_mapping`.

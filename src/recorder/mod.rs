@@ -16,6 +16,7 @@
 
 mod attribution;
 mod build;
+mod changes;
 mod clock;
 mod continuous;
 pub mod governed;
@@ -29,6 +30,7 @@ mod sink;
 mod target;
 mod throwing;
 mod walker;
+mod walks;
 mod watched;
 
 use std::collections::HashMap;
@@ -49,15 +51,15 @@ use places::Places;
 use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
 use throwing::Danger;
-use walker::{Purpose, Walked, Walker};
+use walker::{Purpose, Walker};
 pub use watched::Watched;
 
-use crate::capture::{self, Capture, Counters, Read, Readers, Slot, TargetFlags, wire};
+use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
 use crate::ledger::{Ledger, StackLimits};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
 use crate::probe::plan::{PlanError, Planner};
-use crate::profile::{Counter, HeapMoment, Profile};
+use crate::profile::{Counter, Profile};
 use crate::symbol::Snapshots;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
@@ -66,10 +68,6 @@ use crate::units::Pid;
 const NOTICES_MAX: usize = 4096;
 /// How often losses are read and ended processes noticed even without a notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Live blocks of a ledger that is repaired during the recording, at most: going through them keeps the ring's thread waiting for some
-/// tenths of a second, which the ring's size allows for. Larger ones are repaired at the end.
-const REPAIR_BLOCKS_MAX: u64 = 1 << 20;
 
 /// Live blocks of books that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
 const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
@@ -482,113 +480,6 @@ impl Recorder {
         }
     }
 
-    fn act(&mut self, notice: Notice) {
-        let slot = notice.slot();
-        // A process whose end was noticed before: its row may be another's by now. Its children live on.
-        let is_stale = self.targets.get(&slot.index).is_none_or(|target| target.slot != slot);
-        if is_stale && !matches!(notice, Notice::Fork { .. }) {
-            return;
-        }
-        match notice {
-            Notice::Fork { child, .. } => self.meet_child(slot, child),
-            Notice::Exec { .. } => self.new_image(slot.index),
-            Notice::Exit { .. } => self.retire(slot.index),
-            Notice::Mapped { .. } => self.new_code(slot.index),
-            Notice::NeedTable { pc, .. } => {
-                tracing::debug!("slot {}: no unwind table at {pc}", slot.index);
-                self.new_code(slot.index);
-            }
-        }
-    }
-
-    fn meet_child(&mut self, parent: Slot, child: Pid) {
-        if !self.options.follow_children {
-            self.children_ignored += 1;
-            return;
-        }
-        let parent = self.targets.values().chain(&self.ended).find(|target| target.slot == parent);
-        let Some((shard, before)) = parent.map(|target| (target.shard, target.before.clone())) else { return };
-        let inherited = lock(&self.shards[shard]).inherited.remove(&child);
-        let forked_ns = monotonic_ns();
-        let before = inherited.is_some().then_some(before);
-        let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited, None));
-        let slot = match watched {
-            Ok(slot) => {
-                // What the parent had before the recording, its copy has too.
-                if let (Some(target), Some(before)) = (self.targets.get_mut(&slot), before) {
-                    target.before = before;
-                }
-                slot
-            }
-            Err(error) => {
-                self.notes.push(format!("child {child} was not watched: {error}"));
-                return;
-            }
-        };
-        // A child of vfork still runs in its parent's memory: its own begins with the exec, which is noticed.
-        if let Err(error) = self.probe(slot) {
-            tracing::debug!("child {child}: {error}");
-        }
-        self.switch_on(slot);
-        self.gap(slot, forked_ns);
-    }
-
-    fn new_image(&mut self, slot: u16) {
-        let began_ns = monotonic_ns();
-        let launched = self.launched.as_ref().map(launch::Launched::pid);
-        let Some(target) = self.targets.get_mut(&slot) else { return };
-        // A command stands still at its exec, and was looked at there.
-        if launched == Some(target.process.pid()) {
-            return;
-        }
-        target.exec();
-        let probed_before = target.probed();
-        match self.probe(slot) {
-            Ok(()) => {}
-            Err(error) => self.notes.push(format!("after an exec: {error}")),
-        }
-        // What shares its allocator's file with the old image was probed all along.
-        if self.targets.get(&slot).is_some_and(|target| target.probed() != probed_before) {
-            self.gap(slot, began_ns);
-        }
-    }
-
-    fn new_code(&mut self, slot: u16) {
-        let began_ns = monotonic_ns();
-        let Some(before) = self.targets.get(&slot).map(Target::probed) else { return };
-        if let Err(error) = self.probe(slot) {
-            tracing::debug!("new code: {error}");
-        }
-        if self.targets.get(&slot).is_some_and(|target| target.probed() > before) {
-            self.notes.push(format!(
-                "process {}: a library with an allocator of its own was loaded and probed {:.1} s into the recording; its first allocations may be missing",
-                self.targets.get(&slot).map_or(Pid(0), |target| target.process.pid()),
-                self.started.elapsed().as_secs_f64()
-            ));
-            self.gap(slot, began_ns);
-        }
-    }
-
-    /// From `start_ns` until now not everything of the process was seen.
-    fn gap(&mut self, slot: u16, start_ns: u64) {
-        let Some(target) = self.targets.get(&slot) else { return };
-        if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
-            watched.gap(start_ns, monotonic_ns());
-        }
-    }
-
-    /// The process is gone: its slot goes to the next one, its books stay.
-    fn retire(&mut self, slot: u16) {
-        self.check_losses();
-        let Some(mut target) = self.targets.remove(&slot) else { return };
-        target.detach(&self.capture);
-        target.books = lock(&self.shards[target.shard]).watched.remove(&slot);
-        if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
-            tracing::warn!("{error}");
-        }
-        self.ended.push(target);
-    }
-
     fn check(&mut self) {
         self.checked = Instant::now();
         self.check_losses();
@@ -618,45 +509,6 @@ impl Recorder {
         }
     }
 
-    /// Has the heaps walked that are at a new height or need proof.
-    fn ask_for_walks(&mut self) {
-        let Some(walker) = &self.walker else { return };
-        let now_ns = monotonic_ns();
-        for (slot, target) in &mut self.targets {
-            let totals = lock(&self.shards[target.shard]).watched.get(slot).map(|watched| watched.ledger.totals());
-            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes)) {
-                walker.ask(target.whose(), Purpose::During);
-            }
-        }
-    }
-
-    fn take_walks(&mut self) {
-        let done: Vec<Walked> = self.walker.as_ref().map_or_else(Vec::new, |walker| walker.done().collect());
-        for walked in done {
-            self.take_walk(walked);
-        }
-        for (slot, target) in &mut self.targets {
-            if target.moments.proof.is_some() {
-                repair(&self.shards[target.shard], *slot, target);
-            }
-        }
-    }
-
-    fn take_walk(&mut self, walked: Walked) {
-        let after_ms = walked.began_ns.saturating_sub(self.started_ns) / 1_000_000;
-        let Some(target) = self.targets.values_mut().find(|target| target.whose() == walked.whose) else { return };
-        match walked.purpose {
-            Purpose::Start => target.started_with(walked, after_ms, self.options.start_chunks_max),
-            Purpose::During => {
-                let heap = walked.taken.as_ref().map(heap::summary);
-                let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
-                tracing::debug!("looked at the heap of process {} after {after_ms} ms", target.process.pid());
-                target.moments.walked(walked.began_ns, walked.ended_ns, moment);
-                target.moments.proof = Some(walked);
-            }
-        }
-    }
-
     /// Tells the ledgers what was lost of their records since the last look.
     fn check_losses(&mut self) {
         for (slot, target) in &mut self.targets {
@@ -666,22 +518,4 @@ impl Recorder {
             }
         }
     }
-}
-
-/// Takes out of the books what a walk proved free, once the records from before its end are in them: a free that was on its way is no
-/// lost one.
-fn repair(shard: &SharedShard, slot: u16, target: &mut Target) {
-    let mut shard = lock(shard);
-    let drained_ns = shard.drained_ns;
-    let Some(watched) = shard.watched.get_mut(&slot) else { return };
-    let totals = watched.ledger.totals();
-    if totals.doubtful == 0 || totals.live > REPAIR_BLOCKS_MAX {
-        target.moments.proof = None;
-        return;
-    }
-    let Some(walked) = target.moments.proof.take_if(|walked| walked.ended_ns < drained_ns) else { return };
-    let Some(taken) = walked.taken else { return };
-    watched.ledger.settle();
-    let (blocks, bytes) = watched.ledger.prune_older(walked.began_ns, |block| !attribution::is_disproved(&taken.heaps, block));
-    tracing::debug!("process {}: {blocks} blocks ({bytes} bytes) were freed unseen", target.process.pid());
 }

@@ -8,7 +8,7 @@
 //!
 //! The library (C, needs nothing, the same file under glibc and musl) stands in front of whatever allocator the program uses. Each byte
 //! that a thread allocates is a sample point with probability 1/T (512 KiB by default, doubled as often as it takes where samples would
-//! come more often than 2,000 times a second and processor); at a sampled allocation, and at the free of that block, it passes a probe of
+//! come more often than 250 times a second on a processor or in a thread); at a sampled allocation, and at the free of that block, it passes a probe of
 //! the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
 //!
 //! | probe | arguments, in rdi, rsi, rdx, rcx |
@@ -36,11 +36,11 @@ pub mod library;
 
 /// The environment variable that holds the mean distance of sample points in bytes. Read once, at a program's start.
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";
-/// The environment variable that holds the samples a second and processor beyond which the distance is doubled; 0 = it never is. Read once,
-/// at a program's start.
+/// The environment variable that holds the samples a second, on a processor or in a thread, beyond which the distance is doubled; 0 = it
+/// never is. Read once, at a program's start.
 pub const SAMPLES_PER_SECOND_VARIABLE: &str = "FRAGPROF_SAMPLES_PER_SECOND";
 /// The library's default limit. `LIMIT_SAMPLES_PER_SECOND` of preload/limit.h.
-pub const SAMPLES_PER_SECOND_DEFAULT: u64 = 2000;
+pub const SAMPLES_PER_SECOND_DEFAULT: u64 = 250;
 /// The largest limit that the library takes. `LIMIT_SAMPLES_PER_SECOND_MAX` of preload/limit.h.
 pub const SAMPLES_PER_SECOND_MAX: u64 = 1_000_000;
 /// The library's default distance. `SAMPLE_BYTES_DEFAULT` of preload/sample.h.

@@ -7,8 +7,10 @@
 
 use std::io::Write as _;
 use std::process::{ChildStdin, Command};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use fragprof::cli::beside::Beside;
 use fragprof::recorder::governed::process_cpu_ns;
 use fragprof::recorder::{Choice, Options, Recorder};
 use fragprof::target::Process as Target;
@@ -22,10 +24,13 @@ use crate::support::process::Process;
 
 /// Rounds, each with every variant: what the machine does meanwhile meets all of them.
 const ROUNDS: usize = 5;
-/// Rounds of a whole program.
-const PROGRAM_ROUNDS: usize = 21;
-/// A unit that takes less processor time is repeated until it has this much: short ones scatter more.
-const UNIT_S: f64 = 0.4;
+/// Pairs of spells of a whole program: in each pair one process is listened to, then the other.
+const SPELLS: usize = 12;
+/// A spell has about so many units of work, and at least so many seconds.
+const UNITS_IN_A_SPELL: f64 = 10.0;
+const SPELL_S_MIN: f64 = 1.5;
+/// Times a program's start is measured.
+const STARTS: usize = 21;
 /// Units of work before the first that counts.
 const WARM_UP: usize = 3;
 
@@ -69,8 +74,8 @@ struct Running {
     process: Process,
     input: ChildStdin,
     load: Box<dyn super::workloads::Load>,
-    /// How often the work is done for one unit.
-    times: usize,
+    /// Processor time of a unit, once it is warm.
+    unit_s: f64,
 }
 
 impl Running {
@@ -79,22 +84,70 @@ impl Running {
         command.envs(env.iter().map(|(name, value)| (*name, value)));
         let mut process = Process::start_piped(&mut command);
         let input = process.input();
-        let mut running = Self { process, input, load: workload.load(), times: 1 };
+        let mut running = Self { process, input, load: workload.load(), unit_s: 0.0 };
         running.load.begin(&running.process);
-        let last = (0..WARM_UP).map(|_| running.unit()).last().unwrap_or(UNIT_S);
-        running.times = (UNIT_S / last.max(0.001)).ceil().clamp(1.0, 20.0) as usize;
+        running.unit_s = (0..WARM_UP).map(|_| running.unit().cpu_s).last().unwrap_or_default();
         running
     }
 
-    /// Processor time of one unit of work, user and system.
-    fn unit(&mut self) -> f64 {
-        let pid = Pid(self.process.pid());
-        let before = process_cpu_ns(pid).unwrap();
-        for _ in 0..self.times {
-            self.load.work(&self.process, &mut self.input);
-        }
-        (process_cpu_ns(pid).unwrap() - before) as f64 / 1e9
+    fn pid(&self) -> Pid {
+        Pid(self.process.pid())
     }
+
+    /// One unit of work.
+    fn unit(&mut self) -> Unit {
+        let (began, before) = (Instant::now(), process_cpu_ns(self.pid()).unwrap());
+        self.load.work(&self.process, &mut self.input);
+        Unit { began, ended: Instant::now(), cpu_s: (process_cpu_ns(self.pid()).unwrap() - before) as f64 / 1e9 }
+    }
+
+    /// Works until it is told to stop.
+    fn work(&mut self, stop: &AtomicBool) -> Vec<Unit> {
+        std::iter::from_fn(|| (!stop.load(Ordering::Relaxed)).then(|| self.unit())).collect()
+    }
+}
+
+/// One unit of work.
+#[derive(Clone, Copy)]
+struct Unit {
+    began: Instant,
+    ended: Instant,
+    /// Processor time, user and system.
+    cpu_s: f64,
+}
+
+/// A spell of two programs beside each other.
+type Spell = std::ops::Range<Instant>;
+
+/// Mean processor time of the units that lie in a spell.
+fn unit_in(units: &[Unit], spell: &Spell) -> f64 {
+    let inside: Vec<f64> =
+        units.iter().filter(|unit| unit.began >= spell.start && unit.ended <= spell.end).map(|unit| unit.cpu_s).collect();
+    assert!(!inside.is_empty(), "no unit of work is as short as a spell");
+    inside.iter().sum::<f64>() / inside.len() as f64
+}
+
+/// Has two programs work beside each other while `during` goes on; what each did.
+fn beside<T>(one: &mut Running, other: &mut Running, during: impl FnOnce() -> T) -> (Vec<Unit>, Vec<Unit>, T) {
+    let stop = AtomicBool::new(false);
+    let _places = Beside::start([one.pid(), other.pid()]).unwrap();
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| one.work(&stop));
+        let other = scope.spawn(|| other.work(&stop));
+        let done = during();
+        stop.store(true, Ordering::Relaxed);
+        (one.join().unwrap(), other.join().unwrap(), done)
+    })
+}
+
+/// What a unit costs the one more than the other, in percent, in one spell beside each other.
+fn over_in_a_spell(one: &mut Running, other: &mut Running, length: Duration) -> f64 {
+    let (one, other, spell) = beside(one, other, || {
+        let began = Instant::now();
+        std::thread::sleep(length);
+        began..Instant::now()
+    });
+    100.0 * (unit_in(&one, &spell) / unit_in(&other, &spell) - 1.0)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -110,78 +163,75 @@ fn interval_of_median(mut values: Vec<f64>) -> (f64, f64) {
     (values[low], values[values.len() - 1 - low])
 }
 
-/// Ratios of adjacent units, as percents over.
-fn over(with: &[f64], without: &[f64]) -> Vec<f64> {
-    with.iter().zip(without).map(|(with, without)| 100.0 * (with / without - 1.0)).collect()
-}
-
 #[test]
 #[ignore = "a measurement, for a quiet machine"]
 fn whole_programs_in_steady_state() {
     let fragprof = env!("CARGO_BIN_EXE_fragprof").to_owned();
     println!(
-        "processor time a unit of work; the same process listened to and not, in turn; median of {PROGRAM_ROUNDS} pairs (its 95 % interval)"
+        "processor time a unit of work, of two processes beside each other of which one is listened to, then the other; median of {SPELLS} such \
+         pairs of spells (its 95 % interval)"
     );
     let mut recorder = Recorder::new(Options { source: Choice::Emitter, ..Options::default() }).unwrap();
     for workload in workloads() {
+        let sampled = [fragprof.clone(), "run".into(), "--".into()];
+        let (mut one, mut other) = (Running::start(&workload, &sampled, &[]), Running::start(&workload, &sampled, &[]));
+        let spell_s = (UNITS_IN_A_SPELL * one.unit_s.max(other.unit_s)).max(SPELL_S_MIN);
+        let ids = [one.pid(), other.pid()].map(|pid| (pid, Target::open(pid).unwrap().id()));
+        let (mut samples, mut pairs) = (0, 0.0);
+        let (ones, others, spells) = beside(&mut one, &mut other, || {
+            let mut spell = |which: usize| {
+                recorder.listen(ids[which].0, false).unwrap();
+                // Its tables are there when the code that is walked is.
+                recorder.step(Duration::from_secs_f64(spell_s / UNITS_IN_A_SPELL + 0.2));
+                let told = |recorder: &Recorder| {
+                    let totals = recorder.heard().first().map(|heard| heard.totals).unwrap_or_default();
+                    (totals.samples, totals.allocations.value)
+                };
+                let (began, before) = (Instant::now(), told(&recorder));
+                recorder.step(Duration::from_secs_f64(spell_s));
+                let (ended, after) = (Instant::now(), told(&recorder));
+                samples += after.0 - before.0;
+                pairs += after.1 - before.1;
+                recorder.unwatch(ids[which].1);
+                began..ended
+            };
+            (0..SPELLS).map(|_| [spell(0), spell(1)]).collect::<Vec<_>>()
+        });
+        // With each of them listened to once, what they differ by otherwise falls out.
+        let over = spells.iter().map(|[first, second]| {
+            let ratio = |spell: &Spell| unit_in(&ones, spell) / unit_in(&others, spell);
+            100.0 * ((ratio(first) / ratio(second)).sqrt() - 1.0)
+        });
+        let over: Vec<f64> = over.collect();
+        let heard_s: f64 = spells.iter().flatten().map(|spell| (spell.end - spell.start).as_secs_f64()).sum();
+        let heard_cpu_s: f64 = (spells.iter())
+            .map(|[first, second]| {
+                let inside = |units: &[Unit], spell: &Spell| {
+                    units.iter().filter(|unit| unit.began >= spell.start && unit.ended <= spell.end).map(|unit| unit.cpu_s).sum::<f64>()
+                };
+                inside(&ones, first) + inside(&others, second)
+            })
+            .sum();
         let mut bare = Running::start(&workload, &[], &[]);
-        let mut own = Running::start(&workload, &[fragprof.clone(), "run".into(), "--".into()], &[]);
-        let mut heaptrack = heaptrack_library()
-            .filter(|_| workload.is_compared_with_heaptrack())
-            .map(|library| Running::start(&workload, &[], &[("LD_PRELOAD", library), ("DUMP_HEAPTRACK_OUTPUT", "/dev/null".into())]));
-        let pid = Pid(own.process.pid());
-        let id = Target::open(pid).unwrap().id();
-        let (mut alone, mut quiet, mut heard, mut traced, mut start) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut samples, mut pairs, mut heard_s) = (0, 0.0, 0.0);
-        for round in 0..PROGRAM_ROUNDS {
-            alone.push(bare.unit());
-            // One order, then the other.
-            for listen in if round % 2 == 0 { [false, true] } else { [true, false] } {
-                if listen {
-                    let before = process_cpu_ns(pid).unwrap();
-                    recorder.listen(pid, false).unwrap();
-                    start.push((process_cpu_ns(pid).unwrap() - before) as f64 / 1e6);
-                    // Its tables are there when the code that is walked is.
-                    let first = own.unit();
-                    recorder.step(Duration::from_millis(100));
-                    start.push((first * 1e3).max(0.0));
-                    let told = |recorder: &Recorder| {
-                        let totals = recorder.heard().first().map(|heard| heard.totals).unwrap_or_default();
-                        (totals.samples, totals.allocations.value)
-                    };
-                    let before = told(&recorder);
-                    heard.push(own.unit());
-                    recorder.step(Duration::from_millis(20));
-                    let after = told(&recorder);
-                    samples += after.0 - before.0;
-                    pairs += after.1 - before.1;
-                    heard_s += heard.last().unwrap();
-                    recorder.unwatch(id);
-                } else {
-                    own.unit();
-                    quiet.push(own.unit());
-                }
-            }
-            traced.extend(heaptrack.as_mut().map(Running::unit));
-        }
-        let own_over = over(&heard, &quiet);
-        let (low, high) = interval_of_median(own_over.clone());
-        // What the difference comes to for each allocation with its free, samples included.
-        let pair_ns = median(own_over.clone()) / 100.0 * heard_s / pairs * 1e9;
+        let long = Duration::from_secs_f64(spell_s * 4.0);
+        let quiet = over_in_a_spell(&mut one, &mut bare, long);
+        drop((one, other));
+        let heaptrack = heaptrack_library().filter(|_| workload.is_compared_with_heaptrack()).map(|library| {
+            let mut traced = Running::start(&workload, &[], &[("LD_PRELOAD", library), ("DUMP_HEAPTRACK_OUTPUT", "/dev/null".into())]);
+            over_in_a_spell(&mut traced, &mut bare, long)
+        });
+        let (low, high) = interval_of_median(over.clone());
         println!(
-            "{:<22} {:>6.3} s a unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples and about {:>9.0} pairs a CPU-second, {pair_ns:+.0} ns a pair; nobody listens {:>+6.2} % over \
-             a process without it; heaptrack {}",
+            "{:<22} {:>6.3} s a unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples a second and about {:>8.0} pairs a \
+             CPU-second, {:+.1} ns a pair; nobody listens {quiet:>+6.2} % over a process without it; heaptrack {}",
             workload.name,
-            median(quiet.clone()),
-            median(own_over),
+            bare.unit_s,
+            median(over.clone()),
             samples as f64 / heard_s,
-            pairs / heard_s,
-            100.0 * (median(quiet) / median(alone.clone()) - 1.0),
-            if traced.is_empty() {
-                "is not installed".to_owned()
-            } else {
-                format!("{:+.0} %", 100.0 * (median(traced) / median(alone) - 1.0))
-            },
+            pairs / heard_cpu_s,
+            // What the difference comes to for each allocation with its free, samples included.
+            median(over) / 100.0 * heard_cpu_s / pairs * 1e9,
+            heaptrack.map_or_else(|| "was not compared".to_owned(), |over| format!("{over:+.0} %")),
         );
     }
 }
@@ -196,7 +246,7 @@ fn a_programs_start() {
             let done = crate::support::process::run(&mut command);
             done.err.split_whitespace().map(|word| word.parse::<f64>().unwrap()).sum::<f64>() * 1e3
         };
-        median((0..PROGRAM_ROUNDS).map(cpu).collect())
+        median((0..STARTS).map(cpu).collect())
     };
     let fragprof = env!("CARGO_BIN_EXE_fragprof");
     println!(

@@ -13,7 +13,7 @@ use crate::support::build::tool;
 use crate::support::process::{Process, run, wait_until};
 
 /// How a running program is made to work.
-pub trait Load {
+pub trait Load: Send {
     /// Waits until it can work.
     fn begin(&mut self, process: &Process);
     /// One unit, from idle to idle.
@@ -34,7 +34,7 @@ enum Work {
     /// It is told by lines on its standard input, and answers each unit by a line `DONE`.
     Lines(String),
     /// It is a server on a socket in a folder; another program makes it work.
-    Redis { folder: TempDir, started: Cell<usize> },
+    Redis { folder: TempDir, started: Cell<usize>, pipelined: &'static str },
     /// A backend of PostgreSQL without its server; each that is started has a database of its own.
     Postgres { folder: TempDir, started: Cell<usize> },
     /// A server with threads; another program makes it work.
@@ -49,7 +49,7 @@ impl Workload {
         command.args(words).args(&self.arguments).envs(self.env.iter().copied());
         match &self.work {
             Work::Lines(_) => {}
-            Work::Redis { folder, started } => {
+            Work::Redis { folder, started, .. } => {
                 started.set(started.get() + 1);
                 command.arg("--unixsocket").arg(socket(folder, started.get())).arg("--dir").arg(folder.path());
             }
@@ -75,7 +75,7 @@ impl Workload {
     pub fn load(&self) -> Box<dyn Load> {
         match &self.work {
             Work::Lines(unit) => Box::new(Lines { unit: unit.clone(), done: 0 }),
-            Work::Redis { folder, started } => Box::new(Redis { socket: socket(folder, started.get()) }),
+            Work::Redis { folder, started, pipelined } => Box::new(Redis { socket: socket(folder, started.get()), pipelined }),
             Work::Postgres { .. } => Box::new(Lines { unit: databases::POSTGRES_UNIT.to_owned(), done: 0 }),
             Work::Mariadb { folder, started } => Box::new(databases::Mariadb::new(socket(folder, started.get()))),
         }
@@ -116,6 +116,8 @@ impl Load for Lines {
 
 struct Redis {
     socket: PathBuf,
+    /// Requests that a client sends at a time.
+    pipelined: &'static str,
 }
 
 impl Load for Redis {
@@ -127,7 +129,7 @@ impl Load for Redis {
         let done = run(Command::new("redis-benchmark").arg("-s").arg(&self.socket).args([
             "-q",
             "-n",
-            "60000",
+            "15000",
             "-r",
             "20000",
             "-d",
@@ -135,7 +137,7 @@ impl Load for Redis {
             "-c",
             "20",
             "-P",
-            "16",
+            self.pipelined,
             "-t",
             "set,lpush,lpop,sadd,hset",
         ]));
@@ -147,13 +149,13 @@ impl Load for Redis {
 const PYTHON: &str = "
 import json, sys
 for line in sys.stdin:
-    for i in range(6):
+    for i in range(2):
         x = [{'k%d' % j: [j] * 5, 'v': str(j) * 3} for j in range(6000)]
         json.loads(json.dumps(x))
     print('DONE', flush=True)
 ";
 const PERL: &str =
-    "$| = 1; while (<STDIN>) { for my $r (1..5) { my %h; for my $i (1..40000) { $h{$i} = 'v' x ($i % 90) } } print \"DONE\\n\" }";
+    "$| = 1; while (<STDIN>) { for my $r (1..2) { my %h; for my $i (1..40000) { $h{$i} = 'v' x ($i % 90) } } print \"DONE\\n\" }";
 const NODE: &str = "
 require('readline').createInterface({ input: process.stdin }).on('line', () => {
   const keep = [];
@@ -198,8 +200,10 @@ pub fn workloads() -> Vec<Workload> {
     };
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let line = || Work::Lines("\n".to_owned());
-    let server = Work::Redis { folder: TempDir::new().unwrap(), started: Cell::new(0) };
-    add("redis", "redis-server", words(&["--port", "0", "--save", "", "--appendonly", "no"]), vec![], server);
+    for (name, pipelined) in [("redis", "1"), ("redis, pipelined", "16")] {
+        let server = Work::Redis { folder: TempDir::new().unwrap(), started: Cell::new(0), pipelined };
+        add(name, "redis-server", words(&["--port", "0", "--save", "", "--appendonly", "no"]), vec![], server);
+    }
     add("python3", "python3", words(&["-u", "-c", PYTHON]), vec![], line());
     add("python3 on malloc", "python3", words(&["-u", "-c", PYTHON]), vec![("PYTHONMALLOC", "malloc")], line());
     add("node", "node", words(&["-e", NODE]), vec![], line());

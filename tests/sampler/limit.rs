@@ -12,7 +12,7 @@ use crate::support::LIMIT;
 use crate::support::process::{Process, run};
 
 /// `LIMIT_SAMPLES_PER_SECOND` of preload/limit.h.
-const PER_SECOND: f64 = 2000.0;
+const PER_SECOND: f64 = 250.0;
 
 /// What `spells.c` says, by name.
 fn simulated() -> BTreeMap<String, Vec<f64>> {
@@ -31,12 +31,12 @@ fn simulated() -> BTreeMap<String, Vec<f64>> {
 #[test]
 fn no_spell_of_any_program_has_more_samples_than_the_limit_and_a_few_bursts() {
     let said = simulated();
-    for name in ["steady", "slow", "short_bursts", "long_bursts", "adversary", "hundred_threads"] {
+    for name in ["steady", "slow", "short_bursts", "long_bursts", "adversary", "hundred_threads", "moved"] {
         let [_, _, over, allowed, _] = said[name][..] else { panic!("{said:?}") };
         assert!(over <= allowed, "{name}: {over} over the limit, {allowed} allowed");
     }
     // And it is used: what allocates without end is sampled at the limit, not below.
-    for name in ["steady", "hundred_threads"] {
+    for name in ["steady", "hundred_threads", "moved"] {
         let [samples, milliseconds, ..] = said[name][..] else { panic!("{said:?}") };
         assert!(samples > 0.98 * PER_SECOND * milliseconds / 1000.0, "{name}: {samples} in {milliseconds} ms");
     }
@@ -46,15 +46,15 @@ fn no_spell_of_any_program_has_more_samples_than_the_limit_and_a_few_bursts() {
 fn a_program_below_the_limit_keeps_its_interval() {
     let said = simulated();
     let [samples, milliseconds, _, _, doublings] = said["slow"][..] else { panic!("{said:?}") };
-    // Half a byte a nanosecond: 954 samples a second, with the scatter of a Poisson count.
-    let expected = 953.7 * milliseconds / 1000.0;
+    // A tenth of a byte a nanosecond: 191 samples a second, with the scatter of a Poisson count.
+    let expected = 190.7 * milliseconds / 1000.0;
     assert!((samples - expected).abs() < 5.0 * expected.sqrt() && doublings == 0.0, "{samples} of {expected}");
 }
 
 #[test]
 fn a_clock_that_jumps_lengthens_the_interval_for_a_moment_at_most() {
     let said = simulated();
-    // Back by a year: as after a burst, and no worse; the debt is paid off in less than a second.
+    // Back by a year: as after a burst, and no worse; the debt is paid off in some seconds.
     assert_eq!((&said["back"][..], &said["ahead"][..], &said["most"][..]), (&[20.0][..], &[0.0][..], &[20.0][..]));
 }
 

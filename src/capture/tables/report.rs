@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use crate::unwind::rows::Counts;
 
+/// Of a table that found no room.
+const NO_ROOM: &str = "the table does not fit into the budget beside those in use";
+
 /// What became of a file's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableState {
@@ -13,8 +16,22 @@ pub enum TableState {
     Pending,
     /// Was in the kernel; comes back when a walk asks for it.
     Evicted,
+    /// Has none for want of room; it is tried again when a process that maps it is looked at and there is room.
+    NoRoom,
     /// There is none.
     Refused(String),
+}
+
+impl TableState {
+    /// Why there is no table; `None` = there is one, or there may be.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        match self {
+            Self::NoRoom => Some(NO_ROOM),
+            Self::Refused(reason) => Some(reason),
+            Self::Loaded | Self::Pending | Self::Evicted => None,
+        }
+    }
 }
 
 /// A file and its table, for `doctor`.
@@ -26,7 +43,7 @@ pub struct FileStatus {
     pub state: TableState,
     /// Rows of the table, 0 without one.
     pub rows: usize,
-    /// Bytes of the table.
+    /// Bytes of the table, or that it would take if there were room.
     pub bytes: u64,
     /// What conversion saw and refused.
     pub counts: Counts,

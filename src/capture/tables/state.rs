@@ -89,7 +89,7 @@ impl State {
         for number in files {
             let Some(file) = self.files.get_mut(number) else { continue };
             file.users = file.users.saturating_sub(1);
-            if file.users == 0 && matches!(file.state, TableState::Evicted | TableState::Refused(_)) {
+            if file.users == 0 && matches!(file.state, TableState::Evicted | TableState::NoRoom | TableState::Refused(_)) {
                 self.drop_file(*number);
             }
         }

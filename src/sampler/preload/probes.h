@@ -8,12 +8,12 @@
  * consumer reads the arguments from the calling convention's registers without looking at the note, so they are there: rdi, rsi, rdx, or
  * x0, x1, x2.
  *
- * Behind the contract's three, alloc has a fourth argument in rcx or x3: the mean distance of sample points by which this one was drawn. The
- * error of a sum is made of it, and it changes from sample to sample (limit.h). Who reads three arguments misses nothing else.
+ * Behind the contract's three, alloc has a fourth argument in rcx or x3: the mean distance of sample points by which this one was drawn.
+ * The error of a sum is made of it, and it changes from sample to sample (limit.h). Who reads three arguments misses nothing else.
  *
- * The site is a nop, on x86-64 of one byte, which every kernel emulates cheaply. There is no five-byte nop behind it on purpose. libbpf from 1.7 on
- * would attach to that instead, kernel 6.18 turns it into a call of a page that is not copied by fork, and the children of a program that
- * somebody listens to die of SIGSEGV at their first sample. */
+ * The site is a nop, on x86-64 of one byte, which every kernel emulates cheaply. There is no five-byte nop behind it on purpose. libbpf from
+ * 1.7 on would attach to that instead, kernel 6.18 turns it into a call of a page that is not copied by fork, and the children of a program
+ * that somebody listens to die of SIGSEGV at their first sample. */
 #ifndef FRAGPROF_PROBES_H
 #define FRAGPROF_PROBES_H
 

@@ -3,7 +3,6 @@
 #include "sample.h"
 
 #include "clock.h"
-#include "limit.h"
 #include "next.h"
 
 /* 2^64 * ln 2. */
@@ -33,7 +32,8 @@ EXPORT OWN_LINES struct fragprof_sampler_stats fragprof_sampler_stats = {
 	.live_max = SET_LIVE_MAX,
 	.samples_per_second = LIMIT_SAMPLES_PER_SECOND,
 };
-static struct debt debts[DEBTS];
+/* Each on a cache line of its own. */
+static struct { struct debt debt; } __attribute__((aligned(64))) processors[DEBTS];
 static uint64_t process_seed OWN_LINES;
 static uint64_t threads_seeded;
 
@@ -136,15 +136,19 @@ static uint64_t interval(uint32_t doublings)
 }
 
 /* How many times the interval is to be doubled from now on. */
-static uint32_t doublings_now(bool sampled)
+static uint32_t doublings_now(struct thread *thread, bool sampled)
 {
-	uint64_t now_ns, limit = fragprof_sampler_stats.samples_per_second;
-	uint32_t doublings;
+	uint64_t now_ns, each_ns, limit = fragprof_sampler_stats.samples_per_second;
+	uint32_t doublings, of_processor;
 
 	/* Who wants every allocation gets every allocation. */
 	if (limit == 0 || fragprof_sampler_stats.sample_bytes == 1 || !clock_now(&now_ns))
 		return 0;
-	doublings = limit_step(&debts[clock_processor() % DEBTS], now_ns, 1000000000u / limit, sampled);
+	each_ns = 1000000000u / limit;
+	doublings = limit_step(&thread->debt, now_ns, each_ns, sampled);
+	of_processor = limit_step(&processors[clock_processor() % DEBTS].debt, now_ns, each_ns, sampled);
+	if (doublings < of_processor)
+		doublings = of_processor;
 	while (interval(doublings) > SAMPLE_BYTES_MAX)
 		doublings--;
 	return doublings;
@@ -193,7 +197,7 @@ static uint64_t points(struct thread *thread, uint32_t *drawn_with)
 		uint64_t nth = __atomic_add_fetch(&threads_seeded, 1, __ATOMIC_RELAXED);
 
 		thread->random = mix(process_seed ^ mix((uintptr_t)thread) ^ (nth << 32)) | 1;
-		thread->doublings = doublings_now(false);
+		thread->doublings = doublings_now(thread, false);
 		left += (int64_t)(draw(thread) - 1);
 	}
 	*drawn_with = thread->doublings;
@@ -209,7 +213,7 @@ static uint64_t points(struct thread *thread, uint32_t *drawn_with)
 		found += 1 + rest / interval_bytes + (next_random(thread) % interval_bytes < rest % interval_bytes);
 		left = (int64_t)(draw(thread) - 1);
 	}
-	doublings = doublings_now(found > 0);
+	doublings = doublings_now(thread, found > 0);
 	if (doublings != thread->doublings) {
 		/* What is left of the countdown says nothing of the past, so it may be thrown away. */
 		thread->doublings = doublings;

@@ -13,6 +13,7 @@
 #ifndef FRAGPROF_SAMPLE_H
 #define FRAGPROF_SAMPLE_H
 
+#include "limit.h"
 #include "probes.h"
 #include "set.h"
 
@@ -38,6 +39,7 @@ struct thread {
 	uint32_t inner_skipped;
 	/* The countdown was drawn with the interval doubled so many times. */
 	uint32_t doublings;
+	struct debt debt;
 };
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -61,7 +63,7 @@ struct fragprof_sampler_stats {
 	uint64_t overflow_weight_bytes;
 	/* The most blocks that the set takes. */
 	uint64_t live_max;
-	/* Samples a second and processor beyond which T is doubled; 0 = it never is. */
+	/* Samples a second, on a processor or in a thread, beyond which T is doubled; 0 = it never is. */
 	uint64_t samples_per_second;
 	/* Samples that were drawn with a doubled T, and the longest T of them; 0 = none. */
 	uint64_t lengthened;

@@ -1,5 +1,5 @@
-/* The limit on samples against programs that do their worst, in time that is only computed: one processor, threads whose allocations are
- * bytes a nanosecond, a clock that ticks. Says of each: name, samples, milliseconds, the most samples by which any spell was over what the
+/* The limit on samples against programs that do their worst, in time that is only computed: threads whose allocations are bytes a
+ * nanosecond and that take turns, on one processor or moved from one to another at each turn, a clock that ticks. Says of each: name, samples, milliseconds, the most samples by which any spell was over what the
  * limit allows in it, how many that may be, and the doublings at the end. */
 #include <math.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #define TICK_NS 10000000u
 #define EACH_NS (1000000000u / LIMIT_SAMPLES_PER_SECOND)
 #define THREADS_MAX 100
+#define PROCESSORS_MAX 16
 
 static uint64_t state = 88172645463325252u;
 
@@ -40,7 +41,7 @@ static double steady(double now_ns, uint32_t doublings)
 static double slow(double now_ns, uint32_t doublings)
 {
 	(void)now_ns, (void)doublings;
-	return 0.5;
+	return 0.1;
 }
 
 /* On for a fifth of a period. */
@@ -68,11 +69,19 @@ static double adversary(double now_ns, uint32_t doublings)
 	return doublings == 0 ? 100 : 0;
 }
 
-static void run(const char *name, program *rate, double fastest, int threads)
+static uint32_t step(struct debt *processor, struct debt *thread, double now_ns, bool sampled)
+{
+	uint64_t tick_ns = (uint64_t)now_ns / TICK_NS * TICK_NS;
+	uint32_t of_processor = limit_step(processor, tick_ns, EACH_NS, sampled), of_thread = limit_step(thread, tick_ns, EACH_NS, sampled);
+
+	return of_processor > of_thread ? of_processor : of_thread;
+}
+
+static void run(const char *name, program *rate, double fastest, int threads, int places)
 {
 	static double left[THREADS_MAX];
 	const double end_ns = 20e9, turn_ns = 1e5;
-	struct debt debt = { 0 };
+	struct debt processors[PROCESSORS_MAX] = { 0 }, debts[THREADS_MAX] = { 0 };
 	uint32_t doublings = 0;
 	double over = 0, least = 0, samples = 0;
 
@@ -83,7 +92,9 @@ static void run(const char *name, program *rate, double fastest, int threads)
 		int i = (int)fmod(turn, threads);
 		double now_ns = turn * turn_ns, rest_ns = turn_ns;
 
-		doublings = limit_step(&debt, (uint64_t)now_ns / TICK_NS * TICK_NS, EACH_NS, false);
+		struct debt *processor = &processors[(int)fmod(turn, places)];
+
+		doublings = step(processor, &debts[i], now_ns, false);
 		for (;;) {
 			double bytes = rate(now_ns, doublings) * rest_ns;
 
@@ -98,7 +109,7 @@ static void run(const char *name, program *rate, double fastest, int threads)
 			least = fmin(least, samples - now_ns / EACH_NS);
 			samples++;
 			over = fmax(over, samples - now_ns / EACH_NS - least);
-			doublings = limit_step(&debt, (uint64_t)now_ns / TICK_NS * TICK_NS, EACH_NS, true);
+			doublings = step(processor, &debts[i], now_ns, true);
 			left[i] = countdown(doublings);
 		}
 	}
@@ -112,12 +123,13 @@ int main(void)
 {
 	struct debt debt = { 0 };
 
-	run("steady", steady, 100, 1);
-	run("slow", slow, 0.5, 1);
-	run("short_bursts", short_bursts, 100, 1);
-	run("long_bursts", long_bursts, 100, 1);
-	run("adversary", adversary, 100, 1);
-	run("hundred_threads", steady, 100, 100);
+	run("steady", steady, 100, 1, 1);
+	run("slow", slow, 0.1, 1, 1);
+	run("short_bursts", short_bursts, 100, 1, 1);
+	run("long_bursts", long_bursts, 100, 1, 1);
+	run("adversary", adversary, 100, 1, 1);
+	run("hundred_threads", steady, 100, 100, 1);
+	run("moved", steady, 100, 1, PROCESSORS_MAX);
 	/* A clock that went back a year, one that jumped a year ahead, and the longest interval. */
 	debt.paid_ns = 31536000000000000u;
 	printf("back %u\n", limit_step(&debt, 1000, EACH_NS, true));

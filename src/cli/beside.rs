@@ -1,0 +1,82 @@
+//! Two processes beside each other, to be compared: each on a processor of its own, and they change places all the time.
+//!
+//! The speed of a virtual machine's processors changes by half within a second, by what others do on the same hardware. Two runs one after
+//! the other then differ by more than what is to be measured; two that change places every few milliseconds have the same of everything.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::units::Pid;
+
+/// How long they stay: longer than a slice of the scheduler, shorter than what changes the machine's speed.
+const STAY: Duration = Duration::from_millis(10);
+
+/// Two processes that change places until this is dropped; then they may run everywhere again.
+#[derive(Debug)]
+pub struct Beside {
+    stop: Arc<AtomicBool>,
+    mover: Option<JoinHandle<()>>,
+}
+
+impl Beside {
+    /// Puts them on the first two processors that this process may use.
+    ///
+    /// # Errors
+    /// If there is only one.
+    pub fn start(pids: [Pid; 2]) -> anyhow::Result<Self> {
+        let all = sched_getaffinity(None).context("cannot ask for this process's processors")?;
+        let mut processors = (0..CpuSet::MAX_CPU).filter(|&processor| all.is_set(processor));
+        let (Some(first), Some(second)) = (processors.next(), processors.next()) else {
+            bail!("this measurement needs two processors: two copies of the work run beside each other");
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let change_places = move || {
+            let mut places = [only(first), only(second)];
+            while !stopped.load(Ordering::Relaxed) {
+                for (pid, place) in pids.into_iter().zip(&places) {
+                    put(pid, place);
+                }
+                places.swap(0, 1);
+                std::thread::sleep(STAY);
+            }
+            for pid in pids {
+                put(pid, &all);
+            }
+        };
+        let mover = std::thread::Builder::new().name("fragprof-beside".into()).spawn(change_places)?;
+        Ok(Self { stop, mover: Some(mover) })
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(mover) = self.mover.take() {
+            // A panic of the thread has been reported by the thread.
+            let _ = mover.join();
+        }
+    }
+}
+
+fn only(processor: usize) -> CpuSet {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    set
+}
+
+/// All its threads. One that has ended meanwhile needs no place.
+fn put(pid: Pid, place: &CpuSet) {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return };
+    for thread in threads.flatten() {
+        let tid = thread.file_name().to_str().and_then(|name| name.parse().ok()).and_then(rustix::process::Pid::from_raw);
+        if let Some(tid) = tid {
+            let _ = sched_setaffinity(Some(tid), place);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What was lost, put right or is in doubt, as a profile says it.
+
+use crate::capture::{Counters, Read, TargetLoss, wire};
+use crate::ledger::{LedgerStats, SampledLedger};
+use crate::profile::Counter;
+use crate::recorder::watched::Watched;
+use crate::units::{HumanBytes, counted, grouped};
+
+/// The programs' counters that are losses.
+const LOSSES: [&str; 10] = [
+    "lost_allocations",
+    "lost_frees",
+    "lost_stacks",
+    "lost_vm_changes",
+    "lost_life_events",
+    "no_thread_state",
+    "no_walk_state",
+    "not_followed_calls",
+    "unknown_sites",
+    "lost_births",
+];
+
+/// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.
+const OPEN_CALLS_MAX: u64 = 1024;
+
+/// What was put right in the books, by kind.
+pub fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
+    let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
+    vec![
+        Counter::new("proven_free", sum(|s| s.pruned), "blocks that a census proved free: the record of their free was lost"),
+        Counter::new("proven_free_bytes", sum(|s| s.pruned_bytes), "bytes of them"),
+        Counter::new("handed_out_again", sum(|s| s.missed_frees), "blocks whose address was handed out again without a free between"),
+        Counter::new("handed_out_again_bytes", sum(|s| s.missed_free_bytes), "bytes of them"),
+        Counter::new("unmapped", sum(|s| s.unmapped), "blocks that went with their mapping"),
+        Counter::new("unmapped_bytes", sum(|s| s.unmapped_bytes), "bytes of them"),
+    ]
+}
+
+/// Hits that the kernel lost by the end of a recording, when all records have been read.
+pub fn unaccounted_at_the_end(counters: &Counters, read: Read) -> u64 {
+    counters.unaccounted_hits(read.calls, read.calls.min(OPEN_CALLS_MAX))
+}
+
+/// Hits that the kernel lost so far, while as many records as a ring holds may wait to be read.
+pub fn unaccounted_so_far(counters: &Counters, read: Read, ring_bytes: u32) -> u64 {
+    counters.unaccounted_hits(read.calls, u64::from(ring_bytes) / wire::FREE_BYTES)
+}
+
+/// What was lost, by kind; zeros say that the kind is counted. `unaccounted`: hits that the kernel lost.
+pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
+    let mut losses: Vec<Counter> = LOSSES
+        .iter()
+        .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
+        .map(|(name, text, value)| Counter::new(name, value, text))
+        .collect();
+    losses.push(Counter::new(
+        "unaccounted_hits",
+        unaccounted,
+        "probe hits of which neither a record nor a reason came: the kernel lost them",
+    ));
+    losses.push(Counter::new("malformed_records", read.malformed, "records that could not be read"));
+    losses.push(Counter::new(
+        "lost_notices",
+        notices_lost,
+        "notices of new code or children that came too fast; every process was looked at anew",
+    ));
+    losses.push(Counter::new(
+        "children_without_books",
+        inherited_refused,
+        "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
+    ));
+    losses
+}
+
+/// What must be said where the kernel does not do with hits what it should.
+pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> Option<String> {
+    let lost = unaccounted.saturating_add(counters.get("unknown_sites"));
+    let hits = counters.get("hits");
+    (lost > 0).then(|| match read.calls {
+        0 => format!(
+            "{} were hit and not one record came: the recording is empty because this kernel lost them, not because nothing was allocated; \
+             `fragprof doctor` tells what it can do",
+            counted(hits, "probe")
+        ),
+        _ => format!("of {} the kernel lost {}: what they allocated and freed is missing", counted(hits, "probe hit"), grouped(lost)),
+    })
+}
+
+/// What a reader must know before believing a number of this process.
+pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
+    if let Some(sampled) = &books.sampled {
+        return sampled_doubts(loss, books, sampled);
+    }
+    let stats = books.ledger.stats();
+    let totals = books.ledger.totals();
+    let mut doubts = Vec::new();
+    let mut doubt = |count: u64, text: String| {
+        if count > 0 {
+            doubts.push(text);
+        }
+    };
+    doubt(
+        loss.allocations + loss.frees,
+        format!(
+            "{} and {} were lost: {} ({}) may be free already, and some live ones may be missing",
+            counted(loss.allocations, "allocation record"),
+            counted(loss.frees, "free record"),
+            counted(totals.doubtful, "live block"),
+            HumanBytes(totals.doubtful_bytes)
+        ),
+    );
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {}", stats.gap_ns as f64 / 1e9, counted(stats.gaps, "spell")));
+    doubt(loss.abandoned, format!("{} never returned: whether they allocated is unknown", counted(loss.abandoned, "allocator call")));
+    doubt(
+        stats.missed_frees,
+        format!(
+            "{} ({}) had been freed unseen: the addresses were handed out again",
+            counted(stats.missed_frees, "block"),
+            HumanBytes(stats.missed_free_bytes)
+        ),
+    );
+    doubt(
+        stats.pruned,
+        format!("{} ({}) had been freed unseen: a census found them free", counted(stats.pruned, "block"), HumanBytes(stats.pruned_bytes)),
+    );
+    doubt(stats.stacks_refused, format!("{} beyond the limit are summed in one row", counted(stats.stacks_refused, "stack")));
+    doubt(stats.stacks_undefined, format!("{} were lost: their allocations are in one row", counted(stats.stacks_undefined, "stack")));
+    doubt(books.past_dropped, format!("{} before earlier execs are not in the profile", counted(books.past_dropped, "image")));
+    doubts
+}
+
+/// What a reader must know before believing an estimate of this process.
+fn sampled_doubts(loss: TargetLoss, books: &Watched, ledger: &SampledLedger) -> Vec<String> {
+    let stats = ledger.stats();
+    let mut doubts = Vec::new();
+    let mut doubt = |count: u64, text: String| {
+        if count > 0 {
+            doubts.push(text);
+        }
+    };
+    doubt(
+        loss.allocations + loss.frees,
+        format!(
+            "{} samples and {} of their frees were lost: live bytes by stack are off by what they stood for",
+            loss.allocations, loss.frees
+        ),
+    );
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
+    doubt(stats.missed_frees, format!("{} sampled blocks were freed unseen: their addresses were handed out again", stats.missed_frees));
+    doubt(
+        stats.pruned,
+        format!("{} sampled blocks of which a free may have been lost were not live by the census: taken out", stats.pruned),
+    );
+    doubt(stats.implausible, format!("{} samples with an impossible address or weight were refused", stats.implausible));
+    doubt(stats.refused, format!("{} samples beyond {} that live are not in the live bytes", stats.refused, crate::ledger::LIVE_MAX));
+    let (refused, undefined) = ledger.stacks_missing();
+    doubt(refused, format!("{refused} stacks beyond the limit are summed in one row"));
+    doubt(undefined, format!("{undefined} stacks were lost: their allocations are in one row"));
+    doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
+    doubts
+}

@@ -1,0 +1,70 @@
+//! When a recording has heaps walked, and what it does with what the walks found.
+
+use super::sink::{SharedShard, lock};
+use super::target::Target;
+use super::walker::{Purpose, Walked};
+use super::{Recorder, attribution, heap, monotonic_ns};
+use crate::profile::HeapMoment;
+
+/// Live blocks of a ledger that is repaired during the recording, at most: going through them keeps the ring's thread waiting for some
+/// tenths of a second, which the ring's size allows for. Larger ones are repaired at the end.
+const REPAIR_BLOCKS_MAX: u64 = 1 << 20;
+
+impl Recorder {
+    /// Has the heaps walked that are at a new height or need proof.
+    pub(super) fn ask_for_walks(&mut self) {
+        let Some(walker) = &self.walker else { return };
+        let now_ns = monotonic_ns();
+        for (slot, target) in &mut self.targets {
+            let totals = lock(&self.shards[target.shard]).watched.get(slot).map(|watched| watched.ledger.totals());
+            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes)) {
+                walker.ask(target.whose(), Purpose::During);
+            }
+        }
+    }
+
+    pub(super) fn take_walks(&mut self) {
+        let done: Vec<Walked> = self.walker.as_ref().map_or_else(Vec::new, |walker| walker.done().collect());
+        for walked in done {
+            self.take_walk(walked);
+        }
+        for (slot, target) in &mut self.targets {
+            if target.moments.proof.is_some() {
+                repair(&self.shards[target.shard], *slot, target);
+            }
+        }
+    }
+
+    pub(super) fn take_walk(&mut self, walked: Walked) {
+        let after_ms = walked.began_ns.saturating_sub(self.started_ns) / 1_000_000;
+        let Some(target) = self.targets.values_mut().find(|target| target.whose() == walked.whose) else { return };
+        match walked.purpose {
+            Purpose::Start => target.started_with(walked, after_ms, self.options.start_chunks_max),
+            Purpose::During => {
+                let heap = walked.taken.as_ref().map(heap::summary);
+                let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
+                tracing::debug!("looked at the heap of process {} after {after_ms} ms", target.process.pid());
+                target.moments.walked(walked.began_ns, walked.ended_ns, moment);
+                target.moments.proof = Some(walked);
+            }
+        }
+    }
+}
+
+/// Takes out of the books what a walk proved free, once the records from before its end are in them: a free that was on its way is no
+/// lost one.
+fn repair(shard: &SharedShard, slot: u16, target: &mut Target) {
+    let mut shard = lock(shard);
+    let drained_ns = shard.drained_ns;
+    let Some(watched) = shard.watched.get_mut(&slot) else { return };
+    let totals = watched.ledger.totals();
+    if totals.doubtful == 0 || totals.live > REPAIR_BLOCKS_MAX {
+        target.moments.proof = None;
+        return;
+    }
+    let Some(walked) = target.moments.proof.take_if(|walked| walked.ended_ns < drained_ns) else { return };
+    let Some(taken) = walked.taken else { return };
+    watched.ledger.settle();
+    let (blocks, bytes) = watched.ledger.prune_older(walked.began_ns, |block| !attribution::is_disproved(&taken.heaps, block));
+    tracing::debug!("process {}: {blocks} blocks ({bytes} bytes) were freed unseen", target.process.pid());
+}
