@@ -1,4 +1,5 @@
-//! Compiles what the program carries in itself: the BPF objects, with clang, and the preload sampler, with the C compiler.
+//! Compiles what the program carries in itself: the BPF objects, with clang; the preload sampler and the scratch program, with the C
+//! compiler.
 
 use std::env;
 use std::path::PathBuf;
@@ -12,6 +13,8 @@ const BPF_CPU: &str = "-mcpu=v3";
 
 /// The preload sampler's sources.
 const SAMPLER: &str = "src/sampler/preload";
+/// The program under which a C library's allocator is run.
+const SCRATCH: &str = "src/probe/large/scratch.c";
 
 fn main() -> Result<()> {
     // What the programs, the unwinder and the sampler know of registers and instructions is in src/machine/ and bpf/machine_*.bpf.h.
@@ -24,7 +27,10 @@ fn main() -> Result<()> {
     compile("floor", "floor", &[])?;
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_sampler("libfragprof_sampler.so", &[])?;
-    link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])
+    link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
+    println!("cargo::rerun-if-changed={SCRATCH}");
+    // What it does is said in x86-64's registers.
+    if arch == "x86_64" { link_scratch() } else { Ok(()) }
 }
 
 /// The instruction set of the program that is built, whatever builds it.
@@ -64,6 +70,27 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
         .context("cannot run the C compiler: `make deps` installs what the build needs")?;
     ensure!(status.success(), "cannot compile {SAMPLER} to {name}");
     Ok(())
+}
+
+/// Links the scratch program to `OUT_DIR/scratch`: it needs a C library by name, and no symbol of it, so that any build will do.
+fn link_scratch() -> Result<()> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
+    let compiler = cc::Build::new()
+        .no_default_flags(true)
+        .try_get_compiler()
+        .context("no C compiler was found: `make deps` installs what the build needs")?;
+    let link = |arguments: &[&str], source: &str, name: &str| -> Result<()> {
+        let mut command = compiler.to_command();
+        command.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-nostdlib"]).args(arguments).arg("-o").arg(out.join(name));
+        let status = command.arg(source).status().context("cannot run the C compiler: `make deps` installs what the build needs")?;
+        ensure!(status.success(), "cannot compile {source} to {name}");
+        Ok(())
+    };
+    // Stands for the C library while the program is linked; the name is all that is taken from it.
+    let stub = out.join("libc_name.so");
+    link(&["-shared", "-Wl,-soname,libc.so.6", "-x", "c"], "/dev/null", "libc_name.so")?;
+    let stub = stub.to_str().context("OUT_DIR is not UTF-8")?;
+    link(&["-fPIE", "-pie", "-Wl,--no-as-needed", stub, "-Wl,-z,noexecstack", "-Wl,--build-id=none"], SCRATCH, "scratch")
 }
 
 /// Compiles `bpf/SOURCE.bpf.c` to `OUT_DIR/NAME.bpf.o`.

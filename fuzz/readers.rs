@@ -2,6 +2,7 @@
 // kept corpus and its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
 use fragprof::census::core_file::CoreFile;
+use fragprof::probe::large::parse_entry;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
 use fragprof::target::allocator::identify;
@@ -16,7 +17,7 @@ use fragprof::unwind::Table;
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 9] = [
+pub const READERS: [(&str, Reader); 10] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -26,6 +27,7 @@ pub const READERS: [(&str, Reader); 9] = [
     ("profile", profile),
     ("record", record),
     ("core_file", core_file),
+    ("large_sites", large_sites),
 ];
 
 /// `/proc/PID/maps`: mapped files' names are the target's.
@@ -84,5 +86,13 @@ pub fn core_file(bytes: &[u8]) {
     let Ok(mut file) = tempfile::NamedTempFile::new() else { return };
     if file.write_all(bytes).is_ok() {
         let _ = CoreFile::open(file.path());
+    }
+}
+
+/// A line of what is known of a build of glibc: the cache is the agent's, but what went into it came from the run of a foreign library.
+pub fn large_sites(bytes: &[u8]) {
+    let Ok(line) = std::str::from_utf8(bytes) else { return };
+    if let Some(entry) = parse_entry(line) {
+        assert_eq!(entry.line(), line, "what was read says what it was read from");
     }
 }

@@ -14,6 +14,7 @@ mod placement;
 mod profile;
 mod record;
 mod sampler;
+mod selective;
 mod support;
 mod surfaces;
 mod top;

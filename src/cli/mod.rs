@@ -19,6 +19,7 @@ mod progress;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod sites;
 mod stop;
 pub mod top;
 
@@ -55,6 +56,7 @@ enum Command {
     Completions(generate::CompletionsArgs),
     Man(generate::ManArgs),
     Schema(generate::SchemaArgs),
+    Sites(sites::SitesArgs),
 }
 
 impl Command {
@@ -90,6 +92,7 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => generate::completions(&args),
         Command::Man(args) => generate::man(&args),
         Command::Schema(args) => generate::schema(&args),
+        Command::Sites(args) => sites::run(&args),
         Command::Doctor(args) => doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock()),
     };
     match done {

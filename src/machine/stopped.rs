@@ -1,4 +1,4 @@
-//! A process that stands still under ptrace: its registers, and the breakpoint instruction.
+//! A process that stands still under ptrace: its registers, its words, and the breakpoint instruction.
 
 use std::io;
 
@@ -8,6 +8,55 @@ pub const BREAKPOINT_MASK: u64 = if cfg!(target_arch = "aarch64") { 0xffff_ffff 
 pub const BREAKPOINT: u64 = if cfg!(target_arch = "aarch64") { 0xd420_0000 } else { 0xcc };
 /// How far behind a breakpoint its process stops.
 pub const BREAKPOINT_PASSED_BYTES: u64 = if cfg!(target_arch = "aarch64") { 0 } else { 1 };
+
+/// A request that takes integers, or a pointer to a struct that the caller owns and that outlives the call.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn ptrace(request: libc::c_uint, pid: i32, address: u64, data: u64) -> io::Result<i64> {
+    // SAFETY: the requests used take integers, or such a pointer.
+    let result = unsafe { libc::ptrace(request, pid, address, data) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The word at an address of a stopped child.
+///
+/// # Errors
+/// If nothing is mapped there, or it runs.
+pub(crate) fn peek(pid: i32, address: u64) -> io::Result<u64> {
+    // SAFETY: errno is the calling thread's own; the request takes integers. -1 is a legal word, so only errno tells of a failure.
+    unsafe {
+        *libc::__errno_location() = 0;
+        let word = libc::ptrace(libc::PTRACE_PEEKTEXT, pid, address, 0u64);
+        if word == -1 && *libc::__errno_location() != 0 { Err(io::Error::last_os_error()) } else { Ok(word as u64) }
+    }
+}
+
+/// Writes the word at an address of a stopped child, also into its code.
+///
+/// # Errors
+/// As [`peek`].
+pub(crate) fn poke(pid: i32, address: u64, word: u64) -> io::Result<()> {
+    ptrace(libc::PTRACE_POKETEXT, pid, address, word).map(drop)
+}
+
+/// Waits until a child stops or ends; its status as `waitpid(2)` gives it.
+///
+/// # Errors
+/// If it is no child, or has been waited for.
+pub(crate) fn wait_for(pid: i32) -> io::Result<i32> {
+    let mut status = 0;
+    loop {
+        // SAFETY: waits for our own child and writes its status into a local.
+        if unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid {
+            return Ok(status);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
 
 /// The general registers.
 pub struct Registers(libc::user_regs_struct);
@@ -75,6 +124,59 @@ impl Registers {
     #[must_use]
     pub fn third_argument(&self) -> u64 {
         self.0.rdx
+    }
+
+    /// The general registers by DWARF number.
+    #[must_use]
+    pub(crate) fn general(&self) -> [u64; 16] {
+        let r = &self.0;
+        [r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15]
+    }
+
+    /// Sets a general register by its DWARF number; numbers beyond are ignored.
+    pub(crate) fn set_general(&mut self, number: u8, value: u64) {
+        let r = &mut self.0;
+        let registers: [&mut u64; 16] = [
+            &mut r.rax, &mut r.rdx, &mut r.rcx, &mut r.rbx, &mut r.rsi, &mut r.rdi, &mut r.rbp, &mut r.rsp, &mut r.r8, &mut r.r9,
+            &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13, &mut r.r14, &mut r.r15,
+        ];
+        if let Some(register) = registers.into_iter().nth(number.into()) {
+            *register = value;
+        }
+    }
+
+    /// The thread pointer: the base of the segment `fs`.
+    #[must_use]
+    pub(crate) fn thread_pointer(&self) -> u64 {
+        self.0.fs_base
+    }
+
+    /// Sets the thread pointer.
+    pub(crate) fn set_thread_pointer(&mut self, address: u64) {
+        self.0.fs_base = address;
+    }
+
+    /// Whether a branch on a condition is taken: the low four bits of its opcode (Intel SDM volume 1, appendix B).
+    #[must_use]
+    pub(crate) fn takes(&self, condition: u8) -> bool {
+        let flag = |bit: u32| self.0.eflags >> bit & 1 == 1;
+        let (carry, parity, zero, sign, overflow) = (flag(0), flag(2), flag(6), flag(7), flag(11));
+        let holds = match condition >> 1 & 7 {
+            0 => overflow,
+            1 => carry,
+            2 => zero,
+            3 => carry || zero,
+            4 => sign,
+            5 => parity,
+            6 => sign != overflow,
+            _ => zero || sign != overflow,
+        };
+        holds != (condition & 1 == 1)
+    }
+
+    /// Leaves nothing of a system call that the kernel could begin anew.
+    pub(crate) fn forget_call(&mut self) {
+        self.0.orig_rax = u64::MAX;
     }
 }
 

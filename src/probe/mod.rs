@@ -14,6 +14,7 @@ pub mod features;
 pub mod flow;
 pub mod forward;
 pub mod functions;
+pub mod large;
 pub mod placement;
 pub mod placement_arm64;
 pub mod plan;

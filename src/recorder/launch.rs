@@ -19,7 +19,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, OnceLock};
 
-use crate::machine::stopped::{BREAKPOINT, BREAKPOINT_MASK, BREAKPOINT_PASSED_BYTES, Registers};
+use crate::machine::stopped::{BREAKPOINT, BREAKPOINT_MASK, BREAKPOINT_PASSED_BYTES, Registers, peek, poke, ptrace, wait_for};
 use crate::units::Pid;
 
 /// Why a command could not be started under watch.
@@ -267,39 +267,6 @@ fn entry_point(pid: i32) -> io::Result<u64> {
         })
         .find_map(|(kind, value)| (kind == libc::AT_ENTRY).then_some(value))
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no AT_ENTRY in the auxiliary vector"))
-}
-
-fn ptrace(request: libc::c_uint, pid: i32, address: u64, data: u64) -> io::Result<i64> {
-    // SAFETY: the requests used here take integers, or a pointer to a struct that the caller owns and that outlives the call.
-    let result = unsafe { libc::ptrace(request, pid, address, data) };
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-fn peek(pid: i32, address: u64) -> io::Result<u64> {
-    // SAFETY: errno is the calling thread's own; the request takes integers. -1 is a legal word, so only errno tells of a failure.
-    unsafe {
-        *libc::__errno_location() = 0;
-        let word = libc::ptrace(libc::PTRACE_PEEKTEXT, pid, address, 0u64);
-        if word == -1 && *libc::__errno_location() != 0 { Err(io::Error::last_os_error()) } else { Ok(word as u64) }
-    }
-}
-
-fn poke(pid: i32, address: u64, word: u64) -> io::Result<()> {
-    ptrace(libc::PTRACE_POKETEXT, pid, address, word).map(drop)
-}
-
-fn wait_for(pid: i32) -> io::Result<i32> {
-    let mut status = 0;
-    loop {
-        // SAFETY: waits for our own child and writes its status into a local.
-        if unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid {
-            return Ok(status);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
 }
 
 #[cfg(test)]

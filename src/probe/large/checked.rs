@@ -1,0 +1,35 @@
+//! What is known of a build, held against the file once more: a table may be damaged, and a probe goes nowhere but on an instruction that
+//! the kernel emulates, in the allocator's code.
+
+use super::functions::{Candidate, Functions, scope};
+use super::store::{Entry, Place};
+use super::{LargeSite, LargeSites, Unfit};
+use crate::target::elf::{Elf, ReadAt};
+
+/// The sites of an entry in the file that it is about; `None` if it does not fit.
+pub(super) fn check<R: ReadAt>(elf: &Elf<R>, entry: &Entry) -> Option<Result<LargeSites, Unfit>> {
+    let (allocs, frees) = match &entry.found {
+        Ok(found) => found,
+        Err(unfit) => return Some(Err(*unfit)),
+    };
+    let functions = Functions::of(elf);
+    let mut entries: [Option<u64>; 3] = [None; 3];
+    elf.for_each_function(|function| {
+        let names: [&[u8]; 3] = [b"malloc", b"calloc", b"free"];
+        if let Some(at) = names.iter().position(|name| *name == function.name && function.exported) {
+            entries[at].get_or_insert(function.vaddr);
+        }
+    });
+    let [malloc, calloc, free] = entries;
+    let near = |entry: Option<u64>| entry.map(|entry| scope(elf, &functions, entry).candidates).unwrap_or_default();
+    let in_alloc = [near(malloc), near(calloc)].concat();
+    let in_free = near(free);
+    let place = |place: &Place, scope: &[Candidate]| {
+        scope.iter().any(|candidate| candidate.vaddr == place.vaddr).then_some(())?;
+        Some(LargeSite { vaddr: place.vaddr, offset: elf.offset_of(place.vaddr)?.0, register: place.register, holds: place.holds })
+    };
+    Some(Ok(LargeSites {
+        allocs: allocs.iter().map(|at| place(at, &in_alloc)).collect::<Option<_>>()?,
+        frees: frees.iter().map(|at| place(at, &in_free)).collect::<Option<_>>()?,
+    }))
+}

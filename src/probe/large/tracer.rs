@@ -1,0 +1,386 @@
+//! One call of the scratch process under the eyes of its tracer.
+//!
+//! The process stands at its breakpoint between two calls (`scratch.c`). A call is made by setting its registers and letting it go until it
+//! stands there again; on its way it stops at breakpoints in the library's code, and at system calls where the script has trouble.
+//!
+//! Candidates are instructions that the kernel's uprobes emulate, and they are emulated here too: a stop costs some microseconds, where a
+//! single step costs several times that on virtual machines. When sites are judged they are stepped over instead, by the processor itself,
+//! so that the second opinion does not rest on the first one's emulation.
+
+use std::collections::HashMap;
+use std::io;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register as X86};
+
+use super::observed::Visit;
+use super::sandbox::Sandbox;
+use super::script::Trouble;
+use crate::machine::stopped::{BREAKPOINT, BREAKPOINT_MASK, BREAKPOINT_PASSED_BYTES, Registers, peek, poke, ptrace, wait_for};
+use crate::probe::placement::dwarf;
+
+/// Stops of one call. The longest ways, through a full heap, have some thousand.
+const STOPS_MAX: u32 = 1_000_000;
+/// Visits of one call that are kept, and of one instruction in it: twice is as bad as often.
+const VISITS_MAX: usize = 4096;
+const VISITS_OF_ONE_MAX: usize = 2;
+/// What registers hold that carry no argument: no address, and in each another one.
+const JUNK: u64 = 0x5eed_0000_dead_0001;
+/// DWARF numbers of the registers used by name here.
+const RAX: u8 = 0;
+const RSP: u8 = 7;
+/// rdi, rsi, rdx.
+const ARGUMENTS: [u8; 3] = [5, 4, 1];
+/// The longest instruction, in bytes.
+const INSTRUCTION_BYTES_MAX: usize = 15;
+/// The low half of a word, which is what a lock has.
+const HALF: u64 = 0xffff_ffff;
+
+/// Why a run cannot go on: what the process did, as the end of a sentence.
+#[derive(Debug)]
+pub(super) struct Failed(pub String);
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self(format!("could not be traced: {error}"))
+    }
+}
+
+/// A call's outcome.
+#[derive(Debug, Default)]
+pub(super) struct Called {
+    pub result: u64,
+    pub visits: Vec<Visit>,
+    /// Whether it took a lock.
+    pub locked: bool,
+    /// Whether it waited for a lock that another held.
+    pub waited: bool,
+}
+
+/// What a breakpoint stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Interest {
+    /// An instruction that may be a site.
+    Candidate,
+    /// One that takes a lock.
+    Lock,
+}
+
+/// A breakpoint.
+struct Armed {
+    interest: Interest,
+    /// The word that was there.
+    word: u64,
+    instruction: Instruction,
+}
+
+/// Why the process stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    Trap,
+    /// At the entry or the end of a system call.
+    SystemCall,
+}
+
+/// How a system call that the tracer interferes with goes on at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AtEnd {
+    /// It was not made; this is the result.
+    Answer(i64),
+    /// It was made with another first argument than this.
+    Argument(u64),
+}
+
+/// The tracer of the scratch process.
+pub(super) struct Tracer {
+    sandbox: Sandbox,
+    /// Where the process stands between calls.
+    ready: u64,
+    /// What is added to addresses of the library's file.
+    bias: u64,
+    /// By the file's addresses.
+    armed: HashMap<u64, Armed>,
+}
+
+impl Tracer {
+    /// Lets the process come to its breakpoint.
+    pub(super) fn start(sandbox: Sandbox) -> Result<Self, Failed> {
+        let mut tracer = Self { sandbox, ready: 0, bias: 0, armed: HashMap::new() };
+        tracer.resume(libc::PTRACE_CONT)?;
+        tracer.ready = tracer.registers()?.pc();
+        Ok(tracer)
+    }
+
+    pub(super) fn sandbox(&mut self) -> &mut Sandbox {
+        &mut self.sandbox
+    }
+
+    pub(super) fn set_bias(&mut self, bias: u64) {
+        self.bias = bias;
+    }
+
+    pub(super) fn registers(&self) -> Result<Registers, Failed> {
+        Ok(Registers::read(self.sandbox.pid())?)
+    }
+
+    fn set_registers(&self, registers: &mut Registers) -> Result<(), Failed> {
+        registers.forget_call();
+        Ok(registers.write(self.sandbox.pid())?)
+    }
+
+    pub(super) fn peek(&self, address: u64) -> Result<u64, Failed> {
+        Ok(peek(self.sandbox.pid(), address)?)
+    }
+
+    pub(super) fn poke(&self, address: u64, word: u64) -> Result<(), Failed> {
+        Ok(poke(self.sandbox.pid(), address, word)?)
+    }
+
+    /// Writes the bits of a word that `mask` has.
+    pub(super) fn poke_part(&self, address: u64, value: u64, mask: u64) -> Result<(), Failed> {
+        let word = self.peek(address)?;
+        self.poke(address, word & !mask | value & mask)
+    }
+
+    /// Sets breakpoints at addresses of the library's file, instead of those set before.
+    pub(super) fn arm(&mut self, at: impl Iterator<Item = (u64, Interest)>) -> Result<(), Failed> {
+        for (vaddr, armed) in std::mem::take(&mut self.armed) {
+            self.poke_part(vaddr.wrapping_add(self.bias), armed.word, BREAKPOINT_MASK)?;
+        }
+        let mut new = HashMap::new();
+        // All are decoded before the first is set: instructions lie side by side.
+        for (vaddr, interest) in at {
+            let address = vaddr.wrapping_add(self.bias);
+            let (word, next) = (self.peek(address)?, self.peek(address.wrapping_add(8))?);
+            let bytes = [word.to_le_bytes(), next.to_le_bytes()].concat();
+            let bytes = bytes.get(..INSTRUCTION_BYTES_MAX).unwrap_or(&bytes);
+            let instruction = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode();
+            new.insert(vaddr, Armed { interest, word, instruction });
+        }
+        self.armed = new;
+        for vaddr in self.armed.keys() {
+            self.poke_part(vaddr.wrapping_add(self.bias), BREAKPOINT, BREAKPOINT_MASK)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a call and notes the breakpoints that it comes to, with the processor stepping over each.
+    pub(super) fn count(&mut self, thread: u64, function: u64, arguments: [u64; 3]) -> Result<Called, Failed> {
+        self.prepare(thread, function, arguments)?;
+        let mut called = Called::default();
+        for _ in 0..STOPS_MAX {
+            self.resume(libc::PTRACE_CONT)?;
+            let registers = self.registers()?;
+            if registers.pc() == self.ready {
+                called.result = registers.result();
+                return Ok(called);
+            }
+            let vaddr = self.stopped_at(&registers)?;
+            if called.visits.len() < VISITS_MAX {
+                called.visits.push(Visit { vaddr, registers: registers.general(), live: 0 });
+            }
+            self.step_over(vaddr, registers)?;
+        }
+        Err(Failed("did not come back from a call".into()))
+    }
+
+    /// Makes a call in trouble or without, and notes the candidates that it passes.
+    pub(super) fn watch(&mut self, thread: u64, function: u64, arguments: [u64; 3], trouble: Trouble) -> Result<Called, Failed> {
+        self.prepare(thread, function, arguments)?;
+        let mut called = Called::default();
+        let mut refusals = if let Trouble::Refused(times) = trouble { times } else { 0 };
+        let mut contend = trouble == Trouble::Contended;
+        // Elsewhere system calls go on without a stop.
+        let request = if trouble == Trouble::None { libc::PTRACE_CONT } else { libc::PTRACE_SYSCALL };
+        // Within a system call; how it ends.
+        let mut in_call: Option<Option<AtEnd>> = None;
+        for _ in 0..STOPS_MAX {
+            let stop = self.resume(request)?;
+            let mut registers = self.registers()?;
+            if stop == Stop::SystemCall {
+                in_call = match in_call {
+                    None => Some(self.interfere(&mut registers, &mut refusals, &mut called.waited)?),
+                    Some(at_end) => {
+                        self.end_call(&mut registers, at_end)?;
+                        None
+                    }
+                };
+                continue;
+            }
+            if registers.pc() == self.ready {
+                called.result = registers.result();
+                return Ok(called);
+            }
+            let vaddr = self.stopped_at(&registers)?;
+            let Some(armed) = self.armed.get(&vaddr) else { continue };
+            match armed.interest {
+                Interest::Candidate => {
+                    note(&mut called.visits, vaddr, &registers);
+                    self.emulate(&armed.instruction, &mut registers)?;
+                    self.set_registers(&mut registers)?;
+                }
+                Interest::Lock => {
+                    called.locked = true;
+                    if contend && let Some(lock) = lock_address(&armed.instruction, &registers) {
+                        contend = !self.hold(lock)?;
+                    }
+                    self.step_over(vaddr, registers)?;
+                }
+            }
+        }
+        Err(Failed("did not come back from a call".into()))
+    }
+
+    /// Sets the registers for a call.
+    fn prepare(&mut self, thread: u64, function: u64, arguments: [u64; 3]) -> Result<(), Failed> {
+        let mut registers = self.registers()?;
+        for number in (0..16).filter(|&number| number != RSP) {
+            registers.set_general(number, JUNK.wrapping_add(u64::from(number) << 8));
+        }
+        registers.set_general(RAX, function);
+        for (number, value) in ARGUMENTS.into_iter().zip(arguments) {
+            registers.set_general(number, value);
+        }
+        registers.set_thread_pointer(thread);
+        self.set_registers(&mut registers)
+    }
+
+    /// The breakpoint that the process stands behind, by the file's address.
+    fn stopped_at(&self, registers: &Registers) -> Result<u64, Failed> {
+        let vaddr = registers.pc().wrapping_sub(BREAKPOINT_PASSED_BYTES).wrapping_sub(self.bias);
+        let known = self.armed.contains_key(&vaddr);
+        known.then_some(vaddr).ok_or_else(|| Failed("stopped at a breakpoint of its own".into()))
+    }
+
+    /// Has the processor execute the instruction of a breakpoint that was met.
+    fn step_over(&mut self, vaddr: u64, mut registers: Registers) -> Result<(), Failed> {
+        let address = vaddr.wrapping_add(self.bias);
+        let word = self.armed.get(&vaddr).map_or(BREAKPOINT, |armed| armed.word);
+        self.poke_part(address, word, BREAKPOINT_MASK)?;
+        registers.set_pc(address);
+        self.set_registers(&mut registers)?;
+        self.resume(libc::PTRACE_SINGLESTEP)?;
+        self.poke_part(address, BREAKPOINT, BREAKPOINT_MASK)
+    }
+
+    /// Does what a candidate's instruction does: those that uprobes emulate.
+    fn emulate(&self, instruction: &Instruction, registers: &mut Registers) -> Result<(), Failed> {
+        let push = |registers: &mut Registers, value: u64| {
+            let general = registers.general();
+            let top = general.get(usize::from(RSP)).copied().unwrap_or(0).wrapping_sub(8);
+            registers.set_general(RSP, top);
+            self.poke(top, value)
+        };
+        let pc = match instruction.flow_control() {
+            FlowControl::UnconditionalBranch => instruction.near_branch_target(),
+            FlowControl::ConditionalBranch if registers.takes(condition(instruction)) => instruction.near_branch_target(),
+            FlowControl::Call => {
+                push(registers, instruction.next_ip())?;
+                instruction.near_branch_target()
+            }
+            _ => {
+                if instruction.mnemonic() == Mnemonic::Push {
+                    let value = dwarf(instruction.op0_register()).and_then(|r| registers.general().get(usize::from(r.0)).copied());
+                    push(registers, value.unwrap_or(0))?;
+                }
+                instruction.next_ip()
+            }
+        };
+        registers.set_pc(pc);
+        Ok(())
+    }
+
+    /// At the entry of a system call: answers it in the kernel's place where the script has it so. Memory calls are refused; who waits for
+    /// a lock finds it unlocked.
+    fn interfere(&self, registers: &mut Registers, refusals: &mut u32, waited: &mut bool) -> Result<Option<AtEnd>, Failed> {
+        /// Operations of futex(2), without their flags.
+        const FUTEX_COMMAND: u64 = 0x7f;
+        let general = registers.general();
+        let [first, second, _] = ARGUMENTS.map(|number| general.get(usize::from(number)).copied().unwrap_or(0));
+        let at_end = match i64::try_from(registers.call()).unwrap_or(-1) {
+            libc::SYS_mmap | libc::SYS_mprotect if *refusals > 0 => AtEnd::Answer(-i64::from(libc::ENOMEM)),
+            // It does not fail, it gives the end that there is; that is what it is asked for with 0.
+            libc::SYS_brk if *refusals > 0 && first != 0 => AtEnd::Argument(first),
+            libc::SYS_futex => {
+                let command = i32::try_from(second & FUTEX_COMMAND).unwrap_or(-1);
+                if matches!(command, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET) {
+                    *waited = true;
+                    self.poke_part(first, 0, HALF)?;
+                }
+                AtEnd::Answer(0)
+            }
+            _ => return Ok(None),
+        };
+        *refusals = refusals.saturating_sub(u32::from(at_end != AtEnd::Answer(0)));
+        match at_end {
+            // Without a number there is no call.
+            AtEnd::Answer(_) => registers.forget_call(),
+            AtEnd::Argument(_) => registers.set_general(ARGUMENTS[0], 0),
+        }
+        registers.write(self.sandbox.pid())?;
+        Ok(Some(at_end))
+    }
+
+    fn end_call(&self, registers: &mut Registers, at_end: Option<AtEnd>) -> Result<(), Failed> {
+        match at_end {
+            None => return Ok(()),
+            Some(AtEnd::Answer(result)) => registers.set_general(RAX, result.cast_unsigned()),
+            Some(AtEnd::Argument(value)) => registers.set_general(ARGUMENTS[0], value),
+        }
+        self.set_registers(registers)
+    }
+
+    /// Makes a free lock held; whether it was free.
+    fn hold(&self, lock: u64) -> Result<bool, Failed> {
+        let free = self.peek(lock)? & HALF == 0;
+        if free {
+            self.poke_part(lock, 1, HALF)?;
+        }
+        Ok(free)
+    }
+
+    /// Lets the process go on to its next stop.
+    fn resume(&mut self, request: libc::c_uint) -> Result<Stop, Failed> {
+        /// `PTRACE_O_TRACESYSGOOD`.
+        const SYSTEM_CALL: i32 = libc::SIGTRAP | 0x80;
+        ptrace(request, self.sandbox.pid(), 0, 0)?;
+        let status = wait_for(self.sandbox.pid())?;
+        if !libc::WIFSTOPPED(status) {
+            self.sandbox.note_reaped();
+            let how = if libc::WIFSIGNALED(status) {
+                format!("was killed by signal {}", libc::WTERMSIG(status))
+            } else {
+                format!("ended with status {}", libc::WEXITSTATUS(status))
+            };
+            return Err(Failed(if self.sandbox.timed_out() { "did not end in time".into() } else { how }));
+        }
+        match (libc::WSTOPSIG(status), status >> 16) {
+            (libc::SIGTRAP, 0) => Ok(Stop::Trap),
+            (SYSTEM_CALL, 0) => Ok(Stop::SystemCall),
+            (_, libc::PTRACE_EVENT_EXEC) => Err(Failed("executed something".into())),
+            (signal, _) => Err(Failed(format!("stopped by signal {signal}"))),
+        }
+    }
+}
+
+fn note(visits: &mut Vec<Visit>, vaddr: u64, registers: &Registers) {
+    let before = visits.iter().rev().filter(|visit| visit.vaddr == vaddr).take(VISITS_OF_ONE_MAX).count();
+    if before < VISITS_OF_ONE_MAX && visits.len() < VISITS_MAX {
+        visits.push(Visit { vaddr, registers: registers.general(), live: 0 });
+    }
+}
+
+/// The low four bits of a conditional branch's opcode, which are its condition.
+fn condition(instruction: &Instruction) -> u8 {
+    // iced's numbers are those and one more: 0 is none.
+    (instruction.condition_code() as u8).wrapping_sub(1)
+}
+
+/// The address of the lock that an instruction takes.
+fn lock_address(instruction: &Instruction, registers: &Registers) -> Option<u64> {
+    let general = registers.general();
+    instruction.virtual_address(0, 0, |register, _, _| match register {
+        X86::FS => Some(registers.thread_pointer()),
+        X86::CS | X86::DS | X86::ES | X86::SS => Some(0),
+        register => general.get(usize::from(dwarf(register)?.0)).copied(),
+    })
+}
