@@ -30,6 +30,21 @@ static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 	return size;
 }
 
+/* Bytes that the owner of one of glibc's blocks may use, header and rounding apart (malloc_usable_size), if it is a large one: its chunk
+ * is none that the thread cache takes. Else 0. A header that cannot be read, because it is swapped out, may be of a large one: then all
+ * of the chunk is not known, and the least that a large block has is taken. */
+static __always_inline __u64 fp_large_bytes(__u64 block)
+{
+	__u64 field = 0, chunk;
+
+	if (bpf_probe_read_user(&field, sizeof(field), (void *)(block - 8)))
+		return FP_CHUNK_CACHED_MAX;
+	chunk = field & ~FP_CHUNK_FLAGS;
+	if (chunk <= FP_CHUNK_CACHED_MAX)
+		return 0;
+	return field & FP_CHUNK_MMAPPED ? chunk - FP_CHUNK_HEADER : chunk - FP_CHUNK_HEADER / 2;
+}
+
 static __always_inline bool fp_on_alternate_stack(struct task_struct *task, __u64 sp)
 {
 	__u64 begin = FP_KERNEL(task, sas_ss_sp);
@@ -47,23 +62,24 @@ static __always_inline bool fp_call_is_open(struct pt_regs *regs, struct fp_thre
 }
 
 /* Drops calls that never returned; says whether the entry at sp is covered by a call that is still open. */
-static __always_inline bool fp_is_nested(struct pt_regs *regs, struct fp_thread *thread, struct fp_target *target, __u64 sp)
+static __always_inline bool fp_is_nested(struct pt_regs *regs, struct fp_thread *thread, struct fp_target *target, __u64 sp, bool large)
 {
+	struct fp_calls *calls = fp_calls_of(thread, large);
 	struct task_struct *task;
 	struct fp_call *call;
 	bool here, there;
 	int i;
 
-	if (!thread->depth)
+	if (!calls->depth)
 		return false;
 	task = fp_current_task();
 	here = fp_on_alternate_stack(task, sp);
 	for (i = 0; i < FP_CALLS_MAX; i++) {
-		__u32 top = thread->depth - 1;
+		__u32 top = calls->depth - 1;
 
 		if (top >= FP_CALLS_MAX)
 			return false;
-		call = &thread->calls[top];
+		call = &calls->open[top];
 		there = fp_on_alternate_stack(task, call->sp);
 		if (here && !there)
 			return false; /* a signal handler interrupted that call */
@@ -71,19 +87,20 @@ static __always_inline bool fp_is_nested(struct pt_regs *regs, struct fp_thread 
 			fp_count(FP_CNT_NESTED);
 			return true;
 		}
-		thread->depth = top;
+		calls->depth = top;
 		fp_count(FP_CNT_CALL_ABANDONED);
 		__sync_fetch_and_add(&target->abandoned, 1);
 	}
 	return false;
 }
 
-/* Takes the stack at the probe; its hash. */
-static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, struct fp_thread *thread, __u64 cookie)
+/* Takes the stack at the probe; its hash. entry_sp: the stack pointer at the function's entry, 0 = not known. */
+static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_target *target, struct fp_thread *thread, __u64 cookie,
+					   __u64 entry_sp)
 {
 	struct fp_walk *walk = &thread->walk;
 
-	unwind_into(walk, regs, (__u32)target->mm_id, FP_SP(regs) + 8 * FP_COOKIE_SP_WORDS(cookie));
+	unwind_into(walk, regs, (__u32)target->mm_id, entry_sp);
 	return fp_publish_stack(walk, target, FP_COOKIE_SLOT(cookie));
 }
 
@@ -228,11 +245,17 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 		return NULL;
 	}
 	if (target->flags & FP_TARGET_GOVERNED)
-		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE);
+		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE || FP_COOKIE_OP(cookie) == FP_OP_LARGE_FREE);
 	if (target->flags & FP_TARGET_ON)
 		return target;
 	fp_count(FP_CNT_HIT_OFF);
 	return NULL;
+}
+
+/* The stack pointer as it was at the entry of the function that the site is in. */
+static __always_inline __u64 fp_entry_sp(struct pt_regs *regs, __u64 cookie)
+{
+	return FP_SP(regs) + 8 * FP_COOKIE_SP_WORDS(cookie);
 }
 
 /* At the site of a function that frees. Whether it is called from inside an allocating one is not asked, which saves a look at the
@@ -253,68 +276,78 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 	}
 	tid = (__u32)bpf_get_current_pid_tgid();
 	if (target->flags & FP_TARGET_FREE_STACKS && (thread = fp_thread_of_current()))
-		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, thread, cookie));
+		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, thread, cookie, fp_entry_sp(regs, cookie)));
 	else
 		fp_send_free(target, cookie, tid, FP_REC_FREE, ptr);
+}
+
+/* Remembers a call that was entered; its sequence number, by which its return is known. A realloc's old block is gone from here on. */
+static __always_inline __u64 fp_open_new_call(struct fp_target *target, struct fp_thread *thread, const struct fp_call *entered, __u64 cookie,
+					      bool large)
+{
+	struct fp_calls *calls = fp_calls_of(thread, large);
+	struct fp_call *call;
+	__u32 top;
+
+	if (FP_COOKIE_OP(cookie) == FP_OP_REALLOC && entered->ptr)
+		fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FREE, entered->ptr);
+
+	top = calls->depth;
+	if (top >= FP_CALLS_MAX) {
+		top = FP_CALLS_MAX - 1;
+		fp_count(FP_CNT_CALL_ABANDONED);
+		__sync_fetch_and_add(&target->abandoned, 1);
+	}
+	call = &calls->open[top];
+	call->sp = entered->sp;
+	call->size = entered->size;
+	call->ptr = entered->ptr;
+	call->stack = entered->stack;
+	call->sequence = ++thread->sequence;
+#ifdef FP_LEGACY
+	call->cookie = cookie;
+#endif
+	calls->depth = top + 1;
+	return call->sequence;
 }
 
 /* At the site of a function that allocates. Returns the call's sequence number if its return is wanted, else 0. */
 static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 {
 	struct fp_target *target = fp_target_on(cookie);
+	struct fp_call call = {};
 	struct fp_thread *thread;
-	struct fp_call *call;
-	__u64 sp, size, ptr = 0, stack = 0;
-	__u32 top;
 
 	if (!target)
 		return 0;
-	size = fp_size_of(regs, cookie);
-	if (FP_COOKIE_MAY_THROW(cookie) && (size >= FP_THROW_BYTES || target->flags & FP_TARGET_LIMITED)) {
+	call.size = fp_size_of(regs, cookie);
+	if (FP_COOKIE_MAY_THROW(cookie) && (call.size >= FP_THROW_BYTES || target->flags & FP_TARGET_LIMITED)) {
 		fp_count(FP_CNT_NOT_FOLLOWED);
 		return 0;
 	}
 	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
-		ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
+		call.ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
 	thread = fp_thread_of_current();
 	if (!thread) {
 		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return 0;
 	}
-	sp = FP_SP(regs) + 8 * FP_COOKIE_SP_WORDS(cookie);
-	if (fp_is_nested(regs, thread, target, sp))
+	call.sp = fp_entry_sp(regs, cookie);
+	if (fp_is_nested(regs, thread, target, call.sp, false))
 		return 0;
 	if (target->flags & FP_TARGET_STACKS)
-		stack = fp_take_stack(regs, target, thread, cookie);
-	if (FP_COOKIE_OP(cookie) == FP_OP_REALLOC && ptr)
-		fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FREE, ptr);
-
-	top = thread->depth;
-	if (top >= FP_CALLS_MAX) {
-		top = FP_CALLS_MAX - 1;
-		fp_count(FP_CNT_CALL_ABANDONED);
-		__sync_fetch_and_add(&target->abandoned, 1);
-	}
-	call = &thread->calls[top];
-	call->sp = sp;
-	call->size = size;
-	call->ptr = ptr;
-	call->stack = stack;
-	call->sequence = ++thread->sequence;
-#ifdef FP_LEGACY
-	call->cookie = cookie;
-#endif
-	thread->depth = top + 1;
-	return call->sequence;
+		call.stack = fp_take_stack(regs, target, thread, cookie, call.sp);
+	return fp_open_new_call(target, thread, &call, cookie, false);
 }
 
 /* At the return of the call with this sequence number (session), or of the call whose frame the stack pointer has just left
  * (sequence 0: entry and return are separate links, and returns of nested calls come here too). */
-static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence)
+static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence, bool large)
 {
 	__u32 op = FP_COOKIE_OP(cookie), top;
 	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
 	struct fp_thread *thread;
+	struct fp_calls *calls;
 	struct fp_call call;
 	__u64 result = FP_RESULT(regs), block = 0;
 	int i;
@@ -324,15 +357,16 @@ static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, 
 	thread = fp_thread_find();
 	if (!thread)
 		return;
+	calls = fp_calls_of(thread, large);
 	for (i = 0; i < FP_CALLS_MAX; i++) {
-		top = thread->depth - 1;
+		top = calls->depth - 1;
 		if (top >= FP_CALLS_MAX)
 			break;
-		if (sequence ? thread->calls[top].sequence == sequence : thread->calls[top].sp + FP_RETURN_POPS == FP_SP(regs))
+		if (sequence ? calls->open[top].sequence == sequence : calls->open[top].sp + FP_RETURN_POPS == FP_SP(regs))
 			goto found;
 		if (!sequence)
 			return;
-		thread->depth = top;
+		calls->depth = top;
 		fp_count(FP_CNT_CALL_ABANDONED);
 		__sync_fetch_and_add(&target->abandoned, 1);
 	}
@@ -340,8 +374,8 @@ static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, 
 		fp_count(FP_CNT_RETURN_UNMATCHED);
 	return;
 found:
-	call = thread->calls[top & (FP_CALLS_MAX - 1)];
-	thread->depth = top;
+	call = calls->open[top & (FP_CALLS_MAX - 1)];
+	calls->depth = top;
 
 	switch (op) {
 	case FP_OP_POSIX_MEMALIGN:
@@ -369,6 +403,13 @@ found:
 	if (!block) {
 		fp_count(FP_CNT_ALLOC_FAILED);
 		return;
+	}
+	if (large) {
+		call.size = fp_large_bytes(block);
+		if (!call.size) {
+			fp_count(FP_CNT_HIT_SMALL);
+			return;
+		}
 	}
 	fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
 	if (target->flags & FP_TARGET_BIRTHS)

@@ -27,6 +27,7 @@
 
 #include "alloc.bpf.h"
 #include "fragprof.h"
+#include "large.bpf.h"
 #include "lifecycle.bpf.h"
 #include "maps.bpf.h"
 #include "unwind.bpf.h"
@@ -45,7 +46,7 @@ int alloc_session(struct pt_regs *regs)
 	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
 
 	if (*sequence) {
-		fp_alloc_return(regs, cookie, *sequence);
+		fp_alloc_return(regs, cookie, *sequence, false);
 		return 0;
 	}
 	*sequence = fp_alloc_enter(regs, cookie);
@@ -60,7 +61,7 @@ int window_session(struct pt_regs *regs)
 	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
 
 	if (*sequence) {
-		fp_alloc_return(regs, cookie, *sequence);
+		fp_alloc_return(regs, cookie, *sequence, false);
 		return 0;
 	}
 	if (FP_COOKIE_OP(cookie) == FP_OP_FREE) {
@@ -69,6 +70,34 @@ int window_session(struct pt_regs *regs)
 	}
 	*sequence = fp_alloc_enter(regs, cookie);
 	return *sequence ? 0 : 1;
+}
+
+/* All probes for large blocks in one link. */
+SEC("uprobe.session")
+int large_session(struct pt_regs *regs)
+{
+	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
+
+	if (*sequence) {
+		fp_alloc_return(regs, cookie, *sequence, true);
+		return 0;
+	}
+	*sequence = fp_large_enter(regs, cookie);
+	return *sequence ? 0 : 1;
+}
+
+SEC("uprobe.multi")
+int large_entry_multi(struct pt_regs *regs)
+{
+	fp_large_enter(regs, bpf_get_attach_cookie(regs));
+	return 0;
+}
+
+SEC("uretprobe.multi")
+int large_return_multi(struct pt_regs *regs)
+{
+	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0, true);
+	return 0;
 }
 
 SEC("uprobe.multi")
@@ -81,7 +110,7 @@ int alloc_entry_multi(struct pt_regs *regs)
 SEC("uretprobe.multi")
 int alloc_return_multi(struct pt_regs *regs)
 {
-	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0);
+	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0, false);
 	return 0;
 }
 
@@ -97,24 +126,41 @@ int free_entry_multi(struct pt_regs *regs)
 SEC("uprobe")
 int alloc_entry(struct pt_regs *regs)
 {
-	fp_alloc_enter(regs, fp_cookie(regs));
+	fp_alloc_enter(regs, fp_cookie(regs, false));
 	return 0;
 }
 
 SEC("uretprobe")
 int alloc_return(struct pt_regs *regs)
 {
-	__u64 cookie = fp_cookie_of_return(regs);
+	__u64 cookie = fp_cookie_of_return(regs, false);
 
 	if (cookie)
-		fp_alloc_return(regs, cookie, 0);
+		fp_alloc_return(regs, cookie, 0, false);
 	return 0;
 }
 
 SEC("uprobe")
 int free_entry(struct pt_regs *regs)
 {
-	fp_free_enter(regs, fp_cookie(regs));
+	fp_free_enter(regs, fp_cookie(regs, false));
+	return 0;
+}
+
+SEC("uprobe")
+int large_entry(struct pt_regs *regs)
+{
+	fp_large_enter(regs, fp_cookie(regs, true));
+	return 0;
+}
+
+SEC("uretprobe")
+int large_return(struct pt_regs *regs)
+{
+	__u64 cookie = fp_cookie_of_return(regs, true);
+
+	if (cookie)
+		fp_alloc_return(regs, cookie, 0, true);
 	return 0;
 }
 

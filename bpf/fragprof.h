@@ -203,6 +203,7 @@ enum fp_counter {
 	FP_CNT_HIT_NULL,           /* hits that hand over no block: free(NULL) */
 	FP_CNT_UNKNOWN_SITE,       /* hits whose cookie names no process that was ever watched: calls lost */
 	FP_CNT_LOST_BIRTH,         /* ring full: record of what a new block held lost */
+	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls of a small one: a miss of the thread cache, a small realloc */
 	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
 	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
 };
@@ -226,7 +227,8 @@ struct fp_target {
 	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves */
 	unsigned long long closed_ns;  /* when they did so, CLOCK_MONOTONIC; 0 = they did not */
 	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: it is the first hit after it that switches off */
-	unsigned long long spare[3];
+	unsigned long long epoch;      /* of probes for large blocks: another number each time that they are put in */
+	unsigned long long spare[2];
 };
 #define FP_TARGET_STACKS (1u << 0)      /* take stacks */
 #define FP_TARGET_FREE_STACKS (1u << 1) /* take stacks of frees too */
@@ -247,6 +249,8 @@ enum fp_op {
 	FP_OP_REALLOC = 3,      /* block in ptr_reg, new size in size_reg (times count_reg); result is the block */
 	FP_OP_POSIX_MEMALIGN = 4, /* size in size_reg, address of the result in ptr_reg; result 0 = success */
 	FP_OP_XALLOCX = 5,      /* block in ptr_reg resized in place; result is its usable size */
+	FP_OP_LARGE_ALLOC = 6,  /* an instruction of glibc that a new block passes: in ptr_reg, 0 = failed; no return probe (large.bpf.h) */
+	FP_OP_LARGE_FREE = 7,   /* likewise, that a freed one passes */
 };
 #define FP_COOKIE_OP(c) ((unsigned int)((c) & 0xff))
 #define FP_COOKIE_FUNCTION(c) ((unsigned int)(((c) >> 8) & 0xff))
@@ -257,7 +261,18 @@ enum fp_op {
 #define FP_COOKIE_SP_WORDS(c) ((unsigned int)(((c) >> 48) & 0xff)) /* words pushed between entry and site */
 #define FP_COOKIE_MAY_THROW(c) ((unsigned int)(((c) >> 56) & 1)) /* fails by a C++ exception */
 #define FP_COOKIE_FREES_ON_FAILURE(c) ((unsigned int)(((c) >> 57) & 1)) /* reallocf: a failure frees the block */
+#define FP_COOKIE_HOLDS_CHUNK(c) ((unsigned int)(((c) >> 58) & 1)) /* ptr_reg has the block's chunk, FP_CHUNK_HEADER before it */
 #define FP_NO_REG 0x1f
+
+/* glibc's chunks (malloc/malloc.c, struct malloc_chunk; the same from 2.26 on): two words before the block, the second of which is the
+ * chunk's size with three flags. The thread cache takes chunks of up to 1040 bytes (tcache_max_bytes = 1032, and a word). */
+#define FP_CHUNK_HEADER 16
+#define FP_CHUNK_FLAGS 7ULL
+#define FP_CHUNK_MMAPPED 2ULL
+#define FP_CHUNK_CACHED_MAX 1040ULL
+/* A call that asks for so much may get a chunk that is not cached: glibc leaves a remainder below 32 bytes with the chunk, and memalign
+ * one on each side. */
+#define FP_LARGE_REQUEST_MIN (1032ULL - 64)
 
 /* A return probe swaps the return address on the stack, and a C++ exception that passes through such a frame finds no way out: the
  * process ends where it would have caught std::bad_alloc. So the return of an operator new that asks for this much or more, the only

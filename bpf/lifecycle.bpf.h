@@ -38,7 +38,8 @@ static __always_inline int fp_exec_done(struct task_struct *task, __u32 old_tid)
 	if (old_tid != (__u32)task->pid)
 		fp_thread_forget(old_tid);
 	if (thread) {
-		thread->depth = 0;
+		thread->calls.depth = 0;
+		thread->large_calls.depth = 0;
 		thread->trampoline = 0;
 	}
 	fp_send_life(FP_REC_EXEC, 0);

@@ -10,16 +10,16 @@
 /* Sends the walk's definition unless this target's has been sent. */
 static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
 {
-	__u64 key = walk->hash ^ (((__u64)target->generation << 32 | slot) * 0x9e3779b97f4a7c15ULL);
+	__u64 to = (__u64)target->generation << 32 | slot, key = walk->hash ^ (to * 0x9e3779b97f4a7c15ULL);
 	struct fp_stack *record = &walk->record;
 	void *ring;
 	__u64 size;
 	__u8 one = 1;
 
-	if (walk->defined == target->generation)
+	if (walk->defined == to)
 		return;
 	if (bpf_map_lookup_elem(&stacks_sent, &key)) {
-		walk->defined = target->generation;
+		walk->defined = to;
 		return;
 	}
 	ring = bpf_map_lookup_elem(&rings, &target->shard);
@@ -39,7 +39,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 		fp_lost(target, FP_CNT_LOST_STACK);
 		return;
 	}
-	walk->defined = target->generation;
+	walk->defined = to;
 	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
 		fp_count(FP_CNT_STACK_TABLE_FULL);
 }

@@ -18,17 +18,33 @@ struct fp_call {
 #endif
 };
 
+/* The open calls of a thread, as one set of probes sees them. */
+struct fp_calls {
+	struct fp_call open[FP_CALLS_MAX];
+	__u64 epoch;      /* of the probes for large blocks that they were entered by (struct fp_target) */
+	__u32 depth;      /* of them */
+	__u32 pad;
+};
+
 /* What is kept of a thread: its open calls, and its last walk. One piece, because finding it costs more than anything else that is
  * done with it. Lives and dies with the thread; only the thread itself touches it, and uprobe programs do not nest within a thread, so
  * no locking. 11 KiB a thread that ever allocated while it was watched. */
 struct fp_thread {
-	struct fp_call calls[FP_CALLS_MAX];
+	struct fp_calls calls;       /* of all entry points */
+	struct fp_calls large_calls; /* of those that are probed for large blocks alone: both sets of probes may be in, on the same
+	                              * functions, and a call is open in each by itself */
 	__u64 sequence;
 	__u64 trampoline; /* address of the return trampoline, 0 = not read yet */
-	__u32 depth;      /* open calls */
 	__u32 tid;        /* kernel thread id */
+	__u32 pad;
 	struct fp_walk walk;
 };
+
+/* The open calls of one set of probes. `large` is a constant wherever this is used. */
+static __always_inline struct fp_calls *fp_calls_of(struct fp_thread *thread, bool large)
+{
+	return large ? &thread->large_calls : &thread->calls;
+}
 
 #ifdef FP_LEGACY
 /* Thread state by thread id; an entry goes with its thread (fp_exit_done). Allocated in advance, because tracing programs of these
@@ -48,10 +64,10 @@ struct {
 	__type(value, struct fp_thread);
 } new_thread SEC(".maps");
 
-/* Where a probe lies. */
+/* Where a probe lies, and of which set: two may be in at one place. */
 struct fp_site {
 	__u32 tgid;
-	__u32 pad;
+	__u32 large; /* 1 = of those for large blocks alone */
 	__u64 ip;
 };
 
@@ -105,24 +121,26 @@ __noinline int fp_legacy_step(__u32 i)
 }
 
 /* The cookie of the site that the current probe lies at; if it is none of ours, one whose slot does not exist. */
-static __always_inline __u64 fp_cookie(struct pt_regs *regs)
+static __always_inline __u64 fp_cookie(struct pt_regs *regs, bool large)
 {
-	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .ip = FP_PC(regs) };
+	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .large = large, .ip = FP_PC(regs) };
 	__u64 *cookie = bpf_map_lookup_elem(&site_cookies, &site);
 
 	return cookie ? *cookie : ~0ULL;
 }
 
 /* That of the open call whose frame the stack pointer has just left; 0 if the return is of a nested call. */
-static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs)
+static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs, bool large)
 {
 	struct fp_thread *thread = fp_thread_find();
+	struct fp_calls *calls;
 	__u32 top;
 
 	if (!thread)
 		return 0;
-	top = thread->depth - 1;
-	return top < FP_CALLS_MAX && thread->calls[top].sp + FP_RETURN_POPS == FP_SP(regs) ? thread->calls[top].cookie : 0;
+	calls = fp_calls_of(thread, large);
+	top = calls->depth - 1;
+	return top < FP_CALLS_MAX && calls->open[top].sp + FP_RETURN_POPS == FP_SP(regs) ? calls->open[top].cookie : 0;
 }
 #else
 struct {
@@ -154,12 +172,12 @@ static __always_inline void fp_thread_forget(__u32 tid)
 {
 }
 
-static __always_inline __u64 fp_cookie(struct pt_regs *regs)
+static __always_inline __u64 fp_cookie(struct pt_regs *regs, bool large)
 {
 	return bpf_get_attach_cookie(regs);
 }
 
-static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs)
+static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs, bool large)
 {
 	return bpf_get_attach_cookie(regs);
 }

@@ -42,10 +42,11 @@ struct fp_walk {
 	/* Result. */
 	__u64 hash;
 	__u64 need_pc;          /* not 0: ask the daemon for the table of this pc (rate limited here) */
+	__u64 defined;          /* the caller's: what it has been sent to; 0 after each change of the walk */
 	__u32 len;
 	__u32 end;              /* enum fp_unwind_end */
-	__u32 defined;          /* the caller's: what it has been sent to; 0 after each change of the walk */
 	__u32 mm_id;
+	__u32 pad3;
 	struct fp_stack record; /* so that record and frames can be sent in one piece */
 	__u64 frames[FP_FRAMES_MAX];
 

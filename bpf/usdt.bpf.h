@@ -100,7 +100,7 @@ static __always_inline void fp_sample(struct pt_regs *regs, __u64 cookie)
 		return;
 	}
 	if (target->flags & FP_TARGET_STACKS)
-		stack = fp_take_stack(regs, target, thread, cookie);
+		stack = fp_take_stack(regs, target, thread, cookie, fp_entry_sp(regs, cookie));
 	record = FP_RESERVE(struct fp_sample, target, FP_COOKIE_SLOT(cookie), thread->tid, FP_REC_SAMPLE, 0, FP_CNT_LOST_ALLOC);
 	if (!record)
 		return;

@@ -33,8 +33,8 @@ static __always_inline struct fp_call *fp_open_call(void)
 
 	if (!thread)
 		return NULL;
-	top = thread->depth - 1;
-	return top < FP_CALLS_MAX ? &thread->calls[top] : NULL;
+	top = thread->calls.depth - 1;
+	return top < FP_CALLS_MAX ? &thread->calls.open[top] : NULL;
 }
 
 static __always_inline struct fp_target *fp_target_of_current(__u32 *slot)

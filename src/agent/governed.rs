@@ -4,6 +4,7 @@
 //! this thread takes more than its share of a core; all targets, while the agent is above its memory limit.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -68,23 +69,27 @@ pub struct GovernedSample {
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedSample = Arc<Mutex<GovernedSample>>;
 
-/// Starts the thread.
+/// Starts the thread. `sites_store`: folder that keeps the places found in C libraries between runs.
 ///
 /// # Errors
 /// If the system gives no thread.
 pub fn start(
     config: GovernedConfig,
     memory_max_bytes: u64,
+    sites_store: Option<PathBuf>,
     published: Arc<Published>,
     board: Arc<Attributions>,
     sample: SharedSample,
 ) -> std::io::Result<Worker<GovernedConfig>> {
-    Worker::start("fragprof-governor", move |orders| Attribution::new(config, memory_max_bytes, published, board, sample).run(orders))
+    Worker::start("fragprof-governor", move |orders| {
+        Attribution::new(config, memory_max_bytes, sites_store, published, board, sample).run(orders)
+    })
 }
 
 struct Attribution {
     config: GovernedConfig,
     memory_max_bytes: u64,
+    sites_store: Option<PathBuf>,
     published: Arc<Published>,
     board: Arc<Attributions>,
     hand_over_at: Instant,
@@ -103,6 +108,7 @@ impl Attribution {
     fn new(
         config: GovernedConfig,
         memory_max_bytes: u64,
+        sites_store: Option<PathBuf>,
         published: Arc<Published>,
         board: Arc<Attributions>,
         sample: SharedSample,
@@ -112,6 +118,7 @@ impl Attribution {
         Self {
             config,
             memory_max_bytes,
+            sites_store,
             published,
             board,
             hand_over_at: Instant::now() + HAND_OVER_EVERY,
@@ -175,6 +182,8 @@ impl Attribution {
                 ring_bytes: Some(self.config.ring_mib << 20),
                 own_census: false,
                 tables_bytes: u64::from(self.config.tables_mib) << 20,
+                large_blocks: self.config.large_blocks,
+                sites_store: self.sites_store.clone(),
                 ..Options::default()
             };
             match Governed::new(options) {

@@ -133,6 +133,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let governor = governed::start(
         config.governed.clone(),
         config.census.memory_max_mib << 20,
+        config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref()),
         Arc::clone(&published),
         Arc::clone(&attributions),
         state.governed(),

@@ -3,7 +3,7 @@
 use crate::unwind::End;
 
 /// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 24] = [
+pub const DESCRIPTIONS: [(&str, &str); 25] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
@@ -28,12 +28,14 @@ pub const DESCRIPTIONS: [(&str, &str); 24] = [
     ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
     ("unknown_sites", "probe hits whose place is not known: calls lost"),
     ("lost_births", "records of what new blocks held lost because the ring buffer was full: fewer blocks can be known again"),
+    ("hits_small", "hits of probes for large blocks by a small one, which the thread cache had no room or no block for"),
 ];
 
 /// What may become of a probe's hit instead of a record.
-const ACCOUNTED: [&str; 11] = [
+const ACCOUNTED: [&str; 12] = [
     "hits_off",
     "hits_null",
+    "hits_small",
     "unknown_sites",
     "stale_hits",
     "nested_calls",

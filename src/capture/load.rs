@@ -42,6 +42,15 @@ pub(super) fn programs(method: Attach) -> &'static [&'static str] {
     }
 }
 
+/// The programs for large blocks alone, which a governed capture needs besides.
+fn large_programs(method: Attach) -> &'static [&'static str] {
+    match method {
+        Attach::Session => &["large_session"],
+        Attach::Multi => &["large_entry_multi", "large_return_multi"],
+        Attach::PerfEvents | Attach::ByAddress => &["large_entry", "large_return"],
+    }
+}
+
 /// What the kernel turned out to offer, with the reasons for what it did not.
 #[derive(Debug, Clone)]
 pub struct Offer {
@@ -133,7 +142,8 @@ fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<Object> {
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
-        let wanted = governed && GOVERNED.contains(&&*name) && (method == Attach::Session || name != "window_session");
+        let windows = GOVERNED.contains(&&*name) && (method == Attach::Session || name != "window_session");
+        let wanted = governed && (windows || large_programs(method).contains(&&*name));
         program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name) || wanted);
     }
     let object = open.load()?;

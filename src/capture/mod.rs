@@ -10,6 +10,7 @@
 //! caller can report. Threads start only after.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::probe::features::Attach;
@@ -141,6 +142,15 @@ pub struct AttachFile {
 #[derive(Debug, Clone, Copy)]
 pub struct TargetFlags(pub u32);
 
+/// A set of probes: two may be in one process at the same time, each with a slot of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Set {
+    /// Of all calls.
+    Calls,
+    /// For large blocks alone.
+    Large,
+}
+
 /// Records of a target that found their ring full, and calls that never returned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TargetLoss {
@@ -196,6 +206,8 @@ pub struct Capture {
     targets: targets::TargetTable,
     tables: Tables,
     rows: Mutex<usdt::Rows>,
+    /// How often probes for large blocks were put in, into any process.
+    epochs: AtomicU64,
     /// Programs that run for every process: address space, life cycle.
     _machine_wide: Vec<Link>,
 }
@@ -216,7 +228,17 @@ impl Capture {
         let machine_wide = load::attach_machine_wide(&object)?;
         let tables = Tables::new(&object, config.tables_bytes)?;
         let targets = targets::TargetTable::map(&load::map(&object, "targets"))?;
-        Ok(Self { object, offer, rings, slots: Mutex::default(), targets, tables, rows: Mutex::default(), _machine_wide: machine_wide })
+        Ok(Self {
+            object,
+            offer,
+            rings,
+            slots: Mutex::default(),
+            targets,
+            tables,
+            rows: Mutex::default(),
+            epochs: AtomicU64::new(0),
+            _machine_wide: machine_wide,
+        })
     }
 
     /// What the kernel turned out to offer.
@@ -247,6 +269,17 @@ impl Capture {
         Ok(slot)
     }
 
+    /// Registers a process that is a target already a second time: with hits, quota and deadline of its own for another set of probes. What
+    /// befalls the process itself is told of the first.
+    ///
+    /// # Errors
+    /// [`Error::TooManyTargets`].
+    pub fn add_beside(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
+        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: wire::TARGETS_MAX })?;
+        self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
+        Ok(slot)
+    }
+
     /// Takes a process's calls, or not: between the two states its probes may be put in and taken out one by one.
     pub fn switch(&self, slot: Slot, on: bool) {
         self.targets.switch(slot, on);
@@ -266,6 +299,11 @@ impl Capture {
     /// Lets a governed process make so many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel switches it off by itself.
     pub fn open(&self, slot: Slot, quota: u64, deadline_ns: u64) {
         self.targets.open(slot, quota, deadline_ns);
+    }
+
+    /// Lets a governed process make so many hits more from now on, if it is still open: one that has closed by itself stays so.
+    pub fn extend(&self, slot: Slot, quota: u64) {
+        self.targets.extend(slot, quota);
     }
 
     /// Sends what some of a process's blocks hold when they are handed out, or not.
@@ -314,7 +352,16 @@ impl Capture {
     /// # Errors
     /// [`Error::Attach`]; probes of the call that were already in place are out again.
     pub fn attach(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
-        self.attach_with(pid, slot, files, false)
+        self.attach_with(pid, slot, files, Set::Calls, false)
+    }
+
+    /// Puts the probes for large blocks alone into a file, for this process and a slot of its own ([`Capture::add_beside`]).
+    ///
+    /// # Errors
+    /// As [`Capture::attach`].
+    pub fn attach_large(&self, pid: Pid, slot: Slot, file: &AttachFile) -> Result<Attached> {
+        self.targets.begin_epoch(slot, self.epochs.fetch_add(1, Ordering::Relaxed) + 1);
+        self.attach_with(pid, slot, std::slice::from_ref(file), Set::Large, self.offer.method == Attach::Session)
     }
 
     /// As [`Capture::attach`], for a window: one link a file where the kernel has sessions, whatever its sites do.
@@ -322,13 +369,13 @@ impl Capture {
     /// # Errors
     /// As [`Capture::attach`].
     pub fn attach_window(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
-        self.attach_with(pid, slot, files, self.offer.method == Attach::Session)
+        self.attach_with(pid, slot, files, Set::Calls, self.offer.method == Attach::Session)
     }
 
-    fn attach_with(&self, pid: Pid, slot: Slot, files: &[AttachFile], one_link: bool) -> Result<Attached> {
+    fn attach_with(&self, pid: Pid, slot: Slot, files: &[AttachFile], set: Set, one_link: bool) -> Result<Attached> {
         let mut links = Vec::new();
         for file in files.iter().filter(|file| !file.sites.is_empty()) {
-            self.attach_file(pid, slot, file, one_link, &mut links).map_err(|source| Error::Attach {
+            self.attach_file(pid, slot, file, (set, one_link), &mut links).map_err(|source| Error::Attach {
                 pid,
                 path: file.path.display().to_string(),
                 sites: file.sites.len(),
@@ -338,7 +385,14 @@ impl Capture {
         Ok(Attached { links })
     }
 
-    fn attach_file(&self, pid: Pid, slot: Slot, file: &AttachFile, one_link: bool, links: &mut Vec<Link>) -> libbpf_rs::Result<()> {
+    fn attach_file(
+        &self,
+        pid: Pid,
+        slot: Slot,
+        file: &AttachFile,
+        (set, one_link): (Set, bool),
+        links: &mut Vec<Link>,
+    ) -> libbpf_rs::Result<()> {
         let with_slot = |cookie: u64| cookie | u64::from(slot.index) << 32;
         let multi = |sites: &[&AttachSite], retprobe, session| UprobeMultiOpts {
             offsets: sites.iter().map(|site| site.offset.0 as usize).collect(),
@@ -351,6 +405,9 @@ impl Capture {
         let (allocs, frees): (Vec<&AttachSite>, Vec<&AttachSite>) = file.sites.iter().partition(|site| site.with_return);
         let all: Vec<&AttachSite> = file.sites.iter().collect();
         let plan: &[(&str, &[&AttachSite], bool)] = match self.offer.method {
+            _ if one_link && set == Set::Large => &[("large_session", &all, false)],
+            Attach::Multi if set == Set::Large => &[("large_return_multi", &allocs, true), ("large_entry_multi", &all, false)],
+            _ if set == Set::Large => &[("large_return", &allocs, true), ("large_entry", &all, false)],
             _ if one_link => &[("window_session", &all, false)],
             Attach::Session => &[("alloc_session", &allocs, false), ("free_entry_multi", &frees, false)],
             // Returns before entries: an entry without its return probe would look like a call that never returned.
@@ -362,7 +419,7 @@ impl Capture {
             }
         };
         if self.offer.method == Attach::ByAddress {
-            sites::tell(&load::map(&self.object, "site_cookies"), Pid(pid as u32), file, with_slot)?;
+            sites::tell(&load::map(&self.object, "site_cookies"), Pid(pid as u32), file, set, with_slot)?;
         }
         for (name, sites, retprobe) in plan.iter().filter(|(_, sites, _)| !sites.is_empty()) {
             let program = load::program(&self.object, name)?;

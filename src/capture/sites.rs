@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use libbpf_rs::{Map, MapCore as _, MapFlags};
 
-use super::{AttachFile, Slot};
+use super::{AttachFile, Set, Slot};
 use crate::target::Process;
 use crate::units::{Addr, Pid};
 
@@ -12,23 +12,24 @@ use crate::units::{Addr, Pid};
 const SLOT_SHIFT: u32 = 32;
 
 /// `struct fp_site` of thread.bpf.h.
-pub(super) fn key(pid: Pid, address: Addr) -> [u8; 16] {
+pub(super) fn key(pid: Pid, address: Addr, set: Set) -> [u8; 16] {
     let mut key = [0; 16];
     key[..4].copy_from_slice(&pid.0.to_ne_bytes());
+    key[4..8].copy_from_slice(&u32::from(set == Set::Large).to_ne_bytes());
     key[8..].copy_from_slice(&address.0.to_ne_bytes());
     key
 }
 
 /// Enters each address at which the process executes one of the file's sites. The file is known by its inode number alone, because some
 /// file systems show another device in `/proc/PID/maps` than by `stat`: an entry too many names a place where no probe is.
-pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, with_slot: impl Fn(u64) -> u64) -> libbpf_rs::Result<()> {
+pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, set: Set, with_slot: impl Fn(u64) -> u64) -> libbpf_rs::Result<()> {
     let failed = |what: String| libbpf_rs::Error::from(std::io::Error::other(what));
     let inode = std::fs::metadata(&file.path).map_err(libbpf_rs::Error::from)?.ino();
     let maps = Process::open(pid).and_then(|process| process.maps()).map_err(|error| failed(error.to_string()))?;
     for mapping in maps.executable_files().filter(|mapping| mapping.inode == inode) {
         for site in &file.sites {
             if let Some(address) = mapping.address_of(site.offset) {
-                map.update(&key(pid, address), &with_slot(site.cookie).to_ne_bytes(), MapFlags::ANY)?;
+                map.update(&key(pid, address, set), &with_slot(site.cookie).to_ne_bytes(), MapFlags::ANY)?;
             }
         }
     }

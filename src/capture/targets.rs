@@ -103,6 +103,17 @@ impl TargetTable {
         self.switch(slot, true);
     }
 
+    /// Allows the target so many hits more from now on, and leaves the rest as it is: what closed by itself meanwhile stays closed.
+    pub fn extend(&self, slot: Slot, quota: u64) {
+        let row = self.row(slot);
+        row.quota_end.store(row.hits.load(Ordering::Relaxed).saturating_add(quota), Ordering::Release);
+    }
+
+    /// Tells the programs that probes for large blocks are put in anew.
+    pub fn begin_epoch(&self, slot: Slot, epoch: u64) {
+        self.row(slot).epoch.store(epoch, Ordering::Release);
+    }
+
     /// Sets how many first touches a recorded one stands for; 0 = none is recorded.
     pub fn touch_interval(&self, slot: Slot, interval: u64) {
         self.row(slot).touch_interval.store(interval, Ordering::Relaxed);

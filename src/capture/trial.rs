@@ -9,7 +9,7 @@ use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, UprobeMultiOpts, 
 use super::slots::Slot;
 use super::targets::TargetTable;
 use super::wire::{TARGET_GOVERNED, TARGETS_MAX};
-use super::{floor, load, sites};
+use super::{Set, floor, load, sites};
 use crate::probe::features::Attach;
 use crate::probe::functions::Op;
 use crate::units::{Addr, Pid};
@@ -45,7 +45,7 @@ pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<()> {
 fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64) -> libbpf_rs::Result<()> {
     let cookie = Op::Alloc as u64 | u64::from(SLOT.index) << 32;
     let program = load::program(object, load::programs(method)[0])?;
-    let key = sites::key(pid, Addr(address));
+    let key = sites::key(pid, Addr(address), Set::Calls);
     let link = match method {
         Attach::PerfEvents | Attach::ByAddress => {
             if method == Attach::ByAddress {

@@ -252,7 +252,9 @@ pub struct TargetRow {
     pub closed_ns: AtomicU64,
     /// When the window is over, CLOCK_MONOTONIC ns.
     pub deadline_ns: AtomicU64,
-    spare: [AtomicU64; 3],
+    /// Of probes for large blocks: another number each time that they are put in.
+    pub epoch: AtomicU64,
+    spare: [AtomicU64; 2],
 }
 
 const _: () = {

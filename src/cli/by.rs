@@ -11,7 +11,8 @@ use crate::profile::{Profile, ValueKind};
 /// The value to rank stacks by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// Bytes in use at the end: of the whole heap where a census read it, else of the recording; of windows, what is confirmed
+    /// Bytes in use at the end: of the whole heap where a census read it, else of the recording; under a budget, of blocks above 1 KiB,
+    /// else what is confirmed
     Live,
     /// Bytes allocated during the recording
     Allocated,
@@ -37,6 +38,7 @@ impl By {
         match self {
             Self::Live => vec![
                 view(ValueKind::LiveSpace, Some(ValueKind::LiveObjects), "LIVE", "live bytes"),
+                view(ValueKind::LargeSpace, Some(ValueKind::LargeObjects), "LIVE >1K", "live bytes of blocks above 1 KiB"),
                 view(ValueKind::ConfirmedSpace, Some(ValueKind::SameObjects), "LIVE ≥", "bytes confirmed to live"),
                 view(ValueKind::InuseSpace, Some(ValueKind::InuseObjects), "LIVE", "live bytes"),
             ],

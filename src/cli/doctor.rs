@@ -10,11 +10,13 @@ use crate::capture::tables::{FileStatus, TableState};
 use crate::error::{ExitStatus, Failed};
 use crate::probe::emitter::{Emitter, Emitters, Finder};
 use crate::probe::features::{Capability, Features, Support};
+use crate::probe::large::SEEN_FROM_BYTES;
 use crate::probe::plan::{FilePlan, Plan, PlanError, SitePlan, plan};
 use crate::probe::register::Register;
 use crate::profile::sanitize::terminal;
+use crate::recorder::governed::large_places;
 use crate::target::process::{Process, TargetError};
-use crate::units::Pid;
+use crate::units::{Pid, grouped};
 
 /// Show what this kernel, these permissions and a process allow.
 #[derive(Debug, Args)]
@@ -171,7 +173,11 @@ fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Res
     for note in &plan.notes {
         writeln!(out, "  note: {}", terminal(note))?;
     }
-    Ok(())
+    let from = format!("blocks from {} bytes on", grouped(SEEN_FROM_BYTES));
+    match large_places(process, plan) {
+        Ok(places) => writeln!(out, "  {from}: each passes one of {places} places that small ones do not, or a function that is probed"),
+        Err(reason) => writeln!(out, "  {from} cannot be watched by themselves: {}", terminal(&reason)),
+    }
 }
 
 /// What the process tells of its allocations by itself, and what it costs that it does not.
@@ -319,6 +325,10 @@ fn process_json(process: &Process, plan: &Plan, tables: Option<&[FileStatus]>) -
         "inner_pid": process.inner_pid(),
         "comm": process.comm(),
         "notes": plan.notes,
+        "large_blocks": match large_places(process, plan) {
+            Ok(places) => json!({ "from_bytes": SEEN_FROM_BYTES, "places": places }),
+            Err(reason) => json!({ "from_bytes": SEEN_FROM_BYTES, "refused": reason }),
+        },
         "files": plan.files.iter().map(file_json).collect::<Vec<_>>(),
     })
 }

@@ -46,6 +46,9 @@ pub struct RecordArgs {
     /// Share of its time that a process may lose in governed mode, such as 1% or 0.5%
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "1%")]
     pub budget: f64,
+    /// In governed mode, do not keep books of blocks above 1 KiB beside the windows: only windows then tell of them
+    #[arg(long, hide_short_help = true)]
+    pub no_large_blocks: bool,
     /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.pb.gz")]
     pub output: PathBuf,
@@ -216,7 +219,12 @@ const ALLOCATOR_WITHIN: Duration = Duration::from_secs(5);
 const TABLES_WITHIN: Duration = Duration::from_secs(5);
 
 fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
-    let options = GovernedOptions { budget: args.budget, ring_bytes: args.buffer_kib.map(|kib| kib << 10), ..GovernedOptions::default() };
+    let options = GovernedOptions {
+        budget: args.budget,
+        ring_bytes: args.buffer_kib.map(|kib| kib << 10),
+        large_blocks: !args.no_large_blocks,
+        ..GovernedOptions::default()
+    };
     let mut governed = Governed::new(options).map_err(failed)?;
     let mut command = None;
     if args.command.is_empty() {
@@ -271,6 +279,9 @@ fn governed_summary(profile: &Profile, args: &RecordArgs) -> String {
     let mut text = String::new();
     for governed in &profile.meta.governed {
         text.push_str(&format!("fragprof: {}\n", crate::profile::text::governed(governed)));
+        if let Some(large) = governed.large_blocks.as_ref().and_then(crate::profile::text::large_blocks) {
+            text.push_str(&format!("fragprof: {large}\n"));
+        }
     }
     for doubt in &profile.meta.doubts {
         text.push_str(&format!("fragprof: doubt: {doubt}\n"));

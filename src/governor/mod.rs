@@ -13,6 +13,7 @@
 
 pub mod cost;
 pub mod estimate;
+pub mod large;
 pub mod observer;
 pub mod pace;
 pub mod random;
@@ -24,6 +25,7 @@ mod simulation;
 
 pub use cost::HitCosts;
 pub use estimate::{Estimate, Estimator, StackEstimate};
+pub use large::{LargePace, Left};
 pub use observer::{Tally, ThreadTime, WindowObserver};
 pub use pace::{Pace, Tier, WindowCost};
 pub use retention::Retention;

@@ -30,6 +30,8 @@ const PERIOD_MAX_S: f64 = 3600.0;
 const PERIOD_MIN_LENGTHS: f64 = 5.0;
 /// Shortest period at all: going in and out takes a tenth of a second, in which no other window can begin.
 pub const PERIOD_MIN_S: f64 = 1.0;
+/// Of the budget, what may be reserved: windows are never without any.
+const RESERVED_MAX: f64 = 0.9;
 /// Budgets below this give no window within [`PERIOD_MAX_S`].
 const BUDGET_MIN: f64 = 1e-5;
 
@@ -91,6 +93,8 @@ pub struct Pace {
     debt_s: f64,
     tier: Tier,
     period_min_s: f64,
+    /// Share of the time that something else takes of the budget.
+    reserved: f64,
 }
 
 impl Pace {
@@ -108,7 +112,14 @@ impl Pace {
             debt_s: 0.0,
             tier: Tier::Full,
             period_min_s: PERIOD_MIN_S,
+            reserved: 0.0,
         }
+    }
+
+    /// Share of its time that the target loses to other probes from now on (their cost is told by [`also_lost`](Self::also_lost)): windows
+    /// get what is left of the budget.
+    pub fn set_reserved(&mut self, share: f64) {
+        self.reserved = share.clamp(0.0, self.budget * RESERVED_MAX);
     }
 
     /// The shortest period from now on: of many targets each gets fewer windows, because they go in and out one after the other.
@@ -229,7 +240,7 @@ impl Pace {
             let cost_s = lost * class.length_s() + self.around_s;
             (
                 class,
-                (cost_s / self.budget * strain)
+                (cost_s / (self.budget - self.reserved) * strain)
                     .clamp(self.period_min_s.max(PERIOD_MIN_LENGTHS * class.length_s()).min(PERIOD_MAX_S), PERIOD_MAX_S),
             )
         };
@@ -311,6 +322,18 @@ mod tests {
         assert_eq!(pace.tier(), Tier::Full);
         pace.spent(WindowCost { allocations: 50_000, frees: 50_000, hits_around: 0, open_s: 1.0, tier: Tier::Full });
         assert_eq!(pace.tier(), Tier::Windows);
+    }
+
+    #[test]
+    fn windows_get_what_other_probes_leave_of_the_budget() {
+        let mut pace = run(0.01, 1e6, 3_000.0).1;
+        let before = pace.periods();
+        pace.set_reserved(0.005);
+        for ((_, before_s), (_, after_s)) in before.iter().zip(pace.periods()).filter(|((_, before_s), _)| *before_s > PERIOD_MIN_S) {
+            assert!((after_s / before_s - 2.0).abs() < 1e-6, "{before_s} {after_s}");
+        }
+        pace.set_reserved(1.0);
+        assert!(pace.periods().iter().all(|(_, period_s)| period_s.is_finite() && *period_s > 0.0));
     }
 
     #[test]

@@ -13,6 +13,15 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
         }
         family
     };
+    let mut large_live = Family::gauge(
+        "fragprof_process_large_blocks_live_bytes",
+        "Bytes of live blocks above 1 KiB, of those handed out since each is seen. Counted, by what they can hold. No series while they are not watched.",
+    );
+    for (comm, status) in &sample.targets {
+        if let Some(bytes) = status.large.live_bytes {
+            large_live.add(&[("pid", &status.pid.to_string()), ("comm", comm)], bytes as f64);
+        }
+    }
     let now = |of: fn(&crate::recorder::governed::Status) -> u64| sample.targets.iter().map(|(_, status)| of(status)).sum::<u64>();
     let total = |index: usize, of| (sample.past[index] + now(of)) as f64;
     vec![
@@ -50,6 +59,19 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
             Family::counter("fragprof_process_rare_event_seconds_total", "Time that a process is estimated to have lost to the stacks of rare events, at the measured cost of an allocation's stack. It counts against its budget."),
             |status| status.rare_events_s,
         ),
+        each(
+            Family::gauge("fragprof_process_large_blocks_watched", "1 while each block above 1 KiB of a process in windows is seen, so that live bytes by stack of such blocks are known; 0 where that is not possible or does not fit the budget."),
+            |status| f64::from(u8::from(status.large.kept)),
+        ),
+        large_live,
+        each(
+            Family::counter("fragprof_process_large_blocks_seconds_total", "Time that a process is estimated to have lost to the probes for blocks above 1 KiB. It counts against its budget."),
+            |status| status.large.lost_s,
+        ),
+        each(
+            Family::counter("fragprof_process_large_blocks_left_total", "Times that blocks above 1 KiB of a process were no longer watched, because they came too often or records were lost."),
+            |status| status.large.times_left as f64,
+        ),
         Family::counter(
             "fragprof_governor_windows_total",
             "Windows, by how they ended: at their time, early by their quota (a burst), or left out because records were lost.",
@@ -78,7 +100,7 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::recorder::governed::Status;
+    use crate::recorder::governed::{LargeStatus, Status};
     use crate::units::Pid;
 
     #[test]
@@ -96,6 +118,7 @@ mod tests {
             windows_lossy: 0,
             rare_events: 40,
             rare_events_s: 0.0001,
+            large: LargeStatus { kept: true, live_bytes: Some(4096), hits: 10, lost_s: 0.25, times_left: 1 },
         };
         let sample = GovernedSample { targets: vec![("a".into(), status)], past: [5, 1, 0], ..GovernedSample::default() };
         let text = crate::metrics::text(families(&sample)).unwrap();
@@ -104,6 +127,10 @@ mod tests {
             "fragprof_process_budget_ratio{pid=\"7\",comm=\"a\"} 0.01",
             "fragprof_process_rare_events_total{pid=\"7\",comm=\"a\"} 40",
             "fragprof_process_rare_event_seconds_total{pid=\"7\",comm=\"a\"} 0.0001",
+            "fragprof_process_large_blocks_watched{pid=\"7\",comm=\"a\"} 1",
+            "fragprof_process_large_blocks_live_bytes{pid=\"7\",comm=\"a\"} 4096",
+            "fragprof_process_large_blocks_seconds_total{pid=\"7\",comm=\"a\"} 0.25",
+            "fragprof_process_large_blocks_left_total{pid=\"7\",comm=\"a\"} 1",
             "fragprof_governor_windows_total{end=\"time\"} 12",
             "fragprof_governor_windows_total{end=\"quota\"} 3",
         ] {

@@ -19,6 +19,7 @@ use crate::fragmentation::verdict::judge;
 use crate::profile::ValueKind;
 use crate::profile::testing::shop;
 use crate::recorder::Heard;
+use crate::recorder::governed::LargeStatus;
 use crate::target::ProcessId;
 use crate::target::container::{CgroupMemory, Container};
 use crate::units::Pid;
@@ -88,6 +89,7 @@ fn tiers(now: Instant) -> String {
         windows_lossy: 0,
         rare_events: 0,
         rare_events_s: 0.0,
+        large: LargeStatus { live_bytes: Some(0), ..LargeStatus::default() },
     };
     let heard = Heard {
         process: ProcessId { pid: Pid(1), start_ticks: 1 },

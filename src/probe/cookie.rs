@@ -3,6 +3,7 @@
 //! Layout: `FP_COOKIE_*` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
 
 use super::functions::{Function, FunctionId, Op};
+use super::large::{Holds, LargeSite};
 use super::register::Register;
 
 /// FP_NO_REG: the call has no such argument.
@@ -59,6 +60,28 @@ impl Cookie {
         };
         Some((cookie, (word >> 32 & 0xffff) as u16))
     }
+}
+
+/// What passes a size-selective site. Values are `enum fp_op` of bpf/fragprof.h, behind those of [`Op`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LargeOp {
+    /// A new block.
+    Alloc = 6,
+    /// A block that is freed.
+    Free = 7,
+}
+
+/// The word of a size-selective site for a target's slot. `function`: what its records are counted as.
+#[must_use]
+pub fn encode_large(op: LargeOp, function: FunctionId, site: &LargeSite, slot: u16) -> u64 {
+    op as u64
+        | u64::from(function.0) << 8
+        | NO_REGISTER << 16
+        | NO_REGISTER << 21
+        | (u64::from(site.register.0) & NO_REGISTER) << 26
+        | u64::from(slot) << 32
+        | u64::from(site.holds == Holds::Chunk) << 58
 }
 
 #[cfg(test)]
@@ -136,6 +159,18 @@ mod tests {
             )
             .unwrap();
         }
+        for (op, holds, slot) in [(LargeOp::Alloc, Holds::Block, 0u16), (LargeOp::Free, Holds::Chunk, 1023)] {
+            let site = LargeSite { vaddr: 0, offset: 0, register: Register(3), holds };
+            let word = encode_large(op, FunctionId(9), &site, slot);
+            writeln!(
+                source,
+                "c = {word}ULL; printf(\"%u %u %u %u %u %u\\n\", FP_COOKIE_OP(c), FP_COOKIE_FUNCTION(c), FP_COOKIE_PTR_REG(c), \
+                 FP_COOKIE_SLOT(c), FP_COOKIE_SP_WORDS(c), FP_COOKIE_HOLDS_CHUNK(c));"
+            )
+            .unwrap();
+            writeln!(expected, "{} 9 3 {slot} 0 {}", op as u8, u8::from(holds == Holds::Chunk)).unwrap();
+        }
+        source.push_str("_Static_assert(FP_OP_LARGE_ALLOC == 6 && FP_OP_LARGE_FREE == 7, \"\");\n");
         source.push_str("_Static_assert(FP_OP_ALLOC == 1 && FP_OP_FREE == 2 && FP_OP_REALLOC == 3 && FP_OP_POSIX_MEMALIGN == 4 && FP_OP_XALLOCX == 5 && FP_NO_REG == 0x1f, \"\");\nreturn 0; }\n");
         let (c, program) = (directory.path().join("cookie.c"), directory.path().join("cookie"));
         std::fs::write(&c, source).unwrap();

@@ -5,6 +5,7 @@
 //! target::detect (who is there) ─────────┼→ plan (sites to attach, per file)
 //! placement (which instruction) ─────────┘        cookie (what a site tells the program)
 //! features (how to attach) ── decides ──→ capture
+//! large (instructions that only large blocks pass) ──→ cookie
 //! ```
 
 pub mod branches;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::governor::retention::is_flagged;
 
 /// Number of kinds; the length of [`Values`].
-pub const KINDS: usize = 22;
+pub const KINDS: usize = 24;
 
 /// One kind of value. The order is that of the pprof sample types and stable: the first seven are fixed, extra ones come after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,6 +58,10 @@ pub enum ValueKind {
     /// Bytes of a flagged stack that are confirmed to live, at least: those of blocks found the same, not scaled, less what may be a mistake. At
     /// [`UNATTRIBUTED`](super::UNATTRIBUTED) what is left of the census's live bytes.
     ConfirmedSpace,
+    /// Large blocks (above 1 KiB in glibc) outstanding at the end, of those handed out since they have been watched without a gap. A count.
+    LargeObjects,
+    /// Bytes that these blocks can hold. Counted, not estimated.
+    LargeSpace,
 }
 
 impl ValueKind {
@@ -85,6 +89,8 @@ impl ValueKind {
         Self::InformativeObjects,
         Self::SameObjects,
         Self::ConfirmedSpace,
+        Self::LargeObjects,
+        Self::LargeSpace,
     ];
 
     /// Bytes that outlived each of the governor's ages.
@@ -118,6 +124,8 @@ impl ValueKind {
             Self::InformativeObjects => "informative_objects",
             Self::SameObjects => "same_objects",
             Self::ConfirmedSpace => "confirmed_space",
+            Self::LargeObjects => "large_objects",
+            Self::LargeSpace => "large_space",
         }
     }
 
@@ -130,7 +138,8 @@ impl ValueKind {
             | Self::LiveObjects
             | Self::SampledObjects
             | Self::InformativeObjects
-            | Self::SameObjects => "count",
+            | Self::SameObjects
+            | Self::LargeObjects => "count",
             _ => "bytes",
         }
     }
@@ -160,6 +169,8 @@ impl ValueKind {
             Self::InformativeObjects => "informative_survivors",
             Self::SameObjects => "same_survivors",
             Self::ConfirmedSpace => "confirmed_bytes",
+            Self::LargeObjects => "large_allocations",
+            Self::LargeSpace => "large_bytes",
         }
     }
 
@@ -175,13 +186,21 @@ impl ValueKind {
 
     /// Whether it is what was seen even in a mode that estimates: it has no error, and its key no `_est`.
     pub fn is_seen(self) -> bool {
-        matches!(self, Self::SampledObjects | Self::InformativeObjects | Self::SameObjects | Self::ConfirmedSpace)
+        matches!(
+            self,
+            Self::SampledObjects
+                | Self::InformativeObjects
+                | Self::SameObjects
+                | Self::ConfirmedSpace
+                | Self::LargeObjects
+                | Self::LargeSpace
+        )
     }
 
     /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown beside another.
     pub fn by(self) -> Option<&'static str> {
         match self {
-            Self::InuseSpace | Self::LiveSpace | Self::ConfirmedSpace => Some("live"),
+            Self::InuseSpace | Self::LiveSpace | Self::LargeSpace | Self::ConfirmedSpace => Some("live"),
             Self::TouchedSpace => Some("touched"),
             Self::AllocSpace => Some("allocated"),
             Self::SurvivorSpace => Some("survivors"),
@@ -199,11 +218,12 @@ impl ValueKind {
     }
 
     /// The kind that answers the same question best in a profile that measured these: live bytes of the whole heap before those of the
-    /// recording, and what is confirmed where neither is known.
+    /// recording, those of large blocks where neither is known, and else what is confirmed.
     #[must_use]
     pub fn best_in(self, kinds: KindSet) -> Self {
         match self {
             Self::InuseSpace if kinds.contains(Self::LiveSpace) => Self::LiveSpace,
+            Self::InuseSpace if kinds.contains(Self::LargeSpace) => Self::LargeSpace,
             Self::InuseSpace if kinds.contains(Self::ConfirmedSpace) => Self::ConfirmedSpace,
             _ => self,
         }

@@ -192,6 +192,39 @@ pub struct Governed {
     pub allocations_seen: u64,
     /// Windows of equal weight that tell of the survivor age: what a confidence interval's degrees of freedom come from.
     pub effective_windows: f64,
+    /// Its large blocks, watched all the time beside the windows. `None` = of an older fragprof.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub large_blocks: Option<LargeBlocks>,
+}
+
+/// How the large blocks of a process were watched under a budget: every one from a moment on, or none.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LargeBlocks {
+    /// `kept`, `tried` (the first second), `left` (too dear, tried again later) or `none` (not possible here).
+    pub state: String,
+    /// Why they were left, or not possible; empty otherwise.
+    pub reason: String,
+    /// Since when every one has been seen, in seconds after the process was first watched. `None` = not now. Older ones are in no value.
+    pub since_s: Option<f64>,
+    /// Blocks of at least this many bytes are seen.
+    pub from_bytes: u64,
+    /// Bytes that those which live can hold.
+    pub live_bytes: u64,
+    /// Their number.
+    pub live_allocations: u64,
+    /// What that is of the heap's live bytes by its last census. `None` = no census could tell.
+    pub of_live_ratio: Option<f64>,
+    /// Blocks freed since that were handed out before.
+    pub freed_from_before: u64,
+    /// Share of its time that the process is estimated to have lost to them; part of its slowdown.
+    pub slowdown_ratio_est: f64,
+    /// Times that they were tried.
+    pub trials: u64,
+    /// Times that they were left again.
+    pub times_left: u64,
+    /// Blocks that were known when they were left, and dropped.
+    pub dropped: u64,
 }
 
 /// What a profile says about itself. Travels as one JSON object in a comment of the pprof file, so new fields need a default.

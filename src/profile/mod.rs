@@ -26,5 +26,5 @@ pub mod tree;
 
 pub use histogram::PowerCounts;
 pub use kind::{KindSet, StandardErrors, ValueKind, Values};
-pub use meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Metadata, Mode, Process};
+pub use meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, LargeBlocks, Metadata, Mode, Process};
 pub use model::{BEFORE_ATTACH, Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};

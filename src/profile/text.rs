@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::diff::{Diff, DiffRow};
 use super::kind::ValueKind;
-use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Metadata, Mode, Process};
+use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, LargeBlocks, Metadata, Mode, Process};
 use super::model::{BEFORE_ATTACH, Frame, Profile, Stack, UNATTRIBUTED};
 use super::page::{Layout, Page, Tone, bytes, percent};
 use super::sanitize;
@@ -170,6 +170,9 @@ fn header(page: &mut Page, profile: &Profile) {
     }
     for governed in meta.governed.iter().take(PROCESSES_SHOWN_MAX) {
         page.field("watched", &self::governed(governed));
+        if let Some(text) = governed.large_blocks.as_ref().and_then(large_blocks) {
+            page.field("", &text);
+        }
     }
     if let Some(age_s) = meta.survivor_age_s.filter(|_| has(ValueKind::SurvivorSpace)) {
         let text = format!("{} outlived {age_s} s", with_error(ValueKind::SurvivorSpace));
@@ -276,6 +279,30 @@ pub fn governed(governed: &Governed) -> String {
         );
     }
     text
+}
+
+/// How the large blocks of a process were watched; `None` where nothing is to be said: they were not meant to be, or all were.
+pub fn large_blocks(large: &LargeBlocks) -> Option<String> {
+    let who = format!("blocks from {} bytes on", grouped(large.from_bytes));
+    if let Some(since_s) = large.since_s {
+        let mut text = format!(
+            "{who}: each since {since_s:.1} s; {} live in {}",
+            HumanBytes(large.live_bytes),
+            counted(large.live_allocations, "block")
+        );
+        if let Some(ratio) = large.of_live_ratio {
+            let _ = write!(text, ", {:.0}% of the heap's live bytes by its last census", ratio * 100.0);
+        }
+        let _ = write!(text, "; {} from before freed since", grouped(large.freed_from_before));
+        let _ = write!(text, "; {:.2}% of its time est.", large.slowdown_ratio_est * 100.0);
+        return Some(text);
+    }
+    let tried = if large.trials > 0 { format!(", tried {}", times(large.trials)) } else { String::new() };
+    (!large.reason.is_empty()).then(|| format!("{who}: not each is seen{tried}: {}", sanitize::terminal(&large.reason)))
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{} times", grouped(count)) }
 }
 
 /// A percentage that says 100 only of the whole.
@@ -510,6 +537,30 @@ mod tests {
         assert_eq!(utc(951_782_400_000_000_000), "2000-02-29 00:00:00 UTC");
         assert_eq!(utc(1_795_257_600_000_000_000), "2026-11-21 10:40:00 UTC");
         assert_eq!(utc(4_107_542_400_000_000_000), "2100-03-01 00:00:00 UTC");
+    }
+
+    #[test]
+    fn large_blocks_are_told_of_since_when_or_why_not() {
+        let kept = LargeBlocks {
+            state: "kept".into(),
+            since_s: Some(1.25),
+            from_bytes: 1033,
+            live_bytes: 3 << 20,
+            live_allocations: 1200,
+            of_live_ratio: Some(0.84),
+            freed_from_before: 7,
+            slowdown_ratio_est: 0.0031,
+            ..LargeBlocks::default()
+        };
+        let text = large_blocks(&kept).unwrap_or_default();
+        for part in ["1,033 bytes", "each since 1.2 s", "3.00 MiB live in 1,200 blocks", "84% of the heap's live", "7 from before", "0.31%"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let left = LargeBlocks { state: "left".into(), reason: "a burst\x1b".into(), trials: 3, ..LargeBlocks::default() };
+        let text = large_blocks(&left).unwrap_or_default();
+        assert!(text.contains("tried 3 times: a burst") && !text.contains('\x1b'), "{text}");
+        assert_eq!(large_blocks(&LargeBlocks::default()), None, "nothing is to be said");
     }
 
     #[test]

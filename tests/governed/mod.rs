@@ -4,6 +4,7 @@ mod cost;
 mod cycles;
 mod estimates;
 pub mod harm;
+mod large;
 mod retention;
 
 use std::path::{Path, PathBuf};

@@ -139,6 +139,8 @@ pub struct GovernedConfig {
     pub tables_mib: u32,
     /// Kernel memory for the ring buffer, MiB.
     pub ring_mib: u32,
+    /// Whether blocks above 1 KiB are watched all the time beside the windows, where that fits the budget.
+    pub large_blocks: bool,
     /// Other budgets, by command name; the first that fits counts.
     pub overrides: Vec<BudgetRule>,
 }
@@ -163,6 +165,7 @@ impl Default for GovernedConfig {
             cpu_percent: 2.0,
             tables_mib: 64,
             ring_mib: 8,
+            large_blocks: true,
             overrides: Vec::new(),
         }
     }

@@ -40,6 +40,16 @@ impl OpenWindow {
     }
 }
 
+/// Every large block of a process since probes for them are in.
+pub struct LargeBook {
+    /// The slot of these probes.
+    pub slot: Slot,
+    /// Since when, CLOCK_MONOTONIC ns.
+    pub since_ns: u64,
+    /// The blocks. Stacks are named in the process's book.
+    pub ledger: Ledger,
+}
+
 /// A governed process as its records show it.
 pub struct Book {
     /// Whose it is.
@@ -48,6 +58,8 @@ pub struct Book {
     pub stacks: Ledger,
     /// Every block since the process is traced in full; `None` while it is not.
     pub live: Option<Ledger>,
+    /// Every large block, while there are probes for them; `None` while not.
+    pub large: Option<LargeBook>,
     /// The open window, or the piece of a full trace.
     pub window: Option<OpenWindow>,
     /// The mappings, kept up to date by the records.
@@ -73,6 +85,7 @@ impl Book {
             slot,
             stacks: Ledger::new(now_ns, StackLimits::default()),
             live: None,
+            large: None,
             window: None,
             extents: Extents::new(mappings),
             growth: GrowthSpace::default(),
@@ -151,6 +164,27 @@ impl Book {
         }
     }
 
+    /// Takes a record of the probes for large blocks.
+    fn apply_large(&mut self, record: &Record<'_>, time_ns: u64) {
+        if let Body::Stack { hash, frames, end } = record.body {
+            self.stacks.apply(&Event::DefineStack { hash, frames, end });
+        }
+        // What was sent before these probes went in is of an earlier trial.
+        let Some(large) = self.large.as_mut().filter(|large| time_ns >= large.since_ns) else { return };
+        let tid = record.head.tid;
+        let stack = StackHash(0);
+        let event = match record.body {
+            Body::Alloc { addr, size, stack } => {
+                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns, function: record.head.function }
+            }
+            Body::Free { addr, .. } => Event::Free { addr, stack, tid, time_ns },
+            Body::ReallocFree { addr } => Event::ReallocFree { addr, stack, tid, time_ns },
+            Body::ReallocFail { addr } => Event::ReallocFail { addr, tid },
+            _ => return,
+        };
+        large.ledger.apply(&event);
+    }
+
     fn window_at(&mut self, time_ns: u64) -> Option<&mut OpenWindow> {
         self.window.as_mut().filter(|window| time_ns <= window.close_ns)
     }
@@ -167,8 +201,10 @@ impl Book {
     }
 
     fn changed(&mut self, change: VmChange, stack: StackHash, time_ns: u64) {
-        if let (VmChange::Munmap { addr, len }, Some(live)) = (change, &mut self.live) {
-            live.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
+        if let VmChange::Munmap { addr, len } = change {
+            for live in self.live.iter_mut().chain(self.large.as_mut().map(|large| &mut large.ledger)) {
+                live.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
+            }
         }
         let Some(event) = vm_event(change) else { return };
         let grown_bytes = self.extents.apply(&event).grown_bytes;
@@ -189,8 +225,47 @@ impl Book {
 pub struct Books {
     /// By slot.
     pub of: HashMap<u16, Book>,
+    /// The slots of probes for large blocks, each with that of its process and its own generation. They stay while the process is watched:
+    /// a stack is defined once.
+    large: HashMap<u16, (u16, u32)>,
     /// Every record sent before this time has been read, CLOCK_MONOTONIC ns.
     pub read_up_to_ns: u64,
+}
+
+impl Books {
+    /// From now on records of these probes go into the books of the process that has this slot.
+    pub fn begin_large(&mut self, owner: u16, large: LargeBook) {
+        if let Some(book) = self.of.get_mut(&owner) {
+            self.large.insert(large.slot.index, (owner, large.slot.generation));
+            book.large = Some(large);
+        }
+    }
+
+    /// What was known of a process's large blocks.
+    pub fn end_large(&mut self, owner: u16) -> Option<LargeBook> {
+        self.of.get_mut(&owner)?.large.take()
+    }
+
+    /// Takes a process's book out.
+    pub fn close(&mut self, owner: u16) -> Option<Book> {
+        self.large.retain(|_, (of, _)| *of != owner);
+        self.of.remove(&owner)
+    }
+
+    /// Takes a record; the slot of the process that it is of, `None` if nobody knows it.
+    pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) -> Option<u16> {
+        let slot = record.head.slot;
+        if let Some(book) = self.of.get_mut(&slot) {
+            if !record.head.is_of(book.slot.generation) {
+                return None;
+            }
+            book.apply(record, time_ns);
+            return Some(slot);
+        }
+        let (owner, _) = self.large.get(&slot).copied().filter(|(_, generation)| record.head.is_of(*generation))?;
+        self.of.get_mut(&owner)?.apply_large(record, time_ns);
+        Some(owner)
+    }
 }
 
 /// Books that the ring's thread and the driver share.

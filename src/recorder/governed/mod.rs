@@ -7,10 +7,11 @@
 //!                    └── detach thread: takes probes out, 90 ms each
 //! ```
 //!
-//! Between windows no probe is in a target. The rare events (growth of the heap, first touches of its pages) come from tracepoints.
+//! Between windows no probe is in a target, but for those that only large blocks pass, while they fit the budget ([`large`]). The rare events (growth of the heap, first touches of its pages) come from tracepoints.
 
 mod books;
 mod calibrate;
+mod large;
 mod looks;
 mod profile;
 mod reaper;
@@ -18,12 +19,15 @@ mod sink;
 mod target;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use books::{Book, SharedBooks, lock};
+use books::{Book, LargeBook, SharedBooks, lock};
+use large::KnownSites;
+pub use large::large_places;
 use reaper::Reaper;
 use sink::{BookSink, Notice};
 pub use target::process_cpu_ns;
@@ -76,6 +80,10 @@ pub struct Options {
     pub tables_bytes: u64,
     /// Shortest time that a window of one target may stand for, in seconds.
     pub period_min_s: f64,
+    /// Keep the books of large blocks all the time, where the allocator has places that only they pass and the budget allows it.
+    pub large_blocks: bool,
+    /// Folder that keeps the places found in C libraries between runs; `None` = none does.
+    pub sites_store: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -87,6 +95,8 @@ impl Default for Options {
             own_census: true,
             tables_bytes: capture::TABLES_BYTES,
             period_min_s: PERIOD_MIN_S,
+            large_blocks: true,
+            sites_store: None,
         }
     }
 }
@@ -118,6 +128,23 @@ pub struct Status {
     pub rare_events: u64,
     /// Seconds that it is estimated to have lost to them; they count against its budget.
     pub rare_events_s: f64,
+    /// Its large blocks.
+    pub large: LargeStatus,
+}
+
+/// How the large blocks of a process are being watched, for metrics.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LargeStatus {
+    /// Whether each of them is seen.
+    pub kept: bool,
+    /// Bytes that those which live can hold, of those handed out since; `None` = not known.
+    pub live_bytes: Option<u64>,
+    /// Hits of their probes.
+    pub hits: u64,
+    /// Seconds that the process is estimated to have lost to them; they count against its budget.
+    pub lost_s: f64,
+    /// Times that they were left again.
+    pub times_left: u64,
 }
 
 /// The driver. Everything that attaches runs on the thread that calls it.
@@ -129,6 +156,7 @@ pub struct Governed {
     capture: Capture,
     planner: Planner,
     snapshots: Snapshots,
+    known_sites: KnownSites,
     options: Options,
     costs: HitCosts,
     uncalibrated: Option<String>,
@@ -182,6 +210,7 @@ impl Governed {
             capture,
             planner,
             snapshots: Snapshots::default(),
+            known_sites: KnownSites::new(options.sites_store.clone()),
             options,
             costs,
             uncalibrated,
@@ -222,8 +251,8 @@ impl Governed {
         let slot = self.capture.add_target(pid, 0, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
         lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, heap, monotonic_ns()));
-        let mut target = Target::new(process, slot, budget, self.costs, self.now_s(), self.capture.chooses_returns());
-        if let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots) {
+        let mut target = Target::new(process, slot, budget, &self.tools(), self.options.large_blocks);
+        if let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots, &mut self.known_sites) {
             self.forget(target);
             return Err(error);
         }
@@ -263,7 +292,7 @@ impl Governed {
     /// Another budget for a process.
     pub fn set_budget(&mut self, pid: Pid, budget: f64) {
         for target in self.targets.values_mut().filter(|target| target.pid() == pid) {
-            target.pace.set_budget(budget);
+            target.set_budget(budget);
         }
     }
 
@@ -294,7 +323,8 @@ impl Governed {
     /// How each process is being watched.
     #[must_use]
     pub fn status(&self) -> Vec<Status> {
-        self.targets.values().map(status).collect()
+        let books = lock(&self.books);
+        self.targets.iter().map(|(slot, target)| status(target, books.of.get(slot), &self.capture)).collect()
     }
 
     /// Opens, closes and accounts for what is due, for up to `wait`. Returns whether any watched process is left.
@@ -377,7 +407,7 @@ impl Governed {
         }
         self.looked.insert(slot, Instant::now());
         if let Some(target) = self.targets.get_mut(&slot)
-            && let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots)
+            && let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots, &mut self.known_sites)
         {
             tracing::debug!("new code: {error}");
         }
@@ -396,7 +426,7 @@ impl Governed {
     fn retire(&mut self, slot: u16) {
         let Some(mut target) = self.targets.remove(&slot) else { return };
         target.stop(&self.tools(), true);
-        let book = self.forget_kernel_side(&target);
+        let book = self.forget_kernel_side(&mut target);
         target.ended(self.now_s(), book);
         self.ended.push(target);
         if self.ended.len() > ENDED_MAX {
@@ -405,11 +435,11 @@ impl Governed {
         }
     }
 
-    fn forget(&mut self, target: Target) {
-        drop(self.forget_kernel_side(&target));
+    fn forget(&mut self, mut target: Target) {
+        drop(self.forget_kernel_side(&mut target));
     }
 
-    fn forget_kernel_side(&mut self, target: &Target) -> Option<Book> {
+    fn forget_kernel_side(&mut self, target: &mut Target) -> Option<Book> {
         self.looked.remove(&target.slot.index);
         self.share_the_reaper();
         if let Err(error) = self.capture.tables().forget_process(target.pid().0) {
@@ -418,7 +448,8 @@ impl Governed {
         if let Err(error) = self.capture.remove_target(target.pid(), target.slot) {
             tracing::warn!("{error}");
         }
-        lock(&self.books).of.remove(&target.slot.index)
+        target.large.forget(&self.capture, target.process.pid());
+        lock(&self.books).close(target.slot.index)
     }
 
     fn tools(&self) -> Tools<'_> {
@@ -450,7 +481,11 @@ impl Governed {
     /// A profile of what is known so far of these processes; of all that are or were watched without `pids`. Windows go on.
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
+        let now_s = self.now_s();
+        let tools = Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
         for target in self.targets.values_mut() {
+            // A burst may have closed them since the last step.
+            target.advance_large(&tools);
             target.look_again(true);
             if let Ok(maps) = target.process.maps() {
                 self.snapshots.update(&mut target.space, &target.process, &maps);
@@ -512,7 +547,8 @@ impl Governed {
     }
 }
 
-fn status(target: &Target) -> Status {
+fn status(target: &Target, book: Option<&Book>, capture: &Capture) -> Status {
+    let large = &target.large;
     let counts = target.estimator.counts();
     Status {
         pid: target.pid(),
@@ -527,5 +563,12 @@ fn status(target: &Target) -> Status {
         windows_lossy: counts.lossy,
         rare_events: target.rare_events,
         rare_events_s: target.rare_events_s,
+        large: LargeStatus {
+            kept: large.is_in() && large.tells(),
+            live_bytes: book.and_then(|book| book.large.as_ref()).filter(|_| large.tells()).map(LargeBook::live_bytes),
+            hits: large.hits(capture),
+            lost_s: large.lost_s,
+            times_left: large.times_left,
+        },
     }
 }

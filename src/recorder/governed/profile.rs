@@ -12,7 +12,10 @@ use crate::governor::estimate::{STACKS_MAX, errors_of_95_percent};
 use crate::governor::{AGES_NS, Estimate, Estimator, HitCosts, StackEstimate};
 use crate::heap::residency::PAGE_BYTES;
 use crate::ledger::StackView;
-use crate::profile::{Counter, Frame, Governed, KindSet, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
+use crate::probe::large::SEEN_FROM_BYTES;
+use crate::profile::{
+    Counter, Frame, Governed, KindSet, LargeBlocks, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta,
+};
 use crate::recorder::build::{losses, lost_by_the_kernel, snake_case, stand_in, unaccounted_so_far};
 use crate::recorder::monotonic_ns;
 use crate::symbol::Symbolizer;
@@ -53,6 +56,9 @@ const KINDS: [ValueKind; 10] = [
 /// What is known of survivors after their windows, where blocks can be known again; bytes only once some are confirmed.
 const KEPT: [ValueKind; 3] = [ValueKind::SampledObjects, ValueKind::InformativeObjects, ValueKind::SameObjects];
 
+/// What is known of large blocks, where each of them is seen.
+const LARGE: [ValueKind; 2] = [ValueKind::LargeObjects, ValueKind::LargeSpace];
+
 /// A stack's values with their errors.
 type Row = (Values, StandardErrors);
 
@@ -70,6 +76,13 @@ pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
              [unattributed]"
                 .to_owned(),
         );
+    }
+    if rows.iter().any(|(target, book)| tells_of_large(target, book)) {
+        metadata.kinds = LARGE.into_iter().fold(metadata.kinds, KindSet::with);
+        metadata.limits.push(format!(
+            "live bytes of large blocks are those of blocks from {SEEN_FROM_BYTES} bytes on that were handed out since each of them is seen, by \
+             what they can hold: up to 31 bytes more than was asked for, a page more where a block is a mapping of its own"
+        ));
     }
     let mut profile = Profile::new(metadata);
     let mut symbolizer = Symbolizer::new();
@@ -168,6 +181,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         saturated_ratio: if counts.seen_bytes > 0.0 { counts.saturated_bytes / counts.seen_bytes } else { 0.0 },
         allocations_seen: counts.allocations,
         effective_windows: estimator.effective_windows(age + 1),
+        large_blocks: Some(large_blocks(target, book, watched_s)),
     });
     for note in &target.notes {
         profile.meta.notes.push(format!("process {pid}: {note}"));
@@ -266,11 +280,62 @@ fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watche
             rows.entry(id).or_default().0.add(&values);
         }
     }
+    if tells_of_large(target, book) {
+        add_large(&mut rows, book);
+    }
     if tells_of_kept(target) {
         add_kept(&mut rows, target, book);
     }
     rows.retain(|_, (values, _)| !values.is_zero());
     rows
+}
+
+/// Whether each of its large blocks is known since some moment.
+fn tells_of_large(target: &Target, book: &Book) -> bool {
+    target.large.tells() && book.large.is_some()
+}
+
+/// How its large blocks were watched.
+fn large_blocks(target: &Target, book: &mut Book, watched_s: f64) -> LargeBlocks {
+    let large = &target.large;
+    let (state, reason) = match target.full_since_s {
+        // A full trace tells of them too.
+        Some(_) => ("none", String::new()),
+        None => large.words(),
+    };
+    let mut told = LargeBlocks {
+        state: state.to_owned(),
+        reason,
+        from_bytes: SEEN_FROM_BYTES,
+        slowdown_ratio_est: if watched_s > 0.0 { large.lost_s / watched_s } else { 0.0 },
+        trials: large.trials,
+        times_left: large.times_left,
+        dropped: large.dropped,
+        ..LargeBlocks::default()
+    };
+    if tells_of_large(target, book)
+        && let Some(known) = &mut book.large
+    {
+        known.ledger.settle();
+        let totals = known.ledger.totals();
+        told.since_s = Some(large.since_s);
+        (told.live_bytes, told.live_allocations) = (totals.live_bytes, totals.live);
+        told.freed_from_before = known.ledger.stats().unknown_frees;
+        // A census counts a word of the chunk more for each block, which is nothing beside a large one.
+        told.of_live_ratio = book.live_bytes.filter(|&live| live > 0).map(|live| (totals.live_bytes as f64 / live as f64).min(1.0));
+    }
+    told
+}
+
+/// The large blocks that live, by who asked for them.
+fn add_large(rows: &mut HashMap<StackId, Row>, book: &mut Book) {
+    let Some(known) = &mut book.large else { return };
+    known.ledger.settle();
+    for view in known.ledger.stacks() {
+        let id = book.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
+        let values = Values::default().with(ValueKind::LargeObjects, view.totals.live).with(ValueKind::LargeSpace, view.totals.live_bytes);
+        rows.entry(id).or_default().0.add(&values);
+    }
 }
 
 /// Whether it has rows of what is kept.

@@ -46,12 +46,8 @@ impl BookSink {
 impl Sink for BookSink {
     fn record(&mut self, record: &Record<'_>) {
         self.records += 1;
-        let slot = record.head.slot;
         let time_ns = record.head.time_ns(self.now_ns);
-        let mut books = lock(&self.books);
-        let Some(book) = books.of.get_mut(&slot).filter(|book| record.head.is_of(book.slot.generation)) else { return };
-        book.apply(record, time_ns);
-        drop(books);
+        let Some(slot) = lock(&self.books).apply(record, time_ns) else { return };
         let notice = match record.body {
             Body::NeedTable { .. } => Notice::NewCode(slot),
             Body::Exec { .. } => Notice::Exec(slot),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::books::{Book, SharedBooks, lock};
+use super::large::{KnownSites, Large, Whose};
 use super::looks::look;
 use super::reaper::{Reaper, Ticket};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
@@ -127,10 +128,13 @@ pub struct Target {
     pub rare_events: u64,
     /// Seconds that they cost.
     pub rare_events_s: f64,
+    /// The probes for large blocks.
+    pub large: Large,
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, budget: f64, costs: HitCosts, now_s: f64, chooses_returns: bool) -> Self {
+    pub fn new(process: Process, slot: Slot, budget: f64, tools: &Tools<'_>, large_blocks: bool) -> Self {
+        let (costs, now_s, chooses_returns) = (tools.costs, tools.now_s, tools.capture.chooses_returns());
         let space = AddressSpace::new(process.pid().0, Vec::new());
         // The places of windows must differ from process to process and from run to run.
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
@@ -159,6 +163,7 @@ impl Target {
             book: None,
             rare_events: 0,
             rare_events_s: 0.0,
+            large: Large::new(budget, costs, large_blocks),
         }
     }
 
@@ -167,7 +172,13 @@ impl Target {
     }
 
     /// Looks at the code: which sites a window has to probe, and what is needed to walk and name stacks.
-    pub fn look(&mut self, capture: &Capture, planner: &mut Planner, snapshots: &mut Snapshots) -> Result<(), Error> {
+    pub fn look(
+        &mut self,
+        capture: &Capture,
+        planner: &mut Planner,
+        snapshots: &mut Snapshots,
+        known: &mut KnownSites,
+    ) -> Result<(), Error> {
         let maps = self.process.maps()?;
         snapshots.update(&mut self.space, &self.process, &maps);
         if let Err(error) = capture.tables().sync_process(&self.process, self.pid().0, &maps) {
@@ -189,6 +200,7 @@ impl Target {
         self.knows_blocks =
             is_one_of(&[Allocator::Glibc]) && !is_one_of(&[Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc]);
         self.say_what_is_passed_over();
+        self.large.look(&self.process, &plan, known);
         Ok(())
     }
 
@@ -255,6 +267,21 @@ impl Target {
             State::Idle(until_s) if tools.now_s >= until_s => self.next(tools),
             state => self.state = state,
         }
+        self.advance_large(tools);
+    }
+
+    /// Takes the probes for large blocks in, out, or into account.
+    pub fn advance_large(&mut self, tools: &Tools<'_>) {
+        let whose = Whose { pid: self.pid(), slot: self.slot, began_s: self.began_s };
+        let lost_s = self.large.advance(tools, &whose, self.is_full());
+        self.pace.also_lost(lost_s);
+        self.pace.set_reserved(self.large.reserved());
+    }
+
+    /// Another budget from now on.
+    pub fn set_budget(&mut self, budget: f64) {
+        self.pace.set_budget(budget);
+        self.large.set_budget(budget);
     }
 
     fn elapse(&mut self, tools: &Tools<'_>) {
@@ -537,6 +564,9 @@ impl Target {
     pub fn stop(&mut self, tools: &Tools<'_>, keep: bool) {
         self.elapse(tools);
         tools.capture.switch(self.slot, false);
+        if self.large.stop(tools, self.slot) && keep {
+            self.wait_until_read(tools);
+        }
         match std::mem::replace(&mut self.state, State::Idle(f64::INFINITY)) {
             State::Open(_, attached) => drop(tools.reaper.take_out(attached)),
             State::Full(full) => {
@@ -594,6 +624,7 @@ pub fn process_cpu_ns(pid: Pid) -> Option<u64> {
     (!failed).then(|| (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
 }
 
-fn is_lossy(now: TargetLoss, before: TargetLoss) -> bool {
+/// Whether allocations or frees were lost since.
+pub fn is_lossy(now: TargetLoss, before: TargetLoss) -> bool {
     (now.allocations, now.frees) != (before.allocations, before.frees)
 }

@@ -53,7 +53,7 @@ export const SOURCES = {
 };
 
 export const KINDS = [
-  { key: "live", name: "Live", text: "bytes that the stack's blocks hold; where only windows were seen, those confirmed to live, at least" },
+  { key: "live", name: "Live", text: "bytes that the stack's blocks hold; under a budget those of blocks above 1 KiB, or those confirmed to live, at least" },
   { key: "pinned", name: "Pinned", text: "free bytes that the stack's live bytes keep from going back" },
   { key: "blocked", name: "Blocked", text: "whole free pages under the stack's block at the top of a heap" },
   { key: "allocated", name: "Allocated", text: "bytes asked for during the recording" },

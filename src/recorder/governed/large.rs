@@ -1,0 +1,400 @@
+//! The probes for large blocks of one governed process: where they go, when they are in, and what is known while they are.
+//!
+//! They have a slot of their own beside the target's, so that a burst of large blocks closes them and nothing else. While they are in, a
+//! ledger knows every large block handed out since; [`crate::governor::large`] decides how long that is.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use super::books::{LargeBook, lock};
+use super::target::{Tools, is_lossy};
+use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss, wire};
+use crate::governor::large::PIECE_S;
+use crate::governor::{HitCosts, LargePace, Left};
+use crate::ledger::Ledger;
+use crate::probe::cookie::{LargeOp, encode_large};
+use crate::probe::functions::{Family, find as find_function};
+use crate::probe::large::{self, LargeSites, SEEN_FROM_BYTES};
+use crate::probe::plan::{FilePlan, Plan};
+use crate::recorder::monotonic_ns;
+use crate::target::Process;
+use crate::target::allocator::Allocator;
+use crate::target::file::{FileIdentity, MappedFile};
+use crate::target::maps::Mapping;
+use crate::target::process::read_bounded;
+use crate::units::Pid;
+
+/// What taking these probes in and out costs the target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).
+const AROUND_S: f64 = 0.001;
+/// Seconds after which probes that could not be attached are tried again.
+const RETRY_S: f64 = 60.0;
+/// Large blocks that books are kept of: 32 bytes each at most, so 32 MiB a process.
+const LIVE_MAX: u64 = 1 << 20;
+/// Builds of glibc whose sites are remembered.
+const BUILDS_MAX: usize = 256;
+/// Linux allows arguments and environment three quarters of an 8 MiB stack (fs/exec.c, bprm_stack_limits).
+const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
+/// Functions whose large blocks pass the sites, or which only call one that is probed.
+const SEEN_AT_SITES: [&str; 5] = ["malloc", "calloc", "free", "cfree", "reallocarray"];
+
+/// The sites of each build of glibc met so far. Finding them may take a second, so it is done once a build.
+#[derive(Debug)]
+pub struct KnownSites {
+    /// Where they are kept between runs.
+    store: Option<PathBuf>,
+    builds: HashMap<FileIdentity, Result<LargeSites, String>>,
+}
+
+impl KnownSites {
+    /// Nothing is known yet but what the store holds.
+    pub fn new(store: Option<PathBuf>) -> Self {
+        Self { store, builds: HashMap::new() }
+    }
+
+    fn of(&mut self, process: &Process, file: &FilePlan) -> Result<LargeSites, String> {
+        if let Some(known) = self.builds.get(&file.identity) {
+            return known.clone();
+        }
+        let loader = loader_of(process);
+        let found = large::find(&file.attach_path, loader.as_deref(), self.store.as_deref()).map_err(|error| error.to_string());
+        if self.builds.len() >= BUILDS_MAX {
+            self.builds.clear();
+        }
+        self.builds.insert(file.identity.clone(), found.clone());
+        found
+    }
+}
+
+/// The process that they are in.
+pub struct Whose {
+    pub pid: Pid,
+    /// Its slot as a target.
+    pub slot: Slot,
+    /// When it was first watched, in seconds of the driver's clock.
+    pub began_s: f64,
+}
+
+/// Probes that are in.
+struct In {
+    attached: Attached,
+    piece_s: f64,
+    hits: Hits,
+    loss: TargetLoss,
+}
+
+enum State {
+    /// Not before this time, in seconds of the driver's clock.
+    Out(f64),
+    In(In),
+    /// The process is let go of; what is in its book is what was known then.
+    Ended,
+}
+
+/// The probes for large blocks of one process.
+pub struct Large {
+    /// Where they go, or why nowhere.
+    place: Result<AttachFile, String>,
+    slot: Option<Slot>,
+    pace: LargePace,
+    state: State,
+    /// Why they were taken out last; `None` since they are in again.
+    left: Option<Left>,
+    /// Why they could not be put in last.
+    failed: Option<String>,
+    /// Times that they were put in, and taken out again for what they cost or lost.
+    pub trials: u64,
+    pub times_left: u64,
+    /// Blocks that were known when they were taken out.
+    pub dropped: u64,
+    /// Seconds that they are estimated to have cost the process.
+    pub lost_s: f64,
+    /// When they were put in last, in seconds after the process was first watched.
+    pub since_s: f64,
+}
+
+impl Large {
+    /// Of a process about which nothing is known yet. `wanted`: `false` never puts any in.
+    pub fn new(budget: f64, costs: HitCosts, wanted: bool) -> Self {
+        let place = Err(if wanted { "not looked at yet" } else { "switched off" }.to_owned());
+        Self {
+            place,
+            slot: None,
+            pace: LargePace::new(budget, costs),
+            state: if wanted { State::Out(0.0) } else { State::Ended },
+            left: None,
+            failed: None,
+            trials: 0,
+            times_left: 0,
+            dropped: 0,
+            lost_s: 0.0,
+            since_s: 0.0,
+        }
+    }
+
+    /// Looks where the probes go. Those that are in stay where they are.
+    pub fn look(&mut self, process: &Process, plan: &Plan, known: &mut KnownSites) {
+        if !matches!(self.state, State::Ended) {
+            self.place = place(process, plan, known);
+        }
+    }
+
+    /// Another budget from now on.
+    pub fn set_budget(&mut self, budget: f64) {
+        self.pace.set_budget(budget);
+    }
+
+    /// Share of the process's time that they take.
+    pub fn reserved(&self) -> f64 {
+        self.pace.reserved()
+    }
+
+    /// Hits so far.
+    pub fn hits(&self, capture: &Capture) -> u64 {
+        self.slot.map(|slot| capture.hits(slot)).map_or(0, |hits| hits.allocations + hits.frees)
+    }
+
+    /// Whether they are in.
+    pub fn is_in(&self) -> bool {
+        matches!(self.state, State::In(_))
+    }
+
+    /// Whether what the book says of large blocks may be told: they are in after a trial, or were to the end.
+    pub fn tells(&self) -> bool {
+        match self.state {
+            State::In(_) => self.pace.is_kept(),
+            State::Ended => self.left.is_none(),
+            State::Out(_) => false,
+        }
+    }
+
+    /// How it stands, in words, and why.
+    pub fn words(&self) -> (&'static str, String) {
+        let reason = self.failed.as_ref().or(self.place.as_ref().err());
+        match (&self.state, self.left, reason) {
+            (State::In(_), _, _) if self.pace.is_kept() => ("kept", String::new()),
+            (State::In(_), _, _) => ("tried", String::new()),
+            (State::Ended, None, _) if self.trials > 0 => ("kept", String::new()),
+            (_, Some(left), _) => ("left", left.words().to_owned()),
+            (_, None, Some(reason)) => ("none", reason.clone()),
+            (_, None, None) => ("none", "they were not tried yet".to_owned()),
+        }
+    }
+
+    /// Does what is due; seconds that the process is estimated to have lost meanwhile. `full`: it is traced in full now.
+    pub fn advance(&mut self, tools: &Tools<'_>, whose: &Whose, full: bool) -> f64 {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Out(until_s) if !full && tools.now_s >= until_s && self.place.is_ok() => self.begin(tools, whose),
+            State::In(probes) => self.while_in(tools, probes, whose.slot, full),
+            state => {
+                self.state = state;
+                0.0
+            }
+        }
+    }
+
+    fn begin(&mut self, tools: &Tools<'_>, whose: &Whose) -> f64 {
+        self.state = State::Out(tools.now_s + RETRY_S);
+        let Ok(file) = &self.place else { return 0.0 };
+        let flags = TargetFlags(wire::TARGET_STACKS | wire::TARGET_GOVERNED);
+        let attached = self.slot.map_or_else(|| tools.capture.add_beside(whose.pid, 0, flags), Ok).and_then(|slot| {
+            self.slot = Some(slot);
+            Ok((slot, tools.capture.attach_large(whose.pid, slot, file)?))
+        });
+        let (slot, attached) = match attached {
+            Ok(both) => both,
+            Err(error) => {
+                self.failed = Some(error.to_string());
+                return 0.0;
+            }
+        };
+        let (hits, loss) = (tools.capture.hits(slot), tools.capture.loss(slot));
+        let now_ns = monotonic_ns();
+        lock(tools.books).begin_large(whose.slot.index, LargeBook::new(slot, now_ns));
+        tools.capture.open(slot, self.pace.quota(), u64::MAX);
+        self.trials += 1;
+        self.since_s = tools.now_s - whose.began_s;
+        (self.left, self.failed) = (None, None);
+        self.lost_s += AROUND_S;
+        self.state = State::In(In { attached, piece_s: tools.now_s, hits, loss });
+        AROUND_S
+    }
+
+    fn while_in(&mut self, tools: &Tools<'_>, mut probes: In, owner: Slot, full: bool) -> f64 {
+        let Some(slot) = self.slot else { return 0.0 };
+        let hits = tools.capture.hits(slot);
+        let open_s = tools.now_s - probes.piece_s;
+        if hits.closed_ns.is_none() && open_s < PIECE_S && !full {
+            self.state = State::In(probes);
+            return 0.0;
+        }
+        let (allocations, frees) = (hits.allocations - probes.hits.allocations, hits.frees - probes.hits.frees);
+        let lost_s = tools.costs.seconds(allocations, frees);
+        self.lost_s += lost_s;
+        let live = lock(tools.books).of.get(&owner.index).and_then(|book| book.large.as_ref()).map_or(0, |large| large.live());
+        let left = if full {
+            Some(Left::Full)
+        } else if is_lossy(tools.capture.loss(slot), probes.loss) {
+            Some(Left::Lossy)
+        } else if hits.closed_ns.is_some() {
+            Some(Left::Burst)
+        } else if live > LIVE_MAX {
+            Some(Left::TooMany)
+        } else {
+            self.pace.piece(allocations, frees, open_s)
+        };
+        match left {
+            Some(why) => {
+                self.leave(tools, probes.attached, owner, why);
+                lost_s + AROUND_S
+            }
+            None => {
+                tools.capture.extend(slot, self.pace.quota());
+                (probes.piece_s, probes.hits) = (tools.now_s, hits);
+                self.state = State::In(probes);
+                lost_s
+            }
+        }
+    }
+
+    /// Takes them out. What was known is dropped: from now on frees are missed.
+    fn leave(&mut self, tools: &Tools<'_>, attached: Attached, owner: Slot, why: Left) {
+        if let Some(slot) = self.slot {
+            tools.capture.switch(slot, false);
+        }
+        self.dropped += lock(tools.books).end_large(owner.index).map_or(0, |book| book.live());
+        drop(tools.reaper.take_out(attached));
+        self.left = Some(why);
+        self.times_left += u64::from(why != Left::Full);
+        self.lost_s += AROUND_S;
+        self.state = State::Out(tools.now_s + self.pace.left(why));
+    }
+
+    /// Takes them out at the process's end or the recording's. Whether what is in the book stays true: once the ring is read, it is all
+    /// that was known at this moment.
+    pub fn stop(&mut self, tools: &Tools<'_>, owner: Slot) -> bool {
+        let State::In(probes) = std::mem::replace(&mut self.state, State::Ended) else {
+            drop(lock(tools.books).end_large(owner.index));
+            return false;
+        };
+        let Some(slot) = self.slot else { return false };
+        let hits = tools.capture.hits(slot);
+        tools.capture.switch(slot, false);
+        let whole = hits.closed_ns.is_none() && !is_lossy(tools.capture.loss(slot), probes.loss);
+        let counted = (hits.allocations - probes.hits.allocations, hits.frees - probes.hits.frees);
+        self.lost_s += tools.costs.seconds(counted.0, counted.1);
+        drop(tools.reaper.take_out(probes.attached));
+        if !whole {
+            self.left = Some(if hits.closed_ns.is_some() { Left::Burst } else { Left::Lossy });
+            self.times_left += 1;
+            self.dropped += lock(tools.books).end_large(owner.index).map_or(0, |book| book.live());
+        }
+        whole
+    }
+
+    /// Gives its slot back.
+    pub fn forget(&mut self, capture: &Capture, pid: Pid) {
+        if let Some(slot) = self.slot.take()
+            && let Err(error) = capture.remove_target(pid, slot)
+        {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Where the probes of a process go, or why there are none.
+fn place(process: &Process, plan: &Plan, known: &mut KnownSites) -> Result<AttachFile, String> {
+    let others = [Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc];
+    if let Some(other) = plan.files.iter().find(|file| others.contains(&file.allocator)) {
+        return Err(format!("the process has another allocator, {}", other.allocator.name()));
+    }
+    let glibc = plan.files.iter().find(|file| file.allocator == Allocator::Glibc && file.serves_malloc);
+    let Some(glibc) = glibc else { return Err("the process's malloc is not that of a shared glibc".to_owned()) };
+    if let Some(bytes) = raised_cache_bytes(process) {
+        return Err(format!("glibc.malloc.tcache_max is {bytes}: the thread cache takes large blocks too"));
+    }
+    Ok(attach_file(glibc, &known.of(process, glibc)?))
+}
+
+/// How many places in a process's allocator only large blocks pass, or why they cannot be watched by themselves.
+///
+/// # Errors
+/// With the reason, as a sentence.
+pub fn large_places(process: &Process, plan: &Plan) -> Result<usize, String> {
+    let file = place(process, plan, &mut KnownSites::new(None))?;
+    Ok(file.sites.iter().filter(|site| !site.with_return).count())
+}
+
+/// The dynamic loader of a process, by a path that reaches it from here.
+fn loader_of(process: &Process) -> Option<PathBuf> {
+    let maps = process.maps().ok()?;
+    let is_loader = |mapping: &&Mapping| {
+        let name = mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+        name.is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld-2."))
+    };
+    let mapping = maps.executable_files().find(is_loader)?;
+    Some(MappedFile::open(process, mapping).ok()?.attach_path)
+}
+
+/// All sites of one file: those that large blocks pass, and the functions that have none.
+fn attach_file(glibc: &FilePlan, sites: &LargeSites) -> AttachFile {
+    let function = |name: &[u8]| find_function(Family::C, name).unwrap_or(crate::probe::FunctionId(u8::MAX));
+    let (malloc, free) = (function(b"malloc"), function(b"free"));
+    let allocs = sites.allocs.iter().map(|site| (site, encode_large(LargeOp::Alloc, malloc, site, 0)));
+    let frees = sites.frees.iter().map(|site| (site, encode_large(LargeOp::Free, free, site, 0)));
+    let selective =
+        allocs.chain(frees).map(|(site, cookie)| AttachSite { offset: crate::units::FileOffset(site.offset), cookie, with_return: false });
+    let calls = glibc.sites.iter().filter(|site| site.allocator == Allocator::Glibc && site.cookie.op.needs_return());
+    let calls = calls.filter(|site| !site.symbols.iter().any(|symbol| SEEN_AT_SITES.contains(&symbol.as_str())));
+    let calls = calls.map(|site| AttachSite { offset: site.offset, cookie: site.cookie.encode(0), with_return: true });
+    AttachFile { path: glibc.attach_path.clone(), sites: selective.chain(calls).collect() }
+}
+
+/// The greatest block that the process's thread caches take, if that was raised above the ordinary (since glibc 2.42 it can be).
+fn raised_cache_bytes(process: &Process) -> Option<u64> {
+    let environment = read_bounded(&process.directory().join("environ"), ENVIRONMENT_BYTES_MAX).ok()?;
+    raised_in(&environment)
+}
+
+/// The same of `/proc/PID/environ`: variables that end in 0; tunables are `name=value` with colons between (glibc's manual, Tunables).
+fn raised_in(environment: &[u8]) -> Option<u64> {
+    let tunables = environment.split(|&byte| byte == 0).find_map(|variable| variable.strip_prefix(b"GLIBC_TUNABLES="))?;
+    let values = std::str::from_utf8(tunables).ok()?.split(':').filter_map(|one| one.strip_prefix("glibc.malloc.tcache_max="));
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    // What cannot be read may be anything.
+    values.map(|value| number(value).unwrap_or(u64::MAX)).find(|&bytes| bytes >= SEEN_FROM_BYTES)
+}
+
+impl LargeBook {
+    /// Of a process from this moment on (CLOCK_MONOTONIC ns).
+    pub fn new(slot: Slot, since_ns: u64) -> Self {
+        Self { slot, since_ns, ledger: Ledger::new(since_ns, crate::ledger::StackLimits::default()) }
+    }
+
+    /// Blocks that live.
+    pub fn live(&self) -> u64 {
+        self.ledger.totals().live
+    }
+
+    /// Their bytes.
+    pub fn live_bytes(&self) -> u64 {
+        self.ledger.totals().live_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_cache_that_takes_larger_blocks_is_raised() {
+        assert_eq!(raised_in(b"HOME=/\0GLIBC_TUNABLES=glibc.malloc.tcache_max=65536\0"), Some(65536));
+        assert_eq!(raised_in(b"GLIBC_TUNABLES=glibc.malloc.arena_max=2:glibc.malloc.tcache_max=0x1000"), Some(4096));
+        assert_eq!(raised_in(b"GLIBC_TUNABLES=glibc.malloc.tcache_max=1032\0A=B\0"), None);
+        assert_eq!(raised_in(b"GLIBC_TUNABLES=glibc.malloc.tcache_max=many"), Some(u64::MAX));
+        assert_eq!(raised_in(b"NOT_GLIBC_TUNABLES=glibc.malloc.tcache_max=65536"), None);
+        assert_eq!(raised_in(b""), None);
+    }
+}

@@ -1,0 +1,280 @@
+//! Large blocks of a busy process, each seen: against a program that keeps its own books of them.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::process::{ChildStdin, Command};
+use std::time::{Duration, Instant};
+
+use fragprof::probe::features::Attach;
+use fragprof::profile::{Profile, ValueKind};
+use fragprof::recorder::governed::{Governed, Options, Status};
+use fragprof::units::Pid;
+use rustix::process::Signal;
+
+use super::harm::changed_code_bytes;
+use super::{built, output};
+use crate::support::process::{Process, run, wait_until};
+use crate::support::{LIMIT, bpf, serial};
+
+/// So much that what the program does in these tests fits it, and so little that its small pairs never do.
+const BUDGET: f64 = 0.5;
+/// Large operations of a test.
+const OPERATIONS: u64 = 30_000;
+
+/// Blocks and bytes by site.
+type BySite = BTreeMap<String, (u64, u64)>;
+
+/// `large` with its orders.
+struct Program {
+    process: Process,
+    input: ChildStdin,
+    said: usize,
+}
+
+impl Program {
+    fn start(churn: u32) -> Self {
+        let mut process = Process::start_piped(Command::new(built("large")).arg(churn.to_string()));
+        let input = process.input();
+        let mut program = Self { process, input, said: 0 };
+        assert_eq!(program.line().as_deref(), Some("ready"), "{}", program.process.err);
+        program
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.process.pid())
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let line = self.process.out.nth(self.said, LIMIT)?;
+        self.said += 1;
+        Some(line)
+    }
+
+    fn send(&mut self, order: &str) {
+        self.input.write_all(format!("{order}\n").as_bytes()).unwrap();
+    }
+
+    /// Gives an order and steps the governor until it is done; what the program said.
+    fn order(&mut self, governed: &mut Governed, order: &str) -> Vec<String> {
+        self.send(order);
+        let mut lines = Vec::new();
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            assert!(Instant::now() < deadline, "{order} takes too long: {lines:?}");
+            governed.step(Duration::from_millis(10));
+            while let Some(line) = self.process.out.nth(self.said, Duration::ZERO) {
+                self.said += 1;
+                if line == "done" {
+                    return lines;
+                }
+                lines.push(line);
+            }
+        }
+    }
+
+    /// Its own books, and its small pairs so far.
+    fn truth(&mut self, governed: &mut Governed) -> (BySite, u64) {
+        let (mut sites, mut pairs) = (BySite::new(), 0);
+        for line in self.order(governed, "truth") {
+            let fields: Vec<&str> = line.split(' ').collect();
+            match fields[..] {
+                ["small", count] => pairs = count.parse().unwrap(),
+                [_, "0", "0"] => {}
+                [site, blocks, bytes] => drop(sites.insert(site.to_owned(), (blocks.parse().unwrap(), bytes.parse().unwrap()))),
+                _ => panic!("{line}"),
+            }
+        }
+        (sites, pairs)
+    }
+}
+
+fn status(governed: &Governed) -> Status {
+    governed.status().remove(0)
+}
+
+fn step_until(governed: &mut Governed, what: &str, condition: impl Fn(&Status) -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !condition(&status(governed)) {
+        assert!(Instant::now() < deadline, "waited in vain: {what}: {:?}", governed.status());
+        governed.step(Duration::from_millis(20));
+    }
+}
+
+fn governor(method: Option<Attach>) -> Governed {
+    Governed::new(Options { own_census: false, method, ..Options::default() }).unwrap()
+}
+
+/// What a profile says lives of large blocks, by site.
+fn large_of(profile: &Profile) -> BySite {
+    let mut sites = BySite::new();
+    for stack in profile.stacks().iter().filter(|stack| stack.values.get(ValueKind::LargeObjects) > 0) {
+        let names: Vec<&str> = profile.frames_of(stack).map(|frame| &*frame.function).collect();
+        // The C library's own: buffers of standard input and output.
+        let Some(site) = names.iter().find(|name| name.starts_with("site_")) else { continue };
+        let of = sites.entry((*site).to_owned()).or_default();
+        *of = (of.0 + stack.values.get(ValueKind::LargeObjects), of.1 + stack.values.get(ValueKind::LargeSpace));
+    }
+    sites
+}
+
+/// Steps until the profile says what the program's books do, for the records are read a little later; both, at the end.
+fn hold_against_books(program: &mut Program, governed: &mut Governed) -> u64 {
+    let (truth, pairs) = program.truth(governed);
+    assert!(!truth.is_empty());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        governed.step(Duration::from_millis(50));
+        let status = status(governed);
+        assert!(status.large.kept, "they were left: {status:?}");
+        let profile = governed.profile(None);
+        let told = large_of(&profile);
+        if told == truth {
+            return pairs;
+        }
+        assert!(Instant::now() < deadline, "told:\n{told:#?}\nand the truth is\n{truth:#?}\n{:?}", profile.meta.losses);
+    }
+}
+
+fn every_large_block_is_known(method: Option<Attach>) {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut program = Program::start(1);
+    let mut governed = governor(method);
+    governed.watch(program.pid(), BUDGET).unwrap();
+    governed.wait_for_tables(Duration::from_secs(20));
+    step_until(&mut governed, "the trial is over", |status| status.large.kept);
+    program.order(&mut governed, "forget");
+    let pairs_before = program.truth(&mut governed).1;
+    let hits_before = status(&governed).large.hits;
+    program.order(&mut governed, &format!("work {OPERATIONS}"));
+    let pairs = hold_against_books(&mut program, &mut governed) - pairs_before;
+    let hits = status(&governed).large.hits - hits_before;
+    println!("{pairs} small pairs, {OPERATIONS} large operations, {hits} hits");
+    // A resized block passes two or three probes, any other operation one.
+    assert!((OPERATIONS / 2..4 * OPERATIONS).contains(&hits), "{hits} hits of {OPERATIONS} operations and {pairs} small pairs");
+    assert!(!status(&governed).full);
+    let profile = governed.finish();
+    let of = profile.meta.governed[0].large_blocks.clone().unwrap();
+    assert_eq!((of.state.as_str(), of.times_left, of.dropped), ("kept", 0, 0), "{of:?}");
+    assert!(of.freed_from_before > 0 && of.since_s.is_some(), "{of:?}");
+    assert_eq!(of.live_bytes, large_of(&profile).values().map(|(_, bytes)| bytes).sum::<u64>());
+    wait_until("no probe is left", || changed_code_bytes(program.process.pid()) == 0);
+    assert!(program.process.is_running());
+}
+
+#[test]
+fn every_large_block_of_a_busy_process_is_known_by_its_site() {
+    every_large_block_is_known(None);
+}
+
+#[test]
+fn so_it_is_on_kernels_without_sessions_multi_probes_and_cookies() {
+    for method in [Attach::Multi, Attach::PerfEvents, Attach::ByAddress] {
+        every_large_block_is_known(Some(method));
+    }
+}
+
+#[test]
+fn large_blocks_that_come_too_often_are_left_at_a_bounded_cost_and_said_to_be() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut program = Program::start(0);
+    let mut governed = governor(None);
+    governed.watch(program.pid(), 0.01).unwrap();
+    governed.wait_for_tables(Duration::from_secs(20));
+    program.order(&mut governed, "flood 3000");
+    step_until(&mut governed, "they are left", |status| status.large.times_left > 0);
+    let status = status(&governed);
+    assert!(!status.large.kept && status.large.live_bytes.is_none(), "{status:?}");
+    // A trial may cost a fiftieth of a second.
+    assert!(status.large.lost_s < 0.1, "{status:?}");
+    let profile = governed.profile(None);
+    let of = profile.meta.governed[0].large_blocks.clone().unwrap();
+    assert!(of.state == "left" && !of.reason.is_empty() && of.since_s.is_none(), "{of:?}");
+    assert!(!profile.meta.kinds.contains(ValueKind::LargeSpace));
+    drop(governed);
+    wait_until("no probe is left", || changed_code_bytes(program.process.pid()) == 0);
+}
+
+#[test]
+fn forks_execs_and_the_end_leave_nothing_behind_and_an_exec_begins_anew() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut program = Program::start(1);
+    let mut governed = governor(None);
+    governed.watch(program.pid(), BUDGET).unwrap();
+    governed.wait_for_tables(Duration::from_secs(20));
+    step_until(&mut governed, "the trial is over", |status| status.large.kept);
+    program.order(&mut governed, "forget");
+    for _ in 0..5 {
+        program.order(&mut governed, "fork");
+    }
+    program.order(&mut governed, "work 1000");
+    hold_against_books(&mut program, &mut governed);
+    let (mut truth, _) = program.truth(&mut governed);
+    program.send("exec");
+    let deadline = Instant::now() + LIMIT;
+    while program.process.out.nth(program.said, Duration::ZERO).is_none() {
+        assert!(Instant::now() < deadline);
+        governed.step(Duration::from_millis(10));
+    }
+    assert_eq!(program.line().as_deref(), Some("ready"));
+    step_until(&mut governed, "the trial in the new image is over", |status| status.large.kept);
+    program.order(&mut governed, "work 1000");
+    // The old image is in the profile too, as it was at its end.
+    for (site, (blocks, bytes)) in program.truth(&mut governed).0 {
+        let of = truth.entry(site).or_default();
+        *of = (of.0 + blocks, of.1 + bytes);
+    }
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let told = large_of(&governed.profile(None));
+        if told == truth {
+            break;
+        }
+        assert!(Instant::now() < deadline, "told:\n{told:#?}\nand the truth is\n{truth:#?}");
+        governed.step(Duration::from_millis(50));
+    }
+    program.process.signal(Signal::KILL);
+    program.process.wait(LIMIT);
+    let deadline = Instant::now() + LIMIT;
+    while governed.step(Duration::from_millis(50)) {
+        assert!(Instant::now() < deadline, "its end is not seen");
+    }
+}
+
+#[test]
+fn no_large_blocks_are_watched_where_it_is_switched_off_or_another_allocator_serves_malloc() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let program = Program::start(1);
+    let mut off = Governed::new(Options { own_census: false, large_blocks: false, ..Options::default() }).unwrap();
+    off.watch(program.pid(), BUDGET).unwrap();
+    step_until(&mut off, "a window", |status| status.windows > 0);
+    let of = |governed: &mut Governed| governed.profile(None).meta.governed[0].large_blocks.clone().unwrap();
+    assert_eq!((of(&mut off).state.as_str(), of(&mut off).trials), ("none", 0));
+    drop(off);
+    let wrapper = output("governed-ledger.so", |fresh| {
+        let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed/ledger.c");
+        let done = run(Command::new("cc").args(["-O2", "-g", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(fresh).arg(&source));
+        assert!(done.status.success(), "{}", done.err);
+    });
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 26).unwrap();
+    let mut behind = Command::new(built("large"));
+    let behind = Process::start_piped(behind.arg("1").env("LD_PRELOAD", wrapper).env("LEDGER_FILE", file.path()));
+    assert!(behind.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{}", behind.err);
+    let mut governed = governor(None);
+    governed.watch(Pid(behind.pid()), BUDGET).unwrap();
+    step_until(&mut governed, "a window", |status| status.windows > 0);
+    let said = of(&mut governed);
+    assert!(said.state == "none" && said.trials == 0 && said.reason.contains("malloc"), "{said:?}");
+}
