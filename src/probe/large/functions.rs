@@ -60,6 +60,7 @@ pub(super) struct Candidate {
 
 /// The code in which a function's sites are looked for.
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // nothing is run elsewhere
 pub(super) struct Scope {
     /// By address.
     pub candidates: Vec<Candidate>,

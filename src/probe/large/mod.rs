@@ -18,21 +18,25 @@
 //! Design 0013 has the reasons and the figures.
 
 mod checked;
-mod choose;
 mod digest;
 mod functions;
-mod judge;
 mod known;
-mod observed;
-mod script;
 mod store;
 
+#[cfg(target_arch = "x86_64")]
+mod choose;
+#[cfg(target_arch = "x86_64")]
+mod judge;
+#[cfg(target_arch = "x86_64")]
+mod observed;
 #[cfg(target_arch = "x86_64")]
 mod run;
 #[cfg(target_arch = "x86_64")]
 mod sandbox;
 #[cfg(target_arch = "x86_64")]
 mod scratch;
+#[cfg(target_arch = "x86_64")]
+mod script;
 #[cfg(target_arch = "x86_64")]
 mod seccomp;
 #[cfg(target_arch = "x86_64")]
@@ -244,7 +248,7 @@ pub fn find(libc: &Path, loader: Option<&Path>, store: Option<&Path>) -> Result<
         return sites.map_err(|why| NoSites::Unfit { build_id: library.build_id.clone(), why });
     }
     let loader = loader.ok_or_else(|| NoSites::NoLoader { build_id: library.build_id.clone() })?;
-    let found = find_by_running(&library, loader);
+    let found = find_by_running(&library, loader, store);
     if let (Some(store), Some(entry)) = (store, store::entry_of(&library, &found)) {
         store::write(store, &entry);
     }
@@ -257,7 +261,7 @@ pub fn find(libc: &Path, loader: Option<&Path>, store: Option<&Path>) -> Result<
 /// As [`find`]; a build that has no sites has a line too.
 pub fn try_anew(libc: &Path, loader: &Path) -> Result<String, NoSites> {
     let library = Library::open(libc)?;
-    let found = find_by_running(&library, loader);
+    let found = find_by_running(&library, loader, None);
     match store::entry_of(&library, &found) {
         Some(entry) => Ok(entry.line()),
         None => Err(found.err().unwrap_or(NoSites::OtherMachine)),
@@ -265,7 +269,7 @@ pub fn try_anew(libc: &Path, loader: &Path) -> Result<String, NoSites> {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn find_by_running(library: &Library, loader: &Path) -> Result<LargeSites, NoSites> {
+fn find_by_running(library: &Library, loader: &Path, store: Option<&Path>) -> Result<LargeSites, NoSites> {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -277,10 +281,10 @@ fn find_by_running(library: &Library, loader: &Path) -> Result<LargeSites, NoSit
         RUNS.store(RUNS_MAX, Ordering::Relaxed);
         return Err(NoSites::TooManyRuns { build_id: library.build_id.clone() });
     }
-    run::find(library, loader)
+    run::find(library, loader, store)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn find_by_running(_library: &Library, _loader: &Path) -> Result<LargeSites, NoSites> {
+fn find_by_running(_library: &Library, _loader: &Path, _store: Option<&Path>) -> Result<LargeSites, NoSites> {
     Err(NoSites::OtherMachine)
 }

@@ -1,12 +1,12 @@
 //! From a library and its loader to its sites: run, choose, judge.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::choose::choose;
 use super::functions::{Functions, Scope, scope};
 use super::judge::judge;
 use super::observed::{Done, Function};
-use super::sandbox::Sandbox;
+use super::sandbox::{Refused, Sandbox};
 use super::scratch::{Scratch, Symbols, Taken, Watch};
 use super::tracer::{Failed, Interest};
 use super::{LargeSites, Library, NoSites, Unfit, read_file, script};
@@ -24,18 +24,17 @@ const COUNTED_REQUESTS: usize = 3000;
 ///
 /// # Errors
 /// As [`super::find`].
-pub(super) fn find(library: &Library, loader: &Path) -> Result<LargeSites, NoSites> {
+pub(super) fn find(library: &Library, loader: &Path, store: Option<&Path>) -> Result<LargeSites, NoSites> {
     let build_id = || library.build_id.clone();
     let loader_bytes = read_file(loader)?;
     let loader_elf = Elf::parse(loader_bytes.clone()).map_err(|source| NoSites::Elf { path: loader.to_owned(), source })?;
     let symbols = symbols(library, &loader_elf, loader)?;
     let functions = Functions::of(&library.elf);
     let scopes = [symbols.malloc, symbols.calloc, symbols.free].map(|entry| scope(&library.elf, &functions, entry));
-    let sandbox = Sandbox::start(&loader_bytes, &library.bytes, PROGRAM).map_err(|refused| NoSites::Sandbox {
-        build_id: build_id(),
-        step: refused.step,
-        source: refused.source,
-    })?;
+    // In a container with a root that cannot be written the store may be all that there is.
+    let folders: Vec<PathBuf> = [std::env::temp_dir()].into_iter().chain(store.map(Path::to_owned)).collect();
+    let refused = |refused: Refused| NoSites::Sandbox { build_id: build_id(), step: refused.step, source: refused.source };
+    let sandbox = Sandbox::start(&folders, &loader_bytes, &library.bytes, PROGRAM).map_err(refused)?;
     let found = Scratch::start(sandbox, &library.elf, &loader_elf, symbols).and_then(|mut scratch| search(&mut scratch, library, &scopes));
     match found {
         Ok(Ok(sites)) => Ok(sites),

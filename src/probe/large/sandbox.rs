@@ -33,8 +33,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::seccomp;
 use crate::machine::stopped::{ptrace, wait_for};
 
-/// Wall-clock time of a run. A good one takes some two seconds.
-const RUN_TIME_MAX: Duration = Duration::from_secs(30);
+/// Wall-clock time of a run. A good one takes some two seconds, on a machine with nothing left to give many times that.
+const RUN_TIME_MAX: Duration = Duration::from_secs(120);
 /// CPU time of a run, in seconds.
 const CPU_SECONDS_MAX: u64 = 20;
 /// Address space, in bytes: an arena reserves up to 128 MiB before it is cut to 64, and there are about eight.
@@ -81,13 +81,13 @@ pub(super) struct Sandbox {
 pub(super) struct FileNumber(pub u64);
 
 impl Sandbox {
-    /// Starts `program` under `loader`, with `library` as its C library.
-    pub(super) fn start(loader: &[u8], library: &[u8], program: &[u8]) -> Result<Self, Refused> {
-        Self::start_for(RUN_TIME_MAX, loader, library, program)
+    /// Starts `program` under `loader`, with `library` as its C library. Its root is made in the first of `folders` that will do.
+    pub(super) fn start(folders: &[PathBuf], loader: &[u8], library: &[u8], program: &[u8]) -> Result<Self, Refused> {
+        Self::start_for(RUN_TIME_MAX, folders, loader, library, program)
     }
 
-    fn start_for(time: Duration, loader: &[u8], library: &[u8], program: &[u8]) -> Result<Self, Refused> {
-        let root = Root::make().map_err(at("make a folder for it"))?;
+    fn start_for(time: Duration, folders: &[PathBuf], loader: &[u8], library: &[u8], program: &[u8]) -> Result<Self, Refused> {
+        let root = Root::make(folders).map_err(at("make a folder for it"))?;
         let write = at("write its files");
         let loader = root.add(LOADER, loader, 0o555).map_err(&write)?;
         let library = root.add(LIBRARY, library, 0o444).map_err(&write)?;
@@ -197,8 +197,22 @@ impl Drop for Watchdog {
 struct Root(PathBuf);
 
 impl Root {
-    fn make() -> io::Result<Self> {
-        let template = std::env::temp_dir().join("fragprof-scratch-XXXXXX");
+    fn make(folders: &[PathBuf]) -> io::Result<Self> {
+        let mut refused = io::Error::other("there is none to make it in");
+        for folder in folders {
+            match Self::make_in(folder) {
+                Ok(root) => return Ok(root),
+                Err(error) => refused = io::Error::other(format!("{}: {error}", folder.display())),
+            }
+        }
+        Err(refused)
+    }
+
+    fn make_in(folder: &Path) -> io::Result<Self> {
+        if rustix::fs::statvfs(folder)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
+            return Err(io::Error::other("mounted noexec"));
+        }
+        let template = folder.join("fragprof-scratch-XXXXXX");
         let mut template = CString::new(template.as_os_str().as_bytes())?.into_bytes_with_nul();
         // SAFETY: the template is writable, ends with a zero, and outlives the call. The folder is new, ours, and open to us alone.
         if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
@@ -274,7 +288,7 @@ impl Step {
             Self::NoNewRights => "keep it from gaining rights",
             Self::DeathSignal => "bind its life to ours",
             Self::Filter => "filter its system calls",
-            Self::Execute => "run its loader (is the folder for temporary files mounted noexec?)",
+            Self::Execute => "run its loader",
         }
     }
 }
@@ -486,6 +500,10 @@ mod tests {
 
     use super::*;
 
+    fn folders() -> [PathBuf; 1] {
+        [std::env::temp_dir()]
+    }
+
     /// A program that does nothing for ever.
     fn endless() -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
@@ -505,7 +523,7 @@ mod tests {
         }
         let endless = endless();
         let began = Instant::now();
-        let mut sandbox = Sandbox::start_for(Duration::from_millis(300), &endless, b"", b"").unwrap();
+        let mut sandbox = Sandbox::start_for(Duration::from_millis(300), &folders(), &endless, b"", b"").unwrap();
         let (pid, root) = (sandbox.pid(), sandbox.root.as_ref().unwrap().0.clone());
         assert!(root.exists());
         ptrace(libc::PTRACE_CONT, pid, 0, 0).unwrap();
@@ -519,7 +537,7 @@ mod tests {
 
         // Also one that runs, or stands still, when it is no longer wanted.
         for runs in [true, false] {
-            let sandbox = Sandbox::start(&endless, b"", b"").unwrap();
+            let sandbox = Sandbox::start(&folders(), &endless, b"", b"").unwrap();
             let pid = sandbox.pid();
             if runs {
                 ptrace(libc::PTRACE_CONT, pid, 0, 0).unwrap();
@@ -530,12 +548,24 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_will_not_do_is_passed_over_and_named_if_there_is_no_other() {
+        let good = tempfile::tempdir().unwrap();
+        let folders = [PathBuf::from("/proc"), "/no/such/folder".into(), good.path().to_owned()];
+        let root = Root::make(&folders).unwrap();
+        assert!(root.0.starts_with(good.path()));
+        drop(root);
+        assert_eq!(fs::read_dir(good.path()).unwrap().count(), 0);
+        let refused = Root::make(&folders[..2]).err().unwrap();
+        assert!(refused.to_string().contains("/no/such/folder"), "{refused}");
+    }
+
+    #[test]
     fn the_process_is_nobody_without_rights_before_its_first_instruction() {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: a sandbox cannot be made without root");
             return;
         }
-        let sandbox = Sandbox::start(&endless(), b"", b"").unwrap();
+        let sandbox = Sandbox::start(&folders(), &endless(), b"", b"").unwrap();
         let status = fs::read_to_string(format!("/proc/{}/status", sandbox.pid())).unwrap();
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

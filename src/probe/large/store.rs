@@ -19,7 +19,8 @@ use super::{Holds, LargeSite, LargeSites, Library, NoSites, Unfit};
 use crate::machine::Machine;
 use crate::probe::register::Register;
 
-/// First line of a file of the cache: what it is, and the version of its form.
+/// First line of a file of the cache: what it is, and the version, to be raised with its form and when the finder finds more: what was kept of
+/// builds without sites is then tried anew.
 const HEADER: &str = "fragprof size-selective sites 1";
 /// The cache's folder in the store.
 const FOLDER: &str = "large-sites";
