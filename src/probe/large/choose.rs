@@ -15,8 +15,8 @@ use crate::probe::register::Register;
 
 /// Sites of one function. The builds known have at most three.
 const SITES_MAX: usize = 6;
-/// Sets that are looked at. With some dozen distinct covers a search ends after some thousand.
-const SETS_MAX: u32 = 200_000;
+/// Looks of one search at a proposal. With some dozen distinct covers it ends after some thousand.
+const LOOKS_MAX: u32 = 2_000_000;
 /// The stack pointer never holds a block.
 const STACK_POINTER: u8 = 7;
 
@@ -80,7 +80,7 @@ pub(super) fn choose(function: Function, candidates: &[Candidate], requests: &[D
     for depth in [0, 1] {
         let allowed: Vec<&Proposal> = proposals.iter().filter(|proposal| proposal.candidate.depth <= depth).collect();
         for sites in 1..=SITES_MAX {
-            let mut search = Search { proposals: &allowed, required: &required, chosen: Vec::new(), sets_left: SETS_MAX };
+            let mut search = Search { proposals: &allowed, required: &required, chosen: Vec::new(), looks_left: LOOKS_MAX };
             if search.cover(&Requests::default(), sites) {
                 return Ok(search.chosen.into_iter().map(site_of).collect());
             }
@@ -177,7 +177,7 @@ struct Search<'a> {
     proposals: &'a [&'a Proposal],
     required: &'a [usize],
     chosen: Vec<&'a Proposal>,
-    sets_left: u32,
+    looks_left: u32,
 }
 
 impl Search<'_> {
@@ -188,11 +188,11 @@ impl Search<'_> {
             return false;
         }
         for proposal in self.proposals {
+            let Some(left) = self.looks_left.checked_sub(1) else { return false };
+            self.looks_left = left;
             if !proposal.covers.has(next) || !proposal.covers.is_disjoint(covered) {
                 continue;
             }
-            let Some(left) = self.sets_left.checked_sub(1) else { return false };
-            self.sets_left = left;
             self.chosen.push(proposal);
             if self.cover(&covered.with(&proposal.covers), sites_left - 1) {
                 return true;

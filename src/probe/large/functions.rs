@@ -14,6 +14,8 @@ const UNWIND_BYTES_MAX: u64 = 4 << 20;
 const FUNCTION_BYTES_MAX: u64 = 256 << 10;
 /// Parts of one function's scope. malloc has two or three.
 const PARTS_MAX: usize = 64;
+/// Candidates of one function, and locks: the largest known has some 400.
+const CANDIDATES_MAX: usize = 4096;
 
 /// The ranges of a file's functions, also of those without a symbol.
 #[derive(Debug)]
@@ -84,10 +86,10 @@ pub(super) fn scope<R: ReadAt>(elf: &Elf<R>, functions: &Functions, entry: u64) 
             let at = usize::try_from(instruction.ip() - range.start).unwrap_or(usize::MAX);
             let bytes = code.get(at..).and_then(|rest| rest.get(..instruction.len())).unwrap_or_default();
             // What every kernel emulates: the sites found here serve on others.
-            if is_emulated(&instruction, bytes, Emulation::default()) {
+            if is_emulated(&instruction, bytes, Emulation::default()) && candidates.len() < CANDIDATES_MAX {
                 candidates.push(Candidate { vaddr: instruction.ip(), depth });
             }
-            if takes_lock(&instruction) {
+            if takes_lock(&instruction) && locks.len() < CANDIDATES_MAX {
                 locks.push(instruction.ip());
             }
             let to = (instruction.op0_kind() == OpKind::NearBranch64).then(|| instruction.near_branch_target());

@@ -229,7 +229,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, NoSites> {
 }
 
 /// The sites of a build of glibc: known, found before, or found now by running `libc` with its own `loader` in a sandbox, which takes
-/// a second or two and the right to make one (root with CAP_SETUID, CAP_SETGID and CAP_SYS_CHROOT).
+/// a second or two and the right to make one (root with CAP_SETUID, CAP_SETGID, CAP_SYS_CHROOT and CAP_KILL).
 ///
 /// What a run gave is kept in the folder `store`, for the very same file. `libc` and `loader` may be paths below `/proc/PID`; neither is
 /// trusted.

@@ -141,6 +141,11 @@ impl Sandbox {
         }
         let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
         ptrace(libc::PTRACE_SETOPTIONS, self.pid, 0, options as u64).map_err(&failed)?;
+        // What cannot be killed when its time is over is not let run.
+        // SAFETY: the child is ours and not reaped; signal 0 only asks whether another could be sent.
+        if unsafe { libc::kill(self.pid, 0) } != 0 {
+            return Err(at("be sure to end it (CAP_KILL)")(io::Error::last_os_error()));
+        }
         Ok(())
     }
 }
@@ -149,7 +154,10 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         if !self.reaped {
             // SAFETY: the child is ours and not reaped, so the number is its own.
-            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+            if unsafe { libc::kill(self.pid, libc::SIGKILL) } != 0 {
+                // Without CAP_KILL it has never run: a tracer needs no right to end what stands still.
+                let _ = ptrace(libc::PTRACE_KILL, self.pid, 0, 0);
+            }
             // A stop that was on its way may come before the end.
             while wait_for(self.pid).is_ok_and(|status| libc::WIFSTOPPED(status)) {}
         }

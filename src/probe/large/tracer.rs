@@ -18,11 +18,12 @@ use super::script::Trouble;
 use crate::machine::stopped::{BREAKPOINT, BREAKPOINT_MASK, BREAKPOINT_PASSED_BYTES, Registers, peek, poke, ptrace, wait_for};
 use crate::probe::placement::dwarf;
 
-/// Stops of one call. The longest ways, through a full heap, have some thousand.
-const STOPS_MAX: u32 = 1_000_000;
-/// Visits of one call that are kept, and of one instruction in it: twice is as bad as often.
-const VISITS_MAX: usize = 4096;
-const VISITS_OF_ONE_MAX: usize = 2;
+/// Stops of a whole run. A good one has some 200,000; each costs us about as much as the process.
+const STOPS_MAX: u32 = 3_000_000;
+/// Visits of a whole run that are kept, 160 bytes each. A good one has some 100,000.
+const VISITS_MAX: u32 = 500_000;
+/// Visits of one instruction in one call that are kept: twice is as bad as often.
+const VISITS_OF_ONE_MAX: u8 = 2;
 /// What registers hold that carry no argument: no address, and in each another one.
 const JUNK: u64 = 0x5eed_0000_dead_0001;
 /// DWARF numbers of the registers used by name here.
@@ -54,6 +55,8 @@ pub(super) struct Called {
     pub locked: bool,
     /// Whether it waited for a lock that another held.
     pub waited: bool,
+    /// Visits of each instruction that were kept.
+    times: HashMap<u64, u8>,
 }
 
 /// What a breakpoint stands for.
@@ -99,12 +102,14 @@ pub(super) struct Tracer {
     bias: u64,
     /// By the file's addresses.
     armed: HashMap<u64, Armed>,
+    stops_left: u32,
+    visits_left: u32,
 }
 
 impl Tracer {
     /// Lets the process come to its breakpoint.
     pub(super) fn start(sandbox: Sandbox) -> Result<Self, Failed> {
-        let mut tracer = Self { sandbox, ready: 0, bias: 0, armed: HashMap::new() };
+        let mut tracer = Self { sandbox, ready: 0, bias: 0, armed: HashMap::new(), stops_left: STOPS_MAX, visits_left: VISITS_MAX };
         tracer.resume(libc::PTRACE_CONT)?;
         tracer.ready = tracer.registers()?.pc();
         Ok(tracer)
@@ -167,7 +172,7 @@ impl Tracer {
     pub(super) fn count(&mut self, thread: u64, function: u64, arguments: [u64; 3]) -> Result<Called, Failed> {
         self.prepare(thread, function, arguments)?;
         let mut called = Called::default();
-        for _ in 0..STOPS_MAX {
+        loop {
             self.resume(libc::PTRACE_CONT)?;
             let registers = self.registers()?;
             if registers.pc() == self.ready {
@@ -175,12 +180,9 @@ impl Tracer {
                 return Ok(called);
             }
             let vaddr = self.stopped_at(&registers)?;
-            if called.visits.len() < VISITS_MAX {
-                called.visits.push(Visit { vaddr, registers: registers.general(), live: 0 });
-            }
+            self.note(&mut called, vaddr, &registers)?;
             self.step_over(vaddr, registers)?;
         }
-        Err(Failed("did not come back from a call".into()))
     }
 
     /// Makes a call in trouble or without, and notes the candidates that it passes.
@@ -193,7 +195,7 @@ impl Tracer {
         let request = if trouble == Trouble::None { libc::PTRACE_CONT } else { libc::PTRACE_SYSCALL };
         // Within a system call; how it ends.
         let mut in_call: Option<Option<AtEnd>> = None;
-        for _ in 0..STOPS_MAX {
+        loop {
             let stop = self.resume(request)?;
             let mut registers = self.registers()?;
             if stop == Stop::SystemCall {
@@ -211,23 +213,33 @@ impl Tracer {
                 return Ok(called);
             }
             let vaddr = self.stopped_at(&registers)?;
-            let Some(armed) = self.armed.get(&vaddr) else { continue };
-            match armed.interest {
+            let Some(&Armed { interest, instruction, .. }) = self.armed.get(&vaddr) else { continue };
+            match interest {
                 Interest::Candidate => {
-                    note(&mut called.visits, vaddr, &registers);
-                    self.emulate(&armed.instruction, &mut registers)?;
+                    self.note(&mut called, vaddr, &registers)?;
+                    self.emulate(&instruction, &mut registers)?;
                     self.set_registers(&mut registers)?;
                 }
                 Interest::Lock => {
                     called.locked = true;
-                    if contend && let Some(lock) = lock_address(&armed.instruction, &registers) {
+                    if contend && let Some(lock) = lock_address(&instruction, &registers) {
                         contend = !self.hold(lock)?;
                     }
                     self.step_over(vaddr, registers)?;
                 }
             }
         }
-        Err(Failed("did not come back from a call".into()))
+    }
+
+    /// Keeps a visit of a call.
+    fn note(&mut self, called: &mut Called, vaddr: u64, registers: &Registers) -> Result<(), Failed> {
+        let times = called.times.entry(vaddr).or_default();
+        if *times < VISITS_OF_ONE_MAX {
+            *times += 1;
+            self.visits_left = self.visits_left.checked_sub(1).ok_or_else(|| Failed("passed more places than any glibc does".into()))?;
+            called.visits.push(Visit { vaddr, registers: registers.general(), live: 0 });
+        }
+        Ok(())
     }
 
     /// Sets the registers for a call.
@@ -342,6 +354,7 @@ impl Tracer {
     fn resume(&mut self, request: libc::c_uint) -> Result<Stop, Failed> {
         /// `PTRACE_O_TRACESYSGOOD`.
         const SYSTEM_CALL: i32 = libc::SIGTRAP | 0x80;
+        self.stops_left = self.stops_left.checked_sub(1).ok_or_else(|| Failed("stopped more often than any glibc does".into()))?;
         ptrace(request, self.sandbox.pid(), 0, 0)?;
         let status = wait_for(self.sandbox.pid())?;
         if !libc::WIFSTOPPED(status) {
@@ -359,13 +372,6 @@ impl Tracer {
             (_, libc::PTRACE_EVENT_EXEC) => Err(Failed("executed something".into())),
             (signal, _) => Err(Failed(format!("stopped by signal {signal}"))),
         }
-    }
-}
-
-fn note(visits: &mut Vec<Visit>, vaddr: u64, registers: &Registers) {
-    let before = visits.iter().rev().filter(|visit| visit.vaddr == vaddr).take(VISITS_OF_ONE_MAX).count();
-    if before < VISITS_OF_ONE_MAX && visits.len() < VISITS_MAX {
-        visits.push(Visit { vaddr, registers: registers.general(), live: 0 });
     }
 }
 
