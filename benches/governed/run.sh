@@ -12,11 +12,11 @@ for program in pairs server; do
 done
 
 echo "== tight loop of malloc and free"
-"$fragprof" bench --governed --rounds "$rounds" -- "$built/pairs" 600
+"$fragprof" bench --governed --rounds "$rounds" -- "$built/pairs" 1500
 echo "== factor (coreutils, GMP) of a number of 56 digits"
 "$fragprof" bench --governed --rounds "$rounds" -- factor 37544792355231806353818023694784742350892036815934164507
 echo "== two threads as in a server"
-"$fragprof" bench --governed --rounds "$rounds" -- "$built/server" 600
+"$fragprof" bench --governed --rounds "$rounds" -- "$built/server" 1000
 echo "== redis under load"
 load=""
 for copy in 1 2; do

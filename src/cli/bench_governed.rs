@@ -63,8 +63,9 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
     for (name, lost) in ["budget 1 %", "census alone"].iter().zip(&lost) {
         let of = |fold: fn(f64, f64) -> f64, from: f64| lost.iter().copied().fold(from, fold) * 100.0;
         println!(
-            "  {name:<14} {:>+6.2} % of its time (rounds from {:+.2} to {:+.2} %)",
+            "  {name:<14} {:>+6.2} % of its time, median; mean {:+.2} % (rounds from {:+.2} to {:+.2} %)",
             median(lost.clone()) * 100.0,
+            lost.iter().sum::<f64>() / lost.len() as f64 * 100.0,
             of(f64::min, f64::INFINITY),
             of(f64::max, f64::NEG_INFINITY)
         );

@@ -60,7 +60,7 @@ fn soak(span: Duration) {
     let daemon = Daemon::start(&watching(&["churn", "realloc_forms*", "speed*"], ""));
     // Recorded from beginning to end, at a rate that leaves the machine to the others: it goes on between the rounds.
     let mut long_lived = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
-    let recording = Recording::attach(&[long_lived.pid()]);
+    let recording = Recording::attach_for(2 * span + LIMIT, long_lived.pid());
     let begun = Instant::now();
     let mut early = None;
     let mut rounds = 0u64;

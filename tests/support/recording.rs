@@ -13,7 +13,7 @@ use super::process::Process;
 use super::rendezvous::Rendezvous;
 use super::report::Report;
 
-/// Longer than any test: the recordings are ended by a signal or by the target's end.
+/// Longer than a test: the recordings are ended by a signal or by the target's end.
 const DURATION: &str = "300s";
 
 /// The command under test.
@@ -35,8 +35,17 @@ impl Recording {
     }
 
     /// As [`Recording::attach`], with fragprof run by another command (`unshare … fragprof`) and more options.
-    pub fn attach_by(mut command: Command, pids: &[u32], options: &[&str]) -> Self {
-        command.args(["record", "--duration", DURATION]).args(options);
+    pub fn attach_by(command: Command, pids: &[u32], options: &[&str]) -> Self {
+        Self::attach_within(DURATION, command, pids, options)
+    }
+
+    /// As [`Recording::attach`], for a test that is longer than others.
+    pub fn attach_for(span: Duration, pid: u32) -> Self {
+        Self::attach_within(&format!("{}s", span.as_secs()), fragprof(), &[pid], &[])
+    }
+
+    fn attach_within(duration: &str, mut command: Command, pids: &[u32], options: &[&str]) -> Self {
+        command.args(["record", "--duration", duration]).args(options);
         for pid in pids {
             command.args(["-p", &pid.to_string()]);
         }
