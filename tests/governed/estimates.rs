@@ -47,8 +47,9 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_tol
     let ticks = sum(&report, "site_short", "allocations_est") / 20.0;
     let kept = sum(&report, "site_kept", "inuse_allocations_est");
     assert!((kept / ticks - 1.0).abs() < 0.02, "{kept} kept in {ticks} ticks");
-    assert_eq!(sum(&report, "site_middle", "inuse_allocations_est"), 200.0);
-    assert_eq!(sum(&report, "site_short", "inuse_allocations_est"), 40.0);
+    // At the end one block may have been freed and not yet made anew.
+    let live = ["site_middle", "site_short"].map(|site| sum(&report, site, "inuse_allocations_est"));
+    assert!([[200.0, 40.0], [199.0, 40.0], [200.0, 39.0]].contains(&live), "{live:?}");
     // Of those that live 50 ms none is 100 ms old, where its clock ticks in time, and all outlived 10 ms.
     let middle = sum(&report, "site_middle", "survivor_10ms_bytes_est") / (ticks * 4.0 * 256.0);
     assert!((middle - 1.0).abs() < 0.05, "{middle}");
