@@ -176,6 +176,10 @@ fn whole_programs_in_steady_state() {
         let sampled = [fragprof.clone(), "run".into(), "--".into()];
         let (mut one, mut other) = (Running::start(&workload, &sampled, &[]), Running::start(&workload, &sampled, &[]));
         let spell_s = (UNITS_IN_A_SPELL * one.unit_s.max(other.unit_s)).max(SPELL_S_MIN);
+        let mut bare = Running::start(&workload, &[], &[]);
+        let long = Duration::from_secs_f64(spell_s * 4.0);
+        // All of them are young: a heap that has worked for a while is not what it was.
+        let quiet = over_in_a_spell(&mut one, &mut bare, long);
         let ids = [one.pid(), other.pid()].map(|pid| (pid, Target::open(pid).unwrap().id()));
         let (mut samples, mut pairs) = (0, 0.0);
         let (ones, others, spells) = beside(&mut one, &mut other, || {
@@ -212,9 +216,6 @@ fn whole_programs_in_steady_state() {
                 inside(&ones, first) + inside(&others, second)
             })
             .sum();
-        let mut bare = Running::start(&workload, &[], &[]);
-        let long = Duration::from_secs_f64(spell_s * 4.0);
-        let quiet = over_in_a_spell(&mut one, &mut bare, long);
         drop((one, other));
         let heaptrack = heaptrack_library().filter(|_| workload.is_compared_with_heaptrack()).map(|library| {
             let mut traced = Running::start(&workload, &[], &[("LD_PRELOAD", library), ("DUMP_HEAPTRACK_OUTPUT", "/dev/null".into())]);
