@@ -24,17 +24,20 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
     let own = target.tell("start");
     let pinned: Vec<u64> = own["pinned"].as_array().unwrap().iter().map(|addr| addr.as_u64().unwrap()).collect();
     let walks = 12;
-    let (mut missed, mut unknown, mut extent, mut usable) = (0usize, 0u64, 0u64, 0);
+    let (mut missed, mut unknown, mut extent) = (0usize, 0u64, 0u64);
+    let mut unusable = Vec::new();
     for _ in 0..walks {
-        let taken = target.census(Level::Full);
+        // A machine that is busy with the other tests makes it slow, and that is not what is asked here.
+        let options = Options { pace: Pace { duration_max: Duration::from_secs(600), ..Pace::default() }, ..OPTIONS };
+        let taken = take(&target.memory(), target.pid(), "busy", options, &mut Places::default()).unwrap();
         let heap = &taken.census.heaps[0];
-        usable += usize::from(taken.census.walk.usable);
+        unusable.extend((!taken.census.walk.usable).then_some(taken.census.walk));
         unknown += heap.unknown_bytes;
         extent += heap.extent_bytes;
         missed += pinned.iter().filter(|&&addr| taken.heaps[0].chunks.is_live(addr) == Some(false)).count();
     }
-    assert_eq!(missed, 0, "of {}", pinned.len() * walks);
-    assert_eq!(usable, walks, "walks that call themselves usable");
+    assert_eq!(missed, 0, "of {}; not usable: {unusable:?}", pinned.len() * walks);
+    assert!(unusable.is_empty(), "{unusable:?}");
     // `make bench-census` holds 60 walks to 0.01 %; with twelve of them one gap of a window's size is more than that.
     assert!(unknown * 1000 <= extent, "{unknown} of {extent}");
 }

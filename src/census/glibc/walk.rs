@@ -18,8 +18,9 @@ use crate::heap::residency::page_up;
 const HELD_BACK_MAX: usize = 12;
 /// Reads from one place before a new boundary is looked for.
 const TRIES_MAX: u32 = 3;
-/// Windows whose starts are remembered to go back to, the nearest one first.
-const GO_BACK_MAX: usize = 6;
+/// Windows whose starts are remembered to go back to, the nearest one first. While a walk waits for a processor, a busy heap may replace
+/// nearly all boundaries of the last few; one of many still stands.
+const GO_BACK_MAX: usize = 24;
 /// Times a walk goes back in all: four seconds' worth of reading in a heap that makes no sense anywhere.
 const WALKED_AGAIN_MAX: u64 = 4096;
 /// How near the region's end a bad header must be for top to be looked at again.
