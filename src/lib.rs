@@ -49,6 +49,7 @@ pub mod metrics;
 pub mod probe;
 pub mod profile;
 pub mod recorder;
+mod replace;
 pub mod sampler;
 pub mod server;
 pub mod store;

@@ -14,7 +14,8 @@ use super::bench::{Copy, Holds, median};
 use super::beside::Beside;
 use super::record::failed;
 use crate::census::{self, Level, LiveMemory, Pace, Places};
-use crate::recorder::governed::{Governed, Options, process_cpu_ns};
+use crate::recorder::governed::processor_time::of_process_ns;
+use crate::recorder::governed::{Governed, Options};
 use crate::target::Process;
 use crate::units::Pid;
 
@@ -47,7 +48,7 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
                         return Ok(Box::new(Counting::new(pid)));
                     }
                     engine.watch(pid, BUDGET).map_err(failed)?;
-                    Ok(Box::new(Governing { engine: &mut engine, pid, windows: &mut windows, lost: &mut estimated }))
+                    Ok(Box::new(Governing { engine: &mut engine, pid, seen: (0, 0.0), windows: &mut windows, lost: &mut estimated }))
                 })?;
                 both += times.lost() / 2.0;
                 work_s += times.other_s / f64::from(4 * rounds);
@@ -138,7 +139,7 @@ fn of_processes<'a>(
     load: &[OsString],
     hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>,
 ) -> anyhow::Result<Times> {
-    let cpu_s = |pid: Pid| process_cpu_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} is gone"));
+    let cpu_s = |pid: Pid| of_process_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} is gone"));
     let mut held = hold(pids[watched])?;
     let _beside = Beside::start(pids)?;
     let before_s = [cpu_s(pids[0])?, cpu_s(pids[1])?];
@@ -160,6 +161,8 @@ fn spawn(command: &[OsString]) -> anyhow::Result<Child> {
 struct Governing<'a> {
     engine: &'a mut Governed,
     pid: Pid,
+    /// Windows and the estimated loss when it was last looked at: of a process that has ended there is no status.
+    seen: (u64, f64),
     windows: &'a mut u64,
     lost: &'a mut f64,
 }
@@ -169,15 +172,16 @@ impl Holds for Governing<'_> {
         if !self.engine.step(Duration::from_millis(20)) {
             std::thread::sleep(Duration::from_millis(20));
         }
+        if let Some(status) = self.engine.status().first() {
+            self.seen = (status.windows, status.slowdown_ratio_est);
+        }
     }
 }
 
 impl Drop for Governing<'_> {
     fn drop(&mut self) {
-        for status in self.engine.status() {
-            *self.windows += status.windows;
-            *self.lost += status.slowdown_ratio_est;
-        }
+        *self.windows += self.seen.0;
+        *self.lost += self.seen.1;
         self.engine.unwatch(self.pid);
     }
 }

@@ -1,10 +1,12 @@
 //! `fragprof doctor`: what this kernel, these permissions and a process allow. The page to paste into a bug report.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::past::DEFAULT_DIRECTORY;
 use crate::capture;
 use crate::capture::tables::{FileStatus, TableState};
 use crate::error::{ExitStatus, Failed};
@@ -174,7 +176,7 @@ fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Res
         writeln!(out, "  note: {}", terminal(note))?;
     }
     let from = format!("blocks from {} bytes on", grouped(SEEN_FROM_BYTES));
-    match large_places(process, plan) {
+    match large_places(process, plan, Some(Path::new(DEFAULT_DIRECTORY))) {
         Ok(places) => writeln!(out, "  {from}: each passes one of {places} places that small ones do not, or a function that is probed"),
         Err(reason) => writeln!(out, "  {from} cannot be watched by themselves: {}", terminal(&reason)),
     }
@@ -325,7 +327,7 @@ fn process_json(process: &Process, plan: &Plan, tables: Option<&[FileStatus]>) -
         "inner_pid": process.inner_pid(),
         "comm": process.comm(),
         "notes": plan.notes,
-        "large_blocks": match large_places(process, plan) {
+        "large_blocks": match large_places(process, plan, Some(Path::new(DEFAULT_DIRECTORY))) {
             Ok(places) => json!({ "from_bytes": SEEN_FROM_BYTES, "places": places }),
             Err(reason) => json!({ "from_bytes": SEEN_FROM_BYTES, "refused": reason }),
         },

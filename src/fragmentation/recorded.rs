@@ -3,7 +3,7 @@
 use super::decide::of_heap;
 use super::ladder::Ladder;
 use super::verdict::{Change, Evidence, Kind, Remedy, Source, Verdict};
-use crate::profile::{BEFORE_ATTACH, HeapSummary, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue};
+use crate::profile::{BEFORE_ATTACH, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue};
 use crate::units::{HumanBytes, counted};
 
 /// Stacks named in the remedies.
@@ -52,6 +52,14 @@ fn sources(profile: &Profile, process: &Process) -> Vec<Source> {
         sources.push(Source::new("change", "the difference from the census at the start"));
     }
     sources.push(Source::new("stacks", profile.meta.source_words(process)));
+    let governed = profile.meta.governed.iter().find(|governed| governed.pid == process.pid);
+    if let Some(large) = governed.and_then(|governed| governed.large_blocks.as_ref()).filter(|large| large.since_s.is_some()) {
+        let from = crate::units::grouped(large.from_bytes);
+        sources.push(Source::new(
+            "stacks of large blocks",
+            format!("every block from {from} bytes on that was handed out since they are watched"),
+        ));
+    }
     sources
 }
 
@@ -82,30 +90,8 @@ fn change(process: &Process, duration_s: f64) -> Option<Change> {
 fn remedies(profile: &Profile, process: &Process, verdict: Kind, heap: &HeapSummary) -> Vec<Remedy> {
     let mut list = Vec::new();
     match verdict {
-        Kind::Leak => {
-            for (name, stack, bytes) in largest(profile, process, ValueKind::InuseSpace) {
-                list.push(Remedy {
-                    action: format!("free what {name} keeps"),
-                    predicted_bytes: Some(bytes),
-                    basis: format!(
-                        "live at the end in {}, allocated since the start",
-                        counted(stack.values.get(ValueKind::InuseObjects), "block")
-                    ),
-                });
-            }
-        }
-        Kind::Fragmentation => {
-            for (name, stack, bytes) in largest(profile, process, ValueKind::PinnedSpace) {
-                list.push(Remedy {
-                    action: format!("allocate the blocks of {name} early or from a pool of their own"),
-                    predicted_bytes: Some(bytes),
-                    basis: format!(
-                        "free bytes on the pages of its {} of live blocks: an upper limit of what moving them would free",
-                        HumanBytes(stack.values.get(ValueKind::LiveSpace).max(stack.values.get(ValueKind::InuseSpace)))
-                    ),
-                });
-            }
-        }
+        Kind::Leak => list.extend(of_leak(profile, process)),
+        Kind::Fragmentation => list.extend(of_fragmentation(profile, process)),
         _ => {}
     }
     if let Some(trimmable) = heap.trimmable_bytes.filter(|&bytes| bytes > 0 && verdict != Kind::Healthy) {
@@ -132,6 +118,55 @@ fn remedies(profile: &Profile, process: &Process, verdict: Kind, heap: &HeapSumm
     list
 }
 
+/// What keeps memory: the stacks that hold most, by the best that the profile has of them.
+fn of_leak(profile: &Profile, process: &Process) -> Vec<Remedy> {
+    let remedies = |kind, blocks, what: &str| -> Vec<Remedy> {
+        let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {
+            action: format!("free what {name} keeps"),
+            predicted_bytes: Some(bytes),
+            basis: format!("live at the end in {}{what}, allocated since the start", counted(stack.values.get(blocks), "block")),
+        };
+        largest(profile, process, kind).into_iter().map(remedy).collect()
+    };
+    let mut list = remedies(ValueKind::InuseSpace, ValueKind::InuseObjects, "");
+    if list.is_empty() {
+        list = remedies(ValueKind::LargeSpace, ValueKind::LargeObjects, " above 1 KiB");
+        list.extend(survivors(profile, process, |name| format!("look at what {name} keeps")));
+    }
+    list
+}
+
+/// What lies between free pages: the stacks that pin most, or those whose blocks live long where nobody knows that.
+fn of_fragmentation(profile: &Profile, process: &Process) -> Vec<Remedy> {
+    let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {
+        action: format!("allocate the blocks of {name} early or from a pool of their own"),
+        predicted_bytes: Some(bytes),
+        basis: format!(
+            "free bytes on the pages of its {} of live blocks: an upper limit of what moving them would free",
+            HumanBytes(stack.values.get(ValueKind::LiveSpace).max(stack.values.get(ValueKind::InuseSpace)))
+        ),
+    };
+    let list: Vec<Remedy> = largest(profile, process, ValueKind::PinnedSpace).into_iter().map(remedy).collect();
+    match list.is_empty() {
+        true => survivors(profile, process, |name| format!("look at whether the blocks of {name} can come from a pool of their own")),
+        false => list,
+    }
+}
+
+/// The stacks whose blocks live long, of windows: an estimate of what was made, not of what lives.
+fn survivors(profile: &Profile, process: &Process, action: impl Fn(&str) -> String) -> Vec<Remedy> {
+    let Some(age_s) = profile.meta.survivor_age_s.filter(|_| profile.meta.mode == Mode::Governed) else { return Vec::new() };
+    let remedy = |(name, _, bytes): (String, &Stack, u64)| Remedy {
+        action: action(&name),
+        predicted_bytes: None,
+        basis: format!(
+            "about {} of its bytes outlived {age_s} s: an estimate from windows, which do not tell what still lives",
+            HumanBytes(bytes)
+        ),
+    };
+    largest(profile, process, ValueKind::SurvivorSpace).into_iter().map(remedy).collect()
+}
+
 /// The stacks of a process with the most of a value, by the function that asked for the memory.
 fn largest<'a>(profile: &'a Profile, process: &Process, kind: ValueKind) -> Vec<(String, &'a Stack, u64)> {
     let named = |stack: &&Stack| {
@@ -148,8 +183,8 @@ fn largest<'a>(profile: &'a Profile, process: &Process, kind: ValueKind) -> Vec<
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::profile::HeapMoment;
     use crate::profile::testing::shop;
+    use crate::profile::{Frame, HeapMoment};
 
     #[test]
     fn a_profile_of_a_fragmented_heap_names_the_stack_that_pins_it_with_its_bytes() {
@@ -172,6 +207,27 @@ mod tests {
         assert_eq!(verdict.verdict, Kind::Leak);
         assert_eq!(verdict.evidence.change.map(|change| (change.seconds, change.live_bytes_delta)), Some((10.0, 16 << 20)));
         assert!(verdict.remedies[0].action.contains("Session::create"), "{:?}", verdict.remedies);
+    }
+
+    #[test]
+    fn of_windows_a_leak_names_large_blocks_that_live_and_whose_blocks_live_long() {
+        let mut profile = shop();
+        profile.meta.mode = Mode::Governed;
+        profile.meta.survivor_age_s = Some(10.0);
+        let start = HeapSummary { live_bytes: Some(4 << 20), resident_bytes: Some(70 << 20), ..HeapSummary::default() };
+        profile.meta.processes[0].at_start = Some(HeapMoment { after_ms: 0, recorded_live_bytes: 0, heap: start });
+        let mut told = Profile::new(profile.meta.clone());
+        let frames = |name: &str| [Frame::named(name)];
+        let values = |kind, blocks, bytes| crate::profile::Values::default().with(kind, bytes).with(ValueKind::LargeObjects, blocks);
+        told.add(4242, &frames("keeps_large"), None, &values(ValueKind::LargeSpace, 3, 3 << 20));
+        told.add(4242, &frames("keeps_small"), None, &values(ValueKind::SurvivorSpace, 0, 9 << 20));
+        let (_, verdict) = judge(&told).unwrap();
+        assert_eq!(verdict.verdict, Kind::Leak);
+        let [large, small, ..] = &verdict.remedies[..] else { panic!("{:?}", verdict.remedies) };
+        assert_eq!((large.action.as_str(), large.predicted_bytes), ("free what keeps_large keeps", Some(3 << 20)));
+        assert!(large.basis.contains("3 blocks above 1 KiB"), "{large:?}");
+        assert_eq!((small.action.as_str(), small.predicted_bytes), ("look at what keeps_small keeps", None));
+        assert!(small.basis.contains("9.00 MiB of its bytes outlived 10 s"), "{small:?}");
     }
 
     #[test]

@@ -133,6 +133,15 @@ pub fn bytes(pid: Pid) -> HeapBytes {
     }
 }
 
+/// The ladder of a process's heap now; `None` if no census can tell it.
+pub fn ladder(pid: Pid) -> Option<HeapSummary> {
+    let process = Process::open(pid).ok()?;
+    let comm = process.comm().to_owned();
+    let memory = LiveMemory::open(process).ok()?;
+    let taken = census_of(&memory, pid, &comm, Level::Full).ok()?;
+    (taken.census.walk.usable && !taken.heaps.is_empty()).then(|| summary(&taken))
+}
+
 /// The ladder of a census at level full.
 pub fn summary(taken: &Taken) -> HeapSummary {
     let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);

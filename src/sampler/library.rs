@@ -4,13 +4,14 @@
 //! of them lives, also after they have closed all descriptors. The file is replaced by rename, never written in place, because running
 //! programs have it mapped.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
+
+use crate::replace::replace;
 
 /// Which build of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +111,7 @@ pub fn install(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
         .into_iter()
         .map(|flavour| {
             let path = folder.join(flavour.file_name());
-            write(&path, flavour.bytes()).map_err(failed(&path))?;
+            replace(&path, flavour.bytes(), 0o644).map_err(failed(&path))?;
             Ok(path)
         })
         .collect()
@@ -150,7 +151,8 @@ fn place_in(folder: &Path, flavour: Flavour) -> Result<PathBuf, Unfit> {
     }
     let path = folder.join(flavour.file_name());
     if !holds(&path, flavour.bytes()) {
-        write(&path, flavour.bytes())?;
+        // The program may run as another user.
+        replace(&path, flavour.bytes(), 0o644)?;
     }
     Ok(path)
 }
@@ -159,24 +161,6 @@ fn holds(path: &Path, bytes: &[u8]) -> bool {
     let mut there = Vec::with_capacity(bytes.len());
     let read = File::open(path).and_then(|file| file.take(bytes.len() as u64 + 1).read_to_end(&mut there));
     read.is_ok() && there == bytes
-}
-
-/// Writes beside and renames: whoever opens the path finds the old file or the new one, whole.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    static NTH: AtomicU32 = AtomicU32::new(0);
-    let beside = path.with_extension(format!("so.{}.{}", std::process::id(), NTH.fetch_add(1, Ordering::Relaxed)));
-    let written = (|| {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
-        file.write_all(bytes)?;
-        // The program may run as another user; the mask of the caller is not asked.
-        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-        fs::rename(&beside, path)
-    })();
-    if written.is_err() {
-        // Nothing is left behind of a disk that was full.
-        drop(fs::remove_file(&beside));
-    }
-    written
 }
 
 #[cfg(test)]

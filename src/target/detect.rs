@@ -60,11 +60,34 @@ pub struct Detector {
 /// What is known of the main program.
 #[derive(Debug, Default)]
 struct MainProgram {
-    /// Where the loader leaves the address of its list, if it has one.
-    debug_word: Option<u64>,
+    /// Where the loader's list of files is, if it has one.
+    list: Option<ListPlace>,
     /// No loader starts it: its `malloc` is its own.
     is_static: bool,
     inode: u64,
+}
+
+/// Where the loader's `struct r_debug` is, which has its list of files.
+#[derive(Debug, Clone, Copy)]
+enum ListPlace {
+    /// At this address.
+    At(u64),
+    /// At the address in this word.
+    Behind(u64),
+}
+
+impl MainProgram {
+    /// Of a file whose addresses are this much lower than those of the process. A loader that was run as a command, with the program as its
+    /// argument, is what the kernel started: it has no DT_DEBUG, and tells of its list by a variable (glibc's `_r_debug`, elf/dl-debug.c;
+    /// musl's `_dl_debug_addr`, ldso/dynlink.c).
+    fn of(file: &MappedFile, bias: Option<u64>, inode: u64) -> Self {
+        let elf = &file.elf;
+        let at = |vaddr: u64| bias.map(|bias| bias.wrapping_add(vaddr));
+        let variable = |name: &[u8]| if elf.has_interpreter() { None } else { at(elf.variable_vaddr(name)?) };
+        let own = variable(b"_r_debug").map(ListPlace::At).or_else(|| variable(b"_dl_debug_addr").map(ListPlace::Behind));
+        let is_static = !elf.has_interpreter() && own.is_none();
+        Self { list: own.or_else(|| Some(ListPlace::Behind(at(elf.debug_word_vaddr()?)?))), is_static, inode }
+    }
 }
 
 impl Detector {
@@ -93,11 +116,7 @@ impl Detector {
             if is_main {
                 detection.main_is_go = file.elf.is_go();
                 let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
-                main = MainProgram {
-                    debug_word: bias.zip(file.elf.debug_word_vaddr()).map(|(bias, vaddr)| bias.wrapping_add(vaddr)),
-                    is_static: !file.elf.has_interpreter(),
-                    inode: mapping.inode,
-                };
+                main = MainProgram::of(&file, bias, mapping.inode);
             }
             let found = self.find(&file);
             if !found.functions.is_empty() {
@@ -157,8 +176,8 @@ fn mark_serving(process: &Process, maps: &Maps, main: &MainProgram, modules: &mu
         }
         return;
     }
-    let Some(debug_word) = main.debug_word else { return };
-    for dynamic_section in link_map(process, debug_word) {
+    let Some(list) = main.list else { return };
+    for dynamic_section in link_map(process, list) {
         let Some(owner) = maps.find(Addr(dynamic_section)) else { continue };
         let module = modules.iter_mut().find(|m| m.mapping.inode == owner.inode && m.mapping.device == owner.device);
         if let Some(module) = module.filter(|m| m.found.exports_malloc) {
@@ -170,14 +189,18 @@ fn mark_serving(process: &Process, maps: &Maps, main: &MainProgram, modules: &mu
 
 /// Addresses of the dynamic sections of all loaded files in the loader's order (glibc and musl, link.h: `struct r_debug { int version;
 /// struct link_map *map; … }`, `struct link_map { addr, name, ld, next, prev }`).
-fn link_map(process: &Process, debug_word: u64) -> Vec<u64> {
+fn link_map(process: &Process, list: ListPlace) -> Vec<u64> {
     let Ok(memory) = File::open(process.directory().join("mem")) else { return Vec::new() };
     let word = |address: u64| {
         let mut bytes = [0; 8];
         memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes)).filter(|&value| value != 0)
     };
     let mut sections = Vec::new();
-    let mut next = word(debug_word).and_then(|debug| word(debug.wrapping_add(8)));
+    let debug = match list {
+        ListPlace::At(addr) => Some(addr),
+        ListPlace::Behind(addr) => word(addr),
+    };
+    let mut next = debug.and_then(|debug| word(debug.wrapping_add(8)));
     while let Some(entry) = next {
         if sections.len() == LINK_MAP_MAX {
             break;

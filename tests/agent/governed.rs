@@ -1,9 +1,11 @@
 //! The agent's governed tier: windows on the processes in most need, told everywhere, and nothing left when it is turned off or stopped.
 
+use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::recorder::governed::process_cpu_ns;
+use fragprof::recorder::governed::processor_time::of_process_ns;
 use fragprof::units::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -68,6 +70,62 @@ fn the_leaking_stack_is_first_of_the_survivors_and_no_probe_stays_when_the_tier_
     assert_eq!(changed_code_bytes(target.pid()), 0);
 }
 
+/// Bytes of a tree's nodes by these names, whatever is below them.
+fn bytes_of(node: &Value, told: &mut BTreeMap<String, u64>) {
+    for child in node["children"].as_array().into_iter().flatten() {
+        match child["name"].as_str().filter(|name| name.starts_with("site_")) {
+            Some(name) => *told.entry(name.to_owned()).or_default() += child["total"].as_u64().unwrap(),
+            None => bytes_of(child, told),
+        }
+    }
+}
+
+#[test]
+fn each_large_block_of_a_busy_process_is_in_the_api_by_its_site_and_in_the_metrics() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut target = Process::start_piped(Command::new(built("large")).args(["1", "empty"]));
+    let mut input = target.input();
+    assert!(target.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{}", target.err);
+    let tier = TIER.replace("budget_percent = 20.0", "budget_percent = 50.0");
+    let daemon = Daemon::start(&watching(&["governed-large*"], &tier));
+    let of_target = format!("pid=\"{}\"", target.pid());
+    let metric = |name: &str| value(&daemon.metrics(), &format!("fragprof_process_large_blocks_{name}"), &of_target);
+    wait_until("large blocks to be watched", || metric("watched") == Some(1.0));
+    input.write_all(b"work 3000\n").unwrap();
+    assert!(target.out.wait_for(LIMIT, |line| line == "done").is_some(), "{}", target.err);
+    input.write_all(b"truth\n").unwrap();
+    let mut truth = BTreeMap::new();
+    for nth in 2.. {
+        let line = target.out.nth(nth, LIMIT).unwrap();
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["done"] => break,
+            ["small", _] | [_, "0", "0"] => {}
+            [site, _, bytes] => drop(truth.insert(site.to_owned(), bytes.parse::<u64>().unwrap())),
+            _ => panic!("{line}"),
+        }
+    }
+    assert!(truth.values().sum::<u64>() > 1 << 20, "{truth:?}");
+    // A tree leaves out what is less than a two-thousandth of it.
+    truth.retain(|_, bytes| *bytes > 1 << 16);
+    let profile = format!("/api/v1/processes/{}/profile?by=live", target.pid());
+    let told = || {
+        let mut told = BTreeMap::new();
+        bytes_of(&api(&daemon, &profile)["tree"]["root"], &mut told);
+        told.retain(|site, _| truth.contains_key(site));
+        told
+    };
+    let deadline = Instant::now() + LIMIT;
+    while told() != truth {
+        assert!(Instant::now() < deadline, "told:\n{:#?}\nand the truth is\n{truth:#?}", told());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(metric("live_bytes").is_some_and(|bytes| bytes >= truth.values().sum::<u64>() as f64), "{:?}", metric("live_bytes"));
+    assert!(metric("seconds_total").is_some_and(|lost| lost > 0.0));
+}
+
 /// Time that is measured, after the start.
 const MEASURED: Duration = Duration::from_secs(60);
 const PROCESSES: usize = 100;
@@ -102,7 +160,7 @@ fn figures_of_a_node_with_a_hundred_processes() {
     });
     println!("first complete picture of {PROCESSES} processes after {:.1} s (goal 10 s)", began.elapsed().as_secs_f64());
     // All its threads, by the kernel's account.
-    let cpu_s = || process_cpu_ns(Pid(daemon.process.pid())).unwrap() as f64 / 1e9;
+    let cpu_s = || of_process_ns(Pid(daemon.process.pid())).unwrap() as f64 / 1e9;
     let (before_s, since) = (cpu_s(), Instant::now());
     std::thread::sleep(MEASURED);
     let share = (cpu_s() - before_s) / since.elapsed().as_secs_f64();

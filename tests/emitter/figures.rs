@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fragprof::cli::beside::Beside;
-use fragprof::recorder::governed::process_cpu_ns;
+use fragprof::recorder::governed::processor_time::of_process_ns;
 use fragprof::recorder::{Choice, Options, Recorder};
 use fragprof::target::Process as Target;
 use fragprof::units::Pid;
@@ -96,9 +96,9 @@ impl Running {
 
     /// One unit of work.
     fn unit(&mut self) -> Unit {
-        let (began, before) = (Instant::now(), process_cpu_ns(self.pid()).unwrap());
+        let (began, before) = (Instant::now(), of_process_ns(self.pid()).unwrap());
         self.load.work(&self.process, &mut self.input);
-        Unit { began, ended: Instant::now(), cpu_s: (process_cpu_ns(self.pid()).unwrap() - before) as f64 / 1e9 }
+        Unit { began, ended: Instant::now(), cpu_s: (of_process_ns(self.pid()).unwrap() - before) as f64 / 1e9 }
     }
 
     /// Works until it is told to stop.

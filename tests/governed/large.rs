@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{ChildStdin, Command};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use rustix::process::Signal;
 
 use super::harm::changed_code_bytes;
 use super::{built, output};
+use crate::support::build::LIB_DIR;
 use crate::support::process::{Process, run, wait_until};
 use crate::support::{LIMIT, bpf, serial};
 
@@ -20,6 +22,10 @@ use crate::support::{LIMIT, bpf, serial};
 const BUDGET: f64 = 0.5;
 /// Large operations of a test.
 const OPERATIONS: u64 = 30_000;
+
+/// The C library and its loader.
+const LIBRARY: &str = "libc.so.6";
+const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// Blocks and bytes by site.
 type BySite = BTreeMap<String, (u64, u64)>;
@@ -33,7 +39,11 @@ struct Program {
 
 impl Program {
     fn start(churn: u32) -> Self {
-        let mut process = Process::start_piped(Command::new(built("large")).arg(churn.to_string()));
+        Self::start_as(Command::new(built("large")).arg(churn.to_string()))
+    }
+
+    fn start_as(command: &mut Command) -> Self {
+        let mut process = Process::start_piped(command);
         let input = process.input();
         let mut program = Self { process, input, said: 0 };
         assert_eq!(program.line().as_deref(), Some("ready"), "{}", program.process.err);
@@ -177,6 +187,36 @@ fn so_it_is_on_kernels_without_sessions_multi_probes_and_cookies() {
 }
 
 #[test]
+fn a_build_of_glibc_that_nobody_knows_is_tried_while_windows_go_on_and_is_known_from_then_on() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    // Bytes behind the end of this machine's build make it another file, which works alike.
+    let (folder, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for name in [LOADER, LIBRARY] {
+        std::fs::copy(Path::new(LIB_DIR).join(name), folder.path().join(name)).unwrap();
+    }
+    std::fs::OpenOptions::new().append(true).open(folder.path().join(LIBRARY)).unwrap().write_all(b"another").unwrap();
+    let mut command = Command::new(folder.path().join(LOADER));
+    let mut program = Program::start_as(command.arg("--library-path").arg(folder.path()).arg(built("large")).arg("1"));
+    let of = |governed: &mut Governed| governed.profile(None).meta.governed[0].large_blocks.clone().unwrap();
+    for is_known in [false, true] {
+        let mut governed =
+            Governed::new(Options { own_census: false, sites_store: Some(store.path().to_owned()), ..Options::default() }).unwrap();
+        governed.watch(program.pid(), BUDGET).unwrap();
+        let said = of(&mut governed);
+        assert_eq!(!said.reason.contains("is being tried"), is_known, "{said:?}");
+        governed.wait_for_tables(Duration::from_secs(20));
+        step_until(&mut governed, "the trial is over", |status| status.large.kept);
+        assert_eq!(std::fs::read_dir(store.path().join("large-sites")).unwrap().count(), 1);
+        program.order(&mut governed, "forget");
+        program.order(&mut governed, "work 2000");
+        hold_against_books(&mut program, &mut governed);
+    }
+}
+
+#[test]
 fn large_blocks_that_come_too_often_are_left_at_a_bounded_cost_and_said_to_be() {
     if bpf().is_none() {
         return;
@@ -263,7 +303,7 @@ fn no_large_blocks_are_watched_where_it_is_switched_off_or_another_allocator_ser
     assert_eq!((of(&mut off).state.as_str(), of(&mut off).trials), ("none", 0));
     drop(off);
     let wrapper = output("governed-ledger.so", |fresh| {
-        let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed/ledger.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/governed/ledger.c");
         let done = run(Command::new("cc").args(["-O2", "-g", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(fresh).arg(&source));
         assert!(done.status.success(), "{}", done.err);
     });

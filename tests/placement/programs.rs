@@ -84,7 +84,11 @@ impl Program {
     }
 
     fn start(&self, arguments: &[&str]) -> Running {
-        let mut running = Running(Command::new(self.path()).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        Self::start_by(Command::new(self.path()).args(arguments))
+    }
+
+    fn start_by(command: &mut Command) -> Running {
+        let mut running = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
         running.answer();
         running
     }
@@ -146,6 +150,21 @@ fn a_dynamic_musl_program_is_served_by_its_loader() {
     let plan = Program::compile(PROGRAM, "musl-gcc", &[]).start(&[]).plan().unwrap();
     let [file] = &plan.files[..] else { panic!("{plan:?}") };
     assert_eq!((file.allocator, file.serves_malloc), (Allocator::Musl, true));
+}
+
+#[test]
+fn a_program_that_is_given_to_its_loader_as_an_argument_is_served_as_ever() {
+    let jemalloc = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+    for (compiler, loader, arguments, serving) in [
+        ("cc", "/lib64/ld-linux-x86-64.so.2", &[][..], Allocator::Glibc),
+        ("cc", "/lib64/ld-linux-x86-64.so.2", &["-Wl,--no-as-needed", jemalloc], Allocator::Jemalloc),
+        ("musl-gcc", "/lib/ld-musl-x86_64.so.1", &[], Allocator::Musl),
+    ] {
+        let program = Program::compile(PROGRAM, compiler, arguments);
+        let plan = Program::start_by(Command::new(loader).arg(program.path())).plan().unwrap();
+        let serves: Vec<_> = plan.files.iter().filter(|file| file.serves_malloc).map(|file| file.allocator).collect();
+        assert_eq!(serves, [serving], "{loader} {arguments:?}");
+    }
 }
 
 #[test]

@@ -9,15 +9,15 @@
 
 use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::digest::Digest;
 use super::{Holds, LargeSite, LargeSites, Library, NoSites, Unfit};
 use crate::machine::Machine;
 use crate::probe::register::Register;
+use crate::replace::replace;
 
 /// First line of a file of the cache: what it is, and the version, to be raised with its form and when the finder finds more: what was kept of
 /// builds without sites is then tried anew.
@@ -180,7 +180,6 @@ pub(super) fn write(store: &Path, entry: &Entry) {
 }
 
 fn write_file(store: &Path, entry: &Entry) -> io::Result<()> {
-    static NTH: AtomicU32 = AtomicU32::new(0);
     let folder = store.join(FOLDER);
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -189,18 +188,7 @@ fn write_file(store: &Path, entry: &Entry) -> io::Result<()> {
     if fs::read_dir(&folder)?.take(FILES_MAX).count() >= FILES_MAX {
         return Err(io::Error::other(format!("{FILES_MAX} builds are kept there already")));
     }
-    let path = path_of(store, &entry.digest);
-    let beside = path.with_extension(format!("{}.{}", std::process::id(), NTH.fetch_add(1, Ordering::Relaxed)));
-    let written = (|| {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-        file.write_all(format!("{HEADER}\n{}\n", entry.line()).as_bytes())?;
-        fs::rename(&beside, &path)
-    })();
-    if written.is_err() {
-        // Nothing is left behind of a disk that was full.
-        drop(fs::remove_file(&beside));
-    }
-    written
+    replace(&path_of(store, &entry.digest), format!("{HEADER}\n{}\n", entry.line()).as_bytes(), 0o600)
 }
 
 #[cfg(test)]

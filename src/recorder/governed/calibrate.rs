@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::target::process_cpu_ns;
+use super::processor_time::of_process_ns;
 use crate::capture::{Attached, Capture, Slot, TargetFlags, wire};
 use crate::governor::HitCosts;
 use crate::probe::plan::Planner;
@@ -130,7 +130,7 @@ impl Child {
     }
 
     fn cpu_ns(&self) -> anyhow::Result<u64> {
-        process_cpu_ns(self.pid()).ok_or_else(|| anyhow::anyhow!("the child that is measured has ended"))
+        of_process_ns(self.pid()).ok_or_else(|| anyhow::anyhow!("the child that is measured has ended"))
     }
 }
 

@@ -3,10 +3,10 @@
 //! They have a slot of their own beside the target's, so that a burst of large blocks closes them and nothing else. While they are in, a
 //! ledger knows every large block handed out since; [`crate::governor::large`] decides how long that is.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::Path;
 
 use super::books::{LargeBook, lock};
+use super::builds::{KnownSites, find_now};
 use super::target::{Tools, is_lossy};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss, wire};
 use crate::governor::large::PIECE_S;
@@ -14,13 +14,11 @@ use crate::governor::{HitCosts, LargePace, Left};
 use crate::ledger::Ledger;
 use crate::probe::cookie::{LargeOp, encode_large};
 use crate::probe::functions::{Family, find as find_function};
-use crate::probe::large::{self, LargeSites, SEEN_FROM_BYTES};
+use crate::probe::large::{LargeSites, SEEN_FROM_BYTES};
 use crate::probe::plan::{FilePlan, Plan};
 use crate::recorder::monotonic_ns;
 use crate::target::Process;
 use crate::target::allocator::Allocator;
-use crate::target::file::{FileIdentity, MappedFile};
-use crate::target::maps::Mapping;
 use crate::target::process::read_bounded;
 use crate::units::Pid;
 
@@ -30,40 +28,10 @@ const AROUND_S: f64 = 0.001;
 const RETRY_S: f64 = 60.0;
 /// Large blocks that books are kept of: 32 bytes each at most, so 32 MiB a process.
 const LIVE_MAX: u64 = 1 << 20;
-/// Builds of glibc whose sites are remembered.
-const BUILDS_MAX: usize = 256;
 /// Linux allows arguments and environment three quarters of an 8 MiB stack (fs/exec.c, bprm_stack_limits).
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
 /// Functions whose large blocks pass the sites, or which only call one that is probed.
 const SEEN_AT_SITES: [&str; 5] = ["malloc", "calloc", "free", "cfree", "reallocarray"];
-
-/// The sites of each build of glibc met so far. Finding them may take a second, so it is done once a build.
-#[derive(Debug)]
-pub struct KnownSites {
-    /// Where they are kept between runs.
-    store: Option<PathBuf>,
-    builds: HashMap<FileIdentity, Result<LargeSites, String>>,
-}
-
-impl KnownSites {
-    /// Nothing is known yet but what the store holds.
-    pub fn new(store: Option<PathBuf>) -> Self {
-        Self { store, builds: HashMap::new() }
-    }
-
-    fn of(&mut self, process: &Process, file: &FilePlan) -> Result<LargeSites, String> {
-        if let Some(known) = self.builds.get(&file.identity) {
-            return known.clone();
-        }
-        let loader = loader_of(process);
-        let found = large::find(&file.attach_path, loader.as_deref(), self.store.as_deref()).map_err(|error| error.to_string());
-        if self.builds.len() >= BUILDS_MAX {
-            self.builds.clear();
-        }
-        self.builds.insert(file.identity.clone(), found.clone());
-        found
-    }
-}
 
 /// The process that they are in.
 pub struct Whose {
@@ -72,6 +40,15 @@ pub struct Whose {
     pub slot: Slot,
     /// When it was first watched, in seconds of the driver's clock.
     pub began_s: f64,
+}
+
+/// Where the probes go.
+enum Place {
+    At(AttachFile),
+    /// Its build of glibc is being tried.
+    Sought,
+    /// Nowhere, with the reason.
+    Nowhere(String),
 }
 
 /// Probes that are in.
@@ -92,8 +69,7 @@ enum State {
 
 /// The probes for large blocks of one process.
 pub struct Large {
-    /// Where they go, or why nowhere.
-    place: Result<AttachFile, String>,
+    place: Place,
     slot: Option<Slot>,
     pace: LargePace,
     state: State,
@@ -115,7 +91,7 @@ pub struct Large {
 impl Large {
     /// Of a process about which nothing is known yet. `wanted`: `false` never puts any in.
     pub fn new(budget: f64, costs: HitCosts, wanted: bool) -> Self {
-        let place = Err(if wanted { "not looked at yet" } else { "switched off" }.to_owned());
+        let place = Place::Nowhere(if wanted { "not looked at yet" } else { "switched off" }.to_owned());
         Self {
             place,
             slot: None,
@@ -134,8 +110,20 @@ impl Large {
     /// Looks where the probes go. Those that are in stay where they are.
     pub fn look(&mut self, process: &Process, plan: &Plan, known: &mut KnownSites) {
         if !matches!(self.state, State::Ended) {
-            self.place = place(process, plan, known);
+            self.place = match glibc_of(process, plan) {
+                Ok(glibc) => match known.of(process, glibc) {
+                    Some(Ok(sites)) => Place::At(attach_file(glibc, &sites)),
+                    Some(Err(reason)) => Place::Nowhere(reason),
+                    None => Place::Sought,
+                },
+                Err(reason) => Place::Nowhere(reason),
+            };
         }
+    }
+
+    /// Whether its build of glibc is being tried: once that is done, it has to be looked at again.
+    pub fn waits_for_sites(&self) -> bool {
+        matches!(self.place, Place::Sought)
     }
 
     /// Another budget from now on.
@@ -169,13 +157,18 @@ impl Large {
 
     /// How it stands, in words, and why.
     pub fn words(&self) -> (&'static str, String) {
-        let reason = self.failed.as_ref().or(self.place.as_ref().err());
+        let nowhere = match &self.place {
+            Place::At(_) => None,
+            Place::Sought => Some("its build of glibc is not known and is being tried"),
+            Place::Nowhere(reason) => Some(reason.as_str()),
+        };
+        let reason = self.failed.as_deref().or(nowhere);
         match (&self.state, self.left, reason) {
             (State::In(_), _, _) if self.pace.is_kept() => ("kept", String::new()),
             (State::In(_), _, _) => ("tried", String::new()),
             (State::Ended, None, _) if self.trials > 0 => ("kept", String::new()),
             (_, Some(left), _) => ("left", left.words().to_owned()),
-            (_, None, Some(reason)) => ("none", reason.clone()),
+            (_, None, Some(reason)) => ("none", reason.to_owned()),
             (_, None, None) => ("none", "they were not tried yet".to_owned()),
         }
     }
@@ -183,7 +176,7 @@ impl Large {
     /// Does what is due; seconds that the process is estimated to have lost meanwhile. `full`: it is traced in full now.
     pub fn advance(&mut self, tools: &Tools<'_>, whose: &Whose, full: bool) -> f64 {
         match std::mem::replace(&mut self.state, State::Ended) {
-            State::Out(until_s) if !full && tools.now_s >= until_s && self.place.is_ok() => self.begin(tools, whose),
+            State::Out(until_s) if !full && tools.now_s >= until_s && matches!(self.place, Place::At(_)) => self.begin(tools, whose),
             State::In(probes) => self.while_in(tools, probes, whose.slot, full),
             state => {
                 self.state = state;
@@ -194,7 +187,7 @@ impl Large {
 
     fn begin(&mut self, tools: &Tools<'_>, whose: &Whose) -> f64 {
         self.state = State::Out(tools.now_s + RETRY_S);
-        let Ok(file) = &self.place else { return 0.0 };
+        let Place::At(file) = &self.place else { return 0.0 };
         let flags = TargetFlags(wire::TARGET_STACKS | wire::TARGET_GOVERNED);
         let attached = self.slot.map_or_else(|| tools.capture.add_beside(whose.pid, 0, flags), Ok).and_then(|slot| {
             self.slot = Some(slot);
@@ -301,38 +294,29 @@ impl Large {
     }
 }
 
-/// Where the probes of a process go, or why there are none.
-fn place(process: &Process, plan: &Plan, known: &mut KnownSites) -> Result<AttachFile, String> {
+/// The glibc that serves a process's large blocks, or why there is none whose books could be kept.
+fn glibc_of<'a>(process: &Process, plan: &'a Plan) -> Result<&'a FilePlan, String> {
     let others = [Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc];
     if let Some(other) = plan.files.iter().find(|file| others.contains(&file.allocator)) {
         return Err(format!("the process has another allocator, {}", other.allocator.name()));
     }
     let glibc = plan.files.iter().find(|file| file.allocator == Allocator::Glibc && file.serves_malloc);
     let Some(glibc) = glibc else { return Err("the process's malloc is not that of a shared glibc".to_owned()) };
-    if let Some(bytes) = raised_cache_bytes(process) {
-        return Err(format!("glibc.malloc.tcache_max is {bytes}: the thread cache takes large blocks too"));
+    match raised_cache_bytes(process) {
+        Some(bytes) => Err(format!("glibc.malloc.tcache_max is {bytes}: the thread cache takes large blocks too")),
+        None => Ok(glibc),
     }
-    Ok(attach_file(glibc, &known.of(process, glibc)?))
 }
 
-/// How many places in a process's allocator only large blocks pass, or why they cannot be watched by themselves.
+/// How many places in a process's allocator only large blocks pass, or why they cannot be watched by themselves. A build that is neither
+/// shipped nor in the folder `store` is tried, which takes seconds; nothing is kept of it.
 ///
 /// # Errors
 /// With the reason, as a sentence.
-pub fn large_places(process: &Process, plan: &Plan) -> Result<usize, String> {
-    let file = place(process, plan, &mut KnownSites::new(None))?;
-    Ok(file.sites.iter().filter(|site| !site.with_return).count())
-}
-
-/// The dynamic loader of a process, by a path that reaches it from here.
-fn loader_of(process: &Process) -> Option<PathBuf> {
-    let maps = process.maps().ok()?;
-    let is_loader = |mapping: &&Mapping| {
-        let name = mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
-        name.is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld-2."))
-    };
-    let mapping = maps.executable_files().find(is_loader)?;
-    Some(MappedFile::open(process, mapping).ok()?.attach_path)
+pub fn large_places(process: &Process, plan: &Plan, store: Option<&Path>) -> Result<usize, String> {
+    let glibc = glibc_of(process, plan)?;
+    let sites = find_now(process, glibc, store)?;
+    Ok(attach_file(glibc, &sites).sites.iter().filter(|site| !site.with_return).count())
 }
 
 /// All sites of one file: those that large blocks pass, and the functions that have none.

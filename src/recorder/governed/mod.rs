@@ -4,15 +4,18 @@
 //!            ┌── ring thread: BookSink → Books ──┐
 //! Capture ───┤                                   ├──→ Estimator → Profile
 //!            └── driver (step): Target.advance ──┘
-//!                    └── detach thread: takes probes out, 90 ms each
+//!                    ├── detach thread: takes probes out, 90 ms each
+//!                    └── sites thread: tries a C library that nobody knows, seconds each
 //! ```
 //!
 //! Between windows no probe is in a target, but for those that only large blocks pass, while they fit the budget ([`large`]). The rare events (growth of the heap, first touches of its pages) come from tracepoints.
 
 mod books;
+mod builds;
 mod calibrate;
 mod large;
 mod looks;
+pub mod processor_time;
 mod profile;
 mod reaper;
 mod sink;
@@ -26,11 +29,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use books::{Book, LargeBook, SharedBooks, lock};
-use large::KnownSites;
+use builds::KnownSites;
 pub use large::large_places;
 use reaper::Reaper;
 use sink::{BookSink, Notice};
-pub use target::process_cpu_ns;
 use target::{Target, Tools};
 
 use super::build::{losses, unaccounted_so_far};
@@ -74,7 +76,8 @@ pub struct Options {
     pub ring_bytes: Option<u32>,
     /// Attach by this method instead of the best one.
     pub method: Option<Attach>,
-    /// Look at the heap's free bytes by a census of its own now and then. The agent has one anyway.
+    /// Look at the heap's free bytes by a census of its own now and then, and at the whole of it at the start and the end. The agent has
+    /// censuses anyway.
     pub own_census: bool,
     /// Kernel memory for unwind tables, bytes.
     pub tables_bytes: u64,
@@ -256,6 +259,9 @@ impl Governed {
             self.forget(target);
             return Err(error);
         }
+        if self.options.own_census {
+            target.heap_at_start = heap::ladder(pid);
+        }
         self.capture.touch_interval(slot, TOUCH_INTERVAL);
         self.targets.insert(slot.index, target);
         self.share_the_reaper();
@@ -368,6 +374,13 @@ impl Governed {
         if self.free_looked.elapsed() >= FREE_BYTES_EVERY {
             self.look_at_free_bytes();
             self.retire_the_dead();
+        }
+        if self.known_sites.take_found() {
+            let waiting = self.targets.iter().filter(|(_, target)| target.large.waits_for_sites()).map(|(slot, _)| *slot);
+            for slot in waiting.collect::<Vec<_>>() {
+                self.looked.remove(&slot);
+                self.look(slot);
+            }
         }
     }
 
@@ -540,6 +553,9 @@ impl Governed {
         for slot in slots {
             if let Some(mut target) = self.targets.remove(&slot) {
                 target.stop(&self.tools(), true);
+                if self.options.own_census {
+                    target.heap_at_end = heap::ladder(target.pid());
+                }
                 self.targets.insert(slot, target);
             }
         }

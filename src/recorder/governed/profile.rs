@@ -14,7 +14,8 @@ use crate::heap::residency::PAGE_BYTES;
 use crate::ledger::StackView;
 use crate::probe::large::SEEN_FROM_BYTES;
 use crate::profile::{
-    Counter, Frame, Governed, KindSet, LargeBlocks, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta,
+    Counter, Frame, Governed, HeapMoment, KindSet, LargeBlocks, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values,
+    meta,
 };
 use crate::recorder::build::{losses, lost_by_the_kernel, snake_case, stand_in, unaccounted_so_far};
 use crate::recorder::monotonic_ns;
@@ -166,6 +167,8 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: counts.lossy > 0,
+        heap: target.heap_at_end,
+        at_start: target.heap_at_start.map(|heap| HeapMoment { heap, ..HeapMoment::default() }),
         ..meta::Process::default()
     });
     profile.meta.governed.push(Governed {

@@ -4,21 +4,23 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::books::{Book, SharedBooks, lock};
-use super::large::{KnownSites, Large, Whose};
+use super::builds::KnownSites;
+use super::large::{Large, Whose};
 use super::looks::look;
+use super::processor_time;
 use super::reaper::{Reaper, Ticket};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
 use crate::governor::random::Random;
 use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, ThreadTime, Tier, WindowClass, WindowCost};
 use crate::probe::plan::Planner;
+use crate::profile::HeapSummary;
 use crate::recorder::target::attach_file;
 use crate::recorder::throwing::{Danger, may_throw, memory_is_limited};
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::Process;
 use crate::target::allocator::Allocator;
-use crate::target::process::read_bounded;
 use crate::units::{Pid, StackId};
 
 /// Length of the pieces in which a full trace is accounted for, in seconds.
@@ -31,10 +33,6 @@ const LOOK_AHEAD_PART: u64 = 4;
 const LOOK_AHEAD_NS_MAX: u64 = 25_000_000;
 /// Age from which a block is looked at: its owner has written it by then.
 const LOOK_AGE_MIN_NS: u64 = 5_000_000;
-/// Threads whose time is looked at, 5 µs each; those beyond are taken to have run all the time.
-const THREADS_MAX: usize = 256;
-/// Three numbers.
-const SCHEDSTAT_BYTES_MAX: u64 = 128;
 /// Seconds after which a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
 
@@ -130,6 +128,9 @@ pub struct Target {
     pub rare_events_s: f64,
     /// The probes for large blocks.
     pub large: Large,
+    /// Its heap when it was first watched and at the end, where this program takes censuses of its own.
+    pub heap_at_start: Option<HeapSummary>,
+    pub heap_at_end: Option<HeapSummary>,
 }
 
 impl Target {
@@ -164,6 +165,8 @@ impl Target {
             rare_events: 0,
             rare_events_s: 0.0,
             large: Large::new(budget, costs, large_blocks),
+            heap_at_start: None,
+            heap_at_end: None,
         }
     }
 
@@ -346,7 +349,7 @@ impl Target {
             close_ns,
             closed_early: false,
             looked: (!self.knows_blocks).then(Vec::new),
-            threads: self.threads(),
+            threads: processor_time::of_threads(&self.process),
         };
         self.state = State::Open(window, attached);
     }
@@ -363,22 +366,15 @@ impl Target {
         tools.capture.switch(self.slot, false);
         window.at_close = hits;
         let noticed_s = (monotonic_ns() - window.open_ns) as f64 / 1e9;
-        let threads = self.threads();
+        let since = processor_time::since(&window.threads, &processor_time::of_threads(&self.process));
         if let Some(closed_ns) = hits.closed_ns.filter(|closed_ns| *closed_ns < window.close_ns) {
             window.close_ns = closed_ns.max(window.open_ns + 1);
             window.closed_early = true;
         }
         // It is noticed a little late that the window is over.
         let share = (window.close_ns - window.open_ns) as f64 / 1e9 / noticed_s.max(1e-6);
-        let before = std::mem::take(&mut window.threads);
-        window.threads = threads
-            .into_iter()
-            .map(|(tid, after)| {
-                let before = before.get(&tid).copied().unwrap_or_default();
-                let time = ThreadTime { run_s: (after.run_s - before.run_s) * share, ready_s: (after.ready_s - before.ready_s) * share };
-                (tid, time)
-            })
-            .collect();
+        window.threads =
+            since.into_iter().map(|(tid, time)| (tid, ThreadTime { run_s: time.run_s * share, ready_s: time.ready_s * share })).collect();
         if let Some(open) = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.as_mut()) {
             open.close_ns = window.close_ns;
         }
@@ -424,21 +420,6 @@ impl Target {
         if self.retention.is_due(now_ns, all) && self.process.is_alive() {
             self.retention.look(now_ns, all, |place| look(&self.process, place));
         }
-    }
-
-    /// What its threads have done so far (`/proc/PID/task/TID/schedstat`: ns run, ns waited for a processor, slices).
-    fn threads(&self) -> HashMap<u32, ThreadTime> {
-        let directory = self.process.directory().join("task");
-        let Ok(entries) = std::fs::read_dir(&directory) else { return HashMap::new() };
-        let time = |entry: std::io::Result<std::fs::DirEntry>| {
-            let tid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            let bytes = read_bounded(&directory.join(tid.to_string()).join("schedstat"), SCHEDSTAT_BYTES_MAX).ok()?;
-            let mut numbers = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().map(str::parse::<u64>);
-            let (run_ns, wait_ns) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-            let run_s = run_ns as f64 / 1e9;
-            Some((tid, ThreadTime { run_s, ready_s: run_s + wait_ns as f64 / 1e9 }))
-        };
-        entries.take(THREADS_MAX).filter_map(time).collect()
     }
 
     fn finish_window(&mut self, tools: &Tools<'_>, window: &Window) {
@@ -611,17 +592,6 @@ impl Target {
     pub fn windows(&self) -> impl Iterator<Item = (WindowClass, u64)> + '_ {
         WindowClass::ALL.into_iter().map(|class| (class, self.estimator.counts().windows[class as usize]))
     }
-}
-
-/// Processor time of a process in nanoseconds; `None` if it is gone.
-pub fn process_cpu_ns(pid: Pid) -> Option<u64> {
-    // The processor clock of a process (MAKE_PROCESS_CPUCLOCK, include/linux/posix-timers.h): ~pid << 3 | CPUCLOCK_SCHED.
-    let clock = (!i32::try_from(pid.0).ok()? << 3) | 2;
-    // SAFETY: plain integers, for which zeroes are values.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: writes into a local.
-    let failed = unsafe { libc::clock_gettime(clock, &raw mut time) } != 0;
-    (!failed).then(|| (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
 }
 
 /// Whether allocations or frees were lost since.
