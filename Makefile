@@ -72,7 +72,7 @@ bench: build ## the figures of exact mode, as ratios measured in one run
 	$(FRAGPROF) bench
 
 .PHONY: bench-governed
-bench-governed: build test-deps ## what a budget of 1 % and the census cost four programs, half an hour
+bench-governed: build test-deps ## what a budget of 1 % and the census cost four programs, three quarters of an hour
 	benches/governed/run.sh $(FRAGPROF)
 
 .PHONY: bench-node

@@ -5,7 +5,8 @@
 //! spent beyond the budget is a debt that later cycles pay.
 //!
 //! A target whose whole trace fits the budget is traced in full. Every target begins so, with a quota that costs no more than one short
-//! window: one that allocates little is then known in full from its first moment, and of another the quota tells how busy it is.
+//! window: one that allocates little is then known in full from its first moment, and of another the quota tells how busy it is. Its
+//! windows begin when that is paid, or some seconds later.
 
 use super::cost::HitCosts;
 use super::schedule::WindowClass;
@@ -30,6 +31,11 @@ const PERIOD_MAX_S: f64 = 3600.0;
 const PERIOD_MIN_LENGTHS: f64 = 5.0;
 /// Shortest period at all: going in and out takes a tenth of a second, in which no other window can begin.
 pub const PERIOD_MIN_S: f64 = 1.0;
+/// Longest time that the first windows of a target wait for its trials to be paid, for a short recording has to learn something; the cycles
+/// pay the rest.
+const WAIT_MAX_S: f64 = 3.0;
+/// Seconds of the budget by which a debt doubles the periods.
+const STRAIN_S: f64 = 15.0;
 /// Of the budget, what may be reserved: windows are never without any.
 const RESERVED_MAX: f64 = 0.9;
 /// Budgets below this give no window within [`PERIOD_MAX_S`].
@@ -205,6 +211,12 @@ impl Pace {
         self.debt_s += seconds;
     }
 
+    /// Seconds until the first window may be drawn, so that what the trials at the start cost is paid by then.
+    #[must_use]
+    pub fn wait_s(&self) -> f64 {
+        if self.windows > 0 { 0.0 } else { (self.debt_s / self.budget).clamp(0.0, WAIT_MAX_S) }
+    }
+
     /// Hits after which a window closes early. Short windows cannot cost more than their own time.
     #[must_use]
     pub fn quota(&self, class: WindowClass) -> u64 {
@@ -230,7 +242,7 @@ impl Pace {
         // Nothing known: as if it stood still.
         let lost = self.lost.unwrap_or(1.0).max(1e-6);
         // A debt is paid back over the next cycles, not all in one.
-        let strain = 1.0 + (self.debt_s / (60.0 * self.budget)).clamp(0.0, 10.0);
+        let strain = 1.0 + (self.debt_s / (STRAIN_S * self.budget)).clamp(0.0, 10.0);
         let bearable = |class: &WindowClass| match class {
             WindowClass::Short => true,
             _ if self.lost.is_none() => false,
@@ -295,6 +307,21 @@ mod tests {
                 assert!(pace.slowdown_est() >= lost * 0.9, "{lost} {pace:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_first_windows_wait_until_the_trials_are_paid() {
+        let mut pace = Pace::new(0.01, COSTS);
+        pace.spent(WindowCost { allocations: 9_000, frees: 9_000, hits_around: 0, open_s: 0.03, tier: Tier::Full });
+        pace.leave_full();
+        pace.also_lost(0.05);
+        assert!((WAIT_MAX_S..=WAIT_MAX_S).contains(&pace.wait_s()), "{}", pace.wait_s());
+        pace.elapse(6.0);
+        assert!((1.9..2.1).contains(&pace.wait_s()), "{}", pace.wait_s());
+        pace.elapse(3.0);
+        assert!(pace.wait_s() <= 0.0);
+        pace.spent(WindowCost { allocations: 9_000, frees: 9_000, hits_around: 0, open_s: 0.2, tier: Tier::Windows });
+        assert!(pace.wait_s() <= 0.0, "debts of windows are paid by the cycles");
     }
 
     #[test]

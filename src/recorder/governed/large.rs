@@ -7,7 +7,8 @@ use std::path::Path;
 
 use super::books::{LargeBook, lock};
 use super::builds::{KnownSites, find_now};
-use super::target::{Tools, is_lossy};
+use super::reaper::Ticket;
+use super::target::{Tools, is_lossy, seconds_between};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss, wire};
 use crate::governor::large::PIECE_S;
 use crate::governor::{HitCosts, LargePace, Left};
@@ -73,6 +74,8 @@ pub struct Large {
     slot: Option<Slot>,
     pace: LargePace,
     state: State,
+    /// Hits when they began to be taken out, until they are: some come meanwhile.
+    tail: Option<(Hits, f64, Ticket)>,
     /// Why they were taken out last; `None` since they are in again.
     left: Option<Left>,
     /// Why they could not be put in last.
@@ -97,6 +100,7 @@ impl Large {
             slot: None,
             pace: LargePace::new(budget, costs),
             state: if wanted { State::Out(0.0) } else { State::Ended },
+            tail: None,
             left: None,
             failed: None,
             trials: 0,
@@ -175,14 +179,25 @@ impl Large {
 
     /// Does what is due; seconds that the process is estimated to have lost meanwhile. `full`: it is traced in full now.
     pub fn advance(&mut self, tools: &Tools<'_>, whose: &Whose, full: bool) -> f64 {
-        match std::mem::replace(&mut self.state, State::Ended) {
+        let tail_s = self.tail_s(tools);
+        let lost_s = match std::mem::replace(&mut self.state, State::Ended) {
             State::Out(until_s) if !full && tools.now_s >= until_s && matches!(self.place, Place::At(_)) => self.begin(tools, whose),
             State::In(probes) => self.while_in(tools, probes, whose.slot, full),
             state => {
                 self.state = state;
                 0.0
             }
-        }
+        };
+        tail_s + lost_s
+    }
+
+    /// What was lost while they went out, once they are.
+    fn tail_s(&mut self, tools: &Tools<'_>) -> f64 {
+        let Some((before, since_s, _)) = self.tail.take_if(|(_, _, ticket)| ticket.is_out()) else { return 0.0 };
+        let Some(slot) = self.slot else { return 0.0 };
+        let lost_s = seconds_between(&tools.costs, before, tools.capture.hits(slot)).min(tools.now_s - since_s);
+        self.lost_s += lost_s;
+        lost_s
     }
 
     fn begin(&mut self, tools: &Tools<'_>, whose: &Whose) -> f64 {
@@ -255,7 +270,8 @@ impl Large {
             tools.capture.switch(slot, false);
         }
         self.dropped += lock(tools.books).end_large(owner.index).map_or(0, |book| book.live());
-        drop(tools.reaper.take_out(attached));
+        let ticket = tools.reaper.take_out(attached);
+        self.tail = self.slot.map(|slot| (tools.capture.hits(slot), tools.now_s, ticket));
         self.left = Some(why);
         self.times_left += u64::from(why != Left::Full);
         self.lost_s += AROUND_S;

@@ -115,6 +115,8 @@ pub struct Target {
     began_s: f64,
     ended_s: Option<f64>,
     elapsed_s: f64,
+    /// Hits when its last full trace was over, and when that was: some come until its probes are out.
+    tail: Option<(Hits, f64)>,
     /// Full traces that were left again.
     pub full_left: u64,
     /// Since when it has been traced in full without a gap, seconds after it was first watched.
@@ -158,6 +160,7 @@ impl Target {
             began_s: now_s,
             ended_s: None,
             elapsed_s: now_s,
+            tail: None,
             full_left: 0,
             full_since_s: None,
             notes: Vec::new(),
@@ -307,6 +310,14 @@ impl Target {
         if self.pace.tier() == Tier::Full {
             self.begin_full(tools);
             return;
+        }
+        if let Some((before, since_s)) = self.tail.take() {
+            let lost_s = seconds_between(&tools.costs, before, tools.capture.hits(self.slot));
+            self.pace.also_lost(lost_s.min(tools.now_s - since_s));
+        }
+        let wait_s = self.pace.wait_s();
+        if wait_s > 0.0 {
+            self.schedule.restart(tools.now_s + wait_s);
         }
         self.state = match self.schedule.draw(tools.now_s, &self.pace.periods()) {
             Some(cycle) => State::Waiting(cycle),
@@ -488,6 +499,8 @@ impl Target {
         if over || lossy {
             self.pace.leave_full();
         }
+        // Until it is noticed that it is closed it stands still as before.
+        self.pace.also_lost(since_closed_s);
         if self.pace.tier() == Tier::Windows {
             self.end_full(tools, full, hits.closed_ns, lossy);
             return;
@@ -536,6 +549,7 @@ impl Target {
         self.full_since_s = None;
         drop(tools.reaper.take_out(full.attached));
         self.schedule.restart(tools.now_s);
+        self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
         // Its probes are out in a tenth of a second; a window would find them still there.
         self.state = State::Idle(tools.now_s + 0.2);
     }
@@ -592,6 +606,11 @@ impl Target {
     pub fn windows(&self) -> impl Iterator<Item = (WindowClass, u64)> + '_ {
         WindowClass::ALL.into_iter().map(|class| (class, self.estimator.counts().windows[class as usize]))
     }
+}
+
+/// What the hits from one look to another cost, in seconds.
+pub fn seconds_between(costs: &HitCosts, before: Hits, after: Hits) -> f64 {
+    costs.seconds(after.allocations.saturating_sub(before.allocations), after.frees.saturating_sub(before.frees))
 }
 
 /// Whether allocations or frees were lost since.
