@@ -1,7 +1,7 @@
 //! What is told, against what the programs do.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Busy, Governed, built, site, sum};
 use crate::support::process::Process;
@@ -23,6 +23,12 @@ fn seconds(process: &Process, from: u64, count: u64) -> u64 {
     let until = from + count;
     assert!(process.out.wait_for(LIMIT * 4, |line| line.parse() == Ok(until)).is_some());
     until
+}
+
+/// The next of these lines, and when it came.
+fn next_second(process: &Process) -> (u64, Instant) {
+    let second = seconds(process, last_second(process), 1);
+    (second, Instant::now())
 }
 
 fn last_second(process: &Process) -> u64 {
@@ -111,12 +117,12 @@ const PHASED: [(&str, &str, f64); 7] = [
 fn record_phased(seconds_long: u64) -> Vec<(f64, f64, f64)> {
     let program = ticking(&mut Command::new(built("phased")));
     let recording = Governed::attach(program.pid(), "8%");
-    let began = last_second(&program);
-    let watched = std::time::Instant::now();
-    seconds(&program, began, seconds_long);
+    let (began, began_at) = next_second(&program);
+    seconds(&program, began, seconds_long - 1);
     let report = recording.report();
     assert_eq!(report["governed"][0]["tier"], "in windows", "{}", report["governed"]);
-    let ticks_per_ms = (last_second(&program) - began) as f64 / watched.elapsed().as_secs_f64();
+    let (ended, ended_at) = next_second(&program);
+    let ticks_per_ms = (ended - began) as f64 / (ended_at - began_at).as_secs_f64();
     let duration_s = report["duration_s"].as_f64().unwrap();
     let of = |(name, key, bytes_per_s): &(&str, &str, f64)| {
         let rate = sum(&report, name, &format!("{key}_est")) / duration_s;
