@@ -117,13 +117,7 @@ pub struct HeapBytes {
 
 /// A process's heap now, by a census that samples large heaps.
 pub fn bytes(pid: Pid) -> HeapBytes {
-    let taken = || {
-        let process = Process::open(pid).ok()?;
-        let comm = process.comm().to_owned();
-        let memory = LiveMemory::open(process).ok()?;
-        census_of(&memory, pid, &comm, Level::Sampled).ok()
-    };
-    let Some(taken) = taken() else { return HeapBytes::default() };
+    let Some(taken) = look(pid, Level::Sampled) else { return HeapBytes::default() };
     let live = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est);
     let free = |heap: &census::HeapAccount| live(heap).map(|live| heap.extent_bytes.saturating_sub(live));
     let heaps = &taken.census.heaps;
@@ -135,11 +129,16 @@ pub fn bytes(pid: Pid) -> HeapBytes {
 
 /// The ladder of a process's heap now; `None` if no census can tell it.
 pub fn ladder(pid: Pid) -> Option<HeapSummary> {
+    let taken = look(pid, Level::Full)?;
+    (taken.census.walk.usable && !taken.heaps.is_empty()).then(|| summary(&taken))
+}
+
+/// A census of a process; `None` if it is gone or may not be read.
+fn look(pid: Pid, level: Level) -> Option<Taken> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    let taken = census_of(&memory, pid, &comm, Level::Full).ok()?;
-    (taken.census.walk.usable && !taken.heaps.is_empty()).then(|| summary(&taken))
+    census_of(&memory, pid, &comm, level).ok()
 }
 
 /// The ladder of a census at level full.
