@@ -230,8 +230,9 @@ fn large_blocks_that_come_too_often_are_left_at_a_bounded_cost_and_said_to_be() 
     step_until(&mut governed, "they are left", |status| status.large.times_left > 0);
     let status = status(&governed);
     assert!(!status.large.kept && status.large.live_bytes.is_none(), "{status:?}");
-    // A trial may cost a fiftieth of a second.
-    assert!(status.large.lost_s < 0.1, "{status:?}");
+    // A trial may cost a fiftieth of a second, and the flood goes on hitting until the kernel has taken the probes out, which waits for
+    // a grace period of RCU: 30 to 120 ms where this was measured.
+    assert!(status.large.lost_s < 0.3, "a tenth of the flood: {status:?}");
     let profile = governed.profile(None);
     let of = profile.meta.governed[0].large_blocks.clone().unwrap();
     assert!(of.state == "left" && !of.reason.is_empty() && of.since_s.is_none(), "{of:?}");
