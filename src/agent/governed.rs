@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::attribution::{Attributed, Attributions, Rates};
 use super::config::GovernedConfig;
 use super::need::{Candidate, choose};
-use super::own::thread_cpu;
+use super::own::{CpuShare, thread_cpu};
 use super::rules::glob;
 use super::sample::{Identity, ProcessSample};
 use super::snapshot::{Published, Snapshot};
@@ -36,6 +36,8 @@ const STEP: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_secs(300);
 /// Something is learnt of each target at least this often, in seconds of its budget: one short window in a minute.
 const FLOOR_RATIO: f64 = 0.02 / 60.0;
+/// One target more is taken while this thread takes less than so much of its share.
+const MORE_BELOW: f64 = 0.7;
 /// Targets that could not be watched are left alone for so many choices.
 const REFUSED_ROUNDS: u32 = 30;
 
@@ -101,7 +103,7 @@ struct Attribution {
     refused: HashMap<Identity, u32>,
     choose_at: Instant,
     targets_max: usize,
-    began: Instant,
+    cpu_share: CpuShare,
 }
 
 impl Attribution {
@@ -130,7 +132,7 @@ impl Attribution {
             refused: HashMap::new(),
             choose_at: Instant::now(),
             targets_max,
-            began: Instant::now(),
+            cpu_share: CpuShare::default(),
         }
     }
 
@@ -188,6 +190,8 @@ impl Attribution {
             };
             match Governed::new(options) {
                 Ok(engine) => {
+                    // Loading is paid once and for all, whatever the number of targets.
+                    self.cpu_share.begin_anew();
                     let costs = engine.costs();
                     let mut sample = lock(&self.sample);
                     sample.hit_cost_s = (costs.allocation_ns / 1e9, costs.free_ns / 1e9);
@@ -283,14 +287,13 @@ impl Attribution {
             self.targets_max = 0;
             return;
         }
-        let cpu_ratio = thread_cpu().as_secs_f64() / self.began.elapsed().as_secs_f64().max(1.0);
-        if cpu_ratio > self.config.cpu_percent / 100.0 && self.began.elapsed() > CHOOSE_EVERY * 3 {
-            let fewer = (self.chosen.len() / 2).max(1);
-            if fewer < self.targets_max {
-                lock(&self.sample).shed_cpu += 1;
-                self.targets_max = fewer;
-            }
-        } else if self.targets_max < self.config.targets_max {
+        let (share, most) = (self.cpu_share.look(Instant::now(), thread_cpu()), self.config.cpu_percent / 100.0);
+        let fewer = (self.chosen.len() / 2).max(1);
+        if share.is_some_and(|share| share > most) && fewer < self.targets_max {
+            lock(&self.sample).shed_cpu += 1;
+            self.targets_max = fewer;
+            self.cpu_share.begin_anew();
+        } else if self.targets_max < self.config.targets_max && share.is_some_and(|share| share < MORE_BELOW * most) {
             self.targets_max += 1;
         }
     }

@@ -1,6 +1,7 @@
 //! The agent's own processor time and memory.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::process::read_bounded;
@@ -21,11 +22,58 @@ pub fn own_rss_bytes() -> Option<u64> {
     Some(pages.saturating_mul(PAGE_BYTES))
 }
 
+/// Time over which a thread's share of a core is measured at most, and at least.
+const SHARE_OVER: Duration = Duration::from_secs(60);
+const SHARE_OVER_LEAST: Duration = Duration::from_secs(30);
+
+/// A thread's share of a core in the last minute. Pure: times come in.
+#[derive(Debug, Default)]
+pub struct CpuShare {
+    looks: VecDeque<(Instant, Duration)>,
+}
+
+impl CpuShare {
+    /// At this moment the thread has used so much processor time in all; its share of a core, once half a minute is known.
+    pub fn look(&mut self, at: Instant, cpu: Duration) -> Option<f64> {
+        self.looks.push_back((at, cpu));
+        // The newest look that is old enough stays, so that nearly the whole minute is known.
+        while self.looks.get(1).is_some_and(|(second, _)| at.saturating_duration_since(*second) >= SHARE_OVER) {
+            self.looks.pop_front();
+        }
+        let (since, before) = self.looks.front()?;
+        let over = at.saturating_duration_since(*since);
+        (over >= SHARE_OVER_LEAST).then(|| cpu.saturating_sub(*before).as_secs_f64() / over.as_secs_f64())
+    }
+
+    /// What was used so far says nothing of what will be.
+    pub fn begin_anew(&mut self) {
+        self.looks.clear();
+    }
+}
+
 /// Hands freed memory back to the system.
 pub fn give_back() {
     // SAFETY: glibc's own function, which locks what it touches.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_that_of_the_last_minute_and_of_half_a_one_at_least() {
+        let (began, mut share) = (Instant::now(), CpuShare::default());
+        let mut look = |second: u64, cpu_ms: u64| share.look(began + Duration::from_secs(second), Duration::from_millis(cpu_ms));
+        assert_eq!((look(0, 900), look(10, 900), look(20, 1000)), (None, None, None), "too short");
+        assert_eq!(look(40, 1300), Some(0.01));
+        assert_eq!(look(50, 1400), Some(0.01));
+        // From the look at 50 on.
+        assert_eq!(look(110, 1400), Some(0.0));
+        share.begin_anew();
+        assert_eq!(share.look(began + Duration::from_secs(200), Duration::from_secs(2)), None);
     }
 }

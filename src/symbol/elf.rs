@@ -163,6 +163,13 @@ fn inner() -> Symbolizer {
 }
 
 impl ElfSymbols {
+    /// Closes all files; they are read again when they are needed.
+    pub fn close(&mut self) {
+        self.inner = inner();
+        self.held.clear();
+        self.held_bytes = 0;
+    }
+
     /// Makes room for a file and marks it as used.
     fn hold(&mut self, file: &OpenedFile) {
         self.clock += 1;
@@ -208,9 +215,7 @@ impl FileSymbols for ElfSymbols {
         }));
         looked_up.unwrap_or_else(|_| {
             self.broken.insert(file.id);
-            self.inner = inner();
-            self.held.clear();
-            self.held_bytes = 0;
+            self.close();
             Vec::new()
         })
     }

@@ -66,6 +66,15 @@ impl Symbolizer<ElfSymbols> {
         Self::default()
     }
 
+    /// Closes all files, and forgets what belongs to modules and texts that nobody else holds; what was named of others stays known. For
+    /// a symbolizer that is kept between uses: what is parsed of a file takes as much memory as the file.
+    pub fn close_files(&mut self) {
+        self.files.close();
+        self.modules.retain(|_, opened| Arc::strong_count(&opened.module) > 1);
+        self.frames.retain(|(key, _), _| self.modules.contains_key(key));
+        self.texts.retain(|_, text| Arc::strong_count(text) > 1);
+    }
+
     /// What was done and forgotten.
     pub fn counters(&self) -> Counters {
         let broken = self.files.broken.len() as u64;

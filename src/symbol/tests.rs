@@ -242,6 +242,31 @@ fn a_file_that_was_deleted_and_replaced_is_read_through_its_open_descriptor() {
 }
 
 #[test]
+fn a_symbolizer_that_closes_its_files_knows_what_it_named_and_forgets_what_nobody_maps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = cpp_program(dir.path());
+    let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
+    let word = (BASE + start.wrapping_add(text_bias(&path)) + 4) | WORD_EXACT;
+    let (file, mut symbolizer) = (Arc::new(module(&path)), Symbolizer::new());
+    let region = Region { start: BASE, end: BASE + (1 << 30), offset: 0, backing: Backing::File(file.clone()) };
+    let space = AddressSpace::new(7, vec![region]);
+    let before = symbolizer.stack(&space, &[word]);
+    assert!(before.iter().any(|frame| &*frame.function == "shop::create(int)"), "{before:?}");
+    symbolizer.close_files();
+    assert_eq!(symbolizer.stack(&space, &[word]), before);
+    assert_eq!(symbolizer.counters().lookups, 1);
+    // The cache alone keeps no module alive, and with it no open file.
+    drop(space);
+    assert!(Arc::strong_count(&file) > 1);
+    symbolizer.close_files();
+    assert!(Arc::strong_count(&file) > 1, "somebody holds it still");
+    let weak = Arc::downgrade(&file);
+    drop(file);
+    symbolizer.close_files();
+    assert_eq!(weak.strong_count(), 0);
+}
+
+#[test]
 fn a_place_without_a_symbol_is_named_by_module_and_address() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libfoo.so");

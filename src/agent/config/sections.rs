@@ -77,8 +77,8 @@ pub struct CensusConfig {
 impl Default for CensusConfig {
     fn default() -> Self {
         Self {
-            budget_percent: 1.0,
-            start_credit_ms: 2000,
+            budget_percent: 0.6,
+            start_credit_ms: 1000,
             top_interval_s: 15,
             full_interval_s: 300,
             full_growth_percent: 20,
@@ -162,7 +162,7 @@ impl Default for GovernedConfig {
             budget_percent: 1.0,
             node_budget_percent: 10.0,
             targets_max: 8,
-            cpu_percent: 2.0,
+            cpu_percent: 0.4,
             tables_mib: 64,
             ring_mib: 8,
             large_blocks: true,

@@ -45,7 +45,7 @@ use crate::governor::retention::Verdict;
 use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
 use crate::profile::{Counter, Profile};
-use crate::symbol::{Snapshots, read_perf_map};
+use crate::symbol::{Snapshots, Symbolizer, read_perf_map};
 use crate::target::Process;
 use crate::units::{Pid, StackId};
 
@@ -159,6 +159,7 @@ pub struct Governed {
     capture: Capture,
     planner: Planner,
     snapshots: Snapshots,
+    symbolizer: Symbolizer,
     known_sites: KnownSites,
     options: Options,
     costs: HitCosts,
@@ -213,6 +214,7 @@ impl Governed {
             capture,
             planner,
             snapshots: Snapshots::default(),
+            symbolizer: Symbolizer::new(),
             known_sites: KnownSites::new(options.sites_store.clone()),
             options,
             costs,
@@ -496,7 +498,8 @@ impl Governed {
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
         let now_s = self.now_s();
         let tools = Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
-        for target in self.targets.values_mut() {
+        let wanted = |target: &Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
+        for target in self.targets.values_mut().filter(|target| wanted(target)) {
             // A burst may have closed them since the last step.
             target.advance_large(&tools);
             target.look_again(true);
@@ -519,7 +522,6 @@ impl Governed {
             now_s,
         };
         let mut books = lock(&self.books);
-        let wanted = |target: &&mut Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
         let mut rows: Vec<(&Target, &mut Book)> = Vec::new();
         let mut by_slot: BTreeMap<u16, &mut Book> = books.of.iter_mut().map(|(slot, book)| (*slot, book)).collect();
         for (slot, target) in self.targets.iter_mut().filter(|(_, target)| wanted(target)) {
@@ -529,7 +531,7 @@ impl Governed {
         }
         let mut ended_books: Vec<(usize, Book)> = Vec::new();
         for (index, target) in self.ended.iter_mut().enumerate() {
-            if wanted(&target)
+            if wanted(target)
                 && let Some(book) = target.book.take()
             {
                 ended_books.push((index, book));
@@ -538,7 +540,8 @@ impl Governed {
         for (index, book) in &mut ended_books {
             rows.push((&self.ended[*index], book));
         }
-        let profile = profile::build(&facts, &mut rows);
+        let profile = profile::build(&facts, &mut self.symbolizer, &mut rows);
+        self.symbolizer.close_files();
         drop(rows);
         for (index, book) in ended_books {
             self.ended[index].book = Some(book);

@@ -64,7 +64,7 @@ const LARGE: [ValueKind; 2] = [ValueKind::LargeObjects, ValueKind::LargeSpace];
 type Row = (Values, StandardErrors);
 
 /// The profile of some processes with their books.
-pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
+pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &mut Book)]) -> Profile {
     let watched_s = rows.iter().map(|(target, _)| target.watched_s(facts.now_s)).fold(0.0, f64::max);
     let age = rows.iter().map(|(target, book)| age_of(&so_far(target, book))).min().unwrap_or(0);
     let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
@@ -86,9 +86,8 @@ pub fn build(facts: &Facts, rows: &mut [(&Target, &mut Book)]) -> Profile {
         ));
     }
     let mut profile = Profile::new(metadata);
-    let mut symbolizer = Symbolizer::new();
     for (target, book) in rows {
-        add_process(&mut profile, &mut symbolizer, facts, target, book, age);
+        add_process(&mut profile, symbolizer, facts, target, book, age);
     }
     profile
 }

@@ -27,6 +27,7 @@ export const stackCell = (names, title = 0) => [
 // `ask({by, …})` gives the agent's answer. `seconds_max` is the longest recording that may be asked for; null = none.
 export function callStacks(part, { ask, settings, set, seconds_max = null, absent = "" }) {
   let kind = KINDS.find((one) => one.key === settings.get("by")) ?? KINDS[0];
+  let chosen = settings.get("by") === kind.key;
   let shown = "";
   const area = el("div");
   const kinds = el(
@@ -41,6 +42,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
           title: one.text,
           "aria-pressed": String(one === kind),
           onclick: () => {
+            chosen = true;
             choose(one);
             set("by", one.key);
             shown = "";
@@ -69,7 +71,8 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
   );
   put(part.body, el("div", { class: "tools" }, kinds, record), area);
 
-  // `more` are parameters beside the kind: `seconds` asks for a recording, which is shown until another is chosen.
+  // `more` are parameters beside the kind: `seconds` asks for a recording, which is shown until another is chosen. Whether there was
+  // anything to show.
   async function load(more = {}) {
     const wanted = kind;
     let got;
@@ -78,9 +81,18 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
     } catch (error) {
       if (error.name === "AbortError") throw error;
       put(area, el("p", { class: "quiet" }, error.message), absent ? el("p", { class: "quiet" }, absent) : null);
-      return;
+      return false;
     }
     if (wanted === kind) draw(got);
+    return got.total !== 0;
+  }
+
+  // The first kind of those measured that has anything to show, or the first, unless somebody chooses meanwhile.
+  async function loadFirst(measured) {
+    for (const one of [...measured, ...measured.slice(0, 1)]) {
+      choose(one);
+      if ((await load()) || chosen) return;
+    }
   }
 
   function draw(got) {
@@ -163,12 +175,11 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
       const key = profiles.map((profile) => `${profile.mode}${profile.at_unix_s}`).join() || "none";
       if (key === shown) return;
       shown = key;
-      // What none of the tiers at hand measured cannot be chosen, and is not what is shown first.
+      // What none of the tiers at hand measured cannot be chosen.
       const measured = new Set(profiles.flatMap((profile) => profile.by));
       for (const button of kinds.children) button.disabled = measured.size > 0 && !measured.has(button.dataset.by);
-      const first = KINDS.find((one) => measured.has(one.key));
-      if (first && !settings.get("by") && !measured.has(kind.key)) choose(first);
-      await load();
+      if (measured.size === 0 || chosen) await load();
+      else await loadFirst(KINDS.filter((one) => measured.has(one.key)));
     },
   };
 }
