@@ -21,6 +21,8 @@ use crate::units::Pid;
 
 /// The budget that the figures are for.
 const BUDGET: f64 = 0.01;
+/// How a copy is watched.
+const WAYS: [&str; 2] = ["budget 1 %", "census alone"];
 /// Time between two cheap censuses and between two full ones: those of the agent, three times as often.
 const TOP_EVERY: Duration = Duration::from_secs(5);
 const FULL_EVERY: Duration = Duration::from_secs(100);
@@ -39,7 +41,7 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
     let costs = engine.costs();
     let mut lost: [Vec<f64>; 2] = Default::default();
     let (mut windows, mut estimated, mut work_s) = (0, 0.0, 0.0);
-    for _ in 0..rounds {
+    for round in 1..=rounds {
         for (way, lost) in lost.iter_mut().enumerate() {
             let mut both = 0.0;
             for watched in [0, 1] {
@@ -54,6 +56,7 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
                 work_s += times.other_s / f64::from(4 * rounds);
             }
             lost.push(both);
+            println!("  round {round} of {rounds}, {}: {:+.2} %", WAYS[way], both * 100.0);
         }
     }
     println!(
@@ -61,7 +64,7 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
         costs.allocation_ns / 1e3,
         costs.free_ns / 1e3
     );
-    for (name, lost) in ["budget 1 %", "census alone"].iter().zip(&lost) {
+    for (name, lost) in WAYS.iter().zip(&lost) {
         let of = |fold: fn(f64, f64) -> f64, from: f64| lost.iter().copied().fold(from, fold) * 100.0;
         println!(
             "  {name:<14} {:>+6.2} % of its time, median; mean {:+.2} % (rounds from {:+.2} to {:+.2} %)",
