@@ -37,7 +37,7 @@ pub struct BookSink {
 const BATCH_MAY_BE_CUT: usize = 16 << 10;
 
 /// The reader is there all day and a window loses nothing while it sleeps: at 90 MB/s, more than a window brings, 1.8 MB of the ring's 8.
-const NAP: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_millis(5);
 
 impl BookSink {
     /// A sink for these books.
