@@ -15,19 +15,15 @@ use super::{Error, Result};
 
 /// Records handled before the sink hears of a pause, so that a busy process cannot keep it from its other work.
 pub const BATCH_RECORDS: usize = 16 << 10;
-/// Time to sleep for whoever wants no other. At 5 ms a ring that fills at 90 MB/s holds 450 KB: far below its size.
+/// Sleep when a ring was found empty. At 5 ms a ring that fills at 90 MB/s holds 450 KB: far below its size.
 const IDLE: Duration = Duration::from_millis(5);
 
 /// What becomes of the records of one ring. Lives on the ring's thread.
 pub trait Sink: Send {
     /// A record, in ring order.
     fn record(&mut self, record: &Record<'_>);
-    /// The ring is empty, or a batch is done: time for other work. Called at least once in [`Sink::nap`].
+    /// The ring is empty, or a batch is done: time for other work. Called at least every few milliseconds.
     fn pause(&mut self);
-    /// Time to sleep when the ring was found empty.
-    fn nap(&self) -> Duration {
-        IDLE
-    }
     /// The last call: everything sent before [`Readers::stop`] has been handed over.
     fn finish(&mut self);
 }
@@ -133,8 +129,7 @@ fn read_ring(ring: &MapHandle, sink: Box<dyn Sink>, stop: &AtomicBool, counts: &
         if last {
             break;
         }
-        let nap = sink.borrow().nap();
-        std::thread::sleep(nap);
+        std::thread::sleep(IDLE);
     }
     sink.borrow_mut().finish();
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::time::Duration;
 
 use super::books::{SharedBooks, lock};
 use crate::capture::Sink;
@@ -35,9 +34,6 @@ pub struct BookSink {
 
 /// A batch of this many records may have been cut short (`BATCH_RECORDS` of the reader).
 const BATCH_MAY_BE_CUT: usize = 16 << 10;
-
-/// The reader is there all day and a window loses nothing while it sleeps: at 90 MB/s, more than a window brings, 1.8 MB of the ring's 8.
-const NAP: Duration = Duration::from_millis(5);
 
 impl BookSink {
     /// A sink for these books.
@@ -73,10 +69,6 @@ impl Sink for BookSink {
         self.records = 0;
         self.now_ns = monotonic_ns();
         self.batch_began_ns = self.now_ns;
-    }
-
-    fn nap(&self) -> Duration {
-        NAP
     }
 
     fn finish(&mut self) {
