@@ -128,12 +128,22 @@ fn reasons(refused: &[(Attach, String)]) -> String {
 pub fn hint() -> String {
     // SAFETY: geteuid has no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
-    if root {
-        "this kernel or this container does not permit BPF: fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before \
-         kernel 6.6, CAP_SYS_RESOURCE before 5.11), BTF at /sys/kernel/btf/vmlinux and a kernel of 5.10 or later; `fragprof doctor` names what is missing"
-            .to_owned()
-    } else {
-        "fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before kernel 6.6): run it as root (sudo)".to_owned()
+    let lockdown = std::fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+    hint_for(root, &lockdown).to_owned()
+}
+
+/// `lockdown`: what the file of that name says, with the state that holds in brackets (security/lockdown/lockdown.c, `lockdown_read`).
+fn hint_for(root: bool, lockdown: &str) -> &'static str {
+    match root {
+        true if lockdown.contains("[confidentiality]") => {
+            "this kernel is locked down for confidentiality (/sys/kernel/security/lockdown): not even root may load BPF programs that read \
+             memory; the census works (`fragprof census`, the agent), recording takes a kernel booted with lockdown=integrity or none"
+        }
+        true => {
+            "this kernel or this container does not permit BPF: fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before \
+             kernel 6.6, CAP_SYS_RESOURCE before 5.11), BTF at /sys/kernel/btf/vmlinux and a kernel of 5.10 or later; `fragprof doctor` names what is missing"
+        }
+        false => "fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before kernel 6.6): run it as root (sudo)",
     }
 }
 
@@ -193,6 +203,15 @@ mod tests {
         assert_eq!(cause(log).as_deref(), Some("invalid mem access 'scalar'"));
         assert_eq!(cause("\n"), None);
         assert_eq!(cause("libbpf: Error in bpf_object__probe_loading(): -EPERM. Couldn't load trivial BPF program.\n"), None);
+    }
+
+    #[test]
+    fn a_kernel_that_is_locked_down_is_named_as_the_reason() {
+        assert!(hint_for(true, "none integrity [confidentiality]\n").contains("locked down"));
+        for other in ["none [integrity] confidentiality\n", "[none] integrity confidentiality\n", ""] {
+            assert!(hint_for(true, other).contains("does not permit BPF"));
+        }
+        assert!(hint_for(false, "none integrity [confidentiality]\n").contains("sudo"));
     }
 
     #[test]

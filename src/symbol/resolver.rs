@@ -66,11 +66,12 @@ impl Symbolizer<ElfSymbols> {
         Self::default()
     }
 
-    /// Closes all files, and forgets what belongs to modules and texts that nobody else holds; what was named of others stays known. For
-    /// a symbolizer that is kept between uses: what is parsed of a file takes as much memory as the file.
+    /// Closes all files, and forgets what belongs to modules and texts that nobody else holds, and to modules whose file could not be
+    /// opened: the next use tries them again. What was named of others stays known. For a symbolizer that is kept between uses: what is
+    /// parsed of a file takes as much memory as the file.
     pub fn close_files(&mut self) {
         self.files.close();
-        self.modules.retain(|_, opened| Arc::strong_count(&opened.module) > 1);
+        self.modules.retain(|_, opened| opened.file.is_some() && Arc::strong_count(&opened.module) > 1);
         self.frames.retain(|(key, _), _| self.modules.contains_key(key));
         self.texts.retain(|_, text| Arc::strong_count(text) > 1);
     }

@@ -267,6 +267,26 @@ fn a_symbolizer_that_closes_its_files_knows_what_it_named_and_forgets_what_nobod
 }
 
 #[test]
+fn a_file_that_could_not_be_opened_is_tried_again_after_the_files_were_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = cpp_program(dir.path());
+    let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
+    let word = (BASE + start.wrapping_add(text_bias(&path)) + 4) | WORD_EXACT;
+    let space = mapped(module(&path));
+    let away = dir.path().join("away");
+    std::fs::rename(&path, &away).unwrap();
+    let mut symbolizer = Symbolizer::new();
+    let functions = |frames: Vec<Frame>| frames.iter().map(|frame| frame.function.to_string()).collect::<Vec<_>>();
+    let nameless = functions(symbolizer.stack(&space, &[word]));
+    assert!(!nameless.iter().any(|name| name == "shop::create(int)"), "{nameless:?}");
+    std::fs::rename(&away, &path).unwrap();
+    assert_eq!(functions(symbolizer.stack(&space, &[word])), nameless, "kept until the files are closed");
+    symbolizer.close_files();
+    let named = functions(symbolizer.stack(&space, &[word]));
+    assert!(named.iter().any(|name| name == "shop::create(int)"), "{named:?}");
+}
+
+#[test]
 fn a_place_without_a_symbol_is_named_by_module_and_address() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libfoo.so");

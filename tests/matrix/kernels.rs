@@ -89,3 +89,20 @@ fn a_program_with_the_sampler_tells_its_own_ledger() {
         assert_eq!(sum(&report, &site.site, "inuse_bytes_est") as u64, site.live_bytes, "{}", site.site);
     }
 }
+
+#[test]
+#[ignore = "for a kernel that is locked down: make kernel-matrix"]
+fn a_kernel_that_is_locked_down_is_told_and_the_program_goes_on() {
+    let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
+    target.go_to("round");
+    for mode in ["exact", "governed"] {
+        let done = run(fragprof().args(["record", "--mode", mode, "--duration", "1s", "-p", &target.pid().to_string()]));
+        assert!(!done.status.success(), "{}", done.err);
+        assert!(done.err.contains("locked down for confidentiality"), "{}", done.err);
+    }
+    let done = run(fragprof().args(["census", &target.pid().to_string(), "--json"]));
+    assert!(done.status.success(), "{}", done.err);
+    let page: Value = serde_json::from_str(&done.out).unwrap();
+    assert!(page["heaps"][0]["live_allocations"].as_u64() >= Some(4000), "{page}");
+    target.go_to("round");
+}

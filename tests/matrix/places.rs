@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::build::{LIB_DIR, Link, output_dir, program, script};
+use crate::support::build::{LIB_DIR, output_dir, script};
 use crate::support::process::run;
 
 /// How programs are linked.
@@ -115,37 +115,5 @@ pub fn all() -> Vec<Place> {
         place("tcmalloc of trixie", &trixie_c, of(&trixie, "libtcmalloc_minimal.so.4")),
         place("mimalloc 2.0", &Toolchain::Own, own("libmimalloc.so.2")),
         place("mimalloc 3", &trixie_c, of(&trixie, "libmimalloc.so.3")),
-    ]
-}
-
-/// A Rust program on the system's allocator.
-fn rust() -> PathBuf {
-    let out = output_dir().join("with_rust");
-    let done = run(Command::new("rustc").args(["-O", "-g", "--edition", "2021", "-o"]).arg(&out).arg(script("with_rust.rs")));
-    assert!(done.status.success(), "{}", done.err);
-    out
-}
-
-/// Programs in other languages that tell a ledger.
-pub fn languages() -> Vec<(String, Command)> {
-    let out = output_dir().join("with_cgo");
-    let mut go = Command::new("go");
-    go.args(["build", "-o"]).arg(&out).arg(script("with_cgo.go"));
-    go.env("CGO_ENABLED", "1").env("GO111MODULE", "off").env("CGO_CFLAGS", format!("-O2 -g -fno-builtin -I{}", script("").display()));
-    let done = run(&mut go);
-    assert!(done.status.success(), "{}", done.err);
-    let cpp = program("new_delete", Link::Dynamic);
-    let on = |library: &str| {
-        let mut command = Command::new(&cpp);
-        command.env("LD_PRELOAD", Path::new(LIB_DIR).join(library));
-        command
-    };
-    vec![
-        ("Go with cgo, C side".to_owned(), Command::new(out)),
-        ("C++, every form of new and delete, glibc".to_owned(), Command::new(&cpp)),
-        ("C++ on jemalloc 5.3.0".to_owned(), on("libjemalloc.so.2")),
-        ("C++ on tcmalloc 2.10".to_owned(), on("libtcmalloc_minimal.so.4")),
-        ("C++ on mimalloc 2.0".to_owned(), on("libmimalloc.so.2")),
-        ("Rust, system allocator".to_owned(), Command::new(rust())),
     ]
 }

@@ -1,5 +1,6 @@
 //! Boxes, vectors that grow, zeroed and over-aligned blocks on Rust's system allocator, kept or dropped. The ledger is what was asked
-//! of the allocator: a vector's growth is a realloc of its block.
+//! of the allocator: a vector's growth is a realloc of its block. With the argument `rounds` it fills and empties a table, in rounds that
+//! the test begins.
 
 use std::alloc::{Layout, alloc, alloc_zeroed};
 use std::hint::black_box;
@@ -7,26 +8,26 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 #[inline(never)]
-#[no_mangle]
+#[unsafe(no_mangle)]
 fn site_box() -> Box<[u8; 48]> {
     black_box(Box::new([1; 48]))
 }
 
 #[inline(never)]
-#[no_mangle]
+#[unsafe(no_mangle)]
 fn site_vector(bytes: usize) -> Vec<u8> {
     black_box(Vec::with_capacity(bytes))
 }
 
 #[inline(never)]
-#[no_mangle]
+#[unsafe(no_mangle)]
 fn site_zeroed() -> *mut u8 {
     // SAFETY: the layout is not empty.
     black_box(unsafe { alloc_zeroed(Layout::from_size_align(5000, 8).unwrap()) })
 }
 
 #[inline(never)]
-#[no_mangle]
+#[unsafe(no_mangle)]
 fn site_aligned() -> *mut u8 {
     // SAFETY: the layout is not empty.
     black_box(unsafe { alloc(Layout::from_size_align(4096, 4096).unwrap()) })
@@ -37,9 +38,20 @@ fn rendezvous(stream: &mut UnixStream, phase: &str, sites: &str) {
     stream.read_exact(&mut [0]).unwrap();
 }
 
-fn main() {
-    let mut stream = UnixStream::connect(std::env::var("TRUTH_SOCKET").unwrap()).unwrap();
-    rendezvous(&mut stream, "ready", "");
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn site_kept(bytes: usize) -> Vec<u8> {
+    black_box(Vec::with_capacity(bytes))
+}
+
+fn row(site: &str, live_bytes: usize, live_count: usize, allocated_bytes: usize, allocations: usize) -> String {
+    format!(
+        "{{\"site\":\"{site}\",\"live_bytes\":{live_bytes},\"live_count\":{live_count},\"allocated_bytes\":{allocated_bytes},\
+         \"allocations\":{allocations},\"live_only\":false}}"
+    )
+}
+
+fn once(stream: &mut UnixStream) {
     for i in 0..1000 {
         let one = site_box();
         if i % 4 == 0 {
@@ -56,12 +68,6 @@ fn main() {
         black_box(site_zeroed());
         black_box(site_aligned());
     }
-    let row = |site: &str, live_bytes: usize, live_count: usize, allocated_bytes: usize, allocations: usize| {
-        format!(
-            "{{\"site\":\"{site}\",\"live_bytes\":{live_bytes},\"live_count\":{live_count},\"allocated_bytes\":{allocated_bytes},\
-             \"allocations\":{allocations},\"live_only\":false}}"
-        )
-    };
     let vectors = |step: usize| (0..300).step_by(step).map(|i| 100 + i).sum::<usize>();
     let sites = [
         row("site_box", 250 * 48, 250, 1000 * 48, 1000),
@@ -69,5 +75,41 @@ fn main() {
         row("site_zeroed", 50_000, 10, 50_000, 10),
         row("site_aligned", 40_960, 10, 40_960, 10),
     ];
-    rendezvous(&mut stream, "done", &sites.join(","));
+    rendezvous(stream, "done", &sites.join(","));
+}
+
+/// As rounds.c does it.
+fn rounds(stream: &mut UnixStream, mut table: Vec<Vec<u8>>, flush: fn()) -> ! {
+    let (mut random, mut made_bytes, mut made) = (88_172_645_463_325_252_u64, 0, 0);
+    loop {
+        for _ in 0..20_000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let most = if random & (1 << 20) == 0 { 300 } else { 5000 };
+            let (slot, bytes) = (random as usize % table.len(), 1 + (random >> 24) as usize % most);
+            table[slot] = Vec::new();
+            table[slot] = site_kept(bytes);
+            (made_bytes, made) = (made_bytes + bytes, made + 1);
+        }
+        if std::env::var_os("TRUTH_FLUSH").is_some() {
+            flush();
+        }
+        let live = table.iter().filter(|one| one.capacity() > 0);
+        let (live_bytes, live_count) = live.fold((0, 0), |(bytes, count), one| (bytes + one.capacity(), count + 1));
+        rendezvous(stream, "round", &row("site_kept", live_bytes, live_count, made_bytes, made));
+    }
+}
+
+/// The program. `flush` gives back what the allocator keeps for the thread.
+pub fn run(flush: fn()) {
+    let mut stream = UnixStream::connect(std::env::var("TRUTH_SOCKET").unwrap()).unwrap();
+    let table = vec![Vec::new(); 4096];
+    rendezvous(&mut stream, "ready", "");
+    if std::env::args().nth(1).as_deref() == Some("rounds") { rounds(&mut stream, table, flush) } else { once(&mut stream) }
+}
+
+#[allow(dead_code)]
+fn main() {
+    run(|| {});
 }

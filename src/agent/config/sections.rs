@@ -77,7 +77,7 @@ pub struct CensusConfig {
 impl Default for CensusConfig {
     fn default() -> Self {
         Self {
-            budget_percent: 0.6,
+            budget_percent: 0.5,
             start_credit_ms: 1000,
             top_interval_s: 15,
             full_interval_s: 300,
@@ -133,7 +133,7 @@ pub struct GovernedConfig {
     pub node_budget_percent: f64,
     /// Processes attributed at a time, those in most need; the rest has the census alone.
     pub targets_max: usize,
-    /// Share of one core that the governor's thread may use, in percent; above it the number of targets is halved.
+    /// Share of one core that the governor's thread may use, in percent of the last minute; above it the number of targets is halved.
     pub cpu_percent: f64,
     /// Kernel memory for unwind tables, MiB.
     pub tables_mib: u32,

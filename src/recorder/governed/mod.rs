@@ -19,6 +19,7 @@ pub mod processor_time;
 mod profile;
 mod reaper;
 mod sink;
+mod status;
 mod target;
 
 use std::collections::BTreeMap;
@@ -28,11 +29,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use books::{Book, LargeBook, SharedBooks, lock};
+use books::{Book, SharedBooks, lock};
 use builds::KnownSites;
 pub use large::large_places;
 use reaper::Reaper;
 use sink::{BookSink, Notice};
+pub use status::{LargeStatus, Status};
 use target::{Target, Tools};
 
 use super::build::{losses, unaccounted_so_far};
@@ -102,52 +104,6 @@ impl Default for Options {
             sites_store: None,
         }
     }
-}
-
-/// How one process is being watched, for metrics.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Status {
-    /// The process.
-    pub pid: Pid,
-    /// Whether it is traced in full.
-    pub full: bool,
-    /// Whether its probes are in at this moment.
-    pub open: bool,
-    /// Share of its time that it may lose.
-    pub budget_ratio: f64,
-    /// Share that it is estimated to have lost.
-    pub slowdown_ratio_est: f64,
-    /// Seconds that windows were open.
-    pub open_s: f64,
-    /// Seconds traced in full.
-    pub full_s: f64,
-    /// Windows, of any length.
-    pub windows: u64,
-    /// Of them, those that their quota closed early.
-    pub windows_closed_early: u64,
-    /// Of them, those left out for lost records.
-    pub windows_lossy: u64,
-    /// Stacks taken of growth of the heap and of first touches of pages, which are always watched.
-    pub rare_events: u64,
-    /// Seconds that it is estimated to have lost to them; they count against its budget.
-    pub rare_events_s: f64,
-    /// Its large blocks.
-    pub large: LargeStatus,
-}
-
-/// How the large blocks of a process are being watched, for metrics.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct LargeStatus {
-    /// Whether each of them is seen.
-    pub kept: bool,
-    /// Bytes that those which live can hold, of those handed out since; `None` = not known.
-    pub live_bytes: Option<u64>,
-    /// Hits of their probes.
-    pub hits: u64,
-    /// Seconds that the process is estimated to have lost to them; they count against its budget.
-    pub lost_s: f64,
-    /// Times that they were left again.
-    pub times_left: u64,
 }
 
 /// The driver. Everything that attaches runs on the thread that calls it.
@@ -332,7 +288,7 @@ impl Governed {
     #[must_use]
     pub fn status(&self) -> Vec<Status> {
         let books = lock(&self.books);
-        self.targets.iter().map(|(slot, target)| status(target, books.of.get(slot), &self.capture)).collect()
+        self.targets.iter().map(|(slot, target)| Status::of(target, books.of.get(slot), &self.capture)).collect()
     }
 
     /// Opens, closes and accounts for what is due, for up to `wait`. Returns whether any watched process is left.
@@ -563,31 +519,5 @@ impl Governed {
             }
         }
         self.profile(None)
-    }
-}
-
-fn status(target: &Target, book: Option<&Book>, capture: &Capture) -> Status {
-    let large = &target.large;
-    let counts = target.estimator.counts();
-    Status {
-        pid: target.pid(),
-        full: target.is_full(),
-        open: target.is_open(),
-        budget_ratio: target.pace.budget(),
-        slowdown_ratio_est: target.pace.slowdown_est(),
-        open_s: counts.open_s,
-        full_s: counts.full_s,
-        windows: counts.windows.iter().sum(),
-        windows_closed_early: counts.closed_early.iter().sum(),
-        windows_lossy: counts.lossy,
-        rare_events: target.rare_events,
-        rare_events_s: target.rare_events_s,
-        large: LargeStatus {
-            kept: large.is_in() && large.tells(),
-            live_bytes: book.and_then(|book| book.large.as_ref()).filter(|_| large.tells()).map(LargeBook::live_bytes),
-            hits: large.hits(capture),
-            lost_s: large.lost_s,
-            times_left: large.times_left,
-        },
     }
 }

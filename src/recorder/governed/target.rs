@@ -1,7 +1,11 @@
 //! One governed process as the driver sees it: where its probes go, how it is paced, what its windows have told.
 
+mod full;
+
 use std::collections::HashMap;
 use std::time::Instant;
+
+use full::{Full, PIECE_S};
 
 use super::books::{Book, SharedBooks, lock};
 use super::builds::KnownSites;
@@ -23,10 +27,6 @@ use crate::target::Process;
 use crate::target::allocator::Allocator;
 use crate::units::{Pid, StackId};
 
-/// Length of the pieces in which a full trace is accounted for, in seconds.
-const PIECE_S: f64 = 1.0;
-/// Length of the pieces in which a full trace is estimated from: six times the greatest age.
-const ESTIMATE_PIECE_NS: u64 = 60_000_000_000;
 /// How long before a window's end its blocks are looked at, as a part of its length and at most: the end must not come before the last of
 /// them was read, also where this thread gets to run late.
 const LOOK_AHEAD_PART: u64 = 4;
@@ -57,17 +57,6 @@ impl Window {
     fn look_ns(&self) -> u64 {
         self.close_ns.saturating_sub((self.close_ns.saturating_sub(self.open_ns) / LOOK_AHEAD_PART).min(LOOK_AHEAD_NS_MAX))
     }
-}
-
-/// A full trace.
-struct Full {
-    attached: Attached,
-    /// Since when, seconds of the driver's clock.
-    since_s: f64,
-    piece_s: f64,
-    hits: Hits,
-    loss: TargetLoss,
-    estimate_ns: u64,
 }
 
 enum State {
@@ -461,97 +450,6 @@ impl Target {
         }
         let tally = observed.observer.close(window.close_ns, &tools.costs, |tid| window.threads.get(&tid).copied());
         self.estimator.window(window.cycle.class, window.cycle.period_s, window.closed_early, &tally);
-    }
-
-    fn begin_full(&mut self, tools: &Tools<'_>) {
-        let Some(attached) = self.attach(tools) else { return };
-        let now_ns = monotonic_ns();
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            book.open(now_ns, u64::MAX);
-            book.live = Some(crate::ledger::Ledger::new(now_ns, crate::ledger::StackLimits::default()));
-        }
-        tools.capture.births(self.slot, false);
-        tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
-        self.full_since_s = Some(tools.now_s - self.began_s);
-        let (hits, loss) = (tools.capture.hits(self.slot), tools.capture.loss(self.slot));
-        self.state = State::Full(Full { attached, since_s: tools.now_s, piece_s: tools.now_s, hits, loss, estimate_ns: now_ns });
-    }
-
-    fn while_full(&mut self, tools: &Tools<'_>, mut full: Full) {
-        let hits = tools.capture.hits(self.slot);
-        let over = hits.closed_ns.is_some();
-        if !over && tools.now_s < full.piece_s + PIECE_S {
-            self.state = State::Full(full);
-            return;
-        }
-        self.look_at_limits(tools.capture);
-        // The moment it was closed is what the quota's hits are to be divided by.
-        let since_closed_s = hits.closed_ns.map_or(0.0, |closed_ns| monotonic_ns().saturating_sub(closed_ns) as f64 / 1e9);
-        let cost = WindowCost {
-            allocations: hits.allocations - full.hits.allocations,
-            frees: hits.frees - full.hits.frees,
-            hits_around: 0,
-            open_s: (tools.now_s - full.piece_s - since_closed_s).max(1e-4),
-            tier: Tier::Full,
-        };
-        self.pace.spent(cost);
-        let lossy = is_lossy(tools.capture.loss(self.slot), full.loss);
-        if over || lossy {
-            self.pace.leave_full();
-        }
-        // Until it is noticed that it is closed it stands still as before.
-        self.pace.also_lost(since_closed_s);
-        if self.pace.tier() == Tier::Windows {
-            self.end_full(tools, full, hits.closed_ns, lossy);
-            return;
-        }
-        tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
-        full.piece_s = tools.now_s;
-        full.hits = hits;
-        let now_ns = monotonic_ns();
-        if now_ns - full.estimate_ns >= ESTIMATE_PIECE_NS {
-            full.estimate_ns = now_ns;
-            self.end_piece(tools, now_ns, Some(now_ns));
-        }
-        self.state = State::Full(full);
-    }
-
-    /// Estimates from what a full trace saw so far, and begins the next piece at `next_ns`.
-    fn end_piece(&mut self, tools: &Tools<'_>, end_ns: u64, next_ns: Option<u64>) {
-        let observed = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| {
-            let observed = book.window.take();
-            if let Some(next_ns) = next_ns {
-                book.open(next_ns, u64::MAX);
-            }
-            observed
-        });
-        if let Some(observed) = observed {
-            self.estimator.full(&observed.observer.close(end_ns, &HitCosts::FREE, |_| None));
-        }
-    }
-
-    fn end_full(&mut self, tools: &Tools<'_>, full: Full, closed_ns: Option<u64>, lossy: bool) {
-        tools.capture.switch(self.slot, false);
-        let end_ns = closed_ns.unwrap_or_else(monotonic_ns);
-        // A first moment that the quota ended is no sample of the process's time.
-        let too_short = closed_ns.is_some() && tools.now_s - full.since_s < 2.0 * PIECE_S;
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            book.live = None;
-            if lossy || too_short {
-                book.window = None;
-            }
-        }
-        if lossy {
-            self.estimator.lossy();
-        }
-        self.end_piece(tools, end_ns, None);
-        self.full_left += u64::from(!too_short);
-        self.full_since_s = None;
-        drop(tools.reaper.take_out(full.attached));
-        self.schedule.restart(tools.now_s);
-        self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
-        // Its probes are out in a tenth of a second; a window would find them still there.
-        self.state = State::Idle(tools.now_s + 0.2);
     }
 
     /// Takes the probes out, whatever is open: at the end, at an exec, at the process's own end. An open window is lost; what a full

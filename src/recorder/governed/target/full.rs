@@ -1,0 +1,116 @@
+//! A process whose whole trace fits its budget.
+
+use super::{State, Target, Tools, is_lossy};
+use crate::capture::{Attached, Hits, TargetLoss};
+use crate::governor::{HitCosts, Tier, WindowCost};
+use crate::recorder::governed::books::lock;
+use crate::recorder::monotonic_ns;
+
+/// Length of the pieces in which a full trace is accounted for, in seconds.
+pub(super) const PIECE_S: f64 = 1.0;
+/// Length of the pieces in which a full trace is estimated from: six times the greatest age.
+const ESTIMATE_PIECE_NS: u64 = 60_000_000_000;
+
+/// A full trace.
+pub(super) struct Full {
+    pub(super) attached: Attached,
+    /// Since when, seconds of the driver's clock.
+    pub(super) since_s: f64,
+    pub(super) piece_s: f64,
+    pub(super) hits: Hits,
+    pub(super) loss: TargetLoss,
+    pub(super) estimate_ns: u64,
+}
+
+impl Target {
+    pub(super) fn begin_full(&mut self, tools: &Tools<'_>) {
+        let Some(attached) = self.attach(tools) else { return };
+        let now_ns = monotonic_ns();
+        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
+            book.open(now_ns, u64::MAX);
+            book.live = Some(crate::ledger::Ledger::new(now_ns, crate::ledger::StackLimits::default()));
+        }
+        tools.capture.births(self.slot, false);
+        tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
+        self.full_since_s = Some(tools.now_s - self.began_s);
+        let (hits, loss) = (tools.capture.hits(self.slot), tools.capture.loss(self.slot));
+        self.state = State::Full(Full { attached, since_s: tools.now_s, piece_s: tools.now_s, hits, loss, estimate_ns: now_ns });
+    }
+
+    pub(super) fn while_full(&mut self, tools: &Tools<'_>, mut full: Full) {
+        let hits = tools.capture.hits(self.slot);
+        let over = hits.closed_ns.is_some();
+        if !over && tools.now_s < full.piece_s + PIECE_S {
+            self.state = State::Full(full);
+            return;
+        }
+        self.look_at_limits(tools.capture);
+        // The moment it was closed is what the quota's hits are to be divided by.
+        let since_closed_s = hits.closed_ns.map_or(0.0, |closed_ns| monotonic_ns().saturating_sub(closed_ns) as f64 / 1e9);
+        let cost = WindowCost {
+            allocations: hits.allocations - full.hits.allocations,
+            frees: hits.frees - full.hits.frees,
+            hits_around: 0,
+            open_s: (tools.now_s - full.piece_s - since_closed_s).max(1e-4),
+            tier: Tier::Full,
+        };
+        self.pace.spent(cost);
+        let lossy = is_lossy(tools.capture.loss(self.slot), full.loss);
+        if over || lossy {
+            self.pace.leave_full();
+        }
+        // Until it is noticed that it is closed it stands still as before.
+        self.pace.also_lost(since_closed_s);
+        if self.pace.tier() == Tier::Windows {
+            self.end_full(tools, full, hits.closed_ns, lossy);
+            return;
+        }
+        tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
+        full.piece_s = tools.now_s;
+        full.hits = hits;
+        let now_ns = monotonic_ns();
+        if now_ns - full.estimate_ns >= ESTIMATE_PIECE_NS {
+            full.estimate_ns = now_ns;
+            self.end_piece(tools, now_ns, Some(now_ns));
+        }
+        self.state = State::Full(full);
+    }
+
+    /// Estimates from what a full trace saw so far, and begins the next piece at `next_ns`.
+    pub(super) fn end_piece(&mut self, tools: &Tools<'_>, end_ns: u64, next_ns: Option<u64>) {
+        let observed = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| {
+            let observed = book.window.take();
+            if let Some(next_ns) = next_ns {
+                book.open(next_ns, u64::MAX);
+            }
+            observed
+        });
+        if let Some(observed) = observed {
+            self.estimator.full(&observed.observer.close(end_ns, &HitCosts::FREE, |_| None));
+        }
+    }
+
+    pub(super) fn end_full(&mut self, tools: &Tools<'_>, full: Full, closed_ns: Option<u64>, lossy: bool) {
+        tools.capture.switch(self.slot, false);
+        let end_ns = closed_ns.unwrap_or_else(monotonic_ns);
+        // A first moment that the quota ended is no sample of the process's time.
+        let too_short = closed_ns.is_some() && tools.now_s - full.since_s < 2.0 * PIECE_S;
+        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
+            book.live = None;
+            if lossy || too_short {
+                book.window = None;
+            }
+        }
+        if lossy {
+            self.estimator.lossy();
+        }
+        self.end_piece(tools, end_ns, None);
+        self.full_left += u64::from(!too_short);
+        self.full_since_s = None;
+        drop(tools.reaper.take_out(full.attached));
+        self.schedule.restart(tools.now_s);
+        self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
+        // Its probes are out in a tenth of a second; a window would find them still there.
+        self.state = State::Idle(tools.now_s + 0.2);
+    }
+}
