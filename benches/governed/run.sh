@@ -23,6 +23,6 @@ for copy in 1 2; do
 	redis-server --port 0 --unixsocket "$built/$copy.sock" --save "" --appendonly no --dir "$built" >/dev/null &
 	redis+=($!)
 	until redis-cli -s "$built/$copy.sock" ping 2>/dev/null | grep -q PONG; do sleep 0.05; done
-	load+="redis-benchmark -s $built/$copy.sock -q -n 3000000 -c 20 -P 8 -r 100000 -d 100 -t set & "
+	load+="redis-benchmark -s $built/$copy.sock -q -n 4000000 -c 20 -P 8 -r 100000 -d 100 -t set & "
 done
 "$fragprof" bench --governed --rounds "$rounds" --pid "${redis[0]}" --pid "${redis[1]}" -- sh -c "$load wait"

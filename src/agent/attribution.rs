@@ -29,12 +29,12 @@ impl Rates {
     #[must_use]
     pub fn of(profile: &Profile) -> Self {
         let totals = profile.totals();
-        let a_second = |kind| totals.get(kind) as f64 / profile.meta.duration_s.max(1e-3);
-        Self {
-            allocations_per_s: a_second(ValueKind::AllocObjects),
-            allocated_bytes_per_s: a_second(ValueKind::AllocSpace),
-            ..Self::default()
-        }
+        let errors = profile.meta.mode.estimates().then(|| profile.total_errors());
+        let a_second = |value: u64| value as f64 / profile.meta.duration_s.max(1e-3);
+        let rate = |kind| (a_second(totals.get(kind)), errors.map(|errors| a_second(errors.get(kind))));
+        let (allocations_per_s, allocations_per_s_stderr) = rate(ValueKind::AllocObjects);
+        let (allocated_bytes_per_s, allocated_bytes_per_s_stderr) = rate(ValueKind::AllocSpace);
+        Self { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr }
     }
 }
 

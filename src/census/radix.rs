@@ -14,6 +14,10 @@ use crate::target::Maps;
 
 /// Pages tried in each stretch of address space that one leaf covers.
 const PAGES_A_LEAF: usize = 12;
+/// Of these, present ones that are enough; with fewer, present pages are searched for.
+const SPREAD_MIN: usize = 4;
+/// Bytes of address space searched for present pages, some milliseconds a GiB.
+const SEARCHED_BYTES_MAX: u64 = 4 << 30;
 /// Stretches of address space tried: a process uses a few.
 const STRETCHES_MAX: usize = 64;
 /// Candidate words looked at in one object.
@@ -198,27 +202,47 @@ fn is_node(word: u64, shape: Shape) -> bool {
 /// Addresses of present pages, spread over each stretch.
 fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
     let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
+    let mut searched_bytes = 0;
     for range in anonymous {
         for stretch in (range.start >> shape.root_reach_bits()..=(range.end - 1) >> shape.root_reach_bits()).take(STRETCHES_MAX) {
             if by_stretch.len() >= STRETCHES_MAX && !by_stretch.contains_key(&stretch) {
                 continue;
             }
-            let start = range.start.max(stretch << shape.root_reach_bits());
-            let end = range.end.min((stretch + 1) << shape.root_reach_bits());
-            let step = ((end - start) / PAGE_BYTES / PAGES_A_LEAF as u64).max(1) * PAGE_BYTES;
-            let list = by_stretch.entry(stretch).or_default();
-            list.extend((start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(PAGES_A_LEAF));
+            let part = range.start.max(stretch << shape.root_reach_bits())..range.end.min((stretch + 1) << shape.root_reach_bits());
+            let mut pages = spread_over(memory, part.clone());
+            let bytes = part.end - part.start;
+            // A small heap fills little of what is mapped for it.
+            if pages.len() < SPREAD_MIN && searched_bytes + bytes <= SEARCHED_BYTES_MAX {
+                searched_bytes += bytes;
+                pages = among_present(memory, part);
+            }
+            by_stretch.entry(stretch).or_default().extend(pages);
         }
     }
-    // The larger part of a stretch has the better samples: keep those that are present, a few of each mapping.
+    // The larger part of a stretch has the better samples: a few of each mapping.
     let mut list: Vec<(u64, Vec<u64>)> = by_stretch.into_iter().collect();
     for (_, addrs) in &mut list {
-        addrs.retain(|&addr| memory.page_runs(addr..addr + PAGE_BYTES).is_ok_and(|runs| runs.state_at(addr).present));
         let step = addrs.len().div_ceil(4 * PAGES_A_LEAF).max(1);
         *addrs = addrs.iter().copied().step_by(step).collect();
     }
     list.sort_unstable_by_key(|(stretch, _)| *stretch);
     list
+}
+
+/// The present ones of some pages at equal distances.
+fn spread_over(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
+    let step = ((range.end - range.start) / PAGE_BYTES / PAGES_A_LEAF as u64).max(1) * PAGE_BYTES;
+    let spread = range.step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(PAGES_A_LEAF);
+    spread.filter(|&addr| memory.page_runs(addr..addr + PAGE_BYTES).is_ok_and(|runs| runs.state_at(addr).present)).collect()
+}
+
+/// Some of the present pages of a range, at equal distances among them.
+fn among_present(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
+    let Ok(runs) = memory.page_runs(range.clone()) else { return Vec::new() };
+    let present = || runs.within(range.clone()).filter(|run| run.state.present);
+    let pages: u64 = present().map(|run| (run.end - run.start) / PAGE_BYTES).sum();
+    let step = usize::try_from(pages.div_ceil(PAGES_A_LEAF as u64).max(1)).unwrap_or(usize::MAX);
+    present().flat_map(|run| (run.start..run.end).step_by(PAGE_BYTES as usize)).step_by(step).collect()
 }
 
 /// Visits the entries of all leaves that are not 0, by rising address, with the address of the page that each stands for.

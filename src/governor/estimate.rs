@@ -38,9 +38,11 @@ const CLASSES: usize = WindowClass::ALL.len();
 pub struct Estimate {
     /// Allocations a second.
     pub count_per_s: f64,
+    /// Its standard error; `None` from a single window, which says nothing of itself.
+    pub count_per_s_stderr: Option<f64>,
     /// Bytes a second.
     pub bytes_per_s: f64,
-    /// Standard error of the bytes a second; `None` from a single window, which says nothing of itself.
+    /// Its standard error, likewise.
     pub bytes_per_s_stderr: Option<f64>,
 }
 
@@ -55,30 +57,49 @@ pub struct StackEstimate<K> {
     pub outlived: [Option<Estimate>; AGES_NS.len()],
 }
 
-/// Sums of one quantity of one stack over the windows of a class.
+/// What the mean and the variance of a rate take, of y = x / e for x a count or bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    /// Σ P·count/e
-    count: f64,
+struct Moments {
     /// Σ P·y
     first: f64,
     /// Σ P²·y
     cross: f64,
     /// Σ P²·y²
     second: f64,
-    /// Σ P²·Σb²/e²
+    /// Σ P²·Σb²/e², for b the part of each event
     chance: f64,
-    /// Σ P³·y, Σ P³·y², Σ P³·y³
+}
+
+impl Moments {
+    fn add_window(&mut self, period_s: f64, eligible_s: f64, x: f64, squares: f64) {
+        let (y, square) = (x / eligible_s, period_s * period_s);
+        self.first += period_s * y;
+        self.cross += square * y;
+        self.second += square * y * y;
+        self.chance += square * squares / (eligible_s * eligible_s);
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.first += other.first;
+        self.cross += other.cross;
+        self.second += other.second;
+        self.chance += other.chance;
+    }
+}
+
+/// Sums of one quantity of one stack over the windows of a class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    count: Moments,
+    bytes: Moments,
+    /// Σ P³·y, Σ P³·y², Σ P³·y³ of the bytes
     cubes: [f64; 3],
 }
 
 impl Sums {
     fn add(&mut self, other: &Self) {
-        self.count += other.count;
-        self.first += other.first;
-        self.cross += other.cross;
-        self.second += other.second;
-        self.chance += other.chance;
+        self.count.add(&other.count);
+        self.bytes.add(&other.bytes);
         for (sum, more) in self.cubes.iter_mut().zip(other.cubes) {
             *sum += more;
         }
@@ -207,13 +228,9 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
             };
             for ((sum, amount), eligible_s) in sums.classes[place].1.iter_mut().zip(row).zip(eligible) {
                 let Some(eligible_s) = eligible_s else { continue };
-                let y = amount.bytes / eligible_s;
-                sum.count += period_s * amount.count / eligible_s;
-                sum.first += period_s * y;
-                sum.cross += period_s * period_s * y;
-                sum.second += period_s * period_s * y * y;
-                sum.chance += period_s * period_s * amount.squares / (eligible_s * eligible_s);
-                let cube = period_s * period_s * period_s;
+                sum.count.add_window(period_s, eligible_s, amount.count, amount.count_squares);
+                sum.bytes.add_window(period_s, eligible_s, amount.bytes, amount.squares);
+                let (y, cube) = (amount.bytes / eligible_s, period_s * period_s * period_s);
                 for (power, sum) in (1..).zip(&mut sum.cubes) {
                     *sum += cube * y.powi(power);
                 }
@@ -308,14 +325,19 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
             }
         }
         let windows = (weights.windows > 0).then(|| {
-            let rate = sums.first / weights.first;
             // One window that stands for nearly all of the time is as good as alone.
-            let stderr = (weights.effective() > 1.05).then(|| stderr(rate, &sums, &weights, stack.seen));
-            Estimate { count_per_s: sums.count / weights.first, bytes_per_s: rate, bytes_per_s_stderr: stderr }
+            let errors = (weights.effective() > 1.05).then(|| standard_errors(&sums, &weights, stack.seen));
+            Estimate {
+                count_per_s: sums.count.first / weights.first,
+                count_per_s_stderr: errors.map(|errors| errors.count),
+                bytes_per_s: sums.bytes.first / weights.first,
+                bytes_per_s_stderr: errors.map(|errors| errors.bytes),
+            }
         });
         let full_s = self.full_eligible_s[quantity];
         let full = (full_s > 0.0).then(|| Estimate {
             count_per_s: stack.full[quantity].count / full_s,
+            count_per_s_stderr: Some(0.0),
             bytes_per_s: stack.full[quantity].bytes / full_s,
             bytes_per_s_stderr: Some(0.0),
         });
@@ -326,22 +348,45 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
     }
 }
 
-/// The standard error of a rate from windows, as the module's first lines have it.
-fn stderr(rate: f64, sums: &Sums, weights: &Weights, seen: Amount) -> f64 {
-    let n = weights.effective();
-    let squares = (sums.second - 2.0 * rate * sums.cross + rate * rate * weights.second).max(0.0);
+/// Standard errors of the rates from windows.
+#[derive(Clone, Copy)]
+struct Errors {
+    count: f64,
+    bytes: f64,
+}
+
+/// The module's first lines have them. A burst is told by the bytes; it is as large a part of the count.
+fn standard_errors(sums: &Sums, weights: &Weights, seen: Amount) -> Errors {
+    let rate = sums.bytes.first / weights.first;
+    let squares = squares_around(&sums.bytes, weights);
     let cubes = sums.cubes[2] - 3.0 * rate * sums.cubes[1] + 3.0 * rate * rate * sums.cubes[0] - rate * rate * rate * weights.third;
+    let burst = if squares > 0.0 { cubes.abs() / squares } else { 0.0 };
+    let of_bytes = if sums.bytes.first > 0.0 { burst / sums.bytes.first } else { 0.0 };
+    Errors {
+        count: stderr(&sums.count, weights, (seen.count, seen.count_squares), of_bytes * sums.count.first),
+        bytes: stderr(&sums.bytes, weights, (seen.bytes, seen.squares), burst),
+    }
+}
+
+/// Σ P²·(y − rate)²
+fn squares_around(sums: &Moments, weights: &Weights) -> f64 {
+    let rate = sums.first / weights.first;
+    (sums.second - 2.0 * rate * sums.cross + rate * rate * weights.second).max(0.0)
+}
+
+/// `seen`: what all windows saw allocated, and its squares. `burst`: P·y of the event that windows differ by.
+fn stderr(sums: &Moments, weights: &Weights, seen: (f64, f64), burst: f64) -> f64 {
+    let n = weights.effective();
     let block = if sums.first > 0.0 {
         sums.chance / sums.first
-    } else if seen.bytes > 0.0 && weights.eligible_s > 0.0 {
+    } else if seen.0 > 0.0 && weights.eligible_s > 0.0 {
         // Of its own size, in a window as long as the mean one.
-        seen.squares / seen.bytes * weights.first / weights.eligible_s
+        seen.1 / seen.0 * weights.first / weights.eligible_s
     } else {
         0.0
     };
-    let burst = if squares > 0.0 { cubes.abs() / squares } else { 0.0 };
     let one = block.max(burst);
-    ((n / (n - 1.0) * squares).max(sums.chance + 0.96 * one * one).sqrt() + 0.98 * one) / weights.first
+    ((n / (n - 1.0) * squares_around(sums, weights)).max(sums.chance + 0.96 * one * one).sqrt() + 0.98 * one) / weights.first
 }
 
 fn mean(a: Estimate, a_s: f64, b: Estimate, b_s: f64) -> Estimate {
@@ -349,6 +394,7 @@ fn mean(a: Estimate, a_s: f64, b: Estimate, b_s: f64) -> Estimate {
     let mix = |a: f64, b: f64| a * share + b * (1.0 - share);
     Estimate {
         count_per_s: mix(a.count_per_s, b.count_per_s),
+        count_per_s_stderr: a.count_per_s_stderr.map(|stderr| stderr * share),
         bytes_per_s: mix(a.bytes_per_s, b.bytes_per_s),
         bytes_per_s_stderr: a.bytes_per_s_stderr.map(|stderr| stderr * share),
     }
@@ -386,7 +432,7 @@ mod tests {
     fn tally(length_s: f64, bytes: &[(u32, f64)]) -> Tally<u32> {
         let row = |bytes: f64| {
             let mut row = [Amount::default(); QUANTITIES];
-            row[0] = Amount { count: 1.0, bytes, squares: 0.0 };
+            row[0] = Amount { count: 1.0, bytes, ..Amount::default() };
             row
         };
         Tally {
@@ -415,6 +461,19 @@ mod tests {
         // 50, 100, 150, 0 bytes a second: mean 75, standard deviation 64.5, over √4.
         assert!((one.bytes_per_s - 75.0).abs() < 1e-9);
         assert!((one.bytes_per_s_stderr.unwrap() - 32.27).abs() < 0.01, "{one:?}");
+    }
+
+    #[test]
+    fn a_count_has_the_error_of_bytes_where_each_block_is_one_byte() {
+        let mut estimator = Estimator::default();
+        for count in [10.0, 20.0, 30.0, 0.0] {
+            let mut tally = tally(0.2, &[(1, 0.0)]);
+            tally.stacks[0].1[0] = Amount { count, count_squares: count, bytes: count, squares: count };
+            estimator.window(WindowClass::Medium, 5.0, false, &tally);
+        }
+        let one = of(&estimator, 1, 20.0);
+        assert_eq!((one.count_per_s, one.count_per_s_stderr), (one.bytes_per_s, one.bytes_per_s_stderr));
+        assert!((one.count_per_s - 75.0).abs() < 1e-9 && one.count_per_s_stderr.unwrap() > 32.27);
     }
 
     #[test]

@@ -32,13 +32,16 @@ pub struct Amount {
     pub count: f64,
     /// Bytes asked for.
     pub bytes: f64,
-    /// Sum of the squares of each one's bytes: what the bytes' variance would be at least, did each come by chance alone.
+    /// Sum of the squares of each one's part of `count`: what the count's variance would be at least, did each come by chance alone.
+    pub count_squares: f64,
+    /// The same of the bytes.
     pub squares: f64,
 }
 
 impl Amount {
     fn add(&mut self, bytes: f64) {
         self.count += 1.0;
+        self.count_squares += 1.0;
         self.bytes += bytes;
         self.squares += bytes * bytes;
     }
@@ -46,6 +49,7 @@ impl Amount {
     /// Adds another amount, scaled.
     pub fn add_scaled(&mut self, other: Self, factor: f64) {
         self.count += other.count * factor;
+        self.count_squares += other.count_squares * factor * factor;
         self.bytes += other.bytes * factor;
         self.squares += other.squares * factor * factor;
     }

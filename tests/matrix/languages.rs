@@ -94,7 +94,9 @@ fn rust_on_jemalloc() -> PathBuf {
     let (home, target) = (here("rust_on_jemalloc"), output_dir().join("rust_on_jemalloc"));
     let mut cargo = Command::new("cargo");
     cargo.current_dir(&home).args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
-    built(&mut cargo);
+    // Configures and makes jemalloc: more than the minute that a program has here.
+    let done = cargo.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     target.join("release/rust_on_jemalloc")
 }
 

@@ -1,5 +1,6 @@
 /* Allocates, resizes and frees in rounds, each begun by the test; tells its ledger after each. For long recordings.
- * With TRUTH_FLUSH in the environment it first gives back what its allocator keeps for the thread, where there is a call for that. */
+ * With TRUTH_FLUSH in the environment it first gives back what its allocator keeps for the thread, where there is a call for that; with
+ * TRUTH_PACE it sleeps a millisecond after each ten blocks. */
 #include "truth.h"
 
 #ifndef TRUTH_STATIC
@@ -29,6 +30,7 @@ int main(void)
 {
 	static struct block kept[KEPT];
 	uint64_t random = 88172645463325252ULL;
+	int paced = getenv("TRUTH_PACE") != NULL;
 
 	truth_rendezvous("ready");
 	for (;;) {
@@ -39,6 +41,8 @@ int main(void)
 			struct block *b = &kept[random % KEPT];
 			block_free(*b);
 			*b = random & (1 << 20) ? site_zeroed(1 + (random >> 24) % 5000) : site_round(1 + (random >> 24) % 300);
+			if (paced && i % 10 == 0)
+				usleep(1000);
 		}
 		if (getenv("TRUTH_FLUSH"))
 			flush_caches();

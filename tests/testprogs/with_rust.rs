@@ -41,7 +41,7 @@ fn rendezvous(stream: &mut UnixStream, phase: &str, sites: &str) {
 #[inline(never)]
 #[unsafe(no_mangle)]
 fn site_kept(bytes: usize) -> Vec<u8> {
-    black_box(Vec::with_capacity(bytes))
+    black_box(vec![0; bytes])
 }
 
 fn row(site: &str, live_bytes: usize, live_count: usize, allocated_bytes: usize, allocations: usize) -> String {
@@ -81,8 +81,9 @@ fn once(stream: &mut UnixStream) {
 /// As rounds.c does it.
 fn rounds(stream: &mut UnixStream, mut table: Vec<Vec<u8>>, flush: fn()) -> ! {
     let (mut random, mut made_bytes, mut made) = (88_172_645_463_325_252_u64, 0, 0);
+    let paced = std::env::var_os("TRUTH_PACE").is_some();
     loop {
-        for _ in 0..20_000 {
+        for i in 0..20_000 {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -91,6 +92,9 @@ fn rounds(stream: &mut UnixStream, mut table: Vec<Vec<u8>>, flush: fn()) -> ! {
             table[slot] = Vec::new();
             table[slot] = site_kept(bytes);
             (made_bytes, made) = (made_bytes + bytes, made + 1);
+            if paced && i % 10 == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
         }
         if std::env::var_os("TRUTH_FLUSH").is_some() {
             flush();

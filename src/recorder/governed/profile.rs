@@ -383,23 +383,26 @@ fn estimated(one: &StackEstimate<StackId>, estimator: &Estimator<StackId>, watch
     let whole = |per_s: f64| (per_s * watched_s).round() as u64;
     let few = |quantity: usize| errors_of_95_percent(estimator.effective_windows(quantity)) / 1.96;
     // Of a single window nothing is known of the error: as large as the value itself.
-    let error = |estimate: &Estimate, quantity: usize| {
-        whole(estimate.bytes_per_s_stderr.map_or(estimate.bytes_per_s, |stderr| stderr * few(quantity)))
-    };
+    let error = |value: f64, stderr: Option<f64>, quantity: usize| whole(stderr.map_or(value, |stderr| stderr * few(quantity)));
+    let of_count = |estimate: &Estimate, quantity| error(estimate.count_per_s, estimate.count_per_s_stderr, quantity);
+    let of_bytes = |estimate: &Estimate, quantity| error(estimate.bytes_per_s, estimate.bytes_per_s_stderr, quantity);
     let mut values = Values::default()
         .with(ValueKind::AllocObjects, whole(one.allocated.count_per_s))
         .with(ValueKind::AllocSpace, whole(one.allocated.bytes_per_s));
-    let mut errors = StandardErrors::default().with(ValueKind::AllocSpace, error(&one.allocated, 0));
+    let mut errors = StandardErrors::default()
+        .with(ValueKind::AllocObjects, of_count(&one.allocated, 0))
+        .with(ValueKind::AllocSpace, of_bytes(&one.allocated, 0));
     for ((kind, estimate), quantity) in ValueKind::OUTLIVED.into_iter().zip(&one.outlived).zip(1..) {
         if let Some(estimate) = estimate {
             values.set(kind, whole(estimate.bytes_per_s));
-            errors.set(kind, error(estimate, quantity));
+            errors.set(kind, of_bytes(estimate, quantity));
         }
     }
     if let Some(estimate) = one.outlived.get(age).and_then(Option::as_ref) {
         values.set(ValueKind::SurvivorObjects, whole(estimate.count_per_s));
+        errors.set(ValueKind::SurvivorObjects, of_count(estimate, age + 1));
         values.set(ValueKind::SurvivorSpace, whole(estimate.bytes_per_s));
-        errors.set(ValueKind::SurvivorSpace, error(estimate, age + 1));
+        errors.set(ValueKind::SurvivorSpace, of_bytes(estimate, age + 1));
     }
     (values, errors)
 }
