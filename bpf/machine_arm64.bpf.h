@@ -9,8 +9,9 @@
 #ifndef FRAGPROF_MACHINE_ARM64_BPF_H
 #define FRAGPROF_MACHINE_ARM64_BPF_H
 
-/* First address that is taken for no user code: 48 bits. Programs that ask for it may have data above (52 bits). */
-#define FP_USER_END ((1ULL << 48) - 4096)
+/* First address that is taken for no user code: 48 bits. Programs that ask for it may have data above (52 bits); the kernel puts its return
+ * trampoline there, unasked, and is known by the bits below. */
+#define FP_USER_END (1ULL << 48)
 
 /* arch/arm64/include/asm/ptrace.h; begins with the uapi's struct user_pt_regs. */
 struct pt_regs {

@@ -211,7 +211,7 @@ static __noinline __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
 	int i;
 
 	area = FP_KERNEL(task, mm, uprobes_state.xol_area);
-	if (!area || FP_KERNEL(area, vaddr) != pc)
+	if (!area || fp_code_address(FP_KERNEL(area, vaddr)) != pc)
 		return 0;
 	instance = FP_KERNEL(task, utask, return_instances);
 	for (i = 0; i < FP_RETURNS_MAX && instance; i++) {

@@ -230,6 +230,7 @@ impl Shared {
         report.files = files.len();
 
         report.loaded = self.convert_at_once(fresh)?;
+        self.forget_refused(&mut code);
         let (blocks, left_out) = mappings::to_blocks(&code);
         report.left_out = left_out;
         let map = filled_map("fp_mappings", &blocks)?;
@@ -255,6 +256,17 @@ impl Shared {
         self.publish("mapping_tables", &self.mapping_tables, &[(mm_id, &map)])?;
         self.raise_generation()?;
         Ok(report)
+    }
+
+    /// Marks the mappings of files of which it has just turned out that they have no table: frames there are stepped over at once (arm64's
+    /// vdso has none, and all signal handlers return to it), not after the next look at the process.
+    fn forget_refused(&self, code: &mut [CodeMapping]) {
+        let state = self.lock();
+        for mapping in code.iter_mut().filter(|mapping| mapping.kind == MappingKind::File) {
+            if state.files.get(&mapping.file).is_some_and(|file| file.state.refusal().is_some()) {
+                mapping.kind = MappingKind::NoCfi;
+            }
+        }
     }
 
     /// The number of a mapped file; files not seen before, and evicted ones, are added to `fresh`.
@@ -336,7 +348,7 @@ impl Shared {
                 Err(error) => file.state = TableState::Refused(error.to_string()),
             }
         }
-        let kind = if matches!(file.state, TableState::NoRoom | TableState::Refused(_)) { MappingKind::NoCfi } else { MappingKind::File };
+        let kind = if file.state.refusal().is_some() { MappingKind::NoCfi } else { MappingKind::File };
         match mappings::bias_of(&file.segments, begin, offset) {
             Some(bias) => Found { number, kind, bias },
             None => Found { number, kind: MappingKind::NoCfi, bias: 0 },

@@ -17,7 +17,7 @@ pub(super) const FACTS: Facts = Facts {
     frame_pointer: 29,
     stack_pointer: 31,
     return_address: 30,
-    user_end: (1 << 48) - 4096,
+    user_end: 1 << 48,
     slot_relocations: [elf::R_AARCH64_JUMP_SLOT.0, elf::R_AARCH64_GLOB_DAT.0],
 };
 
