@@ -149,7 +149,7 @@ cost-of-a-walk: deps ## what a stack costs in the kernel, a frame
 	$(CARGO) test --test integration cost_of_a_walk -- --ignored --nocapture
 
 .PHONY: kernel-matrix
-kernel-matrix: test-deps ## Debian's kernels 5.10, 6.1, 6.12 and newest in emulation; writes docs/kernels.md
+kernel-matrix: test-deps ## Debian's kernels 5.10, 6.1, 6.12 and newest, x86-64 and arm64, in emulation; writes docs/kernels.md
 	@scripts/install-packages.sh qemu-system-x86 cpio kmod
 	scripts/kernel-matrix.sh
 

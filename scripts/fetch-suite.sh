@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Unpacks packages of another Debian suite into a folder, without touching this machine's own packages.
 #   fetch-suite.sh SUITE FOLDER PACKAGE...
-# A name with a * in it stands for the newest package that it matches.
+# A name with a * in it stands for the newest package that it matches. ARCHITECTURE=arm64 takes another machine's.
 set -euo pipefail
 suite=$1 into=$2
 shift 2
-state=${FETCH_STATE:-target/suites}/$suite
+state=${FETCH_STATE:-target/suites}/$suite${ARCHITECTURE:+-$ARCHITECTURE}
 mkdir -p "$state/lists/partial" "$state/archives/partial" "$into"
 state=$(realpath "$state")
 into=$(realpath "$into")
@@ -15,7 +15,8 @@ mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 echo "deb [trusted=yes] $mirror $suite main" >"$state/sources.list"
 : >"$state/status" # what is installed here has no say
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::Lists=$state/lists"
-	-o "Dir::State::status=$state/status" -o "Dir::Cache::archives=$state/archives" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root)
+	-o "Dir::State::status=$state/status" -o "Dir::Cache::archives=$state/archives" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root
+	${ARCHITECTURE:+-o "APT::Architecture=$ARCHITECTURE" -o "APT::Architectures=$ARCHITECTURE"})
 cache=(apt-cache "${apt[@]:2}")
 
 # Once a day is enough.

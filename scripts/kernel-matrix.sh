@@ -2,9 +2,11 @@
 # Boots Debian's kernels in emulation and runs in each: `fragprof doctor`, every BPF program by itself through the verifier, and a short
 # form of the integration tests (scripts/matrix/plan). Writes the table of docs/kernels.md.
 #
-#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown
+#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-backports
 #
 # lockdown is the kernel of trixie, told to keep its secrets even from root (lockdown=confidentiality); its tests are plan-lockdown.
+# arm64 is the kernel of trixie for arm64, arm64-bookworm and arm64-backports an older and a newer one (scripts/matrix/arm64.sh); their tests
+# are plan-arm64.
 #
 # Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes a kernel.
 # GUESTS=2 at a time, GUEST_SECONDS=1800 at most each.
@@ -21,8 +23,17 @@ declare -A package=(
 	[trixie]='linux-image-6.12.*-cloud-amd64'
 	[sid]='linux-binary-*-cloud-amd64'
 )
-suites=("$@")
-[ ${#suites[@]} -gt 0 ] || suites=(bullseye bookworm trixie sid lockdown)
+all=("$@")
+[ ${#all[@]} -gt 0 ] || all=(bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-backports)
+suites=() arm64=()
+for suite in "${all[@]}"; do
+	case $suite in arm64*) arm64+=("$suite") ;; *) suites+=("$suite") ;; esac
+done
+[ ${#arm64[@]} -eq 0 ] || scripts/matrix/arm64.sh "${arm64[@]}"
+if [ ${#suites[@]} -eq 0 ]; then
+	logs=("${arm64[@]/#/$out/}")
+	exec python3 scripts/matrix/table.py "${logs[@]/%/.log}"
+fi
 
 # INTEGRATION=FILE takes a test binary that is there already, with the fragprof beside it.
 integration=${INTEGRATION:-$(cargo test --quiet --no-run --test integration --message-format=json |
@@ -110,5 +121,5 @@ done
 wait
 
 logs=("$host")
-for suite in "${suites[@]}"; do logs+=("$out/$suite.log"); done
+for suite in "${all[@]}"; do logs+=("$out/$suite.log"); done
 python3 scripts/matrix/table.py "${logs[@]}"

@@ -136,10 +136,17 @@ pub fn holder(link: Link) -> PathBuf {
     program("container_heap", link)
 }
 
+/// What pause(2) is.
+#[cfg(target_arch = "x86_64")]
+const PAUSE: libc::c_long = libc::SYS_pause;
+/// arm64 has no system call of that name.
+#[cfg(not(target_arch = "x86_64"))]
+const PAUSE: libc::c_long = libc::SYS_ppoll;
+
 /// Waits until a process sleeps in pause(2): it has all its memory.
 pub fn wait_until_paused(pid: u32) {
     wait_until(&format!("process {pid} to rest"), || {
-        std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|text| text.starts_with(&format!("{} ", libc::SYS_pause)))
+        std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|text| text.starts_with(&format!("{PAUSE} ")))
     });
 }
 

@@ -2,6 +2,7 @@
 //! what lives? One ignored test; `make allocator-matrix` runs it and writes docs/allocators.md. It fetches packages of other Debian
 //! suites, so it is no part of `make test`.
 
+mod arm64;
 mod kernels;
 mod languages;
 pub mod places;

@@ -28,7 +28,7 @@ pub enum Link {
 }
 
 /// Where Debian keeps the allocators' libraries.
-pub const LIB_DIR: &str = "/usr/lib/x86_64-linux-gnu";
+pub const LIB_DIR: &str = if cfg!(target_arch = "aarch64") { "/usr/lib/aarch64-linux-gnu" } else { "/usr/lib/x86_64-linux-gnu" };
 
 const COMMON: &[&str] = &["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-pthread"];
 

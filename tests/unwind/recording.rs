@@ -166,10 +166,13 @@ pub fn record(pid: u32, tid: i32) -> Option<Recording> {
     recording
 }
 
+/// x86-64's; libc names it for no other.
+const PTRACE_GETREGS: libc::c_uint = 12;
+
 fn copy(pid: u32, tid: i32) -> Option<Recording> {
     let mut regs = PtRegs::default();
     let mut all = [0u64; 27]; // struct user_regs_struct: pt_regs, then segment bases and selectors
-    if !ptrace(libc::PTRACE_GETREGS, tid, all.as_mut_ptr() as usize) {
+    if !ptrace(PTRACE_GETREGS, tid, all.as_mut_ptr() as usize) {
         return None;
     }
     regs.words[..21].copy_from_slice(&all[..21]);

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Boots Debian's arm64 kernels in full emulation, with a cross-built fragprof, and runs scripts/matrix/plan-arm64 in each. For
+# kernel-matrix.sh, which names the suites and reads the logs.
+#
+#   arm64.sh SUITE...     arm64 (trixie's kernel), arm64-bookworm or arm64-backports (a kernel with sessions)
+#
+# GUEST_SECONDS=3600 at most each, one after the other.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out=target/kernel-matrix
+kernels=target/kernels
+mkdir -p "$out"
+scripts/install-packages.sh qemu-system-arm cpio
+. scripts/arm64-toolchain.sh
+
+# Where the kernel is from, its package, and where the libraries are from.
+declare -A suites=(
+	[arm64-bookworm]='bookworm linux-image-6.1.0-*-cloud-arm64 bookworm'
+	[arm64]='trixie linux-image-6.12.*-cloud-arm64 trixie'
+	[arm64-backports]='trixie-backports linux-image-6.18.*-cloud-arm64 trixie'
+)
+declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64)
+export ARCHITECTURE=arm64
+for suite in "$@"; do
+	read -r from package libraries <<<"${suites[$suite]}"
+	scripts/fetch-suite.sh "$from" "$kernels/$from-arm64" "$package"
+	scripts/fetch-suite.sh "$libraries" "$kernels/$libraries-arm64" "${libelf[$libraries]}" libc6 libgcc-s1 libstdc++6 zlib1g libzstd1 busybox-static dash
+done
+# The allocators, and what static programs are linked with.
+others=$kernels/others-arm64
+scripts/fetch-suite.sh bookworm "$others" libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 musl-dev
+
+integration=$(cargo test --quiet --no-run --test integration --target "$target" --message-format=json |
+	python3 -c 'import json,sys
+for line in sys.stdin:
+    m = json.loads(line)
+    if m.get("executable") and m["target"]["name"] == "integration": print(m["executable"])')
+fragprof=$PWD/target/$target/debug/fragprof
+
+# The tests compile their programs; here under emulation, by compilers that compile for arm64 whatever they are called.
+compilers=$out/arm64-compilers
+mkdir -p "$compilers"
+sed "s,/usr/\(include\|lib\)/aarch64-linux-musl,$PWD/$others&,g" "$others/usr/lib/aarch64-linux-musl/musl-gcc.specs" >"$compilers/musl-gcc.specs"
+# Return addresses are signed and branches land on pads, as Debian builds its own programs from trixie on.
+printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc -mbranch-protection=standard "$@"\n' >"$compilers/cc"
+printf '#!/bin/sh\nexec aarch64-linux-gnu-g++ -mbranch-protection=standard "$@"\n' >"$compilers/g++"
+printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@" -specs %s\n' "$PWD/$compilers/musl-gcc.specs" >"$compilers/musl-gcc"
+chmod +x "$compilers"/{cc,g++,musl-gcc}
+PATH="$PWD/$compilers:$PATH" qemu-aarch64-static -cpu max "$integration" --exact matrix::arm64::its_programs_are_compiled --ignored --nocapture
+
+# The root file system of a guest, by the suite of its libraries and its kernel's version: the binaries at their own paths, the test programs
+# and their sources, and the libraries.
+make_root() {
+	local root=$1 files=$kernels/$2-arm64 lib=usr/lib/aarch64-linux-gnu place name from
+	rm -rf "$root"
+	mkdir -p "$root"/{bin,dev,matrix,proc,sys,tmp,root} "$root/$lib"
+	ln -s usr/lib "$root/lib"
+	install -m 755 scripts/matrix/guest-init "$root/init"
+	# What a kernel must be for a test of its way of attaching stands behind the name.
+	while read -r name from; do
+		[ "$(printf '%s\n' "${from:-0}" "$3" | sort -V | head -1)" != "${from:-0}" ] || echo "$name"
+	done <scripts/matrix/plan-arm64 >"$root/matrix/plan"
+	cp "$(find "$files/bin" "$files/usr/bin" -name busybox 2>/dev/null | head -1)" "$root/bin/busybox"
+	cp "$(find "$files/bin" "$files/usr/bin" -name dash 2>/dev/null | head -1)" "$root/bin/sh" # dynamic, with an allocator that is found
+	for place in "$files/lib/aarch64-linux-gnu" "$files/$lib" "$others/$lib"; do
+		[ ! -d "$place" ] || find "$place" -maxdepth 1 -name '*.so*' -exec cp -a -t "$root/$lib" {} +
+	done
+	ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 "$root/lib/ld-linux-aarch64.so.1"
+	mkdir -p "$root$(dirname "$fragprof")" "$root$(dirname "$integration")" "$root$PWD/target/$target/testprogs" "$root$PWD/tests"
+	aarch64-linux-gnu-strip --strip-debug -o "$root$fragprof" "$fragprof"
+	aarch64-linux-gnu-strip --strip-debug -o "$root$integration" "$integration"
+	cp -a "target/$target/testprogs/." "$root$PWD/target/$target/testprogs/"
+	cp -r --preserve=timestamps tests/testprogs "$root$PWD/tests/"
+	cat >"$root/matrix/environment" <<END
+ROOT=$PWD
+INTEGRATION=$integration
+FRAGPROF=$fragprof
+export CI=true
+END
+	(cd "$root" && find . -print0 | cpio --null --quiet -o -H newc) | gzip -1 >"$root.gz"
+}
+
+for suite in "$@"; do
+	read -r from _ libraries <<<"${suites[$suite]}"
+	log=$out/$suite.log
+	kernel=$(find "$kernels/$from-arm64" -name 'vmlinuz*' -type f | sort -V | tail -1)
+	make_root "$out/root-$suite" "$libraries" "$(sed -E 's/.*vmlinuz-([0-9]+\.[0-9]+).*/\1/' <<<"$kernel")"
+	echo "booting $(basename "$kernel") of $suite"
+	# A CPU with everything that TCG knows: signed return addresses (by a cipher that costs the emulator less), landing pads, SVE. The
+	# clock counts instructions, as on x86-64.
+	timeout "${GUEST_SECONDS:-3600}" nice -n 5 qemu-system-aarch64 -machine virt,gic-version=3 -accel tcg -icount shift=1,sleep=off \
+		-cpu max,pauth-impdef=on -smp 1 -m 3072 -kernel "$kernel" -initrd "$out/root-$suite.gz" -append "console=ttyAMA0 quiet panic=-1" \
+		-nographic -nodefaults -no-reboot -serial stdio -net none </dev/null 2>&1 | stdbuf -oL tr -d '\r' >"$log" ||
+		echo "$suite did not come to its end: see $log" >&2
+	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not come up: see $log" >&2
+done

@@ -1,0 +1,58 @@
+//! What the guests of `scripts/kernel-matrix.sh arm64` need and do beside the tests of the other modules. Ignored, because they are for
+//! an arm64 build.
+
+use std::process::Command;
+
+use crate::support::build::{Link, program};
+use crate::support::process::run;
+use crate::support::recording::fragprof;
+use crate::support::rendezvous::Target;
+
+/// Run under user emulation with compilers for arm64, which the guest has not: the guest's tests find their programs compiled.
+#[test]
+#[ignore = "for arm64: scripts/kernel-matrix.sh arm64"]
+fn its_programs_are_compiled() {
+    let dynamic = [
+        "bad_alloc",
+        "cancelled",
+        "cross_thread",
+        "deep_recursion",
+        "entry_points",
+        "exec_twice",
+        "failures",
+        "fork_threads",
+        "limited",
+        "nested",
+        "new_delete",
+        "realloc_forms",
+        "rounds",
+        "short_threads",
+        "signal_stacks",
+    ];
+    let each = dynamic.map(|name| (name, Link::Dynamic)).into_iter().chain([
+        ("entry_points", Link::StaticGlibc),
+        ("entry_points", Link::StaticMusl),
+        ("short_threads", Link::StaticMusl),
+    ]);
+    for (name, link) in each {
+        program(name, link);
+    }
+}
+
+#[test]
+#[ignore = "for arm64: scripts/kernel-matrix.sh arm64"]
+fn what_it_lacks_is_refused_by_name() {
+    let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
+    target.go_to("round");
+    let pid = target.pid().to_string();
+    for (args, says) in [
+        (&["census", &pid][..], "there is no census on arm64"),
+        (&["explain", &pid], "there is no census on arm64"),
+        (&["record", "--mode", "governed", "--duration", "1s", "-p", &pid], "no tracepoint on this machine"),
+    ] {
+        let done = run(fragprof().args(args));
+        assert!(!done.status.success(), "{args:?}: {}", done.out);
+        assert!(done.err.contains(says), "{args:?}: {}", done.err);
+    }
+    target.go_to("round");
+}
