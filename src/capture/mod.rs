@@ -291,6 +291,11 @@ impl Capture {
         self.offer.method == Attach::Session
     }
 
+    /// Whether emitters can be listened to: their sites are told apart by attach cookies, which came with Linux 5.17 (commit 7adfc6c9b315).
+    pub fn hears_emitters(&self) -> bool {
+        self.offer.method != Attach::ByAddress
+    }
+
     /// Says whether a process's memory is limited: then no return of a function that throws is probed, where that can be chosen.
     pub fn limit(&self, slot: Slot, limited: bool) {
         self.targets.limit(slot, limited);

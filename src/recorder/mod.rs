@@ -98,6 +98,11 @@ pub enum Error {
         /// The process.
         pid: Pid,
     },
+    /// Only what an emitter tells was wanted, and no emitter can be heard here.
+    #[error(
+        "emitters are not listened to on this kernel, which has no attach cookies (Linux 5.17 brought them): record every call (--mode exact)"
+    )]
+    Deaf,
     /// The command could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -178,6 +183,9 @@ impl Recorder {
             ..capture::Config::default()
         };
         let capture = Capture::load(&config)?;
+        if options.source == Choice::Emitter && !capture.hears_emitters() {
+            return Err(Error::Deaf);
+        }
         let emulation = Features::of_host().emulation();
         let (planner, finder) = (Planner::new(emulation), Finder::new(emulation));
         let (sender, notices) = sync_channel(NOTICES_MAX);
@@ -455,7 +463,7 @@ impl Recorder {
     /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
         let Some(target) = self.targets.get_mut(&slot) else { return Ok(()) };
-        target.choose_source(&mut self.finder, self.options.source)?;
+        target.choose_source(&mut self.finder, self.options.source, self.capture.hears_emitters())?;
         // The books must be the right ones before the first record comes.
         if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
             watched.set_emitter(target.emitter_interval());

@@ -121,7 +121,8 @@ impl Target {
     }
 
     /// Looks for emitters, and decides whether they are the source. The decision is made once for an image, or as long as it is starting.
-    pub fn choose_source(&mut self, finder: &mut Finder, choice: Choice) -> Result<(), Error> {
+    /// `hears`: whether this kernel's programs can listen.
+    pub fn choose_source(&mut self, finder: &mut Finder, choice: Choice, hears: bool) -> Result<(), Error> {
         let starting = self.starting.is_some();
         // Of a process that has ended nothing is mapped any more; what it was still holds.
         if !self.process.is_alive() {
@@ -134,6 +135,16 @@ impl Target {
         let found = finder.find(&self.process)?;
         for refused in found.refused {
             self.note(format!("an emitter is not listened to: {refused}"));
+        }
+        if !hears {
+            for emitter in found.emitters {
+                self.note(format!(
+                    "{} is not listened to: this kernel has no attach cookies (Linux 5.17); every call is traced",
+                    emitter.describe()
+                ));
+            }
+            self.source = Source::Functions;
+            return Ok(());
         }
         // Before a program has started, its sampler does not know yet whether it is in front.
         let (heard, deaf): (Vec<Emitter>, Vec<Emitter>) = found.emitters.into_iter().partition(|emitter| starting || emitter.hears());

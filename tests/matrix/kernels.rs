@@ -35,8 +35,9 @@ fn windows_tell_who_allocates() {
     let _alone = serial();
     let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
     let mut command = fragprof();
-    command.args(["record", "--mode", "governed", "--budget", "1%", "--duration", "300s", "-p", &target.pid().to_string()]);
-    let recording = Recording::start(&mut command, &[]);
+    // In emulation the trial of large blocks costs a hundred times what it does on a processor, and its debt would be the windows'.
+    command.args(["record", "--mode", "governed", "--no-large-blocks", "--budget", "1%", "--duration", "300s"]);
+    let recording = Recording::start(command.args(["-p", &target.pid().to_string()]), &[]);
     recording.wait_until_attached(1);
     // Rounds until some of them fell into windows: the program is busy for a few seconds of the recording.
     let began = Instant::now();
@@ -79,7 +80,7 @@ fn a_program_with_the_sampler_tells_its_own_ledger() {
     let report = report(&recording.file(), "live");
     if report["mode"] == "exact" {
         // A kernel whose programs cannot listen: every call is traced instead, and the reason given.
-        assert!(recording.process.err.to_string().contains("emitter"), "{}", recording.process.err);
+        assert!(report["notes"].to_string().contains("is not listened to: this kernel"), "{}", report["notes"]);
         println!("skipped: this kernel's programs do not listen to emitters; the calls were traced");
         return;
     }
