@@ -42,7 +42,12 @@ def read(path):
             noise.append(line[len("@@ dmesg "):])
     if kernel is None:
         sys.exit(f"{path}: the kernel did not come up")
-    return {"kernel": kernel, "page": json.loads("\n".join(page)), "tests": tests, "noise": noise}
+    try:
+        answers = json.loads("\n".join(page))
+    except json.JSONDecodeError:
+        # It was stopped before `fragprof doctor` had come to its end.
+        answers = None
+    return {"kernel": kernel, "page": answers, "tests": tests, "noise": noise}
 
 
 def row(cells):
@@ -86,7 +91,9 @@ def counts_before(text):
 
 def main():
     runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
-    lines = stands(runs) + [""]
+    unfinished = [run["kernel"] for run in runs if run["page"] is None]
+    runs = [run for run in runs if run["page"] is not None]
+    lines = stands(runs) + [f"- **{kernel}**: did not come to its end in the time that the guests have." for kernel in unfinished] + [""]
     lines += [row(["", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
     for title, key in FEATURES:
         lines.append(row([title, *("yes" if run["page"]["kernel"][key]["works"] == "yes" else "–" for run in runs)]))
@@ -129,7 +136,7 @@ def main():
     failed = [f"{run['kernel']}: {name}" for run in runs for name, result in run["tests"].items() if result == "FAILED"]
     for text in failed + [f"{p['name']} costs the verifier {p['instructions']} instructions" for p in heavy]:
         print(text, file=sys.stderr)
-    sys.exit(1 if failed or heavy else 0)
+    sys.exit(1 if failed or heavy or unfinished else 0)
 
 
 main()
