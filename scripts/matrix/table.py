@@ -4,6 +4,7 @@
 usage: table.py LOG... (one a kernel; those of which there is none keep their column out of the table)
 """
 import json
+import os
 import re
 import sys
 
@@ -24,9 +25,10 @@ FEATURES = [
 
 def read(path):
     """One guest's (or the host's) answers."""
-    kernel, page, tests, noise = None, [], {}, []
+    kernel, page, tests, noise, ended = None, [], {}, [], os.path.basename(path) == "host.log"
     for line in open(path, encoding="utf-8", errors="replace"):
         line = line.rstrip("\n")
+        ended |= "reboot: Power down" in line
         at = line.find("@@")
         if at < 0:
             continue
@@ -46,8 +48,8 @@ def read(path):
         answers = json.loads("\n".join(page))
     except json.JSONDecodeError:
         # It was stopped before `fragprof doctor` had come to its end.
-        answers = None
-    return {"kernel": kernel, "page": answers, "tests": tests, "noise": noise}
+        answers, ended = None, False
+    return {"kernel": kernel, "page": answers, "tests": tests, "noise": noise, "ended": ended}
 
 
 def row(cells):
@@ -67,6 +69,8 @@ def stands(runs):
         skipped = [f"`{name}`" for name, result in results if result == "skipped"]
         passed = sum(result == "ok" for _, result in results)
         text = f"- **{run['kernel']}**: {passed} of {len(results)} tests pass"
+        if not run["ended"]:
+            text += " of those that ran before its time was over"
         if skipped:
             text += f"; not offered there: {', '.join(skipped)}"
         if bad:
@@ -91,9 +95,10 @@ def counts_before(text):
 
 def main():
     runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
-    unfinished = [run["kernel"] for run in runs if run["page"] is None]
+    unfinished = [run["kernel"] for run in runs if not run["ended"]]
+    unknown = [run["kernel"] for run in runs if run["page"] is None]
     runs = [run for run in runs if run["page"] is not None]
-    lines = stands(runs) + [f"- **{kernel}**: did not come to its end in the time that the guests have." for kernel in unfinished] + [""]
+    lines = stands(runs) + [f"- **{kernel}**: did not come to its end in the time that the guests have." for kernel in unknown] + [""]
     lines += [row(["", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
     for title, key in FEATURES:
         lines.append(row([title, *("yes" if run["page"]["kernel"][key]["works"] == "yes" else "–" for run in runs)]))
