@@ -37,13 +37,20 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #ifndef FP_LEGACY
+/* Linux 7 gave the function an argument. libbpf binds the form that the kernel has; what stands behind ___ is no part of the name. */
 extern __u64 *bpf_session_cookie(void) __ksym __weak;
+extern __u64 *bpf_session_cookie___of_context(void *ctx) __ksym __weak;
 
-/* The session cookie is 0 on the way in and what was left there on the way out. */
+/* The session's cookie: 0 on the way in, and on the way out what was left there. */
+static __always_inline __u64 *session_cookie(struct pt_regs *regs)
+{
+	return bpf_ksym_exists(bpf_session_cookie___of_context) ? bpf_session_cookie___of_context(regs) : bpf_session_cookie();
+}
+
 SEC("uprobe.session")
 int alloc_session(struct pt_regs *regs)
 {
-	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
+	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = session_cookie(regs);
 
 	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence, false);
@@ -58,7 +65,7 @@ int alloc_session(struct pt_regs *regs)
 SEC("uprobe.session")
 int window_session(struct pt_regs *regs)
 {
-	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
+	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = session_cookie(regs);
 
 	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence, false);
@@ -76,7 +83,7 @@ int window_session(struct pt_regs *regs)
 SEC("uprobe.session")
 int large_session(struct pt_regs *regs)
 {
-	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = bpf_session_cookie();
+	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = session_cookie(regs);
 
 	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence, true);

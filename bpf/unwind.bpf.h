@@ -24,15 +24,27 @@
 /* Between two requests for a table of the same process. */
 #define FP_ASK_INTERVAL_NS 100000000ULL
 
+/* Global, so that the verifier checks it once, by itself. Within bpf_loop's callback Linux 7.2 does not come to an end with it: states
+ * that differ in where a search has got to are none the same to it. Legacy programs have a function of their own around the whole step. */
+#ifdef FP_LEGACY
+#define FP_CHECKED_BY_ITSELF static __always_inline
+#else
+#define FP_CHECKED_BY_ITSELF __noinline
+#endif
+
 /* One frame: finds its mapping and rule, appends it, and steps to its caller. */
-static __always_inline __u32 fp_step_anew(struct fp_walk *walk)
+FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 {
-	__u64 pc = walk->pc, flags = (__u64)walk->flags << 32, addr;
 	struct fp_rule rule = {};
 	struct fp_step *step;
+	__u64 pc, flags, addr;
 	bool known;
 	__u32 end = FP_END_NO_ROW;
 
+	if (!walk)
+		return FP_END_UNSUPPORTED;
+	pc = walk->pc;
+	flags = (__u64)walk->flags << 32;
 	if (!pc || pc >= FP_USER_END)
 		return FP_END_BAD_PC;
 	known = fp_find_mapping(walk, pc);

@@ -18,6 +18,8 @@ pub struct Verified {
     pub name: String,
     /// Instructions that the verifier went through, of the million that it allows; `None` if it did not say.
     pub instructions: Option<u64>,
+    /// Milliseconds of the processor that it took, which grow with more than the instructions; `None` if it did not say.
+    pub milliseconds: Option<u64>,
     /// Why it was refused; `None` if it loads.
     pub refused: Option<String>,
 }
@@ -53,7 +55,13 @@ fn verify_object(object: &'static str, bytes: &'static [u8]) -> Vec<Verified> {
     let names: Vec<String> = match open() {
         Ok(opened) => opened.progs().map(|program| program.name().to_string_lossy().into_owned()).collect(),
         Err(error) => {
-            return vec![Verified { object, name: "all".into(), instructions: None, refused: Some(format!("{error:#}")) }];
+            return vec![Verified {
+                object,
+                name: "all".into(),
+                instructions: None,
+                milliseconds: None,
+                refused: Some(format!("{error:#}")),
+            }];
         }
     };
     let verify = |name: String| {
@@ -68,14 +76,18 @@ fn verify_object(object: &'static str, bytes: &'static [u8]) -> Vec<Verified> {
         });
         let log = std::mem::take(&mut *LOG.lock().unwrap_or_else(PoisonError::into_inner));
         let refused = loaded.err().map(|error| load::cause(&log).unwrap_or_else(|| format!("{error:#}")));
-        Verified { object, name, instructions: instructions(&log), refused }
+        let milliseconds = number_after(&log, "verification time ").map(|microseconds| microseconds / 1000);
+        let verified = Verified { object, name, instructions: number_after(&log, "processed "), milliseconds, refused };
+        tracing::debug!("{verified:?}");
+        verified
     };
     names.into_iter().map(verify).collect()
 }
 
-/// `processed N insns (limit …` of the verifier's log (kernel/bpf/verifier.c, print_verification_stats).
-fn instructions(log: &str) -> Option<u64> {
-    let (_, rest) = log.rsplit_once("processed ")?;
+/// A number of the verifier's log: `processed N insns (limit …`, `verification time N usec` (kernel/bpf/verifier.c,
+/// print_verification_stats).
+fn number_after(log: &str, words: &str) -> Option<u64> {
+    let (_, rest) = log.rsplit_once(words)?;
     rest.split_ascii_whitespace().next()?.parse().ok()
 }
 
@@ -84,10 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_instructions_are_read_from_the_verifiers_last_line() {
-        let log = "libbpf: prog 'a': -- BEGIN PROG LOAD LOG --\nprocessed 4711 insns (limit 1000000) max_states_per_insn 4\n-- END\n";
-        assert_eq!(instructions(log), Some(4711));
-        assert_eq!(instructions("processed many insns"), None);
-        assert_eq!(instructions(""), None);
+    fn instructions_and_time_are_read_from_the_verifiers_last_lines() {
+        let log = "libbpf: prog 'a': -- BEGIN PROG LOAD LOG --\nverification time 815 usec\nstack depth 8\nprocessed 4711 insns (limit 1000000) max_states_per_insn 4\n-- END\n";
+        assert_eq!(number_after(log, "processed "), Some(4711));
+        assert_eq!(number_after(log, "verification time "), Some(815));
+        assert_eq!(number_after("processed many insns", "processed "), None);
+        assert_eq!(number_after("", "processed "), None);
     }
 }

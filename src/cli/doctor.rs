@@ -147,7 +147,10 @@ fn write_programs(programs: &[capture::programs::Verified], out: &mut dyn Write)
         let name = format!("{} {}", program.object, program.name);
         match (&program.refused, program.instructions) {
             (Some(reason), _) => writeln!(out, "  {name:<32} refused: {}", terminal(reason))?,
-            (None, Some(instructions)) => writeln!(out, "  {name:<32} {instructions} instructions verified")?,
+            (None, Some(instructions)) => {
+                let time = program.milliseconds.map_or_else(String::new, |milliseconds| format!(" in {milliseconds} ms"));
+                writeln!(out, "  {name:<32} {instructions} instructions verified{time}")?;
+            }
             (None, None) => writeln!(out, "  {name:<32} loads")?,
         }
     }
