@@ -11,7 +11,7 @@
 static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
 {
 	__u64 to = (__u64)target->generation << 32 | slot, key = walk->hash ^ (to * 0x9e3779b97f4a7c15ULL);
-	struct fp_stack *record = &walk->record;
+	struct fp_stack *record = &walk->frames[walk->now & 1].record;
 	void *ring;
 	__u64 size;
 	__u8 one = 1;

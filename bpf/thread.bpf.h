@@ -28,7 +28,7 @@ struct fp_calls {
 
 /* What is kept of a thread: its open calls, and its last walk. One piece, because finding it costs more than anything else that is
  * done with it. Lives and dies with the thread; only the thread itself touches it, and uprobe programs do not nest within a thread, so
- * no locking. 11 KiB a thread that ever allocated while it was watched. */
+ * no locking. 8 KiB a thread that ever allocated while it was watched. */
 struct fp_thread {
 	struct fp_calls calls;       /* of all entry points */
 	struct fp_calls large_calls; /* of those that are probed for large blocks alone: both sets of probes may be in, on the same
@@ -40,6 +40,10 @@ struct fp_thread {
 	struct fp_walk walk;
 };
 
+/* Linux 7.2 takes task storage from kmalloc_nolock, which has none above 8 KiB, and of that 72 bytes to a cache line more are its own
+ * (struct bpf_local_storage_elem). Where the value is larger there simply is no storage. */
+_Static_assert(sizeof(struct fp_thread) <= 8192 - 128, "a thread's state does not fit into task storage");
+
 /* The open calls of one set of probes. `large` is a constant wherever this is used. */
 static __always_inline struct fp_calls *fp_calls_of(struct fp_thread *thread, bool large)
 {
@@ -48,7 +52,7 @@ static __always_inline struct fp_calls *fp_calls_of(struct fp_thread *thread, bo
 
 #ifdef FP_LEGACY
 /* Thread state by thread id; an entry goes with its thread (fp_exit_done). Allocated in advance, because tracing programs of these
- * kernels must not allocate: 2048 threads x 11 KiB = 23 MiB; calls of further threads are counted (FP_CNT_NO_THREAD_STATE). */
+ * kernels must not allocate: 2048 threads x 8 KiB = 16 MiB; calls of further threads are counted (FP_CNT_NO_THREAD_STATE). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 2048);

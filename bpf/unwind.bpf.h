@@ -39,7 +39,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 	struct fp_step *step;
 	__u64 pc, flags, addr;
 	bool known;
-	__u32 end = FP_END_NO_ROW;
+	__u32 end = FP_END_NO_ROW, how;
 
 	if (!walk)
 		return FP_END_UNSUPPORTED;
@@ -98,10 +98,9 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 	/* Behind generated code on arm64 sp is not known, and a rule that starts from it cannot be used: by frame pointer, as a guess. */
 	if (!FP_FRAME_POINTER_TELLS_SP && end == FP_END_UNSUPPORTED && walk->registers == FP_REGS_NO_SP)
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
-	step->bp_at = walk->now_bp_at;
 	/* The outermost frame is known by its pc and bp alone. */
-	step->how = end == FP_END_NONE ? walk->now_repeatable : end == FP_END_COMPLETE ? FP_STEP_REPEATABLE : 0;
-	step->how |= walk->now_uses_bp;
+	how = end == FP_END_NONE ? walk->now_repeatable : end == FP_END_COMPLETE ? FP_STEP_REPEATABLE : 0;
+	fp_step_done(walk, step, walk->now_bp_at, how | walk->now_uses_bp);
 	return end;
 }
 
@@ -198,7 +197,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	/* What was walked last is what is compared with now. */
 	walk->last_len = walk->len;
 	walk->last_end = walk->end;
-	walk->now ^= FP_FRAMES_MAX;
+	walk->now ^= 1;
 	if (generation != walk->generation || mm_id != walk->mm_id) {
 		walk->generation = generation;
 		walk->mm_id = mm_id;
@@ -208,6 +207,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		walk->table_ready = 0;
 	}
 	fp_keep_registers(walk->leaf, regs);
+	walk->first_sp[walk->now & 1] = FP_SP(regs);
 	walk->pc = FP_PC(regs);
 	walk->sp = FP_SP(regs);
 	walk->bp = FP_BP(regs);

@@ -31,14 +31,14 @@ enum fp_repeat {
 /* Repeats the last walk's step from the same frame, if the words that it read are the same. */
 static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 {
-	__u32 half = walk->now ^ FP_FRAMES_MAX, at = walk->last_at, i;
-	__u64 before = walk->pc | (__u64)walk->flags << 32, value, caller_bp, caller_sp;
+	__u32 half = walk->now ^ 1, at = walk->last_at, i;
+	__u64 before = walk->pc | (__u64)walk->flags << 32, word, value, caller_word, caller_bp, caller_sp;
 	struct fp_step *last = fp_step_at(walk, half, at), *caller, *step;
 	__s64 bp_at;
 	__u32 how;
 
 	for (i = 0; i < FP_CATCH_UP; i++) {
-		if (at >= walk->last_len || last->sp >= walk->sp)
+		if (at >= walk->last_len || fp_sp_of(walk, half, last) >= walk->sp)
 			break;
 		at++;
 		last = fp_step_at(walk, half, at);
@@ -46,36 +46,37 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	walk->last_at = at;
 	if (at >= walk->last_len || walk->len >= FP_FRAMES_MAX)
 		return FP_REPEAT_NOT;
-	if (last->sp != walk->sp || last->bp != walk->bp || (last->word & FP_FRAME_BEFORE) != before || !(last->how & FP_STEP_REPEATABLE))
+	word = *fp_word_at(walk, half, at);
+	how = last->how;
+	if (fp_sp_of(walk, half, last) != walk->sp || last->bp != walk->bp || (word & FP_FRAME_BEFORE) != before || !(how & FP_STEP_REPEATABLE))
 		return FP_REPEAT_NOT;
 	if (at + 1 == walk->last_len) {
 		if (walk->last_end != FP_END_COMPLETE)
 			return FP_REPEAT_NOT;
-		how = last->how;
-		fp_append(walk, last->word)->how = how;
+		step = fp_append(walk, word);
+		fp_step_done(walk, step, 0, how);
 		walk->repeated += 1;
 		return FP_REPEAT_END;
 	}
 	caller = fp_step_at(walk, half, at + 1);
-	caller_sp = caller->sp;
+	caller_word = *fp_word_at(walk, half, at + 1);
+	caller_sp = fp_sp_of(walk, half, caller);
 	caller_bp = caller->bp;
 	bp_at = last->bp_at;
 	if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), &value) ||
-	    fp_code_address(value) != (caller->word & FP_FRAME_ADDR_MASK))
+	    fp_code_address(value) != (caller_word & FP_FRAME_ADDR_MASK))
 		return FP_REPEAT_NOT;
 	if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
 		return FP_REPEAT_NOT;
-	how = last->how;
-	step = fp_append(walk, last->word);
-	step->bp_at = bp_at;
-	step->how = how;
-	walk->pc = caller->word & FP_FRAME_ADDR_MASK;
+	step = fp_append(walk, word);
+	walk->pc = caller_word & FP_FRAME_ADDR_MASK;
 	walk->sp = caller_sp;
 	walk->bp = caller_bp;
 	walk->registers = FP_REGS_NONE;
-	walk->flags = (caller->word & FP_FRAME_GUESSED) >> 32;
+	walk->flags = (caller_word & FP_FRAME_GUESSED) >> 32;
 	walk->last_at = at + 1;
 	walk->repeated += 1;
+	fp_step_done(walk, step, bp_at, how);
 	return FP_REPEAT_STEP;
 }
 
@@ -100,7 +101,7 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 {
 	struct fp_walk *walk = loop->walk;
 	struct fp_step *step = fp_step_at(walk, walk->now, i), *caller = fp_step_at(walk, walk->now, i + 1);
-	__u64 value;
+	__u64 caller_sp = fp_sp_of(walk, walk->now, caller), value;
 
 	if (!(step->how & FP_STEP_REPEATABLE) || (loop->other_bp && step->how & FP_STEP_USES_BP))
 		return 1;
@@ -108,13 +109,13 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 		loop->verified = i + 1;
 		return 1;
 	}
-	if (!fp_read_word(walk, fp_repeated_return_slot(caller->sp, step->bp_at), &value) ||
-	    fp_code_address(value) != (caller->word & FP_FRAME_ADDR_MASK))
+	if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, step->bp_at), &value) ||
+	    fp_code_address(value) != (*fp_word_at(walk, walk->now, i + 1) & FP_FRAME_ADDR_MASK))
 		return 1;
 	if (!step->bp_at)
 		return 0;
 	loop->other_bp = 0;
-	return !fp_read_word(walk, caller->sp + step->bp_at, &value) || value != caller->bp;
+	return !fp_read_word(walk, caller_sp + step->bp_at, &value) || value != caller->bp;
 }
 
 /* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and bp and every stack
@@ -128,7 +129,7 @@ static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs
 
 	if (walk->end != FP_END_COMPLETE || !walk->len || walk->len > FP_FRAMES_MAX)
 		return false;
-	if (leaf->sp != FP_SP(regs) || leaf->word != (FP_PC(regs) | FP_FRAME_EXACT))
+	if (walk->first_sp[walk->now & 1] != FP_SP(regs) || *fp_word_at(walk, walk->now, 0) != (FP_PC(regs) | FP_FRAME_EXACT))
 		return false;
 	walk->window_base = ~0ULL;
 	loop.last = walk->len - 1;

@@ -25,21 +25,28 @@ enum fp_registers {
 	FP_REGS_NO_SP = 3,  /* not known, and of sp only that it is not below walk->sp */
 };
 
-/* One step of a walk: the frame it started from, and what it read. */
+/* One step of a walk: the frame it started from, whose word is among the walk's frames, and what it read. */
 struct fp_step {
-	__u64 word;     /* the frame as it is shown: FP_FRAME_* | pc */
-	__u64 sp;
 	__u64 bp;
-	__s32 bp_at;    /* where the caller's bp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
-	__u32 how;      /* FP_STEP_* */
+	__u32 sp;        /* words above the stack pointer of the walk's first frame; FP_SP_FAR = cannot be told so */
+	__s32 bp_at : 30; /* where the caller's bp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
+	__u32 how : 2;   /* FP_STEP_* */
 };
+
+#define FP_SP_FAR 0xffffffffU
 
 /* What a step depended on. */
 #define FP_STEP_REPEATABLE (1u << 0) /* it read nothing but the caller's bp, and the return address where fp_repeated_return_slot says */
 #define FP_STEP_USES_BP (1u << 1)    /* its own bp decided where */
 
+/* The frames of a walk behind the record's header, so that both can be sent in one piece. */
+struct fp_frames {
+	struct fp_stack record;
+	__u64 words[FP_FRAMES_MAX]; /* as they are shown: FP_FRAME_* | pc */
+};
+
 struct fp_walk {
-	/* Result. */
+	/* Result. The frames are in the half `now` of those below. */
 	__u64 hash;
 	__u64 need_pc;          /* not 0: ask the daemon for the table of this pc (rate limited here) */
 	__u64 defined;          /* the caller's: what it has been sent to; 0 after each change of the walk */
@@ -47,8 +54,6 @@ struct fp_walk {
 	__u32 end;              /* enum fp_unwind_end */
 	__u32 mm_id;
 	__u32 pad3;
-	struct fp_stack record; /* so that record and frames can be sent in one piece */
-	__u64 frames[FP_FRAMES_MAX];
 
 	/* The frame reached. */
 	__u64 pc;
@@ -74,8 +79,8 @@ struct fp_walk {
 
 	__u64 leaf[16];         /* registers at the probe, by their codes in rules */
 
-	/* The walk that goes on and the last one, in the two halves of `steps` in turn. */
-	__u32 now;              /* where this walk's steps begin: 0 or FP_FRAMES_MAX */
+	/* The walk that goes on and the last one, in the two halves of what is below in turn. */
+	__u32 now;              /* this walk's half: 0 or 1 */
 	__u32 last_len;         /* steps of the last walk that can be compared with */
 	__u32 last_at;          /* the one at the height reached */
 	__u32 last_end;         /* why it ended */
@@ -85,6 +90,8 @@ struct fp_walk {
 	__u32 now_uses_bp;      /* FP_STEP_USES_BP */
 	__s32 now_bp_at;
 	__u32 pad2;
+	__u64 first_sp[2];      /* stack pointer of the first frame */
+	struct fp_frames frames[2];
 	struct fp_step steps[2 * FP_FRAMES_MAX];
 };
 
@@ -110,7 +117,26 @@ static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64
 
 static __always_inline struct fp_step *fp_step_at(struct fp_walk *walk, __u32 half, __u32 at)
 {
-	return &walk->steps[(half + at) & (2 * FP_FRAMES_MAX - 1)];
+	return &walk->steps[(half * FP_FRAMES_MAX + at) & (2 * FP_FRAMES_MAX - 1)];
+}
+
+static __always_inline __u64 *fp_word_at(struct fp_walk *walk, __u32 half, __u32 at)
+{
+	return &walk->frames[half & 1].words[at & (FP_FRAMES_MAX - 1)];
+}
+
+/* A stack pointer as a step of this walk keeps it. */
+static __always_inline __u32 fp_near_sp(const struct fp_walk *walk, __u64 sp)
+{
+	__u64 distance = sp - walk->first_sp[walk->now & 1];
+
+	return (distance & 7) || distance >= 8ULL * FP_SP_FAR ? FP_SP_FAR : distance >> 3;
+}
+
+/* The stack pointer of a step that fp_near_sp could tell; else one above them all. */
+static __always_inline __u64 fp_sp_of(const struct fp_walk *walk, __u32 half, const struct fp_step *step)
+{
+	return walk->first_sp[half & 1] + 8ULL * step->sp;
 }
 
 /* Appends the frame reached. */
@@ -124,14 +150,22 @@ static __always_inline struct fp_step *fp_append(struct fp_walk *walk, __u64 wor
 	at &= FP_FRAMES_MAX - 1;
 	step = fp_step_at(walk, walk->now, at);
 	walk->hash = hash ^ hash >> 32;
-	walk->frames[at] = word;
+	*fp_word_at(walk, walk->now, at) = word;
 	walk->len += 1;
-	step->word = word;
-	step->sp = walk->sp;
+	step->sp = fp_near_sp(walk, walk->sp);
 	step->bp = walk->bp;
 	step->bp_at = 0;
 	step->how = 0;
 	return step;
+}
+
+/* Notes what the step that has just come to walk->sp depended on. It can only be repeated if what it depended on could be kept. */
+static __always_inline void fp_step_done(struct fp_walk *walk, struct fp_step *step, __s32 bp_at, __u32 how)
+{
+	step->bp_at = bp_at;
+	if (step->sp == FP_SP_FAR || fp_near_sp(walk, walk->sp) == FP_SP_FAR || step->bp_at != bp_at)
+		how &= ~FP_STEP_REPEATABLE;
+	step->how = how;
 }
 
 #endif

@@ -146,5 +146,5 @@ void host_unwind(const struct host_world *seen, void *state, struct pt_regs *reg
 	out->len = walk->len;
 	out->end = walk->end;
 	out->repeated = walk->repeated;
-	memcpy(out->frames, walk->frames, sizeof(out->frames));
+	memcpy(out->frames, fp_word_at(walk, walk->now, 0), sizeof(out->frames));
 }

@@ -51,7 +51,7 @@ int walk_and_copy(struct pt_regs *regs)
 	out->end = walk->end;
 	out->need_pc = walk->need_pc;
 	for (i = 0; i < FP_FRAMES_MAX; i++)
-		out->frames[i] = walk->frames[i];
+		out->frames[i] = *fp_word_at(walk, walk->now, i);
 	out->walks++;
 	return 0;
 }
