@@ -52,6 +52,7 @@ int alloc_session(struct pt_regs *regs)
 {
 	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = session_cookie(regs);
 
+	fp_stay_on_the_threads_stack(regs);
 	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence, false);
 		return 0;
@@ -67,6 +68,7 @@ int window_session(struct pt_regs *regs)
 {
 	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = session_cookie(regs);
 
+	fp_stay_on_the_threads_stack(regs);
 	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence, false);
 		return 0;
@@ -85,6 +87,7 @@ int large_session(struct pt_regs *regs)
 {
 	__u64 cookie = bpf_get_attach_cookie(regs), *sequence = session_cookie(regs);
 
+	fp_stay_on_the_threads_stack(regs);
 	if (*sequence) {
 		fp_alloc_return(regs, cookie, *sequence, true);
 		return 0;
@@ -96,6 +99,7 @@ int large_session(struct pt_regs *regs)
 SEC("uprobe.multi")
 int large_entry_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_large_enter(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
@@ -103,6 +107,7 @@ int large_entry_multi(struct pt_regs *regs)
 SEC("uretprobe.multi")
 int large_return_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0, true);
 	return 0;
 }
@@ -110,6 +115,7 @@ int large_return_multi(struct pt_regs *regs)
 SEC("uprobe.multi")
 int alloc_entry_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_alloc_enter(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
@@ -117,6 +123,7 @@ int alloc_entry_multi(struct pt_regs *regs)
 SEC("uretprobe.multi")
 int alloc_return_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_alloc_return(regs, bpf_get_attach_cookie(regs), 0, false);
 	return 0;
 }
@@ -124,6 +131,7 @@ int alloc_return_multi(struct pt_regs *regs)
 SEC("uprobe.multi")
 int free_entry_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_free_enter(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
@@ -133,6 +141,7 @@ int free_entry_multi(struct pt_regs *regs)
 SEC("uprobe")
 int alloc_entry(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_alloc_enter(regs, fp_cookie(regs, false));
 	return 0;
 }
@@ -142,6 +151,7 @@ int alloc_return(struct pt_regs *regs)
 {
 	__u64 cookie = fp_cookie_of_return(regs, false);
 
+	fp_stay_on_the_threads_stack(regs);
 	if (cookie)
 		fp_alloc_return(regs, cookie, 0, false);
 	return 0;
@@ -150,6 +160,7 @@ int alloc_return(struct pt_regs *regs)
 SEC("uprobe")
 int free_entry(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_free_enter(regs, fp_cookie(regs, false));
 	return 0;
 }
@@ -157,6 +168,7 @@ int free_entry(struct pt_regs *regs)
 SEC("uprobe")
 int large_entry(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_large_enter(regs, fp_cookie(regs, true));
 	return 0;
 }
@@ -166,6 +178,7 @@ int large_return(struct pt_regs *regs)
 {
 	__u64 cookie = fp_cookie_of_return(regs, true);
 
+	fp_stay_on_the_threads_stack(regs);
 	if (cookie)
 		fp_alloc_return(regs, cookie, 0, true);
 	return 0;
@@ -175,6 +188,7 @@ int large_return(struct pt_regs *regs)
 SEC("uprobe.multi")
 int usdt_alloc_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_sample(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
@@ -182,6 +196,7 @@ int usdt_alloc_multi(struct pt_regs *regs)
 SEC("uprobe.multi")
 int usdt_free_multi(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_sampled_free(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
@@ -189,6 +204,7 @@ int usdt_free_multi(struct pt_regs *regs)
 SEC("uprobe")
 int usdt_alloc(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_sample(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }
@@ -196,6 +212,7 @@ int usdt_alloc(struct pt_regs *regs)
 SEC("uprobe")
 int usdt_free(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	fp_sampled_free(regs, bpf_get_attach_cookie(regs));
 	return 0;
 }

@@ -117,7 +117,10 @@ static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64
 
 static __always_inline struct fp_step *fp_step_at(struct fp_walk *walk, __u32 half, __u32 at)
 {
-	return &walk->steps[(half * FP_FRAMES_MAX + at) & (2 * FP_FRAMES_MAX - 1)];
+	__u32 index = half * FP_FRAMES_MAX + at;
+
+	barrier_var(index); /* or the compiler puts it together with a 32-bit "or", of which verifiers up to 6.1 know no bounds */
+	return &walk->steps[index & (2 * FP_FRAMES_MAX - 1)];
 }
 
 static __always_inline __u64 *fp_word_at(struct fp_walk *walk, __u32 half, __u32 at)

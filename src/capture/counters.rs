@@ -7,8 +7,8 @@ pub const DESCRIPTIONS: [(&str, &str); 25] = [
     ("lost_allocations", "allocation records lost because the ring buffer was full"),
     ("lost_frees", "free records lost because the ring buffer was full"),
     ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
-    ("lost_vm_changes", "address-space records lost because the ring buffer was full"),
-    ("lost_life_events", "life-cycle records lost because the ring buffer was full"),
+    ("lost_vm_changes", "address-space records lost because the ring buffer was full, or events that the kernel did not pass on"),
+    ("lost_life_events", "life-cycle records lost because the ring buffer was full, or events that the kernel did not pass on"),
     ("nested_calls", "inner allocator calls covered by an outer one"),
     ("abandoned_calls", "allocator calls that never returned (exception, longjmp, cancelled thread)"),
     ("unmatched_returns", "returns of allocator calls whose entry was not seen"),
@@ -76,6 +76,13 @@ impl Counters {
         Self { values }
     }
 
+    /// Adds what the programs cannot count themselves. Nothing happens to a name that is not there.
+    pub fn add(&mut self, name: &str, more: u64) {
+        if let Some(at) = DESCRIPTIONS.iter().position(|(n, _)| *n == name) {
+            self.values[at] = self.values[at].saturating_add(more);
+        }
+    }
+
     /// A counter by its name in [`DESCRIPTIONS`]; 0 for a name that is not there.
     pub fn get(&self, name: &str) -> u64 {
         DESCRIPTIONS.iter().position(|(n, _)| *n == name).map_or(0, |i| self.values[i])
@@ -122,6 +129,15 @@ mod tests {
         assert_eq!(counters.get("lost_frees"), 102);
         assert_eq!(counters.ends(0), 2 * DESCRIPTIONS.len() as u64 + 100);
         assert_eq!(counters.get("no such"), 0);
+    }
+
+    #[test]
+    fn what_the_kernel_did_not_pass_on_is_added() {
+        let mut counters = Counters::default();
+        counters.add("lost_vm_changes", 3);
+        counters.add("lost_vm_changes", 4);
+        counters.add("no such", 5);
+        assert_eq!((counters.get("lost_vm_changes"), counters.get("lost_life_events")), (7, 0));
     }
 
     #[test]

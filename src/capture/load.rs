@@ -3,6 +3,7 @@
 //! What a kernel can do is found by doing it, never by its version number: 6.1 loads `uprobe.multi` programs and refuses to attach them,
 //! distributions carry features back, lockdown and capabilities take them away.
 
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut};
@@ -189,6 +190,25 @@ pub fn attach_touches(object: &Object) -> Result<Link> {
     program(object, TOUCHES)
         .and_then(|program| program.attach_trace())
         .map_err(|error| Error::Load { reason: format!("cannot attach to page faults: {error:#}"), hint: hint() })
+}
+
+/// Events that the kernel kept from programs at its own tracepoints: of the address space, and of lives and deaths. It does not run such a
+/// program where it is running already, and from 7.0 on one thread's can be preempted by another's (`recursion_misses` of struct
+/// bpf_prog_info). They may be of any process of the machine. 0 for what the kernel does not tell.
+pub fn missed_events(object: &Object) -> (u64, u64) {
+    let of = |names: &[&str]| -> u64 {
+        let named = object.progs().filter(|program| names.iter().any(|name| program.name() == *name));
+        named.map(|program| missed_by(program.as_fd())).fold(0, u64::saturating_add)
+    };
+    (of(&[MACHINE_WIDE[0], TOUCHES]), of(&MACHINE_WIDE[1..]))
+}
+
+fn missed_by(program: BorrowedFd<'_>) -> u64 {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: the structure is ours and as long as is said; all its pointers to further arrays are null.
+    let answer = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) };
+    if answer == 0 { info.recursion_misses } else { 0 }
 }
 
 #[cfg(test)]

@@ -442,11 +442,15 @@ impl Capture {
         Ok(())
     }
 
-    /// The programs' counters, summed over the CPUs.
+    /// The programs' counters, summed over the CPUs, with the events that the kernel did not pass on to them.
     pub fn counters(&self) -> Result<Counters> {
         let map = self.map("counters");
         let rows = map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(|source| Error::Map { map: "counters", source })?;
-        Ok(Counters::from_rows(&rows.unwrap_or_default()))
+        let mut counters = Counters::from_rows(&rows.unwrap_or_default());
+        let (vm_changes, life_events) = load::missed_events(&self.object);
+        counters.add("lost_vm_changes", vm_changes);
+        counters.add("lost_life_events", life_events);
+        Ok(counters)
     }
 
     /// What was lost of a target so far.

@@ -46,6 +46,7 @@ int on_alloc(struct pt_regs *regs)
 	long pointer = 0, size = 0, weight = 0;
 	__u32 i;
 
+	fp_stay_on_the_threads_stack(regs);
 	if (!record) {
 		__sync_fetch_and_add(&lost, 1);
 		return 0;
@@ -66,7 +67,7 @@ int on_alloc(struct pt_regs *regs)
 		record->len = walk->len;
 		record->end = walk->end;
 		for (i = 0; i < TEST_FRAMES_MAX; i++)
-			record->frames[i] = walk->frames[i];
+			record->frames[i] = *fp_word_at(walk, walk->now, i);
 	}
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 	return 0;

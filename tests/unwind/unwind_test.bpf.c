@@ -42,8 +42,10 @@ int walk_and_copy(struct pt_regs *regs)
 {
 	__u32 zero = 0, i;
 	struct last_stack *out = bpf_map_lookup_elem(&last, &zero);
-	struct fp_walk *walk = unwind_user(regs);
+	struct fp_walk *walk;
 
+	fp_stay_on_the_threads_stack(regs);
+	walk = unwind_user(regs);
 	if (!out || !walk)
 		return 0;
 	out->hash = walk->hash;
@@ -59,6 +61,7 @@ int walk_and_copy(struct pt_regs *regs)
 SEC("uprobe")
 int walk_only(struct pt_regs *regs)
 {
+	fp_stay_on_the_threads_stack(regs);
 	unwind_user(regs);
 	return 0;
 }
