@@ -39,10 +39,10 @@ fn windows_tell_who_allocates() {
     command.args(["record", "--mode", "governed", "--no-large-blocks", "--budget", "1%", "--duration", "300s"]);
     let recording = Recording::start(command.args(["-p", &target.pid().to_string()]), &[]);
     recording.wait_until_attached(1);
-    // Rounds until some of them fell into windows: the program is busy for a few seconds of the recording.
+    // Rounds until some of them fell into windows, of which the older ways of attaching allow few.
     let began = Instant::now();
     let mut rounds = 0;
-    while rounds < 20 || began.elapsed().as_secs() < 8 {
+    while rounds < 20 || began.elapsed().as_secs() < 20 {
         target.go_to("round");
         rounds += 1;
     }
