@@ -204,7 +204,8 @@ pub fn missed_events(object: &Object) -> (u64, u64) {
 }
 
 fn missed_by(program: BorrowedFd<'_>) -> u64 {
-    let mut info = libbpf_sys::bpf_prog_info::default();
+    // SAFETY: plain numbers. Padding must be 0, too, or an older kernel takes it for something that it does not know.
+    let mut info: libbpf_sys::bpf_prog_info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as u32;
     // SAFETY: the structure is ours and as long as is said; all its pointers to further arrays are null.
     let answer = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) };

@@ -8,6 +8,7 @@ mod killed;
 mod limits;
 mod names;
 mod others;
+mod preemption;
 mod readers;
 mod soak;
 mod storms;
