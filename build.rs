@@ -100,10 +100,15 @@ fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
     let arch = target_arch()?;
     // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look.
     let asm = format!("-idirafter/usr/include/{arch}-linux-gnu");
+    // The verifier's log names the line of each instruction; where the sources lay at the build is nobody's concern, and would make two
+    // builds differ.
+    let here = env::current_dir().context("no current folder")?;
+    let elsewhere = format!("-ffile-prefix-map={}=/fragprof", here.display());
     let mut builder = SkeletonBuilder::new();
     let mut flags = vec![
         BPF_CPU,
         &asm,
+        &elsewhere,
         "-Wall",
         "-Wextra",
         "-Werror",
