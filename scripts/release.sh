@@ -44,7 +44,7 @@ if [ "${1:-}" != once ]; then
 	cmp "$first" "$second" || { echo "two builds of the same sources differ" >&2; exit 1; }
 	echo "built twice, the same bytes: $(sha256sum <"$first" | cut -d' ' -f1)"
 fi
-if ldd "$first" >/dev/null 2>&1; then echo "the binary is not static" >&2; exit 1; fi
+if readelf -lW "$first" | grep -q INTERP; then echo "the binary is not static" >&2; exit 1; fi
 "$first" --version | grep -q "$version" || { echo "the binary says another version than Cargo.toml" >&2; exit 1; }
 
 stage=$dist/$name

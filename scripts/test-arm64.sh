@@ -7,5 +7,5 @@ cd "$(dirname "$0")/.."
 # Modules whose tests need no program of the machine that they run on, no ptrace, no page map, no process_vm_readv and no BPF: the
 # emulator has none of these.
 cargo test --lib --target "$target" -- machine:: unwind:: probe::flow probe::placement_arm64 target::usdt target::maps ledger:: heap:: governor:: \
-	fragmentation:: profile::
+	fragmentation:: profile:: --skip tui::
 cargo test --test integration unwind::arm64 -- --nocapture
