@@ -19,7 +19,7 @@
 /*
  * To be called by each program that runs at a uprobe. From 6.13 on the kernel gives programs a stack of their own for each CPU
  * (bpf_enable_priv_stack, kernel/bpf/verifier.c), and runs those of uprobes such that they can be preempted. On a kernel with real
- * preemption (from 7.0 on: on all) another thread then runs the same program on the same stack, and both work with what the other has
+ * preemption another thread then runs the same program on the same stack, and both work with what the other has
  * left there: 7.2 was seen to follow such pointers, and to kill the thread. A program with a tail call has no such stack; where it stands
  * matters not to that rule. Nobody comes by here: the verifier knows `never` and takes it out.
  */

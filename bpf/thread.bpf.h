@@ -40,8 +40,8 @@ struct fp_thread {
 	struct fp_walk walk;
 };
 
-/* Linux 7.2 takes task storage from kmalloc_nolock, which has none above 8 KiB, and of that 72 bytes to a cache line more are its own
- * (struct bpf_local_storage_elem). Where the value is larger there simply is no storage. */
+/* On Linux 7.2 a value of 10,968 bytes got no task storage; 8 KiB is what kmalloc_nolock has at most. The rest is for the kernel's own head
+ * (struct bpf_local_storage_elem). */
 _Static_assert(sizeof(struct fp_thread) <= 8192 - 128, "a thread's state does not fit into task storage");
 
 /* The open calls of one set of probes. `large` is a constant wherever this is used. */

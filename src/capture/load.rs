@@ -193,7 +193,7 @@ pub fn attach_touches(object: &Object) -> Result<Link> {
 }
 
 /// Events that the kernel kept from programs at its own tracepoints: of the address space, and of lives and deaths. It does not run such a
-/// program where it is running already, and from 7.0 on one thread's can be preempted by another's (`recursion_misses` of struct
+/// program where it is running already, as when one thread's was preempted by another's (`recursion_misses` of struct
 /// bpf_prog_info). They may be of any process of the machine. 0 for what the kernel does not tell.
 pub fn missed_events(object: &Object) -> (u64, u64) {
     let of = |names: &[&str]| -> u64 {
