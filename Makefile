@@ -9,7 +9,7 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What building and the demo need beside Rust; the tests need TEST_PACKAGES too.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql \
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go php-cli ruby util-linux protobuf-compiler prometheus podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql \
 	gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 
 .PHONY: help
@@ -95,6 +95,10 @@ coverage-windows: test-deps ## twenty recordings in windows of a program with ph
 retention: test-deps ## what is said of survivors after their windows, against a ledger preloaded into six real programs, a minute
 	$(CARGO) test --test integration no_retention_flag_of_six_real_programs_is_wrong_after -- --ignored --nocapture
 
+.PHONY: verdicts
+verdicts: test-deps ## verdicts on programs whose owner's answer is known: the table, and what their confidence is worth, ten minutes
+	$(CARGO) test --test integration table_of_verdicts -- --ignored --nocapture
+
 .PHONY: bench-ledger
 bench-ledger: deps ## the ledger's figures
 	$(CARGO) bench --bench ledger
@@ -160,6 +164,10 @@ test-arm64: test-deps ## arm64: the cross build, its unit tests in emulation (qe
 .PHONY: allocator-matrix
 allocator-matrix: test-deps ## C libraries, allocators and languages against the truth; writes docs/allocators.md
 	scripts/allocator-matrix.sh
+
+.PHONY: truth
+truth: test-deps ## programs from packages against ledgers preloaded into them (PROGRAMS=redis,perl: those alone), half an hour; writes docs/truth.md
+	scripts/truth-matrix.sh
 
 .PHONY: faults
 faults: test-deps ## the long forms of the fault tests: a thousand killed recorders, ten thousand threads

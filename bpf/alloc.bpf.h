@@ -15,6 +15,7 @@
 #ifndef FRAGPROF_ALLOC_BPF_H
 #define FRAGPROF_ALLOC_BPF_H
 
+#include "hold.bpf.h"
 #include "maps.bpf.h"
 #include "stack.bpf.h"
 #include "thread.bpf.h"
@@ -224,7 +225,10 @@ static __always_inline void fp_spend(struct fp_target *target, bool frees)
 	over = now >= target->deadline_ns;
 	if (!spent && !over)
 		return;
-	if (fp_switch_off(target) && !over)
+	if (!fp_switch_off(target))
+		return;
+	target->quota_end = *(volatile unsigned long long *)&target->hits;
+	if (!over)
 		target->closed_ns = now;
 }
 
@@ -252,6 +256,41 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 	return NULL;
 }
 
+/* What a program takes, by the clock. The walk of a stack is most of it, and depends on the stack: what a hit costs a process is known
+ * from this, not from what it cost another one. */
+struct fp_span {
+	__u64 began_ns; /* 0 = not taken */
+	__u64 switches;
+};
+
+/* How often the thread gave up its processor, or lost it. */
+static __always_inline __u64 fp_switches(void)
+{
+	struct task_struct *task = fp_current_task();
+
+	return FP_KERNEL(task, nvcsw) + FP_KERNEL(task, nivcsw);
+}
+
+static __always_inline void fp_span_begin(struct fp_target *target, struct fp_span *span)
+{
+	span->began_ns = 0;
+	if (!(target->flags & FP_TARGET_GOVERNED))
+		return;
+	span->switches = fp_switches();
+	span->began_ns = bpf_ktime_get_ns();
+}
+
+static __always_inline void fp_span_end(struct fp_target *target, struct fp_span *span)
+{
+	__u64 took;
+
+	if (!span->began_ns)
+		return;
+	took = bpf_ktime_get_ns() - span->began_ns;
+	if (fp_switches() == span->switches)
+		__sync_fetch_and_add(&target->programs_ns, took);
+}
+
 /* The stack pointer as it was at the entry of the function that the site is in. */
 static __always_inline __u64 fp_entry_sp(struct pt_regs *regs, __u64 cookie)
 {
@@ -260,15 +299,12 @@ static __always_inline __u64 fp_entry_sp(struct pt_regs *regs, __u64 cookie)
 
 /* At the site of a function that frees. Whether it is called from inside an allocating one is not asked, which saves a look at the
  * thread's state: such a free is of a block that the daemon does not know, or of the one a realloc has given up already. */
-static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
+static __always_inline void fp_free_enter_on(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
 {
-	struct fp_target *target = fp_target_on(cookie);
 	struct fp_thread *thread;
 	__u32 tid;
 	__u64 ptr;
 
-	if (!target)
-		return;
 	ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
 	if (!ptr) {
 		fp_count(FP_CNT_HIT_NULL);
@@ -279,6 +315,23 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, thread, cookie, fp_entry_sp(regs, cookie)));
 	else
 		fp_send_free(target, cookie, tid, FP_REC_FREE, ptr);
+}
+
+static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
+{
+	struct fp_target *target;
+	struct fp_span span;
+
+	if (FP_COOKIE_OP(cookie) == FP_OP_ENTRY) {
+		fp_hold();
+		return;
+	}
+	target = fp_target_on(cookie);
+	if (!target)
+		return;
+	fp_span_begin(target, &span);
+	fp_free_enter_on(regs, target, cookie);
+	fp_span_end(target, &span);
 }
 
 /* Remembers a call that was entered; its sequence number, by which its return is known. A realloc's old block is gone from here on. */
@@ -312,14 +365,11 @@ static __always_inline __u64 fp_open_new_call(struct fp_target *target, struct f
 }
 
 /* At the site of a function that allocates. Returns the call's sequence number if its return is wanted, else 0. */
-static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
+static __always_inline __u64 fp_alloc_enter_on(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
 {
-	struct fp_target *target = fp_target_on(cookie);
 	struct fp_call call = {};
 	struct fp_thread *thread;
 
-	if (!target)
-		return 0;
 	call.size = fp_size_of(regs, cookie);
 	if (FP_COOKIE_MAY_THROW(cookie) && (call.size >= FP_THROW_BYTES || target->flags & FP_TARGET_LIMITED)) {
 		fp_count(FP_CNT_NOT_FOLLOWED);
@@ -340,20 +390,31 @@ static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
 	return fp_open_new_call(target, thread, &call, cookie, false);
 }
 
+static __always_inline __u64 fp_alloc_enter(struct pt_regs *regs, __u64 cookie)
+{
+	struct fp_target *target = fp_target_on(cookie);
+	struct fp_span span;
+	__u64 sequence;
+
+	if (!target)
+		return 0;
+	fp_span_begin(target, &span);
+	sequence = fp_alloc_enter_on(regs, target, cookie);
+	fp_span_end(target, &span);
+	return sequence;
+}
+
 /* At the return of the call with this sequence number (session), or of the call whose frame the stack pointer has just left
  * (sequence 0: entry and return are separate links, and returns of nested calls come here too). */
-static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence, bool large)
+static __always_inline void fp_alloc_return_on(struct pt_regs *regs, struct fp_target *target, __u64 cookie, __u64 sequence, bool large)
 {
 	__u32 op = FP_COOKIE_OP(cookie), top;
-	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
 	struct fp_thread *thread;
 	struct fp_calls *calls;
 	struct fp_call call;
 	__u64 result = FP_RESULT(regs), block = 0;
 	int i;
 
-	if (!target)
-		return;
 	thread = fp_thread_find();
 	if (!thread)
 		return;
@@ -414,6 +475,20 @@ found:
 	fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
 	if (target->flags & FP_TARGET_BIRTHS)
 		fp_send_birth(target, cookie, thread->tid, block, call.size);
+}
+
+static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence, bool large)
+{
+	struct fp_target *target = fp_target_of(FP_COOKIE_SLOT(cookie));
+	struct fp_span span;
+
+	if (!target)
+		return;
+	fp_span_begin(target, &span);
+	if (span.began_ns)
+		__sync_fetch_and_add(&target->returns, 1);
+	fp_alloc_return_on(regs, target, cookie, sequence, large);
+	fp_span_end(target, &span);
 }
 
 #endif

@@ -162,7 +162,7 @@ struct fp_vm {
 	unsigned long long request; /* bytes that call asks for */
 };
 
-/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 40 bytes. */
+/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 40 bytes. Of a fork, head.function is 1 if the child runs in its parent's memory (vfork). */
 struct fp_life {
 	struct fp_head head;
 	unsigned int pid;
@@ -224,11 +224,14 @@ struct fp_target {
 	/* Of a governed target. */
 	unsigned long long hits;       /* probe hits, whether or not the target was on: what the target pays for */
 	unsigned long long hits_free;  /* of them, at functions that free */
-	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves */
+	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves; once they did so, whether
+					* for that or because the window was over, its value at that moment */
 	unsigned long long closed_ns;  /* when they did so, CLOCK_MONOTONIC; 0 = they did not */
 	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: it is the first hit after it that switches off */
 	unsigned long long epoch;      /* of probes for large blocks: another number each time that they are put in */
-	unsigned long long spare[2];
+	unsigned long long returns;    /* returns that were probed */
+	unsigned long long programs_ns; /* time that the programs took at entries and returns; those that were interrupted by another
+					 * thread are left out */
 };
 #define FP_TARGET_STACKS (1u << 0)      /* take stacks */
 #define FP_TARGET_FREE_STACKS (1u << 1) /* take stacks of frees too */
@@ -239,6 +242,7 @@ struct fp_target {
 #define FP_TARGET_GROWTH (1u << 5)      /* take the stack of growth of the address space even outside a recorded allocator call */
 
 #define FP_TARGET_BIRTHS (1u << 6)      /* send what some blocks hold when they are handed out */
+#define FP_TARGET_HELD (1u << 8)        /* the daemon traces it: it is held where it maps code and at its entry point (hold.bpf.h) */
 #define FP_TARGET_LIMITED (1u << 7)     /* its memory is limited: any operator new may fail, so no return of one that throws is probed */
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
@@ -251,6 +255,7 @@ enum fp_op {
 	FP_OP_XALLOCX = 5,      /* block in ptr_reg resized in place; result is its usable size */
 	FP_OP_LARGE_ALLOC = 6,  /* an instruction of glibc that a new block passes: in ptr_reg, 0 = failed; no return probe (large.bpf.h) */
 	FP_OP_LARGE_FREE = 7,   /* likewise, that a freed one passes */
+	FP_OP_ENTRY = 8,        /* the program's entry point: the thread is held there (hold.bpf.h) */
 };
 #define FP_COOKIE_OP(c) ((unsigned int)((c) & 0xff))
 #define FP_COOKIE_FUNCTION(c) ((unsigned int)(((c) >> 8) & 0xff))

@@ -83,16 +83,13 @@ static __always_inline __u32 fp_large_look(struct pt_regs *regs, __u64 cookie, s
 }
 
 /* At any site of this set. Returns the call's sequence number if its return is wanted, else 0. */
-static __always_inline __u64 fp_large_enter(struct pt_regs *regs, __u64 cookie)
+static __always_inline __u64 fp_large_enter_on(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
 {
-	struct fp_target *target = fp_target_on(cookie);
 	bool is_block = FP_COOKIE_OP(cookie) == FP_OP_LARGE_ALLOC;
 	struct fp_call call = {};
 	struct fp_thread *thread;
 	__u32 no;
 
-	if (!target)
-		return 0;
 	if (FP_COOKIE_OP(cookie) == FP_OP_LARGE_FREE) {
 		fp_large_free(regs, target, cookie);
 		return 0;
@@ -117,6 +114,20 @@ static __always_inline __u64 fp_large_enter(struct pt_regs *regs, __u64 cookie)
 		return 0;
 	}
 	return fp_open_new_call(target, thread, &call, cookie, true);
+}
+
+static __always_inline __u64 fp_large_enter(struct pt_regs *regs, __u64 cookie)
+{
+	struct fp_target *target = fp_target_on(cookie);
+	struct fp_span span;
+	__u64 sequence;
+
+	if (!target)
+		return 0;
+	fp_span_begin(target, &span);
+	sequence = fp_large_enter_on(regs, target, cookie);
+	fp_span_end(target, &span);
+	return sequence;
 }
 
 #endif

@@ -10,7 +10,7 @@
 #include "thread.bpf.h"
 #include "vm.bpf.h"
 
-static __always_inline void fp_send_life(__u8 kind, __u32 other)
+static __always_inline void fp_send_life(__u8 kind, __u32 other, __u8 detail)
 {
 	struct fp_target *target;
 	struct fp_life *record;
@@ -19,7 +19,7 @@ static __always_inline void fp_send_life(__u8 kind, __u32 other)
 	target = fp_target_of_current(&slot);
 	if (!target)
 		return;
-	record = FP_RESERVE(struct fp_life, target, slot, (__u32)bpf_get_current_pid_tgid(), kind, 0, FP_CNT_LOST_LIFE);
+	record = FP_RESERVE(struct fp_life, target, slot, (__u32)bpf_get_current_pid_tgid(), kind, detail, FP_CNT_LOST_LIFE);
 	if (!record)
 		return;
 	record->pid = bpf_get_current_pid_tgid() >> 32;
@@ -42,7 +42,7 @@ static __always_inline int fp_exec_done(struct task_struct *task, __u32 old_tid)
 		thread->large_calls.depth = 0;
 		thread->trampoline = 0;
 	}
-	fp_send_life(FP_REC_EXEC, 0);
+	fp_send_life(FP_REC_EXEC, 0, 0);
 	return 0;
 }
 
@@ -50,7 +50,7 @@ static __always_inline int fp_fork_done(struct task_struct *parent, struct task_
 {
 	/* sched_process_fork fires for threads too. */
 	if (child->pid == child->tgid)
-		fp_send_life(FP_REC_FORK, child->pid);
+		fp_send_life(FP_REC_FORK, child->pid, child->mm == parent->mm);
 	return 0;
 }
 
@@ -58,7 +58,7 @@ static __always_inline int fp_exit_done(struct task_struct *task)
 {
 	/* The last thread of the group: do_exit has already counted it out. */
 	if (BPF_CORE_READ(task, signal, live.counter) == 0)
-		fp_send_life(FP_REC_EXIT, task->exit_code);
+		fp_send_life(FP_REC_EXIT, task->exit_code, 0);
 	fp_thread_forget(task->pid);
 	return 0;
 }

@@ -15,6 +15,7 @@
 #ifndef FRAGPROF_VM_BPF_H
 #define FRAGPROF_VM_BPF_H
 
+#include "hold.bpf.h"
 #include "maps.bpf.h"
 #include "stack.bpf.h"
 #include "thread.bpf.h"
@@ -57,6 +58,7 @@ struct fp_vm_args {
 /* MAP_ANONYMOUS and PROT_WRITE, which uapi headers for C define in different places. */
 #define FP_MAP_ANONYMOUS 0x20
 #define FP_PROT_WRITE 0x2
+#define FP_PROT_EXEC 0x4
 
 /* The stack from which user space entered the kernel. */
 static __always_inline __u64 fp_stack_of_entry(struct pt_regs *regs, struct fp_target *target, __u32 slot)
@@ -87,6 +89,8 @@ static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const stru
 	target = fp_target_of_current(&slot);
 	if (!target || !(target->flags & FP_TARGET_VM))
 		return 0;
+	if (target->flags & FP_TARGET_HELD && op == FP_VM_MMAP && args->fd >= 0 && args->prot & FP_PROT_EXEC)
+		fp_hold();
 	call = fp_open_call();
 	stack = call ? call->stack : 0;
 	request = call ? call->size : 0;

@@ -48,12 +48,18 @@ struct signal_struct {
 };
 
 struct task_struct {
+	unsigned int ptrace;
+	struct {
+		unsigned long sig[1];
+	} blocked;
 	pid_t pid;
 	pid_t tgid;
 	char comm[16];
 	int exit_code;
 	unsigned long sas_ss_sp;
 	unsigned long sas_ss_size;
+	unsigned long nvcsw;
+	unsigned long nivcsw;
 	struct mm_struct *mm;
 	struct signal_struct *signal;
 	struct uprobe_task *utask;

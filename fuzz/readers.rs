@@ -2,6 +2,8 @@
 // kept corpus and its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
 use fragprof::census::core_file::CoreFile;
+use fragprof::census::runtime::hotspot::perf_data::Counters;
+use fragprof::census::{Fixture, Level, Options, Pace, Places, take};
 use fragprof::probe::large::parse_entry;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
@@ -17,7 +19,7 @@ use fragprof::unwind::Table;
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 10] = [
+pub const READERS: [(&str, Reader); 12] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -28,6 +30,8 @@ pub const READERS: [(&str, Reader); 10] = [
     ("record", record),
     ("core_file", core_file),
     ("large_sites", large_sites),
+    ("heaps", heaps),
+    ("perf_data", perf_data),
 ];
 
 /// `/proc/PID/maps`: mapped files' names are the target's.
@@ -95,4 +99,38 @@ pub fn large_sites(bytes: &[u8]) {
     if let Some(entry) = parse_entry(line) {
         assert_eq!(entry.line(), line, "what was read says what it was read from");
     }
+}
+
+/// The mappings of a process that has every runtime at once.
+const EVERY_RUNTIME: &[u8] = b"7f0000000000-7f0000001000 r--p 00000000 08:01 5 /usr/bin/python3.11\n\
+    7f0000001000-7f0000003000 rw-p 00001000 08:01 5 /usr/bin/python3.11\n\
+    7f0000010000-7f0000011000 r--p 00000000 08:01 6 /usr/bin/php\n\
+    7f0000020000-7f0000021000 r--p 00000000 08:01 7 /usr/bin/node\n\
+    7f0000030000-7f0000031000 r--p 00000000 08:01 8 /usr/bin/ruby\n\
+    7f0000040000-7f0000041000 r--p 00000000 08:01 9 /usr/sbin/mariadbd\n\
+    7f0000050000-7f0000052000 rw-p 00000000 08:01 10 /usr/bin/held\n\
+    7f0100000000-7f0108000000 rw-p 00000000 00:00 0\n";
+
+/// Memory in which allocators and runtimes look for their structures, as words with their addresses: all of it is the target's.
+pub fn heaps(bytes: &[u8]) {
+    let maps = Maps::parse(EVERY_RUNTIME);
+    let is_mapped = |addr: u64| maps.mappings.iter().any(|one| one.start.0 <= addr && addr < one.end.0);
+    let mut memory = Fixture::with_maps(maps.clone());
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    for pair in bytes.chunks_exact(16).take(4096) {
+        let (addr, value) = (word(&pair[..8]), word(&pair[8..]));
+        if is_mapped(addr) {
+            memory.write_word(addr, value);
+        }
+    }
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    let Ok(taken) = take(&memory, 1, "held", options, &mut Places::default()) else { return };
+    for found in &taken.census.runtimes.memory {
+        assert!(found.pieces > 0 && found.resident_bytes <= found.extent_bytes, "{found:?}");
+    }
+}
+
+/// A JVM's counters: the file is the target's.
+pub fn perf_data(bytes: &[u8]) {
+    let _ = Counters::parse(bytes);
 }

@@ -22,9 +22,13 @@ monitored=$(rendered --set prometheus.podMonitor.enabled=true)
 expect "$(count PodMonitor "$monitored")" 1 "a PodMonitor"
 old=$(rendered --set rights.oldKernel=true)
 expect "$(grep -c -- '- SYS_ADMIN' <<<"$old")" 1 "SYS_ADMIN for old kernels"
-kept=$(rendered --set history.kind=hostPath)
-expect "$(grep -c 'hostPath:' <<<"$kept")" 1 "history on the node"
-for shape in "$all" "$bare" "$monitored" "$old" "$kept"; do
+expect "$(grep -c 'hostPath:' <<<"$all")" 1 "history on the node"
+short=$(rendered --set history.kind=emptyDir)
+expect "$(grep -c 'emptyDir:' <<<"$short")" 1 "history that ends with the pod"
+pushed=$(rendered --set config.push.url=http://pyroscope.monitoring:4040,push.tokenSecret.name=pyroscope,networkPolicy.pushTo.team=obs)
+expect "$(grep -c 'secretName: pyroscope' <<<"$pushed")" 1 "the token's Secret"
+expect "$(grep -c 'port: 4040' <<<"$pushed")" 1 "egress to the server of profiles"
+for shape in "$all" "$bare" "$monitored" "$old" "$short" "$pushed"; do
 	check-manifests <<<"$shape"
 done
 kustomize build deploy/kubernetes | check-manifests
@@ -33,7 +37,8 @@ if sed 's/hostPID: true/hostPid: true/' <<<"$all" | check-manifests 2>/dev/null;
 	echo "an unknown field passes the check" >&2
 	exit 1
 fi
-for wrong in image.pullPolicy=Sometimes history.kind=disk nosuch=1 config.server.listen=x; do
+for wrong in image.pullPolicy=Sometimes history.kind=disk nosuch=1 config.server.listen=x config.census.budget_procent=1 \
+	config.census.budget_percent=0 config.push.url=https://x; do
 	if rendered --set "$wrong" >/dev/null 2>&1; then
 		echo "the schema allows $wrong" >&2
 		exit 1

@@ -86,6 +86,22 @@ impl fmt::Display for HumanBytes {
     }
 }
 
+/// A time in seconds, shown to people in seconds, minutes or hours (`0.4 s`, `12 s`, `25 min`, `3.5 h`).
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct HumanDuration(pub f64);
+
+impl fmt::Display for HumanDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            seconds if seconds < 9.95 => format!("{seconds:.1} s"),
+            seconds if seconds < 119.5 => format!("{seconds:.0} s"),
+            seconds if seconds < 119.5 * 60.0 => format!("{:.0} min", seconds / 60.0),
+            seconds => format!("{:.1} h", seconds / 3600.0),
+        };
+        f.pad(&text)
+    }
+}
+
 /// A count with its digits in groups of three.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
@@ -114,6 +130,12 @@ mod tests {
             [0, 1, 999, 1000, 1_234_567].map(|n| counted(n, "block")),
             ["0 blocks", "1 block", "999 blocks", "1,000 blocks", "1,234,567 blocks"]
         );
+    }
+
+    #[test]
+    fn times_are_shown_in_the_unit_that_fits() {
+        let shown = [0.44, 6.0, 12.3, 119.0, 1500.0, 12_600.0].map(|seconds| HumanDuration(seconds).to_string());
+        assert_eq!(shown, ["0.4 s", "6.0 s", "12 s", "119 s", "25 min", "3.5 h"]);
     }
 
     #[test]

@@ -18,5 +18,6 @@ mod selective;
 mod support;
 mod surfaces;
 mod top;
+mod truth;
 mod unwind;
 mod verdicts;

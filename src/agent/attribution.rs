@@ -3,10 +3,11 @@
 //! A tier (governed windows, an emitter in the process, a recording) publishes one [`Attributed`] a process whenever it has a new one; the
 //! census thread puts the newest into the next snapshot, and forgets processes that have ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
+use super::sample::Identity;
 use crate::profile::{Mode, Profile, ValueKind};
 use crate::target::ProcessId;
 use crate::target::container::Container;
@@ -22,6 +23,8 @@ pub struct Rates {
     pub allocated_bytes_per_s: f64,
     /// Standard error of it; `None` = counted, not estimated.
     pub allocated_bytes_per_s_stderr: Option<f64>,
+    /// Whether they are only lower bounds, because probes hold the process up too much to tell more.
+    pub are_lower_bounds: bool,
 }
 
 impl Rates {
@@ -29,12 +32,13 @@ impl Rates {
     #[must_use]
     pub fn of(profile: &Profile) -> Self {
         let totals = profile.totals();
-        let errors = profile.meta.mode.estimates().then(|| profile.total_errors());
+        let are_lower_bounds = profile.total_is_lower_bound(ValueKind::AllocSpace);
+        let errors = (profile.meta.mode.estimates() && !are_lower_bounds).then(|| profile.total_errors());
         let a_second = |value: u64| value as f64 / profile.meta.duration_s.max(1e-3);
         let rate = |kind| (a_second(totals.get(kind)), errors.map(|errors| a_second(errors.get(kind))));
         let (allocations_per_s, allocations_per_s_stderr) = rate(ValueKind::AllocObjects);
         let (allocated_bytes_per_s, allocated_bytes_per_s_stderr) = rate(ValueKind::AllocSpace);
-        Self { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr }
+        Self { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr, are_lower_bounds }
     }
 }
 
@@ -102,7 +106,10 @@ impl OfProcess {
 
 /// The board. Bounded by what is watched: [`Attributions::follow`] is called with each look at the list of processes.
 #[derive(Debug, Default)]
-pub struct Attributions(Mutex<BTreeMap<ProcessId, Entry>>);
+pub struct Attributions {
+    board: Mutex<BTreeMap<ProcessId, Entry>>,
+    emitting: Mutex<BTreeSet<Identity>>,
+}
 
 /// One process on the board.
 #[derive(Debug, Default)]
@@ -114,7 +121,18 @@ struct Entry {
 
 impl Attributions {
     fn board(&self) -> MutexGuard<'_, BTreeMap<ProcessId, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says which processes are listened to.
+    pub fn set_emitting(&self, emitting: BTreeSet<Identity>) {
+        *self.emitting.lock().unwrap_or_else(PoisonError::into_inner) = emitting;
+    }
+
+    /// The processes that are listened to: they are watched whatever their size.
+    #[must_use]
+    pub fn emitting(&self) -> BTreeSet<Identity> {
+        self.emitting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces what the tier said of the process before, and returns it as it is published: a profile that nobody else holds yet has

@@ -3,9 +3,16 @@
 //! Two accounts, one for the frequent cheap censuses and one for the rare full ones, are filled at half the rate each; what one cannot
 //! hold flows to the other, so nothing is lost while both kinds have work, and neither starves the other. Work may start while its
 //! account is above zero and may overdraw it; the debt is paid before the next work of that kind.
+//!
+//! What a person asks for has a third account, so that it is neither refused for what the rounds took nor paid for by them.
 
 /// Seconds of filling that an account holds at most, so that an idle hour does not become a burst.
 const HELD_S: f64 = 30.0;
+/// What a person asks for may take this many times the rate, beside it: 2 % of a core at the default.
+const ASKED_TIMES: f64 = 4.0;
+/// Seconds of filling that the account of what a person asks for holds, from the start on: 1.2 s of processor time at the default, the
+/// pages of some GiB.
+const ASKED_HELD_S: f64 = 60.0;
 
 /// What processor time is spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,21 +21,25 @@ pub enum Work {
     Cheap,
     /// Sampled and full censuses.
     Full,
+    /// What a person asked for.
+    Asked,
 }
 
-/// Two accounts, in seconds of processor time.
+/// Three accounts, in seconds of processor time.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     rate: f64,
     cheap_s: f64,
     full_s: f64,
+    asked_s: f64,
 }
 
 impl Budget {
-    /// `rate` is the share of one core, 1 = all of it; `credit_s` seconds of processor time are there at once, half for each kind.
+    /// `rate` is the share of one core, 1 = all of it; `credit_s` seconds of processor time are there at once, half for each kind of the
+    /// rounds' work. What a person asks for has all that its account holds.
     #[must_use]
     pub fn new(rate: f64, credit_s: f64) -> Self {
-        Self { rate, cheap_s: credit_s / 2.0, full_s: credit_s / 2.0 }
+        Self { rate, cheap_s: credit_s / 2.0, full_s: credit_s / 2.0, asked_s: rate * ASKED_TIMES * ASKED_HELD_S }
     }
 
     /// Changes the rate; accounts stay as they are.
@@ -45,13 +56,37 @@ impl Budget {
         let full = (brought - cheap).min(room(self.full_s));
         self.cheap_s += cheap;
         self.full_s += full;
+        let asked_rate = self.rate * ASKED_TIMES;
+        self.asked_s = (self.asked_s + asked_rate * elapsed_s.max(0.0)).min(asked_rate * ASKED_HELD_S);
     }
 
     /// Takes what was used.
     pub fn spend(&mut self, work: Work, cpu_s: f64) {
+        *self.account_mut(work) -= cpu_s.max(0.0);
+    }
+
+    /// Takes what a piece of cheap work used: what is above `cheap_max_s` from the account of full ones as far as that has it, so that one
+    /// long search does not keep all other processes from being looked at; and no further, or many of them would spend what nobody has.
+    pub fn spend_cheap(&mut self, cpu_s: f64, cheap_max_s: f64) {
+        let lent_s = (cpu_s - cheap_max_s).clamp(0.0, self.full_s.max(0.0));
+        self.full_s -= lent_s;
+        self.spend(Work::Cheap, cpu_s - lent_s);
+    }
+
+    fn account_mut(&mut self, work: Work) -> &mut f64 {
         match work {
-            Work::Cheap => self.cheap_s -= cpu_s.max(0.0),
-            Work::Full => self.full_s -= cpu_s.max(0.0),
+            Work::Cheap => &mut self.cheap_s,
+            Work::Full => &mut self.full_s,
+            Work::Asked => &mut self.asked_s,
+        }
+    }
+
+    /// An account, and its rate.
+    fn account(&self, work: Work) -> (f64, f64) {
+        match work {
+            Work::Cheap => (self.cheap_s, self.rate / 2.0),
+            Work::Full => (self.full_s, self.rate / 2.0),
+            Work::Asked => (self.asked_s, self.rate * ASKED_TIMES),
         }
     }
 
@@ -64,8 +99,8 @@ impl Budget {
     /// Seconds of wall time until work of this kind may start; 0 = now.
     #[must_use]
     pub fn wait_s(&self, work: Work) -> f64 {
-        let account = if work == Work::Cheap { self.cheap_s } else { self.full_s };
-        if account > 0.0 { 0.0 } else { -account / (self.rate / 2.0).max(1e-6) + 1e-3 }
+        let (account, rate) = self.account(work);
+        if account > 0.0 { 0.0 } else { -account / rate.max(1e-6) + 1e-3 }
     }
 }
 
@@ -116,6 +151,44 @@ mod tests {
         assert!(!budget.allows(Work::Full) && budget.allows(Work::Cheap));
         let wait_s = budget.wait_s(Work::Full);
         assert!((99.0..101.0).contains(&wait_s), "{wait_s}");
+    }
+
+    #[test]
+    fn a_first_round_of_long_searches_keeps_within_its_credit() {
+        let (rate, credit_s, piece_s) = (0.005, 1.0, 0.04);
+        let mut budget = Budget::new(rate, credit_s);
+        let mut spent_s = 0.0;
+        for second in 1..=300 {
+            budget.fill(1.0);
+            while budget.allows(Work::Cheap) {
+                budget.spend_cheap(piece_s, 0.02);
+                spent_s += piece_s;
+            }
+            let most_s = credit_s + rate * f64::from(second) + piece_s;
+            assert!(spent_s <= most_s + 1e-9, "{spent_s} s after {second} s, {most_s} s were there");
+        }
+        // No debt is left to the full ones, and nearly all that was there has been used.
+        assert!(budget.wait_s(Work::Full) < 1.0 && spent_s > 2.3, "{budget:?} {spent_s}");
+    }
+
+    #[test]
+    fn what_a_person_asks_for_is_there_however_much_the_rounds_owe_and_is_bounded_by_itself() {
+        let mut budget = Budget::new(0.005, 1.0);
+        budget.spend(Work::Cheap, 10.0);
+        budget.spend(Work::Full, 10.0);
+        let (mut spent_s, mut refused) = (0.0, 0);
+        for _ in 0..600 {
+            budget.fill(1.0);
+            if budget.allows(Work::Asked) {
+                budget.spend(Work::Asked, 0.2);
+                spent_s += 0.2;
+            } else {
+                refused += 1;
+            }
+        }
+        assert!(!budget.allows(Work::Cheap) && !budget.allows(Work::Full), "the rounds pay for themselves");
+        // 1.2 s at once, 2 % of ten minutes, and one picture that overdraws.
+        assert!((12.0..=1.2 + 12.0 + 0.2).contains(&spent_s) && refused > 0, "{spent_s} {refused}");
     }
 
     #[test]

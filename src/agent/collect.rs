@@ -16,13 +16,13 @@ use super::config::Config;
 use super::containers::Containers;
 use super::discovery::{Scan, Scanner, Seen};
 use super::flight::Flight;
-use super::growth::Looks;
 use super::own::{own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::sample::{Identity, ProcessSample, WatchState};
 use super::schedule::{Due, Next, next, rounds_skipped};
 use super::snapshot::{AgentCounters, Published, Snapshot};
 use crate::census::{Level, PageMap, Places};
+use crate::fragmentation::verdict::Looks;
 use crate::store::Keeper;
 use crate::target::process::read_bounded;
 use crate::units::Pid;
@@ -30,6 +30,8 @@ use crate::units::Pid;
 pub use heartbeat::Heartbeat;
 pub use picture::MapRefused;
 
+/// Full censuses of a process that its growth rests on (48 bytes each): an hour at the default interval.
+const LOOKS_KEPT_MAX: usize = 12;
 /// Longest sleep, so that the heartbeat goes on.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Time between two snapshots while there is work: a reader never sees figures older than this because of publishing.
@@ -41,8 +43,8 @@ const ARENAS_KEPT_MAX: usize = 512;
 const TRIM_AFTER_CHUNKS: u64 = 1 << 20;
 /// Share of the budget that looking through `/proc`, or at one process again and again, may take; above it the looks become rarer.
 const SHARE_MAX: f64 = 0.25;
-/// Processor time of a cheap census beyond which it is charged as a close one: a process that takes a long search must not keep the
-/// others from being looked at.
+/// Processor time of a cheap census beyond which it is charged as a close one, as far as those have it: a process that takes a long
+/// search must not keep the others from being looked at.
 const CHEAP_S: f64 = 0.02;
 /// A process that is found to be gone brings the next look at the list so near, in seconds.
 const GONE_SCAN_S: f64 = 1.0;
@@ -125,6 +127,7 @@ pub struct Collector {
     /// Processes that were found to be gone since the last look at the list.
     ended: Vec<Arc<ProcessSample>>,
     watches: BTreeMap<Identity, Watch>,
+    small: Arc<[Seen]>,
     places: Places,
     containers: Containers,
     budget: Budget,
@@ -160,6 +163,7 @@ impl Collector {
             flight: Flight::default(),
             ended: Vec::new(),
             watches: BTreeMap::new(),
+            small: Arc::default(),
             places: Places::default(),
             containers,
             budget,
@@ -244,11 +248,8 @@ impl Collector {
         self.cpu = cpu;
         self.counters.thread_cpu_s += used_s;
         match work {
-            Work::Cheap => {
-                self.budget.spend(Work::Cheap, used_s.min(CHEAP_S));
-                self.budget.spend(Work::Full, used_s - CHEAP_S);
-            }
-            Work::Full => self.budget.spend(Work::Full, used_s),
+            Work::Cheap => self.budget.spend_cheap(used_s, CHEAP_S),
+            Work::Full | Work::Asked => self.budget.spend(work, used_s),
         }
     }
 
@@ -279,6 +280,7 @@ impl Collector {
     fn scan(&mut self) {
         let before = thread_cpu();
         self.counters.scans += 1;
+        self.scanner.whatever_size = self.attributions.emitting();
         match self.scanner.scan(&self.rules, self.config.discovery.processes_max, Pid(std::process::id())) {
             Ok(found) => self.follow(found),
             Err(error) => {
@@ -295,6 +297,7 @@ impl Collector {
     fn follow(&mut self, found: Scan) {
         self.processes_on_machine = found.processes;
         self.processes_over_limit = found.over_limit;
+        self.small = found.small.into();
         let now_s = self.now_s();
         let mut before = std::mem::take(&mut self.watches);
         self.containers.refresh();
@@ -316,7 +319,7 @@ impl Collector {
                     }),
                     due: Due { top_s: now_s, full_s: None },
                     chunks: None,
-                    looks: Looks::default(),
+                    looks: Looks::new(LOOKS_KEPT_MAX),
                     left_out: LeftOut::default(),
                     met_s: now_s,
                 },
@@ -351,6 +354,7 @@ impl Collector {
             wall: SystemTime::now(),
             started: self.started,
             processes,
+            small: Arc::clone(&self.small),
             processes_on_machine: self.processes_on_machine,
             processes_over_limit: self.processes_over_limit,
             first_round_done: self.first_round_done,

@@ -69,6 +69,14 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A token that every user of the machine knows.
+    #[error("every user may read the token in {path} (mode {mode:04o}): chmod 600, or defaultMode 0400 where a Secret is mounted")]
+    TokenMode {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
 }
 
 /// Everything that can be set.
@@ -158,6 +166,14 @@ impl Config {
         if let Some(Err(error)) = self.push.url.as_deref().map(Server::parse) {
             return Err(ConfigError::Range { key: "push.url", value: error.to_string(), allowed: "http://HOST:PORT" });
         }
+        let is_name = |name: &str| {
+            name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
+        };
+        if let Some(name) = self.push.labels.keys().find(|name| !is_name(name)) {
+            // Servers refuse every profile that has such a label.
+            return Err(ConfigError::Range { key: "push.labels", value: name.clone(), allowed: "names of letters, digits, _ and ." });
+        }
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
         range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
@@ -197,8 +213,7 @@ impl Config {
     /// If the file cannot be read or holds no usable token.
     pub fn token(&self) -> Result<Option<String>, ConfigError> {
         let Some(path) = &self.server.token_file else { return Ok(None) };
-        let text = read_text(path)?;
-        let token = text.lines().next().unwrap_or_default().trim();
+        let token = secret_line(path)?;
         let refuse = |reason| Err(ConfigError::Token { path: path.clone(), reason });
         if token.len() < TOKEN_CHARS_MIN {
             return refuse("it has fewer than 16 characters; make one with `openssl rand -base64 32`");
@@ -206,16 +221,28 @@ impl Config {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return refuse("it has characters other than printable ASCII");
         }
-        Ok(Some(token.to_owned()))
+        Ok(Some(token))
+    }
+
+    /// The bearer token for the server of profiles, if one is configured.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn push_token(&self) -> Result<Option<String>, ConfigError> {
+        self.push.token_file.as_deref().map(secret_line).transpose()
     }
 }
 
-/// The first line of a file, such as a token.
-///
-/// # Errors
-/// If the file cannot be read.
-pub fn first_line(path: &Path) -> Result<String, ConfigError> {
-    Ok(read_text(path)?.lines().next().unwrap_or_default().trim().to_owned())
+/// The first line of a file that is nobody's business.
+fn secret_line(path: &Path) -> Result<String, ConfigError> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let text = read_text(path)?;
+    let mode = std::fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?.permissions().mode() & 0o7777;
+    // A group may: that is how a service's user gets at it.
+    if mode & 0o007 != 0 {
+        return Err(ConfigError::TokenMode { path: path.to_owned(), mode });
+    }
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 fn read_text(path: &Path) -> Result<String, ConfigError> {
@@ -277,11 +304,29 @@ mod tests {
         assert_eq!(config.token().unwrap(), None);
         config.server.token_file = Some(path.clone());
         assert!(matches!(config.token(), Err(ConfigError::Read { .. })));
+        let chmod = |mode| std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         for bad in ["", "short\n", "0123456789abcdef\u{1b}[0m\n"] {
             std::fs::write(&path, bad).unwrap();
+            chmod(0o640);
             assert!(matches!(config.token(), Err(ConfigError::Token { .. })), "{bad:?}");
         }
         std::fs::write(&path, "0123456789abcdef\nsecond line\n").unwrap();
         assert_eq!(config.token().unwrap().as_deref(), Some("0123456789abcdef"));
+        for mode in [0o644, 0o604, 0o602] {
+            chmod(mode);
+            let error = config.token().unwrap_err().to_string();
+            assert!(error.contains(&format!("mode {mode:04o}")) && error.contains("chmod 600"), "{error}");
+            config.push.token_file = Some(path.clone());
+            assert!(matches!(config.push_token(), Err(ConfigError::TokenMode { .. })));
+        }
+    }
+
+    #[test]
+    fn a_label_that_no_server_takes_is_refused() {
+        assert!(parse("[push.labels]\ncluster = 'a b'\n'_k8s.node' = 'x'").is_ok());
+        for name in ["a-b", "'a b'", "1a", "''", "'ä'"] {
+            let error = parse(&format!("[push.labels]\n{name} = 'x'")).unwrap_err().to_string();
+            assert!(error.starts_with("push.labels"), "{error}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Costs about 10 µs a process; user and cgroup of a process are looked up only when its name and size pass.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -40,6 +40,8 @@ pub struct Scan {
     pub seen: Vec<Seen>,
     /// Processes that are there, kernel threads and zombies apart.
     pub processes: usize,
+    /// Processes that passed the rules but for their size: they are listened to all the same if they bring an emitter.
+    pub small: Vec<Seen>,
     /// Processes that passed the rules, but not the limit on their number.
     pub over_limit: usize,
 }
@@ -49,6 +51,8 @@ pub struct Scan {
 pub struct Scanner {
     /// Resident bytes of a process when it was first seen, where growth is a reason to watch it; `None` = it has grown enough once.
     first: HashMap<Identity, Option<u64>>,
+    /// Processes that are watched whatever their size: those that are listened to.
+    pub whatever_size: BTreeSet<Identity>,
 }
 
 impl Scanner {
@@ -74,20 +78,21 @@ impl Scanner {
             let identity = Identity { process: ProcessId { pid, start_ticks: stat.start_ticks }, stack: figures.start_stack };
             let first = before.remove(&identity).unwrap_or(Some(figures.rss_bytes));
             let grown_bytes = first.map_or(u64::MAX, |first| figures.rss_bytes.saturating_sub(first));
-            let is_large = rules.allow_size(figures.rss_bytes, grown_bytes);
+            let is_large = rules.allow_size(figures.rss_bytes, grown_bytes) || self.whatever_size.contains(&identity);
             if rules.asks_for_growth() {
                 // Once it has grown it is watched to its end, also while it is smaller again.
                 let has_grown = !rules.allow_size(0, 0) && rules.allow_size(0, grown_bytes);
                 self.first.insert(identity, first.filter(|_| !has_grown));
             }
-            if !is_large || rules.asks_for_cgroup() && !allows_cgroup(rules, pid) {
+            if rules.asks_for_cgroup() && !allows_cgroup(rules, pid) {
                 continue;
             }
             let Ok(metadata) = fs::metadata(&directory) else { continue };
             if !rules.allow_user(metadata.uid()) {
                 continue;
             }
-            found.seen.push(Seen { identity, comm: stat.comm, uid: metadata.uid(), rss_bytes: figures.rss_bytes });
+            let list = if is_large { &mut found.seen } else { &mut found.small };
+            list.push(Seen { identity, comm: stat.comm, uid: metadata.uid(), rss_bytes: figures.rss_bytes });
         }
         found.seen.sort_by_key(|seen| (std::cmp::Reverse(seen.rss_bytes), seen.identity));
         found.over_limit = found.seen.len().saturating_sub(processes_max);
@@ -161,6 +166,19 @@ mod tests {
         let one = Scanner::default().scan(&all(), 1, Pid(0)).unwrap();
         assert_eq!(one.seen.len(), 1);
         assert!(one.over_limit >= 1);
+    }
+
+    #[test]
+    fn a_small_process_is_told_as_such_and_watched_once_it_is_listened_to() {
+        let cat = Cat::start(Path::new("/bin/cat"), None);
+        let rules = Rules::new(&DiscoveryConfig { rss_min_mib: 1 << 20, ..Default::default() }, "");
+        let mut scanner = Scanner::default();
+        let of_cat = |list: &[Seen]| list.iter().find(|seen| seen.identity.process.pid == cat.pid()).map(|seen| seen.identity);
+        let found = scanner.scan(&rules, 100_000, Pid(0)).unwrap();
+        assert_eq!(of_cat(&found.seen), None);
+        scanner.whatever_size.extend(of_cat(&found.small));
+        let found = scanner.scan(&rules, 100_000, Pid(0)).unwrap();
+        assert!(of_cat(&found.seen).is_some() && of_cat(&found.small).is_none());
     }
 
     #[test]

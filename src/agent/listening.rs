@@ -1,9 +1,11 @@
 //! The listener's thread: finds processes that bring an emitter, listens to them all the time, and hands over what lives by stack.
 //!
-//! What it costs is bounded three times: a look for emitters, the profiles and the censuses joined with them each have a third of
+//! Processes are looked at whatever their size: one that will grow brings its emitter from its start.
+//!
+//! What it costs is bounded three times: the looks for emitters, the profiles and the censuses joined with them each have a third of
 //! `listening.cpu_percent`, and become rarer when they need more. Nothing is loaded before the first emitter is found.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -24,6 +26,9 @@ use crate::target::{Process, ProcessId};
 const STEP: Duration = Duration::from_millis(200);
 /// Between two rounds of looks at processes that are due for one.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Processor time of one round of looks: what is left is looked at in the next one, so that a process that has just begun never waits for
+/// a whole node to be looked through.
+const LOOKS_MAX: Duration = Duration::from_millis(10);
 /// A process is looked at when it is found, and again after these times: libraries may come later. The last one repeats.
 const LOOKS_AFTER: [Duration; 3] = [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
 /// Time after which the programs are tried again where they could not be loaded.
@@ -193,6 +198,7 @@ impl Listener {
                 self.let_go(one.identity.process);
             }
             self.looked.clear();
+            self.board.set_emitting(BTreeSet::new());
             self.recorder = None;
         }
         // Whoever asks anew gets a new try.
@@ -204,25 +210,36 @@ impl Listener {
     fn look(&mut self) -> Duration {
         let began = thread_cpu();
         let snapshot = self.published.load();
-        self.looked.retain(|identity, _| is_watched(&snapshot, *identity));
-        for gone in self.heeded.extract_if(.., |one| !is_watched(&snapshot, one.identity)).collect::<Vec<_>>() {
+        let found = Found::of(&snapshot);
+        self.looked.retain(|identity, _| found.0.contains_key(identity));
+        for gone in self.heeded.extract_if(.., |one| !found.0.contains_key(&one.identity)).collect::<Vec<_>>() {
             self.let_go(gone.identity.process);
         }
-        let mut due: Vec<&Arc<ProcessSample>> = snapshot.processes.iter().filter(|one| self.is_due(one.identity)).collect();
-        due.sort_by_key(|one| std::cmp::Reverse(one.rss_bytes));
-        for one in due {
-            if self.heeded.iter().any(|heeded| heeded.identity == one.identity) {
+        let due = found.0.iter().filter(|(identity, _)| self.is_due(**identity)).map(|(identity, size)| (*identity, *size));
+        let mut due: Vec<(Identity, Size)> = due.collect();
+        // Who was never looked at before all others, the youngest first: of those every moment counts. Then the largest.
+        let order = |(identity, size): &(Identity, Size)| {
+            let is_new = !self.looked.contains_key(identity);
+            std::cmp::Reverse((is_new, if is_new { identity.process.start_ticks } else { 0 }, size.rss_bytes))
+        };
+        due.sort_by_cached_key(order);
+        for (identity, size) in due {
+            if thread_cpu().saturating_sub(began) >= LOOKS_MAX {
+                break;
+            }
+            if self.heeded.iter().any(|heeded| heeded.identity == identity) {
                 continue;
             }
-            let has_emitter = self.has_emitter(one.identity.process);
-            let looked = self.looked.entry(one.identity).or_insert(Looked { next: Instant::now(), times: 0, has_emitter });
+            let has_emitter = self.has_emitter(identity.process);
+            let looked = self.looked.entry(identity).or_insert(Looked { next: Instant::now(), times: 0, has_emitter });
             looked.next = Instant::now() + LOOKS_AFTER[looked.times.min(LOOKS_AFTER.len() - 1)];
             looked.times += 1;
             looked.has_emitter = has_emitter;
             if has_emitter && self.heeded.len() < self.config.targets_max {
-                self.heed(one);
+                self.heed(identity, size.is_joinable);
             }
         }
+        self.board.set_emitting(self.heeded.iter().map(|one| one.identity).collect::<BTreeSet<_>>());
         let heard = |identity: &Identity| self.heeded.iter().any(|one| one.identity == *identity);
         let over_limit = self.looked.iter().filter(|(identity, looked)| looked.has_emitter && !heard(identity)).count();
         lock(&self.sample).over_limit = over_limit;
@@ -239,13 +256,12 @@ impl Listener {
         self.finder.find(&opened).is_ok_and(|found| found.emitters.iter().any(crate::probe::emitter::Emitter::hears))
     }
 
-    fn heed(&mut self, one: &ProcessSample) {
-        let joinable = is_joinable(one);
-        let process = one.identity.process;
+    fn heed(&mut self, identity: Identity, joinable: bool) {
+        let process = identity.process;
         let Some(recorder) = self.recorder() else { return };
         match recorder.listen(process.pid, joinable) {
             Ok(()) => {
-                self.heeded.push(Heeded { identity: one.identity, before: SampledTotals::default(), at: Instant::now(), joined: None });
+                self.heeded.push(Heeded { identity, before: SampledTotals::default(), at: Instant::now(), joined: None });
                 // Everything that is shown says soon that this process has an emitter.
                 self.profiles.due = self.profiles.due.min(Instant::now() + LOOK_EVERY);
             }
@@ -333,7 +349,9 @@ impl Listener {
 
     fn tell(&self) {
         let snapshot = self.published.load();
-        let name = |process: ProcessId| snapshot.process(process.pid.0).map_or_else(String::new, |one| one.comm.clone());
+        let small = |process: ProcessId| snapshot.small.iter().find(|one| one.identity.process == process).map(|one| one.comm.clone());
+        let name =
+            |process: ProcessId| snapshot.process(process.pid.0).map(|one| one.comm.clone()).or_else(|| small(process)).unwrap_or_default();
         let heard = self.recorder.as_ref().map(Recorder::heard).unwrap_or_default();
         let mut sample = lock(&self.sample);
         // What is gone since the last look adds to the past.
@@ -355,8 +373,22 @@ fn add_past(sample: &mut ListeningSample, heard: &Heard) {
     sample.targets.retain(|(_, other)| other.process != heard.process);
 }
 
-fn is_watched(snapshot: &Snapshot, identity: Identity) -> bool {
-    snapshot.process(identity.process.pid.0).is_some_and(|one| one.identity == identity)
+/// What is known of a process before it is looked at.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    rss_bytes: u64,
+    is_joinable: bool,
+}
+
+/// The processes of a snapshot, watched and small ones.
+struct Found(HashMap<Identity, Size>);
+
+impl Found {
+    fn of(snapshot: &Snapshot) -> Self {
+        let watched = snapshot.processes.iter().map(|one| (one.identity, Size { rss_bytes: one.rss_bytes, is_joinable: is_joinable(one) }));
+        let small = snapshot.small.iter().map(|one| (one.identity, Size { rss_bytes: one.rss_bytes, is_joinable: true }));
+        Self(small.chain(watched).collect())
+    }
 }
 
 /// Whether a full walk of its heap fits the memory that the agent has for one.
@@ -376,7 +408,7 @@ fn rates(before: &SampledTotals, now: &SampledTotals, time: Duration) -> Rates {
     };
     let (allocations_per_s, allocations_per_s_stderr) = since(now.allocations, before.allocations);
     let (allocated_bytes_per_s, allocated_bytes_per_s_stderr) = since(now.allocated_bytes, before.allocated_bytes);
-    Rates { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr }
+    Rates { allocations_per_s, allocations_per_s_stderr, allocated_bytes_per_s, allocated_bytes_per_s_stderr, are_lower_bounds: false }
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@
 //! ```
 //!
 //! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`containers`] whose container a process is in, [`cri`] its names,
-//! [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`growth`] change over time, [`flight`]
-//! what is kept of processes that end or near their limit, [`governed`] whose allocations are attributed, [`listening`] whose own samples are heard and
+//! [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`flight`] what is kept of processes that end or near their limit, [`governed`] whose allocations are attributed, [`listening`] whose own samples are heard and
 //! [`need`] who needs it most, [`attribution`] what the tiers that know stacks hand over, [`sample`] the model,
 //! [`view`] the model as it is shown, [`push`] profiles to a server, [`notify`] the service manager, [`socket`] the unix socket, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
 
@@ -26,7 +25,6 @@ pub mod cri;
 pub mod discovery;
 pub mod flight;
 pub mod governed;
-pub mod growth;
 pub mod listening;
 pub mod need;
 pub mod notify;

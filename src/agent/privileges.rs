@@ -2,12 +2,14 @@
 //! and the chance to gain any by running a program.
 //!
 //! Called on the main thread before there are others: capabilities belong to threads, and new threads inherit them. CAP_SYS_ADMIN and
-//! CAP_SYS_RESOURCE are kept where they are held: kernels without uprobe_multi cannot do without, and nobody gives them elsewhere.
+//! CAP_SYS_RESOURCE are for kernels without uprobe_multi: they stay only where no probe for many sites can be attached without them, which
+//! is tried.
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
+use crate::capture::has_uprobe_multi;
 use crate::probe::features::Capability;
 
 /// Drops them. Never fails: what cannot be dropped stays, and is logged; the agent does its work either way.
@@ -15,7 +17,7 @@ pub fn reduce() {
     if let Err(error) = set_no_new_privs(true) {
         tracing::warn!("cannot renounce new privileges: {error}");
     }
-    let keep = Capability::ALL.into_iter().fold(CapabilitySet::empty(), |set, one| set | bit(one));
+    let all = Capability::ALL.into_iter().fold(CapabilitySet::empty(), |set, one| set | bit(one));
     let held = match capabilities(None) {
         Ok(held) => held,
         Err(error) => {
@@ -23,6 +25,7 @@ pub fn reduce() {
             return;
         }
     };
+    let keep = if is_enough(all - OF_OLD_KERNELS, held) { all - OF_OLD_KERNELS } else { all };
     // Only with CAP_SETPCAP can the bounding set be narrowed; without it the agent is not root on a plain host, and in a container the
     // runtime has narrowed it.
     if held.effective.contains(CapabilitySet::SETPCAP) {
@@ -35,6 +38,24 @@ pub fn reduce() {
     if let Err(error) = set_capabilities(None, less) {
         tracing::warn!("cannot give up capabilities: {error}");
     }
+}
+
+/// What only kernels without uprobe_multi need for recordings.
+const OF_OLD_KERNELS: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_RESOURCE);
+
+/// Whether probes can be attached with no more than these. The thread has all that it held again afterwards.
+fn is_enough(less: CapabilitySet, held: CapabilitySets) -> bool {
+    if (held.permitted & OF_OLD_KERNELS).is_empty() {
+        return true;
+    }
+    if set_capabilities(None, CapabilitySets { effective: held.effective & less, ..held }).is_err() {
+        return false;
+    }
+    let is_enough = has_uprobe_multi();
+    if let Err(error) = set_capabilities(None, held) {
+        tracing::warn!("cannot take capabilities back: {error}");
+    }
+    is_enough
 }
 
 fn bit(capability: Capability) -> CapabilitySet {
@@ -60,6 +81,11 @@ mod tests {
         assert!(status.contains("NoNewPrivs:\t1"));
         if rustix::process::getuid().is_root() {
             assert_eq!(set("CapBnd:") & !keep, 0);
+        }
+        // Where the kernel has probes for many sites, root gives up what only older ones need.
+        let of_old_kernels = 1u64 << Capability::SysAdmin as u8 | 1u64 << Capability::SysResource as u8;
+        if has_uprobe_multi() {
+            assert_eq!(set("CapPrm:") & of_old_kernels, 0, "{status}");
         }
     }
 }

@@ -181,13 +181,14 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let _ = commands.send(Command::Stop);
     governor.stop(STOP_WITHIN);
     listener.stop(STOP_WITHIN);
-    keeper.stop();
     if let Some(pusher) = &pusher {
         pusher.stop();
     }
     for server in servers {
         server.stop(STOP_WITHIN);
     }
+    // Last: it takes the history from whoever reads it, and merges its log.
+    keeper.stop();
     let deadline = Instant::now() + STOP_WITHIN;
     while !(census.is_finished() && store.is_finished()) && Instant::now() < deadline {
         std::thread::park_timeout(Duration::from_millis(10));
@@ -200,9 +201,8 @@ fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>,
     let Some(url) = &config.push.url else { return Ok(None) };
     // It was checked with the configuration.
     let Ok(server) = client::Server::parse(url) else { return Ok(None) };
-    let token = config.push.token_file.as_deref().map(super::config::first_line).transpose()?;
     let target = Target {
-        server: server.with_token(token),
+        server: server.with_token(config.push_token()?),
         protocol: config.push.protocol,
         interval: Duration::from_secs(config.push.interval_s),
         labels: config.push.labels.clone(),
@@ -217,7 +217,7 @@ fn allow_recordings(state: &ServerState, config: &Config) {
 /// Starts the history: on disk if there is a place for it, else in memory.
 fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinHandle<()>, Reader), AgentError> {
     let place = config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref());
-    let on_disk = place.map(|directory| Ok((Database::open(&directory)?, Database::open_to_read(&directory)?))).transpose();
+    let on_disk = place.map(|directory| Database::open_both(&directory)).transpose();
     let opened = on_disk.unwrap_or_else(|error: StoreError| {
         tracing::warn!("{error}; history is kept in memory until the next start");
         None

@@ -185,6 +185,7 @@ pub struct HeapSample {
     pub live_bytes: Option<u64>,
     pub live_bytes_est: Option<u64>,
     pub live_bytes_stderr: Option<u64>,
+    pub live_resident_bytes: Option<u64>,
     pub live_allocations: Option<u64>,
     pub cached_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
@@ -214,6 +215,7 @@ impl HeapSample {
             live_bytes: heap.live_bytes,
             live_bytes_est: heap.live_bytes_est,
             live_bytes_stderr: heap.live_bytes_stderr,
+            live_resident_bytes: heap.occupancy.map(|occupancy| occupancy.live_resident_bytes),
             live_allocations: heap.live_allocations,
             cached_bytes: heap.cached_bytes,
             free_bytes: heap.free_bytes,
@@ -236,6 +238,22 @@ impl HeapSample {
         self.live_bytes.or(self.live_bytes_est)
     }
 
+    /// Fits the steps of an older close census into newer extents and residency: the heap may have shrunk since. Where they are a quarter
+    /// more than there is room for they are forgotten until the next close census, which such a change brings near.
+    fn fit(&mut self) {
+        let exceeds = |bytes: u64, room: u64| bytes > room.saturating_add(room / 4);
+        if self.live().is_some_and(|live| exceeds(live, self.extent_bytes)) {
+            (self.live_bytes, self.live_bytes_est, self.live_bytes_stderr, self.live_allocations) = (None, None, None, None);
+        }
+        let inside = [self.live_resident_bytes, self.trimmable_bytes, self.pinned_bytes, self.kept_bytes];
+        if self.live().is_none() || exceeds(inside.into_iter().flatten().fold(0, u64::saturating_add), self.resident_bytes) {
+            (self.live_resident_bytes, self.trimmable_bytes, self.pinned_bytes, self.kept_bytes) = (None, None, None, None);
+        }
+        self.live_bytes = self.live_bytes.map(|live| live.min(self.extent_bytes));
+        self.live_bytes_est = self.live_bytes_est.map(|live| live.min(self.extent_bytes));
+        self.live_resident_bytes = self.live_resident_bytes.map(|live| live.min(self.resident_bytes));
+    }
+
     /// Adds another heap; a step that either does not know is unknown.
     pub fn add(&mut self, other: &Self) {
         let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
@@ -248,6 +266,7 @@ impl HeapSample {
         self.live_bytes = both(self.live_bytes, other.live_bytes);
         self.live_bytes_est = both(self.live_bytes_est, other.live_bytes_est);
         self.live_bytes_stderr = errors(self.live_bytes_stderr, other.live_bytes_stderr);
+        self.live_resident_bytes = both(self.live_resident_bytes, other.live_resident_bytes);
         self.live_allocations = both(self.live_allocations, other.live_allocations);
         self.cached_bytes = both(self.cached_bytes, other.cached_bytes);
         self.free_bytes = both(self.free_bytes, other.free_bytes);
@@ -316,6 +335,7 @@ fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample
         heap.mmapped_allocations = fresh.mmapped_allocations;
         heap.arenas = fresh.arenas;
         heap.arena_extent_bytes_max = fresh.arena_extent_bytes_max;
+        heap.fit();
     }
     heaps
 }
@@ -333,6 +353,7 @@ mod tests {
             heaps: vec![heap],
             rss_bytes: 0,
             not_malloc: Vec::new(),
+            runtimes: Default::default(),
             walk: WalkQuality::default(),
             layout_unknown: Vec::new(),
         };
@@ -359,6 +380,25 @@ mod tests {
         assert_eq!((joined[0].extent_bytes, joined[0].resident_bytes), (2000, 1000));
         let only = join(Some(&top), None);
         assert_eq!((only[0].extent_bytes, only[0].live_bytes), (2500, None));
+    }
+
+    #[test]
+    fn what_was_inside_a_heap_that_has_shrunk_since_is_fitted_or_forgotten() {
+        let now = Instant::now();
+        let joined = |extent_bytes: u64, resident_bytes: u64| {
+            let full = HeapAccount { trimmable_bytes: Some(100), pinned_bytes: Some(50), mmapped_bytes: 0, ..heap(2000, 1000, Some(800)) };
+            let top = HeapAccount { mmapped_bytes: 0, ..heap(extent_bytes, resident_bytes, None) };
+            join(Some(&taken(Level::Top, 1, top, now)), Some(&taken(Level::Full, 60, full, now))).remove(0)
+        };
+        let inside = |heap: &HeapSample| (heap.live_bytes, heap.trimmable_bytes, heap.pinned_bytes);
+        assert_eq!(inside(&joined(2500, 1200)), (Some(800), Some(100), Some(50)));
+        assert_eq!(inside(&joined(700, 700)), (Some(700), Some(100), Some(50)), "live is never more than there is");
+        assert_eq!(inside(&joined(600, 500)), (None, None, None));
+        assert_eq!(
+            inside(&joined(900, 100)),
+            (Some(800), None, None),
+            "live bytes need not be resident, free ones that can be trimmed are"
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime};
 use serde::Serialize;
 
 use super::cri::CriStatus;
+use super::discovery::Seen;
 use super::sample::ProcessSample;
 
 /// What the agent counts of itself since its start.
@@ -74,6 +75,8 @@ pub struct Snapshot {
     pub started: Instant,
     /// Watched processes, by rising pid.
     pub processes: Vec<Arc<ProcessSample>>,
+    /// Processes that are too small to be watched, at the last look at the list.
+    pub small: Arc<[Seen]>,
     /// Processes on the machine, kernel threads and zombies apart.
     pub processes_on_machine: usize,
     /// Processes that passed the rules, but not the limit on their number.
@@ -102,6 +105,7 @@ impl Snapshot {
             wall: SystemTime::now(),
             started: now,
             processes: Vec::new(),
+            small: Arc::default(),
             processes_on_machine: 0,
             processes_over_limit: 0,
             first_round_done: false,

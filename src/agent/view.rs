@@ -9,10 +9,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::attribution::Rates;
 use super::sample::{HeapSample, ProcessSample, TimedCensus, WatchState};
 use super::snapshot::Snapshot;
+use crate::fragmentation::trend::{Change, Shape};
 use crate::fragmentation::verdict::Verdict;
-use crate::profile::ValueKind;
+use crate::profile::{Mode, ValueKind};
 use crate::target::container::{CgroupMemory, Container, ContainerId};
 
 /// All watched processes at one moment.
@@ -128,7 +130,7 @@ pub struct NotMallocView {
 /// A verdict in short.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerdictView {
-    /// `leak`, `fragmentation`, `hoarding`, `cache`, `arena_blow_up`, `huge_page_bloat`, `not_malloc`, `healthy` or `unknown`.
+    /// `leak`, `growing`, `fragmentation`, `hoarding`, `cache`, `arena_blow_up`, `huge_page_bloat`, `not_malloc`, `healthy` or `unknown`.
     pub verdict: String,
     /// `high`, `medium` or `low`.
     pub confidence: String,
@@ -165,6 +167,30 @@ pub struct Growth {
     pub live_bytes_per_s: f64,
     /// The change of resident bytes a second.
     pub resident_bytes_per_s: f64,
+    /// How live bytes go: `steady`, `comes_and_goes`, `refilling` (within what the process held before), `levelled` (they rose, and then no
+    /// more) or `growing`.
+    #[serde(default)]
+    pub live_shape: Shape,
+    /// How memory outside malloc goes, files and a Java heap apart.
+    #[serde(default)]
+    pub outside_shape: Shape,
+}
+
+impl Growth {
+    /// From what the looks say; `None` while they are too few for it.
+    #[must_use]
+    pub fn of(change: &Change) -> Option<Self> {
+        (change.live_shape != Shape::Unknown).then_some(Self {
+            seconds: change.seconds,
+            censuses: change.looks,
+            live_bytes_delta: change.live_bytes_delta,
+            resident_bytes_delta: change.resident_bytes_delta,
+            live_bytes_per_s: change.live_bytes_per_s,
+            resident_bytes_per_s: change.resident_bytes_per_s,
+            live_shape: change.live_shape,
+            outside_shape: change.outside_shape,
+        })
+    }
 }
 
 /// How often a process allocates.
@@ -172,14 +198,33 @@ pub struct Growth {
 pub struct RatesView {
     /// Tier that measured it: `exact`, `sampled` or `governed`.
     pub mode: String,
-    /// Allocations a second.
-    pub allocations_per_s: f64,
+    /// Allocations a second; null = only a lower bound is known.
+    pub allocations_per_s: Option<f64>,
     /// Standard error; null = counted, not estimated.
     pub allocations_per_s_stderr: Option<f64>,
-    /// Bytes asked for a second.
-    pub allocated_bytes_per_s: f64,
+    /// Allocations a second, at least; null where they are known better.
+    pub allocations_per_s_min: Option<f64>,
+    /// Bytes asked for a second; null = only a lower bound is known.
+    pub allocated_bytes_per_s: Option<f64>,
     /// Standard error; null = counted, not estimated.
     pub allocated_bytes_per_s_stderr: Option<f64>,
+    /// Bytes asked for a second, at least; null where they are known better.
+    pub allocated_bytes_per_s_min: Option<f64>,
+}
+
+impl RatesView {
+    fn of(rates: &Rates, mode: Mode) -> Self {
+        let is = |value, bound: bool| (rates.are_lower_bounds == bound).then_some(value);
+        Self {
+            mode: mode.name().to_owned(),
+            allocations_per_s: is(rates.allocations_per_s, false),
+            allocations_per_s_stderr: rates.allocations_per_s_stderr,
+            allocations_per_s_min: is(rates.allocations_per_s, true),
+            allocated_bytes_per_s: is(rates.allocated_bytes_per_s, false),
+            allocated_bytes_per_s_stderr: rates.allocated_bytes_per_s_stderr,
+            allocated_bytes_per_s_min: is(rates.allocated_bytes_per_s, true),
+        }
+    }
 }
 
 /// The memory limit that a process runs under: the least of its cgroup's and those above.
@@ -279,13 +324,7 @@ impl ProcessView {
             not_malloc: one.best().map(|taken| taken.census.not_malloc.iter().map(NotMallocView::of).collect()).unwrap_or_default(),
             verdict: one.verdict.as_deref().map(VerdictView::of),
             growth: one.growth,
-            rates: one.attributed.rates().map(|(rates, mode)| RatesView {
-                mode: mode.name().to_owned(),
-                allocations_per_s: rates.allocations_per_s,
-                allocations_per_s_stderr: rates.allocations_per_s_stderr,
-                allocated_bytes_per_s: rates.allocated_bytes_per_s,
-                allocated_bytes_per_s_stderr: rates.allocated_bytes_per_s_stderr,
-            }),
+            rates: one.attributed.rates().map(|(rates, mode)| RatesView::of(&rates, mode)),
             cgroup_memory: one.surroundings.memory,
             cgroup_memory_sentence: one.surroundings.sentence(live, ladder.as_ref().and_then(|heap| heap.trimmable_bytes)),
             memory_limit: one.limit_view(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::tables::FileStatus;
-use super::{Capture, Config, Result, load, tables};
+use super::{Capture, Config, Result, load, tables, trial};
 use crate::probe::features::{Attach, Features, Support};
 use crate::target::Process;
 
@@ -33,6 +33,11 @@ pub fn features() -> Features {
         }
     }
     features
+}
+
+/// Whether this thread can attach a probe to many sites at once. Takes some milliseconds: the program does nothing.
+pub fn has_uprobe_multi() -> bool {
+    [Attach::Session, Attach::Multi].into_iter().any(|method| trial::glance(method).is_ok())
 }
 
 /// Whether the kernel makes maps of this type.

@@ -114,7 +114,9 @@ pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
             }
         }
     }
-    Err(Error::Load { reason: reasons(&refused), hint: hint() })
+    let reason = reasons(&refused);
+    let hint = hint_of_files(&reason).unwrap_or_else(hint);
+    Err(Error::Load { reason, hint })
 }
 
 /// Why no method works: each reason once, with the methods it is of where they differ.
@@ -123,6 +125,16 @@ fn reasons(refused: &[(Attach, String)]) -> String {
         [(_, first), rest @ ..] if rest.iter().all(|(_, reason)| reason == first) => first.clone(),
         several => several.iter().map(|(method, reason)| format!("{method}: {reason}")).collect::<Vec<_>>().join("; "),
     }
+}
+
+/// What to do where too few files may be open: that says nothing of the kernel. A file of the system's own limit (ENFILE) is not meant.
+fn hint_of_files(reason: &str) -> Option<String> {
+    let allowed = crate::machine::open_files::allowed()?;
+    reason.contains("os error 24").then(|| {
+        format!(
+            "this process may have no more than {allowed} files open (`ulimit -n`): a recording takes about 50, and 3 more for each process; allow more"
+        )
+    })
 }
 
 /// What to do when nothing loads.

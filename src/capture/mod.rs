@@ -32,7 +32,7 @@ mod usdt;
 pub mod wire;
 
 pub use counters::Counters;
-pub use features::{features, unwind_tables};
+pub use features::{features, has_uprobe_multi, unwind_tables};
 pub use load::Offer;
 pub use ring::{BATCH_RECORDS, Read, Readers, Sink};
 pub use slots::Slot;
@@ -171,6 +171,13 @@ pub struct Hits {
     pub allocations: u64,
     /// At functions that free.
     pub frees: u64,
+    /// Returns that were probed.
+    pub returns: u64,
+    /// Nanoseconds that the programs took at all of them, while the target was on.
+    pub programs_ns: u64,
+    /// Allocations and frees together when the programs switched the target off, whatever for; `None` = it is on, or was not switched off by
+    /// them.
+    pub off_at: Option<u64>,
     /// When the programs switched the target off because its quota was spent, CLOCK_MONOTONIC ns; `None` = they did not.
     pub closed_ns: Option<u64>,
 }
@@ -222,6 +229,7 @@ impl Capture {
     /// # Errors
     /// [`Error::Load`] with the reason and what to do: a missing capability, a kernel without the features needed.
     pub fn load(config: &Config) -> Result<Self> {
+        crate::machine::open_files::raise();
         let (object, offer) = load::load(config.method, config.governed)?;
         let shards = config.shards.clamp(1, wire::SHARDS_MAX);
         let rings = make_rings(&object, shards, config.ring_bytes)?;
@@ -294,6 +302,11 @@ impl Capture {
     /// Whether emitters can be listened to: their sites are told apart by attach cookies, which came with Linux 5.17 (commit 7adfc6c9b315).
     pub fn hears_emitters(&self) -> bool {
         self.offer.method != Attach::ByAddress
+    }
+
+    /// Says whether a process is traced: then it is held where it maps code.
+    pub fn hold(&self, slot: Slot, held: bool) {
+        self.targets.hold(slot, held);
     }
 
     /// Says whether a process's memory is limited: then no return of a function that throws is probed, where that can be chosen.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use libbpf_rs::Map;
 
-use super::wire::{TARGET_BIRTHS, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, TargetRow};
+use super::wire::{TARGET_BIRTHS, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, TargetRow};
 use super::{Error, Hits, Result, Slot, TargetLoss};
 use crate::units::Pid;
 
@@ -52,7 +52,8 @@ impl TargetTable {
         row.shard.store(shard, Ordering::Relaxed);
         row.flags.store(flags & !TARGET_ON, Ordering::Relaxed);
         row.mm_id.store(u64::from(pid.0), Ordering::Relaxed);
-        let governed = [&row.touch_interval, &row.hits, &row.hits_free, &row.quota_end, &row.closed_ns, &row.deadline_ns];
+        let spent = [&row.hits, &row.hits_free, &row.returns, &row.programs_ns];
+        let governed = [&row.touch_interval, &row.quota_end, &row.closed_ns, &row.deadline_ns].into_iter().chain(spent);
         for count in [&row.lost_alloc, &row.lost_free, &row.lost_other, &row.abandoned].into_iter().chain(governed) {
             count.store(0, Ordering::Relaxed);
         }
@@ -83,6 +84,11 @@ impl TargetTable {
     /// Sets or clears `TARGET_LIMITED`.
     pub fn limit(&self, slot: Slot, limited: bool) {
         self.flag(slot, TARGET_LIMITED, limited);
+    }
+
+    /// Sets or clears `TARGET_HELD`.
+    pub fn hold(&self, slot: Slot, held: bool) {
+        self.flag(slot, TARGET_HELD, held);
     }
 
     fn flag(&self, slot: Slot, flag: u32, on: bool) {
@@ -124,7 +130,15 @@ impl TargetTable {
         let row = self.row(slot);
         let (all, frees) = (row.hits.load(Ordering::Acquire), row.hits_free.load(Ordering::Acquire));
         let closed_ns = row.closed_ns.load(Ordering::Acquire);
-        Hits { allocations: all.saturating_sub(frees), frees, closed_ns: (closed_ns != 0).then_some(closed_ns) }
+        let (is_on, quota_end) = (row.flags.load(Ordering::Acquire) & TARGET_ON != 0, row.quota_end.load(Ordering::Acquire));
+        Hits {
+            allocations: all.saturating_sub(frees),
+            frees,
+            returns: row.returns.load(Ordering::Relaxed),
+            programs_ns: row.programs_ns.load(Ordering::Relaxed),
+            off_at: (!is_on && quota_end <= all).then_some(quota_end),
+            closed_ns: (closed_ns != 0).then_some(closed_ns),
+        }
     }
 
     /// The counts of a row; nothing if it has another owner by now.

@@ -32,6 +32,8 @@ pub const TARGET_GROWTH: u32 = 1 << 5;
 pub const TARGET_BIRTHS: u32 = 1 << 6;
 /// `FP_TARGET_LIMITED`: its memory is limited, so no return of an operator new that throws is probed.
 pub const TARGET_LIMITED: u32 = 1 << 7;
+/// `FP_TARGET_HELD`: it is traced, and held where it maps code and at its entry point.
+pub const TARGET_HELD: u32 = 1 << 8;
 /// `FP_WORDS`: words of a block by which it is known again.
 pub const WORDS: usize = 16;
 
@@ -246,7 +248,7 @@ pub struct TargetRow {
     pub hits: AtomicU64,
     /// Of them, at functions that free.
     pub hits_free: AtomicU64,
-    /// Value of `hits` at which the programs switch the target off.
+    /// Value of `hits` at which the programs switch the target off; once they did so, its value at that moment.
     pub quota_end: AtomicU64,
     /// When they did so, CLOCK_MONOTONIC ns; 0 = they did not.
     pub closed_ns: AtomicU64,
@@ -254,7 +256,10 @@ pub struct TargetRow {
     pub deadline_ns: AtomicU64,
     /// Of probes for large blocks: another number each time that they are put in.
     pub epoch: AtomicU64,
-    spare: [AtomicU64; 2],
+    /// Returns that were probed.
+    pub returns: AtomicU64,
+    /// Time that the programs took, in nanoseconds.
+    pub programs_ns: AtomicU64,
 }
 
 const _: () = {
@@ -417,6 +422,8 @@ pub enum Body<'a> {
     Fork {
         /// The child's pid.
         child: u32,
+        /// It runs in its parent's memory until it executes a program (vfork).
+        shares_memory: bool,
     },
     /// The process is gone.
     Exit {
@@ -502,7 +509,7 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
             Body::Vm { change: vm_change(r)?, stack: StackHash(r.stack), request: r.request }
         }
         REC_EXEC => Body::Exec { comm: raw::<RawLife>(bytes)?.comm },
-        REC_FORK => Body::Fork { child: raw::<RawLife>(bytes)?.other },
+        REC_FORK => Body::Fork { child: raw::<RawLife>(bytes)?.other, shares_memory: head.function != 0 },
         REC_EXIT => Body::Exit { code: raw::<RawLife>(bytes)?.other },
         REC_NEED_TABLE => Body::NeedTable { pc: Addr(raw::<RawNeedTable>(bytes)?.pc) },
         _ => return None,

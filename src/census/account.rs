@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::chunks::{Chunk, ChunkState, ChunkTable};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
+use super::runtime::Runtimes;
 use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 
 /// How closely to look.
@@ -46,6 +47,8 @@ pub struct Census {
     pub rss_bytes: u64,
     /// What else is resident.
     pub not_malloc: Vec<NotMalloc>,
+    /// What language runtimes say of the memory that they manage beside malloc.
+    pub runtimes: Runtimes,
     /// How good the figures are.
     pub walk: WalkQuality,
     /// Why a heap could not be read: allocators detected whose layout was not understood.
@@ -55,7 +58,8 @@ pub struct Census {
 /// Resident bytes that are not malloc's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct NotMalloc {
-    /// What it is: `thread_stacks`, `main_stack`, `java_heap`, `code_cache`, `file_mappings`, `shared_memory`, `other_anonymous`, …
+    /// What it is: `thread_stacks`, `main_stack`, `java_heap`, `code_cache`, `program_files` (files with an executable part),
+    /// `file_mappings` (all others), `shared_memory`, `other_anonymous`, …
     pub kind: &'static str,
     /// Resident bytes.
     pub resident_bytes: u64,
@@ -112,6 +116,23 @@ pub struct HeapAccount {
     pub overhead_bytes: u64,
     /// Neither understood nor read.
     pub unknown_bytes: u64,
+    /// Address space of free extents whose pages are not given back yet (jemalloc's `stats.arenas.N.pdirty` in bytes): a purge, or time,
+    /// gives back what of it is in memory. Level full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
+    /// Address space of free extents whose pages the kernel may take when it needs them (`MADV_FREE`, jemalloc's `pmuzzy` in bytes); until
+    /// then they count as resident. Level full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muzzy_bytes: Option<u64>,
+    /// Address space that the allocator keeps without memory behind it (jemalloc's `stats.retained`). Level full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retained_bytes: Option<u64>,
+    /// After how many milliseconds dirty pages are given back, where all arenas agree: 0 = at once, −1 = never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_decay_ms: Option<i64>,
+    /// After how many milliseconds muzzy pages are given back, where all arenas agree: 0 = at once, −1 = never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muzzy_decay_ms: Option<i64>,
     /// What `malloc_trim(0)`, or a purge, would give back now.
     pub trimmable_bytes: Option<u64>,
     /// Free bytes on resident pages that also hold live bytes.
@@ -177,6 +198,21 @@ pub struct ArenaAccount {
     pub free_bytes: u64,
     /// Free ends.
     pub top_bytes: u64,
+    /// Of `free_bytes`, extents whose pages are not given back yet (jemalloc, level full).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
+    /// Of `free_bytes`, extents whose pages the kernel may take (jemalloc, level full).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muzzy_bytes: Option<u64>,
+    /// Of `free_bytes`, extents without memory behind them (jemalloc, level full).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retained_bytes: Option<u64>,
+    /// After how many milliseconds this arena gives back dirty pages: 0 = at once, −1 = never (jemalloc).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_decay_ms: Option<i64>,
+    /// After how many milliseconds this arena gives back muzzy pages: 0 = at once, −1 = never (jemalloc).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muzzy_decay_ms: Option<i64>,
 }
 
 /// Chunks of sizes up to a power of two (and above the one before).

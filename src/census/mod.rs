@@ -29,6 +29,8 @@ pub mod page_map;
 pub mod places;
 pub mod quality;
 pub mod radix;
+pub mod runtime;
+pub mod searched;
 pub mod take;
 pub mod tcmalloc;
 
@@ -41,4 +43,5 @@ pub use memory::{Memory, MemoryError};
 pub use pace::Pace;
 pub use page_map::PageMap;
 pub use quality::WalkQuality;
+pub use runtime::Runtimes;
 pub use take::{Options, Places, Taken, take};

@@ -2,7 +2,9 @@
 //!
 //! `struct meta_area` (src/malloc/mallocng/meta.h) is a page: {secret, next, nslots, slots}; `struct meta` is {prev, next, mem, avail_mask,
 //! freed_mask, last_idx:5 freeable:1 sizeclass:6 maplen:52}. A group of slots begins 16 bytes after `mem`; it is a mapping of its own
-//! (maplen pages), a piece of an object's data that was left over, or a slot of a larger group.
+//! (maplen pages), a piece of an object's data that was left over, or a slot of a larger group; its first word leads back to its meta.
+//!
+//! It is looked for where musl can be: in its own library, or in a program without glibc.
 
 use std::ops::Range;
 
@@ -34,6 +36,8 @@ const AREAS_MAX: usize = 1 << 16;
 const SECRET_WORDS_BEFORE: usize = 12;
 /// Data of larger objects is no libc's.
 const DATA_BYTES_MAX: u64 = 16 << 20;
+/// Groups of the first meta area that are asked whether they lead back to their metas.
+const GROUPS_ASKED: usize = 16;
 /// Groups in slots of groups in slots: sizes grow by at least two each time.
 const DEPTH_MAX: usize = 24;
 
@@ -53,6 +57,9 @@ struct Group {
 /// # Errors
 /// If the process went away or the right to read is missing.
 pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
+    if !can_be_here(objects) {
+        return Ok(None);
+    }
     let Some((name, secret, first)) = locate(memory, objects, places) else { return Ok(None) };
     let (groups, torn) = groups(memory, secret, first);
     let mut account = HeapAccount { allocator: "musl".into(), layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
@@ -127,7 +134,7 @@ fn locate(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places) -> Op
             let (secret, slots) = (word_at(&header, 0), word32_at(&header, 16));
             let is_first =
                 secret > 1 << 40 && (1..=METAS_MAX).contains(&slots) && before.chunks_exact(8).any(|word| word_at(word, 0) == secret);
-            is_first.then(|| (object.name.clone(), secret, area))
+            (is_first && leads_back(memory, area)).then(|| (object.name.clone(), secret, area))
         };
         let build_id = one.build_id();
         let remembered = places.by_build_id.get(build_id.as_ref()).map(|distance| object.base.wrapping_add(distance));
@@ -141,6 +148,35 @@ fn locate(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places) -> Op
             Some(found)
         })
     })
+}
+
+/// Whether musl can be the C library: it is mapped, or no glibc is.
+fn can_be_here(objects: &Objects<'_>) -> bool {
+    let any = |is: fn(&str) -> bool| objects.iter().any(|one| is(&one.object().name));
+    any(is_musls) || !any(|name| name.starts_with("libc.so.6") || name.starts_with("libc-2."))
+}
+
+/// Whether a file's name is that of musl's library, which is its loader too.
+fn is_musls(name: &str) -> bool {
+    name.starts_with("ld-musl-") || name.starts_with("libc.musl-") || name == "libc.so"
+}
+
+/// Whether the groups of the first meta area lead back to their metas: most of those that can be read, and one at least. A page that only
+/// looks like a meta area has no such groups.
+fn leads_back(memory: &dyn Memory, area: u64) -> bool {
+    let Some(page) = memory.bytes(area, PAGE_BYTES as usize) else { return false };
+    let metas = page.get(AREA_HEADER_BYTES..).unwrap_or_default().chunks_exact(META_BYTES).enumerate();
+    let in_use = metas.filter(|(_, meta)| matches!(group(meta), Ok(Some(_)))).take(GROUPS_ASKED);
+    let (mut back, mut elsewhere) = (0, 0);
+    for (number, meta) in in_use {
+        let own = area + (AREA_HEADER_BYTES + number * META_BYTES) as u64;
+        match memory.word(word_at(meta, 16)) {
+            Some(word) if word == own => back += 1,
+            Some(_) => elsewhere += 1,
+            None => {}
+        }
+    }
+    back > elsewhere
 }
 
 /// All groups in use, sorted by address, larger ones first; and how many metas made no sense.
@@ -218,4 +254,44 @@ fn emit(group: &Group, nested: &[Group], table: &mut ChunkTable, depth: usize) {
         }
     }
     table.push(group.end - (group.mem + UNIT + group.slots * group.stride), ChunkState::Overhead);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::census::Fixture;
+    use crate::target::Maps;
+
+    const SECRET: u64 = 0x1234_5678_9abc_def0;
+    const DATA: u64 = 0x7f00_0000_1000;
+    const AREA: u64 = 0x7f00_0001_0000;
+    const GROUP: u64 = 0x7f00_0002_0000;
+
+    /// A library's data with the secret and the first meta area; one group of 30 slots of 16 bytes, whose first word is `back`.
+    fn taken(library: &str, back: u64) -> Option<HeapWalk> {
+        let maps = format!(
+            "7f0000000000-7f0000001000 r--p 00000000 08:01 5 {library}\n7f0000001000-7f0000002000 rw-p 00001000 08:01 5 {library}\n\
+             7f0000010000-7f0000030000 rw-p 00000000 00:00 0\n"
+        );
+        let maps = Maps::parse(maps.as_bytes());
+        let mut memory = Fixture::with_maps(maps.clone());
+        memory.write_word(DATA + 64, SECRET);
+        memory.write_word(DATA + 96, AREA);
+        let meta = AREA + AREA_HEADER_BYTES as u64;
+        for (addr, word) in [(AREA, SECRET), (AREA + 16, 1), (meta + 16, GROUP), (meta + 32, 29), (GROUP, back)] {
+            memory.write_word(addr, word);
+        }
+        take(&memory, &Objects::of(&memory, &maps), &mut Places::default(), Level::Full).ok().flatten()
+    }
+
+    #[test]
+    fn a_meta_area_is_musls_if_its_groups_lead_back_and_musl_can_be_there() {
+        let back = AREA + AREA_HEADER_BYTES as u64;
+        let live = |walk: Option<HeapWalk>| walk.and_then(|walk| walk.account.live_bytes);
+        assert_eq!(live(taken("/lib/ld-musl-x86_64.so.1", back)), Some(480));
+        assert_eq!(live(taken("/usr/bin/static", back)), Some(480));
+        // Looks like a meta area, but nothing leads back: the words of a program's own tables.
+        assert_eq!(live(taken("/usr/bin/static", back + 40)), None);
+        assert_eq!(live(taken("/usr/lib/libc.so.6", back)), None);
+    }
 }

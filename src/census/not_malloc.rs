@@ -1,9 +1,11 @@
 //! What is resident in a process besides its malloc heaps, by kind, from `/proc/PID/smaps`. Pure; the caller reads the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::path::Path;
 
 use super::account::NotMalloc;
+use super::runtime::{Claim, Kind};
 use crate::target::{Backing, Mapping, Maps};
 
 /// One mapping with its resident bytes.
@@ -19,6 +21,8 @@ pub struct ResidentMapping {
 const GUARD_BYTES_MAX: u64 = 1 << 20;
 /// Compressed pointers reach 32 GiB; the JVM puts its heap below unless it is larger (HotSpot, CompressedOops).
 const JAVA_HEAP_BELOW: u64 = 32 << 30;
+/// ZGC's heap, which before JDK 21 was mapped three times.
+pub const JAVA_HEAP_FILE: &str = "/memfd:java_heap";
 /// The JVM's class space follows within 4 GiB.
 const JAVA_CLASSES_BELOW: u64 = 36 << 30;
 
@@ -48,11 +52,15 @@ fn kilobytes(text: &[u8]) -> u64 {
         .fold(0u64, |sum, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
 }
 
-/// Sums by kind. `heaps` are the ranges of malloc's own (sorted, disjoint): their part of a mapping, as `heap_resident` tells it, is left
-/// out.
+/// Sums by kind. `heaps` are the ranges of malloc's own, `claims` those of runtimes (both sorted and disjoint): their parts of a mapping, as
+/// `resident` tells them, are left out and counted for the runtime.
 #[must_use]
-pub fn classify(smaps: &[ResidentMapping], heaps: &[Range<u64>], heap_resident: impl Fn(Range<u64>) -> u64) -> Vec<NotMalloc> {
-    let is_java = smaps.iter().any(|one| one.mapping.path().is_some_and(|path| path.ends_with("libjvm.so")));
+pub fn classify(smaps: &[ResidentMapping], heaps: &[Range<u64>], claims: &[Claim], resident: impl Fn(Range<u64>) -> u64) -> Vec<NotMalloc> {
+    let has_java_heap = claims.iter().any(|claim| claim.kind == Kind::JavaHeap);
+    // Programs and libraries: files of which some part may be executed. Every process has them, however idle.
+    let programs: BTreeSet<&Path> =
+        smaps.iter().filter(|one| one.mapping.permissions.execute).filter_map(|one| one.mapping.path()).collect();
+    let is_java = !has_java_heap && smaps.iter().any(|one| one.mapping.path().is_some_and(|path| path.ends_with("libjvm.so")));
     let mut sums: BTreeMap<&'static str, NotMalloc> = BTreeMap::new();
     for (index, one) in smaps.iter().enumerate() {
         let before = index.checked_sub(1).and_then(|before| smaps.get(before)).map(|before| &before.mapping);
@@ -63,16 +71,34 @@ pub fn classify(smaps: &[ResidentMapping], heaps: &[Range<u64>], heap_resident: 
             .unwrap_or_default()
             .iter()
             .take_while(|heap| heap.start < range.end)
-            .map(|heap| heap_resident(heap.start.max(range.start)..heap.end.min(range.end)))
+            .map(|heap| resident(heap.start.max(range.start)..heap.end.min(range.end)))
             .sum();
-        let resident_bytes = one.resident_bytes.saturating_sub(inside);
-        if resident_bytes == 0 {
-            continue;
+        let mut left = one.resident_bytes.saturating_sub(inside);
+        let mut add = |kind: &'static str, bytes: u64| {
+            let bytes = bytes.min(left);
+            left -= bytes;
+            if bytes > 0 {
+                let sum = sums.entry(kind).or_insert(NotMalloc { kind, resident_bytes: 0, mappings: 0 });
+                sum.resident_bytes = sum.resident_bytes.saturating_add(bytes);
+                sum.mappings += 1;
+            }
+        };
+        let first = claims.partition_point(|claim| claim.range.end <= range.start);
+        let claimed = claims.get(first..).unwrap_or_default().iter().take_while(|claim| claim.range.start < range.end);
+        let mut by_kind: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for claim in claimed {
+            *by_kind.entry(claim.kind.name()).or_default() += resident(claim.range.start.max(range.start)..claim.range.end.min(range.end));
         }
-        let kind = kind(&one.mapping, before, is_java, inside > 0);
-        let sum = sums.entry(kind).or_insert(NotMalloc { kind, resident_bytes: 0, mappings: 0 });
-        sum.resident_bytes = sum.resident_bytes.saturating_add(resident_bytes);
-        sum.mappings += 1;
+        by_kind.into_iter().for_each(|(kind, bytes)| add(kind, bytes));
+        let is_program = |mapping: &Mapping| mapping.path().is_some_and(|path| programs.contains(path));
+        let rest = match kind(&one.mapping, before, is_java, inside > 0) {
+            // The bss of an object follows its data.
+            "file_mappings" if is_program(&one.mapping) || (one.mapping.path().is_none() && before.is_some_and(is_program)) => {
+                "program_files"
+            }
+            kind => kind,
+        };
+        add(rest, u64::MAX);
     }
     let mut list: Vec<NotMalloc> = sums.into_values().collect();
     list.sort_by_key(|one| std::cmp::Reverse(one.resident_bytes));
@@ -84,7 +110,9 @@ fn kind(mapping: &Mapping, before: Option<&Mapping>, is_java: bool, holds_heap: 
     match &mapping.backing {
         Backing::File { path, .. } => {
             let path = path.to_string_lossy();
-            if path.starts_with("/dev/shm/") || path.starts_with("/SYSV") || path.starts_with("/memfd:") {
+            if path.starts_with(JAVA_HEAP_FILE) {
+                "java_heap"
+            } else if path.starts_with("/dev/shm/") || path.starts_with("/SYSV") || path.starts_with("/memfd:") {
                 "shared_memory"
             } else if path.starts_with("/anon_hugepage") {
                 "other_anonymous"
@@ -147,17 +175,25 @@ mod tests {
     fn mappings_are_told_apart_and_summed() {
         let smaps = parse_smaps(SMAPS);
         assert_eq!(smaps.len(), 7);
-        let list = classify(&smaps, &[], |_| 0);
+        let list = classify(&smaps, &[], &[], |_| 0);
         assert_eq!(
             kinds(&list),
-            [("file_mappings", 308), ("code_cache", 100), ("shared_memory", 64), ("thread_stacks", 40), ("brk_not_malloc", 12)]
+            [("program_files", 308), ("code_cache", 100), ("shared_memory", 64), ("thread_stacks", 40), ("brk_not_malloc", 12)]
         );
     }
 
     #[test]
     fn what_malloc_holds_of_a_mapping_is_left_out() {
         let held = std::iter::once(0x55d0..0x65d0).collect::<Vec<_>>();
-        let list = classify(&parse_smaps(SMAPS), &held, |range| range.end - range.start);
+        let list = classify(&parse_smaps(SMAPS), &held, &[], |range| range.end - range.start);
         assert_eq!(list.iter().find(|one| one.kind == "brk_not_malloc").map(|one| one.resident_bytes), Some(12 * 1024 - 0x1000));
+    }
+
+    #[test]
+    fn what_a_runtime_claims_of_a_mapping_is_its_and_the_rest_is_told_by_the_mapping() {
+        let claims = [Claim { kind: Kind::Pymalloc, range: 0x7f00003000..0x7f00005000 }];
+        let list = classify(&parse_smaps(SMAPS), &[], &claims, |range| range.end - range.start);
+        let of = |kind: &str| list.iter().find(|one| one.kind == kind).map(|one| one.resident_bytes / 1024);
+        assert_eq!((of("pymalloc_arenas"), of("thread_stacks")), (Some(8), Some(32)));
     }
 }

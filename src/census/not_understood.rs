@@ -83,16 +83,29 @@ pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (
     }
 }
 
+/// Whether a reason names the mimalloc that is linked into CPython.
+#[must_use]
+pub fn is_mimalloc_of_python(reason: &str) -> bool {
+    reason.strip_prefix("mimalloc is linked into ").is_some_and(|rest| rest.starts_with("libpython") || rest.starts_with("python"))
+}
+
 /// A program without any libc among its mapped files: linked statically, or not by a C compiler at all.
 fn of_static_program(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) -> String {
     if maps.mappings.is_empty() {
         return "no mappings: a kernel thread, or a process that has ended".into();
     }
-    let is_go = objects.iter().any(|one| is_go_data(&one.data())) || has_go_note(memory, maps);
-    if is_go {
+    if is_go(memory, objects, maps) {
         return "Go program without a C heap: its memory is the Go runtime's, which malloc does not serve".into();
     }
     "static program, or one with an allocator of its own: no glibc, musl, jemalloc or tcmalloc heap was found in its data".into()
+}
+
+/// Whether the program was linked by Go. Only its own data is looked at, not that of its libraries.
+#[must_use]
+pub fn is_go(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) -> bool {
+    let program = maps.mappings.iter().find_map(|mapping| mapping.path()?.file_name()?.to_str());
+    let mut own = objects.iter().filter(|one| program == Some(one.object().name.as_str()));
+    has_go_note(memory, maps) || own.any(|one| is_go_data(&one.data()))
 }
 
 /// The Go linker's build information begins its data segment (`buildInfoMagic` of debug/buildinfo).

@@ -18,8 +18,11 @@ use super::pace::{Pace, Pacer};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix;
+use super::runtime::{self, Claim, Kind, Runtimes};
+use super::searched::{READ, Searched};
 use super::tcmalloc;
-use crate::target::{Detector, Mapping};
+use crate::target::allocator::Allocator;
+use crate::target::{Detector, Mapping, Maps};
 
 /// What to look at and how fast.
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +46,12 @@ pub struct Places {
     pub tcmalloc: radix::Roots,
     /// musl's meta areas.
     pub musl: musl::Places,
+    /// Runtimes' places in their files.
+    pub runtimes: runtime::Places,
     /// What the symbols of files told.
     pub detector: Detector,
+    /// What processes were searched for.
+    pub searched: Searched,
 }
 
 /// A census with the chunks it rests on.
@@ -63,17 +70,15 @@ pub struct Taken {
 pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places: &mut Places) -> Result<Taken, MemoryError> {
     let started = Instant::now();
     let maps = memory.maps()?;
-    let mut heaps = Vec::new();
     let objects = Objects::of(memory, &maps);
-    heaps.extend(glibc::take(memory, &maps, &objects, &mut places.glibc, options.level, Pacer::start(options.pace))?);
-    heaps.extend(jemalloc::take(memory, &maps, &objects, &mut places.jemalloc, options.level)?);
-    heaps.extend(musl::take(memory, &objects, &mut places.musl, options.level)?);
-    heaps.extend(tcmalloc::take(memory, &maps, &objects, &mut places.tcmalloc)?);
+    let mut heaps = heaps(memory, &maps, &objects, options, places)?;
+    let set_aside = set_aside(&mut heaps);
     if options.level == Level::Full && memory.process().is_some() {
         look_at_huge_pages(memory, &mut heaps);
     }
     let found: Vec<&str> = heaps.iter().map(|heap| heap.account.allocator.as_str()).collect();
-    let mut reasons = not_understood::reasons(memory, &maps, &objects, &found);
+    let mut reasons = set_aside;
+    reasons.extend(not_understood::reasons(memory, &maps, &objects, &found));
     if options.with_not_malloc
         && let Some(process) = memory.process()
         && let Ok(detection) = places.detector.detect(process)
@@ -81,7 +86,79 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
         let modules = detection.modules.iter().map(|module| (module.found.allocator, name_of(&module.mapping)));
         not_understood::add_by_symbols(&mut reasons, modules, &found);
     }
-    finish(memory, pid, comm, options, started, heaps, reasons)
+    let (runtimes, claims) = if options.with_not_malloc {
+        runtime::look(memory, &maps, &objects, &all_own_ranges(&heaps), &mut places.runtimes)
+    } else {
+        Default::default()
+    };
+    if runtimes.has(Kind::Pymalloc) {
+        // CPython 3.13 and later have mimalloc linked in, which serves only builds without the global lock, and those have no pymalloc.
+        reasons.retain(|reason| !not_understood::is_mimalloc_of_python(reason));
+    }
+    finish(memory, (pid, comm), options, started, heaps, (runtimes, claims, reasons))
+}
+
+/// Takes out heaps whose parts do not add up beside a larger one whose parts do, and says so: what a reader misunderstood is no reason to
+/// doubt another's.
+fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
+    let sound = heaps.iter().filter(|heap| heap.quality.balanced).map(|heap| heap.account.extent_bytes).max().unwrap_or(0);
+    let is_aside = |heap: &HeapWalk| !heap.quality.balanced && heap.account.extent_bytes < sound;
+    let told = heaps.iter().filter(|heap| is_aside(heap)).map(|heap| {
+        format!("what looks like a heap of {} ({}) does not add up: it is left out", heap.account.allocator, heap.account.layout)
+    });
+    let told = told.collect();
+    heaps.retain(|heap| !is_aside(heap));
+    told
+}
+
+/// The heaps of the allocators that the process is searched for; of all, where those leave it without one.
+fn heaps(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    options: Options,
+    places: &mut Places,
+) -> Result<Vec<HeapWalk>, MemoryError> {
+    let Some(process) = memory.process().map(crate::target::Process::id) else {
+        return read(&READ, memory, maps, objects, options, places).map(|(_, heaps)| heaps);
+    };
+    let (program, now) = (places.searched.program(maps), Instant::now());
+    let wanted = places.searched.wanted(process, program, now);
+    if wanted != READ {
+        let (found, heaps) = read(&wanted, memory, maps, objects, options, places)?;
+        if !found.is_empty() {
+            places.searched.met(process, program, now);
+            return Ok(heaps);
+        }
+    }
+    let (found, heaps) = read(&READ, memory, maps, objects, options, places)?;
+    places.searched.learn(process, program, &found, now);
+    Ok(heaps)
+}
+
+/// The heaps of these allocators, with the allocators that have one.
+fn read(
+    allocators: &[Allocator],
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    options: Options,
+    places: &mut Places,
+) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
+    let level = options.level;
+    let (mut found, mut heaps) = (Vec::new(), Vec::new());
+    for &allocator in allocators {
+        let walked = match allocator {
+            Allocator::Glibc => glibc::take(memory, maps, objects, &mut places.glibc, level, Pacer::start(options.pace))?,
+            Allocator::Jemalloc => jemalloc::take(memory, maps, objects, &mut places.jemalloc, level)?,
+            Allocator::Musl => musl::take(memory, objects, &mut places.musl, level)?,
+            Allocator::Tcmalloc => tcmalloc::take(memory, maps, objects, &mut places.tcmalloc)?,
+            Allocator::Mimalloc | Allocator::Other => None,
+        };
+        found.extend(walked.is_some().then_some(allocator));
+        heaps.extend(walked);
+    }
+    Ok((found, heaps))
 }
 
 /// The file that is mapped, without directories.
@@ -92,12 +169,11 @@ fn name_of(mapping: &Mapping) -> String {
 /// Sums up the heaps' quality, looks at what is resident besides, and makes sure that the process is still the same.
 fn finish(
     memory: &dyn Memory,
-    pid: u32,
-    comm: &str,
+    (pid, comm): (u32, &str),
     options: Options,
     started: Instant,
     heaps: Vec<HeapWalk>,
-    layout_unknown: Vec<String>,
+    (runtimes, claims, layout_unknown): (Runtimes, Vec<Claim>, Vec<String>),
 ) -> Result<Taken, MemoryError> {
     let mut walk = WalkQuality { balanced: true, ..WalkQuality::default() };
     for heap in &heaps {
@@ -113,7 +189,7 @@ fn finish(
         walk.balanced &= heap.quality.balanced;
     }
     walk.judge(heaps.iter().map(|heap| heap.account.extent_bytes).sum(), walk.balanced);
-    let (rss_bytes, not_malloc) = if options.with_not_malloc { besides(memory, &heaps)? } else { (0, Vec::new()) };
+    let (rss_bytes, not_malloc) = if options.with_not_malloc { besides(memory, &heaps, &claims)? } else { (0, Vec::new()) };
     // The process must still be there, and the same: otherwise half of the figures are another's.
     memory.maps()?;
     walk.duration_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -124,6 +200,7 @@ fn finish(
         heaps: heaps.iter().map(|heap| heap.account.clone()).collect(),
         rss_bytes,
         not_malloc,
+        runtimes,
         walk,
         layout_unknown,
     };
@@ -149,15 +226,44 @@ fn own_ranges(heap: &HeapWalk, own: &mut Vec<Range<u64>>) {
     own.extend(mapped.map(|region| region.start..region.end));
 }
 
-/// Resident bytes of the process, and of what is not malloc's. Blocks with mappings of their own are known at level full only; at the
-/// other levels they count as other anonymous memory.
-fn besides(memory: &dyn Memory, heaps: &[HeapWalk]) -> Result<(u64, Vec<NotMalloc>), MemoryError> {
-    let mappings = memory.resident_mappings()?;
+/// The ranges of all heaps, sorted and disjoint.
+fn all_own_ranges(heaps: &[HeapWalk]) -> Vec<Range<u64>> {
     let mut own: Vec<Range<u64>> = Vec::new();
     heaps.iter().for_each(|heap| own_ranges(heap, &mut own));
     own.sort_by_key(|range| range.start);
+    joined(&own)
+}
+
+/// Resident bytes of the process, and of what is not malloc's. Blocks with mappings of their own are known at level full only; at the
+/// other levels they count as other anonymous memory.
+fn besides(memory: &dyn Memory, heaps: &[HeapWalk], claims: &[Claim]) -> Result<(u64, Vec<NotMalloc>), MemoryError> {
+    let mappings = memory.resident_mappings()?;
     let pages = RefCell::new(PageCache::new(memory));
     let resident = |range: Range<u64>| pages.borrow_mut().resident_bytes(range);
     let rss_bytes = mappings.iter().map(|one| one.resident_bytes).fold(0, u64::saturating_add);
-    Ok((rss_bytes, classify(&mappings, &joined(&own), resident)))
+    Ok((rss_bytes, classify(&mappings, &all_own_ranges(heaps), claims, resident)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::account::HeapAccount;
+    use super::super::chunks::ChunkTable;
+    use super::*;
+
+    fn heap(allocator: &str, extent_bytes: u64, balanced: bool) -> HeapWalk {
+        let account = HeapAccount { allocator: allocator.into(), extent_bytes, ..HeapAccount::default() };
+        let quality = WalkQuality { balanced, ..WalkQuality::default() };
+        HeapWalk { account, quality, chunks: ChunkTable::default(), extents: Vec::new() }
+    }
+
+    #[test]
+    fn a_heap_that_does_not_add_up_is_set_aside_only_beside_a_larger_sound_one() {
+        let left = |mut heaps: Vec<HeapWalk>| {
+            let told = set_aside(&mut heaps);
+            (heaps.iter().map(|heap| heap.account.allocator.clone()).collect::<Vec<_>>().join(" "), told.len())
+        };
+        assert_eq!(left(vec![heap("glibc", 100, true), heap("musl", 10, false)]), ("glibc".to_owned(), 1));
+        assert_eq!(left(vec![heap("glibc", 100, true), heap("jemalloc", 1000, false)]), ("glibc jemalloc".to_owned(), 0));
+        assert_eq!(left(vec![heap("glibc", 100, false)]), ("glibc".to_owned(), 0));
+    }
 }

@@ -29,7 +29,7 @@ pub struct AgentArgs {
 pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     if args.check {
         Config::load(args.config.as_deref())
-            .and_then(|config| config.token())
+            .and_then(|config| config.token().and(config.push_token()))
             .map_err(AgentError::Config)
             .map_err(|error| failed(&error))?;
         return output::print("the configuration is usable\n");

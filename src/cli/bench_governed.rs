@@ -2,7 +2,7 @@
 //!
 //! Two copies do the same work at the same time ([`super::beside`]); one of them is watched. The work is that of a program that ends by
 //! itself, or of two processes that are already there while a load runs. What is told is the watched one's additional processor time, as a
-//! share of the time that went by: the measure of a budget. Each round watches the one, then the other.
+//! share of its running time: the measure of a budget. Each round watches the one, then the other.
 
 use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
@@ -82,13 +82,11 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
 struct Times {
     watched_s: f64,
     other_s: f64,
-    /// What went by for the watched one.
-    elapsed_s: f64,
 }
 
 impl Times {
     fn lost(&self) -> f64 {
-        (self.watched_s - self.other_s) / self.elapsed_s
+        (self.watched_s - self.other_s) / self.watched_s
     }
 }
 
@@ -114,25 +112,20 @@ fn of_copies<'a>(
     for copy in &mut copies {
         copy.wait_until_probable()?;
     }
-    let began = Instant::now();
     let mut beside = Some(Beside::start([copies[0].pid, copies[1].pid])?);
     let mut held = hold(copies[watched].pid)?;
-    let mut elapsed_s = 0.0;
     while copies.iter().any(|copy| copy.used_s.is_none()) {
         held.step();
-        for (which, copy) in copies.iter_mut().enumerate() {
+        for copy in &mut copies {
             if copy.used_s.is_none() && copy.try_wait()? {
                 // Its number may be another's from here on.
                 beside = None;
-                if which == watched {
-                    elapsed_s = began.elapsed().as_secs_f64();
-                }
             }
         }
     }
     drop(beside);
     let used_s = |which: usize| copies[which].used_s.unwrap_or(f64::NAN);
-    Ok(Times { watched_s: used_s(watched), other_s: used_s(1 - watched), elapsed_s })
+    Ok(Times { watched_s: used_s(watched), other_s: used_s(1 - watched) })
 }
 
 /// Two processes, while a load runs.
@@ -146,13 +139,12 @@ fn of_processes<'a>(
     let mut held = hold(pids[watched])?;
     let _beside = Beside::start(pids)?;
     let before_s = [cpu_s(pids[0])?, cpu_s(pids[1])?];
-    let began = Instant::now();
     let mut load = spawn(load)?;
     while load.try_wait()?.is_none() {
         held.step();
     }
     let used_s = |which: usize| Ok::<f64, anyhow::Error>(cpu_s(pids[which])? - before_s[which]);
-    Ok(Times { watched_s: used_s(watched)?, other_s: used_s(1 - watched)?, elapsed_s: began.elapsed().as_secs_f64() })
+    Ok(Times { watched_s: used_s(watched)?, other_s: used_s(1 - watched)? })
 }
 
 fn spawn(command: &[OsString]) -> anyhow::Result<Child> {

@@ -1,4 +1,4 @@
-//! `--by`: which value a profile's stacks are ranked by.
+//! `--by`: which value a profile's stacks are ranked by, and which one where nobody says.
 
 use std::path::Path;
 
@@ -57,26 +57,59 @@ impl By {
         self.views().last().map_or(ValueKind::InuseSpace, |view| view.kind)
     }
 
-    fn is_in(self, profile: &Profile) -> bool {
-        self.views().iter().any(|view| profile.meta.kinds.contains(view.kind))
+    /// Its name on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
     /// The best view whose value all profiles measured.
+    fn in_all(self, profiles: &[(&Profile, &Path)]) -> Option<View> {
+        self.views().into_iter().find(|view| profiles.iter().all(|(profile, _)| profile.meta.kinds.contains(view.kind)))
+    }
+
+    /// The view asked for; without one the first that a stack has bytes of, in the order live, survivors, allocated, and then the others.
     ///
     /// # Errors
-    /// With what the first profile that lacks it does have.
-    pub fn measured_in(self, profiles: &[(&Profile, &Path)]) -> Result<View, Failed> {
-        let views = self.views();
-        let in_all = |view: &&View| profiles.iter().all(|(profile, _)| profile.meta.kinds.contains(view.kind));
-        if let Some(view) = views.iter().find(in_all) {
-            return Ok(*view);
-        }
-        let words = views.first().map_or("", |view| view.words);
-        let lacks = profiles.iter().find(|(profile, _)| !self.is_in(profile)).or(profiles.first());
-        let Some((profile, path)) = lacks else { return Err(Failed::new(ExitStatus::Usage, format!("no profile says {words}"))) };
-        let name = |by: &Self| by.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        let has: Vec<String> = Self::value_variants().iter().filter(|by| by.is_in(profile)).map(name).collect();
-        let has = if has.is_empty() { "no value to rank by".to_owned() } else { has.join(", ") };
-        Err(Failed::new(ExitStatus::Usage, format!("{} does not say {words}: it has {has}", path.display())))
+    /// Where the profiles have not measured it, or not the same of it: with what they do have.
+    pub fn view(asked: Option<Self>, profiles: &[(&Profile, &Path)]) -> Result<View, Failed> {
+        let view = asked.map_or_else(|| Self::leading(profiles), |by| by.in_all(profiles));
+        view.map(|view| of_the_heap(view, profiles)).ok_or_else(|| Self::lacking(asked, profiles))
+    }
+
+    fn leading(profiles: &[(&Profile, &Path)]) -> Option<View> {
+        let first = [Self::Live, Self::Survivors, Self::Allocated];
+        let order = first.iter().chain(Self::value_variants().iter().filter(|by| !first.contains(by)));
+        let views: Vec<View> = order.filter_map(|by| by.in_all(profiles)).collect();
+        let shows = |view: &&View| profiles.iter().any(|(profile, _)| profile.has_stacks_of(view.kind));
+        views.iter().find(shows).or(views.first()).copied()
+    }
+
+    /// What to say where profiles do not have what is wanted.
+    fn lacking(asked: Option<Self>, profiles: &[(&Profile, &Path)]) -> Failed {
+        let has = |profile: &Profile| {
+            let has: Vec<String> = Self::value_variants()
+                .iter()
+                .flat_map(|by| by.views().into_iter().map(move |view| (by, view)))
+                .filter(|(_, view)| profile.meta.kinds.contains(view.kind))
+                .map(|(by, view)| if *by == Self::Live { format!("live ({})", view.words) } else { by.name() })
+                .collect();
+            if has.is_empty() { "no value to rank by".to_owned() } else { has.join(", ") }
+        };
+        let each: Vec<String> = profiles.iter().map(|(profile, path)| format!("{} has {}", path.display(), has(profile))).collect();
+        let wanted = match (asked, profiles) {
+            (Some(by), [_]) => format!("there are no {} in it", by.views().first().map_or("", |view| view.words)),
+            (Some(by), _) => format!("--by {} compares nothing that all of them measured", by.name()),
+            (None, _) => "there is nothing to rank by that all of them measured".to_owned(),
+        };
+        Failed::new(ExitStatus::Usage, format!("{wanted}: {}", each.join("; ")))
+    }
+}
+
+/// The words for a view whose rows add up to the whole heap though its stacks do not.
+fn of_the_heap(view: View, profiles: &[(&Profile, &Path)]) -> View {
+    let has_rest = |profile: &Profile| profile.stacks().iter().any(|stack| profile.is_rest(stack) && stack.values.get(view.kind) > 0);
+    match view.kind == ValueKind::LargeSpace && profiles.iter().any(|(profile, _)| has_rest(profile)) {
+        true => View { head: "LIVE", words: "live bytes (of stacks: blocks above 1 KiB)", ..view },
+        false => view,
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::output;
 use super::progress::{self, Said};
 use crate::census::pace;
+use crate::census::runtime::hotspot::JavaMemory;
 use crate::census::{Census, CoreFile, HeapAccount, Level, LiveMemory, MemoryError, Options, Pace, Places, Taken, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::ladder::Ladder;
@@ -167,6 +168,9 @@ fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings)
             writeln!(out, "    {:<18} {:>10}  {:>8}", one.kind, HumanBytes(one.resident_bytes), one.mappings)?;
         }
     }
+    if let Some(java) = &census.runtimes.java {
+        write_java(out, java)?;
+    }
     let walk = &census.walk;
     writeln!(
         out,
@@ -177,6 +181,32 @@ fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings)
         HumanBytes(walk.unknown_bytes),
         if walk.usable { "usable" } else { "NOT usable for verdicts" }
     )
+}
+
+/// The Java heap, which has a limit of its own, and metaspace.
+fn write_java(out: &mut dyn Write, java: &JavaMemory) -> io::Result<()> {
+    writeln!(out, "\n  java{}", java.collector.map(|name| format!(" ({name} collector)")).unwrap_or_default())?;
+    let mut row = |name: &str, bytes: Option<u64>, more: &str| match bytes {
+        Some(bytes) => writeln!(out, "    {name:<24} {:>10}  {more}", HumanBytes(bytes)),
+        None => Ok(()),
+    };
+    let heap = &java.heap;
+    let set_by = match heap.max_set_by {
+        Some("command_line") => "set on the command line (-Xmx)",
+        Some("max_ram_percentage") => "set as a share of memory (-XX:MaxRAMPercentage)",
+        Some("default") => "the JVM's default: a quarter of the container's or machine's memory",
+        Some(other) => other,
+        None => "",
+    };
+    row("heap limit", heap.max_bytes, set_by)?;
+    row("heap reserved", heap.reserved_bytes.filter(|&bytes| Some(bytes) != heap.max_bytes), "")?;
+    row("heap committed", heap.committed_bytes, "")?;
+    row("heap resident", heap.resident_bytes, "")?;
+    row("heap used", heap.used_bytes, "by the JVM's counters, garbage included")?;
+    if let Some(metaspace) = &java.metaspace {
+        row("metaspace committed", Some(metaspace.committed_bytes), &format!("{} used", HumanBytes(metaspace.used_bytes)))?;
+    }
+    Ok(())
 }
 
 fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
@@ -215,8 +245,30 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     if let Some(ratio) = ladder.fragmentation_ratio() {
         writeln!(out, "    fragmentation_ratio {ratio:.3}")?;
     }
+    write_decay(out, heap)?;
     write_arenas(out, heap)?;
     write_classes(out, heap)
+}
+
+/// What jemalloc keeps of free pages, and for how long.
+fn write_decay(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
+    let after = |time: Option<i64>| match time {
+        Some(0) => "given back at once".to_owned(),
+        Some(..0) => "never given back".to_owned(),
+        Some(ms) => format!("given back after {} s", ms as f64 / 1e3),
+        None => String::new(),
+    };
+    let rows = [
+        ("free, dirty", heap.dirty_bytes, after(heap.dirty_decay_ms)),
+        ("free, muzzy", heap.muzzy_bytes, after(heap.muzzy_decay_ms)),
+        ("free, retained", heap.retained_bytes, "address space without memory".to_owned()),
+    ];
+    for (name, bytes, more) in rows {
+        if let Some(bytes) = bytes {
+            writeln!(out, "      {name:<22} {:>10}  {more}", HumanBytes(bytes))?;
+        }
+    }
+    Ok(())
 }
 
 fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {

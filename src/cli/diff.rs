@@ -28,9 +28,9 @@ pub struct DiffArgs {
     /// Directory of the agent's history [default: /var/lib/fragprof]
     #[arg(long, value_name = "DIRECTORY", requires = "from")]
     pub history: Option<PathBuf>,
-    /// Value to compare
-    #[arg(long, value_enum, default_value_t = By::Live)]
-    pub by: By,
+    /// Value to compare [default: live, or what the file has: survivors, else allocated]
+    #[arg(long, value_enum)]
+    pub by: Option<By>,
     /// Stacks to show [default: 20, with --json all]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
@@ -49,12 +49,12 @@ pub struct DiffArgs {
 pub fn run(args: &DiffArgs) -> anyhow::Result<()> {
     if let Some((from, pid)) = args.from.zip(args.pid) {
         let to = args.to.map_or_else(|| past::parse_time("now"), Ok).map_err(anyhow::Error::msg)?;
-        return past::diff(&past::open(args.history.as_deref())?, pid, from, to, args.by, args.json);
+        return past::diff(&past::open(args.history.as_deref())?, pid, from, to, args.by.unwrap_or(By::Live), args.json);
     }
     let nowhere = Path::new("");
     let (old_file, new_file) = (args.old.as_deref().unwrap_or(nowhere), args.new.as_deref().unwrap_or(nowhere));
     let (old, new) = (report::load(old_file)?, report::load(new_file)?);
-    let view = args.by.measured_in(&[(&old, old_file), (&new, new_file)])?;
+    let view = By::view(args.by, &[(&old, old_file), (&new, new_file)])?;
     let diff = compare(&old, &new, view.kind);
     if args.json {
         return output::print(&json::diff_to_string(&diff, view.kind, args.top));

@@ -10,32 +10,46 @@ use serde::Serialize;
 use super::census::{failed, open, reading};
 use super::record::parse_duration;
 use super::{output, progress, report};
-use crate::census::{Level, Options, Pace, Places, take};
+use crate::census::live::LiveMemory;
+use crate::census::{Census, Level, Options, Pace, Places, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::recorded;
-use crate::fragmentation::verdict::{Change, Source, Verdict, judge};
+use crate::fragmentation::trend::LOOKS_MIN;
+use crate::fragmentation::verdict::{Change, Look, Looks, Remedy, Source, Verdict, judge};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
+use crate::profile::coverage::Coverage;
 use crate::profile::sanitize::terminal;
 use crate::target::Process;
 use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
-use crate::units::{HumanBytes, Pid, counted};
+use crate::units::{HumanBytes, HumanDuration, Pid, counted};
 
+/// Time over which a process is looked at unless told otherwise.
+const OVER: Duration = Duration::from_secs(6);
+/// Most looks: more do not tell more of growth.
+const LOOKS_MAX: u32 = 48;
+/// Share of the time that looks may take, so that a large heap's process is not slowed more than need be.
+const SHARE_MAX: f64 = 0.25;
 /// Parts of what is not malloc's that are listed from so many bytes on.
 const PART_BYTES_MIN: u64 = 1 << 20;
 
 /// Say what is wrong with a process's memory, with the evidence, and what would help
 ///
-/// Of a process it takes a census of everything resident, and with --over two of them. Of a profile it judges the heap at the end of the
-/// recording, its growth since the start, and names the stacks.
+/// Of a process it takes several censuses of everything resident, six seconds long unless --over says otherwise, and compares what live bytes
+/// come back to. So short a time does not tell a leak from a cache that fills or a load that rises: it says "growing", and what it cannot
+/// know. Of a profile it judges the heap at the end of the recording, its growth since the start, and names the stacks.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
     /// Process id, or profile file (gzipped pprof)
     #[arg(value_name = "PID|FILE")]
     pub what: PathBuf,
-    /// Look twice, this long apart (such as 30s), to see whether live bytes grow
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// Look for so long whether live bytes grow, at most 48 times; a leak takes half an hour to be told from a cache that fills [default:
+    /// 6s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "once")]
     pub over: Option<Duration>,
+    /// Look once: says what is there, not whether it grows
+    #[arg(long)]
+    pub once: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -55,41 +69,78 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<()> {
 fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
     let usage = |text: String| Failed::new(ExitStatus::Usage, text);
     let file = args.what.display();
-    if args.over.is_some() {
-        return Err(usage(format!("--over needs a process: {file} is a file, whose recording has its own start and end")).into());
+    if args.over.is_some() || args.once {
+        return Err(usage(format!("--over and --once need a process: {file} is a file, whose recording has its own start and end")).into());
     }
     let profile = report::load(&args.what)?;
     let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say of which process it is")))?;
-    print(args, &process.comm, process.pid, &verdict, &Surroundings::default())
+    let coverage = Coverage::of(&profile);
+    print(args, &process.comm, process.pid, &verdict, &Surroundings::default(), Some(&coverage))
 }
 
-/// Takes one census, or two, and judges.
+/// Takes censuses, and judges.
 fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
     let memory = open(pid)?;
     let comm = memory.process().comm().to_owned();
-    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    let mut places = Places::default();
     let shown = progress::show(reading());
-    let started = Instant::now();
-    let first = take(&memory, pid, &comm, options, &mut places).map_err(failed)?.census;
-    let (census, change) = match args.over {
-        Some(time) => {
-            tracing::debug!("first look at process {pid} done, the next in {:.1} s", time.as_secs_f64());
-            std::thread::sleep(time);
-            let second = take(&memory, pid, &comm, options, &mut places).map_err(failed)?.census;
-            let change = Change::between(&first, &second, started.elapsed().as_secs_f64());
-            (second, change)
-        }
-        None => (first, None),
-    };
+    let over = if args.once { Duration::ZERO } else { args.over.unwrap_or(OVER) };
+    let seen = looks(&memory, pid, &comm, over)?;
     drop(shown);
     if !memory.process().is_alive() {
         return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was looked at")).into());
     }
     let surroundings = Surroundings::of(Pid(pid), &Hierarchies::find());
-    let mut verdict = judge(&census, change);
+    let mut verdict = judge(&seen.census, seen.change);
+    if seen.unusable > 0 && !over.is_zero() {
+        let count = counted(seen.unusable as u64, "look");
+        verdict.unknowns.push(format!("{count} could not be read well enough, and are left out: the heap changed under them"));
+    }
     verdict.sources.push(Source::new("stacks", stacks_of(memory.process())));
-    print(args, &comm, pid, &verdict, &surroundings)
+    print(args, &comm, pid, &verdict, &surroundings, None)
+}
+
+/// What looks at a process over some time saw.
+struct Seen {
+    /// The last census that verdicts may rest on, or else the last.
+    census: Census,
+    /// What all of them say of growth.
+    change: Option<Change>,
+    /// Looks that verdicts may not rest on: the heap changed too much under them.
+    unusable: usize,
+}
+
+/// Looks at a process over some time, four times at least unless the time is 0, however long they take. A look that verdicts may not rest on
+/// is left out: of a heap that moves fast the next one may be better.
+fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::Result<Seen> {
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    let mut places = Places::default();
+    let mut looks = Looks::new(LOOKS_MAX as usize);
+    // What it had before is told by its peak before the first look.
+    looks.set_former_peak(memory.process().peak_resident_bytes().unwrap_or(0));
+    let mut kept: Option<(Census, bool)> = None;
+    let mut unusable = 0;
+    let started = Instant::now();
+    loop {
+        let began = started.elapsed();
+        let census = take(memory, pid, comm, options, &mut places).map_err(failed)?.census;
+        let now = started.elapsed();
+        // A look shows the heap as it was halfway through.
+        let look = Look::of(&census, (began + now).as_secs_f64() / 2.0).filter(|_| census.walk.usable);
+        tracing::debug!("look at process {pid} at {began:?} took {:?}, usable {}", now - began, look.is_some());
+        match look {
+            Some(look) => looks.add(look),
+            None => unusable += 1,
+        }
+        if look.is_some() || !matches!(kept, Some((_, true))) {
+            kept = Some((census, look.is_some()));
+        }
+        let enough = over.is_zero() || (now >= over && looks.count() + unusable >= LOOKS_MIN);
+        if let Some((census, _)) = kept.take_if(|_| enough) {
+            return Ok(Seen { census, change: looks.change(), unusable });
+        }
+        let pause = (over / LOOKS_MAX).max((now - began).mul_f64(1.0 / SHARE_MAX - 1.0)).min(over / LOOKS_MIN as u32);
+        std::thread::sleep(pause.min(over.saturating_sub(now)).max(Duration::from_millis(1)));
+    }
 }
 
 /// Where live bytes by stack would come from, of a process that is only looked at.
@@ -105,10 +156,17 @@ fn stacks_of(process: &Process) -> String {
     )
 }
 
-fn print(args: &ExplainArgs, comm: &str, pid: u32, verdict: &Verdict, surroundings: &Surroundings) -> anyhow::Result<()> {
+fn print(
+    args: &ExplainArgs,
+    comm: &str,
+    pid: u32,
+    verdict: &Verdict,
+    surroundings: &Surroundings,
+    coverage: Option<&Coverage>,
+) -> anyhow::Result<()> {
     output::to_stdout(|out| match args.json {
-        true => write_json(out, verdict, surroundings),
-        false => write_text(out, comm, pid, verdict, surroundings),
+        true => write_json(out, verdict, surroundings, coverage),
+        false => write_text(out, comm, pid, verdict, surroundings, coverage),
     })
 }
 
@@ -119,15 +177,40 @@ struct Page<'a> {
     verdict: &'a Verdict,
     container: Option<&'a Container>,
     cgroup_memory: Option<&'a CgroupMemory>,
+    /// Of a profile: share of the live heap that a stack owns; `null` where no census could tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attributed_ratio: Option<Option<f64>>,
+    /// Of a profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    coverage: Option<&'a Coverage>,
 }
 
-fn write_json(out: &mut dyn Write, verdict: &Verdict, surroundings: &Surroundings) -> io::Result<()> {
-    let page = Page { verdict, container: surroundings.container.as_deref(), cgroup_memory: surroundings.memory.as_ref() };
+fn write_json(out: &mut dyn Write, verdict: &Verdict, surroundings: &Surroundings, coverage: Option<&Coverage>) -> io::Result<()> {
+    let page = Page {
+        verdict,
+        container: surroundings.container.as_deref(),
+        cgroup_memory: surroundings.memory.as_ref(),
+        attributed_ratio: coverage.map(Coverage::attributed_ratio),
+        coverage,
+    };
     serde_json::to_writer_pretty(&mut *out, &page)?;
     writeln!(out)
 }
 
-fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surroundings: &Surroundings) -> io::Result<()> {
+/// What a remedy would save: `?` where nobody knows, `≤` before an upper limit.
+fn gain(remedy: &Remedy) -> String {
+    let limit = if remedy.at_most { "≤ " } else { "" };
+    remedy.predicted_bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{limit}{}", HumanBytes(bytes)))
+}
+
+fn write_text(
+    out: &mut dyn Write,
+    comm: &str,
+    pid: u32,
+    verdict: &Verdict,
+    surroundings: &Surroundings,
+    coverage: Option<&Coverage>,
+) -> io::Result<()> {
     let name = serde_json::to_value(verdict.verdict)?;
     let confidence = serde_json::to_value(verdict.confidence)?;
     writeln!(
@@ -138,6 +221,12 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surr
         confidence.as_str().unwrap_or_default(),
         verdict.summary
     )?;
+    for other in verdict.findings.iter().skip(1) {
+        writeln!(out, "  besides, {} (confidence {}): {}", other.verdict.name(), other.confidence.name(), other.summary)?;
+    }
+    if let Some(coverage) = coverage {
+        writeln!(out, "  coverage: {}", coverage.words())?;
+    }
     let ladder = &verdict.evidence.ladder;
     if let Some(container) = &surroundings.container {
         writeln!(out, "  in {}", terminal(&container.title()))?;
@@ -171,12 +260,17 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surr
     }
     if let Some(change) = &evidence.change {
         let sign = |delta: i64| if delta < 0 { "−" } else { "+" };
-        for (name, delta) in [("live, change", change.live_bytes_delta), ("resident, change", change.resident_bytes_delta)] {
+        let mut deltas = vec![("live, change", change.live_bytes_delta), ("resident, change", change.resident_bytes_delta)];
+        if change.outside_bytes_delta != 0 {
+            deltas.push(("outside, change", change.outside_bytes_delta));
+        }
+        for (name, delta) in deltas {
             writeln!(
                 out,
-                "    {name:<18} {:>10} in {:.0} s",
+                "    {name:<18} {:>10} in {}, {}",
                 format!("{}{}", sign(delta), HumanBytes(delta.unsigned_abs())),
-                change.seconds
+                HumanDuration(change.seconds),
+                counted(change.looks, "look")
             )?;
         }
     }
@@ -184,8 +278,7 @@ fn write_text(out: &mut dyn Write, comm: &str, pid: u32, verdict: &Verdict, surr
         writeln!(out, "\n  what would help")?;
     }
     for remedy in &verdict.remedies {
-        let bytes = remedy.predicted_bytes.map_or(String::from("?"), |bytes| HumanBytes(bytes).to_string());
-        writeln!(out, "    {bytes:>10}  {}\n                ({})", remedy.action, remedy.basis)?;
+        writeln!(out, "  {:>12}  {}\n                ({})", gain(remedy), remedy.action, remedy.basis)?;
     }
     for unknown in &verdict.unknowns {
         writeln!(out, "  not known: {unknown}")?;

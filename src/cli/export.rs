@@ -16,9 +16,9 @@ pub struct ExportArgs {
     /// Format to write
     #[arg(long, value_enum)]
     pub format: Format,
-    /// Value of folded and svg; order of json
-    #[arg(long, value_enum, default_value_t = By::Live)]
-    pub by: By,
+    /// Value of folded and svg; order of json [default: live, or what the file has: survivors, else allocated]
+    #[arg(long, value_enum)]
+    pub by: Option<By>,
     /// File to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     if args.format == Format::Pprof {
         pprof::write(&profile, &mut bytes)?;
     } else {
-        let view = args.by.measured_in(&[(&profile, &args.file)])?;
+        let view = By::view(args.by, &[(&profile, &args.file)])?;
         match args.format {
             Format::Folded => folded::write(&profile, view.kind, &mut bytes)?,
             Format::Svg => bytes = flamegraph::drawn(&profile, view)?,

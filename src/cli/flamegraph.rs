@@ -15,9 +15,9 @@ use crate::profile::text::View;
 pub struct FlamegraphArgs {
     /// Profile file (gzipped pprof)
     pub file: PathBuf,
-    /// Value that gives the widths
-    #[arg(long, value_enum, default_value_t = By::Live)]
-    pub by: By,
+    /// Value that gives the widths [default: live, or what the file has: survivors, else allocated]
+    #[arg(long, value_enum)]
+    pub by: Option<By>,
     /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.svg")]
     pub output: PathBuf,
@@ -29,7 +29,7 @@ pub struct FlamegraphArgs {
 /// If the file is no heap profile or has nothing to draw, or if the SVG cannot be written.
 pub fn run(args: &FlamegraphArgs) -> anyhow::Result<()> {
     let profile = report::load(&args.file)?;
-    let view = args.by.measured_in(&[(&profile, &args.file)])?;
+    let view = By::view(args.by, &[(&profile, &args.file)])?;
     let svg = drawn(&profile, view)?;
     output::to_file(&args.output, |out| out.write_all(&svg))?;
     output::print(&format!("{} of {} written to {}\n", view.words, args.file.display(), args.output.display()))

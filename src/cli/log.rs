@@ -39,7 +39,7 @@ impl Drop for Hold {
         // There is nobody to tell if standard error is gone.
         let _ = io::stderr().write_all(&text);
         if dropped > 0 {
-            eprintln!("fragprof: {dropped} more log lines were dropped");
+            let _ = writeln!(io::stderr(), "fragprof: {dropped} more log lines were dropped");
         }
     }
 }
@@ -54,7 +54,9 @@ impl Write for LogWriter {
         if !held.holding {
             drop(held);
             progress::make_room();
-            return io::stderr().write(line);
+            // The subscriber tells a failed write on standard error, and panics where that cannot be written.
+            let _ = io::stderr().write_all(line);
+            return Ok(line.len());
         }
         if held.text.len() + line.len() <= HELD_BYTES_MAX {
             held.text.extend_from_slice(line);
@@ -65,7 +67,8 @@ impl Write for LogWriter {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        let _ = io::stderr().flush();
+        Ok(())
     }
 }
 

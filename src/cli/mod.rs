@@ -23,10 +23,12 @@ pub mod sites;
 mod stop;
 pub mod top;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use self::output::say;
 use crate::error::{ExitStatus, Failed};
 use crate::machine;
 use crate::profile::sanitize;
@@ -74,7 +76,7 @@ pub fn main() -> ExitCode {
     if command.watches()
         && let Err(error) = machine::host::check()
     {
-        eprintln!("fragprof: {error}");
+        say!("fragprof: {error}");
         return ExitCode::from(ExitStatus::Unsupported as u8);
     }
     let done = match command {
@@ -98,7 +100,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("fragprof: {}", sanitize::lines(&format!("{error:#}")));
+            say!("fragprof: {}", sanitize::lines(&format!("{error:#}")));
             if let Some(passed) = error.downcast_ref::<record::Passed>() {
                 return ExitCode::from(passed.code);
             }
@@ -108,8 +110,16 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Log lines go to standard error: warnings by default, more with `FRAGPROF_LOG=debug`.
+/// Log lines go to standard error: warnings by default, more with `FRAGPROF_LOG=debug`. In colours on a terminal, unless `NO_COLOR` is set
+/// (no-color.org); never into files and journals.
 fn logging() {
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let filter = tracing_subscriber::EnvFilter::try_from_env("FRAGPROF_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(log::LogWriter).without_time().with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colour)
+        .with_writer(log::LogWriter)
+        .without_time()
+        .with_target(false)
+        .init();
 }

@@ -7,6 +7,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
+/// A line for the user on standard error. One that cannot be written (its terminal has gone) is left out: `eprintln!` would panic.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+pub(crate) use say;
+
 /// Whether standard output takes colours: a terminal that is not dumb, and nobody said no (<https://no-color.org>).
 pub fn colour() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -60,7 +69,7 @@ pub fn to_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
         }
         done
     };
-    done.with_context(|| format!("cannot write {}", path.display()))
+    done.map_err(|error| cannot_write(path, error))
 }
 
 /// Whether [`to_file`] could write here, found by making the file beside it: asked before work whose result would be lost.
@@ -74,7 +83,14 @@ pub fn check_writable(path: &Path) -> anyhow::Result<()> {
         let beside = beside(&fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()));
         OpenOptions::new().write(true).create_new(true).open(&beside).and_then(|_| fs::remove_file(&beside))
     };
-    done.with_context(|| format!("cannot write {}", path.display()))
+    done.map_err(|error| cannot_write(path, error))
+}
+
+/// The error with the path, and what to do where nothing can be written there at all, as in a container with a read-only root.
+fn cannot_write(path: &Path, error: io::Error) -> anyhow::Error {
+    let is_read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
+    let hint = if is_read_only { "; -o names another place (in the agent's own pod: a file in /var/lib/fragprof)" } else { "" };
+    anyhow::Error::new(error).context(format!("cannot write {}{hint}", path.display()))
 }
 
 fn filled(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
@@ -94,6 +110,14 @@ fn beside(path: &Path) -> PathBuf {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn where_nothing_can_be_written_another_place_is_named() {
+        let error = cannot_write(Path::new("x.pb.gz"), io::Error::from_raw_os_error(libc::EROFS));
+        assert!(format!("{error:#}").contains("-o names another place"), "{error:#}");
+        let error = cannot_write(Path::new("x.pb.gz"), io::Error::from_raw_os_error(libc::ENOSPC));
+        assert!(!format!("{error:#}").contains("another place"), "{error:#}");
+    }
 
     #[test]
     fn a_failed_write_leaves_the_old_file_and_nothing_else() {

@@ -1,19 +1,19 @@
 //! `fragprof record`: traces every allocation and free of processes, or as many as a budget allows, and writes a profile.
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
 
-use super::output;
+use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
 use crate::capture;
 use crate::error::{ExitStatus, Failed};
+use crate::machine::open_files;
 use crate::probe::emitter::{Emitter, Finder};
 use crate::probe::features::Features;
 use crate::probe::plan::PlanError;
@@ -116,6 +116,9 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     // Before anything is attached: a recording that cannot be written is a waste.
     output::check_writable(&args.output)?;
     let stop = stop_flag()?;
+    for note in stopped(args) {
+        say!("fragprof: {note}");
+    }
     if args.mode != Some(Mode::Governed) {
         return record(args, &stop);
     }
@@ -124,11 +127,11 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     }
     let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
     if !with.is_empty() && with.len() == args.pid.len() {
-        eprintln!("fragprof: no budget is needed: every process has an emitter, which says more for less");
+        say!("fragprof: no budget is needed: every process has an emitter, which says more for less");
         return record(args, &stop);
     }
     for pid in with {
-        eprintln!("fragprof: process {pid} has an emitter, which says more for less; record it by itself to use it");
+        say!("fragprof: process {pid} has an emitter, which says more for less; record it by itself to use it");
     }
     governed(args, &stop)
 }
@@ -165,9 +168,9 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         args.command[0].to_string_lossy().into_owned()
     };
     let until = args.duration.map_or_else(|| "until Ctrl-C or its end".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()));
-    eprintln!("fragprof: recording {who} {until}");
+    say!("fragprof: recording {who} {until}");
     for words in recorder.source_words() {
-        eprintln!("fragprof: {words}");
+        say!("fragprof: {words}");
     }
     // A command that was started has the terminal to itself.
     let shown = args.command.is_empty().then(|| recording(args.duration));
@@ -180,10 +183,11 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     drop(shown);
     let ended = recorder.command_status();
     let shown = progress::show(|| Said { what: "finishing: the last look at the heap, names of functions".into(), share: None });
-    let profile = recorder.finish().map_err(failed)?;
+    let mut profile = recorder.finish().map_err(failed)?;
     drop(shown);
+    profile.meta.notes.extend(stopped(args));
     write(&profile, &args.output)?;
-    eprintln!("{}", summary(&profile, args));
+    say!("{}", summary(&profile, args));
     match ended.filter(|status| !status.success()) {
         Some(status) => Err(Passed { text: format!("{who} ended with {status}"), code: shell_code(status) }.into()),
         None => Ok(()),
@@ -230,7 +234,10 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     if args.command.is_empty() {
         args.pid.iter().try_for_each(|pid| governed.watch(Pid(*pid), args.budget)).map_err(failed)?;
     } else {
-        let child = std::process::Command::new(&args.command[0])
+        let mut start = std::process::Command::new(&args.command[0]);
+        // SAFETY: between fork and exec only an async-signal-safe system call is made.
+        unsafe { start.pre_exec(open_files::restore_in_child) };
+        let child = start
             .args(&args.command[1..])
             .spawn()
             .map_err(|error| Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())))?;
@@ -251,7 +258,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     drop(waiting);
     governed.begin();
     let began = Instant::now();
-    eprintln!(
+    say!(
         "fragprof: recording under a budget of {}% {}",
         args.budget * 100.0,
         args.duration.map_or_else(|| "until Ctrl-C or the end of the processes".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()))
@@ -268,9 +275,10 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         }
     }
     drop(shown);
-    let profile = governed.finish();
+    let mut profile = governed.finish();
+    profile.meta.notes.extend(stopped(args));
     write(&profile, &args.output)?;
-    eprintln!("{}", governed_summary(&profile, args));
+    say!("{}", governed_summary(&profile, args));
     Ok(())
 }
 
@@ -286,7 +294,7 @@ fn governed_summary(profile: &Profile, args: &RecordArgs) -> String {
     for doubt in &profile.meta.doubts {
         text.push_str(&format!("fragprof: doubt: {doubt}\n"));
     }
-    text.push_str(&format!("fragprof: wrote {file}; read it with: fragprof report --by survivors {file}"));
+    text.push_str(&format!("fragprof: wrote {file}; read it with: fragprof report {file}"));
     text
 }
 
@@ -294,11 +302,37 @@ fn start(args: &RecordArgs, recorder: &mut Recorder) -> anyhow::Result<()> {
     if !args.command.is_empty() {
         return recorder.launch(&args.command).map_err(failed);
     }
-    args.pid.iter().try_for_each(|pid| recorder.watch(Pid(*pid))).map_err(failed)
+    args.pid.iter().try_for_each(|pid| recorder.watch(Pid(*pid))).map_err(failed)?;
+    if args.children { recorder.hold_children().map_err(failed) } else { Ok(()) }
 }
 
-fn write(profile: &Profile, path: &std::path::Path) -> anyhow::Result<()> {
-    output::to_file(path, |out| pprof::write(profile, out)).with_context(|| format!("cannot write the profile to {}", path.display()))
+/// Which of the processes stand still, so that nobody takes their silence for thrift.
+fn stopped(args: &RecordArgs) -> Vec<String> {
+    let stands = |pid: &&u32| Process::open(Pid(**pid)).is_ok_and(|process| process.is_stopped());
+    let says = |pid: &u32| {
+        format!("process {pid} is stopped, by a signal or a debugger: it allocates nothing until it goes on (`kill -CONT {pid}`)")
+    };
+    args.pid.iter().filter(stands).map(says).collect()
+}
+
+/// Writes the profile, or what cannot be written there to another place: what was recorded cannot be recorded again.
+fn write(profile: &Profile, path: &Path) -> anyhow::Result<()> {
+    let Err(error) = output::to_file(path, |out| pprof::write(profile, out)) else { return Ok(()) };
+    let refused = error.context(format!("cannot write the profile to {}", path.display()));
+    match keep(profile, path, &[std::env::temp_dir(), "/var/tmp".into(), "/dev/shm".into()]) {
+        Some(kept) => Err(refused.context(format!("the recording is kept in {}: move it to where there is room", kept.display()))),
+        None => {
+            Err(refused.context("the recording is lost: there is room for it neither there nor in the directories for temporary files"))
+        }
+    }
+}
+
+/// Writes the profile into the first directory that takes it.
+fn keep(profile: &Profile, path: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
+    let mut name = OsString::from(format!("fragprof-{}-", std::process::id()));
+    name.push(path.file_name().unwrap_or_default());
+    let places = directories.iter().map(|directory| directory.join(&name));
+    places.into_iter().find(|place| output::to_file(place, |out| pprof::write(profile, out)).is_ok())
 }
 
 fn summary(profile: &Profile, args: &RecordArgs) -> String {
@@ -342,6 +376,16 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn a_profile_that_cannot_be_written_is_kept_in_the_first_place_that_takes_it() {
+        let room = tempfile::tempdir().unwrap();
+        let places = ["/proc/no-such-place".into(), room.path().to_path_buf()];
+        let kept = keep(&Profile::default(), Path::new("/full/out.pb.gz"), &places).unwrap();
+        assert!(kept.starts_with(room.path()) && kept.to_string_lossy().ends_with("-out.pb.gz"), "{}", kept.display());
+        assert!(pprof::read(std::fs::File::open(&kept).unwrap()).is_ok());
+        assert_eq!(keep(&Profile::default(), Path::new("out.pb.gz"), &places[..1]), None);
+    }
 
     #[test]
     fn times_are_read_with_their_unit_and_nonsense_is_refused() {

@@ -24,9 +24,9 @@ pub struct ReportArgs {
     /// Directory of the agent's history [default: /var/lib/fragprof]
     #[arg(long, value_name = "DIRECTORY", requires = "since")]
     pub history: Option<PathBuf>,
-    /// Value to rank stacks by
-    #[arg(long, value_enum, default_value_t = By::Live)]
-    pub by: By,
+    /// Value to rank stacks by [default: live, or what the file has: survivors, else allocated]
+    #[arg(long, value_enum)]
+    pub by: Option<By>,
     /// Stacks to show [default: 20, with --json all]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
@@ -51,7 +51,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     }
     let file = args.file.as_deref().unwrap_or(Path::new(""));
     let profile = load(file)?;
-    let view = args.by.measured_in(&[(&profile, file)])?;
+    let view = By::view(args.by, &[(&profile, file)])?;
     if args.json {
         return output::print(&json::to_string(&profile, view.kind, args.top));
     }

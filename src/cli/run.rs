@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 
+use super::output::say;
 use crate::error::{ExitStatus, Failed};
 use crate::sampler::fit::{self, Unfit};
 use crate::sampler::{
@@ -54,7 +55,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         _ => Failed::new(ExitStatus::Target, unfit.to_string()).into(),
     })?;
     for doubt in &fit.doubts {
-        eprintln!("fragprof: {doubt}");
+        say!("fragprof: {doubt}");
     }
     let path = library::place(fit.flavour)?;
     let mut command = Command::new(args.command.first().context("no program is given")?);

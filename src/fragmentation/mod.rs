@@ -9,7 +9,10 @@
 //! | [`ladder`] | extent, resident, live, and what the free part is worth |
 //! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
 //! | [`survey`] | one walk over a heap: sums by range, and pinning |
-//! | `decide` | which verdict the evidence gives |
+//! | [`trend`] | how live bytes, and what is outside malloc, go over several looks |
+//! | `outside` | what is resident outside malloc: what counts, what can grow, what helps |
+//! | `decide` | which causes hold, the verdict first |
+//! | `remedy` | what would help, by allocator |
 //! | [`verdict`] | what is wrong, with evidence and remedies |
 //! | [`recorded`] | the verdict on a profile: what its censuses and its stacks say |
 
@@ -18,9 +21,11 @@ pub mod by_stack;
 mod decide;
 pub mod growth;
 pub mod ladder;
+mod outside;
 pub mod pinned;
 pub mod ratio;
 pub mod recorded;
 mod remedy;
 pub mod survey;
+pub mod trend;
 pub mod verdict;

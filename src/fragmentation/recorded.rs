@@ -2,12 +2,17 @@
 
 use super::decide::of_heap;
 use super::ladder::Ladder;
-use super::verdict::{Change, Evidence, Kind, Remedy, Source, Verdict};
-use crate::profile::{BEFORE_ATTACH, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue};
+use super::trend::Shape;
+use super::verdict::{Change, Evidence, Finding, Kind, Look, Remedy, Source, Verdict};
+use crate::profile::{BEFORE_ATTACH, Frame, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue, text};
 use crate::units::{HumanBytes, counted};
 
 /// Stacks named in the remedies.
 const STACKS_NAMED: usize = 3;
+/// Trims that give back less are not worth a line.
+const TRIM_BYTES_MIN: u64 = 1 << 20;
+/// A fall of live bytes from their peak to the end, from which on they are said to come and go.
+const SWING_BYTES_MIN: u64 = 1 << 20;
 
 /// Judges the process of a profile with the largest heap; `None` if the profile is of no process.
 #[must_use]
@@ -23,10 +28,15 @@ pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
     if process.heap.is_none() {
         unknowns.push("no heap at the end: the process had ended, or could not be read".into());
     }
-    let change = change(process, profile.meta.duration_s);
-    if change.is_none() {
-        unknowns.push("no census at the start: whether live bytes grew is not known".into());
-    }
+    let change = change(profile, process);
+    unknowns.push(match change {
+        None => "no census at the start: whether live bytes grew is not known".into(),
+        Some(_) => {
+            "two looks only, at the start and at the end: whether live bytes went up and down between them, as a load, or a table that \
+                    is filled and flushed, makes them, is not known"
+                .into()
+        }
+    });
     unknowns.extend(profile.meta.doubts.iter().cloned());
     let heap = process.heap.unwrap_or_default();
     let ladder = ladder(&heap);
@@ -37,10 +47,10 @@ pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
         change,
         ..Evidence::default()
     };
-    let (verdict, confidence, summary) = of_heap(&evidence);
-    let remedies = remedies(profile, process, verdict, &heap);
+    let findings = of_heap(&evidence);
+    let remedies = remedies(&by_title(profile), process, &findings, &heap);
     let sources = sources(profile, process);
-    Some((process, Verdict { verdict, confidence, summary, evidence, remedies, unknowns, sources }))
+    Some((process, Verdict::of(findings, evidence, remedies, unknowns, sources)))
 }
 
 fn sources(profile: &Profile, process: &Process) -> Vec<Source> {
@@ -77,40 +87,73 @@ fn ladder(heap: &HeapSummary) -> Ladder {
     }
 }
 
-/// From the census at the start to the one at the end.
-fn change(process: &Process, duration_s: f64) -> Option<Change> {
+/// From the census at the start to the one at the end. Where more of what was recorded was live once than at the end, live bytes do not
+/// just climb.
+fn change(profile: &Profile, process: &Process) -> Option<Change> {
     let (start, end) = (process.at_start?, process.heap?);
-    let seconds = duration_s - start.after_ms as f64 / 1e3;
-    let delta = |old: u64, new: u64| i64::try_from(i128::from(new) - i128::from(old)).unwrap_or(0);
-    let live = delta(start.heap.live_bytes?, end.live_bytes?);
-    let resident = delta(start.heap.resident_bytes?, end.resident_bytes?);
-    (seconds > 0.0).then(|| Change::of(seconds, live, resident))
+    let look = |at_s, heap: HeapSummary| {
+        let (live_bytes, resident_bytes) = (heap.live_bytes?, heap.resident_bytes?);
+        Some(Look { at_s, live_bytes, resident_bytes, free_bytes: resident_bytes.checked_sub(live_bytes), outside_bytes: 0 })
+    };
+    let before = look(start.after_ms as f64 / 1e3, start.heap)?;
+    let after = look(profile.meta.duration_s, end)?;
+    let change = (after.at_s > before.at_s).then(|| Change::between(&before, &after))?;
+    let fallen = fallen_bytes(profile, process, &after);
+    let is_swing = fallen.saturating_mul(4) >= u64::try_from(change.live_bytes_delta).unwrap_or(0);
+    match is_swing && fallen >= SWING_BYTES_MIN {
+        true => Some(Change { live_shape: Shape::ComesAndGoes, live_swing_bytes: fallen, ..change }),
+        false => Some(change),
+    }
 }
 
-fn remedies(profile: &Profile, process: &Process, verdict: Kind, heap: &HeapSummary) -> Vec<Remedy> {
-    let mut list = Vec::new();
-    match verdict {
-        Kind::Leak => list.extend(of_leak(profile, process)),
-        Kind::Fragmentation => list.extend(of_fragmentation(profile, process)),
-        _ => {}
+/// By how much live bytes had fallen from their peak when the recording ended, as far as it tells.
+fn fallen_bytes(profile: &Profile, process: &Process, end: &Look) -> u64 {
+    let by_census = process.at_peak.and_then(|peak| peak.heap.live_bytes).map_or(0, |peak| peak.saturating_sub(end.live_bytes));
+    let has_inuse = profile.meta.kinds.contains(ValueKind::InuseSpace);
+    let of_process = profile.stacks().iter().filter(|stack| stack.pid == process.pid);
+    let inuse: u64 = of_process.map(|stack| stack.values.get(ValueKind::InuseSpace)).fold(0, u64::saturating_add);
+    let by_record = process.peak_inuse_bytes.filter(|_| has_inuse).map_or(0, |peak| peak.saturating_sub(inuse));
+    by_census.max(by_record)
+}
+
+/// What gives back whole free pages. Of several allocators the one that the program brought serves its malloc, not the C library's.
+fn trim_by_name(allocators: &[String]) -> &'static str {
+    let has = |name: &str| allocators.iter().any(|allocator| allocator.starts_with(name));
+    if has("jemalloc") {
+        "call mallctl(\"arena.4096.purge\"), or set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000"
+    } else if has("tcmalloc") {
+        "call MallocExtension_ReleaseFreeMemory()"
+    } else if has("glibc") || allocators.is_empty() {
+        "call malloc_trim(0) now and then, or once after load peaks"
+    } else {
+        "let the allocator purge its free pages, as its documentation says"
     }
-    if let Some(trimmable) = heap.trimmable_bytes.filter(|&bytes| bytes > 0 && verdict != Kind::Healthy) {
-        let action = match process.allocators.first().map(String::as_str) {
-            Some("jemalloc") => "call mallctl(\"arena.4096.purge\"), or set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000",
-            Some("tcmalloc") => "call MallocExtension_ReleaseFreeMemory()",
-            _ => "call malloc_trim(0) now and then, or once after load peaks",
-        };
+}
+
+fn remedies(profile: &Profile, process: &Process, findings: &[Finding], heap: &HeapSummary) -> Vec<Remedy> {
+    let mut list = Vec::new();
+    for finding in findings {
+        match finding.verdict {
+            Kind::Leak | Kind::Growing => list.extend(of_leak(profile, process)),
+            Kind::Fragmentation => list.extend(of_fragmentation(profile, process)),
+            _ => {}
+        }
+    }
+    let is_healthy = findings.iter().all(|finding| finding.verdict == Kind::Healthy);
+    if let Some(trimmable) = heap.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN && !is_healthy) {
         list.push(Remedy {
-            action: action.into(),
+            action: trim_by_name(&process.allocators).into(),
             predicted_bytes: Some(trimmable),
+            at_most: false,
             basis: "whole free pages at the end of the recording".into(),
         });
     }
     for (name, _, bytes) in largest(profile, process, ValueKind::BlockedSpace).into_iter().take(1) {
-        if verdict != Kind::Healthy {
+        if !is_healthy {
             list.push(Remedy {
                 action: format!("let {name} allocate its long-lived blocks before the load, or apart"),
                 predicted_bytes: Some(bytes),
+                at_most: true,
                 basis: "whole free pages under its block at a heap's end, which the allocator would return by itself if it went".into(),
             });
         }
@@ -124,7 +167,12 @@ fn of_leak(profile: &Profile, process: &Process) -> Vec<Remedy> {
         let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {
             action: format!("free what {name} keeps"),
             predicted_bytes: Some(bytes),
-            basis: format!("live at the end in {}{what}, allocated since the start", counted(stack.values.get(blocks), "block")),
+            at_most: true,
+            basis: format!(
+                "live at the end in {}{what}, allocated since the start{}",
+                counted(stack.values.get(blocks), "block"),
+                interval(stack, kind)
+            ),
         };
         largest(profile, process, kind).into_iter().map(remedy).collect()
     };
@@ -141,8 +189,9 @@ fn of_fragmentation(profile: &Profile, process: &Process) -> Vec<Remedy> {
     let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {
         action: format!("allocate the blocks of {name} early or from a pool of their own"),
         predicted_bytes: Some(bytes),
+        at_most: true,
         basis: format!(
-            "free bytes on the pages of its {} of live blocks: an upper limit of what moving them would free",
+            "free bytes on the pages of its {} of live blocks: what is saved if all of them go elsewhere",
             HumanBytes(stack.values.get(ValueKind::LiveSpace).max(stack.values.get(ValueKind::InuseSpace)))
         ),
     };
@@ -156,15 +205,43 @@ fn of_fragmentation(profile: &Profile, process: &Process) -> Vec<Remedy> {
 /// The stacks whose blocks live long, of windows: an estimate of what was made, not of what lives.
 fn survivors(profile: &Profile, process: &Process, action: impl Fn(&str) -> String) -> Vec<Remedy> {
     let Some(age_s) = profile.meta.survivor_age_s.filter(|_| profile.meta.mode == Mode::Governed) else { return Vec::new() };
-    let remedy = |(name, _, bytes): (String, &Stack, u64)| Remedy {
-        action: action(&name),
-        predicted_bytes: None,
-        basis: format!(
-            "about {} of its bytes outlived {age_s} s: an estimate from windows, which do not tell what still lives",
-            HumanBytes(bytes)
-        ),
+    let remedy = |(name, stack, bytes): (String, &Stack, u64)| {
+        let about = match profile.is_lower_bound(process.pid, ValueKind::SurvivorSpace) {
+            true => format!("at least {} of its bytes outlived {age_s} s: a lower bound", HumanBytes(bytes)),
+            false => format!(
+                "about {} of its bytes outlived {age_s} s{}: an estimate",
+                HumanBytes(bytes),
+                interval(stack, ValueKind::SurvivorSpace)
+            ),
+        };
+        Remedy {
+            action: action(&name),
+            predicted_bytes: None,
+            at_most: false,
+            basis: format!("{about} from windows, which do not tell what still lives"),
+        }
     };
     largest(profile, process, ValueKind::SurvivorSpace).into_iter().map(remedy).collect()
+}
+
+/// The 95 % interval of a stack's value, where it is an estimate.
+fn interval(stack: &Stack, kind: ValueKind) -> String {
+    match stack.errors.get(kind) {
+        0 => String::new(),
+        error => format!(" ({})", text::plus_minus(kind, error)),
+    }
+}
+
+/// The profile with one stack a function that asked for memory, however it was called: a remedy is for a function, and names it once.
+fn by_title(profile: &Profile) -> Profile {
+    let mut titled = Profile::new(profile.meta.clone());
+    for stack in profile.stacks() {
+        let frames: Vec<&Frame> = profile.frames_of(stack).collect();
+        if let Some(title) = frames.get(glue::leading_frames(frames.iter().copied())) {
+            titled.add_estimate(stack.pid, &[Frame::named(title.function.clone())], None, &stack.values, &stack.errors);
+        }
+    }
+    titled
 }
 
 /// The stacks of a process with the most of a value, by the function that asked for the memory.
@@ -183,8 +260,9 @@ fn largest<'a>(profile: &'a Profile, process: &Process, kind: ValueKind) -> Vec<
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::fragmentation::verdict::Confidence;
     use crate::profile::testing::shop;
-    use crate::profile::{Frame, HeapMoment};
+    use crate::profile::{HeapMoment, StandardErrors};
 
     #[test]
     fn a_profile_of_a_fragmented_heap_names_the_stack_that_pins_it_with_its_bytes() {
@@ -198,15 +276,39 @@ mod tests {
     }
 
     #[test]
-    fn growth_since_the_start_is_a_leak_of_the_stack_that_holds_most() {
+    fn growth_since_the_start_is_that_of_the_stack_that_holds_most() {
         let mut profile = shop();
         let process = &mut profile.meta.processes[0];
         let start = HeapSummary { live_bytes: Some(4 << 20), resident_bytes: Some(70 << 20), ..HeapSummary::default() };
         process.at_start = Some(HeapMoment { after_ms: 250, recorded_live_bytes: 0, heap: start });
+        // The end is the peak.
+        process.peak_inuse_bytes = Some(16 << 20);
         let (_, verdict) = judge(&profile).unwrap();
-        assert_eq!(verdict.verdict, Kind::Leak);
+        // Two looks make no leak.
+        assert_eq!((verdict.verdict, verdict.confidence), (Kind::Growing, Confidence::Low));
         assert_eq!(verdict.evidence.change.map(|change| (change.seconds, change.live_bytes_delta)), Some((10.0, 16 << 20)));
         assert!(verdict.remedies[0].action.contains("Session::create"), "{:?}", verdict.remedies);
+    }
+
+    #[test]
+    fn live_bytes_that_had_been_higher_than_at_the_end_come_and_go() {
+        let mut profile = shop();
+        let process = &mut profile.meta.processes[0];
+        let start = HeapSummary { live_bytes: Some(4 << 20), resident_bytes: Some(70 << 20), ..HeapSummary::default() };
+        process.at_start = Some(HeapMoment { after_ms: 0, recorded_live_bytes: 0, heap: start });
+        let peak = HeapSummary { live_bytes: Some(40 << 20), ..process.heap.unwrap() };
+        process.at_peak = Some(HeapMoment { after_ms: 5000, recorded_live_bytes: 36 << 20, heap: peak });
+        let (_, verdict) = judge(&profile).unwrap();
+        assert_eq!(verdict.verdict, Kind::Fragmentation, "{verdict:?}");
+        assert_eq!(verdict.evidence.change.map(|change| change.live_shape), Some(Shape::ComesAndGoes));
+    }
+
+    #[test]
+    fn a_trim_is_that_of_the_allocator_that_serves_the_program() {
+        let named = |names: &[&str]| trim_by_name(&names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert!(named(&["glibc 2.36", "jemalloc 5.3.0"]).contains("mallctl"));
+        assert!(named(&["glibc 2.36"]).contains("malloc_trim"));
+        assert!(!named(&["mimalloc 2.1"]).contains("malloc_trim"));
     }
 
     #[test]
@@ -216,18 +318,40 @@ mod tests {
         profile.meta.survivor_age_s = Some(10.0);
         let start = HeapSummary { live_bytes: Some(4 << 20), resident_bytes: Some(70 << 20), ..HeapSummary::default() };
         profile.meta.processes[0].at_start = Some(HeapMoment { after_ms: 0, recorded_live_bytes: 0, heap: start });
+        // Windows measure no peak.
+        profile.meta.processes[0].peak_inuse_bytes = None;
         let mut told = Profile::new(profile.meta.clone());
         let frames = |name: &str| [Frame::named(name)];
         let values = |kind, blocks, bytes| crate::profile::Values::default().with(kind, bytes).with(ValueKind::LargeObjects, blocks);
         told.add(4242, &frames("keeps_large"), None, &values(ValueKind::LargeSpace, 3, 3 << 20));
         told.add(4242, &frames("keeps_small"), None, &values(ValueKind::SurvivorSpace, 0, 9 << 20));
         let (_, verdict) = judge(&told).unwrap();
-        assert_eq!(verdict.verdict, Kind::Leak);
+        assert_eq!(verdict.verdict, Kind::Growing);
         let [large, small, ..] = &verdict.remedies[..] else { panic!("{:?}", verdict.remedies) };
         assert_eq!((large.action.as_str(), large.predicted_bytes), ("free what keeps_large keeps", Some(3 << 20)));
         assert!(large.basis.contains("3 blocks above 1 KiB"), "{large:?}");
         assert_eq!((small.action.as_str(), small.predicted_bytes), ("look at what keeps_small keeps", None));
         assert!(small.basis.contains("9.00 MiB of its bytes outlived 10 s"), "{small:?}");
+    }
+
+    #[test]
+    fn a_function_is_named_once_with_the_sum_of_its_stacks_and_the_interval_of_the_estimate() {
+        let mut profile = shop();
+        profile.meta.mode = Mode::Governed;
+        profile.meta.survivor_age_s = Some(10.0);
+        let start = HeapSummary { live_bytes: Some(4 << 20), resident_bytes: Some(70 << 20), ..HeapSummary::default() };
+        profile.meta.processes[0].at_start = Some(HeapMoment { after_ms: 0, recorded_live_bytes: 0, heap: start });
+        let mut told = Profile::new(profile.meta.clone());
+        let values = crate::profile::Values::default().with(ValueKind::SurvivorSpace, 8 << 20);
+        for (caller, error) in [("left", 3 << 20), ("right", 4 << 20)] {
+            let frames = [Frame::named("malloc"), Frame::named("keeps"), Frame::named(caller)];
+            told.add_estimate(4242, &frames, None, &values, &StandardErrors::default().with(ValueKind::SurvivorSpace, error));
+        }
+        let remedies = judge(&told).unwrap().1.remedies;
+        let of_keeps: Vec<_> = remedies.iter().filter(|remedy| remedy.action.contains("keeps")).collect();
+        let [one] = of_keeps[..] else { panic!("{remedies:?}") };
+        // Errors of 3 and 4 MiB make one of 5 MiB, 1.96 of which are the interval.
+        assert!(one.basis.contains("about 16.0 MiB of its bytes outlived 10 s (±9.80 MiB)"), "{one:?}");
     }
 
     #[test]

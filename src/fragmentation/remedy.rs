@@ -1,58 +1,150 @@
-//! What would help against what a verdict found, with the setting's name and the bytes it would save. Pure.
+//! What would help against what was found, with the setting's name and the bytes it would save. Pure.
+//!
+//! Remedies follow the allocator. What is counted (a trim, a purge) comes first; a setting whose effect on this program nobody has measured
+//! comes after it, with `at_most`: what fewer arenas save depends on how the threads' blocks come to lie, and is often a tenth of what the
+//! arenas hold free.
 
-use super::verdict::{Evidence, Kind, Remedy};
-use crate::census::{Census, HeapAccount};
-use crate::units::{HumanBytes, counted};
+use super::outside;
+use super::trend::Shape;
+use super::verdict::{Evidence, Finding, Kind, Remedy};
+use crate::census::{ArenaAccount, Census, HeapAccount};
+use crate::units::{HumanBytes, HumanDuration, counted};
 
-/// Parts of what is not malloc's that are worth a remedy of their own: this share of the resident bytes, in percent.
-const PART_PERCENT_MIN: u64 = 10;
+/// Trims and purges that give back less are not worth a line.
+const TRIM_BYTES_MIN: u64 = 1 << 20;
 
-/// The remedies for a census: those against the verdict's own cause first, then the others, each by what they save.
-pub(super) fn remedies(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
-    let mut own = Vec::new();
-    let mut others = Vec::new();
-    for heap in &census.heaps {
-        match heap.allocator.as_str() {
-            "glibc" => glibc(kind, heap, evidence, &mut own, &mut others),
-            "jemalloc" => jemalloc(kind, heap, evidence, &mut own, &mut others),
-            "tcmalloc" if heap.trimmable_bytes.unwrap_or(0) > 0 => {
-                let remedy = Remedy {
-                    action: "call MallocExtension_ReleaseFreeMemory(), or set TCMALLOC_RELEASE_RATE=10".into(),
-                    predicted_bytes: heap.trimmable_bytes,
-                    basis: "resident spans in the page heap's free lists".into(),
-                };
-                if kind == Kind::Hoarding { own.push(remedy) } else { others.push(remedy) }
-            }
-            _ => {}
+/// Whether the allocator means to give back free pages by itself in time, whatever the arena they lie in: they are not kept for the number
+/// of arenas then.
+pub(super) fn decays(allocator: &str) -> bool {
+    allocator == "jemalloc"
+}
+
+/// The remedies for a census: those against the verdict's own cause first, then those against the other findings, then what else would give
+/// back memory, by how much.
+pub(super) fn remedies(findings: &[Finding], census: &Census, evidence: &Evidence) -> Vec<Remedy> {
+    let mut all: Vec<Remedy> = findings.iter().flat_map(|finding| against(finding.verdict, census, evidence)).collect();
+    if findings.iter().any(|finding| finding.verdict != Kind::Healthy) {
+        let mut others: Vec<Remedy> = census.heaps.iter().filter_map(trim).collect();
+        others.extend(direct_buffers(census, evidence));
+        others.sort_by_key(|remedy| std::cmp::Reverse(remedy.predicted_bytes.unwrap_or(0)));
+        all.extend(others);
+    }
+    let mut list: Vec<Remedy> = Vec::new();
+    for remedy in all {
+        if !list.iter().any(|other| other.action == remedy.action) {
+            list.push(remedy);
         }
     }
+    list
+}
+
+/// What helps against one cause.
+fn against(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
+    let mut heaps: Vec<&HeapAccount> = census.heaps.iter().collect();
+    heaps.sort_by_key(|heap| std::cmp::Reverse(heap.resident_bytes));
+    let trims = || heaps.iter().filter_map(|heap| trim(heap));
     match kind {
-        Kind::Leak => own.insert(0, leak(evidence)),
-        Kind::Fragmentation => own.insert(0, fragmentation(evidence)),
-        Kind::NotMalloc => own.splice(0..0, not_malloc(evidence)).for_each(drop),
-        Kind::HugePageBloat => own.insert(0, huge_pages(evidence)),
-        _ => {}
+        Kind::Leak | Kind::Growing => growth(evidence),
+        Kind::Fragmentation => vec![fragmentation(evidence)],
+        Kind::NotMalloc => outside::remedies(census, evidence),
+        Kind::HugePageBloat => vec![huge_pages(evidence)],
+        Kind::Hoarding => trims().chain(heaps.iter().filter_map(|heap| thresholds(heap))).collect(),
+        Kind::Cache => heaps.iter().flat_map(|heap| caches(heap)).chain(trims()).collect(),
+        Kind::ArenaBlowUp => {
+            let pins = evidence.ladder.pinned_bytes.is_some_and(|pinned| pinned >= evidence.other_arenas_free_bytes / 4);
+            trims()
+                .chain(pins.then(|| fragmentation(evidence)))
+                .chain(heaps.iter().filter_map(|heap| fewer_arenas(heap, evidence)))
+                .collect()
+        }
+        Kind::Healthy | Kind::Unknown => Vec::new(),
     }
-    others.extend(direct_buffers(census, evidence));
-    let saved = |remedy: &Remedy| std::cmp::Reverse(remedy.predicted_bytes.unwrap_or(0));
-    others.sort_by_key(saved);
-    own.extend(others);
-    own
 }
 
 fn setting(heap: &HeapAccount, name: &str) -> Option<u64> {
     heap.settings.iter().find(|setting| setting.name == name).map(|setting| setting.value)
 }
 
-fn leak(evidence: &Evidence) -> Remedy {
-    let per_hour = evidence.change.map_or(0, |change| change.live_bytes_per_hour().max(0).unsigned_abs());
-    Remedy {
-        action: "find the growing stacks: fragprof record -p PID --mode governed -d 60s, then fragprof report --by survivors; or exactly, at a higher \
-                 price: fragprof record -p PID -d 60s, then fragprof report --by live"
-            .into(),
-        predicted_bytes: None,
-        basis: format!("live bytes grow by {} an hour at this rate; only a recording tells whose they are", HumanBytes(per_hour)),
+/// What gives back whole free pages now; `None` where that is little, or the allocator has no call for it.
+fn trim(heap: &HeapAccount) -> Option<Remedy> {
+    let bytes = heap.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN)?;
+    let (action, basis) = match heap.allocator.as_str() {
+        "glibc" => (
+            "call malloc_trim(0) now and then, or once after load peaks",
+            "resident whole pages inside free chunks, and the end of the brk heap",
+        ),
+        "jemalloc" => (
+            "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")",
+            "resident dirty and muzzy extents",
+        ),
+        "tcmalloc" => {
+            ("call MallocExtension_ReleaseFreeMemory(), or set TCMALLOC_RELEASE_RATE=10", "resident spans in the page heap's free lists")
+        }
+        _ => return None,
+    };
+    let basis = decay(heap).map_or_else(|| basis.to_owned(), |decay| format!("{basis}: {decay}"));
+    Some(Remedy { action: action.into(), predicted_bytes: Some(bytes), at_most: false, basis })
+}
+
+/// What an allocator that gives pages back in time holds of them, and how long it waits; `None` where it does not tell.
+fn decay(heap: &HeapAccount) -> Option<String> {
+    let (dirty, muzzy) = (heap.dirty_bytes?, heap.muzzy_bytes?);
+    let mut arenas: Vec<u64> = heap.arenas.iter().map(|arena| arena.dirty_bytes.unwrap_or(0).max(arena.muzzy_bytes.unwrap_or(0))).collect();
+    arenas.retain(|&bytes| bytes > 0);
+    let most = arenas.iter().max().copied().unwrap_or(0);
+    Some(format!(
+        "{} dirty ({}), {} muzzy ({}), in {}, at most {} in one",
+        HumanBytes(dirty),
+        waits(heap, |arena| (arena.dirty_bytes, arena.dirty_decay_ms)),
+        HumanBytes(muzzy),
+        waits(heap, |arena| (arena.muzzy_bytes, arena.muzzy_decay_ms)),
+        counted(arenas.len() as u64, "arena"),
+        HumanBytes(most)
+    ))
+}
+
+/// How long the arenas that hold pages of a kind keep them; all arenas where none holds any.
+fn waits(heap: &HeapAccount, of: impl Fn(&ArenaAccount) -> (Option<u64>, Option<i64>)) -> String {
+    let holding: Vec<_> = heap.arenas.iter().map(&of).filter(|(bytes, _)| bytes.is_some_and(|bytes| bytes > 0)).collect();
+    let all: Vec<_> = heap.arenas.iter().map(&of).collect();
+    let mut times: Vec<Option<i64>> = if holding.is_empty() { &all } else { &holding }.iter().map(|&(_, ms)| ms).collect();
+    times.sort_unstable();
+    times.dedup();
+    match times[..] {
+        [Some(-1)] => "never given back".into(),
+        [Some(0)] => "given back at once".into(),
+        [Some(ms)] => format!("given back within {}", HumanDuration(ms as f64 / 1e3)),
+        [None] | [] => "how long they are kept is not known".into(),
+        _ => "kept for a time that differs by arena".into(),
     }
+}
+
+/// Whose the growing bytes are; and where it is not malloc's memory that grows, what that is.
+fn growth(evidence: &Evidence) -> Vec<Remedy> {
+    let Some(change) = evidence.change else { return Vec::new() };
+    if change.outside_shape == Shape::Growing && change.live_shape != Shape::Growing {
+        let parts = evidence.not_malloc.iter().filter(|part| outside::grows_by_itself(part.kind));
+        let largest = parts.max_by_key(|part| part.resident_bytes);
+        return largest
+            .map(|part| Remedy {
+                action: outside::advice(part.kind).into(),
+                predicted_bytes: None,
+                at_most: false,
+                basis: format!("{} in {} of {}", HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"), part.kind),
+            })
+            .into_iter()
+            .collect();
+    }
+    let grown = HumanBytes(u64::try_from(change.live_bytes_delta).unwrap_or(0));
+    vec![Remedy {
+        action:
+            "find the growing stacks: fragprof record -p PID --mode governed -d 60s, then fragprof report --by survivors; or exactly, at a \
+                 higher price: fragprof record -p PID -d 60s, then fragprof report --by live"
+                .into(),
+        predicted_bytes: None,
+        at_most: false,
+        basis: format!("{grown} more in {}; only a recording tells whose they are", HumanDuration(change.seconds)),
+    }]
 }
 
 fn fragmentation(evidence: &Evidence) -> Remedy {
@@ -62,7 +154,8 @@ fn fragmentation(evidence: &Evidence) -> Remedy {
                  or from a pool of their own"
                 .into(),
         predicted_bytes: evidence.ladder.pinned_bytes,
-        basis: "free bytes on pages that also hold live blocks, an upper limit of what moving those blocks would free".into(),
+        at_most: true,
+        basis: "free bytes on pages that also hold live blocks: what is saved if all of those blocks go elsewhere".into(),
     }
 }
 
@@ -70,9 +163,10 @@ fn huge_pages(evidence: &Evidence) -> Remedy {
     Remedy {
         action:
             "keep the heap out of huge pages: GLIBC_TUNABLES=glibc.malloc.hugetlb=0 or MALLOC_CONF=thp:never where they are asked for, \
-                 and /sys/kernel/mm/transparent_hugepage/enabled at madvise"
+                 no madvise(MADV_HUGEPAGE) by the program, and /sys/kernel/mm/transparent_hugepage/enabled at madvise"
                 .into(),
         predicted_bytes: evidence.huge_zero_bytes_est,
+        at_most: true,
         basis: "pages of 4 KiB in the heap's huge pages that hold only zeros, estimated from a sample; of these, what the program cleared \
                 itself would stay"
             .into(),
@@ -84,122 +178,74 @@ fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
     let is_java = evidence.not_malloc.iter().any(|part| part.kind == "java_heap");
     let mmapped: u64 = census.heaps.iter().map(|heap| heap.mmapped_bytes).fold(0, u64::saturating_add);
     let count: u64 = census.heaps.iter().map(|heap| heap.mmapped_allocations).sum();
-    let is_large = mmapped.saturating_mul(100) >= evidence.rss_bytes.saturating_mul(PART_PERCENT_MIN);
+    let is_large = mmapped.saturating_mul(100) >= evidence.rss_bytes.saturating_mul(outside::PART_PERCENT_MIN);
     (is_java && is_large && mmapped > 0).then(|| Remedy {
-        action: advice("direct_buffers").into(),
+        action: outside::advice("direct_buffers").into(),
         predicted_bytes: Some(mmapped),
+        at_most: true,
         basis: format!(
-            "{} of malloc's with mappings of their own, in a JVM mostly direct buffers; an upper limit of what releasing those would save",
+            "{} of malloc's with mappings of their own, in a JVM mostly direct buffers: what releasing all of them would save",
             counted(count, "block")
         ),
     })
 }
 
-fn glibc(kind: Kind, heap: &HeapAccount, evidence: &Evidence, own: &mut Vec<Remedy>, others: &mut Vec<Remedy>) {
-    let trimmable = heap.trimmable_bytes.unwrap_or(0);
-    if kind == Kind::ArenaBlowUp {
-        own.push(Remedy {
-            action: "set MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) and restart".into(),
-            predicted_bytes: Some(evidence.other_arenas_free_bytes),
-            basis: format!(
-                "free resident bytes of all of the {} but the main one; fewer arenas share them, at the price of lock contention",
-                counted(evidence.arenas as u64, "arena")
-            ),
-        });
-    }
-    if kind == Kind::Cache {
-        cache(heap, own);
-    }
-    if kind != Kind::Healthy && trimmable > 0 {
-        let trim = Remedy {
-            action: "call malloc_trim(0) now and then, or once after load peaks".into(),
-            predicted_bytes: Some(trimmable),
-            basis: "resident whole pages inside free chunks, and the end of the brk heap".into(),
-        };
-        if matches!(kind, Kind::Hoarding | Kind::Cache) { own.push(trim) } else { others.push(trim) }
-    }
-    if kind == Kind::Hoarding
-        && let (Some(trim), Some(mmap)) = (setting(heap, "M_TRIM_THRESHOLD"), setting(heap, "M_MMAP_THRESHOLD"))
-    {
-        let is_dynamic = setting(heap, "dynamic_threshold_off") == Some(0);
-        // A freed mapping of up to 32 MiB raises the mmap threshold to its size and the trim threshold to twice that.
-        if is_dynamic && mmap > 128 << 10 {
-            own.push(Remedy {
-                action: "set GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072".into(),
-                predicted_bytes: heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes),
-                basis: format!(
-                    "the thresholds adapted themselves to {} and {}: blocks below stay in the heap, and its end is only lowered above",
-                    HumanBytes(mmap),
-                    HumanBytes(trim)
-                ),
-            });
-        }
-    }
+/// Fewer arenas, which share their free memory better; never more than they hold free, and how much of it is not known.
+fn fewer_arenas(heap: &HeapAccount, evidence: &Evidence) -> Option<Remedy> {
+    let action = match heap.allocator.as_str() {
+        "glibc" => "try MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) at a restart, and measure",
+        "jemalloc" => "try MALLOC_CONF=narenas:4 at a restart, and measure",
+        _ => return None,
+    };
+    Some(Remedy {
+        action: action.into(),
+        predicted_bytes: Some(evidence.other_arenas_free_bytes),
+        at_most: true,
+        basis: format!(
+            "free resident bytes of all of the {} but the main one; what fewer arenas would need of it is not known, and threads wait for one another's lock",
+            counted(evidence.arenas as u64, "arena")
+        ),
+    })
 }
 
-/// Freed chunks that caches keep: those of the threads and the fastbins have a setting each.
-fn cache(heap: &HeapAccount, own: &mut Vec<Remedy>) {
+/// Thresholds of glibc that adapted themselves, and keep the heap's end.
+fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
+    let (trim, mmap) = (setting(heap, "M_TRIM_THRESHOLD")?, setting(heap, "M_MMAP_THRESHOLD")?);
+    let is_dynamic = setting(heap, "dynamic_threshold_off") == Some(0);
+    // A freed mapping of up to 32 MiB raises the mmap threshold to its size and the trim threshold to twice that.
+    (is_dynamic && mmap > 128 << 10).then(|| Remedy {
+        action: "set GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072".into(),
+        predicted_bytes: heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes),
+        at_most: true,
+        basis: format!(
+            "the thresholds adapted themselves to {} and {}: blocks below stay in the heap, and its end is only lowered above",
+            HumanBytes(mmap),
+            HumanBytes(trim)
+        ),
+    })
+}
+
+/// Freed chunks that glibc's caches keep: those of the threads and the fastbins have a setting each.
+fn caches(heap: &HeapAccount) -> Vec<Remedy> {
+    if heap.allocator != "glibc" {
+        return Vec::new();
+    }
     let fast = heap.fastbin_bytes.unwrap_or(0);
     let thread = heap.cached_bytes.unwrap_or(0).saturating_sub(fast);
     let mut parts = [
         (
             fast,
             "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
-            "freed chunks in fastbins, at most: what merges then goes back by itself only from a heap's end",
+            "freed chunks in fastbins: what merges then goes back by itself only from a heap's end",
         ),
         (thread, "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", "freed chunks in thread caches"),
     ];
     parts.sort_by_key(|&(bytes, ..)| std::cmp::Reverse(bytes));
-    for (bytes, action, basis) in parts.into_iter().filter(|&(bytes, ..)| bytes > 0) {
-        own.push(Remedy { action: action.into(), predicted_bytes: Some(bytes), basis: basis.into() });
-    }
-}
-
-fn jemalloc(kind: Kind, heap: &HeapAccount, evidence: &Evidence, own: &mut Vec<Remedy>, others: &mut Vec<Remedy>) {
-    let trimmable = heap.trimmable_bytes.unwrap_or(0);
-    if kind == Kind::ArenaBlowUp {
-        own.push(Remedy {
-            action: "set MALLOC_CONF=narenas:4 and restart".into(),
-            predicted_bytes: None,
-            basis: format!("{} hold free memory of their own; four are enough for most", counted(evidence.arenas as u64, "arena")),
-        });
-    }
-    if kind != Kind::Healthy && trimmable > 0 {
-        let purge = Remedy {
-            action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")"
-                .into(),
-            predicted_bytes: Some(trimmable),
-            basis: "resident dirty and muzzy extents".into(),
-        };
-        if kind == Kind::Hoarding { own.push(purge) } else { others.push(purge) }
-    }
-}
-
-/// A remedy for each large part of what is not malloc's, the largest first.
-fn not_malloc(evidence: &Evidence) -> Vec<Remedy> {
-    let large = |bytes: u64| bytes.saturating_mul(100) >= evidence.rss_bytes.saturating_mul(PART_PERCENT_MIN);
-    let mut parts: Vec<_> = evidence.not_malloc.iter().filter(|part| large(part.resident_bytes)).collect();
-    parts.sort_by_key(|part| std::cmp::Reverse(part.resident_bytes));
-    parts
-        .into_iter()
-        .map(|part| Remedy {
-            action: advice(part.kind).into(),
-            predicted_bytes: None,
-            basis: format!("{} in {} of {}", HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"), part.kind),
-        })
-        .collect()
-}
-
-fn advice(kind: &str) -> &'static str {
-    match kind {
-        "java_heap" => "set -Xmx or -XX:MaxRAMPercentage; a heap dump (jcmd PID GC.heap_dump) tells what is in it",
-        "java_classes" => "limit -XX:MaxMetaspaceSize and -XX:CompressedClassSpaceSize; look for class loaders that leak",
-        "code_cache" => "limit generated code: -XX:ReservedCodeCacheSize (JVM)",
-        "thread_stacks" => "use fewer threads or smaller stacks: ulimit -s, pthread_attr_setstacksize, -Xss",
-        "main_stack" => "the main thread's stack stays as deep as it once was: look for deep recursion or large local arrays",
-        "file_mappings" => "mapped files: the kernel drops clean pages by itself under pressure",
-        "shared_memory" => "shared memory counts in every process that maps it: look at its size once (ipcs -m, /dev/shm)",
-        "direct_buffers" => "limit -XX:MaxDirectMemorySize, and release buffers",
-        _ => "anonymous mappings outside malloc: direct buffers, an allocator of the program's own, a language's runtime",
-    }
+    let remedy = |(bytes, action, basis): (u64, &str, &str)| Remedy {
+        action: action.into(),
+        predicted_bytes: Some(bytes),
+        at_most: true,
+        basis: basis.into(),
+    };
+    parts.into_iter().filter(|&(bytes, ..)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
 }

@@ -4,16 +4,20 @@ use serde::Serialize;
 
 use super::decide::decide;
 use super::ladder::Ladder;
-use super::remedy::remedies;
-use crate::census::{Census, Level, NotMalloc};
-use crate::units::HumanBytes;
+use super::remedy::{decays, remedies};
+use super::trend::Shape;
+pub use super::trend::{Change, Look, Looks};
+use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc};
+use crate::units::{HumanBytes, HumanDuration, counted};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Live bytes grow.
+    /// Live bytes have grown for so long, and so evenly, that no cache that fills explains it.
     Leak,
+    /// Memory grows: a leak, or a cache that fills, or a load that rises.
+    Growing,
     /// Free bytes lie between live ones on the same pages.
     Fragmentation,
     /// The allocator keeps whole free pages that it could give back.
@@ -34,8 +38,9 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Leak,
+        Self::Growing,
         Self::Fragmentation,
         Self::Hoarding,
         Self::Cache,
@@ -51,6 +56,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Leak => "leak",
+            Self::Growing => "growing",
             Self::Fragmentation => "fragmentation",
             Self::Hoarding => "hoarding",
             Self::Cache => "cache",
@@ -63,15 +69,15 @@ impl Kind {
     }
 }
 
-/// How sure the verdict is.
+/// How sure the verdict is: how often such a verdict was right of the programs whose trouble is known (`make verdicts`, docs/verdicts.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
-    /// The cause has most of the bytes in question, exactly counted.
+    /// The cause has most of the bytes in question, exactly counted, and looks over some time agree.
     High,
-    /// The cause has the largest share, not most of it.
+    /// The cause has the largest share, or was seen too briefly to be sure that it lasts.
     Medium,
-    /// Little is known.
+    /// Little is known: one look, or a course that another cause has too.
     Low,
 }
 
@@ -94,47 +100,32 @@ pub struct Remedy {
     pub action: String,
     /// Resident bytes that it would save; `None` where that cannot be told.
     pub predicted_bytes: Option<u64>,
+    /// Whether that is only an upper limit: what it will really save is not known.
+    pub at_most: bool,
     /// Why.
     pub basis: String,
 }
 
-/// How a process changed over some time.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, schemars::JsonSchema)]
-pub struct Change {
-    /// Time between the first and the last census, in seconds.
-    pub seconds: f64,
-    /// Live bytes by then minus before.
-    pub live_bytes_delta: i64,
-    /// Resident bytes of the process by then minus before.
-    pub resident_bytes_delta: i64,
-    /// Growth of live bytes a second.
-    pub live_bytes_per_s: f64,
-    /// Growth of resident bytes a second.
-    pub resident_bytes_per_s: f64,
+/// One cause that holds by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+pub struct Finding {
+    /// What holds.
+    pub verdict: Kind,
+    /// How sure that is.
+    pub confidence: Confidence,
+    /// Bytes in question; `None` where nothing is wrong, or nothing is known.
+    pub bytes: Option<u64>,
+    /// One sentence.
+    pub summary: String,
 }
 
-impl Change {
-    /// From two differences over a time above 0.
-    #[must_use]
-    pub fn of(seconds: f64, live_bytes_delta: i64, resident_bytes_delta: i64) -> Self {
-        let rate = |delta: i64| if seconds > 0.0 { delta as f64 / seconds } else { 0.0 };
-        let (live_bytes_per_s, resident_bytes_per_s) = (rate(live_bytes_delta), rate(resident_bytes_delta));
-        Self { seconds, live_bytes_delta, resident_bytes_delta, live_bytes_per_s, resident_bytes_per_s }
+impl Finding {
+    pub(super) fn new(verdict: Kind, confidence: Confidence, bytes: Option<u64>, summary: String) -> Self {
+        Self { verdict, confidence, bytes, summary }
     }
 
-    /// Growth of live bytes an hour, if it went on so.
-    #[must_use]
-    pub fn live_bytes_per_hour(&self) -> i64 {
-        // `as` saturates.
-        (self.live_bytes_per_s * 3600.0) as i64
-    }
-
-    /// From one census to a later one; `None` unless both know the live bytes.
-    #[must_use]
-    pub fn between(before: &Census, after: &Census, seconds: f64) -> Option<Self> {
-        let delta = |old: u64, new: u64| i64::try_from(i128::from(new) - i128::from(old)).unwrap_or(0);
-        let live = |census: &Census| Ladder::of_all(&census.heaps).live_bytes;
-        Some(Self::of(seconds, delta(live(before)?, live(after)?), delta(before.rss_bytes, after.rss_bytes)))
+    pub(super) fn unknown(summary: String) -> Self {
+        Self::new(Kind::Unknown, Confidence::Low, None, summary)
     }
 }
 
@@ -147,6 +138,8 @@ pub struct Verdict {
     pub confidence: Confidence,
     /// One sentence.
     pub summary: String,
+    /// All that holds, each judged by itself: the verdict's own first.
+    pub findings: Vec<Finding>,
     /// The numbers behind it.
     pub evidence: Evidence,
     /// What would help: against the verdict's own cause first.
@@ -194,13 +187,15 @@ pub struct Evidence {
     pub arenas: usize,
     /// Of what is in huge pages, pages of 4 KiB that hold only zeros, as far as it was looked at.
     pub huge_zero_bytes_est: Option<u64>,
-    /// Free bytes of all arenas but the main one.
+    /// Free bytes of all arenas but the main one, apart from what an allocator means to give back by itself.
     pub other_arenas_free_bytes: u64,
+    /// Of them, those of the one arena with most.
+    pub other_arena_free_bytes_max: u64,
     /// Change over time, if it was observed.
     pub change: Option<Change>,
 }
 
-/// Judges a census, taken at level full, with its history if there is one.
+/// Judges a census, taken at level full, with what the looks before it say of growth, if there were any.
 #[must_use]
 pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     let evidence = evidence(census, change);
@@ -211,17 +206,60 @@ pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     if !census.walk.usable {
         unknowns.push(format!("{} of the heap could not be understood or read", HumanBytes(census.walk.unknown_bytes)));
     }
-    if change.is_none() {
-        unknowns.push("one look only: whether live bytes grow is not known".into());
-    }
+    unknowns.extend(unknown_growth(change.as_ref()));
     let swapped = evidence.ladder.swapped_bytes;
     if swapped > 0 {
         unknowns.push(format!("{} of the heap is in swap and was not read", HumanBytes(swapped)));
     }
-    let (verdict, confidence, summary) = decide(census, &evidence);
-    let remedies = remedies(verdict, census, &evidence);
+    let findings = decide(census, &evidence);
+    let remedies = remedies(&findings, census, &evidence);
     let sources = sources(census, change);
-    Verdict { verdict, confidence, summary, evidence, remedies, unknowns, sources }
+    Verdict::of(findings, evidence, remedies, unknowns, sources)
+}
+
+impl Verdict {
+    /// The verdict of some findings, of which the first is it.
+    pub(super) fn of(
+        findings: Vec<Finding>,
+        evidence: Evidence,
+        remedies: Vec<Remedy>,
+        unknowns: Vec<String>,
+        sources: Vec<Source>,
+    ) -> Self {
+        let first = findings.first().cloned().unwrap_or_else(|| Finding::unknown("nothing is known of it".into()));
+        Self {
+            verdict: first.verdict,
+            confidence: first.confidence,
+            summary: first.summary,
+            findings,
+            evidence,
+            remedies,
+            unknowns,
+            sources,
+        }
+    }
+}
+
+/// What looks of such number and such a course do not tell of growth.
+fn unknown_growth(change: Option<&Change>) -> Option<String> {
+    let Some(change) = change else { return Some("one look only: whether live bytes grow is not known".into()) };
+    let over = HumanDuration(change.span_s);
+    let text = match change.live_shape {
+        Shape::Unknown => format!("{} only: whether live bytes grow is not known", counted(change.looks, "look")),
+        Shape::Growing => format!(
+            "a leak, a cache that fills and a load that rises look the same over {over}: look longer (--over 1h), or record whose blocks they are"
+        ),
+        Shape::Refilling => "whether live bytes will rise above what the process held before is not known".into(),
+        Shape::Steady | Shape::ComesAndGoes | Shape::Levelled => {
+            let an_hour = change.live_unseen_bytes as f64 / change.span_s.max(1e-3) * 3600.0;
+            format!(
+                "growth of live bytes below {} in {over} ({} an hour) would not have been seen",
+                HumanBytes(change.live_unseen_bytes),
+                HumanBytes(an_hour as u64)
+            )
+        }
+    };
+    Some(text)
 }
 
 fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
@@ -238,7 +276,7 @@ fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
     }
     sources.push(Source::new("resident, not malloc", "the kernel's account of the mappings (smaps)"));
     if change.is_some() {
-        sources.push(Source::new("change", "the difference of such censuses"));
+        sources.push(Source::new("change", "low-water marks of such censuses, the newer half of them against the older"));
     }
     sources
 }
@@ -246,9 +284,7 @@ fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
 fn evidence(census: &Census, change: Option<Change>) -> Evidence {
     let ladder = Ladder::of_all(&census.heaps);
     let arenas = census.heaps.iter().flat_map(|heap| &heap.arenas).filter(|arena| arena.extent_bytes > 0);
-    let others = census.heaps.iter().flat_map(|heap| heap.arenas.iter().skip(1));
-    let other_arenas_free_bytes =
-        others.map(|arena| (arena.free_bytes + arena.cached_bytes + arena.top_bytes).min(arena.resident_bytes)).sum();
+    let of_arenas: Vec<(u64, u64)> = census.heaps.iter().map(other_arenas_free).collect();
     Evidence {
         rss_bytes: census.rss_bytes,
         not_malloc_bytes: census.not_malloc.iter().map(|one| one.resident_bytes).sum(),
@@ -258,15 +294,26 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         fragmentation_ratio: ladder.fragmentation_ratio(),
         arenas: arenas.count(),
         huge_zero_bytes_est: census.heaps.iter().filter_map(|heap| heap.huge_zero_bytes_est).reduce(u64::saturating_add),
-        other_arenas_free_bytes,
+        other_arenas_free_bytes: of_arenas.iter().map(|&(sum, _)| sum).fold(0, u64::saturating_add),
+        other_arena_free_bytes_max: of_arenas.iter().map(|&(_, most)| most).max().unwrap_or(0),
         change,
     }
+}
+
+/// Free bytes of a heap's arenas but the main one, apart from what would go back in time by itself: the sum, and the arena with most.
+fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
+    let of = |arena: &ArenaAccount| (arena.free_bytes + arena.cached_bytes + arena.top_bytes).min(arena.resident_bytes);
+    let free = || heap.arenas.iter().skip(1).map(of);
+    let decaying = if decays(&heap.allocator) { heap.trimmable_bytes.unwrap_or(0) } else { 0 };
+    let sum = free().fold(0, u64::saturating_add).saturating_sub(decaying);
+    (sum, free().max().unwrap_or(0).min(sum))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::census::{ArenaAccount, HeapAccount, WalkQuality};
+    use crate::census::WalkQuality;
+    use crate::census::runtime::hotspot::{JavaHeap, JavaMemory};
     use crate::heap::occupancy::Occupancy;
 
     const MIB: u64 = 1 << 20;
@@ -292,9 +339,20 @@ mod tests {
             rss_bytes: heap.resident_bytes,
             heaps: vec![heap],
             not_malloc: Vec::new(),
+            runtimes: Default::default(),
             walk: WalkQuality { usable: true, balanced: true, ..WalkQuality::default() },
             layout_unknown: Vec::new(),
         }
+    }
+
+    /// What looks at live bytes say that go like this, a step apart.
+    fn course(step_s: f64, live: impl IntoIterator<Item = u64>, free: u64) -> Option<Change> {
+        let mut looks = Looks::new(48);
+        for (index, live) in live.into_iter().enumerate() {
+            let (live_bytes, free_bytes) = (live * MIB, Some(free * MIB));
+            looks.add(Look { at_s: index as f64 * step_s, live_bytes, resident_bytes: (live + free) * MIB, free_bytes, outside_bytes: 0 });
+        }
+        looks.change()
     }
 
     fn kind(census: &Census) -> Kind {
@@ -313,9 +371,12 @@ mod tests {
 
     #[test]
     fn a_trim_is_predicted_with_the_bytes_it_would_give_back() {
-        let verdict = judge(&census(100, 300, 50, 5), None);
-        assert_eq!(verdict.remedies.first().map(|remedy| remedy.predicted_bytes), Some(Some(300 * MIB)));
-        assert_eq!(verdict.confidence, Confidence::High);
+        let hoarding = census(100, 300, 50, 5);
+        let verdict = judge(&hoarding, course(1.0, [100; 6], 350));
+        assert_eq!(verdict.remedies.first().map(|remedy| (remedy.predicted_bytes, remedy.at_most)), Some((Some(300 * MIB), false)));
+        assert_eq!((verdict.verdict, verdict.confidence), (Kind::Hoarding, Confidence::High));
+        // At one look it may be free in passing.
+        assert_eq!(judge(&hoarding, None).confidence, Confidence::Medium);
     }
 
     #[test]
@@ -346,12 +407,118 @@ mod tests {
     }
 
     #[test]
-    fn growing_live_bytes_are_a_leak() {
-        let (before, after) = (census(100, 0, 0, 0), census(140, 0, 0, 0));
-        let change = Change::between(&before, &after, 60.0);
-        assert_eq!(judge(&after, change).verdict, Kind::Leak);
-        let change = Change::between(&after, &before, 60.0);
-        assert_eq!(judge(&before, change).verdict, Kind::Healthy);
+    fn a_climb_is_growing_and_a_leak_only_once_it_has_lasted() {
+        let climb = || (0..12).map(|index| 100 + index * 10);
+        let after = census(210, 0, 0, 0);
+        let brief = judge(&after, course(0.5, climb(), 0));
+        assert_eq!((brief.verdict, brief.confidence), (Kind::Growing, Confidence::Low));
+        assert!(brief.unknowns.iter().any(|unknown| unknown.contains("a cache that fills")), "{:?}", brief.unknowns);
+        assert!(brief.remedies[0].action.contains("growing stacks"), "{:?}", brief.remedies);
+        let longer = judge(&after, course(60.0, climb(), 0));
+        assert_eq!((longer.verdict, longer.confidence), (Kind::Growing, Confidence::Medium));
+        assert_eq!(judge(&after, course(300.0, climb(), 0)).verdict, Kind::Leak);
+        // A cache that fills slackens as its misses become rarer, and is healthy once it is full.
+        let filling = [100, 130, 150, 165, 177, 186, 193, 198, 202, 205, 207, 210];
+        assert_eq!(judge(&after, course(300.0, filling, 0)).verdict, Kind::Growing);
+        let full = [100, 120, 140, 160, 180, 200, 210, 210, 210, 210, 210, 210];
+        assert_eq!(judge(&after, course(300.0, full, 0)).verdict, Kind::Healthy);
+        let shrinking = judge(&after, course(300.0, climb().collect::<Vec<_>>().into_iter().rev(), 0));
+        assert_eq!(shrinking.verdict, Kind::Healthy);
+    }
+
+    #[test]
+    fn health_is_as_sure_as_it_was_looked_at_for_long() {
+        let healthy = census(200, 5, 5, 0);
+        let confidence = |change| judge(&healthy, change).confidence;
+        assert_eq!(confidence(None), Confidence::Low);
+        assert_eq!(confidence(course(0.5, [200; 12], 10)), Confidence::Medium);
+        assert_eq!(confidence(course(300.0, [200; 12], 10)), Confidence::High);
+        let unknowns = judge(&healthy, course(0.5, [200; 12], 10)).unknowns;
+        assert!(unknowns.iter().any(|unknown| unknown.contains("would not have been seen")), "{unknowns:?}");
+    }
+
+    #[test]
+    fn free_memory_of_a_sawtooth_is_no_trouble() {
+        // At its trough.
+        let trough = census(50, 200, 0, 0);
+        assert_eq!(kind(&trough), Kind::Hoarding);
+        let mut looks = Looks::new(12);
+        for (index, live) in [50, 150, 245, 50, 150, 245, 50, 150, 245, 50].into_iter().enumerate() {
+            let (live_bytes, free_bytes) = (live * MIB, Some((250 - live) * MIB));
+            looks.add(Look { at_s: index as f64, live_bytes, resident_bytes: 250 * MIB, free_bytes, outside_bytes: 0 });
+        }
+        let verdict = judge(&trough, looks.change());
+        assert_eq!(verdict.verdict, Kind::Healthy, "{}", verdict.summary);
+        assert!(verdict.summary.contains("come and go by 195 MiB"), "{}", verdict.summary);
+    }
+
+    #[test]
+    fn the_malloc_heap_of_a_jvm_is_judged_by_itself_and_both_are_said() {
+        let mut java = census(99, 68, 10, 0);
+        java.rss_bytes += 1000 * MIB;
+        java.not_malloc = vec![NotMalloc { kind: "java_heap", resident_bytes: 1000 * MIB, mappings: 1 }];
+        let verdict = judge(&java, None);
+        let said: Vec<Kind> = verdict.findings.iter().map(|finding| finding.verdict).collect();
+        assert_eq!((verdict.verdict, said), (Kind::Hoarding, vec![Kind::Hoarding, Kind::NotMalloc]));
+        assert_eq!(verdict.remedies[0].predicted_bytes, Some(68 * MIB), "{:?}", verdict.remedies);
+        // Its own heap against its own limit, which is set.
+        let heap = JavaHeap {
+            resident_bytes: Some(1000 * MIB),
+            max_bytes: Some(2000 * MIB),
+            max_set_by: Some("command_line"),
+            ..JavaHeap::default()
+        };
+        java.runtimes.java = Some(JavaMemory { collector: Some("g1"), heap, metaspace: None });
+        let verdict = judge(&java, None);
+        assert!(verdict.findings[1].summary.contains("50 % of its limit of 1.95 GiB"), "{}", verdict.findings[1].summary);
+        assert!(verdict.remedies.iter().any(|remedy| remedy.action.contains("limit is set")), "{:?}", verdict.remedies);
+        assert!(verdict.remedies.iter().all(|remedy| !remedy.action.starts_with("set -Xmx")), "{:?}", verdict.remedies);
+        // A share of the process that does not matter comes second, with its remedy all the same.
+        java.not_malloc[0].resident_bytes = 10_000 * MIB;
+        java.rss_bytes += 9000 * MIB;
+        let verdict = judge(&java, None);
+        let said: Vec<Kind> = verdict.findings.iter().map(|finding| finding.verdict).collect();
+        assert_eq!((verdict.verdict, said), (Kind::NotMalloc, vec![Kind::NotMalloc, Kind::Hoarding]));
+        assert!(verdict.remedies.iter().any(|remedy| remedy.action.contains("malloc_trim")), "{:?}", verdict.remedies);
+    }
+
+    #[test]
+    fn programs_and_libraries_make_no_verdict_and_growing_mappings_do() {
+        let mut idle = census(1, 0, 0, 0);
+        idle.rss_bytes += 60 * MIB;
+        idle.not_malloc = vec![NotMalloc { kind: "program_files", resident_bytes: 60 * MIB, mappings: 40 }];
+        assert_eq!(kind(&idle), Kind::Healthy);
+        let mut looks = Looks::new(12);
+        for index in 0..8 {
+            looks.add(Look { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 20 * MIB, ..Look::default() });
+        }
+        idle.not_malloc.push(NotMalloc { kind: "other_anonymous", resident_bytes: 140 * MIB, mappings: 7 });
+        let verdict = judge(&idle, looks.change());
+        let said: Vec<Kind> = verdict.findings.iter().map(|finding| finding.verdict).collect();
+        assert_eq!((verdict.verdict, &said[..2]), (Kind::Growing, &[Kind::Growing, Kind::NotMalloc][..]));
+        assert!(verdict.summary.contains("outside malloc"), "{}", verdict.summary);
+    }
+
+    #[test]
+    fn what_jemalloc_keeps_dirty_is_hoarding_whatever_the_number_of_arenas() {
+        let mut many = census(5, 185, 0, 0);
+        let arena = ArenaAccount { extent_bytes: 13 * MIB, resident_bytes: 13 * MIB, free_bytes: 12 * MIB, ..ArenaAccount::default() };
+        many.heaps[0].arenas = vec![arena; 16];
+        assert_eq!(kind(&many), Kind::ArenaBlowUp);
+        many.heaps[0].allocator = "jemalloc".into();
+        let heap = &mut many.heaps[0];
+        (heap.dirty_bytes, heap.muzzy_bytes) = (Some(185 * MIB), Some(0));
+        for arena in &mut heap.arenas {
+            (arena.dirty_bytes, arena.dirty_decay_ms, arena.muzzy_decay_ms) = (Some(12 * MIB), Some(-1), Some(0));
+        }
+        // An arena that holds nothing, and waits otherwise, does not matter.
+        heap.arenas.push(ArenaAccount { dirty_decay_ms: Some(0), muzzy_decay_ms: Some(0), ..ArenaAccount::default() });
+        let verdict = judge(&many, None);
+        assert_eq!(verdict.verdict, Kind::Hoarding);
+        assert!(verdict.remedies[0].action.contains("dirty_decay_ms"), "{:?}", verdict.remedies);
+        let basis = &verdict.remedies[0].basis;
+        assert!(basis.contains("185 MiB dirty (never given back), 0 B muzzy (given back at once), in 16 arenas"), "{basis}");
+        assert!(verdict.remedies.iter().all(|remedy| !remedy.action.contains("malloc_trim")), "{:?}", verdict.remedies);
     }
 
     #[test]
@@ -361,7 +528,17 @@ mod tests {
         many.heaps[0].arenas = vec![arena; 14];
         let verdict = judge(&many, None);
         assert_eq!(verdict.verdict, Kind::ArenaBlowUp);
-        assert!(verdict.remedies.iter().any(|remedy| remedy.action.contains("MALLOC_ARENA_MAX")));
+        // What a trim gives back is counted; what fewer arenas save is not known.
+        assert!(verdict.remedies[0].action.contains("malloc_trim") && !verdict.remedies[0].at_most, "{:?}", verdict.remedies);
+        let arenas = verdict.remedies.iter().find(|remedy| remedy.action.contains("MALLOC_ARENA_MAX"));
+        assert!(arenas.is_some_and(|remedy| remedy.at_most), "{:?}", verdict.remedies);
+        many.heaps[0].trimmable_bytes = Some(0);
+        assert!(judge(&many, None).remedies[0].action.contains("--by pinned"));
+        // What one arena holds free is not for their number.
+        let mut one = census(75, 72, 0, 0);
+        one.heaps[0].arenas = vec![ArenaAccount { extent_bytes: MIB, resident_bytes: MIB, ..ArenaAccount::default() }; 14];
+        one.heaps[0].arenas[3] = ArenaAccount { extent_bytes: 147 * MIB, resident_bytes: 147 * MIB, free_bytes: 72 * MIB, ..arena };
+        assert_eq!(kind(&one), Kind::Hoarding);
     }
 
     #[test]
@@ -369,7 +546,7 @@ mod tests {
         let mut java = census(100, 10, 10, 5);
         java.rss_bytes += 900 * MIB;
         java.not_malloc = vec![NotMalloc { kind: "java_heap", resident_bytes: 900 * MIB, mappings: 1 }];
-        let verdict = judge(&java, None);
+        let verdict = judge(&java, course(1.0, [100; 6], 20));
         assert_eq!((verdict.verdict, verdict.confidence), (Kind::NotMalloc, Confidence::High));
         assert!(verdict.summary.contains("java_heap"));
     }
@@ -406,10 +583,10 @@ mod tests {
         assert_eq!(verdict.verdict, Kind::Fragmentation);
         assert!(verdict.remedies[0].action.contains("--by pinned"), "{:?}", verdict.remedies);
         assert!(verdict.remedies[1].action.contains("malloc_trim"));
-        let (before, after) = (census(100, 300, 0, 0), census(140, 300, 0, 0));
-        let leak = judge(&after, Change::between(&before, &after, 60.0));
-        assert!(leak.remedies[0].action.contains("growing stacks"), "{:?}", leak.remedies);
-        assert_eq!(leak.evidence.change.map(|change| change.live_bytes_per_hour()), Some(40 * 60 * MIB as i64));
+        let grows = judge(&census(140, 300, 0, 0), course(60.0, [100, 140], 300));
+        assert!(grows.remedies[0].action.contains("growing stacks"), "{:?}", grows.remedies);
+        assert!(grows.remedies[1].action.contains("malloc_trim"), "{:?}", grows.remedies);
+        assert_eq!(grows.evidence.change.map(|change| change.live_bytes_per_hour()), Some(40 * 60 * MIB as i64));
     }
 
     #[test]

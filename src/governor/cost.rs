@@ -1,4 +1,58 @@
-//! What a hit costs the watched process on this machine, from paired measurements. Pure.
+//! What a hit costs the watched process, from paired measurements on this machine and from the programs' own clock. Pure.
+//!
+//! A hit is a trap and the program that runs at it. The trap costs the same whatever is probed; the program walks a stack, which is deep
+//! here and shallow there, so each program of a governed process takes its own time ([`Spent`]). Traps are measured on a child that does
+//! nothing but allocate and free: the costs of its hits less what the programs took there.
+
+/// What the probes of a process did from one moment to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Spent {
+    /// Hits at functions that allocate, nested calls included.
+    pub allocations: u64,
+    /// Hits at functions that free.
+    pub frees: u64,
+    /// Returns that were probed.
+    pub returns: u64,
+    /// Nanoseconds that the programs took by their own clock, at entries and returns.
+    pub programs_ns: u64,
+}
+
+impl Spent {
+    /// From an earlier moment of the same counts to this one.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            allocations: self.allocations.saturating_sub(before.allocations),
+            frees: self.frees.saturating_sub(before.frees),
+            returns: self.returns.saturating_sub(before.returns),
+            programs_ns: self.programs_ns.saturating_sub(before.programs_ns),
+        }
+    }
+
+    /// Hits at entries, of any kind.
+    #[must_use]
+    pub fn hits(self) -> u64 {
+        self.allocations + self.frees
+    }
+}
+
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, more: Self) {
+        self.allocations += more.allocations;
+        self.frees += more.frees;
+        self.returns += more.returns;
+        self.programs_ns += more.programs_ns;
+    }
+}
+
+/// What the traps alone cost, in nanoseconds of the target's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Traps {
+    /// At an entry.
+    pub entry_ns: f64,
+    /// At a return.
+    pub return_ns: f64,
+}
 
 /// Middle costs of one probed call, in nanoseconds of the target's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -9,15 +63,21 @@ pub struct HitCosts {
     pub free_ns: f64,
     /// Largest relative distance of the middle half of the rounds from the middle: how far the costs may be trusted.
     pub spread: f64,
+    /// Of them, the traps alone; `None` where the programs' clock told nothing.
+    pub traps: Option<Traps>,
 }
+
+/// Relative standard error of a cost beside what the calibration's rounds differ by: caches that a trap leaves cold, sites that are dearer
+/// than those of the calibration. Of the costs that were measured in eight programs, see docs/design/0007.
+const MODEL_ERROR: f64 = 0.1;
 
 impl HitCosts {
     /// What is taken where nothing could be measured: dearer than any machine the project has seen in emulation, so that the budget
     /// holds. DESIGN section 2 has 2.9 µs a pair.
-    pub const ASSUMED: Self = Self { allocation_ns: 4_000.0, free_ns: 1_500.0, spread: 1.0 };
+    pub const ASSUMED: Self = Self { allocation_ns: 4_000.0, free_ns: 1_500.0, spread: 1.0, traps: None };
 
     /// Hits that cost nothing: where all was seen, nothing is to be scaled.
-    pub const FREE: Self = Self { allocation_ns: 0.0, free_ns: 0.0, spread: 0.0 };
+    pub const FREE: Self = Self { allocation_ns: 0.0, free_ns: 0.0, spread: 0.0, traps: None };
 
     /// From rounds of nanoseconds a pair: alone, with probes on free, with probes on both. `None` without a single round, or if the
     /// probes cost nothing, which cannot be.
@@ -29,10 +89,54 @@ impl HitCosts {
             return None;
         }
         let spread = |q: [f64; 3]| (q[2] - q[1]).max(q[1] - q[0]) / q[1];
-        Some(Self { allocation_ns: allocation[1], free_ns: free[1], spread: spread(free).max(spread(allocation)) })
+        Some(Self { allocation_ns: allocation[1], free_ns: free[1], spread: spread(free).max(spread(allocation)), traps: None })
     }
 
-    /// Seconds that these hits cost.
+    /// With what the programs of the calibration took: `alone_ns` one at a free, `pair_ns` all of an allocation and its free together. What is
+    /// left of the costs are the traps.
+    #[must_use]
+    pub fn with_programs(mut self, alone_ns: f64, pair_ns: f64) -> Self {
+        let entry_ns = self.free_ns - alone_ns;
+        let return_ns = self.allocation_ns - (pair_ns - alone_ns) - entry_ns;
+        // A trap is no less than a tenth of a microsecond; what says otherwise was disturbed.
+        self.traps = (entry_ns >= 100.0 && return_ns >= 0.0).then_some(Traps { entry_ns, return_ns });
+        self
+    }
+
+    /// Seconds that was really spent: traps by their number, programs by their clock.
+    #[must_use]
+    pub fn spent_s(&self, spent: Spent) -> f64 {
+        match self.traps {
+            Some(traps) => (spent.hits() as f64 * traps.entry_ns + spent.returns as f64 * traps.return_ns + spent.programs_ns as f64) / 1e9,
+            None => self.seconds(spent.allocations, spent.frees),
+        }
+    }
+
+    /// Seconds that hits of a target cost which is switched off.
+    #[must_use]
+    pub fn passed_over_s(&self, hits: u64) -> f64 {
+        hits as f64 * self.traps.map_or(self.free_ns, |traps| traps.entry_ns) / 1e9
+    }
+
+    /// The costs such that these hits cost what was really spent.
+    #[must_use]
+    pub fn of(&self, spent: Spent) -> Self {
+        let (calibrated_s, spent_s) = (self.seconds(spent.allocations, spent.frees), self.spent_s(spent));
+        if calibrated_s <= 0.0 || spent_s <= 0.0 {
+            return *self;
+        }
+        let factor = spent_s / calibrated_s;
+        Self { allocation_ns: self.allocation_ns * factor, free_ns: self.free_ns * factor, ..*self }
+    }
+
+    /// Relative standard error of what was spent.
+    #[must_use]
+    pub fn error(&self) -> f64 {
+        // The middle half of a normal distribution reaches 0.67 standard deviations to either side.
+        if self.mean_s() > 0.0 { (self.spread / 0.67 / 2.0).hypot(MODEL_ERROR) } else { 0.0 }
+    }
+
+    /// Seconds that these hits cost by the calibration.
     #[must_use]
     pub fn seconds(&self, allocations: u64, frees: u64) -> f64 {
         (allocations as f64 * self.allocation_ns + frees as f64 * self.free_ns) / 1e9

@@ -1,19 +1,28 @@
-//! From windows to rates by stack, with standard errors. Pure.
+//! From windows to amounts by stack, with standard errors. Pure.
 //!
-//! Window i stands for `P` seconds (its cycle), of which `e = length − age` seconds can tell who outlived an age. With `x` the bytes of
-//! a stack that did, its rate is estimated by the mean of `y = x / e` weighted by `P`:
+//! Window i stands for P seconds by the clock, its cycle. Of it `e = length − age / speed` seconds can tell who outlived an age. With `x`
+//! the bytes of a stack that did, scaled for held-up threads, its rate is estimated by the mean of `y = x / (e·u)` weighted by `w = P·u`:
 //!
 //! ```text
-//! rate   = Σ P·y / Σ P
-//! var    = n/(n−1) · Σ P²·(y − rate)² / (Σ P)²           n = (Σ P)² / Σ P², the effective number of windows
-//! chance = Σ P²·Σb²/e² / (Σ P)²                          what var is at least, had each block come by chance alone
+//! rate   = Σ w·y / Σ w
+//! var    = n/(n−1) · Σ w²·(y − rate)² / (Σ w)²           n = (Σ w)² / Σ w², the effective number of windows
+//! chance = Σ w²·Σb²/(e·u)² / (Σ w)²                      what var is at least, had each block come by chance alone
 //! one    = what one more event would add to the rate
-//! stderr = sqrt( max(var, chance + 0.96·one²) ) + 0.98·one
+//! spread = sqrt( max(var, chance + 0.96·one²) ) + 0.98·one
+//! held   = what one standard error of the hits' cost adds to the rate: by the scale, and of who outlived an age by the age itself,
+//!          |rate at the age before − rate| / ln(age / age before) · the scale's relative error
+//! stderr = sqrt( (spread·t(n−1) / 1.96)² + held² )
 //! ```
+//!
+//! There are two measures of time ([`Measure`]). By the process's own running time, u is the share of the window that it would have run by
+//! itself ([`Tally::own_s`]); the amount is the rate times its own running time over the recording, which is known. That is right however
+//! probes change what it does, but of threads that sleep in between own time is what they ran less what their hits cost, and the cost's
+//! error is in the rate. By the clock, u is 1; such threads then did at least what was seen, and at most `stretch` more. The measure with the
+//! smaller error is taken, for all of a process.
 //!
 //! The terms with `one` are those of the score interval of a count, n + 1.92 ± 1.96·sqrt(n + 0.96), laid around n itself so that it
 //! reaches as far up: who saw two blocks may well have missed five. Of many blocks they are nothing. `one` is the larger of the mean
-//! block's part, chance / rate, and of what the windows differ by, |Σ P³·(y − rate)³| / Σ P²·(y − rate)² / Σ P: where a burst survives as
+//! block's part, chance / rate, and of what the windows differ by, |Σ w³·(y − rate)³| / Σ w²·(y − rate)² / Σ w: where a burst survives as
 //! a whole the event is the burst. Of a stack that was seen to allocate, and of which nothing outlived the age, `one` is a block of its
 //! in one of the windows.
 //!
@@ -21,67 +30,137 @@
 //! A window that its quota closed early saw busy moments for a shorter time than quiet ones; no length makes that good. Its class is
 //! then left out, for all of the target's windows of that class, and counted: the shorter classes, which no quota closes, tell the rest.
 //! Time that was traced in full is known, not estimated, and adds no error.
+//!
+//! Where more than [`SATURATED_MAX`] of the bytes came from threads whose hits took more than half of their time, or where windows do not
+//! tell enough, all amounts are lower bounds: of the amounts at the least cost that hits may have had, the lower end of a 95 % interval to
+//! one side, and never less than what was seen.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use super::AGES_NS;
-use super::observer::{Amount, QUANTITIES, Tally};
+use super::observer::{Amount, Plain, QUANTITIES, Tally};
 use super::schedule::WindowClass;
 
 /// Stacks kept of one target. Beyond it their sums go into one row (`others`).
 pub const STACKS_MAX: usize = 1 << 14;
 const CLASSES: usize = WindowClass::ALL.len();
 
-/// An estimated rate.
+/// Share of the bytes that may come from saturated threads for amounts to be estimates.
+pub const SATURATED_MAX: f64 = 0.1;
+/// Effective windows from which they differ enough to tell an error.
+const WINDOWS_MIN: f64 = 1.05;
+
+/// An amount: its estimate with an error, and what it is at least.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Estimate {
-    /// Allocations a second.
-    pub count_per_s: f64,
-    /// Its standard error; `None` from a single window, which says nothing of itself.
-    pub count_per_s_stderr: Option<f64>,
-    /// Bytes a second.
-    pub bytes_per_s: f64,
-    /// Its standard error, likewise.
-    pub bytes_per_s_stderr: Option<f64>,
+pub struct Quantity {
+    /// Estimated.
+    pub value: f64,
+    /// Its standard error, such that 1.96 of them make the 95 % interval.
+    pub stderr: f64,
+    /// What it is at least: a bound that holds in 95 of 100 recordings.
+    pub least: f64,
 }
 
-/// What is estimated of a stack.
+/// Allocations and their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Estimate {
+    /// Allocations.
+    pub count: Quantity,
+    /// Bytes.
+    pub bytes: Quantity,
+}
+
+/// Allocated, then outlived by age ([`AGES_NS`]); `None` where no window was long enough.
+pub type Amounts = [Option<Estimate>; QUANTITIES];
+
+/// What is estimated of a stack, over the time watched.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StackEstimate<K> {
     /// The stack; `None` = those beyond [`STACKS_MAX`].
     pub stack: Option<K>,
-    /// Allocated.
-    pub allocated: Estimate,
-    /// Outlived, by age ([`AGES_NS`]); `None` where no window was long enough.
-    pub outlived: [Option<Estimate>; AGES_NS.len()],
+    /// How much.
+    pub amounts: Amounts,
 }
 
-/// What the mean and the variance of a rate take, of y = x / e for x a count or bytes.
+/// What is estimated of a process, over the time watched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Estimates<K> {
+    /// By stack, in no order.
+    pub stacks: Vec<StackEstimate<K>>,
+    /// Of all stacks together: what happens to many at once does not cancel out.
+    pub total: Amounts,
+    /// Why all amounts are lower bounds; `None` = they are estimates.
+    pub bound: Option<Bound>,
+}
+
+/// What a window is a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    /// The process's own running time.
+    Own = 0,
+    /// Time by the clock.
+    Clock,
+}
+
+const MEASURES: usize = 2;
+
+/// Why amounts are only lower bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// Probes took more than half of the running time of the threads that allocate.
+    Saturated,
+    /// No window, or a single one, met the process running.
+    TooFew,
+}
+
+impl Bound {
+    /// In words, as a clause.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Saturated => "probes took more than half of the running time of the threads that allocate",
+            Self::TooFew => "fewer than two windows met the process running",
+        }
+    }
+}
+
+/// A window's weights in each measure, and what turns x into w·y, which is the same in both: P / e.
+#[derive(Debug, Clone, Copy)]
+struct Weighing {
+    weights_s: [f64; MEASURES],
+    per_s: f64,
+}
+
+/// What the mean and the variance of a rate take, of y = x / (e·u) for x a count or bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Moments {
-    /// Σ P·y
+    /// Σ w·y
     first: f64,
-    /// Σ P²·y
-    cross: f64,
-    /// Σ P²·y²
+    /// Σ w²·y
+    cross: [f64; MEASURES],
+    /// Σ w²·y²
     second: f64,
-    /// Σ P²·Σb²/e², for b the part of each event
+    /// Σ w²·Σb²/(e·u)², for b the part of each event
     chance: f64,
 }
 
 impl Moments {
-    fn add_window(&mut self, period_s: f64, eligible_s: f64, x: f64, squares: f64) {
-        let (y, square) = (x / eligible_s, period_s * period_s);
-        self.first += period_s * y;
-        self.cross += square * y;
-        self.second += square * y * y;
-        self.chance += square * squares / (eligible_s * eligible_s);
+    fn add_window(&mut self, weighing: Weighing, x: f64, squares: f64) {
+        let weighed = weighing.per_s * x;
+        self.first += weighed;
+        for (cross, weight_s) in self.cross.iter_mut().zip(weighing.weights_s) {
+            *cross += weight_s * weighed;
+        }
+        self.second += weighed * weighed;
+        self.chance += weighing.per_s * weighing.per_s * squares;
     }
 
     fn add(&mut self, other: &Self) {
         self.first += other.first;
-        self.cross += other.cross;
+        for (cross, more) in self.cross.iter_mut().zip(other.cross) {
+            *cross += more;
+        }
         self.second += other.second;
         self.chance += other.chance;
     }
@@ -92,15 +171,22 @@ impl Moments {
 struct Sums {
     count: Moments,
     bytes: Moments,
-    /// Σ P³·y, Σ P³·y², Σ P³·y³ of the bytes
-    cubes: [f64; 3],
+    /// Σ w³·y, Σ w³·y², Σ w³·y³ of the bytes, in each measure
+    cubes: [[f64; 3]; MEASURES],
+    /// Σ w·y at the least cost of hits, of what an error of the cost adds, and of what sleeping threads may have done more.
+    least: Plain,
+    held: Plain,
+    stretch: Plain,
 }
 
 impl Sums {
     fn add(&mut self, other: &Self) {
+        self.least.add_scaled(other.least, 1.0);
+        self.held.add_scaled(other.held, 1.0);
+        self.stretch.add_scaled(other.stretch, 1.0);
         self.count.add(&other.count);
         self.bytes.add(&other.bytes);
-        for (sum, more) in self.cubes.iter_mut().zip(other.cubes) {
+        for (sum, more) in self.cubes.iter_mut().flatten().zip(other.cubes.into_iter().flatten()) {
             *sum += more;
         }
     }
@@ -110,14 +196,16 @@ impl Sums {
 #[derive(Debug, Clone, Copy, Default)]
 struct Weights {
     windows: u64,
-    /// Σ P
+    /// Σ w
     first: f64,
-    /// Σ P²
+    /// Σ w²
     second: f64,
-    /// Σ P³
+    /// Σ w³
     third: f64,
-    /// Σ e
+    /// Σ e·u
     eligible_s: f64,
+    /// Σ w at the least cost of hits.
+    most: f64,
 }
 
 impl Weights {
@@ -127,6 +215,7 @@ impl Weights {
         self.second += other.second;
         self.third += other.third;
         self.eligible_s += other.eligible_s;
+        self.most += other.most;
     }
 
     fn effective(&self) -> f64 {
@@ -137,10 +226,42 @@ impl Weights {
 #[derive(Debug, Clone, Default)]
 struct StackSums {
     classes: Vec<(WindowClass, [Sums; QUANTITIES])>,
-    /// All that windows saw it allocate, unscaled.
-    seen: Amount,
+    /// All that windows saw it allocate.
+    allocated: Amount,
+    /// All that windows saw.
+    seen: [Plain; QUANTITIES],
     /// Of the time traced in full.
-    full: [Amount; QUANTITIES],
+    full: [Plain; QUANTITIES],
+}
+
+impl StackSums {
+    fn add_window(&mut self, class: WindowClass, weighing: &[Option<Weighing>; QUANTITIES], row: &[Amount; QUANTITIES]) {
+        self.allocated.add_all(row[0]);
+        for (seen, amount) in self.seen.iter_mut().zip(row) {
+            seen.add_scaled(amount.seen, 1.0);
+        }
+        let place = match self.classes.iter().position(|(of, _)| *of == class) {
+            Some(place) => place,
+            None => {
+                self.classes.push((class, Default::default()));
+                self.classes.len() - 1
+            }
+        };
+        for ((sum, amount), weighing) in self.classes[place].1.iter_mut().zip(row).zip(weighing) {
+            let Some(weighing) = *weighing else { continue };
+            sum.count.add_window(weighing, amount.count, amount.count_squares);
+            sum.bytes.add_window(weighing, amount.bytes, amount.squares);
+            let weighed = weighing.per_s * amount.bytes;
+            for (cubes, weight_s) in sum.cubes.iter_mut().zip(weighing.weights_s) {
+                cubes[0] += weight_s * weight_s * weighed;
+                cubes[1] += weight_s * weighed * weighed;
+                cubes[2] += weighed * weighed * weighed;
+            }
+            sum.least.add_scaled(amount.least, weighing.per_s);
+            sum.held.add_scaled(amount.held, weighing.per_s);
+            sum.stretch.add_scaled(amount.stretch, weighing.per_s);
+        }
+    }
 }
 
 /// Counts of windows, for people and metrics.
@@ -158,9 +279,9 @@ pub struct WindowCounts {
     pub full_s: f64,
     /// Allocations seen.
     pub allocations: u64,
-    /// Bytes seen, unscaled.
-    pub seen_bytes: f64,
-    /// Of them, bytes of threads that stood still under the probes: their rates are lower bounds.
+    /// Bytes allocated in windows, scaled for held-up threads.
+    pub bytes: f64,
+    /// Of them, those of threads whose hits took more than half of their time.
     pub saturated_bytes: f64,
     /// Blocks or rows beyond the observer's limits.
     pub refused: u64,
@@ -171,11 +292,22 @@ pub struct WindowCounts {
 pub struct Estimator<K> {
     stacks: HashMap<K, StackSums>,
     others: StackSums,
+    total: StackSums,
     stacks_refused: u64,
-    weights: [[Weights; QUANTITIES]; CLASSES],
+    weights: [[[Weights; QUANTITIES]; CLASSES]; MEASURES],
     /// Σ e of the time traced in full.
     full_eligible_s: [f64; QUANTITIES],
     counts: WindowCounts,
+    sleepers: Sleepers,
+}
+
+/// What windows say of threads that sleep in between, each sum of P times a share of the window.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sleepers {
+    hits: f64,
+    run: f64,
+    /// Of the hits' cost.
+    error: f64,
 }
 
 impl<K: Copy + Eq + Hash> Default for Estimator<K> {
@@ -183,20 +315,25 @@ impl<K: Copy + Eq + Hash> Default for Estimator<K> {
         Self {
             stacks: HashMap::new(),
             others: StackSums::default(),
+            total: StackSums::default(),
             stacks_refused: 0,
             weights: Default::default(),
             full_eligible_s: [0.0; QUANTITIES],
             counts: WindowCounts::default(),
+            sleepers: Sleepers::default(),
         }
     }
 }
 
+/// Own running time that windows need not tell of: a moment between two full traces.
+const OWN_MIN_S: f64 = 1e-3;
 /// Shortest eligible part of a window, of its length: with less, a moment's delay would decide.
 const ELIGIBLE_MIN: f64 = 0.1;
 
-fn eligible_s(length_s: f64, quantity: usize) -> Option<f64> {
+/// Seconds of a window that can tell of a quantity. `speed`: own progress by the clock, in which ages are.
+fn eligible_s(length_s: f64, quantity: usize, speed: f64) -> Option<f64> {
     let age_s = quantity.checked_sub(1).and_then(|age| AGES_NS.get(age)).map_or(0.0, |age| *age as f64 / 1e9);
-    let eligible_s = length_s - age_s;
+    let eligible_s = length_s - age_s / speed.max(1e-6);
     (eligible_s > 0.0 && eligible_s >= ELIGIBLE_MIN * length_s).then_some(eligible_s)
 }
 
@@ -207,35 +344,37 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         self.counts.windows[class as usize] += 1;
         self.counts.closed_early[class as usize] += u64::from(closed_early);
         self.counts.open_s += tally.length_s;
-        let eligible: [Option<f64>; QUANTITIES] = std::array::from_fn(|quantity| eligible_s(tally.length_s, quantity));
-        for (weights, eligible_s) in self.weights[class as usize].iter_mut().zip(eligible) {
-            let Some(eligible_s) = eligible_s else { continue };
-            weights.windows += 1;
-            weights.first += period_s;
-            weights.second += period_s * period_s;
-            weights.third += period_s * period_s * period_s;
-            weights.eligible_s += eligible_s;
-        }
-        for (stack, row) in &tally.stacks {
-            let Some(sums) = self.stack(*stack) else { continue };
-            sums.seen.add_scaled(row[0], 1.0);
-            let place = match sums.classes.iter().position(|(of, _)| *of == class) {
-                Some(place) => place,
-                None => {
-                    sums.classes.push((class, Default::default()));
-                    sums.classes.len() - 1
-                }
-            };
-            for ((sum, amount), eligible_s) in sums.classes[place].1.iter_mut().zip(row).zip(eligible) {
+        self.counts.bytes += tally.bytes;
+        self.counts.saturated_bytes += tally.saturated_bytes;
+        let length_s = tally.length_s.max(1e-9);
+        let shares = [(tally.own_s / length_s, tally.own_most_s / length_s), (1.0, 1.0)];
+        self.sleepers.hits += period_s * tally.sleepers_hits_s / length_s;
+        self.sleepers.run += period_s * tally.run_s / length_s;
+        self.sleepers.error = self.sleepers.error.max(tally.cost_error);
+        let eligible: [Option<f64>; QUANTITIES] = std::array::from_fn(|quantity| eligible_s(tally.length_s, quantity, tally.speed));
+        for (weights, (share, most)) in self.weights.iter_mut().zip(shares) {
+            let weight_s = period_s * share;
+            for (weights, eligible_s) in weights[class as usize].iter_mut().zip(eligible) {
                 let Some(eligible_s) = eligible_s else { continue };
-                sum.count.add_window(period_s, eligible_s, amount.count, amount.count_squares);
-                sum.bytes.add_window(period_s, eligible_s, amount.bytes, amount.squares);
-                let (y, cube) = (amount.bytes / eligible_s, period_s * period_s * period_s);
-                for (power, sum) in (1..).zip(&mut sum.cubes) {
-                    *sum += cube * y.powi(power);
-                }
+                // What never ran in it tells nothing of its own time.
+                weights.windows += u64::from(share > 0.0);
+                weights.first += weight_s;
+                weights.second += weight_s * weight_s;
+                weights.third += weight_s * weight_s * weight_s;
+                weights.eligible_s += eligible_s * share;
+                weights.most += period_s * most;
             }
         }
+        let weights_s = shares.map(|(share, _)| period_s * share);
+        let weighing = eligible.map(|eligible_s| eligible_s.map(|eligible_s| Weighing { weights_s, per_s: period_s / eligible_s }));
+        let mut total = [Amount::default(); QUANTITIES];
+        for (stack, row) in &tally.stacks {
+            for (sum, amount) in total.iter_mut().zip(row) {
+                sum.add_all(*amount);
+            }
+            self.stack(*stack).add_window(class, &weighing, row);
+        }
+        self.total.add_window(class, &weighing, &total);
     }
 
     /// A piece of time that was traced in full.
@@ -243,12 +382,12 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         self.count(tally);
         self.counts.full_s += tally.length_s;
         for (sum, quantity) in self.full_eligible_s.iter_mut().zip(0..) {
-            *sum += eligible_s(tally.length_s, quantity).unwrap_or(0.0);
+            *sum += eligible_s(tally.length_s, quantity, 1.0).unwrap_or(0.0);
         }
         for (stack, row) in &tally.stacks {
-            let Some(sums) = self.stack(*stack) else { continue };
-            for (sum, amount) in sums.full.iter_mut().zip(row) {
-                sum.add_scaled(*amount, 1.0);
+            for (quantity, amount) in row.iter().enumerate() {
+                self.stack(*stack).full[quantity].add_scaled(amount.seen, 1.0);
+                self.total.full[quantity].add_scaled(amount.seen, 1.0);
             }
         }
     }
@@ -260,17 +399,15 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
 
     fn count(&mut self, tally: &Tally<K>) {
         self.counts.allocations += tally.allocations;
-        self.counts.seen_bytes += tally.seen_bytes;
-        self.counts.saturated_bytes += tally.saturated_bytes;
         self.counts.refused += tally.doubts.refused;
     }
 
-    fn stack(&mut self, stack: K) -> Option<&mut StackSums> {
+    fn stack(&mut self, stack: K) -> &mut StackSums {
         if self.stacks.len() >= STACKS_MAX && !self.stacks.contains_key(&stack) {
             self.stacks_refused += 1;
-            return Some(&mut self.others);
+            return &mut self.others;
         }
-        Some(self.stacks.entry(stack).or_default())
+        self.stacks.entry(stack).or_default()
     }
 
     /// What was counted.
@@ -289,11 +426,41 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
     /// freedom come from.
     #[must_use]
     pub fn effective_windows(&self, quantity: usize) -> f64 {
+        self.weights(self.measure(), quantity.min(QUANTITIES - 1)).effective()
+    }
+
+    /// Share of the bytes in windows that came from threads whose hits took more than half of their time.
+    #[must_use]
+    pub fn saturated_ratio(&self) -> f64 {
+        if self.counts.bytes > 0.0 { self.counts.saturated_bytes / self.counts.bytes } else { 0.0 }
+    }
+
+    fn weights(&self, measure: Measure, quantity: usize) -> Weights {
         let mut sum = Weights::default();
         for class in self.usable() {
-            sum.add(&self.weights[class as usize][quantity.min(QUANTITIES - 1)]);
+            sum.add(&self.weights[measure as usize][class as usize][quantity]);
         }
-        sum.effective()
+        sum
+    }
+
+    /// The measure with the smaller error.
+    fn measure(&self) -> Measure {
+        let Sleepers { hits, run, error } = self.sleepers;
+        if hits <= 0.0 {
+            return Measure::Own;
+        }
+        let sums = self.sums(&self.total, 0);
+        let by_own = error * hits / (run - hits).max(1e-3 * run);
+        let by_clock = stretch_error(sums.stretch.bytes) / sums.bytes.first.max(1e-9);
+        if by_clock < by_own { Measure::Clock } else { Measure::Own }
+    }
+
+    fn sums(&self, stack: &StackSums, quantity: usize) -> Sums {
+        let mut sums = Sums::default();
+        for (_, of) in stack.classes.iter().filter(|(class, _)| self.counts.closed_early[*class as usize] == 0) {
+            sums.add(&of[quantity]);
+        }
+        sums
     }
 
     /// Classes of which no window was closed early.
@@ -301,50 +468,128 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         WindowClass::ALL.into_iter().filter(|class| self.counts.closed_early[*class as usize] == 0)
     }
 
-    /// The estimates, in no order. `windows_s`: seconds that the windows stand for, the time that was not traced in full.
+    /// The estimates. `time`: of the process while it was not traced in full; what windows tell is multiplied by it.
     #[must_use]
-    pub fn estimates(&self, windows_s: f64) -> Vec<StackEstimate<K>> {
+    pub fn estimates(&self, time: Watched) -> Estimates<K> {
+        let measure = self.measure();
+        let weights: [Weights; QUANTITIES] = std::array::from_fn(|quantity| self.weights(measure, quantity));
+        let of = |sums: &StackSums| std::array::from_fn(|quantity| self.estimate(sums, &weights[quantity], measure, quantity, time));
         let named = self.stacks.iter().map(|(stack, sums)| (Some(*stack), sums));
         let others = (self.stacks_refused > 0).then_some((None, &self.others));
-        named
-            .chain(others)
-            .filter_map(|(stack, sums)| {
-                let of = |quantity| self.estimate(sums, quantity, windows_s);
-                Some(StackEstimate { stack, allocated: of(0)?, outlived: std::array::from_fn(|age| of(age + 1)) })
-            })
-            .collect()
+        let stacks = named.chain(others).map(|(stack, sums)| StackEstimate { stack, amounts: of(sums) }).collect();
+        Estimates { stacks, total: of(&self.total), bound: self.bound(time) }
     }
 
-    fn estimate(&self, stack: &StackSums, quantity: usize, windows_s: f64) -> Option<Estimate> {
-        let mut weights = Weights::default();
-        let mut sums = Sums::default();
-        for class in self.usable() {
-            weights.add(&self.weights[class as usize][quantity]);
-            if let Some((_, of)) = stack.classes.iter().find(|(named, _)| *named == class) {
-                sums.add(&of[quantity]);
-            }
+    /// Why all amounts are lower bounds; `None` = they are estimates.
+    #[must_use]
+    pub fn bound(&self, time: Watched) -> Option<Bound> {
+        if time.own_s <= OWN_MIN_S {
+            None
+        } else if self.weights(self.measure(), 0).effective() < WINDOWS_MIN {
+            Some(Bound::TooFew)
+        } else {
+            (self.saturated_ratio() > SATURATED_MAX).then_some(Bound::Saturated)
         }
-        let windows = (weights.windows > 0).then(|| {
-            // One window that stands for nearly all of the time is as good as alone.
-            let errors = (weights.effective() > 1.05).then(|| standard_errors(&sums, &weights, stack.seen));
-            Estimate {
-                count_per_s: sums.count.first / weights.first,
-                count_per_s_stderr: errors.map(|errors| errors.count),
-                bytes_per_s: sums.bytes.first / weights.first,
-                bytes_per_s_stderr: errors.map(|errors| errors.bytes),
-            }
-        });
+    }
+
+    fn estimate(&self, stack: &StackSums, weights: &Weights, measure: Measure, quantity: usize, time: Watched) -> Option<Estimate> {
         let full_s = self.full_eligible_s[quantity];
-        let full = (full_s > 0.0).then(|| Estimate {
-            count_per_s: stack.full[quantity].count / full_s,
-            count_per_s_stderr: Some(0.0),
-            bytes_per_s: stack.full[quantity].bytes / full_s,
-            bytes_per_s_stderr: Some(0.0),
-        });
-        match (windows, full) {
-            (Some(windows), Some(full)) => Some(mean(windows, windows_s, full, self.counts.full_s)),
-            (one, other) => one.or(other),
+        if weights.windows == 0 && full_s <= 0.0 && quantity > 0 {
+            return None;
         }
+        // Time in full that can tell of an age stands for all of that time.
+        let full = if full_s > 0.0 { self.counts.full_s / full_s } else { 1.0 };
+        let full = Plain { count: stack.full[quantity].count * full, bytes: stack.full[quantity].bytes * full };
+        let seen = stack.seen[quantity];
+        if weights.first <= 0.0 || time.own_s <= 0.0 {
+            let known = |seen: f64, full: f64| Quantity { value: seen + full, stderr: seen, least: seen + full };
+            return Some(Estimate { count: known(seen.count, full.count), bytes: known(seen.bytes, full.bytes) });
+        }
+        let sums = self.sums(stack, quantity);
+        // One window that stands for nearly all of the time is as good as alone.
+        let errors = (weights.effective() >= WINDOWS_MIN).then(|| standard_errors(&sums, weights, measure, stack.allocated));
+        let of = |first: f64, error: Option<f64>, held: f64, stretch: f64, least: f64| {
+            // By its own time nothing is to be added for threads that sleep; what they ran has the error of what hits cost them.
+            let (stretch, held) = match measure {
+                Measure::Own => (0.0, held.hypot(first * self.own_time_error())),
+                Measure::Clock => (stretch, held),
+            };
+            Parts { first: first + stretch / 2.0, error, held: held.hypot(stretch_error(stretch)), least }
+        };
+        let time_s = match measure {
+            Measure::Own => time.own_s,
+            Measure::Clock => time.clock_s,
+        };
+        let aged = self.age_error(stack, &sums, weights, measure, quantity);
+        let (count_held, bytes_held) = (sums.held.count.hypot(aged.count), sums.held.bytes.hypot(aged.bytes));
+        let count = of(sums.count.first, errors.map(|errors| errors.count), count_held, sums.stretch.count, sums.least.count);
+        let bytes = of(sums.bytes.first, errors.map(|errors| errors.bytes), bytes_held, sums.stretch.bytes, sums.least.bytes);
+        Some(Estimate {
+            count: count.quantity(weights, time_s, seen.count, full.count),
+            bytes: bytes.quantity(weights, time_s, seen.bytes, full.bytes),
+        })
+    }
+
+    /// What an error of the hits' cost adds to Σ w·y of an age, because ages are of the thread's own time, which the cost decides. The
+    /// secant to the age before is at least as steep as the curve where survival flattens out, as it does for mixed lives.
+    fn age_error(&self, stack: &StackSums, sums: &Sums, weights: &Weights, measure: Measure, quantity: usize) -> Plain {
+        let Some(before) = quantity.checked_sub(1) else { return Plain::default() };
+        let (all, earlier, earlier_weights) = (self.sums(stack, 0), self.sums(stack, before), self.weights(measure, before));
+        if earlier_weights.first <= 0.0 || weights.first <= 0.0 {
+            return Plain::default();
+        }
+        let step = before.checked_sub(1).map_or(1.0, |earlier_age| (AGES_NS[before] as f64 / AGES_NS[earlier_age] as f64).ln());
+        let error = |earlier: f64, now: f64, held: f64, all: f64| {
+            let relative = if all > 0.0 { held / all } else { 0.0 };
+            (earlier / earlier_weights.first - now / weights.first).abs() / step * relative * weights.first
+        };
+        Plain {
+            count: error(earlier.count.first, sums.count.first, all.held.count, all.count.first),
+            bytes: error(earlier.bytes.first, sums.bytes.first, all.held.bytes, all.bytes.first),
+        }
+    }
+
+    /// Relative standard error of the process's own time in windows.
+    fn own_time_error(&self) -> f64 {
+        let Sleepers { hits, run, error } = self.sleepers;
+        if hits > 0.0 { error * hits / (run - hits).max(1e-3 * run) } else { 0.0 }
+    }
+}
+
+/// Time of a process while it was not traced in full.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Watched {
+    /// Seconds that it ran by itself.
+    pub own_s: f64,
+    /// Seconds by the clock.
+    pub clock_s: f64,
+}
+
+/// The standard error of what is anywhere between nothing and `most` with half of it in the middle: 1.96 of them reach both ends.
+fn stretch_error(most: f64) -> f64 {
+    most / 2.0 / 1.96
+}
+
+/// What an amount is made of: sums of w·y, and the standard error of the rate.
+struct Parts {
+    first: f64,
+    error: Option<f64>,
+    held: f64,
+    least: f64,
+}
+
+impl Parts {
+    fn quantity(&self, weights: &Weights, time_s: f64, seen: f64, full: f64) -> Quantity {
+        let n = weights.effective();
+        let value = self.first / weights.first * time_s;
+        // Of a single window nothing is known of the error: as large as the value itself.
+        let spread = self.error.map_or(value, |error| error * time_s);
+        let few = if self.error.is_some() { errors_of_95_percent(n) / errors_of_95_percent(f64::INFINITY) } else { 1.0 };
+        let stderr = (spread * few).hypot(self.held / weights.first * time_s);
+        let relative = if value > 0.0 { spread / value } else { 0.0 };
+        let sure = (1.0 - errors_to_one_side(n) * relative).max(0.0);
+        let least = if self.error.is_some() { self.least / weights.most.max(weights.first) * time_s * sure } else { 0.0 };
+        Quantity { value: value + full, stderr, least: least.max(seen) + full }
     }
 }
 
@@ -356,26 +601,27 @@ struct Errors {
 }
 
 /// The module's first lines have them. A burst is told by the bytes; it is as large a part of the count.
-fn standard_errors(sums: &Sums, weights: &Weights, seen: Amount) -> Errors {
+fn standard_errors(sums: &Sums, weights: &Weights, measure: Measure, seen: Amount) -> Errors {
     let rate = sums.bytes.first / weights.first;
-    let squares = squares_around(&sums.bytes, weights);
-    let cubes = sums.cubes[2] - 3.0 * rate * sums.cubes[1] + 3.0 * rate * rate * sums.cubes[0] - rate * rate * rate * weights.third;
+    let squares = squares_around(&sums.bytes, weights, measure);
+    let [first, second, third] = sums.cubes[measure as usize];
+    let cubes = third - 3.0 * rate * second + 3.0 * rate * rate * first - rate * rate * rate * weights.third;
     let burst = if squares > 0.0 { cubes.abs() / squares } else { 0.0 };
     let of_bytes = if sums.bytes.first > 0.0 { burst / sums.bytes.first } else { 0.0 };
     Errors {
-        count: stderr(&sums.count, weights, (seen.count, seen.count_squares), of_bytes * sums.count.first),
-        bytes: stderr(&sums.bytes, weights, (seen.bytes, seen.squares), burst),
+        count: stderr(&sums.count, weights, measure, (seen.count, seen.count_squares), of_bytes * sums.count.first),
+        bytes: stderr(&sums.bytes, weights, measure, (seen.bytes, seen.squares), burst),
     }
 }
 
-/// Σ P²·(y − rate)²
-fn squares_around(sums: &Moments, weights: &Weights) -> f64 {
+/// Σ w²·(y − rate)²
+fn squares_around(sums: &Moments, weights: &Weights, measure: Measure) -> f64 {
     let rate = sums.first / weights.first;
-    (sums.second - 2.0 * rate * sums.cross + rate * rate * weights.second).max(0.0)
+    (sums.second - 2.0 * rate * sums.cross[measure as usize] + rate * rate * weights.second).max(0.0)
 }
 
-/// `seen`: what all windows saw allocated, and its squares. `burst`: P·y of the event that windows differ by.
-fn stderr(sums: &Moments, weights: &Weights, seen: (f64, f64), burst: f64) -> f64 {
+/// `seen`: what all windows saw allocated, and its squares. `burst`: w·y of the event that windows differ by.
+fn stderr(sums: &Moments, weights: &Weights, measure: Measure, seen: (f64, f64), burst: f64) -> f64 {
     let n = weights.effective();
     let block = if sums.first > 0.0 {
         sums.chance / sums.first
@@ -386,25 +632,14 @@ fn stderr(sums: &Moments, weights: &Weights, seen: (f64, f64), burst: f64) -> f6
         0.0
     };
     let one = block.max(burst);
-    ((n / (n - 1.0) * squares_around(sums, weights)).max(sums.chance + 0.96 * one * one).sqrt() + 0.98 * one) / weights.first
-}
-
-fn mean(a: Estimate, a_s: f64, b: Estimate, b_s: f64) -> Estimate {
-    let share = if a_s + b_s > 0.0 { a_s / (a_s + b_s) } else { 0.0 };
-    let mix = |a: f64, b: f64| a * share + b * (1.0 - share);
-    Estimate {
-        count_per_s: mix(a.count_per_s, b.count_per_s),
-        count_per_s_stderr: a.count_per_s_stderr.map(|stderr| stderr * share),
-        bytes_per_s: mix(a.bytes_per_s, b.bytes_per_s),
-        bytes_per_s_stderr: a.bytes_per_s_stderr.map(|stderr| stderr * share),
-    }
+    ((n / (n - 1.0) * squares_around(sums, weights, measure)).max(sums.chance + 0.96 * one * one).sqrt() + 0.98 * one) / weights.first
 }
 
 /// Half the width of a 95 % interval, in standard errors, from `windows` windows of equal weight: the 97.5 % point of Student's t with that less one
 /// degrees of freedom (tables of any statistics book).
 #[must_use]
 pub fn errors_of_95_percent(windows: f64) -> f64 {
-    const POINTS: [(u64, f64); 14] = [
+    const POINTS: [(u64, f64); 15] = [
         (2, 12.71),
         (3, 4.30),
         (4, 3.18),
@@ -419,101 +654,32 @@ pub fn errors_of_95_percent(windows: f64) -> f64 {
         (30, 2.05),
         (60, 2.00),
         (120, 1.98),
+        (1000, 1.96),
     ];
     POINTS.iter().rev().find(|(from, _)| windows >= *from as f64).map_or(12.71, |(_, errors)| *errors)
 }
 
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::governor::observer::WindowDoubts;
-
-    fn tally(length_s: f64, bytes: &[(u32, f64)]) -> Tally<u32> {
-        let row = |bytes: f64| {
-            let mut row = [Amount::default(); QUANTITIES];
-            row[0] = Amount { count: 1.0, bytes, ..Amount::default() };
-            row
-        };
-        Tally {
-            length_s,
-            stacks: bytes.iter().map(|(stack, bytes)| (*stack, row(*bytes))).collect(),
-            seen_bytes: 0.0,
-            saturated_bytes: 0.0,
-            allocations: 1,
-            frees: 0,
-            doubts: WindowDoubts::default(),
-        }
-    }
-
-    fn of(estimator: &Estimator<u32>, stack: u32, windows_s: f64) -> Estimate {
-        estimator.estimates(windows_s).into_iter().find(|one| one.stack == Some(stack)).unwrap().allocated
-    }
-
-    #[test]
-    fn the_mean_and_its_error_are_those_of_the_textbook() {
-        let mut estimator = Estimator::default();
-        for bytes in [10.0, 20.0, 30.0] {
-            estimator.window(WindowClass::Medium, 5.0, false, &tally(0.2, &[(1, bytes)]));
-        }
-        estimator.window(WindowClass::Medium, 5.0, false, &tally(0.2, &[]));
-        let one = of(&estimator, 1, 20.0);
-        // 50, 100, 150, 0 bytes a second: mean 75, standard deviation 64.5, over √4.
-        assert!((one.bytes_per_s - 75.0).abs() < 1e-9);
-        assert!((one.bytes_per_s_stderr.unwrap() - 32.27).abs() < 0.01, "{one:?}");
-    }
-
-    #[test]
-    fn a_count_has_the_error_of_bytes_where_each_block_is_one_byte() {
-        let mut estimator = Estimator::default();
-        for count in [10.0, 20.0, 30.0, 0.0] {
-            let mut tally = tally(0.2, &[(1, 0.0)]);
-            tally.stacks[0].1[0] = Amount { count, count_squares: count, bytes: count, squares: count };
-            estimator.window(WindowClass::Medium, 5.0, false, &tally);
-        }
-        let one = of(&estimator, 1, 20.0);
-        assert_eq!((one.count_per_s, one.count_per_s_stderr), (one.bytes_per_s, one.bytes_per_s_stderr));
-        assert!((one.count_per_s - 75.0).abs() < 1e-9 && one.count_per_s_stderr.unwrap() > 32.27);
-    }
-
-    #[test]
-    fn what_was_traced_in_full_has_no_error() {
-        let mut estimator = Estimator::default();
-        estimator.full(&tally(10.0, &[(1, 1000.0)]));
-        assert_eq!(of(&estimator, 1, 0.0).bytes_per_s_stderr, Some(0.0));
-        estimator.window(WindowClass::Short, 5.0, false, &tally(0.02, &[(1, 4.0)]));
-        estimator.window(WindowClass::Short, 5.0, false, &tally(0.02, &[(1, 8.0)]));
-        // 300 bytes a second over 10 s of windows, 100 over 10 s in full.
-        let both = of(&estimator, 1, 10.0);
-        assert!((both.bytes_per_s - 200.0).abs() < 1e-9, "{both:?}");
-        assert!((both.bytes_per_s_stderr.unwrap() - 50.0).abs() < 1e-9, "{both:?}");
-    }
-
-    #[test]
-    fn a_class_with_a_window_closed_early_is_left_out() {
-        let mut estimator = Estimator::default();
-        estimator.window(WindowClass::Short, 2.0, false, &tally(0.02, &[(1, 2.0)]));
-        estimator.window(WindowClass::Long, 200.0, true, &tally(0.3, &[(1, 900.0)]));
-        assert!((of(&estimator, 1, 10.0).bytes_per_s - 100.0).abs() < 1e-9);
-        assert!((estimator.effective_windows(0) - 1.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_window_too_short_for_an_age_says_nothing_of_it() {
-        let mut estimator = Estimator::default();
-        estimator.window(WindowClass::Short, 2.0, false, &tally(0.02, &[(1, 2.0)]));
-        let one = estimator.estimates(2.0)[0];
-        assert!(one.outlived[0].is_some() && one.outlived[1].is_none());
-        assert_eq!(one.allocated.bytes_per_s_stderr, None);
-    }
-
-    #[test]
-    fn stacks_beyond_the_limit_go_into_one_row() {
-        let mut estimator = Estimator::default();
-        let many: Vec<(u32, f64)> = (0..STACKS_MAX as u32 + 10).map(|stack| (stack, 1.0)).collect();
-        estimator.window(WindowClass::Short, 2.0, false, &tally(0.02, &many));
-        let rest = estimator.estimates(2.0).into_iter().find(|one| one.stack.is_none()).unwrap();
-        assert!((rest.allocated.bytes_per_s - 10.0 / 0.02).abs() < 1e-6);
-        assert_eq!(estimator.stacks_refused(), 10);
-    }
+/// The same to one side: the 95 % point.
+#[must_use]
+fn errors_to_one_side(windows: f64) -> f64 {
+    const POINTS: [(u64, f64); 14] = [
+        (2, 6.31),
+        (3, 2.92),
+        (4, 2.35),
+        (5, 2.13),
+        (6, 2.02),
+        (7, 1.94),
+        (8, 1.89),
+        (9, 1.86),
+        (10, 1.83),
+        (15, 1.76),
+        (20, 1.73),
+        (30, 1.70),
+        (60, 1.67),
+        (120, 1.66),
+    ];
+    POINTS.iter().rev().find(|(from, _)| windows >= *from as f64).map_or(6.31, |(_, errors)| *errors)
 }
+
+#[cfg(test)]
+mod tests;

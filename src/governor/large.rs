@@ -47,7 +47,7 @@ impl Left {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::OverShare => "large blocks come so often that watching each costs more than its part of the budget",
+            Self::OverShare => "large blocks come so often that watching each costs more than their part of the budget",
             Self::Burst => "a burst of large blocks spent what watching them may cost in a second",
             Self::Lossy => "records were lost",
             Self::TooMany => "more large blocks live than books are kept of",
@@ -71,7 +71,7 @@ pub struct LargePace {
 }
 
 impl LargePace {
-    /// A target about which nothing is known. `budget`: share of its time that it may lose to all that watches it.
+    /// A target about which nothing is known. `budget`: seconds in a second that it may lose to all that watches it.
     #[must_use]
     pub fn new(budget: f64, costs: HitCosts) -> Self {
         Self { budget, costs, allowance_s: TRIAL_S, mean: None, held_s: 0.0, retry_s: RETRY_MIN_S }
@@ -108,9 +108,8 @@ impl LargePace {
         ((self.share() * PIECE_S + self.allowance_s.clamp(0.0, BURST_MAX_S)) / self.costs.mean_s()) as u64
     }
 
-    /// A piece is over that lasted `open_s` and had so many hits; why they are to be taken out, or `None` to keep them.
-    pub fn piece(&mut self, allocations: u64, frees: u64, open_s: f64) -> Option<Left> {
-        let cost_s = self.costs.seconds(allocations, frees);
+    /// A piece is over that lasted `open_s` and cost the target so much; why they are to be taken out, or `None` to keep them.
+    pub fn piece(&mut self, cost_s: f64, open_s: f64) -> Option<Left> {
         let share = cost_s / open_s.max(1e-3);
         match self.mean {
             None if share > self.share() => return Some(Left::OverShare),
@@ -145,7 +144,7 @@ impl LargePace {
 mod tests {
     use super::*;
 
-    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1 };
+    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None };
     const BUDGET: f64 = 0.01;
 
     /// A target with so many large pairs in each second; after how many seconds they were taken out, and why.
@@ -158,7 +157,7 @@ mod tests {
                 return (lost_s, Some((second, Left::Burst)));
             }
             lost_s += COSTS.seconds(pairs, pairs);
-            if let Some(left) = pace.piece(pairs, pairs, 1.0) {
+            if let Some(left) = pace.piece(COSTS.seconds(pairs, pairs), 1.0) {
                 return (lost_s, Some((second, left)));
             }
         }

@@ -23,13 +23,16 @@ pub mod share;
 #[cfg(test)]
 mod simulation;
 
-pub use cost::HitCosts;
-pub use estimate::{Estimate, Estimator, StackEstimate};
+pub use cost::{HitCosts, Spent};
+pub use estimate::{Estimates, Estimator, Quantity, StackEstimate, Watched};
 pub use large::{LargePace, Left};
-pub use observer::{Tally, ThreadTime, WindowObserver};
+pub use observer::{Tally, ThreadTime, WindowObserver, WindowTimes};
 pub use pace::{Pace, Tier, WindowCost};
 pub use retention::Retention;
 pub use schedule::{Cycle, Schedule, WindowClass};
 
-/// Ages at which survival is told, in nanoseconds: 10 ms, 100 ms, 1 s, 10 s.
-pub const AGES_NS: [u64; 4] = [10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
+/// Ages at which survival is known, in nanoseconds of the process's own time. The least are for processes that probes hold up so much that
+/// they get no further in a window.
+pub const AGES_NS: [u64; 8] = [300_000, 1_000_000, 3_000_000, 10_000_000, 50_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
+/// Those that have values of their own: 10 ms, 100 ms, 1 s, 10 s. Any may be the one that survivors are ranked by.
+pub const TOLD_AGES: [usize; 4] = [3, 5, 6, 7];

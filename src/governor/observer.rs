@@ -1,13 +1,19 @@
 //! What one window saw: allocations and frees in, a tally by stack out. Pure.
 //!
 //! Inside a window every free is seen, so whether a block outlived an age is known of each block that was born at least that long
-//! before the window's end. Ages are those of the wall clock: while probes are in, a thread that allocates much gets less of its own
-//! work done in that time.
+//! before the window's end.
 //!
-//! A thread that was held up makes fewer allocations in the window than it would have, if it had work all the time: one that sleeps
-//! between its work only sleeps less. Of the time that a busy thread ran, its hits took their cost and the rest is its own, so what it
-//! allocated is scaled by time / own time, up to [`DILATION_MAX`]; beyond that the cost is not known well enough, and the sums are lower
-//! bounds, counted as such.
+//! Probes hold a process up, so a window sees less of its work than an unwatched process does in that time. All is therefore counted by the
+//! process's own progress: R, the processor time that a thread took, less h·c, what its hits cost. A thread that was ready to run nearly
+//! all the time would have gone R far without probes and went R − h·c, so what it did is scaled by R / (R − h·c). Of one that sleeps between
+//! its work it is not known whether it only slept less, or came round less often: it went R − h·c either way, and of the window's length L
+//! it would have done between 1 and L / (L − h·c) times what it did. The first is counted, the rest told apart. The window's own time is the
+//! sum of both kinds, R and R − h·c ([`super::estimate`]).
+//!
+//! An age is likewise the process's own: of the time by the clock, the share that went into probes is left out.
+//!
+//! Where hits take more than half of a thread's time, an error in their cost decides: what it did is marked as saturated. Each amount is
+//! also told at the least cost that the hits may have had, which gives lower bounds, and with what an error of the cost does to it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -15,9 +21,14 @@ use std::hash::Hash;
 use super::AGES_NS;
 use super::cost::HitCosts;
 
-/// Largest factor by which a held-up thread's allocations are scaled: at 5, four fifths of its time were hits, and an error of a tenth
-/// in the cost of a hit is one of two fifths in the factor.
-pub const DILATION_MAX: f64 = 5.0;
+/// Share of a thread's time that its hits may take for its amounts to be estimates.
+pub const SATURATED: f64 = 0.5;
+/// Largest factor by which a held-up thread's amounts are scaled. Beyond it they are lower bounds anyway.
+const SCALE_MAX: f64 = 10.0;
+/// Standard errors of the cost that a bound reckons with: 95 % to one side.
+const BOUND_ERRORS: f64 = 1.645;
+/// Own progress of a process in a window, as a share of what it would have been, is taken to be no less than this.
+const SPEED_MIN: f64 = 0.01;
 /// Blocks of a window that are followed: a window's hits are far fewer (20 s at 50,000 a second are a million).
 const BLOCKS_MAX: usize = 4 << 20;
 /// Pairs of stack and thread that are told apart in one window.
@@ -36,22 +47,79 @@ pub struct Amount {
     pub count_squares: f64,
     /// The same of the bytes.
     pub squares: f64,
+    /// As it was seen, not scaled for held-up threads.
+    pub seen: Plain,
+    /// At the least cost that the hits may have had.
+    pub least: Plain,
+    /// What one standard error of the hits' cost adds.
+    pub held: Plain,
+    /// What threads that sleep in between may have done more without probes, at most.
+    pub stretch: Plain,
+}
+
+/// A count and bytes, and no more.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Plain {
+    /// Allocations.
+    pub count: f64,
+    /// Bytes.
+    pub bytes: f64,
+}
+
+impl Plain {
+    /// Adds another one, scaled.
+    pub fn add_scaled(&mut self, other: Self, factor: f64) {
+        self.count += other.count * factor;
+        self.bytes += other.bytes * factor;
+    }
+}
+
+/// What a thread's amounts are scaled by.
+#[derive(Debug, Clone, Copy)]
+struct Scale {
+    factor: f64,
+    least: f64,
+    held: f64,
+    stretch: f64,
+    /// Whether hits took more of its time than [`SATURATED`].
+    saturated: bool,
+}
+
+impl Scale {
+    const NONE: Self = Self { factor: 1.0, least: 1.0, held: 0.0, stretch: 0.0, saturated: false };
 }
 
 impl Amount {
+    /// A block that was seen.
     fn add(&mut self, bytes: f64) {
-        self.count += 1.0;
-        self.count_squares += 1.0;
-        self.bytes += bytes;
+        self.seen.count += 1.0;
+        self.seen.bytes += bytes;
         self.squares += bytes * bytes;
     }
 
-    /// Adds another amount, scaled.
-    pub fn add_scaled(&mut self, other: Self, factor: f64) {
-        self.count += other.count * factor;
-        self.count_squares += other.count_squares * factor * factor;
-        self.bytes += other.bytes * factor;
-        self.squares += other.squares * factor * factor;
+    /// Adds what was seen of a thread, scaled.
+    fn add_seen(&mut self, other: Self, scale: Scale) {
+        let seen = other.seen;
+        self.count += seen.count * scale.factor;
+        self.count_squares += seen.count * scale.factor * scale.factor;
+        self.bytes += seen.bytes * scale.factor;
+        self.squares += other.squares * scale.factor * scale.factor;
+        self.seen.add_scaled(seen, 1.0);
+        self.least.add_scaled(seen, scale.least);
+        self.held.add_scaled(seen, scale.held);
+        self.stretch.add_scaled(seen, scale.stretch);
+    }
+
+    /// Adds another amount.
+    pub fn add_all(&mut self, other: Self) {
+        self.count += other.count;
+        self.count_squares += other.count_squares;
+        self.bytes += other.bytes;
+        self.squares += other.squares;
+        self.seen.add_scaled(other.seen, 1.0);
+        self.least.add_scaled(other.least, 1.0);
+        self.held.add_scaled(other.held, 1.0);
+        self.stretch.add_scaled(other.stretch, 1.0);
     }
 }
 
@@ -63,6 +131,15 @@ struct Open<K> {
     tid: u32,
 }
 
+/// A life that is known: a block that was freed in the window, or lives at its end.
+#[derive(Debug, Clone, Copy)]
+struct Life<K> {
+    stack: K,
+    bytes: u64,
+    tid: u32,
+    age_ns: u64,
+}
+
 /// What a thread did in a window, as the scheduler says.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ThreadTime {
@@ -70,6 +147,25 @@ pub struct ThreadTime {
     pub run_s: f64,
     /// Seconds that it ran or waited for a processor.
     pub ready_s: f64,
+    /// How often it went to sleep by itself; `None` = not known.
+    pub sleeps: Option<u64>,
+}
+
+impl ThreadTime {
+    /// Whether it had work for all of a window. The scheduler counts a wait only once it is over, so on a busy machine a thread that never
+    /// slept may seem to have been ready for a part of the time.
+    fn is_busy(&self, length_s: f64) -> bool {
+        self.sleeps == Some(0) || self.ready_s >= READY_MIN * length_s
+    }
+}
+
+/// What a process and its threads did in a window.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct WindowTimes {
+    /// Seconds that the process ran, exactly; `None` = not known.
+    pub run_s: Option<f64>,
+    /// Its threads, by id.
+    pub threads: HashMap<u32, ThreadTime>,
 }
 
 /// A thread that was ready for less of a window than this slept in between: probes cost it sleep, not work.
@@ -97,6 +193,8 @@ pub struct WindowObserver<K> {
     blocks: HashMap<u64, Open<K>>,
     rows: HashMap<(K, u32), [Amount; QUANTITIES]>,
     threads: HashMap<u32, Hits>,
+    /// Of blocks that lived for the least age at least, by the clock.
+    lives: Vec<Life<K>>,
     /// What a thread's realloc gave up, until it is known to have succeeded.
     reallocs: HashMap<u32, (u64, Open<K>)>,
     doubts: WindowDoubts,
@@ -107,11 +205,23 @@ pub struct WindowObserver<K> {
 pub struct Tally<K> {
     /// Its length in seconds, as it really was.
     pub length_s: f64,
+    /// What the process would have run in it without probes, in seconds of processor time.
+    pub own_s: f64,
+    /// The same at the least cost that the hits may have had.
+    pub own_most_s: f64,
+    /// What it ran in it, in seconds of processor time.
+    pub run_s: f64,
+    /// Of that, what the hits of threads cost that sleep in between.
+    pub sleepers_hits_s: f64,
+    /// Relative standard error of the hits' cost.
+    pub cost_error: f64,
+    /// Its own progress in the window, as a share of what that would have been.
+    pub speed: f64,
     /// By stack: allocated, then outlived by age ([`AGES_NS`]); scaled for held-up threads.
     pub stacks: Vec<(K, [Amount; QUANTITIES])>,
-    /// Bytes seen, unscaled.
-    pub seen_bytes: f64,
-    /// Of them, those of threads held up beyond [`DILATION_MAX`]: their sums are lower bounds.
+    /// Bytes allocated, scaled.
+    pub bytes: f64,
+    /// Of them, those of threads whose hits took more than half of their time ([`SATURATED`]).
     pub saturated_bytes: f64,
     /// Allocations seen.
     pub allocations: u64,
@@ -130,6 +240,7 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
             blocks: HashMap::new(),
             rows: HashMap::new(),
             threads: HashMap::new(),
+            lives: Vec::new(),
             reallocs: HashMap::new(),
             doubts: WindowDoubts::default(),
         }
@@ -201,56 +312,131 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
     /// A block's life is known up to `time_ns`.
     fn outlived(&mut self, block: Open<K>, time_ns: u64) {
         let age_ns = time_ns.saturating_sub(block.born_ns);
+        // No block is older by the process's own time than by the clock.
         if age_ns < AGES_NS[0] {
             return;
         }
-        if let Some(row) = self.row(block.stack, block.tid) {
-            for (amount, _) in row[1..].iter_mut().zip(AGES_NS).filter(|(_, age)| age_ns >= *age) {
-                amount.add(block.bytes as f64);
-            }
+        if self.lives.len() >= BLOCKS_MAX {
+            self.doubts.refused += 1;
+            return;
         }
+        self.lives.push(Life { stack: block.stack, bytes: block.bytes, tid: block.tid, age_ns });
     }
 
-    /// The window is over. `time_of`: what a thread did in it; a thread of which that is not known is taken to have run all the time.
+    /// The window is over. `costs`: of a hit of this process. `times`: what it and its threads did in it.
     #[must_use]
-    pub fn close(mut self, close_ns: u64, costs: &HitCosts, time_of: impl Fn(u32) -> Option<ThreadTime>) -> Tally<K> {
+    pub fn close(mut self, close_ns: u64, costs: &HitCosts, times: &WindowTimes) -> Tally<K> {
         let blocks = std::mem::take(&mut self.blocks);
         let open = blocks.into_values().chain(std::mem::take(&mut self.reallocs).into_values().map(|(_, block)| block));
         for block in open.collect::<Vec<_>>() {
             self.outlived(block, close_ns);
         }
         let length_s = close_ns.saturating_sub(self.open_ns) as f64 / 1e9;
-        let dilation = |tid: u32| {
-            let hits = self.threads.get(&tid).copied().unwrap_or_default();
-            let time = time_of(tid).unwrap_or(ThreadTime { run_s: length_s, ready_s: length_s });
-            if time.ready_s < READY_MIN * length_s {
-                return (1.0, false);
+        let mut progress = Progress::new(length_s, costs, times);
+        let scales: HashMap<u32, Scale> = self.threads.iter().map(|(tid, hits)| (*tid, progress.thread(*tid, *hits))).collect();
+        let speed = progress.speed();
+        for life in std::mem::take(&mut self.lives) {
+            let age_ns = life.age_ns as f64 * speed;
+            if age_ns < AGES_NS[0] as f64 {
+                continue;
             }
-            let held_up = costs.seconds(hits.allocations, hits.frees) / length_s.min(time.run_s).max(1e-9);
-            if held_up >= 1.0 - 1.0 / DILATION_MAX { (DILATION_MAX, true) } else { (1.0 / (1.0 - held_up), false) }
-        };
+            let Some(row) = self.row(life.stack, life.tid) else { continue };
+            for (amount, _) in row[1..].iter_mut().zip(AGES_NS).filter(|(_, age)| age_ns >= *age as f64) {
+                amount.add(life.bytes as f64);
+            }
+        }
         let mut stacks: HashMap<K, [Amount; QUANTITIES]> = HashMap::new();
-        let (mut seen_bytes, mut saturated_bytes) = (0.0, 0.0);
+        let (mut bytes, mut saturated_bytes) = (0.0, 0.0);
         for ((stack, tid), row) in &self.rows {
-            let (factor, saturated) = dilation(*tid);
-            seen_bytes += row[0].bytes;
-            if saturated {
-                saturated_bytes += row[0].bytes;
-            }
+            let scale = scales.get(tid).copied().unwrap_or(Scale::NONE);
             let sums = stacks.entry(*stack).or_default();
             for (sum, amount) in sums.iter_mut().zip(row) {
-                sum.add_scaled(*amount, factor);
+                sum.add_seen(*amount, scale);
             }
+            let scaled = row[0].seen.bytes * scale.factor;
+            bytes += scaled;
+            saturated_bytes += if scale.saturated { scaled } else { 0.0 };
         }
         Tally {
             length_s,
+            own_s: progress.own_s(),
+            own_most_s: progress.own_most_s(),
+            run_s: progress.run_s,
+            sleepers_hits_s: progress.sleepers_hits_s,
+            cost_error: costs.error(),
+            speed,
             stacks: stacks.into_iter().collect(),
-            seen_bytes,
+            bytes,
             saturated_bytes,
             allocations: self.threads.values().map(|hits| hits.allocations).sum(),
             frees: self.threads.values().map(|hits| hits.frees).sum(),
             doubts: self.doubts,
         }
+    }
+}
+
+/// How far a process went in a window, summed up thread by thread.
+struct Progress<'a> {
+    length_s: f64,
+    costs: &'a HitCosts,
+    times: &'a WindowTimes,
+    /// What the process ran.
+    run_s: f64,
+    /// What a thread's time by the scheduler is to be multiplied with: it is read up to a tick late, the process's is exact.
+    exact: f64,
+    /// What hits cost all threads, and those that sleep in between.
+    hits_s: f64,
+    sleepers_hits_s: f64,
+}
+
+impl<'a> Progress<'a> {
+    fn new(length_s: f64, costs: &'a HitCosts, times: &'a WindowTimes) -> Self {
+        let threads_s: f64 = times.threads.values().map(|time| time.run_s).sum();
+        let run_s = times.run_s.unwrap_or(if times.threads.is_empty() { length_s } else { threads_s });
+        let exact = if threads_s > 0.0 { run_s / threads_s } else { 1.0 };
+        Self { length_s, costs, times, run_s, exact, hits_s: 0.0, sleepers_hits_s: 0.0 }
+    }
+
+    /// A thread that was hit.
+    fn thread(&mut self, tid: u32, hits: Hits) -> Scale {
+        let cost_s = self.costs.seconds(hits.allocations, hits.frees);
+        if cost_s <= 0.0 {
+            return Scale::NONE;
+        }
+        self.hits_s += cost_s;
+        // One of which nothing is known is taken to have run all the time, as far as that can be.
+        let only = self.length_s.min(self.run_s);
+        let unknown = ThreadTime { run_s: only, ready_s: self.length_s, sleeps: None };
+        let alone = self.times.threads.len() <= 1;
+        let time = match self.times.threads.get(&tid) {
+            Some(time) if alone => ThreadTime { run_s: self.run_s, ready_s: time.ready_s - time.run_s + self.run_s, ..*time },
+            Some(time) => ThreadTime { run_s: (time.run_s * self.exact).min(self.length_s), ..*time },
+            None => unknown,
+        };
+        let scaled = |share: f64| if share >= 1.0 - 1.0 / SCALE_MAX { SCALE_MAX } else { 1.0 / (1.0 - share) };
+        if !time.is_busy(self.length_s) {
+            self.sleepers_hits_s += cost_s;
+            let share = cost_s / self.length_s;
+            return Scale { saturated: share > SATURATED, stretch: scaled(share) - 1.0, ..Scale::NONE };
+        }
+        let share = cost_s / time.run_s.max(1e-9);
+        let at = |errors: f64| scaled((share * (1.0 + errors * self.costs.error())).max(0.0));
+        let factor = at(0.0);
+        Scale { factor, least: at(-BOUND_ERRORS), held: at(1.0) - factor, stretch: 0.0, saturated: share > SATURATED }
+    }
+
+    fn own_s(&self) -> f64 {
+        (self.run_s - self.sleepers_hits_s).max(SPEED_MIN * self.run_s)
+    }
+
+    fn own_most_s(&self) -> f64 {
+        let least_s = self.sleepers_hits_s * (1.0 - BOUND_ERRORS * self.costs.error()).max(0.0);
+        (self.run_s - least_s).max(self.own_s())
+    }
+
+    fn speed(&self) -> f64 {
+        let own_s = self.own_s();
+        if own_s > 0.0 { ((self.run_s - self.hits_s) / own_s).clamp(SPEED_MIN, 1.0) } else { 1.0 }
     }
 }
 
@@ -275,10 +461,12 @@ mod tests {
         window.allocated(0x40, 800, 1, 7, 15 * MS); // never freed, 5 ms old: nobody knows
         window.freed(0x10, 7, 5 * MS);
         window.freed(0x20, 8, 15 * MS);
-        let row = of(&window.close(20 * MS, &FREE_OF_COST, |_| None), 1);
+        let row = of(&window.close(20 * MS, &FREE_OF_COST, &WindowTimes::default()), 1);
         assert_eq!((row[0].count, row[0].bytes), (4.0, 1500.0));
-        assert_eq!((row[1].count, row[1].bytes, row[1].squares), (2.0, 600.0, 200_000.0));
-        assert_eq!(row[2], Amount::default());
+        let of_age = |age_ns: u64| row[1 + AGES_NS.iter().position(|age| *age == age_ns).unwrap()];
+        let ten = of_age(10 * MS);
+        assert_eq!((ten.count, ten.bytes, ten.squares), (2.0, 600.0, 200_000.0));
+        assert_eq!(of_age(100 * MS), Amount::default());
     }
 
     #[test]
@@ -288,8 +476,8 @@ mod tests {
             window.allocated(0x10, 8, 1, 7, i * MS);
             window.freed(0x10, 7, i * MS + 1);
         }
-        let row = of(&window.close(200 * MS, &FREE_OF_COST, |_| None), 1);
-        assert_eq!((row[0].count, row[1].count, row[2].count), (100.0, 0.0, 0.0));
+        let row = of(&window.close(200 * MS, &FREE_OF_COST, &WindowTimes::default()), 1);
+        assert!(row[0].count == 100.0 && row[1..].iter().all(|row| row.count == 0.0), "{row:?}");
     }
 
     #[test]
@@ -298,34 +486,76 @@ mod tests {
         window.allocated(0x10, 8, 1, 7, 0);
         window.realloc_freed(0x10, 7);
         window.realloc_failed(7);
-        assert_eq!(of(&window.close(20 * MS, &FREE_OF_COST, |_| None), 1)[1].count, 1.0);
+        assert_eq!(of(&window.close(20 * MS, &FREE_OF_COST, &WindowTimes::default()), 1)[1].count, 1.0);
+    }
+
+    const COSTS: HitCosts = HitCosts { allocation_ns: 1_000.0, free_ns: 0.0, spread: 0.0, traps: None };
+
+    fn times(run_s: f64, threads: &[(u32, f64, f64)]) -> WindowTimes {
+        let threads =
+            threads.iter().map(|(tid, run_s, ready_s)| (*tid, ThreadTime { run_s: *run_s, ready_s: *ready_s, sleeps: None })).collect();
+        WindowTimes { run_s: Some(run_s), threads }
     }
 
     #[test]
-    fn a_thread_that_was_held_up_is_scaled_and_one_that_stood_still_is_a_lower_bound() {
-        let costs = HitCosts { allocation_ns: 1_000.0, free_ns: 0.0, spread: 0.0 };
+    fn threads_that_were_held_up_are_scaled_and_those_that_hits_took_most_of_are_marked() {
         let mut window = WindowObserver::new(0);
-        for i in 0..5_000u64 {
-            window.allocated(i * 16, 1, 1, 1, 0); // half of 10 ms
+        for i in 0..4_000u64 {
+            window.allocated(i * 16, 1, 1, 1, 0); // four tenths of 10 ms
         }
-        for i in 0..9_900u64 {
-            window.allocated((1 << 32) + i * 16, 1, 2, 2, 0); // 99 %
+        for i in 0..7_500u64 {
+            window.allocated((1 << 32) + i * 16, 1, 2, 2, 0); // three quarters
         }
-        let tally = window.close(10 * MS, &costs, |_| None);
-        assert!((of(&tally, 1)[0].count - 10_000.0).abs() < 1.0);
-        assert!((of(&tally, 2)[0].count - 9_900.0 * DILATION_MAX).abs() < 1.0);
-        assert_eq!((tally.seen_bytes, tally.saturated_bytes), (14_900.0, 9_900.0));
+        let tally = window.close(10 * MS, &COSTS, &times(0.02, &[(1, 0.01, 0.01), (2, 0.01, 0.01)]));
+        let (one, two) = (of(&tally, 1)[0], of(&tally, 2)[0]);
+        assert!((one.count - 4_000.0 / 0.6).abs() < 1.0 && (two.count - 30_000.0).abs() < 1.0, "{one:?} {two:?}");
+        assert_eq!((one.seen.count, two.seen.count), (4_000.0, 7_500.0));
+        // The cost may be a tenth more, or 0.1645 less.
+        assert!((one.held.count - (4_000.0 / 0.56 - 4_000.0 / 0.6)).abs() < 1.0, "{one:?}");
+        assert!((one.least.count - 4_000.0 / (1.0 - 0.4 * 0.8355)).abs() < 1.0, "{one:?}");
+        assert!((tally.saturated_bytes / tally.bytes - 30_000.0 / (30_000.0 + 4_000.0 / 0.6)).abs() < 1e-3);
+        assert!((tally.own_s - 0.02).abs() < 1e-9 && (tally.speed - 8.5 / 20.0).abs() < 1e-6, "{tally:?}");
     }
 
     #[test]
-    fn a_thread_that_sleeps_between_its_work_is_not_scaled() {
-        let costs = HitCosts { allocation_ns: 1_000.0, free_ns: 0.0, spread: 0.0 };
+    fn a_thread_that_sleeps_between_its_work_is_not_scaled_and_went_as_far_as_it_would_have() {
         let mut window = WindowObserver::new(0);
-        for i in 0..5_000u64 {
+        for i in 0..2_000u64 {
             window.allocated(i * 16, 1, 1, 1, 0);
         }
-        // Nearly all that it ran was hits, but it slept for a third of the time.
-        let time = ThreadTime { run_s: 0.0055, ready_s: 0.0066 };
-        assert_eq!(of(&window.close(10 * MS, &costs, |_| Some(time)), 1)[0].count, 5_000.0);
+        // Two fifths of what it ran was hits, and it slept for a third of the time.
+        let tally = window.close(10 * MS, &COSTS, &times(0.005, &[(1, 0.005, 0.0066)]));
+        let amount = of(&tally, 1)[0];
+        // Were it to come round as soon as its work is done, it would have done a quarter more.
+        assert!(amount.count == 2_000.0 && (amount.stretch.count - 500.0).abs() < 1e-6, "{amount:?}");
+        assert!((tally.own_s - 0.003).abs() < 1e-9 && (tally.speed - 1.0).abs() < 1e-9, "{tally:?}");
+    }
+
+    #[test]
+    fn a_thread_that_never_slept_was_held_up_however_long_it_waited() {
+        let mut window = WindowObserver::new(0);
+        for i in 0..1_000u64 {
+            window.allocated(i * 16, 1, 1, 1, 0);
+        }
+        let mut times = times(0.002, &[(1, 0.002, 0.002)]);
+        times.threads.entry(1).and_modify(|time| time.sleeps = Some(0));
+        assert!((of(&window.close(10 * MS, &COSTS, &times), 1)[0].count - 2_000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn ages_leave_out_what_went_into_probes() {
+        let mut window = WindowObserver::new(0);
+        for i in 0..50_000u64 {
+            window.allocated((1 << 32) + i * 16, 1, 2, 1, 99 * MS);
+        }
+        window.allocated(0x10, 100, 1, 1, 0); // 15 ms by the clock
+        window.allocated(0x20, 200, 1, 1, 0); // 25
+        window.freed(0x10, 1, 15 * MS);
+        window.freed(0x20, 1, 25 * MS);
+        // Half of the time was hits.
+        let tally = window.close(100 * MS, &COSTS, &times(0.1, &[(1, 0.1, 0.1)]));
+        let row = of(&tally, 1);
+        let of_age = |age_ns: u64| row[1 + AGES_NS.iter().position(|age| *age == age_ns).unwrap()].seen.bytes;
+        assert_eq!((of_age(3 * MS), of_age(10 * MS)), (300.0, 200.0));
     }
 }

@@ -1,12 +1,13 @@
 //! How much of the time a target's probes may be in. Pure.
 //!
-//! With `lost` the share of a window that the target lost to its probes (hits × cost of a hit, at most 1: a target cannot lose more
-//! than the time that probes are in), a window of length L costs `lost · L` and may stand for no less than `lost · L / budget`. What was
-//! spent beyond the budget is a debt that later cycles pay.
+//! The budget is a share of the target's running time, the processor time of its threads: one that runs for half of the time may lose half
+//! as much. With `lost` the seconds that a target loses in a second of an open window and `load` its running time in a second, a window of
+//! length L costs `lost · L` and may stand for no less than `lost · L / (budget · load)`. What was spent beyond the budget is a debt that
+//! later cycles pay.
 //!
-//! A target whose whole trace fits the budget is traced in full. Every target begins so, with a quota that costs no more than one short
-//! window: one that allocates little is then known in full from its first moment, and of another the quota tells how busy it is. Its
-//! windows begin when that is paid, or some seconds later.
+//! A target whose whole trace fits the budget is traced in full. Every target begins so, with a quota of some milliseconds: one that
+//! allocates little is then known in full from its first moment, and of another the quota tells how busy it is. Its windows begin when
+//! that is paid.
 
 use super::cost::HitCosts;
 use super::schedule::WindowClass;
@@ -22,8 +23,8 @@ const NEWEST: f64 = 0.3;
 const FULL_SHARE: f64 = 0.7;
 /// Windows to see before a target is traced in full.
 const WINDOWS_BEFORE_FULL: u64 = 3;
-/// Above this share lost, hits times cost is no longer trusted: such a target stands still while its probes are in.
-const SATURATED: f64 = 0.5;
+/// Most that a target may lose in a second of a window, in units of its load or of one thread.
+const LOST_MAX: f64 = 2.0;
 /// Longest period: something is learnt of every target once in an hour.
 const PERIOD_MAX_S: f64 = 3600.0;
 /// Shortest period, in lengths of its window. A window that begins late reaches beyond its period, and no other can begin there: that
@@ -31,11 +32,19 @@ const PERIOD_MAX_S: f64 = 3600.0;
 const PERIOD_MIN_LENGTHS: f64 = 5.0;
 /// Shortest period at all: going in and out takes a tenth of a second, in which no other window can begin.
 pub const PERIOD_MIN_S: f64 = 1.0;
-/// Longest time that the first windows of a target wait for its trials to be paid, for a short recording has to learn something; the cycles
-/// pay the rest.
-const WAIT_MAX_S: f64 = 3.0;
+/// Longest time that the first windows of a target wait for its trials to be paid: something is learnt of a target that runs rarely too.
+const WAIT_MAX_S: f64 = 60.0;
+/// What the first full trace of a target may cost, in seconds.
+const TRIAL_S: f64 = 0.005;
+/// Seconds over which the load is averaged.
+const LOAD_OVER_S: f64 = 10.0;
+/// Seconds that count as watched when nothing was yet, with one thread that runs: a process's clock ticks too coarsely for the first
+/// milliseconds to tell its load, and one that is taken for idle would end its first full trace at once.
+const LOAD_PRIOR_S: f64 = 1.0;
+/// Least load that periods are computed with: one that never runs costs nothing, and would never have a window.
+const LOAD_MIN: f64 = 1e-3;
 /// Seconds of the budget by which a debt doubles the periods.
-const STRAIN_S: f64 = 15.0;
+const STRAIN_S: f64 = 5.0;
 /// Of the budget, what may be reserved: windows are never without any.
 const RESERVED_MAX: f64 = 0.9;
 /// Budgets below this give no window within [`PERIOD_MAX_S`].
@@ -53,32 +62,14 @@ pub enum Tier {
 /// What a window cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WindowCost {
-    /// Allocations that hit a probe in the window.
-    pub allocations: u64,
-    /// Frees likewise.
-    pub frees: u64,
-    /// Hits before and after it, while its probes went in and out.
-    pub hits_around: u64,
+    /// Seconds of its running time that the target lost in the window.
+    pub lost_s: f64,
+    /// Seconds that it lost before and after it to hits, while its probes went in and out.
+    pub around_s: f64,
     /// Seconds that it was open.
     pub open_s: f64,
     /// How the target was traced: a full trace does not pay for going in and out.
     pub tier: Tier,
-}
-
-impl WindowCost {
-    /// Share of the window that the target lost, at most 1.
-    #[must_use]
-    pub fn share(&self, costs: &HitCosts) -> f64 {
-        let by_hits_s = costs.seconds(self.allocations, self.frees);
-        if by_hits_s >= SATURATED * self.open_s { 1.0 } else { by_hits_s / self.open_s }
-    }
-
-    /// Seconds that it lost before and after the window.
-    #[must_use]
-    pub fn around_s(&self, costs: &HitCosts) -> f64 {
-        let fixed_s = if self.tier == Tier::Windows { AROUND_WINDOW_S } else { 0.0 };
-        self.hits_around as f64 * costs.mean_s() + fixed_s
-    }
 }
 
 /// One target's pace.
@@ -86,25 +77,28 @@ impl WindowCost {
 pub struct Pace {
     budget: f64,
     costs: HitCosts,
-    /// Mean share of a window that was lost; `None` before the first.
+    /// Mean seconds lost in a second of an open window; `None` before the first.
     lost: Option<f64>,
     /// Mean seconds lost before and after a window.
     around_s: f64,
     windows: u64,
     /// Seconds lost in all.
     lost_s: f64,
-    /// Seconds that the target was watched, probes in or out.
+    /// Seconds that the target was watched, probes in or out, and that it ran meanwhile.
     watched_s: f64,
+    run_s: f64,
+    /// Seconds that it runs in a second of late; more than one where several threads do.
+    load: f64,
     /// Spent beyond the budget, seconds; negative = saved, which is not carried far.
     debt_s: f64,
     tier: Tier,
     period_min_s: f64,
-    /// Share of the time that something else takes of the budget.
+    /// Seconds in a second that something else takes of the budget.
     reserved: f64,
 }
 
 impl Pace {
-    /// A target about which nothing is known. `budget`: share of its time that it may lose, 0.01 = 1 %.
+    /// A target about which nothing is known. `budget`: share of its running time that it may lose, 0.01 = 1 %.
     #[must_use]
     pub fn new(budget: f64, costs: HitCosts) -> Self {
         Self {
@@ -115,6 +109,8 @@ impl Pace {
             windows: 0,
             lost_s: 0.0,
             watched_s: 0.0,
+            run_s: 0.0,
+            load: 1.0,
             debt_s: 0.0,
             tier: Tier::Full,
             period_min_s: PERIOD_MIN_S,
@@ -122,10 +118,16 @@ impl Pace {
         }
     }
 
-    /// Share of its time that the target loses to other probes from now on (their cost is told by [`also_lost`](Self::also_lost)): windows
+    /// Seconds in a second that the target loses to other probes from now on (their cost is told by [`also_lost`](Self::also_lost)): windows
     /// get what is left of the budget.
-    pub fn set_reserved(&mut self, share: f64) {
-        self.reserved = share.clamp(0.0, self.budget * RESERVED_MAX);
+    pub fn set_reserved(&mut self, per_s: f64) {
+        self.reserved = per_s.clamp(0.0, self.allowed() * RESERVED_MAX);
+    }
+
+    /// Seconds in a second that the target may lose, at its present load.
+    #[must_use]
+    pub fn allowed(&self) -> f64 {
+        self.budget * self.load.max(LOAD_MIN)
     }
 
     /// The shortest period from now on: of many targets each gets fewer windows, because they go in and out one after the other.
@@ -150,16 +152,28 @@ impl Pace {
         self.tier
     }
 
-    /// Estimated share of its time that the target lost so far.
+    /// Estimated share of its running time that the target lost so far.
     #[must_use]
     pub fn slowdown_est(&self) -> f64 {
-        if self.watched_s > 0.0 { self.lost_s / self.watched_s } else { 0.0 }
+        if self.run_s > 0.0 { (self.lost_s / self.run_s).min(1.0) } else { 0.0 }
     }
 
-    /// Mean share of an open window that is lost; `None` before the first.
+    /// Whether nothing is known of what its probes cost.
     #[must_use]
-    pub fn lost_in_window(&self) -> Option<f64> {
-        self.lost
+    pub fn is_unknown(&self) -> bool {
+        self.lost.is_none()
+    }
+
+    /// Seconds that the target runs in a second of late.
+    #[must_use]
+    pub fn load(&self) -> f64 {
+        self.load
+    }
+
+    /// Seconds that were lost beyond the budget; negative = saved.
+    #[must_use]
+    pub fn debt_s(&self) -> f64 {
+        self.debt_s
     }
 
     /// Seconds lost in all, estimated.
@@ -168,32 +182,40 @@ impl Pace {
         self.lost_s
     }
 
-    /// Time goes by.
-    pub fn elapse(&mut self, seconds: f64) {
+    /// Time goes by: `seconds` by the clock, in which the target ran for `run_s`.
+    pub fn elapse(&mut self, seconds: f64, run_s: f64) {
+        if seconds <= 0.0 {
+            return;
+        }
         self.watched_s += seconds;
+        self.run_s += run_s;
+        let weight = (seconds / (LOAD_PRIOR_S + self.watched_s).min(LOAD_OVER_S)).min(1.0);
+        self.load += weight * (run_s / seconds - self.load);
         // What was not spent for a minute is gone: a quiet hour is no licence for a slow second.
-        self.debt_s = (self.debt_s - self.budget * seconds).max(-60.0 * self.budget);
+        self.debt_s = (self.debt_s - self.budget * run_s).max(-60.0 * self.allowed());
     }
 
     /// A window was closed, or a piece of a full trace is over.
     pub fn spent(&mut self, cost: WindowCost) {
-        let (share, around_s) = (cost.share(&self.costs), cost.around_s(&self.costs));
-        let lost_s = share * cost.open_s + around_s;
-        self.lost_s += lost_s;
-        self.debt_s += lost_s;
+        // A thread loses no more than the time that goes by; of several more than run on average may be hit.
+        let per_s = (cost.lost_s / cost.open_s.max(1e-6)).min(LOST_MAX * self.load.max(1.0));
+        let fixed_s = if cost.tier == Tier::Windows { AROUND_WINDOW_S * self.load.min(1.0) } else { 0.0 };
+        let around_s = cost.around_s + fixed_s;
+        self.lost_s += cost.lost_s + around_s;
+        self.debt_s += cost.lost_s + around_s;
         if cost.tier == Tier::Windows {
             self.around_s += NEWEST * (around_s - self.around_s);
         }
-        self.lost = Some(self.lost.map_or(share, |mean| mean + NEWEST * (share - mean)));
+        self.lost = Some(self.lost.map_or(per_s, |mean| mean + NEWEST * (per_s - mean)));
         self.windows += 1;
-        self.choose_tier(share);
+        self.choose_tier(per_s);
     }
 
     fn choose_tier(&mut self, newest: f64) {
         let Some(mean) = self.lost else { return };
         self.tier = match self.tier {
-            Tier::Windows if self.windows >= WINDOWS_BEFORE_FULL && mean.max(newest) <= FULL_SHARE * self.budget => Tier::Full,
-            Tier::Full if mean > self.budget => Tier::Windows,
+            Tier::Windows if self.windows >= WINDOWS_BEFORE_FULL && mean.max(newest) <= FULL_SHARE * self.allowed() => Tier::Full,
+            Tier::Full if mean > self.allowed() => Tier::Windows,
             tier => tier,
         };
     }
@@ -214,7 +236,7 @@ impl Pace {
     /// Seconds until the first window may be drawn, so that what the trials at the start cost is paid by then.
     #[must_use]
     pub fn wait_s(&self) -> f64 {
-        if self.windows > 0 { 0.0 } else { (self.debt_s / self.budget).clamp(0.0, WAIT_MAX_S) }
+        if self.windows > 0 { 0.0 } else { (self.debt_s / self.allowed()).clamp(0.0, WAIT_MAX_S) }
     }
 
     /// Hits after which a window closes early. Short windows cannot cost more than their own time.
@@ -228,21 +250,21 @@ impl Pace {
         }
     }
 
-    /// Hits that a full trace may have in the next second. A known quiet target may have a burst; of an unknown one as many as a short
-    /// window may cost.
+    /// Hits that a full trace may have in the next second. A known quiet target may have a burst; of an unknown one as many as a trial may
+    /// cost.
     #[must_use]
     pub fn full_quota(&self) -> u64 {
-        let burst_s = if self.lost.is_some() { STALL_MAX_S } else { WindowClass::Short.length_s() };
-        ((self.budget + burst_s) / self.costs.mean_s()) as u64
+        let burst_s = if self.lost.is_some() { STALL_MAX_S } else { TRIAL_S };
+        ((self.allowed() + burst_s) / self.costs.mean_s()) as u64
     }
 
     /// The classes of windows that the target can bear, each with its period.
     #[must_use]
     pub fn periods(&self) -> Vec<(WindowClass, f64)> {
-        // Nothing known: as if it stood still.
-        let lost = self.lost.unwrap_or(1.0).max(1e-6);
+        // Nothing known: as if all its threads stood still.
+        let lost = self.lost.unwrap_or(self.load.max(LOAD_MIN)).max(1e-9);
         // A debt is paid back over the next cycles, not all in one.
-        let strain = 1.0 + (self.debt_s / (STRAIN_S * self.budget)).clamp(0.0, 10.0);
+        let strain = 1.0 + (self.debt_s / (STRAIN_S * self.allowed())).clamp(0.0, 10.0);
         let bearable = |class: &WindowClass| match class {
             WindowClass::Short => true,
             _ if self.lost.is_none() => false,
@@ -252,7 +274,7 @@ impl Pace {
             let cost_s = lost * class.length_s() + self.around_s;
             (
                 class,
-                (cost_s / (self.budget - self.reserved) * strain)
+                (cost_s / (self.allowed() - self.reserved).max(self.allowed() * (1.0 - RESERVED_MAX)) * strain)
                     .clamp(self.period_min_s.max(PERIOD_MIN_LENGTHS * class.length_s()).min(PERIOD_MAX_S), PERIOD_MAX_S),
             )
         };
@@ -266,18 +288,23 @@ mod tests {
     use super::*;
     use crate::governor::schedule::Schedule;
 
-    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1 };
+    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None };
 
-    /// Runs a target that does `pairs_per_s` of its own time for `wall_s`; the share of time lost.
+    /// Runs a target that does `pairs_per_s` of its own time for `wall_s`; the share of its running time lost.
     fn run(budget: f64, pairs_per_s: f64, wall_s: f64) -> (f64, Pace) {
+        run_busy(budget, pairs_per_s, wall_s, 1.0)
+    }
+
+    /// One that runs for a share of the time, in which it does so many pairs a second.
+    fn run_busy(budget: f64, pairs_per_s: f64, wall_s: f64, busy: f64) -> (f64, Pace) {
         let mut pace = Pace::new(budget, COSTS);
         let mut schedule = Schedule::new(5, 0.0);
-        let (mut now_s, mut lost_s) = (0.0, 0.0);
+        let (mut now_s, mut lost_s, mut run_all_s) = (0.0, 0.0, 0.0);
         let pair_s = COSTS.mean_s() * 2.0;
         while now_s < wall_s {
             let cycle = schedule.draw(now_s, &pace.periods()).unwrap();
             let mut length_s = if pace.tier() == Tier::Full { 1.0 } else { cycle.class.length_s() };
-            let mut pairs = length_s / (1.0 / pairs_per_s + pair_s);
+            let mut pairs = length_s * busy / (1.0 / pairs_per_s + pair_s * busy);
             let quota = pace.full_quota() as f64 / 2.0;
             let burst = pace.tier() == Tier::Full && pairs > quota;
             if burst {
@@ -285,8 +312,12 @@ mod tests {
             }
             lost_s += pairs * pair_s;
             let end_s = if pace.tier() == Tier::Full { now_s + 1.0 } else { cycle.end_s };
-            pace.elapse(end_s - now_s);
-            pace.spent(WindowCost { allocations: pairs as u64, frees: pairs as u64, hits_around: 0, open_s: length_s, tier: pace.tier() });
+            let lost_here_s = pairs * pair_s;
+            // It computes for a share of the time, whatever its probes take.
+            let run_s = (end_s - now_s - lost_here_s) * busy + lost_here_s;
+            run_all_s += run_s;
+            pace.elapse(end_s - now_s, run_s);
+            pace.spent(WindowCost { lost_s: lost_here_s, around_s: 0.0, open_s: length_s, tier: pace.tier() });
             if burst {
                 pace.leave_full();
             }
@@ -295,7 +326,7 @@ mod tests {
                 schedule.restart(now_s);
             }
         }
-        (lost_s / now_s, pace)
+        (lost_s / run_all_s, pace)
     }
 
     #[test]
@@ -310,17 +341,29 @@ mod tests {
     }
 
     #[test]
+    fn the_budget_is_of_the_time_that_it_runs() {
+        for busy in [0.02, 0.1, 0.44] {
+            for pairs_per_s in [1e3, 1e5, 1e7] {
+                let (lost, pace) = run_busy(0.01, pairs_per_s, 6_000.0, busy);
+                assert!(lost <= 0.0105, "{pairs_per_s} pairs/s for {busy} of the time: lost {lost}");
+                assert!(lost >= 0.003 || pairs_per_s < 1e5, "{pairs_per_s} pairs/s for {busy}: lost only {lost}");
+                assert!((pace.slowdown_est() / lost - 1.0).abs() < 0.1, "{lost} {pace:?}");
+            }
+        }
+    }
+
+    #[test]
     fn the_first_windows_wait_until_the_trials_are_paid() {
         let mut pace = Pace::new(0.01, COSTS);
-        pace.spent(WindowCost { allocations: 9_000, frees: 9_000, hits_around: 0, open_s: 0.03, tier: Tier::Full });
+        pace.elapse(0.03, 0.03);
+        pace.spent(WindowCost { lost_s: 0.027, around_s: 0.0, open_s: 0.03, tier: Tier::Full });
         pace.leave_full();
         pace.also_lost(0.05);
-        assert!((WAIT_MAX_S..=WAIT_MAX_S).contains(&pace.wait_s()), "{}", pace.wait_s());
-        pace.elapse(6.0);
-        assert!((1.9..2.1).contains(&pace.wait_s()), "{}", pace.wait_s());
-        pace.elapse(3.0);
+        pace.elapse(5.0, 5.0);
+        assert!((2.6..2.8).contains(&pace.wait_s()), "{}", pace.wait_s());
+        pace.elapse(3.0, 3.0);
         assert!(pace.wait_s() <= 0.0);
-        pace.spent(WindowCost { allocations: 9_000, frees: 9_000, hits_around: 0, open_s: 0.2, tier: Tier::Windows });
+        pace.spent(WindowCost { lost_s: 0.027, around_s: 0.0, open_s: 0.2, tier: Tier::Windows });
         assert!(pace.wait_s() <= 0.0, "debts of windows are paid by the cycles");
     }
 
@@ -347,7 +390,7 @@ mod tests {
     fn a_full_trace_is_left_when_it_gets_busy() {
         let mut pace = run(0.01, 1_000.0, 300.0).1;
         assert_eq!(pace.tier(), Tier::Full);
-        pace.spent(WindowCost { allocations: 50_000, frees: 50_000, hits_around: 0, open_s: 1.0, tier: Tier::Full });
+        pace.spent(WindowCost { lost_s: 0.15, around_s: 0.0, open_s: 1.0, tier: Tier::Full });
         assert_eq!(pace.tier(), Tier::Windows);
     }
 
@@ -364,14 +407,23 @@ mod tests {
     }
 
     #[test]
+    fn a_trial_of_a_moment_does_not_keep_windows_away() {
+        let mut pace = Pace::new(0.05, COSTS);
+        pace.elapse(1.0, 1.0);
+        pace.spent(WindowCost { lost_s: 0.05, around_s: 0.0, open_s: 1e-6, tier: Tier::Full });
+        pace.leave_full();
+        assert!(pace.periods()[0].1 < 10.0 && pace.wait_s() < 5.0, "{:?}", pace.periods());
+    }
+
+    #[test]
     fn long_windows_are_only_for_those_who_bear_them() {
         let mut pace = Pace::new(0.01, COSTS);
         assert_eq!(pace.periods().len(), 1, "nothing is known: {:?}", pace.periods());
-        pace.spent(WindowCost { allocations: 6_000, frees: 6_000, hits_around: 0, open_s: 0.02, tier: Tier::Windows });
+        pace.spent(WindowCost { lost_s: 0.018, around_s: 0.0, open_s: 0.02, tier: Tier::Windows });
         let classes: Vec<_> = pace.periods().iter().map(|(class, _)| *class).collect();
         assert_eq!(classes, [WindowClass::Short, WindowClass::Medium]);
         for _ in 0..30 {
-            pace.spent(WindowCost { allocations: 100, frees: 100, hits_around: 0, open_s: 0.2, tier: Tier::Windows });
+            pace.spent(WindowCost { lost_s: 0.0003, around_s: 0.0, open_s: 0.2, tier: Tier::Windows });
         }
         assert!(pace.periods().iter().any(|(class, _)| *class == WindowClass::Longest), "{:?}", pace.periods());
     }

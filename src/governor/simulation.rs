@@ -1,15 +1,15 @@
 //! The whole estimator against programs that do their worst: schedule, pace, observer and estimator run as they do for real, on a
 //! program whose every allocation is known.
 
-use super::estimate::errors_of_95_percent;
-use super::observer::WindowObserver;
+use super::estimate::Bound;
+use super::observer::{ThreadTime, WindowObserver, WindowTimes};
 use super::pace::{Pace, Tier, WindowCost};
 use super::random::Random;
 use super::schedule::Schedule;
-use super::{AGES_NS, Estimator, HitCosts};
+use super::{AGES_NS, Estimator, HitCosts, Watched};
 
 /// Ten times the real cost, and programs that do a tenth: the same shares of time at a tenth of the events.
-const COSTS: HitCosts = HitCosts { allocation_ns: 20_000.0, free_ns: 10_000.0, spread: 0.1 };
+const COSTS: HitCosts = HitCosts { allocation_ns: 20_000.0, free_ns: 10_000.0, spread: 0.1, traps: None };
 
 /// What a site does: at time `t` of the program it allocates `rate(t)` blocks a second, which live `life_s`.
 #[derive(Clone, Copy)]
@@ -65,68 +65,117 @@ impl Site {
     }
 }
 
-/// Runs `sites` for `wall_s` at a budget of 1 %; the estimator, and the seconds that the windows stand for.
-fn run(sites: &[Site], wall_s: f64, seed: u64) -> (Estimator<usize>, f64) {
+/// What a window's probes do to the program.
+#[derive(Clone, Copy, PartialEq)]
+enum Held {
+    /// It has a clock of its own and is not held up.
+    No,
+    /// It computes all the time, and each hit holds it up by so many times its calibrated cost.
+    By(f64),
+}
+
+/// Something that a thread does: when, with which block, and its site if it is an allocation.
+type Event = (u64, usize, Option<usize>, u32);
+
+/// All allocations and frees of a program from one moment of its own time to another.
+fn events(sites: &[Site], begin_s: f64, length_s: f64, random: &mut Random) -> Vec<Event> {
+    let ns = |t: f64| (t * 1e9) as u64;
+    let mut events = Vec::new();
+    let mut number = 0;
+    for (index, site) in sites.iter().enumerate() {
+        for t in site.times(begin_s, begin_s + length_s) {
+            let life_s = if site.exponential { -site.life_s * (1.0 - random.unit()).ln() } else { site.life_s };
+            events.push((ns(t), number, Some(index), site.thread));
+            events.push((ns(t + life_s), number, None, site.thread));
+            number += 1;
+        }
+    }
+    events.retain(|event| event.0 < ns(begin_s + length_s));
+    events.sort_unstable();
+    events
+}
+
+/// Runs `sites` for `wall_s`; the estimator, and the seconds of its own time that the windows stand for.
+fn run(sites: &[Site], wall_s: f64, seed: u64, held: Held) -> (Estimator<usize>, f64) {
     let mut pace = Pace::new(0.01, COSTS);
     pace.leave_full();
     let mut schedule = Schedule::new(seed, 0.0);
     let mut random = Random::new(seed ^ 0xdead);
     let mut estimator = Estimator::default();
     let mut now_s = 0.0;
-    let mut windows_s = 0.0;
+    let mut own_s = 0.0;
+    let (costs, factor) = match held {
+        Held::No => (HitCosts::FREE, 0.0),
+        Held::By(factor) => (COSTS, factor),
+    };
     while now_s < wall_s {
         let Some(cycle) = schedule.draw(now_s, &pace.periods()) else { break };
         // The same phase of the same second each run would be no test of the phases.
         let begin_s = cycle.open_s + 1_000.0;
+        let begin_ns = (begin_s * 1e9) as u64;
         let length_s = cycle.class.length_s();
-        let mut events: Vec<(f64, usize)> = Vec::new();
-        for (index, site) in sites.iter().enumerate() {
-            events.extend(site.times(begin_s, begin_s + length_s).into_iter().map(|t| (t, index)));
-        }
-        events.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let ns = |t: f64| (t * 1e9) as u64;
-        let mut window = WindowObserver::new(ns(begin_s));
-        let mut frees: Vec<(u64, u64, u32)> = Vec::new();
+        let end_ns = begin_ns + (length_s * 1e9) as u64;
+        let mut window = WindowObserver::new(begin_ns);
         let quota = pace.quota(cycle.class);
-        let (mut allocations, mut close_s) = (0u64, begin_s + length_s);
-        for (number, (t, index)) in events.iter().enumerate() {
-            if allocations * 2 >= quota {
-                close_s = *t;
+        let (mut hits, mut close_ns, mut held_ns) = (0u64, end_ns, 0.0);
+        let (mut allocations, mut frees) = (0, 0);
+        for (own_ns, number, site, thread) in events(sites, begin_s, length_s, &mut random) {
+            let time_ns = own_ns + held_ns as u64;
+            if hits >= quota || time_ns >= end_ns {
+                close_ns = time_ns.min(end_ns);
                 break;
             }
-            let site = sites[*index];
-            let life_s = if site.exponential { -site.life_s * (1.0 - random.unit()).ln() } else { site.life_s };
-            allocations += 1;
-            frees.push((ns(t + life_s), number as u64 * 16, site.thread));
-            window.allocated(number as u64 * 16, site.bytes, *index, site.thread, ns(*t));
+            hits += 1;
+            if let Some(index) = site {
+                allocations += 1;
+                held_ns += COSTS.allocation_ns * factor;
+                window.allocated(number as u64 * 16, sites[index].bytes, index, thread, time_ns);
+            } else {
+                frees += 1;
+                held_ns += COSTS.free_ns * factor;
+                window.freed(number as u64 * 16, thread, time_ns);
+            }
         }
-        frees.sort_unstable();
-        let frees: Vec<_> = frees.into_iter().take_while(|(t, ..)| *t < ns(close_s)).collect();
-        for (t, addr, tid) in &frees {
-            window.freed(*addr, *tid, *t);
-        }
-        let closed_early = close_s < begin_s + length_s;
-        // The program of this simulation has a clock of its own and is not held up.
-        let tally = window.close(ns(close_s), &HitCosts::FREE, |_| None);
-        estimator.window(cycle.class, cycle.period_s, closed_early, &tally);
-        pace.elapse(cycle.end_s - now_s);
-        let open_s = close_s - begin_s;
-        pace.spent(WindowCost { allocations, frees: frees.len() as u64, hits_around: 0, open_s, tier: Tier::Windows });
-        windows_s += cycle.end_s - now_s;
+        let open_s = (close_ns - begin_ns) as f64 / 1e9;
+        let time = ThreadTime { run_s: open_s, ready_s: open_s, sleeps: Some(0) };
+        let times = match held {
+            Held::No => WindowTimes::default(),
+            Held::By(_) => WindowTimes { run_s: Some(open_s), threads: [(1, time)].into() },
+        };
+        let tally = window.close(close_ns, &costs, &times);
+        estimator.window(cycle.class, cycle.period_s, close_ns < end_ns, &tally);
+        let went_s = cycle.end_s - now_s;
+        pace.elapse(went_s, went_s);
+        let lost_s = COSTS.seconds(allocations, frees);
+        pace.spent(WindowCost { lost_s, around_s: 0.0, open_s, tier: Tier::Windows });
+        own_s += went_s - held_ns / 1e9;
         now_s = cycle.end_s;
     }
-    (estimator, windows_s)
+    (estimator, own_s)
 }
 
 /// Share of runs in which the 95 % interval holds the truth, and the mean of estimate ÷ truth, by site and quantity; only where at
 /// least `windows_min` windows tell.
 fn coverage(sites: &[Site], wall_s: f64, runs: u64, windows_min: f64) -> Vec<(usize, usize, f64, f64)> {
+    coverage_held(sites, wall_s, runs, windows_min, |_| Held::No)
+}
+
+/// The same of a program that is held up as `held_by` says for each run.
+fn coverage_held(
+    sites: &[Site],
+    wall_s: f64,
+    runs: u64,
+    windows_min: f64,
+    held_by: impl Fn(&mut Random) -> Held,
+) -> Vec<(usize, usize, f64, f64)> {
     let mut held = vec![[(0u64, 0u64, 0.0f64); 1 + AGES_NS.len()]; sites.len()];
     for seed in 0..runs {
-        let (estimator, windows_s) = run(sites, wall_s, seed * 7919 + 13);
-        let estimates = estimator.estimates(windows_s);
+        let mut random = Random::new(seed ^ 0xbeef);
+        let (estimator, own_s) = run(sites, wall_s, seed * 7919 + 13, held_by(&mut random));
+        let estimates = estimator.estimates(Watched { own_s, clock_s: own_s });
+        assert_eq!(estimates.bound, None, "run {seed}");
         for (index, site) in sites.iter().enumerate() {
-            let found = estimates.iter().find(|one| one.stack == Some(index));
+            let found = estimates.stacks.iter().find(|one| one.stack == Some(index));
             for (quantity, slot) in held[index].iter_mut().enumerate() {
                 let windows = estimator.effective_windows(quantity);
                 if windows < windows_min {
@@ -138,12 +187,11 @@ fn coverage(sites: &[Site], wall_s: f64, runs: u64, windows_min: f64) -> Vec<(us
                 if truth < 0.01 * total(sites, quantity) {
                     continue;
                 }
-                let one = found.map(|one| if quantity == 0 { Some(one.allocated) } else { one.outlived[quantity - 1] });
-                let one = one.flatten().unwrap_or_default();
-                let half = one.bytes_per_s_stderr.unwrap_or(0.0) * errors_of_95_percent(windows);
+                let one = found.and_then(|one| one.amounts[quantity]).unwrap_or_default().bytes;
+                let truth = truth * own_s;
                 slot.0 += 1;
-                slot.1 += u64::from((one.bytes_per_s - truth).abs() <= half + truth * 1e-3 + 1e-9);
-                slot.2 += if truth > 0.0 { one.bytes_per_s / truth } else { 1.0 };
+                slot.1 += u64::from((one.value - truth).abs() <= 1.96 * one.stderr + truth * 1e-3 + 1e-9);
+                slot.2 += if truth > 0.0 { one.value / truth } else { 1.0 };
             }
         }
     }
@@ -237,4 +285,56 @@ fn intervals_hold_the_truth_where_rare_survivors_come_in_bursts_and_from_many_th
     let seldom = Pattern::Burst { period_s: 2.0, count: 20, width_s: 0.1 };
     sites.push(Site { pattern: seldom, exponential: false, ..Site::steady(1.0, 100, 0.15) });
     assert_honest("rare bursts", &coverage(&sites, 300.0, 100, 10.0), 0.25);
+}
+
+/// Normal with mean 1 and this standard deviation, by the sum of twelve uniform ones.
+fn about_one(random: &mut Random, deviation: f64) -> f64 {
+    1.0 + deviation * ((0..12).map(|_| random.unit()).sum::<f64>() - 6.0)
+}
+
+/// A program that computes, whose probes take nearly half of a window's time.
+fn computing() -> [Site; 4] {
+    let sudden = Pattern::Burst { period_s: 0.9, count: 3_000, width_s: 0.3 };
+    [
+        Site::steady(12_000.0, 64, 0.0002),
+        Site::steady(2_000.0, 256, 0.03),
+        Site { pattern: sudden, ..Site::steady(1.0, 512, 0.001) },
+        Site { exponential: false, ..Site::steady(100.0, 1_000, 1e9) },
+    ]
+}
+
+#[test]
+fn intervals_hold_the_truth_of_a_program_that_probes_hold_up() {
+    // What a hit costs is known to a standard error of COSTS.error().
+    let rows = coverage_held(&computing(), 300.0, 100, 10.0, |random| Held::By(about_one(random, COSTS.error())));
+    assert_honest("held up", &rows, 0.15);
+}
+
+#[test]
+fn bounds_hold_of_a_program_that_probes_hold_up_most_of_the_time() {
+    // Thirty hits take a millisecond; it would make ten times as many.
+    let leak = Site { exponential: false, ..Site::steady(300.0, 100, 1e9) };
+    let sites = [Site::steady(300_000.0, 64, 0.0002), Site::steady(3_000.0, 512, 0.03), leak];
+    let (mut held, mut all, mut ranked) = (0u32, 0u32, 0u32);
+    for seed in 0..40 {
+        let mut random = Random::new(seed ^ 0xbeef);
+        let (estimator, own_s) = run(&sites, 60.0, seed * 7919 + 13, Held::By(about_one(&mut random, COSTS.error())));
+        let estimates = estimator.estimates(Watched { own_s, clock_s: own_s });
+        let Some(bound) = estimates.bound else { panic!("run {seed} says that it has estimates") };
+        assert!(bound == Bound::Saturated || estimator.effective_windows(0) < 2.0);
+        for one in &estimates.stacks {
+            let (Some(site), Some(allocated)) = (one.stack.map(|index| sites[index]), one.amounts[0]) else { continue };
+            let least = allocated.bytes.least;
+            all += 1;
+            held += u32::from(least <= site.per_s() * site.bytes as f64 * own_s);
+        }
+        // Of the churn nothing outlives 1 ms, and of the rest what it makes.
+        let outlived = |site: usize| {
+            let found = estimates.stacks.iter().find(|one| one.stack == Some(site));
+            found.and_then(|one| one.amounts[2]).map_or(0.0, |one| one.bytes.value)
+        };
+        ranked += u32::from(outlived(0) < outlived(1));
+    }
+    assert!(held * 100 >= all * 95, "{held} of {all} bounds hold");
+    assert!(ranked >= 36, "{ranked} of 40");
 }

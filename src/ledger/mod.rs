@@ -90,6 +90,29 @@ struct Freed {
     by: Option<StackId>,
 }
 
+/// The block that each thread freed last: an allocator in front of another hands the same free on, and both are probed.
+#[derive(Debug, Clone)]
+struct LatestFrees(Box<[(u32, Addr); LATEST_FREES]>);
+
+/// Threads whose last free is remembered, by the low bits of their ids; two that share a place only make a free unknown that was handed on.
+const LATEST_FREES: usize = 256;
+
+impl Default for LatestFrees {
+    fn default() -> Self {
+        Self(Box::new([(0, Addr(0)); LATEST_FREES]))
+    }
+}
+
+impl LatestFrees {
+    fn note(&mut self, tid: u32, addr: Addr) {
+        self.0[tid as usize % LATEST_FREES] = (tid, addr);
+    }
+
+    fn is(&self, tid: u32, addr: Addr) -> bool {
+        self.0[tid as usize % LATEST_FREES] == (tid, addr)
+    }
+}
+
 /// The ledger of one process. See the module's documentation.
 #[derive(Clone)]
 pub struct Ledger {
@@ -98,6 +121,7 @@ pub struct Ledger {
     outstanding: Outstanding,
     stacks: Stacks,
     reallocs: HashMap<u32, OpenRealloc>,
+    latest_frees: LatestFrees,
     unmapped: UnmappedRanges,
     totals: LedgerTotals,
     /// Number of the last high of the live bytes, from 1.
@@ -119,6 +143,7 @@ impl Ledger {
             outstanding: Outstanding::default(),
             stacks: Stacks::new(limits),
             reallocs: HashMap::new(),
+            latest_frees: LatestFrees::default(),
             unmapped: UnmappedRanges::default(),
             totals: LedgerTotals::default(),
             peak: 1,
@@ -137,6 +162,7 @@ impl Ledger {
         child.stacks.restart();
         // The forking thread is the only one that lives on in the child, and it is not in realloc.
         child.reallocs.clear();
+        child.latest_frees = LatestFrees::default();
         let live = (self.totals.live, self.totals.live_bytes);
         child.totals = LedgerTotals {
             live: live.0,
@@ -366,10 +392,17 @@ impl Ledger {
             if tid.and_then(|tid| self.reallocs.get(&tid)).is_some_and(|open| open.addr == addr) {
                 return None;
             }
+            if tid.is_some_and(|tid| self.latest_frees.is(tid, addr)) {
+                self.stats.handed_on_frees += 1;
+                return None;
+            }
             self.stats.unknown_frees += 1;
             self.stats.unknown_frees_after_loss += u64::from(self.is_lossy());
             return None;
         };
+        if let Some(tid) = tid {
+            self.latest_frees.note(tid, addr);
+        }
         let lifetime_us = (tick.saturating_sub(block.birth_tick) << TICK_SHIFT) / 1000;
         let bucket = Histogram::bucket(lifetime_us);
         self.stacks.free(block.stack, block.size_bytes, bucket, self.peak);

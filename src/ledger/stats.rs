@@ -8,6 +8,8 @@ pub struct LedgerStats {
     pub unknown_frees: u64,
     /// Of these, frees after allocation records were lost or not observed: they may be of lost allocations.
     pub unknown_frees_after_loss: u64,
+    /// Frees of a block that the same thread had freed just before: an allocator in front of another hands each free on.
+    pub handed_on_frees: u64,
     /// Addresses handed out again without a free between: the free was missed, the old block closed.
     pub missed_frees: u64,
     /// Bytes of the blocks closed so.

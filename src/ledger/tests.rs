@@ -52,6 +52,8 @@ struct Model {
     reallocs: HashMap<u32, (u64, Option<(ModelBlock, u64)>)>,
     lifetimes_us: Vec<u64>,
     unknown_frees: u64,
+    /// What the only thread that frees freed last.
+    latest_free: Option<u64>,
     peak: u64,
     at_peak: HashMap<u64, (u64, u64)>,
     loss_until: Option<u64>,
@@ -144,6 +146,11 @@ impl Pair {
             Op::Free { addr, stack } => {
                 // A thread that never reallocates: the free that a realloc makes of its own old block has a test of its own.
                 ledger.apply(&Event::Free { addr: Addr(addr), stack: StackHash(stack), tid: u32::MAX, time_ns: now });
+                if model.blocks.contains_key(&addr) {
+                    model.latest_free = Some(addr);
+                } else if model.latest_free == Some(addr) {
+                    return None;
+                }
                 if model.free(addr, now).is_some() && stack != 0 {
                     model.account(stack).freed_here += 1;
                 }
@@ -380,6 +387,19 @@ fn the_free_that_a_realloc_makes_of_its_own_old_block_is_no_second_one() {
     // Of another thread it is the free of a block that is not known.
     ledger.apply(&Event::Free { addr, stack, tid: 2, time_ns: 3 * STEP_NS });
     assert_eq!(ledger.stats().unknown_frees, 1);
+}
+
+#[test]
+fn a_free_that_an_allocator_hands_on_to_another_is_one_free_of_one_block() {
+    let mut ledger = Ledger::new(0, StackLimits::default());
+    ledger.apply(&alloc(0x1000, 8, 1, STEP_NS));
+    ledger.apply(&free(0x1000, 2 * STEP_NS));
+    ledger.apply(&free(0x1000, 2 * STEP_NS));
+    assert_eq!((ledger.totals().frees, ledger.stats().handed_on_frees, ledger.stats().unknown_frees), (1, 1, 0));
+    // Another block is not known, and another thread hands nothing on.
+    ledger.apply(&free(0x2000, 3 * STEP_NS));
+    ledger.apply(&Event::Free { addr: Addr(0x1000), stack: StackHash(0), tid: 2, time_ns: 3 * STEP_NS });
+    assert_eq!(ledger.stats().unknown_frees, 2);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod aarch64;
 pub mod host;
+pub mod open_files;
 pub mod stopped;
 mod x86_64;
 

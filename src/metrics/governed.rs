@@ -39,10 +39,10 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
         Family::gauge("fragprof_governor_hit_cost_seconds", "What a probe's hit costs a process here, measured at the start.")
             .with_each("call", [("allocation", sample.hit_cost_s.0), ("free", sample.hit_cost_s.1)]),
         each(
-            Family::gauge("fragprof_process_slowdown_ratio_est", "Share of its time that a process is estimated to have lost to probes. Stays below its budget."),
+            Family::gauge("fragprof_process_slowdown_ratio_est", "Share of its running time that a process is estimated to have lost to probes. Stays below its budget."),
             |status| status.slowdown_ratio_est,
         ),
-        each(Family::gauge("fragprof_process_budget_ratio", "Share of its time that a process may lose."), |status| status.budget_ratio),
+        each(Family::gauge("fragprof_process_budget_ratio", "Share of its running time that a process may lose."), |status| status.budget_ratio),
         each(
             Family::counter("fragprof_process_windows_open_seconds_total", "Time that windows of a process were open."),
             |status| status.open_s,

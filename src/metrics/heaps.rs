@@ -263,7 +263,7 @@ fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
     [live, resident, reached]
 }
 
-fn rates(ranked: &Ranked<'_>) -> [Family; 6] {
+fn rates(ranked: &Ranked<'_>) -> [Family; 8] {
     let mut calls = Family::gauge(
         "fragprof_process_allocations_per_second",
         "Allocations a second, by the tier that measured it (mode): exact = counted, sampled and governed = estimated, with the error in fragprof_process_allocations_per_second_stderr. No series where no tier measures.",
@@ -278,6 +278,14 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 6] {
         "fragprof_process_allocated_bytes_per_second_stderr",
         "Standard error of fragprof_process_allocated_bytes_per_second.",
     );
+    let mut calls_min = Family::gauge(
+        "fragprof_process_allocations_per_second_min",
+        "Allocations a second, at least: a lower bound in 95 of 100 cases, instead of fragprof_process_allocations_per_second of a process that probes hold up for more than half of the time that they are in.",
+    );
+    let mut bytes_min = Family::gauge(
+        "fragprof_process_allocated_bytes_per_second_min",
+        "Bytes asked for a second, at least: the same instead of fragprof_process_allocated_bytes_per_second.",
+    );
     let mut slowdown = Family::gauge(
         "fragprof_process_slowdown_ratio",
         "Estimated share of the process's time that a tier takes from it (mode). No series for the census, which takes none.",
@@ -289,13 +297,17 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 6] {
     for (_, labels, view) in &ranked.own {
         if let Some(rates) = &view.rates {
             let labels = labels.with(&[("mode", &rates.mode)]);
-            calls.add(&labels, rates.allocations_per_s);
-            bytes.add(&labels, rates.allocated_bytes_per_s);
-            if let Some(error) = rates.allocations_per_s_stderr {
-                calls_error.add(&labels, error);
-            }
-            if let Some(error) = rates.allocated_bytes_per_s_stderr {
-                bytes_error.add(&labels, error);
+            for (family, value) in [
+                (&mut calls, rates.allocations_per_s),
+                (&mut calls_error, rates.allocations_per_s_stderr),
+                (&mut calls_min, rates.allocations_per_s_min),
+                (&mut bytes, rates.allocated_bytes_per_s),
+                (&mut bytes_error, rates.allocated_bytes_per_s_stderr),
+                (&mut bytes_min, rates.allocated_bytes_per_s_min),
+            ] {
+                if let Some(value) = value {
+                    family.add(&labels, value);
+                }
             }
         }
         for profile in &view.profiles {
@@ -307,7 +319,7 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 6] {
             }
         }
     }
-    [calls, calls_error, bytes, bytes_error, slowdown, flags]
+    [calls, calls_error, calls_min, bytes, bytes_error, bytes_min, slowdown, flags]
 }
 
 /// Name, what it is, and where it comes from.

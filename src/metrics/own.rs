@@ -93,9 +93,20 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
         Family::counter("fragprof_cri_refused_total", "Containers and pods in answers that were not taken: beyond 10000, or without a usable id.")
             .with(cri.refused as f64),
         Family::counter("fragprof_http_requests_total", "Requests answered.").with(http.requests as f64),
-        Family::counter("fragprof_http_unauthorized_total", "Requests turned away for want of a token.").with(http.unauthorized as f64),
-        Family::counter("fragprof_http_connections_refused_total", "Connections closed at once: server.connections_max were open.")
-            .with(http.refused as f64),
+        Family::counter("fragprof_http_unauthorized_total", "Requests turned away: no token or a wrong one, a page of another site, a foreign host name.")
+            .with(http.unauthorized as f64),
+        Family::counter("fragprof_http_slowed_total", "Of the requests turned away, those answered a second late: their client was wrong too often.")
+            .with(http.slowed as f64),
+        Family::counter(
+            "fragprof_http_connections_refused_total",
+            "Connections closed at once: server.connections_max were being answered, or half of them were the client's.",
+        )
+        .with(http.refused as f64),
+        Family::counter(
+            "fragprof_http_connections_closed_total",
+            "Connections closed: displaced (it did nothing, and another one needed the place), late (no whole request head within 5 s).",
+        )
+        .with_each("reason", [("displaced", http.displaced as f64), ("late", http.late as f64)]),
     ]
 }
 
@@ -131,6 +142,8 @@ pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
         Family::gauge("fragprof_history_size_bytes", "Bytes of the history in use, its log apart (4 MiB at most).").with(keeper.size_bytes as f64),
         Family::gauge("fragprof_history_size_limit_bytes", "Limit of fragprof_history_size_bytes (history.size_max_mib, or history.memory_max_mib in memory).")
             .with(keeper.size_bytes_max as f64),
+        Family::counter("fragprof_history_set_aside_total", "Damaged files of the history that were renamed to history.db.broken; a new one was begun each time.")
+            .with(keeper.set_aside as f64),
         Family::gauge("fragprof_history_failing", "1 while the last write to the history failed.").with(f64::from(u8::from(keeper.is_failing))),
         Family::gauge("fragprof_history_on_disk", "1 if the history outlives the agent (history.directory), 0 if it is in memory.")
             .with(f64::from(u8::from(keeper.is_on_disk))),
@@ -143,7 +156,8 @@ pub fn push(counters: &PushCounters) -> Vec<Family> {
     vec![
         Family::counter(
             "fragprof_push_profiles_total",
-            "Profiles by what became of them: sent, dropped (more waited than the queue holds), refused (the server's 4xx).",
+            "Profiles by what became of them: sent, dropped (more waited than the queue holds), refused (the server's 4xx). The allocations of a \
+             profile that was not sent are in the process's next one.",
         )
         .with_each("result", [("sent", read(&counters.sent)), ("dropped", read(&counters.dropped)), ("refused", read(&counters.refused))]),
         Family::counter("fragprof_push_failures_total", "Requests that failed; the profile is tried again, after 1 s to 5 min.")

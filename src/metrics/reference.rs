@@ -25,8 +25,8 @@ use crate::target::container::{CgroupMemory, Container};
 use crate::units::Pid;
 
 /// A process of which everything is known, so that each family has a sample.
-fn known(now: Instant) -> ProcessSample {
-    let process = ProcessId { pid: Pid(1), start_ticks: 1 };
+fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
+    let process = ProcessId { pid: Pid(pid), start_ticks: 1 };
     let some = Some(1 << 20);
     let heap = HeapSample {
         allocator: "glibc".into(),
@@ -45,17 +45,19 @@ fn known(now: Instant) -> ProcessSample {
         ..HeapSample::default()
     };
     let census = Census {
-        pid: 1,
+        pid,
         comm: "x".into(),
         level: Level::Full,
         heaps: Vec::new(),
         rss_bytes: 1,
         not_malloc: vec![NotMalloc { kind: "thread_stacks", resident_bytes: 1, mappings: 1 }],
+        runtimes: Default::default(),
         walk: WalkQuality::default(),
         layout_unknown: Vec::new(),
     };
     let board = Attributions::default();
-    let rates = Rates { allocations_per_s_stderr: Some(1.0), allocated_bytes_per_s_stderr: Some(1.0), ..Rates::default() };
+    let rates =
+        Rates { allocations_per_s_stderr: Some(1.0), allocated_bytes_per_s_stderr: Some(1.0), are_lower_bounds, ..Rates::default() };
     let mut profile = shop();
     profile.meta.kinds = profile.meta.kinds.with(ValueKind::SameObjects);
     let attributed =
@@ -107,7 +109,11 @@ fn tiers(now: Instant) -> String {
 
 fn table() -> String {
     let now = Instant::now();
-    let snapshot = Snapshot { processes: vec![Arc::new(known(now))], metrics_processes_max: 1, ..Snapshot::empty(now) };
+    let snapshot = Snapshot {
+        processes: vec![Arc::new(known(now, 1, false)), Arc::new(known(now, 2, true))],
+        metrics_processes_max: 2,
+        ..Snapshot::empty(now)
+    };
     let counters = PushCounters::default();
     let text = exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap() + &tiers(now);
     let mut rows: BTreeMap<&str, (&str, &str, String)> = BTreeMap::new();

@@ -1,12 +1,14 @@
 //! The difference of two profiles, stack by stack.
 //!
-//! Stacks are matched by the names of their functions: addresses, lines and process ids of two runs have nothing to say to one another.
+//! Stacks are matched by the names of the functions that a reader sees: addresses, lines and process ids of two runs have nothing to say
+//! to one another, and which of the allocator's functions was called is no difference.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::kind::ValueKind;
 use super::model::{Frame, Profile, Stack};
+use super::rows;
 
 /// One stack in both profiles.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +59,8 @@ pub fn compare<'a>(old: &'a Profile, new: &'a Profile, kind: ValueKind) -> Diff<
 }
 
 fn names(profile: &Profile, stack: &Stack) -> Vec<Arc<str>> {
-    profile.frames_of(stack).map(|frame| frame.function.clone()).collect()
+    let frames: Vec<&Frame> = profile.frames_of(stack).collect();
+    rows::shown(&frames).iter().map(|frame| frame.function.clone()).collect()
 }
 
 #[cfg(test)]

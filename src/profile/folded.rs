@@ -1,11 +1,12 @@
-//! Folded stacks: one line a stack, root first, frames parted by `;`, then a space and the value. The input of flame-graph tools.
+//! Folded stacks: one line a stack, root first, frames parted by `;`, then a space and the value. The input of flame-graph tools. The
+//! allocator's own frames at the leaf, the same in every stack, are left out.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use super::kind::ValueKind;
 use super::model::{Profile, Stack};
-use super::sanitize;
+use super::{glue, sanitize};
 
 /// The folded lines of a kind, sorted, stacks of the same names added up; stacks without a value are left out.
 ///
@@ -43,7 +44,8 @@ fn line(profile: &Profile, stack: &Stack, with_process: bool) -> String {
         text.push_str(&sanitize::folded(&format!("[truncated: {reason}]")));
         text.push(';');
     }
-    for (i, frame) in profile.frames_of(stack).rev().enumerate() {
+    let own = glue::allocator_frames(profile.frames_of(stack));
+    for (i, frame) in profile.frames_of(stack).skip(own).rev().enumerate() {
         if i > 0 {
             text.push(';');
         }
@@ -67,9 +69,9 @@ mod tests {
         assert_eq!(
             lines(&shop(), ValueKind::InuseSpace),
             [
-                "shop \"w\"\\u{a} (4243);[truncated: no_table];worker: \\u{1b}[31m<b>\"x\" & y;malloc 100",
-                "shopd (4242);main;Cache::insert(std::string, std::string);Buffer::grow(unsigned long);malloc 409600",
-                "shopd (4242);main;Server::login(Request&);Session::create(User const&);operator new(unsigned long) 15728640",
+                "shop \"w\"\\u{a} (4243);[truncated: no_table];worker: \\u{1b}[31m<b>\"x\" & y 100",
+                "shopd (4242);main;Cache::insert(std::string, std::string);Buffer::grow(unsigned long) 409600",
+                "shopd (4242);main;Server::login(Request&);Session::create(User const&) 15728640",
             ]
         );
     }

@@ -1,10 +1,11 @@
-//! Which frames are the allocator and the standard libraries' allocation code, so that a stack can be titled by the function that
-//! asked for the memory. Pure.
+//! Which frames are the allocator's own and which are the standard libraries' allocation code, so that a stack can be shown without the
+//! former and titled by the function that asked for the memory. Pure.
 
 use super::model::Frame;
 
-/// Functions of the allocators' interfaces, exactly; Go's are for its own profiles.
-const ENTRY_POINTS: &[&str] = &[
+/// Functions of the allocators' interfaces, and inside of them, exactly; Go's are for its own profiles, the last ones are the allocators
+/// that Python and Perl have above malloc.
+const ALLOCATORS: &[&str] = &[
     "malloc",
     "calloc",
     "realloc",
@@ -26,25 +27,36 @@ const ENTRY_POINTS: &[&str] = &[
     "mremap",
     "tmalloc_large",
     "sysmalloc",
-    "strdup",
-    "__strdup",
-    "strndup",
-    "__strndup",
     "runtime.mallocgc",
     "runtime.newobject",
     "runtime.makeslice",
     "runtime.growslice",
+    "PyObject_Malloc",
+    "PyObject_Calloc",
+    "PyObject_Realloc",
+    "_PyObject_Malloc",
+    "_PyObject_Calloc",
+    "_PyObject_Realloc",
+    "pymalloc_alloc",
+    "pymalloc_realloc",
+    "allocate_from_new_pool",
+    "new_arena",
+    "Perl_safesysmalloc",
+    "Perl_safesyscalloc",
+    "Perl_safesysrealloc",
 ];
 
-/// Starts of names: allocator internals, `operator new`, and what C++ and Rust's libraries put between it and the program.
-const PREFIXES: &[&str] = &[
+/// Starts of names of allocators' functions.
+const ALLOCATOR_PREFIXES: &[&str] = &[
     "operator new",
     "__libc_malloc",
     "__libc_calloc",
     "__libc_realloc",
     "__libc_memalign",
-    "__GI___libc_",
-    "__GI_",
+    "__GI___libc_malloc",
+    "__GI___libc_calloc",
+    "__GI___libc_realloc",
+    "__GI___libc_memalign",
     "__default_morecore",
     "__glibc_morecore",
     "_int_malloc",
@@ -55,7 +67,6 @@ const PREFIXES: &[&str] = &[
     "arena_get",
     "je_",
     "_rjem_",
-    "mi_",
     "_mi_",
     "tc_malloc",
     "tc_new",
@@ -63,6 +74,27 @@ const PREFIXES: &[&str] = &[
     "tc_realloc",
     "tcmalloc::",
     "(anonymous namespace)::do_malloc",
+    "__rust_alloc",
+    "__rust_realloc",
+    "__rustc::__rust_alloc",
+    "__rustc::__rust_realloc",
+    "__rdl_",
+    "__rg_",
+    "PyMem_",
+    "_PyMem_",
+];
+
+/// mimalloc's interface: the prefix alone is MyISAM's too (`mi_open`).
+fn is_mimallocs(function: &str) -> bool {
+    function.strip_prefix("mi_").is_some_and(|rest| rest.contains("alloc") || rest.starts_with("new") || rest.starts_with("heap_"))
+}
+
+/// Functions of the C library that allocate for their caller, exactly.
+const LIBRARY: &[&str] = &["strdup", "__strdup", "strndup", "__strndup"];
+
+/// Starts of names: what C++ and Rust's libraries put between the allocator and the program.
+const LIBRARY_PREFIXES: &[&str] = &[
+    "__GI_",
     "__gnu_cxx::new_allocator<",
     "std::__new_allocator<",
     "std::allocator<",
@@ -84,8 +116,6 @@ const PREFIXES: &[&str] = &[
     "std::__shared_ptr<",
     "std::shared_ptr<",
     "__rust_",
-    "__rdl_",
-    "__rg_",
     "alloc::",
     "<alloc::",
     "<std::alloc::",
@@ -133,20 +163,48 @@ const STARTUP: &[&str] = &[
     "__GI___clone3",
 ];
 
+/// Whether a frame is an allocator's own.
+fn is_allocators(frame: &Frame) -> bool {
+    let function = &*frame.function;
+    ALLOCATORS.contains(&function) || ALLOCATOR_PREFIXES.iter().any(|start| function.starts_with(start)) || is_mimallocs(function)
+}
+
 /// Whether a frame is an allocator's, or a standard library's on the way to one.
 pub(super) fn is_allocation_code(frame: &Frame) -> bool {
     let function = &*frame.function;
-    ENTRY_POINTS.contains(&function)
+    is_allocators(frame)
+        || LIBRARY.contains(&function)
         || LIBRARY_SOURCES.iter().any(|part| frame.file.contains(part))
-        || PREFIXES.iter().any(|start| function.starts_with(start))
+        || LIBRARY_PREFIXES.iter().any(|start| function.starts_with(start))
         || MEMBERS.iter().any(|(start, part)| function.starts_with(start) && function.contains(part))
+}
+
+/// How many frames at the leaf are the allocator's own: the same in every stack, so that flame graphs and pprof files go without them.
+/// Where all are, none.
+pub fn allocator_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> usize {
+    leading(frames, is_allocators)
 }
 
 /// How many frames at the leaf are allocation code. Where all are, none: a stack needs a title.
 pub fn leading_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> usize {
+    leading(frames, is_allocation_code)
+}
+
+fn leading<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>, is_one: impl Fn(&Frame) -> bool) -> usize {
     let all = frames.len();
-    let leading = frames.take_while(|frame| is_allocation_code(frame)).count();
+    let leading = frames.take_while(|frame| is_one(frame)).count();
     if leading == all { 0 } else { leading }
+}
+
+/// Names that glibc's own code knows its functions by.
+const INNER_NAMES: [&str; 2] = ["__GI___libc_", "__libc_"];
+
+/// The allocator's function that the program called, as a programmer knows it, without its parameters: `operator new`, `calloc`.
+pub fn allocated_by<'a>(frames: &[&'a Frame]) -> Option<&'a str> {
+    let own = allocator_frames(frames.iter().copied());
+    let function = &*frames.get(own.checked_sub(1)?)?.function;
+    let name = function.split_once('(').map_or(function, |(name, _)| if name.is_empty() { function } else { name });
+    Some(INNER_NAMES.iter().find_map(|inner| name.strip_prefix(inner)).unwrap_or(name))
 }
 
 /// How many frames at the root only start the thread or the process. Where all do, none.
@@ -202,6 +260,23 @@ mod tests {
     #[test]
     fn a_function_of_the_program_is_never_skipped_because_its_arguments_hold_a_container() {
         assert_eq!(title(&["malloc", "shop::index(std::vector<int>::iterator)", "main"]), "shop::index(std::vector<int>::iterator)");
+    }
+
+    #[test]
+    fn the_allocators_own_frames_are_told_from_a_librarys_and_from_a_programs_of_like_name() {
+        let own = |functions: &[&str]| {
+            let frames: Vec<Frame> = functions.iter().map(|&f| Frame::named(f)).collect();
+            let own = allocator_frames(frames.iter());
+            (own, allocated_by(&frames.iter().collect::<Vec<_>>()).map(str::to_owned))
+        };
+        let by = |name: &str| Some(name.to_owned());
+        assert_eq!(own(&["malloc", "operator new(unsigned long)", "std::make_unique<A>", "load"]), (2, by("operator new")));
+        assert_eq!(own(&["__libc_calloc", "main"]), (1, by("calloc")));
+        assert_eq!(own(&["_PyMem_RawMalloc", "PyMem_Malloc", "dictresize"]), (2, by("PyMem_Malloc")));
+        assert_eq!(own(&["malloc", "mi_open", "main"]), (1, by("malloc")), "MyISAM's");
+        assert_eq!(own(&["mi_heap_malloc_aligned", "main"]).0, 1);
+        assert_eq!(own(&["strdup", "main"]), (0, None));
+        assert_eq!(own(&["malloc", "je_arena_init"]), (0, None), "a stack keeps a frame");
     }
 
     #[test]

@@ -59,9 +59,9 @@ impl PowerCounts {
         self.line("allocation", |bytes| HumanBytes(bytes).to_string())
     }
 
-    /// One line of lifetimes in microseconds.
-    pub fn lifetimes(&self) -> Option<String> {
-        self.line("free", time)
+    /// One line of lifetimes in microseconds, of a recording this long: none is longer, whatever power of two comes next.
+    pub fn lifetimes(&self, recorded_us: u64) -> Option<String> {
+        self.line("free", |us| time(us.min(recorded_us)))
     }
 
     fn line(&self, noun: &str, show: impl Fn(u64) -> String) -> Option<String> {
@@ -100,15 +100,20 @@ mod tests {
         assert_eq!(sizes.sizes().as_deref(), Some("32 B █▄     ▁ 8.00 KiB: half below 64 B, 99% below 8.00 KiB, of 1,520 allocations"));
         let lifetimes = counts(&[(0, 3), (21, 1)]);
         assert_eq!(
-            lifetimes.lifetimes().as_deref(),
+            lifetimes.lifetimes(10_000_000).as_deref(),
             Some("0 µs █                    ▃ 2.1 s: half below 1 µs, 99% below 2.1 s, of 4 frees")
+        );
+        assert_eq!(
+            lifetimes.lifetimes(1_200_000).as_deref(),
+            Some("0 µs █                    ▃ 1.2 s: half below 1 µs, 99% below 1.2 s, of 4 frees"),
+            "no block lives longer than the recording"
         );
     }
 
     #[test]
     fn nothing_counted_has_no_line() {
         assert_eq!(PowerCounts::default().sizes(), None);
-        assert_eq!(counts(&[]).lifetimes(), None);
+        assert_eq!(counts(&[]).lifetimes(1), None);
     }
 
     #[test]

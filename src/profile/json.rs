@@ -1,7 +1,7 @@
 //! The profile as one JSON object, as `report --json` and `export --format json` print it.
 //!
 //! Keys are in snake_case with the unit last. A value that was not measured is `null`, never 0. Stable keys: `duration_s`, `mode`,
-//! `totals`, `losses`, `stacks_complete_ratio`, `stacks` with `frames` leaf first, and in `totals` and each stack those of
+//! `totals`, `losses`, `attributed_ratio`, `stacks_complete_ratio`, `stacks` with `frames` leaf first, and in `totals` and each stack those of
 //! [`ValueKind::json_key`] for the seven fixed kinds and the peak.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use super::coverage::Coverage;
 use super::diff::Diff;
+use super::glue;
 use super::kind::{KindSet, StandardErrors, ValueKind, Values};
 use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Process};
 use super::model::{Frame, Profile, Stack};
@@ -28,6 +30,7 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
     if meta.peak_inuse_bytes().is_some() {
         totals_kinds = totals_kinds.with(ValueKind::PeakSpace);
     }
+    let coverage = Coverage::of(profile);
     let report = Report {
         tool: &meta.tool,
         mode: meta.mode.name(),
@@ -35,9 +38,16 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
         duration_s: meta.duration_s,
         survivor_age_s: meta.survivor_age_s,
         by: by.json_key(),
-        totals: Numbers { values: profile.totals(), errors: meta.mode.estimates().then(|| profile.total_errors()), kinds: totals_kinds },
+        totals: Numbers {
+            values: profile.totals(),
+            errors: meta.mode.estimates().then(|| profile.total_errors()),
+            kinds: totals_kinds,
+            bounds: profile.total_is_lower_bound(ValueKind::AllocSpace),
+        },
         losses: counts(&meta.losses),
         corrections: counts(&meta.corrections),
+        attributed_ratio: coverage.attributed_ratio(),
+        coverage,
         stacks_complete_ratio: meta.stacks_complete_ratio(),
         stack_ends: counts(&meta.stack_ends),
         doubts: &meta.doubts,
@@ -99,6 +109,9 @@ struct Report<'a> {
     totals: Numbers,
     losses: BTreeMap<&'a str, u64>,
     corrections: BTreeMap<&'a str, u64>,
+    /// Share of the live heap by the census at the end that a stack owns; `null` where no census could tell.
+    attributed_ratio: Option<f64>,
+    coverage: Coverage,
     stacks_complete_ratio: Option<f64>,
     stack_ends: BTreeMap<&'a str, u64>,
     doubts: &'a [String],
@@ -120,6 +133,8 @@ struct ProcessRow<'a> {
     container_labels: &'a BTreeMap<String, String>,
     allocators: &'a [String],
     lossy: bool,
+    /// Time in which it ran without its probes; `null` where that is not counted.
+    unobserved_us: Option<u64>,
     /// Of what was counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_inuse_bytes: Option<Option<u64>>,
@@ -168,6 +183,8 @@ struct StackRow<'a> {
     pid: Option<u32>,
     truncated: Option<&'a str>,
     frames: Vec<FrameRow<'a>>,
+    /// Frames at the leaf that are the allocator's own, such as `malloc`: other outputs go without them.
+    allocator_frames: usize,
     /// Raised, or not there: that it is not raised says nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     retention_flag: Option<bool>,
@@ -208,6 +225,7 @@ fn process(process: &Process, estimates: bool) -> ProcessRow<'_> {
         container_labels: &process.container_labels,
         allocators: &process.allocators,
         lossy: process.lossy,
+        unobserved_us: process.unobserved_us,
         peak_inuse_bytes: (!estimates).then_some(process.peak_inuse_bytes),
         peak_inuse_bytes_est: estimates.then_some(process.peak_inuse_bytes),
         source: (!process.source.is_empty()).then_some(&process.source),
@@ -240,9 +258,15 @@ fn row<'a>(profile: &'a Profile, stack: &'a Stack) -> StackRow<'a> {
         pid: (stack.pid != 0).then_some(stack.pid),
         truncated: stack.truncated.as_deref(),
         frames: profile.frames_of(stack).map(frame).collect(),
+        allocator_frames: glue::allocator_frames(profile.frames_of(stack)),
         retention_flag: stack.values.is_flagged().then_some(true),
         no_information_ratio: stack.values.no_information_ratio(),
-        values: Numbers { values: stack.values, errors: profile.meta.mode.estimates().then_some(stack.errors), kinds: profile.meta.kinds },
+        values: Numbers {
+            values: stack.values,
+            errors: profile.meta.mode.estimates().then_some(stack.errors),
+            kinds: profile.meta.kinds,
+            bounds: profile.is_lower_bound(stack.pid, ValueKind::AllocSpace),
+        },
     }
 }
 
@@ -271,6 +295,8 @@ struct Numbers {
     /// Of estimates; `None` where the values were counted.
     errors: Option<StandardErrors>,
     kinds: KindSet,
+    /// Rates are lower bounds, which have keys of their own and no error.
+    bounds: bool,
 }
 
 impl Serialize for Numbers {
@@ -281,6 +307,7 @@ impl Serialize for Numbers {
             if measured || kind.index() < ValueKind::ALWAYS_WRITTEN || kind == ValueKind::PeakSpace {
                 let value = measured.then(|| self.values.get(kind));
                 match &self.errors {
+                    _ if self.bounds && kind.is_rate() => map.serialize_entry(&kind.json_key_min(), &value)?,
                     None => map.serialize_entry(kind.json_key(), &value)?,
                     Some(_) if kind.is_seen() => map.serialize_entry(kind.json_key(), &value)?,
                     Some(errors) => {
@@ -329,6 +356,23 @@ mod tests {
         for raw in ["inuse_bytes", "allocations", "pinned_bytes", "peak_inuse_bytes"] {
             assert!(stack.get(raw).is_none() && json["totals"].get(raw).is_none(), "{raw} is a name of what was counted");
         }
+    }
+
+    #[test]
+    fn lower_bounds_have_names_of_their_own_and_no_error() {
+        let mut profile = shop();
+        profile.meta.mode = crate::profile::Mode::Governed;
+        profile.meta.kinds = profile.meta.kinds.with(ValueKind::Survivor10MsSpace);
+        profile.meta.governed = vec![Governed { pid: 4242, rates_are_lower_bounds: true, ..Governed::default() }];
+        let json: serde_json::Value = serde_json::from_str(&to_string(&profile, ValueKind::AllocSpace, None)).unwrap();
+        for object in [&json["totals"], &json["stacks"][0]] {
+            for key in ["allocated_bytes", "allocations", "survivor_10ms_bytes"] {
+                assert!(object[format!("{key}_min")].is_u64(), "{key} {object}");
+                assert!(object.get(format!("{key}_est")).is_none() && object.get(format!("{key}_stderr")).is_none(), "{key}");
+            }
+            assert!(object.get("inuse_bytes_est").is_some(), "what windows do not tell is as it was");
+        }
+        assert_eq!(json["governed"][0]["rates_are_lower_bounds"], true);
     }
 
     #[test]

@@ -197,6 +197,25 @@ impl ValueKind {
         )
     }
 
+    /// The key where the value is only a lower bound: `allocated_bytes_min`.
+    pub fn json_key_min(self) -> String {
+        format!("{}_min", self.json_key())
+    }
+
+    /// Whether windows tell it as a rate: what was allocated, what outlived an age. Of a process that probes hold up too much these are lower
+    /// bounds.
+    pub fn is_rate(self) -> bool {
+        matches!(self, Self::AllocObjects | Self::AllocSpace | Self::SurvivorObjects | Self::SurvivorSpace)
+            || Self::OUTLIVED.contains(&self)
+    }
+
+    /// Whether values of intervals that follow each other add up: it counts what was allocated in each. The others say how a heap is at a
+    /// moment, or what has come of it until then, and must not be added over time.
+    pub fn adds_up_over_time(self) -> bool {
+        // Survivors of one fixed age do. `survivor_space` does not: its age is longer the longer a recording lasts.
+        matches!(self, Self::AllocObjects | Self::AllocSpace) || Self::OUTLIVED.contains(&self)
+    }
+
     /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown beside another.
     pub fn by(self) -> Option<&'static str> {
         match self {

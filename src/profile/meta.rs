@@ -138,6 +138,9 @@ pub struct Process {
     pub allocators: Vec<String>,
     /// Whether records of this process were lost: its live bytes are then partly in doubt.
     pub lossy: bool,
+    /// Time in which it ran without its probes, in microseconds. `None` = not counted, as under a budget, where that is the rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unobserved_us: Option<u64>,
     /// Highest sum of recorded live bytes. `None` = not measured.
     pub peak_inuse_bytes: Option<u64>,
     /// The heap's ladder at the end. `None` = not measured.
@@ -172,7 +175,7 @@ pub struct Governed {
     pub pid: u32,
     /// `windows`, `full` (every allocation and free since `full_since_s`), or `full, then windows`.
     pub tier: String,
-    /// Share of its time that the process might lose.
+    /// Share of its running time that the process might lose.
     pub budget_ratio: f64,
     /// Share that it is estimated to have lost.
     pub slowdown_ratio_est: f64,
@@ -186,8 +189,18 @@ pub struct Governed {
     pub windows_closed_early: u64,
     /// Windows left out because records of them were lost.
     pub windows_lossy: u64,
-    /// Share of the bytes seen that came from threads which stood still under the probes: their rates are lower bounds.
+    /// Share of the bytes in windows that came from threads whose probes took more than half of their time.
     pub saturated_ratio: f64,
+    /// Seconds that it ran by itself, probes left out, while it was not traced in full: what windows tell is per second of this.
+    pub own_s: f64,
+    /// Whether all that is said of what it allocated and what outlived an age are lower bounds, and no estimates.
+    pub rates_are_lower_bounds: bool,
+    /// Why; empty where they are estimates.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub lower_bounds_because: String,
+    /// Standard errors of the sums over its stacks, by kind: what happens to many stacks at once does not cancel out. Empty of lower bounds.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub total_stderr: BTreeMap<String, u64>,
     /// Allocations seen.
     pub allocations_seen: u64,
     /// Windows of equal weight that tell of the survivor age: what a confidence interval's degrees of freedom come from.
@@ -260,6 +273,13 @@ pub struct Metadata {
     /// Reasons to doubt a value, such as `123 frees were lost: live bytes are an upper bound`.
     pub doubts: Vec<String>,
 }
+
+/// Names of losses that are no lost events but time without probes, and processes: spells, their time in milliseconds, and children.
+pub const UNOBSERVED_SPELLS: &str = "unobserved_spells";
+/// See [`UNOBSERVED_SPELLS`].
+pub const UNOBSERVED_MS: &str = "unobserved_ms";
+/// See [`UNOBSERVED_SPELLS`].
+pub const UNWATCHED_CHILDREN: &str = "unwatched_children";
 
 /// Name of the stack-end reason of a walk that reached the thread's entry.
 pub const COMPLETE: &str = "complete";

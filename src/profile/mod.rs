@@ -7,9 +7,11 @@
 //! recorder → Profile → pprof::write → file → pprof::read → Profile → text, folded, SVG, JSON, diff
 //! ```
 
+pub mod coverage;
 pub mod diff;
 pub mod folded;
 pub mod glue;
+mod hints;
 pub mod histogram;
 pub mod json;
 pub mod kind;
@@ -17,6 +19,7 @@ pub mod meta;
 pub mod model;
 pub mod page;
 pub mod pprof;
+pub mod rows;
 pub mod sanitize;
 pub mod svg;
 #[cfg(test)]

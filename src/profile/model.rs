@@ -181,6 +181,29 @@ impl Profile {
         stack.frames.iter().map(|&id| self.frame(id))
     }
 
+    /// Whether some of a kind is of a known stack, and not only [`UNATTRIBUTED`] or from [`BEFORE_ATTACH`].
+    pub fn has_stacks_of(&self, kind: ValueKind) -> bool {
+        self.stacks.iter().any(|stack| stack.values.get(kind) > 0 && !self.is_rest(stack))
+    }
+
+    /// Whether a row is no stack but what is left of a whole: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`].
+    pub fn is_rest(&self, stack: &Stack) -> bool {
+        matches!(&*stack.frames, [only] if [UNATTRIBUTED, BEFORE_ATTACH].contains(&&*self.frame(*only).function))
+    }
+
+    /// The kind that a tool shows which asks nobody: the first that a stack has some of, of bytes in use, live, surviving and allocated.
+    pub fn leading_kind(&self) -> ValueKind {
+        const ORDER: [ValueKind; 6] = [
+            ValueKind::InuseSpace,
+            ValueKind::LiveSpace,
+            ValueKind::LargeSpace,
+            ValueKind::ConfirmedSpace,
+            ValueKind::SurvivorSpace,
+            ValueKind::AllocSpace,
+        ];
+        ORDER.into_iter().find(|kind| self.meta.kinds.contains(*kind) && self.has_stacks_of(*kind)).unwrap_or(ValueKind::InuseSpace)
+    }
+
     /// Sums over the stacks. The peak is that of the metadata where it is known, which stacks need not add up to.
     pub fn totals(&self) -> Values {
         let mut totals = Values::default();
@@ -193,15 +216,27 @@ impl Profile {
         totals
     }
 
+    /// Whether a value of a process's stacks is only a lower bound.
+    pub fn is_lower_bound(&self, pid: u32, kind: ValueKind) -> bool {
+        kind.is_rate() && self.meta.governed.iter().any(|governed| governed.pid == pid && governed.rates_are_lower_bounds)
+    }
+
+    /// Whether the sum over the stacks is only a lower bound, because a part of it is.
+    pub fn total_is_lower_bound(&self, kind: ValueKind) -> bool {
+        kind.is_rate() && self.meta.governed.iter().any(|governed| governed.rates_are_lower_bounds)
+    }
+
     /// The standard errors of the sums over the stacks. What a sample leaves of a known whole errs by as much as its parts, the other way:
     /// with such a rest in the sum, both cancel, unless the parts came to more than the whole and nothing was left.
     pub fn total_errors(&self) -> StandardErrors {
-        let is_rest = |stack: &Stack| {
-            let name = |only: &FrameId| [UNATTRIBUTED, BEFORE_ATTACH].contains(&&*self.frame(*only).function);
-            self.meta.mode == Mode::Sampled && matches!(&*stack.frames, [only] if name(only))
-        };
+        let is_rest = |stack: &Stack| self.meta.mode == Mode::Sampled && self.is_rest(stack);
         let mut errors = StandardErrors::default();
         for kind in ValueKind::ALL {
+            let of_processes = self.meta.governed.iter().filter_map(|governed| governed.total_stderr.get(kind.name()));
+            if let Some(variance) = of_processes.map(|error| (*error as f64).powi(2)).reduce(|sum, more| sum + more) {
+                errors.set(kind, variance.sqrt().round() as u64);
+                continue;
+            }
             let mut variance = 0.0;
             for stack in &self.stacks {
                 let error = stack.errors.get(kind) as f64;

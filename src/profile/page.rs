@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::model::Frame;
-use super::{glue, sanitize};
+use super::sanitize;
 use crate::units::{HumanBytes, grouped};
 
 /// How to lay out a report.
@@ -29,6 +29,12 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
 }
 
+/// A share in percent that says 100 only of the whole.
+pub(crate) fn percent_floor(share: f64) -> String {
+    let tenths = (share * 1000.0 + 1e-9).floor() / 10.0;
+    if tenths == tenths.trunc() { format!("{tenths:.0}") } else { format!("{tenths:.1}") }
+}
+
 /// A number of bytes that may not be known.
 pub(crate) fn bytes(value: Option<u64>) -> String {
     value.map_or_else(|| "not known".to_owned(), |value| HumanBytes(value).to_string())
@@ -44,6 +50,21 @@ pub(super) enum Tone {
     Faint,
     /// What must not.
     Warn,
+}
+
+/// One stack of a table.
+#[derive(Default)]
+pub(super) struct StackText<'a> {
+    /// The frames to show, the function that asked for the memory first.
+    pub frames: &'a [&'a Frame],
+    /// The allocator's functions that it called; empty = not known.
+    pub allocated_by: &'a str,
+    /// Why the walk ended early.
+    pub truncated: Option<&'a str>,
+    /// The process, where there are several; 0 = only one.
+    pub pid: u32,
+    /// Different ways to the last frame that is shown.
+    pub ways: usize,
 }
 
 /// A page of text that fits its width.
@@ -117,39 +138,45 @@ impl Page {
         }
     }
 
-    /// A stack: its title after the prefix, its callers below. Allocation code at the leaf and the process's start at the root are left
-    /// out: they are the same in every stack.
-    pub fn stack(&mut self, prefix: &str, frames: &[&Frame], truncated: Option<&str>, pid: u32) {
-        let frames = &frames[glue::leading_frames(frames.iter().copied())..];
-        let frames = &frames[..frames.len() - glue::startup_frames(frames.iter().copied())];
+    /// A stack: its title after the prefix, its callers below.
+    pub fn stack(&mut self, prefix: &str, stack: &StackText<'_>) {
         let indent = " ".repeat(prefix.chars().count());
         let room = self.columns().saturating_sub(indent.len());
-        let Some((title, callers)) = frames.split_first() else { return };
+        let Some((title, callers)) = stack.frames.split_first() else { return };
         self.painted(prefix, Tone::Strong);
-        let process = if pid == 0 { String::new() } else { format!("[{pid}] ") };
-        self.frame(&process, title, room, Tone::Strong);
+        let process = if stack.pid == 0 { String::new() } else { format!("[{}] ", stack.pid) };
+        self.frame(&process, title, stack.allocated_by, room, Tone::Strong);
         for caller in callers.iter().take(self.layout.callers) {
             self.text.push_str(&indent);
-            self.frame("  ← ", caller, room, Tone::Plain);
+            self.frame("  ← ", caller, "", room, Tone::Plain);
         }
         let more = callers.len().saturating_sub(self.layout.callers);
-        if more > 0 {
+        let more = match stack.ways {
+            0 | 1 if more == 0 => None,
+            0 | 1 => Some(format!("  … {more} more")),
+            ways => Some(format!("  … called in {ways} ways: --callers shows more")),
+        };
+        if let Some(more) = more {
             self.text.push_str(&indent);
-            self.painted(&format!("  … {more} more"), Tone::Faint);
+            self.painted(&more, Tone::Faint);
             self.text.push('\n');
         }
-        if let Some(reason) = truncated {
+        if let Some(reason) = stack.truncated {
             self.text.push_str(&indent);
             self.painted(&format!("  … cut: {}", sanitize::terminal(reason).replace('_', " ")), Tone::Warn);
             self.text.push('\n');
         }
     }
 
-    fn frame(&mut self, lead: &str, frame: &Frame, room: usize, tone: Tone) {
+    fn frame(&mut self, lead: &str, frame: &Frame, allocated_by: &str, room: usize, tone: Tone) {
         let name = sanitize::terminal(&frame.function);
         let mut place = place(frame);
         if frame.flags.guessed {
             place.push_str("  (guessed)");
+        }
+        if !allocated_by.is_empty() {
+            let lead = if place.is_empty() { "" } else { "  " };
+            let _ = write!(place, "{lead}({})", sanitize::terminal(allocated_by));
         }
         let room = room.saturating_sub(lead.chars().count());
         // The function matters more: the place gives way first, to its end, down to a third.

@@ -3,12 +3,14 @@
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
+use super::coverage::Coverage;
 use super::diff::{Diff, DiffRow};
 use super::kind::ValueKind;
 use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, LargeBlocks, Metadata, Mode, Process};
-use super::model::{BEFORE_ATTACH, Frame, Profile, Stack, UNATTRIBUTED};
-use super::page::{Layout, Page, Tone, bytes, percent};
-use super::sanitize;
+use super::model::{Profile, Stack};
+use super::page::{Layout, Page, StackText, Tone, bytes, percent, percent_floor};
+use super::rows::{self, Row};
+use super::{glue, hints, sanitize};
 use crate::units::{HumanBytes, counted, grouped};
 
 /// What the report ranks by: the value, the count that goes with it, and the words for both.
@@ -33,6 +35,8 @@ const PROCESSES_SHOWN_MAX: usize = 16;
 pub fn report(profile: &Profile, view: View, layout: Layout) -> String {
     let mut page = Page::new(layout);
     header(&mut page, profile);
+    ranking(&mut page, profile, view);
+    page.line("");
     stacks(&mut page, profile, view);
     page.text
 }
@@ -43,8 +47,12 @@ pub fn diff(old: &Profile, new: &Profile, diff: &Diff<'_>, view: View, layout: L
     let signed = |delta: i128| signed(view.kind, delta);
     let total = i128::from(diff.new_total) - i128::from(diff.old_total);
     page.field(view.words, &format!("{} → {} ({})", number(view.kind, diff.old_total), number(view.kind, diff.new_total), signed(total)));
-    for (name, meta) in [("old", &old.meta), ("new", &new.meta)] {
+    for (name, profile) in [("old", old), ("new", new)] {
+        let meta = &profile.meta;
         page.field(name, &recording(meta));
+        if meta.mode != Mode::Imported {
+            page.field("", &Coverage::of(profile).words());
+        }
         page.sentences("  doubt", &meta.doubts, Tone::Warn);
     }
     if matches!(view.kind, ValueKind::AllocSpace | ValueKind::GrowthSpace) && old.meta.duration_s != new.meta.duration_s {
@@ -58,7 +66,11 @@ pub fn diff(old: &Profile, new: &Profile, diff: &Diff<'_>, view: View, layout: L
     page.head(&format!("{:>11} {:>10} {:>10}  STACK", "CHANGE", "OLD", "NEW"));
     for row in diff.rows.iter().take(layout.top) {
         let prefix = format!("{:>11} {:>10} {:>10}  ", signed(row.delta()), number(view.kind, row.old), number(view.kind, row.new));
-        page.stack(&prefix, &row.frames, None, 0);
+        let frames = rows::shown(&row.frames);
+        page.stack(
+            &prefix,
+            &StackText { frames, allocated_by: glue::allocated_by(&row.frames).unwrap_or_default(), ..StackText::default() },
+        );
     }
     page.rest(diff.rows.len(), rest_of(&diff.rows, layout.top, signed));
     page.text
@@ -94,11 +106,22 @@ fn with_error(text: String, kind: ValueKind, error: u64) -> String {
     if error == 0 { text } else { format!("{text} {}", plus_minus(kind, error)) }
 }
 
+/// A lower bound.
+fn at_least(kind: ValueKind, value: u64) -> String {
+    format!("≥{}", number(kind, value))
+}
+
+/// An age from which blocks are survivors.
+fn age(age_s: f64) -> String {
+    if age_s < 0.1 { format!("{} ms", (age_s * 1e4).round() / 10.0) } else { format!("{age_s} s") }
+}
+
 fn allocations(count: u64) -> &'static str {
     if count == 1 { "allocation" } else { "allocations" }
 }
 
-fn plus_minus(kind: ValueKind, error: u64) -> String {
+/// The half-width of an estimate's 95 % interval, from its standard error.
+pub(crate) fn plus_minus(kind: ValueKind, error: u64) -> String {
     format!("±{}", number(kind, (error as f64 * INTERVAL_ERRORS).round() as u64))
 }
 
@@ -144,29 +167,23 @@ fn utc(unix_ns: u64) -> String {
 fn header(page: &mut Page, profile: &Profile) {
     let meta = &profile.meta;
     page.field("recording", &recording(meta));
+    if meta.mode != Mode::Imported {
+        page.field("coverage", &Coverage::of(profile).words());
+    }
     for process in meta.processes.iter().take(PROCESSES_SHOWN_MAX) {
-        self::process(page, process);
+        self::process(page, process, profile.meta.duration_s);
     }
     if meta.processes.len() > PROCESSES_SHOWN_MAX {
         page.field("", &format!("and {} more processes", meta.processes.len() - PROCESSES_SHOWN_MAX));
     }
     let (totals, errors) = (profile.totals(), profile.total_errors());
-    let with_error = |kind| with_error(number(kind, totals.get(kind)), kind, errors.get(kind));
+    let with_error = |kind| match profile.total_is_lower_bound(kind) {
+        true => at_least(kind, totals.get(kind)),
+        false => with_error(number(kind, totals.get(kind)), kind, errors.get(kind)),
+    };
     let has = |kind| meta.kinds.contains(kind);
     if has(ValueKind::InuseSpace) {
-        let mut text = with_error(ValueKind::InuseSpace);
-        if has(ValueKind::InuseObjects) {
-            let _ = write!(text, " in {} {}", with_error(ValueKind::InuseObjects), allocations(totals.get(ValueKind::InuseObjects)));
-        }
-        if let Some(peak) = meta.peak_inuse_bytes() {
-            let since = if meta.mode.estimates() { " since the attach" } else { "" };
-            let _ = write!(text, ", peak{since} {}", HumanBytes(peak));
-        }
-        let doubtful = totals.get(ValueKind::DoubtfulSpace);
-        if doubtful > 0 {
-            let _ = write!(text, ", of which {} in doubt", HumanBytes(doubtful));
-        }
-        page.field("live", &text);
+        page.field(live_name(meta), &live(profile, &with_error));
     }
     for governed in meta.governed.iter().take(PROCESSES_SHOWN_MAX) {
         page.field("watched", &self::governed(governed));
@@ -175,7 +192,7 @@ fn header(page: &mut Page, profile: &Profile) {
         }
     }
     if let Some(age_s) = meta.survivor_age_s.filter(|_| has(ValueKind::SurvivorSpace)) {
-        let text = format!("{} outlived {age_s} s", with_error(ValueKind::SurvivorSpace));
+        let text = format!("{} outlived {}", with_error(ValueKind::SurvivorSpace), age(age_s));
         page.field("survivors", &text);
     }
     if has(ValueKind::SampledObjects) {
@@ -187,13 +204,14 @@ fn header(page: &mut Page, profile: &Profile) {
             let _ = write!(text, " in {} {}", with_error(ValueKind::AllocObjects), allocations(totals.get(ValueKind::AllocObjects)));
         }
         if meta.duration_s > 0.0 {
-            let rate = totals.get(ValueKind::AllocSpace) as f64 / meta.duration_s;
-            let _ = write!(text, " ({}/s)", HumanBytes(rate as u64));
+            let rate = (totals.get(ValueKind::AllocSpace) as f64 / meta.duration_s) as u64;
+            let least = if profile.total_is_lower_bound(ValueKind::AllocSpace) { "≥" } else { "" };
+            let _ = write!(text, " ({least}{}/s)", HumanBytes(rate));
         }
         page.field("allocated", &text);
     }
     if let Some(complete) = meta.stacks_complete_ratio() {
-        let mut text = format!("{}% complete", floor_percent(complete));
+        let mut text = format!("{}% complete", percent_floor(complete));
         let early: Vec<Counter> = meta.stack_ends.iter().filter(|c| c.name != super::meta::COMPLETE && c.value > 0).cloned().collect();
         if !early.is_empty() {
             let _ = write!(text, "; ended early: {}", counters(&early));
@@ -213,7 +231,33 @@ fn header(page: &mut Page, profile: &Profile) {
     page.sentences("doubt", &meta.doubts, Tone::Warn);
     page.sentences("limit", &meta.limits, Tone::Plain);
     page.sentences("note", &meta.notes, Tone::Plain);
-    page.line("");
+}
+
+/// Beside a census's live bytes the recorded ones are others: without the allocator's rounding, and without what is older.
+fn live_name(meta: &Metadata) -> &'static str {
+    if meta.processes.iter().any(|process| process.heap.is_some()) { "recorded" } else { "live" }
+}
+
+/// What was recorded and still lives.
+fn live(profile: &Profile, with_error: &impl Fn(ValueKind) -> String) -> String {
+    let (meta, totals) = (&profile.meta, profile.totals());
+    let mut text = with_error(ValueKind::InuseSpace);
+    if live_name(meta) != "live" {
+        text.push_str(" live");
+    }
+    if meta.kinds.contains(ValueKind::InuseObjects) {
+        let _ = write!(text, " in {} {}", with_error(ValueKind::InuseObjects), allocations(totals.get(ValueKind::InuseObjects)));
+    }
+    text.push_str(", as asked for");
+    if let Some(peak) = meta.peak_inuse_bytes() {
+        let since = if meta.mode.estimates() { " since the attach" } else { "" };
+        let _ = write!(text, "; peak{since} {}", HumanBytes(peak));
+    }
+    let doubtful = totals.get(ValueKind::DoubtfulSpace);
+    if doubtful > 0 {
+        let _ = write!(text, "; of the live bytes {} are in doubt", HumanBytes(doubtful));
+    }
+    text
 }
 
 /// What is known of survivors after their windows: which stacks keep what they allocate.
@@ -224,6 +268,7 @@ fn kept(page: &mut Page, profile: &Profile) {
         return;
     };
     let flagged: Vec<&Stack> = profile.ranked(ValueKind::SampledObjects).into_iter().filter(|stack| stack.values.is_flagged()).collect();
+    let rows = rows::of(profile, flagged.clone(), ValueKind::SampledObjects, FLAGGED_FRAMES - 1);
     page.field(
         "kept",
         &format!(
@@ -234,9 +279,9 @@ fn kept(page: &mut Page, profile: &Profile) {
             nothing_known * 100.0
         ),
     );
-    for stack in flagged.iter().take(FLAGGED_SHOWN_MAX) {
-        let names: Vec<&str> = profile.frames_of(stack).map(|frame| &*frame.function).take(FLAGGED_FRAMES).collect();
-        let values = &stack.values;
+    for row in rows.iter().take(FLAGGED_SHOWN_MAX) {
+        let names: Vec<&str> = row.frames.iter().map(|frame| &*frame.function).take(FLAGGED_FRAMES).collect();
+        let values = &row.values;
         page.field(
             "",
             &format!(
@@ -248,8 +293,8 @@ fn kept(page: &mut Page, profile: &Profile) {
             ),
         );
     }
-    if flagged.len() > FLAGGED_SHOWN_MAX {
-        page.field("", &format!("and {} more", flagged.len() - FLAGGED_SHOWN_MAX));
+    if rows.len() > FLAGGED_SHOWN_MAX {
+        page.field("", &format!("and {} more", rows.len() - FLAGGED_SHOWN_MAX));
     }
 }
 
@@ -264,19 +309,20 @@ pub fn governed(governed: &Governed) -> String {
     if !windows.is_empty() {
         let _ = write!(text, ", windows {} (open {:.2} s)", sanitize::terminal(&windows.join(", ")), governed.open_s);
     }
-    let _ = write!(text, "; slowdown {:.2}% est. of {:.2}% allowed", governed.slowdown_ratio_est * 100.0, governed.budget_ratio * 100.0);
+    let _ = write!(
+        text,
+        "; {:.2}% of its running time lost est., {:.2}% allowed",
+        governed.slowdown_ratio_est * 100.0,
+        governed.budget_ratio * 100.0
+    );
     if governed.windows_closed_early > 0 {
         let _ = write!(text, "; {} closed early by bursts, their length left out", governed.windows_closed_early);
     }
     if governed.windows_lossy > 0 {
         let _ = write!(text, "; {} left out for lost records", governed.windows_lossy);
     }
-    if governed.saturated_ratio > 0.005 {
-        let _ = write!(
-            text,
-            "; {:.0}% of the bytes from threads that stood still under the probes: their rates are lower bounds",
-            governed.saturated_ratio * 100.0
-        );
+    if governed.rates_are_lower_bounds {
+        let _ = write!(text, "; what it allocated is known as a lower bound (≥): {}", sanitize::terminal(&governed.lower_bounds_because));
     }
     text
 }
@@ -305,12 +351,6 @@ fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{} times", grouped(count)) }
 }
 
-/// A percentage that says 100 only of the whole.
-fn floor_percent(share: f64) -> String {
-    let tenths = (share * 1000.0 + 1e-9).floor() / 10.0;
-    if tenths == tenths.trunc() { format!("{tenths:.0}") } else { format!("{tenths:.1}") }
-}
-
 fn counters(counters: &[Counter]) -> String {
     let mut parts: Vec<String> = counters
         .iter()
@@ -330,7 +370,8 @@ fn counters(counters: &[Counter]) -> String {
     parts.join(", ")
 }
 
-fn process(page: &mut Page, process: &Process) {
+fn process(page: &mut Page, process: &Process, recorded_s: f64) {
+    let recorded_us = if recorded_s > 0.0 { (recorded_s * 1e6) as u64 } else { u64::MAX };
     let mut text = if process.comm.is_empty() { "process".to_owned() } else { sanitize::terminal(&process.comm).into_owned() };
     let _ = write!(text, " (pid {})", process.pid);
     if !process.allocators.is_empty() {
@@ -365,7 +406,7 @@ fn process(page: &mut Page, process: &Process) {
             page.field(name, &at(moment, process.peak_inuse_bytes));
         }
     }
-    for (name, line) in [("sizes", process.sizes.sizes()), ("lifetimes", process.lifetimes_us.lifetimes())] {
+    for (name, line) in [("sizes", process.sizes.sizes()), ("lifetimes", process.lifetimes_us.lifetimes(recorded_us))] {
         if let Some(line) = line {
             let about = if process.samples.is_some() { " (estimated)" } else { "" };
             page.field(name, &format!("{line}{about}"));
@@ -375,10 +416,10 @@ fn process(page: &mut Page, process: &Process) {
 
 /// Whose the live chunks are.
 fn owned(of: &Attribution) -> String {
-    let mut text = format!("{} by recorded stacks", HumanBytes(of.attributed_bytes));
+    let mut text = format!("{} in {} by recorded stacks", HumanBytes(of.attributed_bytes), counted(of.attributed_allocations, "block"));
     for (bytes, chunks, whose) in [
         (of.before_attach_bytes, of.before_attach_allocations, "from before the recording"),
-        (of.unattributed_bytes, of.unattributed_allocations, "by nobody known"),
+        (of.unattributed_bytes, of.unattributed_allocations, "unattributed"),
     ] {
         if bytes > 0 {
             let _ = write!(text, ", {} in {} {whose}", HumanBytes(bytes), counted(chunks, "block"));
@@ -393,8 +434,9 @@ fn at(moment: &HeapMoment, peak_bytes: Option<u64>) -> String {
     let mut text = format!("after {:.1} s: ", moment.after_ms as f64 / 1e3);
     if moment.recorded_live_bytes > 0 {
         let _ = write!(text, "{} recorded as live", HumanBytes(moment.recorded_live_bytes));
-        if let Some(peak) = peak_bytes.filter(|&peak| peak > moment.recorded_live_bytes) {
-            let _ = write!(text, " (the peak was {})", HumanBytes(peak));
+        let recorded = HumanBytes(moment.recorded_live_bytes).to_string();
+        if let Some(peak) = peak_bytes.map(|peak| HumanBytes(peak).to_string()).filter(|peak| *peak != recorded) {
+            let _ = write!(text, " (the peak was {peak})");
         }
         text.push_str("; ");
     }
@@ -426,11 +468,24 @@ fn ladder(page: &mut Page, heap: &HeapSummary) {
     }
 }
 
+/// What the table below is of, and what else there is.
+fn ranking(page: &mut Page, profile: &Profile, view: View) {
+    let total = profile.stacks().iter().fold(0u64, |sum, stack| sum.saturating_add(stack.values.get(view.kind)));
+    let mut text = format!("{}, {} in all", view.words, number(view.kind, total));
+    let shown = view.kind.by();
+    let others: Vec<String> = profile.meta.kinds.by_names().into_iter().filter(|name| Some(name.as_str()) != shown).collect();
+    if !others.is_empty() {
+        let _ = write!(text, "; also --by {}", others.join(", "));
+    }
+    page.field("ranked by", &text);
+}
+
 fn stacks(page: &mut Page, profile: &Profile, view: View) {
-    let ranked = profile.ranked(view.kind);
-    let total = ranked.iter().fold(0u64, |sum, stack| sum.saturating_add(stack.values.get(view.kind)));
-    if ranked.is_empty() {
-        page.line(&format!("no stack has any {}{}", view.words, nothing(view.kind)));
+    let rows = rows::ranked(profile, view.kind, page.layout.callers);
+    let value = |row: &Row<'_>| row.values.get(view.kind);
+    let total = rows.iter().fold(0u64, |sum, row| sum.saturating_add(value(row)));
+    if rows.is_empty() {
+        page.line(&format!("no stack has any {}{}", view.words, hints::nothing(view.kind)));
         return;
     }
     let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
@@ -440,46 +495,42 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     let error_head = if estimates { format!(" {:>11}", "±95%") } else { String::new() };
     page.head(&format!("{:>10}{error_head} {:>6}{count_head}  STACK", view.head, "%"));
     let several = profile.meta.processes.len() > 1;
-    for stack in ranked.iter().take(page.layout.top) {
-        let value = stack.values.get(view.kind);
-        let count = count.map(|count| format!(" {:>9}", grouped(stack.values.get(count)))).unwrap_or_default();
-        let error = if estimates { format!(" {:>11}", plus_minus(view.kind, stack.errors.get(view.kind))) } else { String::new() };
-        let prefix = format!("{:>10}{error} {:>6}{count}  ", number(view.kind, value), percent(value, total));
-        let frames: Vec<&Frame> = profile.frames_of(stack).collect();
-        page.stack(&prefix, &frames, stack.truncated.as_deref(), if several { stack.pid } else { 0 });
+    let is_bound = |row: &Row<'_>| profile.is_lower_bound(row.pid, view.kind);
+    if rows.iter().any(is_bound) {
+        let mixed = !rows.iter().all(is_bound);
+        let text = "rows with ≥ are lower bounds, with no error to state";
+        page.faint(&if mixed { format!("{text}: beside estimates they may stand too low") } else { text.to_owned() });
     }
-    let shown = ranked.iter().take(page.layout.top);
-    let names: Vec<&str> = shown.filter_map(|stack| profile.frames_of(stack).next()).map(|frame| &*frame.function).collect();
-    let rest = ranked.iter().skip(page.layout.top).fold(0u64, |sum, stack: &&Stack| sum.saturating_add(stack.values.get(view.kind)));
-    page.rest(ranked.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
-    for (name, hint) in HINTS.iter().filter(|(name, _)| names.contains(name)) {
-        let hint = if *name == UNATTRIBUTED && view.kind == ValueKind::ConfirmedSpace { UNCONFIRMED } else { hint };
-        page.faint(&format!("{name}: {hint}"));
+    for row in rows.iter().take(page.layout.top) {
+        let count = count.map(|count| format!(" {:>9}", count_of(row, count))).unwrap_or_default();
+        let error = if is_bound(row) { String::new() } else { plus_minus(view.kind, row.errors.get(view.kind)) };
+        let error = if estimates { format!(" {error:>11}") } else { String::new() };
+        let text = if is_bound(row) { at_least(view.kind, value(row)) } else { number(view.kind, value(row)) };
+        let prefix = format!("{text:>10}{error} {:>6}{count}  ", percent(value(row), total));
+        page.stack(&prefix, &text_of(row, &allocated_by(row), several));
+    }
+    let rest = rows.iter().skip(page.layout.top).map(value).fold(0u64, u64::saturating_add);
+    page.rest(rows.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
+    let names: Vec<&str> = rows.iter().take(page.layout.top).filter_map(|row| row.frames.first()).map(|frame| &*frame.function).collect();
+    for hint in hints::of_rows(&names, view.kind).into_iter().chain(hints::unnamed_code(profile, &rows)) {
+        page.faint(&hint);
     }
 }
 
-/// What a row without a stack means, and what to do about it.
-const HINTS: [(&str, &str); 2] = [
-    (BEFORE_ATTACH, "in use when the recording began and never freed in it; start the program with record -- CMD to have its stacks"),
-    (
-        UNATTRIBUTED,
-        "of no recorded stack: the C library's own, code that was not probed yet, or lost records; the losses, doubts and notes say which",
-    ),
-];
-
-/// What [`UNATTRIBUTED`] is where only what is confirmed has an owner.
-const UNCONFIRMED: &str = "live by the census, and not confirmed: only some survivors of windows are looked at again";
-
-/// Why there may be nothing of a kind, and that this is no fault.
-fn nothing(kind: ValueKind) -> &'static str {
-    match kind {
-        ValueKind::BlockedSpace => {
-            ": under the highest live block of each heap there is no whole free page, or the allocator returns memory from anywhere"
-        }
-        ValueKind::PinnedSpace => ": no free bytes lie beside live ones, or no census could look",
-        ValueKind::GrowthSpace => ": the heap never grew while enough free bytes were there",
-        _ => "",
+/// How many blocks a row has; of the rest of a whole this may not be known.
+fn count_of(row: &Row<'_>, count: ValueKind) -> String {
+    match row.values.get(count) {
+        0 if row.is_rest => "?".to_owned(),
+        count => grouped(count),
     }
+}
+
+fn allocated_by(row: &Row<'_>) -> String {
+    row.allocated_by.iter().copied().collect::<Vec<_>>().join(", ")
+}
+
+fn text_of<'a>(row: &'a Row<'_>, allocated_by: &'a str, several: bool) -> StackText<'a> {
+    StackText { frames: &row.frames, allocated_by, truncated: row.truncated, pid: if several { row.pid } else { 0 }, ways: row.ways }
 }
 
 #[cfg(test)]
@@ -487,6 +538,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::profile::Frame;
     use crate::profile::diff::compare;
     use crate::profile::testing::shop;
 
@@ -561,13 +613,6 @@ mod tests {
         let text = large_blocks(&left).unwrap_or_default();
         assert!(text.contains("tried 3 times: a burst") && !text.contains('\x1b'), "{text}");
         assert_eq!(large_blocks(&LargeBlocks::default()), None, "nothing is to be said");
-    }
-
-    #[test]
-    fn almost_all_is_not_all() {
-        assert_eq!(floor_percent(0.9999), "99.9");
-        assert_eq!(floor_percent(1.0), "100");
-        assert_eq!(floor_percent(0.995), "99.5");
     }
 
     proptest! {

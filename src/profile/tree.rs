@@ -1,4 +1,5 @@
-//! The flame graph as a tree: one node a function and path from the root, with its value and that of everything above it. Pure.
+//! The flame graph as a tree: one node a function and path from the root, with its value and that of everything above it, without the
+//! allocator's own frames at the leaf. Pure.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,7 @@ pub struct Node {
     /// Mapped file of the function; empty = not known.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub module: String,
-    /// Whether it is an allocator's function, or a library's on the way to one: not the one to blame.
+    /// Whether it is a library's function on the way to the allocator, or the allocator's own: not the one to blame.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub allocates: bool,
     /// Value of this node and everything it called.
@@ -81,7 +82,8 @@ pub fn build(profile: &Profile, kind: ValueKind, min_ratio: f64) -> Tree {
 fn add(nodes: &mut Vec<Building>, profile: &Profile, stack: &Stack, value: u64) {
     let mut at = 0;
     let mark = stack.truncated.as_ref().map(|reason| format!("[truncated: {}]", sanitize::terminal(reason)));
-    let frames = stack.frames.iter().rev().map(|id| (Some(id.index()), None));
+    let own = glue::allocator_frames(profile.frames_of(stack));
+    let frames = stack.frames.iter().skip(own).rev().map(|id| (Some(id.index()), None));
     for (frame, name) in mark.map(|mark| (None, Some(mark))).into_iter().chain(frames) {
         if let Some(node) = nodes.get_mut(at) {
             node.total = node.total.saturating_add(value);
@@ -152,9 +154,9 @@ mod tests {
         let profile = profile(&[(&["malloc", "load", "main"], 70), (&["malloc", "main"], 10), (&["malloc", "index", "load", "main"], 20)]);
         let tree = build(&profile, ValueKind::InuseSpace, 0.0);
         let main = &tree.root.children[0];
-        assert_eq!((tree.root.total, main.name.as_str(), main.total, main.own), (100, "main", 100, 0));
-        let children: Vec<_> = main.children.iter().map(|node| (node.name.as_str(), node.total)).collect();
-        assert_eq!(children, [("load", 90), ("malloc", 10)]);
+        assert_eq!((tree.root.total, main.name.as_str(), main.total, main.own), (100, "main", 100, 10));
+        let children: Vec<_> = main.children.iter().map(|node| (node.name.as_str(), node.total, node.own)).collect();
+        assert_eq!(children, [("load", 90, 70)]);
     }
 
     #[test]

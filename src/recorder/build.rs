@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use losses::corrections;
+use losses::unobserved;
 pub use losses::{doubts, losses, lost_by_the_kernel, unaccounted_at_the_end, unaccounted_so_far};
 use sampled::{JOINED_KINDS, SAMPLED_KINDS, add_sampled_process};
 
-use super::heap::HeapPicture;
+use super::heap::{Before, HeapPicture};
 use super::places::Places;
 use super::target::Target;
 use super::watched::Watched;
@@ -22,7 +23,7 @@ use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackVie
 use crate::profile::{BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
 use crate::symbol::{AddressSpace, Symbolizer};
 use crate::target::container::Container;
-use crate::units::{StackId, counted, grouped};
+use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
 
 /// What the recorder knows beside the books.
@@ -34,6 +35,8 @@ pub struct Facts {
     /// Hits of probes of which no record was read.
     pub unaccounted: u64,
     pub children_ignored: u64,
+    /// Children that could not be watched.
+    pub unwatched_children: u64,
     pub notices_lost: u64,
     pub inherited_refused: u64,
     pub notes: Vec<String>,
@@ -54,6 +57,7 @@ const KINDS: [ValueKind; 9] = [
 
 /// Builds the profile of all targets; with `places`, also tells where the blocks of those recorded exactly lay.
 pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Places>>) -> Profile {
+    let facts_unwatched = facts.unwatched_children;
     let mut profile = Profile::new(metadata(&facts));
     let is_sampled = |target: &&Target| target.books.as_ref().is_some_and(|books| books.sampled.is_some());
     let sampled = targets.iter().filter(is_sampled).count();
@@ -80,6 +84,8 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
     }
     let stats: Vec<LedgerStats> = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.ledger.stats()).collect();
     profile.meta.corrections = corrections(&stats);
+    profile.meta.losses.extend(unobserved(&stats, facts_unwatched));
+    profile.meta.limits.extend(inherited_words(targets));
     // One process without a census leaves the sum of all unknown, unless it has ended: then nothing of it lives.
     let joined = |target: &&Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
     let gone = |target: &&Target| !joined(target) && !target.process.is_alive();
@@ -137,6 +143,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books:
         container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: books.ledger.is_lossy(),
+        unobserved_us: Some(books.past.iter().chain([&books.ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
         peak_inuse_bytes: Some(totals.peak_bytes),
         heap: heap.map(|heap| heap.summary),
         attribution: heap.and_then(|heap| heap.attribution),
@@ -152,10 +159,17 @@ fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books:
     profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
     let unknown_frees = books.ledger.stats().unknown_frees;
     if unknown_frees > 0 {
+        profile.meta.notes.push(format!("process {pid}: {}", unknown_frees_words(unknown_frees, &target.before)));
+    }
+    // A process that runs on frees between the last record and the census: the two sums then differ.
+    let of_stacks = heap.and_then(|heap| heap.attribution).map(|of| of.attributed_allocations);
+    let freed_after = of_stacks.map_or(0, |of_stacks| totals.live.saturating_sub(of_stacks));
+    if freed_after > 0 {
+        let blocks = counted(freed_after, "recorded block");
         profile
             .meta
             .notes
-            .push(format!("process {pid}: allocated before the recording and freed in it: {}", counted(unknown_frees, "block")));
+            .push(format!("process {pid}: {blocks} were not live any more when the census was taken, after the end of the recording"));
     }
     namer.begin_process();
     // Of an image before an exec only what it did counts: its memory is gone.
@@ -190,8 +204,36 @@ fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books:
     stacks
 }
 
+/// Why more may be live than was allocated: a child's heap begins as a copy of its parent's.
+fn inherited_words(targets: &[Target]) -> Option<String> {
+    let ledgers = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| &books.ledger);
+    let inherited = ledgers.flat_map(|ledger| ledger.stacks().map(|view| (view.totals.inherited, view.totals.inherited_bytes)));
+    let (blocks, bytes) = inherited.fold((0u64, 0u64), |sum, of| (sum.0.saturating_add(of.0), sum.1.saturating_add(of.1)));
+    (blocks > 0).then(|| {
+        format!(
+            "children began with copies of their parents' heaps, {} in {}: live in each child as far as it kept them, allocated once, by the parent",
+            HumanBytes(bytes),
+            counted(blocks, "block")
+        )
+    })
+}
+
+/// What frees of unknown blocks mean.
+fn unknown_frees_words(frees: u64, before: &Before) -> String {
+    match before {
+        Before::Nothing => format!(
+            "{} of blocks that no recorded call had handed out: the C library empties a thread's cache so, an allocator behind another gives \
+             back what it made for itself, and a child of vfork may have allocated in its parent",
+            counted(frees, "free")
+        ),
+        Before::Heap(_) | Before::Unknown => {
+            format!("allocated before the recording and freed in it: {}", counted(frees, "block"))
+        }
+    }
+}
+
 /// What no recorded stack owns, as rows of their own. Their live bytes are the census's alone: no recording knows what was asked for.
-fn add_others(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
+pub fn add_others(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
     let owned = &heap.owned;
     let before = Values::default()
         .with(ValueKind::LiveObjects, owned.live_chunks.before_attach_bytes())

@@ -1,15 +1,17 @@
 //! What changes under a recording: children, new images, new code, ended processes.
 
-use super::sink::{Notice, lock};
+use super::heap::Before;
+use super::sink::{Inherited, Notice, lock};
 use super::target::Target;
-use super::{Error, Recorder, launch, monotonic_ns};
+use super::{Error, Recorder, monotonic_ns};
 use crate::capture::Slot;
 use crate::target::Process;
 use crate::units::Pid;
 
 impl Recorder {
     pub(super) fn act(&mut self, notice: Notice) {
-        let slot = notice.slot();
+        // What stands still is looked at before the next notice.
+        let Some(slot) = notice.slot() else { return };
         // A process whose end was noticed before: its row may be another's by now. Its children live on.
         let is_stale = self.targets.get(&slot.index).is_none_or(|target| target.slot != slot);
         if is_stale && !matches!(notice, Notice::Fork { .. }) {
@@ -17,40 +19,37 @@ impl Recorder {
         }
         match notice {
             Notice::Fork { child, .. } => self.meet_child(slot, child),
-            Notice::Exec { .. } => self.new_image(slot.index),
             Notice::Exit { .. } => self.retire(slot.index),
+            // It stood still there, and was looked at.
+            Notice::Exec { .. } | Notice::Mapped { .. } if self.is_held(slot.index) => {}
+            Notice::Exec { .. } => self.new_image(slot.index),
             Notice::Mapped { .. } => self.new_code(slot.index),
+            Notice::Stands => {}
             Notice::NeedTable { pc, .. } => {
                 tracing::debug!("slot {}: no unwind table at {pc}", slot.index);
-                self.new_code(slot.index);
+                self.missing_table(slot.index);
             }
         }
     }
 
+    /// A child that was not held at its birth, of which something was missed therefore.
     fn meet_child(&mut self, parent: Slot, child: Pid) {
         if !self.options.follow_children {
             self.children_ignored += 1;
             return;
         }
         let parent = self.targets.values().chain(&self.ended).find(|target| target.slot == parent);
-        let Some((shard, before)) = parent.map(|target| (target.shard, target.before.clone())) else { return };
-        let inherited = lock(&self.shards[shard]).inherited.remove(&child);
+        let Some(parent) = parent else { return };
+        // It stands still, or will at its exec, and is looked at there; or did, and is gone. A child that was forked before its parent was
+        // traced is not.
+        if parent.held_with_children && Process::open(child).map_or(true, |process| process.is_traced_by_us()) {
+            return;
+        }
+        let (shard, before) = (parent.shard, parent.before.clone());
+        let inherited = lock(&self.shards[shard]).inherited.remove(&child).flatten();
         let forked_ns = monotonic_ns();
         let before = inherited.is_some().then_some(before);
-        let watched = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited, None));
-        let slot = match watched {
-            Ok(slot) => {
-                // What the parent had before the recording, its copy has too.
-                if let (Some(target), Some(before)) = (self.targets.get_mut(&slot), before) {
-                    target.before = before;
-                }
-                slot
-            }
-            Err(error) => {
-                self.notes.push(format!("child {child} was not watched: {error}"));
-                return;
-            }
-        };
+        let Some(slot) = self.register_child(child, inherited, before, None) else { return };
         // A child of vfork still runs in its parent's memory: its own begins with the exec, which is noticed.
         if let Err(error) = self.probe(slot) {
             tracing::debug!("child {child}: {error}");
@@ -59,14 +58,41 @@ impl Recorder {
         self.gap(slot, forked_ns);
     }
 
+    /// Gives a child a slot and the books it begins with. `before`: what its parent had before the recording, if it has that too.
+    /// `free_at_start`: as for [`register`](Self::register).
+    pub(super) fn register_child(
+        &mut self,
+        child: Pid,
+        inherited: Option<Inherited>,
+        before: Option<Before>,
+        free_at_start: Option<u64>,
+    ) -> Option<u16> {
+        let registered = Process::open(child).map_err(Error::from).and_then(|process| self.register(process, inherited, free_at_start));
+        let slot = match registered {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.unwatched_children += 1;
+                self.notes.push(format!("child {child} was not watched: {error}"));
+                return None;
+            }
+        };
+        let target = self.targets.get_mut(&slot)?;
+        if let Some(before) = before {
+            target.before = before;
+        }
+        // Only from now on an exec is told. One that came before has taken all that was inherited.
+        if target.process.has_executed() {
+            target.before = Before::Nothing;
+            if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
+                watched.inherits_nothing(monotonic_ns());
+            }
+        }
+        Some(slot)
+    }
+
     fn new_image(&mut self, slot: u16) {
         let began_ns = monotonic_ns();
-        let launched = self.launched.as_ref().map(launch::Launched::pid);
         let Some(target) = self.targets.get_mut(&slot) else { return };
-        // A command stands still at its exec, and was looked at there.
-        if launched == Some(target.process.pid()) {
-            return;
-        }
         target.exec();
         let probed_before = target.probed();
         match self.probe(slot) {
@@ -95,6 +121,15 @@ impl Recorder {
         }
     }
 
+    /// Code without an unwind table was met. A process that is held may stand still at it by now: then nothing of it was missed.
+    fn missing_table(&mut self, slot: u16) {
+        if !self.is_held(slot) {
+            self.new_code(slot);
+        } else if let Err(error) = self.probe(slot) {
+            tracing::debug!("code without a table: {error}");
+        }
+    }
+
     /// From `start_ns` until now not everything of the process was seen.
     fn gap(&mut self, slot: u16, start_ns: u64) {
         let Some(target) = self.targets.get(&slot) else { return };
@@ -107,7 +142,10 @@ impl Recorder {
     pub(super) fn retire(&mut self, slot: u16) {
         self.check_losses();
         let Some(mut target) = self.targets.remove(&slot) else { return };
-        target.detach(&self.capture);
+        // The kernel takes its time, in which another process may stand still.
+        for attached in target.let_go(&self.capture) {
+            drop(self.reaper.take_out(attached));
+        }
         target.books = lock(&self.shards[target.shard]).watched.remove(&slot);
         if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
             tracing::warn!("{error}");

@@ -123,6 +123,7 @@ impl Recorder {
             read,
             unaccounted: build::unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES)),
             children_ignored: 0,
+            unwatched_children: 0,
             notices_lost: 0,
             inherited_refused: 0,
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),

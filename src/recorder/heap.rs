@@ -43,6 +43,16 @@ pub enum Before {
 }
 
 impl Before {
+    /// What a census found, unless it has more than `chunks_max` chunks.
+    ///
+    /// # Errors
+    /// With their number.
+    pub fn of(taken: Taken, chunks_max: usize) -> Result<Self, usize> {
+        let tables: Vec<_> = taken.heaps.into_iter().map(|heap| heap.chunks).collect();
+        let chunks: usize = tables.iter().map(census::ChunkTable::len).sum();
+        if chunks > chunks_max { Err(chunks) } else { Ok(Self::Heap(std::sync::Arc::new(StartHeap { tables }))) }
+    }
+
     fn heap(&self) -> Option<&StartHeap> {
         match self {
             Self::Heap(heap) => Some(heap),
@@ -67,12 +77,7 @@ pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: 
         }
     };
     match taken {
-        Some(taken) if taken.census.walk.usable && !taken.heaps.is_empty() => {
-            if ledger.is_lossy() {
-                ledger.prune(|block| !is_disproved(&taken.heaps, block));
-            }
-            from_census(&memory, ledger, &taken, before)
-        }
+        Some(taken) if is_usable(&taken) => join(&memory, ledger, &taken, before),
         taken => {
             let mut picture = from_ledger(&memory, ledger, extents, footprint)?;
             picture.notes.extend(taken.and_then(|taken| unusable(&taken)));
@@ -129,8 +134,36 @@ pub fn bytes(pid: Pid) -> HeapBytes {
 
 /// The ladder of a process's heap now; `None` if no census can tell it.
 pub fn ladder(pid: Pid) -> Option<HeapSummary> {
-    let taken = look(pid, Level::Full)?;
-    (taken.census.walk.usable && !taken.heaps.is_empty()).then(|| summary(&taken))
+    look(pid, Level::Full).filter(is_usable).map(|taken| summary(&taken))
+}
+
+/// The same, with every chunk to know again, unless there are more than `chunks_max`.
+pub fn at_start(pid: Pid, chunks_max: usize) -> Option<(HeapSummary, Before)> {
+    let taken = look(pid, Level::Full).filter(is_usable)?;
+    let summary = summary(&taken);
+    Some((summary, Before::of(taken, chunks_max).unwrap_or_default()))
+}
+
+/// The heap now, joined with a ledger that knows every block since some moment; `None` if no census can tell it.
+pub fn joined(pid: Pid, ledger: &mut Ledger, before: &Before) -> Option<HeapPicture> {
+    let process = Process::open(pid).ok()?;
+    let comm = process.comm().to_owned();
+    let memory = LiveMemory::open(process).ok()?;
+    ledger.settle();
+    let taken = census_of(&memory, pid, &comm, Level::Full).ok().filter(is_usable)?;
+    join(&memory, ledger, &taken, before)
+}
+
+fn is_usable(taken: &Taken) -> bool {
+    taken.census.walk.usable && !taken.heaps.is_empty()
+}
+
+/// Takes out of a ledger that lost records what the census proves free, and joins the two.
+fn join(memory: &LiveMemory, ledger: &mut Ledger, taken: &Taken, before: &Before) -> Option<HeapPicture> {
+    if ledger.is_lossy() {
+        ledger.prune(|block| !is_disproved(&taken.heaps, block));
+    }
+    from_census(memory, ledger, taken, before)
 }
 
 /// A census of a process; `None` if it is gone or may not be read.

@@ -21,14 +21,17 @@ mod clock;
 mod continuous;
 pub mod governed;
 mod heap;
+mod held;
 mod launch;
 mod look;
 mod moments;
 pub mod places;
+mod reaper;
 mod sampled;
 mod sink;
 mod target;
 mod throwing;
+mod tracer;
 mod walker;
 mod walks;
 mod watched;
@@ -38,19 +41,20 @@ use std::ffi::OsString;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use build::stand_in;
 pub use clock::monotonic_ns;
 pub use continuous::Heard;
-use heap::Before;
 pub use launch::LaunchError;
 pub use look::Look;
 use places::Places;
+use reaper::Reaper;
 use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
 use throwing::Danger;
+use tracer::{At, Scope};
 use walker::{Purpose, Walker};
 pub use watched::Watched;
 
@@ -74,9 +78,6 @@ const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
 
 /// How long an image that replaced another may take to load its libraries.
 const STARTING_MAX: Duration = Duration::from_secs(1);
-
-/// How often a launched command is looked at for an exec, at which it stands still.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Why a recording cannot be made or go on.
 #[derive(Debug, thiserror::Error)]
@@ -145,8 +146,11 @@ pub struct Options {
     pub censuses: bool,
 }
 
-/// A recording under way.
+/// A recording under way. Dropped in this order: probes go out, then the reaper has taken them, then the programs go.
 pub struct Recorder {
+    targets: HashMap<u16, Target>,
+    ended: Vec<Target>,
+    reaper: Reaper,
     capture: Capture,
     planner: Planner,
     finder: Finder,
@@ -155,12 +159,12 @@ pub struct Recorder {
     shards: Vec<SharedShard>,
     readers: Option<Readers>,
     notices: Receiver<Notice>,
+    notice: SyncSender<Notice>,
     notices_lost: Arc<AtomicU64>,
     notices_lost_seen: u64,
-    targets: HashMap<u16, Target>,
-    ended: Vec<Target>,
     children_ignored: u64,
-    launched: Option<launch::Launched>,
+    unwatched_children: u64,
+    followed: Option<launch::Followed>,
     notes: Vec<String>,
     walker: Option<Walker>,
     started: Instant,
@@ -200,7 +204,11 @@ impl Recorder {
             .collect();
         let readers = capture.read(sinks)?;
         let walker = if options.censuses { Some(Walker::start().map_err(capture::Error::Thread)?) } else { None };
+        let reaper = Reaper::start().map_err(capture::Error::Thread)?;
         Ok(Self {
+            targets: HashMap::new(),
+            ended: Vec::new(),
+            reaper,
             capture,
             planner,
             finder,
@@ -209,12 +217,12 @@ impl Recorder {
             shards,
             readers: Some(readers),
             notices,
+            notice: sender,
             notices_lost,
             notices_lost_seen: 0,
-            targets: HashMap::new(),
-            ended: Vec::new(),
             children_ignored: 0,
-            launched: None,
+            unwatched_children: 0,
+            followed: None,
             notes: Vec::new(),
             walker,
             started: Instant::now(),
@@ -254,30 +262,33 @@ impl Recorder {
         }
     }
 
-    /// Starts a command and watches it from its first instruction on, through every exec of its process.
+    /// Starts a command and watches it from its first instruction on, through every exec of its process; its children too, if they are
+    /// to be watched.
     ///
     /// # Errors
     /// If it cannot be started, or has nothing to probe by the time it reaches its entry point.
     pub fn launch(&mut self, command: &[OsString]) -> Result<(), Error> {
-        let launched = launch::launch(command)?;
-        let pid = launched.pid();
-        let slot = Process::open(pid).map_err(Error::from).and_then(|process| self.register(process, None, Some(0)))?;
-        if let Some(target) = self.targets.get_mut(&slot) {
-            target.before = Before::Nothing;
-        }
-        self.switch_on(slot);
+        let followed = launch::launch(command, Scope { children: self.options.follow_children }, self.wake())?;
+        let pid = followed.pid();
         let mut probed = Ok(());
-        while let Ok(look) = launched.looks().recv() {
-            if let Some(target) = self.targets.get_mut(&slot) {
-                target.starting = (!look.at_entry).then(Instant::now);
-            }
+        loop {
+            let look = match followed.looks().recv_timeout(STARTING_MAX) {
+                Ok(look) => look,
+                // A constructor takes its time; where the entry point could not be probed, nobody says when it is reached.
+                Err(RecvTimeoutError::Timeout) if self.targets.values().any(|target| target.entry.is_some()) => continue,
+                Err(_) => break,
+            };
+            let (is_command, at) = (Some(look.pid) == pid, look.at);
+            let looked = self.look(look);
             // Before the entry point the C library may not be there yet: nothing to probe is no failure.
-            probed = self.probe(slot);
-            if look.at_entry {
+            if is_command {
+                probed = looked;
+            }
+            if is_command && at == At::Entry {
                 break;
             }
         }
-        self.launched = Some(launched);
+        self.followed = Some(followed);
         probed
     }
 
@@ -289,29 +300,7 @@ impl Recorder {
 
     /// How the launched command ended, once it has.
     pub fn command_status(&self) -> Option<ExitStatus> {
-        self.launched.as_ref().and_then(launch::Launched::status)
-    }
-
-    /// Looks at the launched command where it stands still.
-    fn look(&mut self) {
-        while let Some(look) = self.launched.as_ref().and_then(|launched| launched.looks().try_recv().ok()) {
-            let pid = self.launched.as_ref().map(launch::Launched::pid);
-            let slot = self.targets.iter().find(|(_, target)| Some(target.process.pid()) == pid).map(|(slot, _)| *slot);
-            let Some(slot) = slot else { continue };
-            if let Some(target) = self.targets.get_mut(&slot) {
-                if look.new_image {
-                    target.exec();
-                }
-                target.starting = (!look.at_entry).then(Instant::now);
-            }
-            if let Err(error) = self.probe(slot) {
-                if look.at_entry {
-                    self.notes.push(format!("after an exec: {error}"));
-                } else {
-                    tracing::debug!("while the new image starts: {error}");
-                }
-            }
-        }
+        self.followed.as_ref().and_then(launch::Followed::status)
     }
 
     /// Does what is due for up to `wait`: probes new code, children and images, reads losses. Returns whether any watched process is
@@ -320,10 +309,8 @@ impl Recorder {
         let deadline = Instant::now() + wait;
         while !self.targets.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
-            self.look();
-            // A command that stands still must not wait for long.
-            let nap = if self.launched.is_some() { LOOK_INTERVAL } else { CHECK_INTERVAL };
-            match self.notices.recv_timeout(left.min(nap)) {
+            self.look_at_the_held();
+            match self.notices.recv_timeout(left.min(CHECK_INTERVAL)) {
                 Ok(notice) => self.act(notice),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -399,8 +386,8 @@ impl Recorder {
     }
 
     fn finish_with(mut self, places: Option<&mut Vec<Places>>) -> Result<Profile, Error> {
-        // A command that stands still for a look goes on.
-        self.launched = None;
+        // What stands still for a look goes on.
+        self.followed = None;
         for target in self.targets.values_mut() {
             target.look_at_the_end(&mut self.snapshots);
         }
@@ -429,6 +416,7 @@ impl Recorder {
             read,
             unaccounted,
             children_ignored: self.children_ignored,
+            unwatched_children: self.unwatched_children,
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
@@ -502,8 +490,8 @@ impl Recorder {
             }
         }
         self.ask_for_walks();
-        // An image that nobody follows to its entry point has started by now.
-        let started = |target: &Target| target.starting.is_some_and(|since| since.elapsed() >= STARTING_MAX);
+        // An image that nobody holds at its entry point has started by now.
+        let started = |target: &Target| target.entry.is_none() && target.starting.is_some_and(|since| since.elapsed() >= STARTING_MAX);
         for slot in self.targets.iter().filter(|(_, target)| started(target)).map(|(slot, _)| *slot).collect::<Vec<_>>() {
             if let Some(target) = self.targets.get_mut(&slot) {
                 target.starting = None;

@@ -19,7 +19,7 @@ const INHERITED_BLOCKS_MAX: u64 = 16 << 20;
 /// Something the driver must act on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// A watched process has a child. `ledger`: a copy of its parent's books waits in the shard.
+    /// A watched process has a child. Unless it runs in its parent's memory, a copy of its parent's books waits in the shard.
     Fork {
         /// The parent's slot.
         slot: Slot,
@@ -41,6 +41,8 @@ pub enum Notice {
         /// Its slot.
         slot: Slot,
     },
+    /// A traced process stands still.
+    Stands,
     /// A stack went through code without a table.
     NeedTable {
         /// The slot of the process.
@@ -51,12 +53,13 @@ pub enum Notice {
 }
 
 impl Notice {
-    /// Whose it is.
-    pub fn slot(&self) -> Slot {
+    /// Whose it is; `None` if it says that itself.
+    pub fn slot(&self) -> Option<Slot> {
         match *self {
             Self::Fork { slot, .. } | Self::Exec { slot } | Self::Exit { slot } | Self::Mapped { slot } | Self::NeedTable { slot, .. } => {
-                slot
+                Some(slot)
             }
+            Self::Stands => None,
         }
     }
 }
@@ -74,8 +77,9 @@ pub struct Inherited {
 pub struct Shard {
     /// By slot.
     pub watched: HashMap<u16, Watched>,
-    /// Books of children that the driver has not met yet: their parent's at the moment of the fork.
-    pub inherited: HashMap<Pid, Inherited>,
+    /// Books of children that the driver has not met yet: their parent's at the moment of the fork. `None`: there are too many
+    /// blocks to copy, or the child runs in its parent's memory.
+    pub inherited: HashMap<Pid, Option<Inherited>>,
     /// Children whose parent's books were not copied because there were too many blocks.
     pub inherited_refused: u64,
     /// Whether children are to be watched too.
@@ -162,14 +166,17 @@ impl LedgerSink {
                 return;
             }
             Body::NeedTable { pc } => Some(Notice::NeedTable { slot, pc }),
-            Body::Fork { child } => {
+            Body::Fork { child, shares_memory } => {
                 let child = Pid(child);
-                if *follow_children {
-                    let blocks: u64 = inherited.values().map(|inherited| inherited.ledger.totals().live).sum();
+                if *follow_children && shares_memory {
+                    inherited.insert(child, None);
+                } else if *follow_children {
+                    let blocks: u64 = inherited.values().flatten().map(|inherited| inherited.ledger.totals().live).sum();
                     if blocks + process.ledger.totals().live <= self.inherited_blocks_max {
                         let sampled = process.sampled.as_ref().map(|sampled| Box::new(sampled.fork()));
-                        inherited.insert(child, Inherited { ledger: process.ledger.fork(), sampled });
+                        inherited.insert(child, Some(Inherited { ledger: process.ledger.fork(), sampled }));
                     } else {
+                        inherited.insert(child, None);
                         *inherited_refused += 1;
                     }
                 }
@@ -276,7 +283,7 @@ mod tests {
         // The books of the first take three of five.
         sink.record(&decode(&fork_of(202).0).unwrap());
         let shard = lock(&shard);
-        assert_eq!(shard.inherited.keys().collect::<Vec<_>>(), [&Pid(201)]);
+        assert!(matches!(shard.inherited.get(&Pid(201)), Some(Some(_))) && matches!(shard.inherited.get(&Pid(202)), Some(None)));
         let losses = losses(&Counters::from_rows(&[]), Read::default(), 0, 0, shard.inherited_refused);
         let told = losses.iter().find(|loss| loss.name == "children_without_books").unwrap();
         assert_eq!(told.value, 1);

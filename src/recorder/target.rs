@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::attribution::StartHeap;
 use super::heap::{self, Before, HeapPicture};
 use super::moments::Moments;
 use super::sampled::{self, SampledPicture};
@@ -23,7 +22,7 @@ pub(super) type FileKey = (u64, u64);
 
 /// Chunks of the heap at the start that are kept until the end, 4 bytes each. A heap of more is not compared: what it held before the
 /// recording is then among the unattributed.
-const START_CHUNKS_MAX: usize = 32 << 20;
+pub const START_CHUNKS_MAX: usize = 32 << 20;
 
 /// Where the figures of a process come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +43,12 @@ pub struct Target {
     pub shard: usize,
     /// The probed files with their links.
     attached: HashMap<FileKey, Attached>,
+    /// What holds it at its entry point, until it has been there.
+    pub entry: Option<Attached>,
+    /// It stands still wherever there is something new to look at.
+    pub held: bool,
+    /// Its children do too, from their birth or their exec on.
+    pub held_with_children: bool,
     /// What is probed in them.
     pub source: Source,
     /// Since when its image has been starting: its libraries come one by one, and its emitter does not know yet whether it will be heard.
@@ -89,6 +94,9 @@ impl Target {
             slot,
             shard,
             attached: HashMap::new(),
+            entry: None,
+            held: false,
+            held_with_children: false,
             source: Source::default(),
             starting: None,
             since: Instant::now(),
@@ -320,12 +328,11 @@ impl Target {
         let Some(taken) = walked.taken else { return };
         tracing::debug!("census of process {} at its start, after {after_ms} ms", self.process.pid());
         self.moments.at_start = Some(HeapMoment { after_ms, recorded_live_bytes: 0, heap: heap::summary(&taken) });
-        let tables: Vec<_> = taken.heaps.into_iter().map(|heap| heap.chunks).collect();
-        let chunks: usize = tables.iter().map(crate::census::ChunkTable::len).sum();
-        if chunks > chunks_max.unwrap_or(START_CHUNKS_MAX) {
-            self.note(format!("the heap at the start had {chunks} chunks, too many to keep: they are among the unattributed"));
-        } else {
-            self.before = Before::Heap(std::sync::Arc::new(StartHeap { tables }));
+        match Before::of(taken, chunks_max.unwrap_or(START_CHUNKS_MAX)) {
+            Ok(before) => self.before = before,
+            Err(chunks) => {
+                self.note(format!("the heap at the start had {chunks} chunks, too many to keep: they are among the unattributed"));
+            }
         }
     }
 
@@ -358,10 +365,15 @@ impl Target {
 
     /// Takes all probes out.
     pub fn detach(&mut self, capture: &Capture) {
-        self.attached.clear();
+        drop(self.let_go(capture));
+    }
+
+    /// Hands out all probes, and drops the process's unwind tables.
+    pub fn let_go(&mut self, capture: &Capture) -> Vec<Attached> {
         if let Err(error) = capture.tables().forget_process(self.process.pid().0) {
             tracing::warn!("{error}");
         }
+        self.attached.drain().map(|(_, attached)| attached).chain(self.entry.take()).collect()
     }
 
     /// Allocation, free and other records lost since the last call; `None` if none were.

@@ -166,6 +166,12 @@ impl Watched {
         self.past_sampled.push(*before);
     }
 
+    /// An exec that was not told has taken what was inherited at the fork.
+    pub fn inherits_nothing(&mut self, time_ns: u64) {
+        self.ledger = Ledger::new(time_ns, StackLimits::default());
+        self.sampled = None;
+    }
+
     fn exec(&mut self, time_ns: u64) {
         if self.sampled.is_some() {
             self.put_sampled_aside();

@@ -1,17 +1,21 @@
-//! Who may ask.
+//! Who may ask: with the token, or from this machine; never a page of another site.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::ServerState;
 use super::api::error;
+use super::listener::Peer;
+use super::throttle::DELAY;
+use crate::agent::worker::lock;
 
 /// Counts every answer.
 pub async fn count(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
@@ -24,13 +28,24 @@ pub async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "no such path")
 }
 
+/// Answers nothing but health on the connections that are kept for it.
+pub async fn keep_reserve(ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next) -> Response {
+    if !peer.reserved || matches!(request.uri().path(), "/healthz" | "/readyz") {
+        return next.run(request).await;
+    }
+    let mut answer = error(StatusCode::SERVICE_UNAVAILABLE, "too many requests are being answered (server.connections_max)");
+    answer.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+    answer
+}
+
 /// Lets a request pass that has the token. Where there is none (loopback only), one that was addressed to this machine by number or as
 /// localhost: a page from elsewhere whose name was pointed at 127.0.0.1 is not to read the API through a browser.
-pub async fn check(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
+pub async fn check(State(state): State<Arc<ServerState>>, ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next) -> Response {
     let token = state.token.read().unwrap_or_else(PoisonError::into_inner).clone();
     match token {
         Some(token) if !has_token(request.headers(), &token) => {
             state.unauthorized.fetch_add(1, Ordering::Relaxed);
+            slow_down(&state, &peer).await;
             let mut answer = error(StatusCode::UNAUTHORIZED, "send the agent's token: Authorization: Bearer TOKEN (server.token_file)");
             answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
             // For browsers, which ask for a name and a password: the password is the token, the name is not looked at.
@@ -51,12 +66,57 @@ pub async fn check(State(state): State<Arc<ServerState>>, request: Request, next
     }
 }
 
+/// Holds the answer back where the client was wrong too often, and says so in the log once a minute.
+async fn slow_down(state: &ServerState, peer: &Peer) {
+    let verdict = lock(&state.throttle).wrong(peer.client, Instant::now());
+    if let Some(count) = verdict.say {
+        let client = peer.client.map_or_else(|| "the socket".to_owned(), |address| address.to_string());
+        tracing::warn!(
+            "requests without the right token (server.token_file): {count} since this was said last, the newest from {client}; whoever \
+             goes on is answered a second late"
+        );
+    }
+    if verdict.is_slowed {
+        state.slowed.fetch_add(1, Ordering::Relaxed);
+        peer.hold_back(DELAY).await;
+    }
+}
+
+/// Lets a request for metrics pass unless a browser sends it for another site: whatever the browser's name for this machine is, on loopback
+/// it is a local one. Beyond loopback scrapers use names that are not known here.
+pub async fn check_metrics(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if is_made_by_another_page(headers) {
+        state.unauthorized.fetch_add(1, Ordering::Relaxed);
+        return error(StatusCode::FORBIDDEN, "a page of another site may not ask");
+    }
+    if !is_addressed_locally(headers) {
+        state.unauthorized.fetch_add(1, Ordering::Relaxed);
+        return error(
+            StatusCode::FORBIDDEN,
+            "on loopback only requests to localhost or an address are answered (server.metrics_listen is for others)",
+        );
+    }
+    next.run(request).await
+}
+
 /// Whether a browser says that a page from elsewhere made it ask: it would send along the token that a person gave it. Following a link
-/// to a page is fine.
+/// to a page is fine. Older browsers have no `Sec-Fetch` headers, and say it by `Origin`.
 fn is_made_by_another_page(headers: &HeaderMap) -> bool {
     let is = |name: &str, value: &str| headers.get(name).is_some_and(|given| given.as_bytes() == value.as_bytes());
-    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site"))
-        && !(is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document"))
+    let by_fetch = (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site"))
+        && !(is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document"));
+    by_fetch || headers.get(header::ORIGIN).is_some_and(|origin| !is_origin_of(origin, headers.get(header::HOST)))
+}
+
+/// Whether an origin (`http://HOST[:PORT]`) is the host that is asked. `null`, which a page in a sandbox has, is none. The scheme may be
+/// another one: a proxy may speak TLS.
+fn is_origin_of(origin: &header::HeaderValue, host: Option<&header::HeaderValue>) -> bool {
+    let (Ok(origin), Some(Ok(host))) = (origin.to_str(), host.map(header::HeaderValue::to_str)) else { return false };
+    let Some((scheme, authority)) = origin.split_once("://") else { return false };
+    let usual_port = if scheme.eq_ignore_ascii_case("https") { ":443" } else { ":80" };
+    let without = |text: &str| text.strip_suffix(usual_port).unwrap_or(text).to_ascii_lowercase();
+    without(authority) == without(host)
 }
 
 fn has_token(headers: &HeaderMap, token: &str) -> bool {
@@ -164,6 +224,23 @@ mod tests {
             !asks("same-origin", "cors", "empty") && !asks("none", "navigate", "document") && !asks("cross-site", "navigate", "document")
         );
         assert!(!is_made_by_another_page(&HeaderMap::new()));
+        let from = |origin: &str, host: &str| {
+            let pairs = [(header::ORIGIN, origin), (header::HOST, host)];
+            let map = pairs.map(|(name, value)| (name, header::HeaderValue::from_str(value).unwrap()));
+            is_made_by_another_page(&HeaderMap::from_iter(map))
+        };
+        for (origin, host) in [
+            ("http://localhost:9746", "localhost:9746"),
+            ("https://Node.example", "node.example"),
+            ("https://node.example", "node.example:443"),
+            ("http://[::1]:9746", "[::1]:9746"),
+        ] {
+            assert!(!from(origin, host), "{origin} {host}");
+        }
+        for origin in ["http://evil.example", "http://localhost:1", "null", "", "localhost:9746", "http://localhost:9746.evil.example"] {
+            assert!(from(origin, "localhost:9746"), "{origin}");
+        }
+        assert!(is_made_by_another_page(&headers(header::ORIGIN, "http://localhost")), "a request without a host");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | path | answer | token |
 //! |---|---|---|
 //! | `/`, `/pages/…` | the pages | yes |
-//! | `/metrics` | Prometheus exposition | no |
+//! | `/metrics` | Prometheus exposition; on loopback only under a local name | no |
 //! | `/healthz` | 200 while the census thread goes on, else 503 | no |
 //! | `/readyz` | 200 once every process found at the start was looked at, else 503 | no |
 //! | `/api/v1/…` | the sample model, maps, profiles, history, events: see `docs/api/openapi.json` | yes |
@@ -14,29 +14,32 @@
 
 pub mod api;
 pub mod auth;
+mod connections;
 pub mod listener;
 pub mod on_demand;
 pub mod openapi;
 pub mod pages;
+mod throttle;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::oneshot;
 
 use self::api::map::Maps;
 use self::api::stacks::RecordedBlocks;
-use self::listener::{Bound, Limited};
+use self::listener::{Bound, Limited, Peer};
+use self::throttle::Throttle;
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::SharedSample;
@@ -55,8 +58,14 @@ pub struct HttpCounters {
     pub requests: u64,
     /// Of them, turned away for want of a token.
     pub unauthorized: u64,
+    /// Of the unauthorized, those whose answer was held back because the client was wrong too often.
+    pub slowed: u64,
     /// Connections closed at once because too many were open.
     pub refused: u64,
+    /// Connections that did nothing and were closed because another one needed the place.
+    pub displaced: u64,
+    /// Connections closed because a request did not arrive in time.
+    pub late: u64,
 }
 
 /// What handlers share.
@@ -81,7 +90,11 @@ pub struct ServerState {
     token: RwLock<Option<String>>,
     requests: AtomicU64,
     unauthorized: AtomicU64,
+    throttle: Mutex<Throttle>,
+    slowed: AtomicU64,
     refused: AtomicU64,
+    displaced: AtomicU64,
+    late: AtomicU64,
 }
 
 /// What the server reads and asks.
@@ -125,7 +138,11 @@ impl ServerState {
             token: RwLock::new(token),
             requests: zero(),
             unauthorized: zero(),
+            throttle: Mutex::default(),
+            slowed: zero(),
             refused: zero(),
+            displaced: zero(),
+            late: zero(),
         }
     }
 
@@ -181,7 +198,14 @@ impl ServerState {
 
     fn counters(&self) -> HttpCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        HttpCounters { requests: read(&self.requests), unauthorized: read(&self.unauthorized), refused: read(&self.refused) }
+        HttpCounters {
+            requests: read(&self.requests),
+            unauthorized: read(&self.unauthorized),
+            slowed: read(&self.slowed),
+            refused: read(&self.refused),
+            displaced: read(&self.displaced),
+            late: read(&self.late),
+        }
     }
 }
 
@@ -210,17 +234,23 @@ impl Server {
     /// If the system gives no thread, timer or poll descriptor.
     pub fn start(bound: Bound, state: Arc<ServerState>, connections_max: usize, serves: Serves) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let is_loopback = match &bound {
+            Bound::Tcp(listener) => listener.local_addr()?.ip().is_loopback(),
+            Bound::Unix(_) => false,
+        };
         let listener = {
             let _inside = runtime.enter();
             Limited::new(bound, connections_max, Arc::clone(&state))?
         };
         let (stop, stopped) = oneshot::channel::<()>();
+        let router = router(state, serves, is_loopback);
         let serve = move || {
             let until = async {
                 // Told, or the sender is gone: both mean the end.
                 let _ = stopped.await;
             };
-            let served = runtime.block_on(axum::serve(listener, router(state, serves)).with_graceful_shutdown(until).into_future());
+            let service = router.into_make_service_with_connect_info::<Peer>();
+            let served = runtime.block_on(axum::serve(listener, service).with_graceful_shutdown(until).into_future());
             if let Err(error) = served {
                 tracing::error!("the HTTP server ended: {error}");
             }
@@ -246,19 +276,23 @@ impl Server {
     }
 }
 
-fn router(state: Arc<ServerState>, serves: Serves) -> Router {
+/// `is_loopback`: only this machine can connect, and so can every page that its browsers show.
+fn router(state: Arc<ServerState>, serves: Serves, is_loopback: bool) -> Router {
     let all = || api::routes().merge(pages::routes());
     let guarded = match serves {
         Serves::Everything => all().layer(from_fn_with_state(Arc::clone(&state), auth::check)),
         Serves::EverythingToFriends => all(),
         Serves::MetricsAndHealth => Router::new(),
     };
+    let metrics = Router::new().route("/metrics", get(metrics_page));
+    let metrics = if is_loopback { metrics.layer(from_fn_with_state(Arc::clone(&state), auth::check_metrics)) } else { metrics };
     Router::new()
-        .route("/metrics", get(metrics_page))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
+        .merge(metrics)
         .merge(guarded)
         .fallback(auth::not_found)
+        .layer(from_fn(auth::keep_reserve))
         .layer(from_fn_with_state(Arc::clone(&state), auth::count))
         .with_state(state)
 }

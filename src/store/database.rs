@@ -1,7 +1,10 @@
 //! Opening the history, and its tables.
 
-use std::fs;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +21,13 @@ const VERSION: i64 = 1;
 const BUSY: Duration = Duration::from_secs(5);
 /// The log beside the database is cut to this length after use.
 const LOG_BYTES_MAX: i64 = 4 << 20;
+/// What SQLite puts beside the file: its log, and the log's index.
+const BESIDE: [&str; 2] = ["-wal", "-shm"];
+/// What a damaged file is renamed to; one of before is replaced.
+const ASIDE: &str = "history.db.broken";
+/// Names, commands and call stacks of all users' processes are nobody else's business, whatever the umask.
+const FILE_MODE: u32 = 0o600;
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// Why the history cannot be read or written.
 #[derive(Debug, Error)]
@@ -59,6 +69,10 @@ impl StoreError {
 pub struct Database {
     connection: Arc<Mutex<Connection>>,
     path: PathBuf,
+    /// Set by an answer that only a damaged file gives, through either connection.
+    damaged: Arc<AtomicBool>,
+    /// The connection that reads the same file, of the one that writes it.
+    reading: Option<Arc<Mutex<Connection>>>,
 }
 
 impl Database {
@@ -68,24 +82,37 @@ impl Database {
     /// # Errors
     /// If the directory cannot be made or the file not be opened.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
-        fs::create_dir_all(directory).map_err(|source| StoreError::Directory { path: directory.to_owned(), source })?;
+        let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory).map_err(failed)?;
         let path = directory.join(FILE);
-        match Self::open_file(&path) {
+        let connection = match Self::connect(&path) {
             Err(StoreError::Sqlite { source, .. }) if is_broken(&source) => {
-                tracing::warn!("{} is no history of this version ({source}); it is kept as history.db.broken", path.display());
-                let aside = directory.join("history.db.broken");
-                fs::rename(&path, &aside).map_err(|source| StoreError::Directory { path: aside.clone(), source })?;
-                for rest in ["history.db-wal", "history.db-shm"] {
-                    // They are of the file that is set aside; most often they are not there.
-                    let _ = fs::remove_file(directory.join(rest));
-                }
-                Self::open_file(&path)
+                tracing::warn!("{} is no history of this version ({source}); it is kept as {ASIDE}", path.display());
+                set_aside(&path)?;
+                Self::connect(&path)?
             }
-            done => done,
-        }
+            done => done?,
+        };
+        Ok(Self::of(connection, &path))
     }
 
-    fn open_file(path: &Path) -> Result<Self, StoreError> {
+    /// As [`open`](Self::open), and a second connection for reading.
+    ///
+    /// # Errors
+    /// If the directory cannot be made or the file not be opened.
+    pub fn open_both(directory: &Path) -> Result<(Self, Self), StoreError> {
+        let mut write = Self::open(directory)?;
+        let read = Self { damaged: Arc::clone(&write.damaged), ..Self::open_to_read(directory)? };
+        write.reading = Some(Arc::clone(&read.connection));
+        Ok((write, read))
+    }
+
+    fn of(connection: Connection, path: &Path) -> Self {
+        Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned(), damaged: Arc::default(), reading: None }
+    }
+
+    fn connect(path: &Path) -> Result<Connection, StoreError> {
+        make_private(path).map_err(|source| StoreError::Directory { path: path.to_owned(), source })?;
         let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };
         let connection = Connection::open(path).map_err(fail)?;
         // Space of deleted rows goes back step by step. Must be said before the first table.
@@ -94,7 +121,49 @@ impl Database {
         // The log is synced at each checkpoint: a kill loses nothing that was committed, a power cut may lose the last minutes.
         connection.pragma_update(None, "synchronous", "NORMAL").map_err(fail)?;
         connection.pragma_update(None, "journal_size_limit", LOG_BYTES_MAX).map_err(fail)?;
-        Self::prepare(connection, path)
+        prepare(&connection).map_err(fail)?;
+        Ok(connection)
+    }
+
+    /// Whether an answer has told that the file is damaged.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed)
+    }
+
+    /// Sets the damaged file aside and begins a new one, for both connections. Returns where the old one is.
+    ///
+    /// # Errors
+    /// If the file cannot be renamed or the new one not be made; it can be tried again.
+    pub fn renew(&self) -> Result<PathBuf, StoreError> {
+        let reading = self.reading.as_ref().map(|reading| lock(reading));
+        let mut writing = self.lock();
+        // Both let go of the old file before it is renamed. What answers meanwhile is an empty history.
+        let empty = || Connection::open_in_memory().map_err(self.fail());
+        *writing = empty()?;
+        let mut reading = reading;
+        if let Some(reading) = &mut reading {
+            **reading = empty()?;
+        }
+        let aside = set_aside(&self.path)?;
+        *writing = Self::connect(&self.path)?;
+        if let Some(reading) = &mut reading {
+            **reading = connect_to_read(&self.path)?;
+        }
+        self.damaged.store(false, Ordering::Relaxed);
+        Ok(aside)
+    }
+
+    /// Lets go of the file: the last connection merges the log into it, and removes the log.
+    pub fn close(&self) {
+        if !self.is_on_disk() {
+            return;
+        }
+        for connection in self.reading.iter().chain([&self.connection]) {
+            if let Ok(empty) = Connection::open_in_memory() {
+                *lock(connection) = empty;
+            }
+        }
     }
 
     /// A history that lives as long as the agent.
@@ -103,8 +172,10 @@ impl Database {
     /// If SQLite cannot be had.
     pub fn in_memory() -> Result<Self, StoreError> {
         let path = PathBuf::from("(memory)");
-        let connection = Connection::open_in_memory().map_err(|source| StoreError::Sqlite { path: path.clone(), source })?;
-        Self::prepare(connection, &path)
+        let fail = |source| StoreError::Sqlite { path: path.clone(), source };
+        let connection = Connection::open_in_memory().map_err(fail)?;
+        prepare(&connection).map_err(fail)?;
+        Ok(Self::of(connection, &path))
     }
 
     /// Opens the history in a directory for reading; an agent may write it meanwhile.
@@ -116,34 +187,21 @@ impl Database {
         if !path.exists() {
             return Err(StoreError::Missing(path));
         }
-        let fail = |source| StoreError::Sqlite { path: path.clone(), source };
-        let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(fail)?;
-        connection.busy_timeout(BUSY).map_err(fail)?;
-        Ok(Self { connection: Arc::new(Mutex::new(connection)), path })
-    }
-
-    fn prepare(connection: Connection, path: &Path) -> Result<Self, StoreError> {
-        let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };
-        connection.busy_timeout(BUSY).map_err(fail)?;
-        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(fail)?;
-        if version == 0 {
-            connection.execute_batch(&tables()).map_err(fail)?;
-        } else if version != VERSION {
-            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
-            return Err(fail(rusqlite::Error::SqliteFailure(code, Some(format!("version {version}, not {VERSION}")))));
-        }
-        Ok(Self { connection: Arc::new(Mutex::new(connection)), path: path.to_owned() })
+        Ok(Self::of(connect_to_read(&path)?, &path))
     }
 
     /// The connection, for as long as nobody else needs it.
     pub fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connection)
     }
 
-    /// SQLite's error with the file it is about.
+    /// SQLite's error with the file it is about. One that only a damaged file gives is remembered.
     pub fn fail(&self) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
-        let path = self.path.clone();
-        move |source| StoreError::Sqlite { path: path.clone(), source }
+        let (path, damaged) = (self.path.clone(), Arc::clone(&self.damaged));
+        move |source| {
+            damaged.fetch_or(is_broken(&source), Ordering::Relaxed);
+            StoreError::Sqlite { path: path.clone(), source }
+        }
     }
 
     /// Whether it lies in a file.
@@ -159,10 +217,73 @@ impl Database {
     }
 }
 
-/// Not a database, or torn beyond use.
+fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
+    let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(fail)?;
+    connection.busy_timeout(BUSY).map_err(fail)?;
+    Ok(connection)
+}
+
+/// Makes the tables in a new file; refuses one of another version.
+fn prepare(connection: &Connection) -> rusqlite::Result<()> {
+    connection.busy_timeout(BUSY)?;
+    let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version == 0 {
+        connection.execute_batch(&tables())?;
+    } else if version != VERSION {
+        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
+        return Err(rusqlite::Error::SqliteFailure(code, Some(format!("version {version}, not {VERSION}"))));
+    }
+    Ok(())
+}
+
+/// The name of a file beside another one.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Makes the file if it is not there, and takes others' rights to it and to what lies beside it. SQLite gives what it makes beside a file
+/// the file's own mode (`findCreateFileMode`, os_unix.c).
+fn make_private(path: &Path) -> io::Result<()> {
+    File::options().write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?;
+    for file in BESIDE.map(|suffix| beside(path, suffix)).into_iter().chain([path.to_owned()]) {
+        match fs::set_permissions(&file, Permissions::from_mode(FILE_MODE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Renames a damaged file with what lies beside it, so that `sqlite3 history.db.broken .recover` finds all there is. Returns its new name.
+fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
+    let aside = path.with_file_name(ASIDE);
+    for suffix in BESIDE.into_iter().chain([""]) {
+        let (from, to) = (beside(path, suffix), beside(&aside, suffix));
+        let moved = match fs::rename(&from, &to) {
+            // What an earlier one left there does not belong to this one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_file(&to),
+            moved => moved,
+        };
+        match moved {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(StoreError::Directory { path: to, source: error }),
+            _ => {}
+        }
+    }
+    Ok(aside)
+}
+
+/// Not a database, torn beyond use, or without the tables that every history has: the page with their names is damaged.
 fn is_broken(error: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    matches!(error, rusqlite::Error::SqliteFailure(code, _) if matches!(code.code, DatabaseCorrupt | NotADatabase))
+    let lacks = |what: &str| error.to_string().contains(what);
+    matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) || lacks("no such table") || lacks("no such column")
 }
 
 /// One row a process, one a sample, profile and event. Times are whole seconds since the Unix epoch, those of events microseconds.

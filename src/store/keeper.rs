@@ -58,6 +58,8 @@ pub struct KeeperCounters {
     pub size_bytes: u64,
     /// The limit of them.
     pub size_bytes_max: u64,
+    /// Damaged files that were set aside, each with a new history begun.
+    pub set_aside: u64,
     /// Whether the last write failed.
     pub is_failing: bool,
     /// Whether history outlives the agent.
@@ -174,6 +176,7 @@ impl Work {
                 }
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     self.sample();
+                    self.writer.database().close();
                     return;
                 }
             }
@@ -181,8 +184,7 @@ impl Work {
     }
 
     fn record(&mut self, record: &Record) {
-        let done = self.writer.event(&record.event, record.profile.as_deref());
-        let written = self.counted(done).is_some();
+        let written = self.write(|writer| writer.event(&record.event, record.profile.as_deref())).is_some();
         let mut counters = lock(&self.shared.counters);
         counters.events += u64::from(written);
         counters.events_lost += u64::from(!written);
@@ -197,8 +199,7 @@ impl Work {
         let now = unix_s(snapshot.wall) as i64;
         let processes: Vec<ProcessView> =
             snapshot.processes.iter().filter(|one| one.best().is_some()).map(|one| ProcessView::of(one, snapshot.at)).collect();
-        let done = self.writer.samples(now, &processes);
-        if let Some(rows) = self.counted(done) {
+        if let Some(rows) = self.write(|writer| writer.samples(now, &processes)) {
             lock(&self.shared.counters).samples += rows;
         }
         self.profiles(&snapshot, now, &processes);
@@ -218,8 +219,7 @@ impl Work {
                 if !is_due {
                     continue;
                 }
-                let done = self.writer.profile(now, view, &known.profile);
-                if self.counted(done).is_some() {
+                if self.write(|writer| writer.profile(now, view, &known.profile)).is_some() {
                     self.profiles_at.insert(key, known.at);
                     lock(&self.shared.counters).profiles += 1;
                 }
@@ -230,7 +230,12 @@ impl Work {
     fn thin(&mut self, now: i64) {
         let database = self.writer.database().clone();
         // A file whose size can be read may still be too full to be written: this says nothing of that.
-        let Ok(size) = size_bytes(&database.lock()) else { return };
+        let size = size_bytes(&database.lock()).map_err(database.fail());
+        // A reader may be told of the damage where no writer comes.
+        if self.renew() {
+            return;
+        }
+        let Ok(size) = size else { return };
         lock(&self.shared.counters).size_bytes = size;
         let is_due = self.thinned_at.is_none_or(|at| at.elapsed() >= THIN_EVERY);
         if !is_due && size <= self.settings.limits.size_bytes_max {
@@ -250,6 +255,35 @@ impl Work {
             counters.merged += thinned.merged;
             counters.aged += thinned.aged;
             counters.dropped += thinned.dropped;
+        }
+    }
+
+    /// Writes, once more into a new file if the old one proves to be damaged.
+    fn write<T>(&mut self, write: impl Fn(&mut Writer) -> Result<T, StoreError>) -> Option<T> {
+        let mut done = write(&mut self.writer);
+        if done.is_err() && self.renew() {
+            done = write(&mut self.writer);
+        }
+        self.counted(done)
+    }
+
+    /// Begins a new history if the file is damaged; whether it did.
+    fn renew(&mut self) -> bool {
+        if !self.writer.database().is_damaged() {
+            return false;
+        }
+        match self.writer.database().renew() {
+            Ok(aside) => {
+                tracing::warn!("the history is damaged: it is kept as {}, and a new one is begun", aside.display());
+                lock(&self.shared.counters).set_aside += 1;
+                self.writer.forget();
+                self.profiles_at.clear();
+                true
+            }
+            Err(error) => {
+                self.counted::<()>(Err(error));
+                false
+            }
         }
     }
 

@@ -21,6 +21,8 @@ const MAPS_BYTES_MAX: u64 = 256 << 20;
 const SMALL_FILE_BYTES_MAX: u64 = 64 << 10;
 /// PF_KTHREAD of the kernel's `task->flags` (include/linux/sched.h), shown as field 9 of `/proc/PID/stat`.
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// PF_FORKNOEXEC: forked, and has not executed a program since.
+const PF_FORKNOEXEC: u64 = 0x40;
 
 /// Why a process cannot be watched.
 #[derive(Debug, Error)]
@@ -197,6 +199,16 @@ impl Process {
         Ok(process)
     }
 
+    /// The most that was ever resident of it, in bytes; `None` if the kernel does not tell. A child of a fork begins with its own.
+    #[must_use]
+    pub fn peak_resident_bytes(&self) -> Option<u64> {
+        let status = read_bounded(&self.directory.join("status"), SMALL_FILE_BYTES_MAX).ok()?;
+        let field = status_field(&status, b"VmHWM:")?;
+        // `VmHWM:     1234 kB`
+        let number = std::str::from_utf8(field).ok()?.split_ascii_whitespace().next()?.parse::<u64>().ok()?;
+        Some(number.saturating_mul(1024))
+    }
+
     /// Who it is.
     #[must_use]
     pub fn id(&self) -> ProcessId {
@@ -225,6 +237,29 @@ impl Process {
     #[must_use]
     pub fn comm(&self) -> &str {
         &self.comm
+    }
+
+    /// Whether a signal or a debugger has stopped it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let bytes = read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
+        Stat::parse(&bytes).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+    }
+
+    /// Whether a thread of this very program traces it; a process that is gone is traced by nobody.
+    #[must_use]
+    pub fn is_traced_by_us(&self) -> bool {
+        let status = read_bounded(&self.directory.join("status"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
+        // The kernel tells the tracing thread's id, not its process's (task_state, fs/proc/array.c).
+        let tracer = status_field(&status, b"TracerPid:").and_then(last_number).filter(|tid| *tid != 0);
+        tracer.is_some_and(|tid| self.directory.with_file_name("self").join(format!("task/{tid}")).exists())
+    }
+
+    /// Whether it has executed a program since it was forked; a process that cannot be read has not.
+    #[must_use]
+    pub fn has_executed(&self) -> bool {
+        let bytes = read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
+        Stat::parse(&bytes).is_some_and(|stat| stat.flags & PF_FORKNOEXEC == 0)
     }
 
     /// `/proc/PID`.

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
-use crossterm::event::{Event, KeyEventKind, poll, read};
+use crossterm::event::{Event, KeyEventKind};
 
 use super::draw;
+use super::input::{self, Input};
 use super::sample::Sample;
 use super::screen::Screen;
 use super::state::{State, Then};
@@ -18,13 +19,13 @@ const POLL: Duration = Duration::from_millis(50);
 /// Why the view ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// The user or a signal asked for it.
+    /// The user or a signal asked for it, or the terminal has gone.
     Asked,
     /// The source of samples failed, while processes still ran.
     SourceFailed,
 }
 
-/// Shows samples until the user leaves, `stop` is set, or the source fails. When all processes have ended, the last picture stays until
+/// Shows samples until the user leaves, `stop` is set, the terminal ends, or the source fails. When all processes have ended, the last picture stays until
 /// a key.
 ///
 /// # Errors
@@ -45,13 +46,18 @@ pub fn show(samples: &Receiver<Sample>, stop: &AtomicBool, colour: bool) -> io::
             Err(_) => {}
         }
         if changed {
-            screen.draw(|frame| draw::draw(frame, sample.as_ref(), &state, colour))?;
+            match screen.draw(|frame| draw::draw(frame, sample.as_ref(), &state, colour)) {
+                Err(_) if input::is_gone() => return Ok(Left::Asked),
+                drawn => drawn?,
+            }
             changed = false;
         }
-        if !poll(POLL)? {
-            continue;
-        }
-        match read()? {
+        let event = match input::next(POLL)? {
+            Input::Event(event) => event,
+            Input::Nothing => continue,
+            Input::Gone => return Ok(Left::Asked),
+        };
+        match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => {
                 changed = true;
                 if state.key(key, sample.as_ref()) == Then::Quit {

@@ -22,6 +22,7 @@
 //! | [`draw`] | sample and state to a frame; its heap's bar in a file of its own | yes |
 //! | [`filter`] | typing a filter | yes |
 //! | [`screen`] | the terminal, put back in every case | no |
+//! | [`input`] | keys, the mouse, the terminal's end | no |
 //! | [`live`] | the event loop | no |
 //! | [`node`] | all processes, as an agent or a collector of `top`'s own sees them | parts: yes |
 
@@ -31,6 +32,7 @@ pub mod collect;
 pub mod draw;
 pub mod filter;
 pub mod heap;
+pub mod input;
 mod keys;
 pub mod live;
 pub mod node;

@@ -3,6 +3,7 @@
 //! A panic anywhere in the program puts it back before the message is printed; after that nothing is drawn any more.
 
 use std::io::{self, Stdout};
+use std::mem::ManuallyDrop;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,12 +13,16 @@ use crossterm::{cursor, execute};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 
+use super::input;
+
 /// Whether the terminal is taken.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The taken terminal. Dropping it puts the terminal back.
 pub struct Screen {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
+    /// Never dropped: it would show the cursor once more, and panic where neither that nor a message about it can be written (ratatui-core 0.1,
+    /// `Terminal::drop`).
+    terminal: ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>,
 }
 
 impl Screen {
@@ -27,11 +32,12 @@ impl Screen {
     /// If the terminal refuses; it is as it was then.
     pub fn take() -> io::Result<Self> {
         restore_on_panic();
+        input::guard()?;
         TAKEN.store(true, Ordering::SeqCst);
         let taken = enable_raw_mode()
             .and_then(|()| execute!(io::stdout(), EnterAlternateScreen, cursor::Hide))
             .and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
-        taken.map(|terminal| Self { terminal }).inspect_err(|_| put_back())
+        taken.map(|terminal| Self { terminal: ManuallyDrop::new(terminal) }).inspect_err(|_| put_back())
     }
 
     /// As [`take`](Self::take), and the mouse's movements and clicks come as events.

@@ -98,6 +98,12 @@ impl Daemon {
     }
 }
 
+/// Writes a token that nobody else may read.
+pub fn secret(path: &Path, token: &str) {
+    std::fs::write(path, token).unwrap();
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+}
+
 /// The value of the first series of this name whose labels contain `label`.
 pub fn value(exposition: &str, name: &str, label: &str) -> Option<f64> {
     let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));

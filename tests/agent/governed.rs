@@ -147,8 +147,16 @@ fn of_threads_s(pid: u32) -> BTreeMap<String, f64> {
     all
 }
 
-/// `make bench-node`: 100 processes, of which 20 allocate all the time as far as two cores let them, everything at its defaults but the tier,
-/// which is on.
+/// Starts and ends processes as a node with cron jobs, health checks and builds does: five short ones a second, each a shell with a pipe,
+/// and an interpreter of 20 to 30 MiB, large enough to be watched, that ends after 20 s, every other second.
+fn churn() -> Process {
+    let long = "python3 -c 'import time; d = [bytes(1000) for _ in range(15000)]; time.sleep(20)' &";
+    let short = "for i in 1 2 3 4 5; do echo $i | grep -q x; sleep 0.2; done";
+    Process::start(Command::new("sh").args(["-c", &format!("while :; do {long} {short}; {short}; done")]))
+}
+
+/// `make bench-node`: 100 processes, of which 20 allocate all the time as far as two cores let them, and others that come and go; everything
+/// at its defaults but the tier, which is on, and that all of the 100 are watched, small as they are.
 #[test]
 #[ignore = "a benchmark: make bench-node"]
 fn figures_of_a_node_with_a_hundred_processes() {
@@ -163,9 +171,10 @@ fn figures_of_a_node_with_a_hundred_processes() {
     // Pairs as fast as they go for a while, then a millisecond's sleep; the others allocate a little and sleep nearly all the time.
     let busy: Vec<Process> = (0..BUSY).map(|_| start(&["100", "1000", "20000"])).collect();
     let idle: Vec<Process> = (BUSY..PROCESSES).map(|_| start(&["0", "0", "1"])).collect();
+    let _churn = churn();
     let directory = tempfile::tempdir().unwrap();
     let config = format!(
-        "[discovery]\ninclude = ['governed-busy*']\nrss_min_mib = 0\n[governed]\nenabled = true\n[history]\ndirectory = {:?}\n[server]\nlisten = '127.0.0.1:0'\n",
+        "[discovery]\ninclude = ['governed-busy*', 'python3', 'sh', 'grep']\nrss_min_mib = 0\n[governed]\nenabled = true\n[history]\ndirectory = {:?}\n[server]\nlisten = '127.0.0.1:0'\n",
         directory.path()
     );
     let began = Instant::now();

@@ -109,6 +109,32 @@ fn chunks_with_mappings_of_their_own_are_all_found() {
     check("mix", &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")]);
 }
 
+/// As numpy does with its large arrays: a block is as large as its header says, whatever the kernel made of its mapping.
+#[test]
+fn blocks_whose_mappings_were_split_are_found_whole() {
+    let (target, own) = check("split", &[]);
+    let taken = target.census(Level::Full);
+    let heap = &taken.census.heaps[0];
+    let regions = taken.heaps[0].chunks.regions().iter().filter(|region| region.arena == u32::MAX);
+    assert_eq!(regions.map(|region| region.end - region.start).sum::<u64>(), number(&own, "hblkhd"));
+    let elsewhere = |kind: &str| taken.census.not_malloc.iter().filter(|one| one.kind == kind).map(|one| one.resident_bytes).sum::<u64>();
+    assert!(elsewhere("other_anonymous") + elsewhere("thread_stacks") < 1 << 20, "{:?}", taken.census.not_malloc);
+    // Eight blocks of 4 MiB of which one was freed and a MiB of another given back, and one of 5 MiB of which 4 were written.
+    assert!(heap.resident_bytes + heap.swapped_bytes > 31 << 20, "{heap:?}");
+}
+
+#[test]
+fn zeros_in_the_huge_pages_of_a_block_with_a_mapping_of_its_own_are_seen() {
+    let mut target = Target::start(&mut heaps());
+    target.tell("thp");
+    let taken = target.census(Level::Full);
+    let heap = &taken.census.heaps[0];
+    // The kernel gives as many huge pages as it has.
+    assert!(heap.huge_bytes > 0, "no huge page was given: {heap:?}");
+    let zero = heap.huge_zero_bytes_est.unwrap();
+    assert!(zero > heap.huge_bytes - heap.huge_bytes / 100 - 4 * heap.huge_zero_bytes_stderr.unwrap(), "{zero} of {}", heap.huge_bytes);
+}
+
 #[test]
 fn a_heap_whose_brk_is_blocked_goes_on_in_mappings_and_is_counted() {
     check("no_brk", &[]);

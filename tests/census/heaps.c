@@ -9,8 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+#endif
 #ifndef __GLIBC__
 #define mallopt(option, value) 0
 #endif
@@ -90,6 +95,32 @@ static void scenario(const char *name) {
         for (int i = 0; i < 24; i++) put(i, malloc(200000 + 1000 * i), 200000);
         for (int i = 24; i < 28; i++) put(i, memalign(1 << (i - 8), 300000), 300000);
         for (int i = 0; i < 24; i += 3) put(i, realloc(slots[i], 900000), 900000);
+    } else if (!strcmp(name, "split")) {
+        // Blocks with mappings of their own, of which the program gives parts other settings: the kernel splits the mappings.
+        enum { BLOCKS = 9, MIB = 1 << 20 };
+        mallopt(M_MMAP_THRESHOLD, 128 << 10);
+        char *page[BLOCKS];
+        for (int i = 0; i < BLOCKS; i++) {
+            put(i, i == 8 ? memalign(2 * MIB, 5 * MIB) : malloc(4 * MIB + 4096 * i), 4 * MIB);
+            page[i] = (char *)(((uintptr_t)slots[i] + 4095) & ~4095ul);
+        }
+        madvise(page[0], 3 * MIB, MADV_HUGEPAGE);
+        madvise(page[1] + MIB, MIB, MADV_DONTNEED);
+        mprotect(page[2] + MIB, MIB, PROT_READ);
+        mprotect(page[3] + MIB, MIB, PROT_NONE);
+        mlock(page[4] + MIB, 4096);
+        madvise(page[5] + MIB, MIB, MADV_DONTFORK);
+        madvise(page[6], 3 * MIB, MADV_NOHUGEPAGE);
+        prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, page[7] + MIB, MIB, "some name");
+        madvise(page[8] + MIB, MIB, MADV_DONTDUMP);
+        drop(6);
+    } else if (!strcmp(name, "thp")) {
+        // One block in huge pages, of which a byte in each is written.
+        const size_t bytes = 64 << 20;
+        put(0, malloc(bytes), 0);
+        char *first = (char *)(((uintptr_t)slots[0] + (2 << 20) - 1) & ~((2ul << 20) - 1));
+        madvise(first, bytes - (4 << 20), MADV_HUGEPAGE);
+        for (size_t at = 0; at < bytes - (4 << 20); at += 2 << 20) first[at] = 1;
     } else if (!strcmp(name, "fastbins")) {
         for (int i = 0; i < 200000; i++) put(i, malloc(40), 40);
         for (int i = 0; i < 200000; i++) if (i % 2) drop(i);
@@ -144,6 +175,17 @@ static void answer_allocator(void) {
             n = sizeof value;
             ctl(names[i], &value, &n, NULL, 0);
             printf(",\"%s\":%zu", names[i] + 6, value);
+        }
+        // Of all arenas together (MALLCTL_ARENAS_ALL), in pages; and the times of the first.
+        const char *pages[] = {"stats.arenas.4096.pdirty", "stats.arenas.4096.pmuzzy"};
+        const char *times[] = {"arena.0.dirty_decay_ms", "arena.0.muzzy_decay_ms"};
+        for (int i = 0; i < 2; i++) {
+            size_t value = 0;
+            ssize_t time = 0;
+            n = sizeof value;
+            ctl(pages[i], &value, &n, NULL, 0);
+            ctl(times[i], &time, &n, NULL, 0);
+            printf(",\"%s\":%zu,\"%s\":%zd", pages[i] + 18, value, times[i] + 8, time);
         }
     } else if (property) {
         const char *names[] = {"generic.current_allocated_bytes", "generic.heap_size", "tcmalloc.current_total_thread_cache_bytes", "tcmalloc.central_cache_free_bytes",

@@ -8,5 +8,6 @@ mod others;
 mod postgres;
 mod proof;
 mod running;
+mod runtimes;
 mod suites;
 mod target;

@@ -64,6 +64,11 @@ pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, wh
     assert_eq!(heap.live_bytes.unwrap(), number(&own, "allocated"), "live: {what}");
     assert_eq!(heap.extent_bytes, number(&own, "mapped") + number(&own, "retained"), "extent: {what}");
     assert_eq!(active_bytes(&taken), number(&own, "active"), "active: {what}");
+    let pages = |key: &str| Some(number(&own, key) << 12);
+    assert_eq!((heap.dirty_bytes, heap.muzzy_bytes), (pages("pdirty"), pages("pmuzzy")), "dirty and muzzy: {what}");
+    assert_eq!(heap.retained_bytes, Some(number(&own, "retained")), "retained: {what}");
+    let time = |key: &str| own[key].as_i64();
+    assert_eq!((heap.dirty_decay_ms, heap.muzzy_decay_ms), (time("dirty_decay_ms"), time("muzzy_decay_ms")), "decay: {what}");
     let resident = number(&own, "resident");
     near(heap.allocator_resident_bytes.unwrap(), resident, resident / 1000, &format!("resident: {what}"));
     assert!(heap.resident_bytes <= resident + (64 << 10), "resident: {what}");
@@ -90,6 +95,21 @@ fn active_bytes(taken: &Taken) -> u64 {
 fn jemalloc_is_counted_as_it_counts_itself() {
     for scenario in ["mix", "holes16", "tail", "large"] {
         assert_equal_to_jemallocs_account(&mut Target::start_on_small_pages(&mut preloaded("libjemalloc.so.2")), scenario, "preloaded");
+    }
+}
+
+#[test]
+fn jemallocs_times_of_decay_are_read_whatever_they_are() {
+    for (dirty, muzzy) in [(1234, 0), (0, -1), (-1, 5000)] {
+        let mut command = preloaded("libjemalloc.so.2");
+        command.env("MALLOC_CONF", format!("dirty_decay_ms:{dirty},muzzy_decay_ms:{muzzy}"));
+        let mut target = Target::start(&mut command);
+        target.tell("mix");
+        for level in [Level::Top, Level::Full] {
+            let heap = heap(&target.census(level), "jemalloc").clone();
+            assert_eq!((heap.dirty_decay_ms, heap.muzzy_decay_ms), (Some(dirty), Some(muzzy)), "{level:?}");
+            assert!(heap.arenas.iter().all(|arena| arena.dirty_decay_ms == Some(dirty)), "{:?}", heap.arenas);
+        }
     }
 }
 

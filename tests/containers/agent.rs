@@ -54,6 +54,9 @@ fn as_podman(pod: &Value, config: &Value, directory: &Path) -> (Vec<String>, Vec
         options.push("--pid=host".into());
     }
     options.push(format!("--user={}:{}", security["runAsUser"], security["runAsGroup"]));
+    for variable in container["env"].as_array().into_iter().flatten() {
+        options.push(format!("--env={}={}", variable["name"].as_str().unwrap(), variable["value"].as_str().unwrap()));
+    }
     for mount in container["volumeMounts"].as_array().unwrap() {
         let name = mount["name"].as_str().unwrap();
         let at = directory.join(name);
@@ -96,6 +99,7 @@ fn the_container_of_the_manifest_profiles_other_containers_with_the_least_rights
     let agent = podman.run(&options, "fragprof", &words);
     wait_until("the agent to be ready", || get(&agent, 9747, "/readyz").0 == 200);
     assert_eq!(get(&agent, 9747, "/healthz").0, 200);
+    assert_eq!(value(&get(&agent, 9747, "/metrics").1, "fragprof_history_on_disk", ""), Some(1.0), "it outlives the pod");
     // Nothing but metrics and health on the address that other pods reach.
     assert_eq!(get(&agent, 9747, "/api/v1/processes").0, 404);
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();

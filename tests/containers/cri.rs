@@ -36,7 +36,7 @@ fn a_pod_s_names_are_on_metrics_and_api_and_go_with_it() {
     wait_until_paused(pid);
     let labels = format!("{{pid=\"{pid}\",comm=\"holder\",namespace=\"shop\",pod=\"web-1\",container=\"heap\"");
     let text = daemon.metrics_with("fragprof_process_resident_bytes", &labels);
-    let info = format!("{labels},container_id=\"{}\",engine=\"unknown\",image=\"localhost/fragprof-test/heap:1\"", pod.container);
+    let info = format!("{labels},container_id=\"{}\",engine=\"containerd\",image=\"localhost/fragprof-test/heap:1\"", pod.container);
     assert!(value(&text, "fragprof_process_container_info", &info).is_some(), "{text}");
     assert_eq!(value(&text, "fragprof_cri_up", ""), Some(1.0));
     let limit = daemon.metrics_with("fragprof_cgroup_memory_limit_bytes", &labels);

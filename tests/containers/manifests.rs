@@ -52,7 +52,9 @@ fn the_pod_has_the_rights_it_needs_and_no_others() {
     assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]));
     assert_eq!((&security["privileged"], &security["readOnlyRootFilesystem"]), (&Value::Bool(false), &Value::Bool(true)));
     assert_eq!(security["allowPrivilegeEscalation"], false);
-    assert!(pod["volumes"].as_array().unwrap().iter().all(|volume| volume["hostPath"].is_null()), "no path of the node");
+    let volumes = pod["volumes"].as_array().unwrap();
+    let of_node: Vec<&Value> = volumes.iter().map(|volume| &volume["hostPath"]["path"]).filter(|path| !path.is_null()).collect();
+    assert_eq!(of_node, ["/var/lib/fragprof"], "no path of the node but the history's");
 }
 
 #[test]
@@ -111,6 +113,82 @@ fn every_value_is_allowed_by_the_schema_and_documented() {
     for key in values.as_object().unwrap().keys() {
         assert!(schema["properties"][key].is_object(), "{key} is not in the schema");
         assert!(page.contains(&format!("`{key}")), "{key} is not in docs/kubernetes.md");
+    }
+}
+
+/// Values that the schema allows for one setting: the ends of its range, each of its choices, texts that are hard to write.
+fn samples(schema: &Value, token_file: &Path) -> Vec<Value> {
+    let hard = "a \"b\" \\ \t\u{7} \u{2028} <&>{}=#[x]' \u{e9}";
+    if schema["$ref"] == "#/definitions/percent" {
+        return vec![0.01.into(), 100.into(), "0.25".into(), 33.3.into()];
+    }
+    if let Some(choices) = schema["enum"].as_array() {
+        return choices.clone();
+    }
+    match schema["type"].as_str() {
+        Some("boolean") => vec![true.into(), false.into()],
+        Some("integer") => vec![schema["minimum"].clone(), schema["maximum"].clone()],
+        Some("string") => match schema["pattern"].as_str() {
+            Some(pattern) if pattern.starts_with("^http") => vec!["http://10.0.0.1:4040".into(), "http://pyroscope.m/a/b?".into()],
+            Some("^/.+") => vec![token_file.to_str().unwrap().into()],
+            Some(other) => panic!("no sample for {other}"),
+            None => vec![hard.into(), "".into()],
+        },
+        Some("array") => vec![Value::Array(Vec::new()), Value::Array(samples(&schema["items"], token_file))],
+        Some("object") if schema["properties"].is_object() => {
+            let fields = schema["properties"].as_object().unwrap();
+            let of_field = |at: usize| {
+                let one = |(name, schema): (&String, &Value)| {
+                    let all = samples(schema, token_file);
+                    (name.clone(), all[at % all.len()].clone())
+                };
+                Value::Object(fields.iter().map(one).collect())
+            };
+            (0..4).map(of_field).collect()
+        }
+        Some("object") => vec![serde_json::json!({}), serde_json::json!({ "cluster": "a", "shard": 1, "k8s.node": hard, "on": true })],
+        other => panic!("no sample for the type {other:?}"),
+    }
+}
+
+#[test]
+fn the_agent_takes_whatever_settings_the_schema_allows() {
+    // Only where helm is.
+    if Command::new("helm").arg("version").output().is_err() {
+        println!("not tried: helm is not installed");
+        return;
+    }
+    let chart = path("deploy/helm/fragprof");
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(chart.join("values.schema.json")).unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let token = directory.path().join("to ken");
+    std::fs::write(&token, "0123456789abcdef").unwrap();
+    std::fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let files = [directory.path().join("values.json"), directory.path().join("agent.toml")];
+    for config in samples(&schema["properties"]["config"], &token) {
+        std::fs::write(&files[0], serde_json::json!({ "config": config }).to_string()).unwrap();
+        let mut helm = Command::new("helm");
+        helm.args(["template", "fragprof", "--kube-version", "1.30.0", "--show-only", "templates/configmap.yaml", "--values"])
+            .args([&files[0], &chart]);
+        let done = helm.output().unwrap();
+        assert!(done.status.success(), "{config}\n{}", String::from_utf8_lossy(&done.stderr));
+        let rendered = &parse(&String::from_utf8(done.stdout).unwrap())[0];
+        let text = rendered["data"]["agent.toml"].as_str().unwrap();
+        std::fs::write(&files[1], text).unwrap();
+        let done = fragprof().args(["agent", "--check", "--config"]).arg(&files[1]).output().unwrap();
+        assert!(done.status.success(), "{config}\n{text}\n{}", String::from_utf8_lossy(&done.stderr));
+    }
+}
+
+#[test]
+fn every_setting_of_the_agent_is_in_the_charts_schema() {
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(path("deploy/helm/fragprof/values.schema.json")).unwrap()).unwrap();
+    let example: toml::Table = toml::from_str(&std::fs::read_to_string(path("deploy/agent.toml")).unwrap()).unwrap();
+    for (table, keys) in example.iter().filter(|(table, _)| !["server", "containers"].contains(&table.as_str())) {
+        let known = &schema["properties"]["config"]["properties"][table]["properties"];
+        for key in keys.as_table().unwrap().keys() {
+            assert!(known[key].is_object(), "[{table}] {key}");
+        }
     }
 }
 

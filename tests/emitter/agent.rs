@@ -91,6 +91,33 @@ fn the_agent_listens_to_an_emitter_and_every_surface_says_what_lives_by_stack_an
 }
 
 #[test]
+fn a_process_too_small_to_be_watched_is_heard_before_it_grows_and_is_watched_then() {
+    if bpf().is_none() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let program = compile(folder.path(), "ages.c", "ages_small", &["-O2"]);
+    // Of the MiB that it allocates at first one lives, and sixteen more come when it is told so.
+    let mut process = Process::start_piped(sampled(&program, 32 << 10).args(["1", "16"]));
+    process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    let config = listening(&["ages_small"], "").replace("rss_min_mib = 0", "rss_min_mib = 100000");
+    let daemon = Daemon::start(&config);
+    let label = format!("pid=\"{}\"", process.pid());
+    daemon.metrics_with("fragprof_process_samples_total", &label);
+    let mut input = process.input();
+    input.write_all(b"g").unwrap();
+    let line = process.out.wait_for(LIMIT, |line| line.starts_with("ledger")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+    let truth = |site: &str| -> f64 { words.chunks(2).find(|pair| pair[0] == site).unwrap()[1].parse().unwrap() };
+    let path = format!("/api/v1/processes/{}/profile?by=live&format=stacks", process.pid());
+    wait_until("what it grew by is told by stack", || {
+        json(&daemon, &path)
+            .is_some_and(|got| Estimates(got).of_function("inuse_bytes", "site_large").deviation(truth("site_large")).abs() < 4.0)
+    });
+    drop(input);
+}
+
+#[test]
 fn an_image_without_an_emitter_is_let_go_of_and_so_is_everything_when_listening_is_switched_off() {
     if bpf().is_none() {
         return;

@@ -8,6 +8,7 @@ mod foreign;
 mod heap;
 mod listening;
 mod programs;
+mod pushes;
 mod real;
 mod report;
 mod statistics;

@@ -7,8 +7,9 @@ use super::{Busy, Governed, built, site, sum};
 use crate::support::process::Process;
 use crate::support::{LIMIT, bpf, serial};
 
+/// It computes for half of the time: a budget is a share of that.
 fn paced(factor: &str) -> Process {
-    ticking(Command::new(built("paced")).arg(factor))
+    ticking(Command::new(built("paced")).args([factor, "3600", "500"]))
 }
 
 /// A program that says each second of its clock.
@@ -41,9 +42,10 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_tol
         return;
     }
     let _alone = serial();
-    // 25,000 allocations a second, and a budget that they fit.
+    // 25,000 allocations a second, and a budget that they fit. It is a share of the program's own running time, which is less than half
+    // of the clock's.
     let program = paced("1");
-    let recording = Governed::attach(program.pid(), "20%");
+    let recording = Governed::attach(program.pid(), "50%");
     let began = last_second(&program);
     seconds(&program, began, 5);
     let report = recording.report();
@@ -100,6 +102,50 @@ fn rates_from_windows_hold_the_truth_within_their_errors() {
         assert!((rate - bytes_per_s).abs() <= most, "{name} {key}: {rate} ± {stderr} for {bytes_per_s}\n{governed}");
     }
     assert!(report["stacks"][0].get("inuse_bytes_est").is_none_or(serde_json::Value::is_null), "windows do not tell what lives");
+}
+
+#[test]
+fn rates_of_a_process_that_computes_are_of_its_own_time() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    // Some 10 to 20 µs of its own between two pairs: probes take a part of a window that is not small.
+    let program = Busy::start(&["10000"]);
+    let recording = Governed::attach(program.pid(), "5%");
+    let before = program.pairs();
+    program.compute(8.0);
+    let made = (program.pairs() - before) as f64;
+    let report = recording.report();
+    let governed = &report["governed"][0];
+    assert_eq!(governed["rates_are_lower_bounds"], false, "{governed}");
+    let totals = |key: &str| report["totals"][key].as_f64().unwrap();
+    let (estimate, stderr) = (totals("allocations_est"), totals("allocations_stderr"));
+    // For a fault, not for chance; what it makes while the recording begins and ends is not in both.
+    assert!((estimate - made).abs() <= 4.0 * stderr + 0.05 * made, "{estimate} ± {stderr} for {made}: {governed}");
+    assert!(stderr < 0.5 * estimate, "{estimate} ± {stderr} for {made}");
+}
+
+#[test]
+fn of_a_process_that_probes_hold_up_most_of_the_time_lower_bounds_are_told() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let program = Busy::start(&["40", "1000"]);
+    let recording = Governed::attach(program.pid(), "10%");
+    let before = program.pairs();
+    program.compute(6.0);
+    let made = (program.pairs() - before) as f64 * 1.001;
+    let (report, text) = recording.report_and_text();
+    let governed = &report["governed"][0];
+    assert_eq!(governed["rates_are_lower_bounds"], true, "{governed}");
+    let totals = report["totals"].as_object().unwrap();
+    let least = totals["allocations_min"].as_f64().unwrap();
+    // What it makes while the recording ends is in it, too.
+    assert!(least > 0.0 && least <= made * 1.05, "≥ {least} for {made}: {governed}");
+    assert!(totals.keys().all(|key| !key.starts_with("alloc") || key.ends_with("_min")), "{totals:?}");
+    assert!(text.lines().any(|line| line.starts_with("allocated") && line.contains('≥') && !line.contains('±')), "{text}");
 }
 
 /// What `phased` does a second: site, key, bytes.

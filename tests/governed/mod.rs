@@ -61,12 +61,18 @@ impl Busy {
 
     /// Pairs a second of its own processor time, over a little of it.
     fn pairs_per_s(&self) -> f64 {
-        let (pairs, cpu_s, began) = (self.pairs(), self.cpu_s(), Instant::now());
-        while self.cpu_s() - cpu_s < 0.5 {
-            assert!(began.elapsed() < LIMIT);
+        let (pairs, cpu_s) = (self.pairs(), self.cpu_s());
+        self.compute(0.5);
+        (self.pairs() - pairs) as f64 / (self.cpu_s() - cpu_s)
+    }
+
+    /// Waits until it has run for so long from now on.
+    fn compute(&self, seconds: f64) {
+        let (cpu_s, began) = (self.cpu_s(), Instant::now());
+        while self.cpu_s() - cpu_s < seconds {
+            assert!(began.elapsed() < LIMIT * 2, "it does not get to run");
             std::thread::sleep(Duration::from_millis(20));
         }
-        (self.pairs() - pairs) as f64 / (self.cpu_s() - cpu_s)
     }
 
     fn cpu_s(&self) -> f64 {
@@ -93,13 +99,21 @@ impl Governed {
     }
 
     /// Ends it; its report ranked by survivors.
-    fn report(mut self) -> Value {
+    fn report(self) -> Value {
+        self.report_and_text().0
+    }
+
+    /// The same, and the report for people.
+    fn report_and_text(mut self) -> (Value, String) {
         self.process.signal(Signal::INT);
         let status = self.process.wait(LIMIT);
         assert!(status.success(), "{}", self.process.err);
-        let done = run(fragprof().arg("report").arg(self.dir.path().join("out.pb.gz")).args(["--by", "survivors", "--json"]));
-        assert!(done.status.success(), "{}", done.err);
-        serde_json::from_str(&done.out).unwrap()
+        let report = |args: &[&str]| {
+            let done = run(fragprof().arg("report").arg(self.dir.path().join("out.pb.gz")).args(["--by", "survivors"]).args(args));
+            assert!(done.status.success(), "{}", done.err);
+            done.out
+        };
+        (serde_json::from_str(&report(&["--json"])).unwrap(), report(&[]))
     }
 }
 

@@ -1,5 +1,6 @@
 /* Sites of known rates: every millisecond by the clock `site_short` makes 20 blocks of 64 bytes that live 2 ms, `site_middle` 4 blocks of
- * 256 bytes that live 50 ms, `site_kept` one block of 512 bytes that lives for ever. Once a second one line: blocks made so far by each. */
+ * 256 bytes that live 50 ms, `site_kept` one block of 512 bytes that lives for ever. Once a second one line: blocks made so far by each.
+ * `paced [FACTOR [SECONDS [COMPUTES]]]`: so many times as many blocks, and so many microseconds of its own in each millisecond. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +14,22 @@ SITE void *site_short(void) { return malloc(64); }
 SITE void *site_middle(void) { return malloc(256); }
 SITE void *site_kept(void) { return malloc(512); }
 
+/* Takes so much processor time. */
+static void compute(long us)
+{
+	struct timespec begin, now;
+
+	if (!us)
+		return;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+	do
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	while ((now.tv_sec - begin.tv_sec) * 1000000000L + now.tv_nsec - begin.tv_nsec < us * 1000);
+}
+
 int main(int argc, char **argv)
 {
+	long computes_us = argc > 3 ? atol(argv[3]) : 0;
 	static void *shorts[2][64], *middles[RING][64];
 	long factor = argc > 1 ? atol(argv[1]) : 1, seconds = argc > 2 ? atol(argv[2]) : 3600;
 	struct timespec next;
@@ -31,6 +46,7 @@ int main(int argc, char **argv)
 		}
 		for (int i = 0; i < factor; i++)
 			memset(site_kept(), 1, 512);
+		compute(computes_us);
 		if (tick % 1000 == 0) {
 			printf("%ld\n", tick / 1000);
 			fflush(stdout);

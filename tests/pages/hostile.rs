@@ -2,7 +2,7 @@
 
 use super::browser::Browser;
 use super::{looked_at, page};
-use crate::agent::daemon::{Daemon, watching};
+use crate::agent::daemon::{Daemon, secret, watching};
 use crate::agent::metrics::{fragmented, fragments};
 
 #[test]
@@ -54,7 +54,7 @@ fn beyond_loopback_a_browser_asks_for_the_token_and_then_shows_the_pages() {
     let Some(mut browser) = Browser::start() else { return };
     let daemon = Daemon::start_with("", |directory, _| {
         let token = directory.join("token");
-        std::fs::write(&token, TOKEN).unwrap();
+        secret(&token, TOKEN);
         let config = watching(&["nothing-at-all"], "").replace("127.0.0.1:0", "0.0.0.0:0");
         std::fs::write(directory.join("agent.toml"), format!("{config}token_file = {token:?}\n")).unwrap();
     });

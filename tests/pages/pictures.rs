@@ -228,9 +228,11 @@ fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
     let daemon = Daemon::start(&watching(&["allocates-slow"], governed));
     let path = format!("/api/v1/processes/{}", target.pid());
     let mut one = Value::Null;
-    wait_until("a profile of windows", || {
+    // The first windows tell lower bounds alone.
+    wait_until("estimates from windows", || {
         one = serde_json::from_str(&daemon.get(&path).body).unwrap_or_default();
-        one["profiles"].as_array().is_some_and(|all| all.iter().any(|profile| profile["mode"] == "governed"))
+        let has_profile = one["profiles"].as_array().is_some_and(|all| all.iter().any(|profile| profile["mode"] == "governed"));
+        has_profile && one["rates"]["allocations_per_s"].is_number()
     });
     assert!(one["rates"]["allocations_per_s"].as_f64() > Some(0.0) && one["rates"]["mode"] == "governed", "{one}");
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use fragprof::profile::{Frame, Metadata, Mode, Process, Profile, ValueKind, Values, pprof};
+use fragprof::profile::{Frame, HeapSummary, Metadata, Mode, Process, Profile, ValueKind, Values, pprof};
 
 fn fragprof(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fragprof"));
@@ -55,10 +55,10 @@ fn the_report_ranks_stacks_and_shows_no_escape_sequence_in_a_pipe() {
     let shown = text(&output.stdout);
     assert!(!shown.contains('\x1b'), "{shown}");
     assert!(shown.contains("shopd\\u{1b}[2J (pid 77)"), "{shown}");
-    assert!(shown.contains("4.00 KiB 100.0%         3  leak\n"), "{shown}");
+    assert!(shown.contains("4.00 KiB 100.0%         3  leak  (malloc)\n"), "{shown}");
     assert!(!shown.contains("work"), "it holds nothing: {shown}");
     let by_allocated = text(&run(&["report", &file, "--by", "allocated", "--top", "1"]).stdout);
-    assert!(by_allocated.contains("  work\n") && by_allocated.contains("1 more stacks with 4.00 KiB"), "{by_allocated}");
+    assert!(by_allocated.contains("  work  (malloc)\n") && by_allocated.contains("1 more stacks with 4.00 KiB"), "{by_allocated}");
 }
 
 /// Standard output of a command on a terminal of 70 columns.
@@ -96,7 +96,7 @@ fn json_has_the_stable_keys() {
     assert!(report["losses"].is_object() && report.get("stacks_complete_ratio").is_some());
     let frames = report["stacks"][0]["frames"].as_array().unwrap();
     assert_eq!(frames.len(), 3);
-    assert_eq!(frames[0]["function"], "malloc");
+    assert_eq!((&frames[0]["function"], &report["stacks"][0]["allocator_frames"]), (&"malloc".into(), &1.into()));
     let main: Vec<_> = ["function", "file", "line", "module", "address"].iter().map(|key| frames[2][key].clone()).collect();
     assert_eq!(serde_json::json!(main), serde_json::json!(["main", "shop.c", 9, "/opt/shop", "0x1234"]));
 }
@@ -125,11 +125,11 @@ fn bad_input_gives_status_2_and_says_what_is_wrong() {
     fails_with(&["flamegraph", &made("perf.data", b"PERFILE2........")], 2, "a perf.data file");
     fails_with(&["report", "/nonexistent/a.pb.gz"], 2, "No such file");
     fails_with(&["report", dir.path().to_str().unwrap()], 2, "directory");
-    fails_with(&["report", &file, "--by", "pinned"], 2, "does not say pinned bytes: it has live, allocated");
+    fails_with(&["report", &file, "--by", "pinned"], 2, "there are no pinned bytes in it");
     fails_with(&["report", &file, "--by", "nonsense"], 2, "nonsense");
     fails_with(&["diff", &file, &made("cut2.pb.gz", &whole[..20])], 2, "cut2.pb.gz");
     fails_with(&["export", &file, "--format", "xml"], 2, "xml");
-    fails_with(&["flamegraph", &recording(dir.path(), "none.pb.gz", 0)], 2, "no stack has any live bytes");
+    fails_with(&["flamegraph", &recording(dir.path(), "none.pb.gz", 0), "--by", "live"], 2, "no stack has any live bytes");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_full_disk_is_an_error_and_a_closed_pipe_is_none() {
 fn each_export_format_holds_the_same_stacks() {
     let dir = tempfile::tempdir().unwrap();
     let file = recording(dir.path(), "a.pb.gz", 4096);
-    assert_eq!(text(&run(&["export", &file, "--format", "folded"]).stdout), "main;leak;malloc 4096\n");
+    assert_eq!(text(&run(&["export", &file, "--format", "folded"]).stdout), "main;leak 4096\n");
     let svg = text(&run(&["export", &file, "--format", "svg"]).stdout);
     assert!(svg.contains("leak (4,096 bytes, 100.00%)"), "{svg}");
     let json: serde_json::Value = serde_json::from_slice(&run(&["export", &file, "--format", "json", "--by", "allocated"]).stdout).unwrap();
@@ -169,8 +169,57 @@ fn a_difference_names_the_stack_that_grew() {
     let (old, new) = (recording(dir.path(), "old.pb.gz", 4096), recording(dir.path(), "new.pb.gz", 12288));
     let shown = text(&run(&["diff", &old, &new]).stdout);
     assert!(shown.contains("live bytes 4.00 KiB → 12.0 KiB (+8.00 KiB)"), "{shown}");
-    assert!(shown.contains("  +8.00 KiB   4.00 KiB   12.0 KiB  leak"), "{shown}");
+    assert!(shown.contains("  +8.00 KiB   4.00 KiB   12.0 KiB  leak  (malloc)"), "{shown}");
     let json: serde_json::Value = serde_json::from_slice(&run(&["diff", &new, &old, "--json"]).stdout).unwrap();
     assert_eq!(json["stacks"][0]["delta"], -8192);
     assert!(text(&run(&["diff", &old, &old]).stdout).contains("no stack changed"));
+}
+
+/// A recording of windows: `cache` holds large blocks if `live` is of them, and `work` has survivors; the rest of the heap is nobody's.
+fn windows(dir: &Path, name: &str, live: ValueKind) -> String {
+    let kinds = [ValueKind::AllocSpace, ValueKind::SurvivorSpace, live];
+    let mut profile = Profile::new(Metadata {
+        mode: Mode::Governed,
+        duration_s: 10.0,
+        survivor_age_s: Some(1.0),
+        kinds: kinds.into_iter().collect(),
+        processes: vec![Process {
+            pid: 77,
+            comm: "shopd".into(),
+            heap: Some(HeapSummary { live_bytes: Some(10_000), ..HeapSummary::default() }),
+            ..Process::default()
+        }],
+        ..Metadata::default()
+    });
+    let values = |allocated, survived, held| {
+        Values::default().with(ValueKind::AllocSpace, allocated).with(ValueKind::SurvivorSpace, survived).with(live, held)
+    };
+    let held = if live == ValueKind::LargeSpace { 2_500 } else { 0 };
+    profile.add(77, &[Frame::named("malloc"), Frame::named("cache"), Frame::named("main")], None, &values(9_000, 0, held));
+    profile.add(77, &[Frame::named("malloc"), Frame::named("work"), Frame::named("main")], None, &values(8_000, 500, 0));
+    profile.add(77, &[], None, &values(0, 0, 10_000 - held));
+    let path = dir.join(name);
+    pprof::write(&profile, std::fs::File::create(&path).unwrap()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_recording_of_windows_is_shown_by_what_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let (large, other) =
+        (windows(dir.path(), "large.pb.gz", ValueKind::LargeSpace), windows(dir.path(), "other.pb.gz", ValueKind::ConfirmedSpace));
+    let shown = text(&run(&["report", &large]).stdout);
+    assert!(shown.contains("coverage   25% of the live heap has a stack"), "{shown}");
+    assert!(shown.contains("  25.0%") && shown.contains("  75.0%") && shown.contains("[unattributed]"), "of the heap: {shown}");
+    let shown = text(&run(&["report", &other]).stdout);
+    assert!(shown.contains("ranked by  surviving bytes, 500 B in all; also --by allocated, live"), "{shown}");
+    let json: serde_json::Value = serde_json::from_slice(&run(&["report", &large, "--json"]).stdout).unwrap();
+    assert_eq!((&json["attributed_ratio"], &json["by"]), (&0.25.into(), &"large_bytes".into()));
+    let svg = dir.path().join("x.svg").display().to_string();
+    assert!(run(&["flamegraph", &other, "-o", &svg]).status.success());
+    // One has large blocks, the other what is confirmed: survivors are the first that both have.
+    let shown = text(&run(&["diff", &large, &other]).stdout);
+    assert!(shown.starts_with("surviving bytes"), "{shown}");
+    fails_with(&["diff", &large, &other, "--by", "live"], 2, "live (live bytes of blocks above 1 KiB)");
+    fails_with(&["report", &other, "--by", "pinned"], 2, "there are no pinned bytes in it");
 }

@@ -1,6 +1,7 @@
 //! `fragprof record`: every test program and some real ones, with every allocator, attached and launched, against their own ledgers.
 
 mod bad_input;
+mod children;
 mod exact;
 mod fallbacks;
 mod life_cycle;

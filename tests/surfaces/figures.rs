@@ -49,6 +49,7 @@ fn process(pid: u32, at: u64, now: Instant) -> ProcessSample {
         heaps: Vec::new(),
         rss_bytes: bytes,
         not_malloc: kinds.map(|kind| NotMalloc { kind, resident_bytes: noise, mappings: 3 }).to_vec(),
+        runtimes: Default::default(),
         walk: WalkQuality { usable: true, balanced: true, ..WalkQuality::default() },
         layout_unknown: Vec::new(),
     };

@@ -47,6 +47,68 @@ fn what_was_committed_outlives_a_kill_and_is_read_by_the_commands() {
     assert!(known["at_unix_s"].as_array().unwrap().len() >= 4, "{known}");
 }
 
+/// Modes of the history's files.
+fn modes(directory: &Path) -> Vec<(String, u32)> {
+    let mut all: Vec<(String, u32)> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| {
+            let mode = std::os::unix::fs::PermissionsExt::mode(&entry.metadata().unwrap().permissions()) & 0o777;
+            (entry.file_name().to_string_lossy().into_owned(), mode)
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn a_history_damaged_in_its_middle_is_set_aside_and_a_new_one_is_private_and_merged_at_the_end() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("history");
+    let file = directory.join("history.db");
+    let _target = fragmented(&fragments("surfaces-torn"), &["16"]);
+    let config = watching(&["surfaces-torn"], &format!("[history]\ndirectory = {directory:?}\nsample_interval_s = 1"));
+    // SAFETY: the mask is of this test's process, whose other files have modes of their own; what it was is put back.
+    let before = unsafe { libc::umask(0) };
+    let mut daemon = Daemon::start(&config);
+    // SAFETY: as above.
+    unsafe { libc::umask(before) };
+    wait_until("samples on the disk", || samples(&daemon) >= 2.0);
+    let all = modes(&directory);
+    assert!(all.len() >= 3 && all.iter().all(|(_, mode)| *mode == 0o600), "{all:?}");
+
+    // While the agent stands still: what is in the log is merged, so that the file's own pages are read; all but the first are destroyed;
+    // and another writer comes, so that the agent does not go on with the pages that it has in memory.
+    let sqlite = |statement: &str| {
+        let done = run(Command::new("sqlite3").arg(&file).arg(statement));
+        assert!(done.status.success(), "{statement}: {}", done.err);
+    };
+    daemon.process.signal(Signal::STOP);
+    sqlite("PRAGMA wal_checkpoint(TRUNCATE)");
+    let pages = std::fs::metadata(&file).unwrap().len() / 4096;
+    let mut dd = Command::new("dd");
+    dd.args(["if=/dev/urandom", "bs=4096", "seek=1", "conv=notrunc"])
+        .arg(format!("count={}", pages - 1))
+        .arg(format!("of={}", file.display()));
+    assert!(run(&mut dd).status.success());
+    sqlite("PRAGMA application_id = 7");
+    daemon.process.signal(Signal::CONT);
+    let set_aside = |daemon: &Daemon| value(&daemon.metrics(), "fragprof_history_set_aside_total", "") == Some(1.0);
+    wait_until("the damaged file to be set aside", || set_aside(&daemon));
+    assert!(directory.join("history.db.broken").exists());
+    let written = samples(&daemon);
+    wait_until("samples in the new file", || samples(&daemon) >= written + 2.0);
+    assert_eq!(value(&daemon.metrics(), "fragprof_history_failing", ""), Some(0.0));
+    assert!(set_aside(&daemon), "once is enough: {}", daemon.process.err);
+
+    daemon.process.signal(Signal::TERM);
+    assert!(daemon.process.wait(LIMIT).success());
+    let all = modes(&directory);
+    assert!(all.iter().all(|(name, mode)| *mode == 0o600 && name != "history.db-wal"), "{all:?}");
+    let checked = run(Command::new("sqlite3").arg(&file).arg("PRAGMA integrity_check; SELECT count(*) >= 2 FROM sample;"));
+    assert_eq!(checked.out.lines().collect::<Vec<_>>(), ["ok", "1"], "{}", checked.err);
+}
+
 /// A file system of one MiB, taken away when dropped.
 struct SmallDisk(tempfile::TempDir);
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::Value;
 
-use crate::agent::daemon::{Daemon, watching};
+use crate::agent::daemon::{Daemon, secret, watching};
 use crate::support::LIMIT;
 
 const TOKEN: &str = "0123456789abcdef0123";
@@ -17,7 +17,7 @@ const OPEN: [&str; 3] = ["/metrics", "/healthz", "/readyz"];
 fn guarded() -> Daemon {
     Daemon::start_with("", |directory, _| {
         let token = directory.join("token");
-        std::fs::write(&token, TOKEN).unwrap();
+        secret(&token, TOKEN);
         let config = watching(&["nothing-at-all"], "").replace("127.0.0.1:0", "0.0.0.0:0");
         std::fs::write(directory.join("agent.toml"), format!("{config}token_file = {token:?}\n")).unwrap();
     })

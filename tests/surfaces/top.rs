@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::api::{json, settled};
-use crate::agent::daemon::{Daemon, value, watching};
+use crate::agent::daemon::{Daemon, secret, value, watching};
 use crate::agent::metrics::{fragmented, fragments};
 use crate::support::process::run;
 use crate::top::terminal::Terminal;
@@ -66,7 +66,7 @@ fn the_agents_socket_shows_all_to_its_user_without_a_token_and_goes_with_the_age
     let socket = place.path().join("agent.sock");
     let mut daemon = Daemon::start_with("", |directory, _| {
         let token = directory.join("token");
-        std::fs::write(&token, "0123456789abcdef0123").unwrap();
+        secret(&token, "0123456789abcdef0123");
         let config = watching(&["surfaces-socket"], "").replace("127.0.0.1:0", "0.0.0.0:0");
         std::fs::write(directory.join("agent.toml"), format!("{config}token_file = {token:?}\nsocket = {socket:?}\n")).unwrap();
     });

@@ -3,6 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Before dlopen returns. */
+__attribute__((constructor, noipa)) static void early_plugin(void)
+{
+	for (size_t i = 0; i < 64; i++) {
+		char *volatile p = malloc(20 + i);
+		free(p);
+	}
+}
+
 __attribute__((noipa)) void *site_plugin_malloc(size_t n)
 {
 	void *p = malloc(n);

@@ -281,3 +281,29 @@ fn panics_on_a_terminal() {
     let mut screen = fragprof::tui::screen::Screen::take().unwrap();
     screen.draw(|_| panic!("a view failed")).unwrap();
 }
+
+/// The exit status of a view whose guard ended it.
+const GUARDED: i32 = 129;
+
+#[test]
+fn the_view_ends_with_its_terminal_with_and_without_a_signal() {
+    let target = steady();
+    let pid = target.pid().to_string();
+    let one = ["-p", pid.as_str()];
+    let all_and_one: [&[&str]; 2] = [&[], &one];
+    for args in all_and_one.into_iter().take(1 + usize::from(bpf().is_some())) {
+        for start in [Terminal::start, Terminal::start_unsignalled] {
+            for keys in ["", "\u{1b}["] {
+                let mut terminal = start(top().args(["-i", "200ms"]).args(args), 120, 30);
+                terminal
+                    .wait_for("a picture", |screen| screen.alternate && screen.lines.iter().filter(|line| !line.is_empty()).count() > 2);
+                // The beginning of a key that never comes whole: the program waits for its rest when the terminal goes.
+                terminal.press(keys);
+                terminal.hang_up();
+                let status = terminal.wait();
+                let expected: &[i32] = if keys.is_empty() { &[0] } else { &[0, GUARDED] };
+                assert!(status.code().is_some_and(|code| expected.contains(&code)), "{args:?} {keys:?}: {status}");
+            }
+        }
+    }
+}

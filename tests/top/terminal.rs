@@ -5,9 +5,12 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::{LocalModes, Termios, tcgetattr};
 
@@ -16,17 +19,21 @@ use crate::support::LIMIT;
 /// Cells kept of a screen; larger than any terminal of the tests.
 const ROWS: usize = 80;
 const COLUMNS: usize = 250;
+/// How long one wait for what is written lasts.
+const READ_FOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 type Written = Arc<(Mutex<Vec<u8>>, Condvar)>;
 
 /// A program on a terminal of its own, killed when dropped.
 pub struct Terminal {
-    master: File,
+    master: Option<File>,
     /// Kept open, so that what the program left behind can be looked at when it has ended.
     slave: OwnedFd,
     before: Termios,
     child: Child,
     written: Written,
+    has_ended: Arc<AtomicBool>,
+    reader: Option<JoinHandle<()>>,
 }
 
 /// What is on a terminal.
@@ -42,8 +49,17 @@ pub struct Screen {
 }
 
 impl Terminal {
-    /// Starts a command on a terminal of this size.
+    /// Starts a command on a terminal of this size, which is that of its session.
     pub fn start(command: &mut Command, columns: u16, rows: u16) -> Self {
+        Self::start_with(command, columns, rows, true)
+    }
+
+    /// As [`Terminal::start`], in a session without a terminal: no signal tells the command that this one ends.
+    pub fn start_unsignalled(command: &mut Command, columns: u16, rows: u16) -> Self {
+        Self::start_with(command, columns, rows, false)
+    }
+
+    fn start_with(command: &mut Command, columns: u16, rows: u16, is_of_session: bool) -> Self {
         let (mut master, mut slave) = (-1, -1);
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the descriptors and the size outlive the call; name and termios may be null.
@@ -57,8 +73,8 @@ impl Terminal {
         command.stdin(side()).stdout(side()).stderr(side()).env("TERM", "xterm-256color").env_remove("NO_COLOR");
         // SAFETY: between fork and exec only async-signal-safe system calls are made.
         unsafe {
-            command.pre_exec(|| {
-                if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+            command.pre_exec(move || {
+                if libc::setsid() < 0 || is_of_session && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
                     return Err(std::io::Error::last_os_error());
                 }
                 Ok(())
@@ -67,27 +83,41 @@ impl Terminal {
         let child = command.spawn().unwrap();
         let written = Written::default();
         let (mut from, into) = (master.try_clone().unwrap(), Arc::clone(&written));
+        let has_ended = Arc::<AtomicBool>::default();
+        let ended = Arc::clone(&has_ended);
         let read = move || {
             let mut buffer = [0; 4096];
-            while let Ok(got @ 1..) = from.read(&mut buffer) {
+            while !ended.load(Ordering::Relaxed) {
+                let mut polled = [PollFd::new(&from, PollFlags::IN)];
+                if poll(&mut polled, Some(&READ_FOR)).unwrap_or(0) == 0 {
+                    continue;
+                }
+                let Ok(got @ 1..) = from.read(&mut buffer) else { return };
                 into.0.lock().unwrap().extend_from_slice(&buffer[..got]);
                 into.1.notify_all();
             }
         };
-        std::thread::Builder::new().name("test-terminal".into()).spawn(read).unwrap();
-        Self { master, slave, before, child, written }
+        let reader = std::thread::Builder::new().name("test-terminal".into()).spawn(read).unwrap();
+        Self { master: Some(master), slave, before, child, written, has_ended, reader: Some(reader) }
+    }
+
+    /// Ends the terminal, as a window that is closed does: nobody holds its other side any more.
+    pub fn hang_up(&mut self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        self.reader.take().unwrap().join().unwrap();
+        self.master = None;
     }
 
     /// Types.
     pub fn press(&mut self, keys: &str) {
-        self.master.write_all(keys.as_bytes()).unwrap();
+        self.master.as_ref().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
     /// Gives the terminal another size.
     pub fn resize(&self, columns: u16, rows: u16) {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the size outlives the call.
-        assert_eq!(unsafe { libc::ioctl(self.master.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
+        assert_eq!(unsafe { libc::ioctl(self.master.as_ref().unwrap().as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
     }
 
     /// Sends the program a signal.

@@ -7,10 +7,10 @@ use super::super::budget::Work;
 use super::super::own::{give_back, thread_cpu};
 use super::super::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
 use super::super::schedule::{Due, Shed, close_level, has_moved};
+use super::super::view::Growth;
 use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
 use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
-use crate::fragmentation::ladder::Ladder;
-use crate::fragmentation::verdict::{Change, judge};
+use crate::fragmentation::verdict::{Look, judge};
 use crate::target::{Process, TargetError};
 
 impl Collector {
@@ -21,7 +21,7 @@ impl Collector {
         let left_out = watch.leave_out(now_s, &self.config.census);
         match work {
             Work::Cheap => watch.left_out.top = 0,
-            Work::Full => watch.left_out.full = 0,
+            Work::Full | Work::Asked => watch.left_out.full = 0,
         }
         let sample = Arc::clone(&watch.sample);
         let chunks = watch.chunks;
@@ -129,12 +129,11 @@ impl Collector {
                 Some(_) => {}
             }
         } else {
-            let ladder = Ladder::of_all(&taken.census.heaps);
-            if let Some(live_bytes) = ladder.live_bytes.filter(|_| taken.census.walk.usable) {
-                watch.looks.add(now_s, live_bytes, taken.census.rss_bytes);
-                sample.growth = watch.looks.growth();
+            if let Some(look) = Look::of(&taken.census, now_s).filter(|_| taken.census.walk.usable) {
+                watch.looks.add(look);
             }
-            let change = sample.growth.map(|growth| Change::of(growth.seconds, growth.live_bytes_delta, growth.resident_bytes_delta));
+            let change = watch.looks.change();
+            sample.growth = change.as_ref().filter(|_| has_heap).and_then(Growth::of);
             sample.verdict = Some(Arc::new(judge(&taken.census, change)));
             sample.full = Some(taken);
             watch.due.full_s = Some(now_s + if has_heap { full_interval_s } else { retry_s });

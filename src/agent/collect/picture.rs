@@ -1,4 +1,4 @@
-//! The picture of a heap's pages on request: one full census more, charged to the budget of full censuses.
+//! The picture of a heap's pages on request: one full census more, charged to the reserve of what a person asks for.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use crate::target::Process;
 /// Why there is no picture.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MapRefused {
-    /// The budget is used up.
-    #[error("the census's budget is used up; ask again later (census.budget_percent)")]
+    /// The reserve is used up.
+    #[error("so many address spaces were looked at that the reserve for them is used up; ask again in {retry_s} s (census.budget_percent)")]
     Busy {
         /// Seconds until there is some again.
         retry_s: u64,
@@ -40,7 +40,7 @@ impl Collector {
     pub(super) fn picture(&mut self, identity: Identity) -> Result<PageMap, MapRefused> {
         self.counters.maps += 1;
         let drawn = self.draw(identity);
-        self.charge(Work::Full);
+        self.charge(Work::Asked);
         self.counters.maps_refused += u64::from(matches!(drawn, Err(MapRefused::Busy { .. } | MapRefused::TooLarge)));
         drawn
     }
@@ -48,8 +48,8 @@ impl Collector {
     fn draw(&mut self, identity: Identity) -> Result<PageMap, MapRefused> {
         self.fill();
         let watch = self.watches.get(&identity).ok_or(MapRefused::Gone)?;
-        if !self.budget.allows(Work::Full) {
-            return Err(MapRefused::Busy { retry_s: self.budget.wait_s(Work::Full).ceil() as u64 });
+        if !self.budget.allows(Work::Asked) {
+            return Err(MapRefused::Busy { retry_s: self.budget.wait_s(Work::Asked).ceil() as u64 });
         }
         let extents = watch.sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
         let extent = extents.fold(0, u64::saturating_add);

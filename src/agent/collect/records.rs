@@ -57,7 +57,14 @@ impl Collector {
             if let Some(count) = self.counters.flight_records.get_mut(index) {
                 *count += 1;
             }
-            tracing::warn!("flight record {}: {} ({})", record.event.id, record.event.summary, record.event.evidence);
+            let event = &record.event;
+            match event.kind {
+                // Processes end all the time.
+                EventKind::Exit => tracing::info!("flight record {}: {} ({})", event.id, event.summary, event.evidence),
+                EventKind::OomKill | EventKind::MemoryLimit => {
+                    tracing::warn!("flight record {}: {} ({})", event.id, event.summary, event.evidence);
+                }
+            }
             if let Some(keeper) = &self.keeper {
                 keeper.record(record);
             }

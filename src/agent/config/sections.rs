@@ -338,7 +338,7 @@ pub struct ServerConfig {
     /// A unix socket for everything, without a token: its file's mode lets in the agent's own user alone. Without a path: systemd's
     /// `$RUNTIME_DIRECTORY/agent.sock`, and none without that.
     pub socket: Option<PathBuf>,
-    /// Connections open at once; further ones are closed and counted.
+    /// Connections open at once. A further one takes the place of one that does nothing, else it is closed; both are counted.
     pub connections_max: usize,
 }
 

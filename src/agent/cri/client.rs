@@ -9,8 +9,11 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
-use super::messages::{ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse};
-use super::names::Directory;
+use super::messages::{
+    ListContainersRequest, ListContainersResponse, ListImagesRequest, ListImagesResponse, ListPodSandboxRequest, ListPodSandboxResponse,
+    VersionRequest, VersionResponse,
+};
+use super::names::{Directory, lacks_image_name};
 
 /// Time for connecting and for each answer. A runtime answers within some 10 ms; a kubelet waits for 2 minutes, which nobody here does.
 const WITHIN: Duration = Duration::from_secs(3);
@@ -73,7 +76,14 @@ impl Client {
     pub async fn directory(&mut self) -> Result<Directory, CriError> {
         let pods: ListPodSandboxResponse = self.call("/runtime.v1.RuntimeService/ListPodSandbox", ListPodSandboxRequest {}).await?;
         let containers: ListContainersResponse = self.call("/runtime.v1.RuntimeService/ListContainers", ListContainersRequest {}).await?;
-        Ok(Directory::new(pods, containers))
+        // Neither is worth losing the names for.
+        let version: VersionResponse = self.call("/runtime.v1.RuntimeService/Version", VersionRequest {}).await.unwrap_or_default();
+        let images: ListImagesResponse = if containers.containers.iter().any(lacks_image_name) {
+            self.call("/runtime.v1.ImageService/ListImages", ListImagesRequest {}).await.unwrap_or_default()
+        } else {
+            ListImagesResponse::default()
+        };
+        Ok(Directory::new(pods, containers, &images, &version.runtime_name))
     }
 
     /// Calls a method of one question and one answer. The agent itself asks for lists only; the tests make pods.

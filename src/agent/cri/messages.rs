@@ -94,6 +94,44 @@ pub struct ImageSpec {
     pub user_specified_image: String,
 }
 
+/// `VersionRequest`; what it asks for is left to the runtime.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct VersionRequest {}
+
+/// `VersionResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct VersionResponse {
+    /// The runtime's name: `containerd`, `cri-o`, `docker`.
+    #[prost(string, tag = "2")]
+    pub runtime_name: String,
+}
+
+/// `ListImagesRequest`, without a filter.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListImagesRequest {}
+
+/// `ListImagesResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ListImagesResponse {
+    /// The images.
+    #[prost(message, repeated, tag = "1")]
+    pub images: Vec<Image>,
+}
+
+/// `Image`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Image {
+    /// Its id, the digest of its configuration.
+    #[prost(string, tag = "1")]
+    pub id: String,
+    /// Its names, `repository:tag`.
+    #[prost(string, repeated, tag = "2")]
+    pub repo_tags: Vec<String>,
+    /// Its digests, `repository@sha256:…`.
+    #[prost(string, repeated, tag = "3")]
+    pub repo_digests: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -128,5 +166,11 @@ mod tests {
         assert_eq!(one.metadata.as_ref().unwrap().name, "nginx");
         assert_eq!(one.image.as_ref().unwrap().user_specified_image, "nginx:1");
         assert_eq!(one.labels["k"], "v");
+        let image = [field(1, b"sha256:0"), field(2, b"nginx:1"), field(3, b"nginx@sha256:9"), vec![4 << 3, 7]].concat();
+        let decoded = ListImagesResponse::decode(field(1, &image).as_slice()).unwrap();
+        let expected = Image { id: "sha256:0".into(), repo_tags: vec!["nginx:1".into()], repo_digests: vec!["nginx@sha256:9".into()] };
+        assert_eq!(decoded.images, [expected]);
+        let version = [field(1, b"0.1.0"), field(2, b"containerd"), field(3, b"v2"), field(4, b"v1")].concat();
+        assert_eq!(VersionResponse::decode(version.as_slice()).unwrap().runtime_name, "containerd");
     }
 }

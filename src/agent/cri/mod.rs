@@ -66,7 +66,7 @@ pub struct Cri {
 }
 
 impl Cri {
-    /// Starts the thread. `socket` is asked, or the first usual one that is there.
+    /// Starts the thread. `socket` is asked, here or on the machine, or the first usual one that is there.
     ///
     /// # Errors
     /// If the system gives no thread.
@@ -112,7 +112,7 @@ fn work(socket: Option<&Path>, shared: &Mutex<Shared>, woken: &Receiver<()>) {
     let mut pause = PAUSE_MIN;
     loop {
         let asked = Instant::now();
-        let answer = socket.map(Path::to_path_buf).or_else(usual).map(|path| runtime.block_on(ask(&path)));
+        let answer = socket.map(named).or_else(usual).map(|path| runtime.block_on(ask(&path)));
         pause = match &answer {
             Some(Err(_)) | None => (pause * 2).min(PAUSE_MAX),
             Some(Ok(_)) => PAUSE_MIN,
@@ -150,10 +150,20 @@ async fn ask(path: &Path) -> Result<Directory, CriError> {
     Client::connect(path).await?.directory().await
 }
 
-/// The first usual socket that is there: as it is, or on the machine whose pid namespace this is.
+/// A path as it is on the machine whose pid namespace this is.
+fn on_machine(path: &Path) -> PathBuf {
+    Path::new(MACHINE).join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// The socket of this path: as it is, or on the machine. Where neither is there, the first one's absence is told.
+fn named(path: &Path) -> PathBuf {
+    [path.to_owned(), on_machine(path)].into_iter().find(|path| path.exists()).unwrap_or_else(|| path.to_owned())
+}
+
+/// The first usual socket that is there: as it is, or on the machine.
 fn usual() -> Option<PathBuf> {
     let here = USUAL.iter().map(PathBuf::from);
-    let machine = USUAL.iter().map(|path| PathBuf::from(format!("{MACHINE}{path}")));
+    let machine = USUAL.iter().map(|path| on_machine(Path::new(path)));
     here.chain(machine).find(|path| path.exists())
 }
 

@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use super::messages;
 use crate::profile::sanitize::terminal;
-use crate::target::container::{Container, ContainerId};
+use crate::target::container::{Container, ContainerId, Engine};
 
 /// Containers and pods remembered: a node has 110 pods by default, and at most some 500; ended containers are listed too. About 500
 /// bytes each.
 pub const CONTAINERS_MAX: usize = 10_000;
 /// Characters of a name: DNS names, which names of pods are, have at most 253.
 const NAME_CHARS_MAX: usize = 253;
+/// Images looked through for names; a kubelet removes what is not used, and a node has some hundred.
+const IMAGES_MAX: usize = 10_000;
 /// Characters of an image's name: a repository has at most 255, a digest 71.
 const IMAGE_CHARS_MAX: usize = 512;
 
@@ -45,15 +47,23 @@ struct Names {
 pub struct Directory {
     containers: HashMap<ContainerId, Names>,
     pods: HashMap<String, Arc<Pod>>,
+    /// The runtime that was asked.
+    engine: Engine,
     /// Containers and pods that were not taken: beyond [`CONTAINERS_MAX`], or without a usable id.
     pub refused: u64,
 }
 
 impl Directory {
-    /// Joins pods and containers.
+    /// Joins pods, containers and images; `runtime` is the name that the runtime gives itself.
     #[must_use]
-    pub fn new(pods: messages::ListPodSandboxResponse, containers: messages::ListContainersResponse) -> Self {
-        let mut directory = Self::default();
+    pub fn new(
+        pods: messages::ListPodSandboxResponse,
+        containers: messages::ListContainersResponse,
+        images: &messages::ListImagesResponse,
+        runtime: &str,
+    ) -> Self {
+        let mut directory = Self { engine: Engine::of_runtime(runtime), ..Self::default() };
+        let tags = tags(images);
         let mut by_sandbox: HashMap<String, Arc<Pod>> = HashMap::new();
         for (number, sandbox) in pods.items.into_iter().enumerate() {
             let metadata = sandbox.metadata.unwrap_or_default();
@@ -78,7 +88,7 @@ impl Directory {
             let of_labels = || Pod { name: label(LABEL_POD), namespace: label(LABEL_NAMESPACE), uid: label(LABEL_UID) };
             let pod = by_sandbox.get(&container.pod_sandbox_id).cloned().unwrap_or_else(|| Arc::new(of_labels()));
             let own = container.metadata.as_ref().and_then(|metadata| name(&metadata.name)).or_else(|| label(LABEL_NAME));
-            directory.containers.insert(id, Names { pod, name: own, image: image(container.image.as_ref(), &container.image_ref) });
+            directory.containers.insert(id, Names { pod, name: own, image: image(container.image.as_ref(), &container.image_ref, &tags) });
         }
         directory
     }
@@ -100,9 +110,11 @@ impl Directory {
     pub fn named(&self, container: &Container) -> Option<Container> {
         let names = container.id.as_ref().and_then(|id| self.containers.get(id));
         let pod = names.map(|names| &names.pod).or_else(|| self.pods.get(container.pod_uid.as_ref()?))?;
+        // The cgroupfs driver's paths have the id alone: whoever lists it has made it.
+        let is_listed = names.is_some() && container.engine == Engine::Unknown;
         Some(Container {
             id: container.id.clone(),
-            engine: container.engine,
+            engine: if is_listed { self.engine } else { container.engine },
             // What the path says counts: it is the kernel's word.
             pod_uid: container.pod_uid.clone().or_else(|| pod.uid.clone()),
             namespace: pod.namespace.clone(),
@@ -118,12 +130,39 @@ fn name(text: &str) -> Option<String> {
     cut(text, NAME_CHARS_MAX)
 }
 
-/// The name by which a person knows the image: that of the manifest, else any that is no bare digest.
-fn image(spec: Option<&messages::ImageSpec>, reference: &str) -> Option<String> {
-    let (written, resolved) = spec.map_or(("", ""), |spec| (spec.user_specified_image.as_str(), spec.image.as_str()));
-    let all = [written, resolved, reference];
-    let named = all.into_iter().find(|text| !text.is_empty() && !text.starts_with("sha256:"));
-    named.or_else(|| all.into_iter().find(|text| !text.is_empty())).and_then(|text| cut(text, IMAGE_CHARS_MAX))
+/// Whether a container's image is told by digests alone: its name is in the list of images.
+#[must_use]
+pub fn lacks_image_name(container: &messages::Container) -> bool {
+    spoken(container.image.as_ref()).is_none()
+}
+
+/// The image's name as it was asked for, unless that is a digest.
+fn spoken(spec: Option<&messages::ImageSpec>) -> Option<&str> {
+    let spec = spec?;
+    let written = Some(spec.user_specified_image.as_str()).filter(|text| !text.is_empty() && !text.starts_with("sha256:"));
+    written
+        .or_else(|| Some(spec.image.as_str()).filter(|text| !text.is_empty() && !text.starts_with("sha256:") && !text.contains("@sha256:")))
+}
+
+/// The first `repository:tag` of each image, by its id and its digests.
+fn tags(images: &messages::ListImagesResponse) -> HashMap<&str, &str> {
+    let mut tags = HashMap::new();
+    for image in images.images.iter().take(IMAGES_MAX) {
+        let Some(tag) = image.repo_tags.first() else { continue };
+        let names = image.repo_digests.iter().chain([&image.id]);
+        tags.extend(names.filter(|name| !name.is_empty()).map(|name| (name.as_str(), tag.as_str())));
+    }
+    tags
+}
+
+/// The name by which a person knows the image: as the manifest has it, else its repository and tag, else any that is no bare digest.
+fn image(spec: Option<&messages::ImageSpec>, reference: &str, tags: &HashMap<&str, &str>) -> Option<String> {
+    let resolved = spec.map_or("", |spec| spec.image.as_str());
+    let tag = || [resolved, reference].into_iter().find_map(|name| tags.get(name).copied());
+    let all = [resolved, reference];
+    let named = || all.into_iter().find(|text| !text.is_empty() && !text.starts_with("sha256:"));
+    let any = || all.into_iter().find(|text| !text.is_empty());
+    spoken(spec).or_else(tag).or_else(named).or_else(any).and_then(|text| cut(text, IMAGE_CHARS_MAX))
 }
 
 fn cut(text: &str, chars_max: usize) -> Option<String> {
@@ -162,7 +201,8 @@ mod tests {
     }
 
     fn directory(pods: Vec<messages::PodSandbox>, containers: Vec<messages::Container>) -> Directory {
-        Directory::new(messages::ListPodSandboxResponse { items: pods }, messages::ListContainersResponse { containers })
+        let images = messages::ListImagesResponse::default();
+        Directory::new(messages::ListPodSandboxResponse { items: pods }, messages::ListContainersResponse { containers }, &images, "")
     }
 
     fn by_id(digit: char) -> Container {
@@ -179,6 +219,36 @@ mod tests {
         assert_eq!(pause.pod.as_deref(), Some("web-1"));
         assert_eq!(pause.name, None);
         assert_eq!(listed.named(&by_id('f')), None);
+    }
+
+    #[test]
+    fn an_image_that_is_told_by_its_digest_has_its_tag_and_the_engine_is_who_answers() {
+        let digested = |image: &str, image_ref: &str| {
+            let image = messages::ImageSpec { image: image.into(), user_specified_image: String::new() };
+            messages::Container { image: Some(image), image_ref: image_ref.into(), ..container('c', 'a', "nginx") }
+        };
+        let images = messages::ListImagesResponse {
+            images: vec![messages::Image {
+                id: "sha256:12".into(),
+                repo_tags: vec!["docker.io/library/nginx:1.27".into()],
+                repo_digests: vec!["docker.io/library/nginx@sha256:77".into()],
+            }],
+        };
+        let named = |one: messages::Container, container: &Container| {
+            assert!(lacks_image_name(&one));
+            let pods = messages::ListPodSandboxResponse { items: vec![sandbox('a', "web-1", "u1")] };
+            let containers = messages::ListContainersResponse { containers: vec![one] };
+            Directory::new(pods, containers, &images, "cri-o").named(container).unwrap()
+        };
+        for (image, image_ref) in
+            [("sha256:12", "sha256:12"), ("", "docker.io/library/nginx@sha256:77"), ("docker.io/library/nginx@sha256:77", "")]
+        {
+            assert_eq!(named(digested(image, image_ref), &by_id('c')).image.as_deref(), Some("docker.io/library/nginx:1.27"), "{image}");
+        }
+        let unlisted = named(digested("docker.io/library/redis@sha256:5", "sha256:6"), &by_id('c'));
+        assert_eq!((unlisted.image.as_deref(), unlisted.engine), (Some("docker.io/library/redis@sha256:5"), Engine::Crio));
+        let told = Container { engine: Engine::Containerd, ..by_id('c') };
+        assert_eq!(named(digested("sha256:12", ""), &told).engine, Engine::Containerd, "the path's word counts");
     }
 
     #[test]
@@ -217,7 +287,8 @@ mod tests {
         fn any_answer_is_taken_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let pods = messages::ListPodSandboxResponse::decode(bytes.as_slice()).unwrap_or_default();
             let containers = messages::ListContainersResponse::decode(bytes.as_slice()).unwrap_or_default();
-            let listed = Directory::new(pods, containers);
+            let images = messages::ListImagesResponse::decode(bytes.as_slice()).unwrap_or_default();
+            let listed = Directory::new(pods, containers, &images, &String::from_utf8_lossy(&bytes));
             prop_assert!(listed.len() <= 2 * CONTAINERS_MAX);
         }
     }

@@ -1,7 +1,13 @@
 //! Sends profiles to a server: Pyroscope or what takes the same, Parca, or, with the cargo feature `otlp`, a collector of OpenTelemetry.
 //! What is new is queued at each interval; the queue is bounded, and a server that fails is left alone for longer and longer.
+//!
+//! A push is of the time since the last one ([`interval`]): a server that adds up what it is sent has the truth. What is dropped or
+//! refused goes back into the process's account, and is in its next push.
 
 mod grpc;
+#[cfg(test)]
+mod hour;
+mod interval;
 #[cfg(feature = "otlp")]
 mod otlp;
 mod parca;
@@ -9,19 +15,22 @@ mod pyroscope;
 #[cfg(test)]
 mod testing;
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use self::grpc::Grpc;
+use self::interval::{Account, Interval, Receipt};
 use super::config::PushProtocol;
 use super::sample::ProcessSample;
 use super::snapshot::Published;
-use super::view::unix_s;
 use crate::client::{ClientError, Server};
-use crate::profile::{Profile, pprof};
+use crate::profile::pprof::{self, Part};
+use crate::profile::{KindSet, Profile};
+use crate::target::ProcessId;
 
 /// Profiles that wait at most; some ten KiB each. The oldest goes first.
 const QUEUE_MAX: usize = 256;
@@ -31,6 +40,12 @@ const QUEUE_BYTES_MAX: usize = 32 << 20;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
+/// Processes and tiers whose account is kept after the process is out of sight, and for how long.
+const FOLLOWED_MAX: usize = 512;
+const FORGET_AFTER: Duration = Duration::from_secs(900);
+/// A profile that ends so far from when it was handed over has a start by another clock: naming its stacks takes a second or two.
+const CLOCK_SET_NS: u64 = 10_000_000_000;
+
 /// What was sent and what was not.
 #[derive(Debug, Default)]
 pub struct PushCounters {
@@ -38,19 +53,31 @@ pub struct PushCounters {
     pub sent: AtomicU64,
     /// Requests that failed; the profile is tried again.
     pub failures: AtomicU64,
-    /// Profiles dropped because too many waited.
+    /// Profiles dropped because too many waited. Their allocations are in the process's next one, unless it has ended.
     pub dropped: AtomicU64,
-    /// Profiles the server refused for good (4xx).
+    /// Profiles the server refused for good (4xx). Their allocations are in the process's next one, unless it has ended.
     pub refused: AtomicU64,
     /// Profiles that wait.
     pub waiting: AtomicU64,
 }
 
+/// A process and the tier that its profile is of.
+type Source = (ProcessId, &'static str);
+
 /// One profile on its way.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 struct Parcel {
     path: String,
     body: Vec<u8>,
+    source: Source,
+    /// What its account gave for it.
+    receipt: Receipt,
+}
+
+impl Parcel {
+    fn bytes(&self) -> usize {
+        self.body.len() + self.receipt.bytes()
+    }
 }
 
 /// What waits, oldest first.
@@ -58,13 +85,12 @@ struct Parcel {
 struct Queue(VecDeque<Parcel>);
 
 impl Queue {
-    /// Adds one; returns how many had to go for it.
-    fn add(&mut self, parcel: Parcel) -> u64 {
+    /// Adds one; returns those that had to go for it.
+    fn add(&mut self, parcel: Parcel) -> Vec<Parcel> {
         self.0.push_back(parcel);
-        let mut dropped = 0;
-        while self.0.len() > QUEUE_MAX || (self.0.len() > 1 && self.0.iter().map(|one| one.body.len()).sum::<usize>() > QUEUE_BYTES_MAX) {
-            self.0.pop_front();
-            dropped += 1;
+        let mut dropped = Vec::new();
+        while self.0.len() > QUEUE_MAX || (self.0.len() > 1 && self.0.iter().map(Parcel::bytes).sum::<usize>() > QUEUE_BYTES_MAX) {
+            dropped.extend(self.0.pop_front());
         }
         dropped
     }
@@ -87,6 +113,15 @@ fn labels(process: &ProcessSample, profile: &Profile, more: &BTreeMap<String, St
     all
 }
 
+/// When a profile ends, nanoseconds since the Unix epoch: its start and its length tell, so that intervals follow each other without a
+/// gap; but for a clock that was set since its start, when it was handed over.
+fn end_unix_ns(profile: &Profile, handed_over: SystemTime) -> u64 {
+    let handed_over = handed_over.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+    // `as` saturates, and takes NaN to 0.
+    let end = profile.meta.start_unix_ns.saturating_add((profile.meta.duration_s * 1e9) as u64);
+    if end.abs_diff(handed_over) <= CLOCK_SET_NS { end } else { handed_over }
+}
+
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Sent {
@@ -106,24 +141,49 @@ enum Outlet {
 }
 
 impl Outlet {
-    /// The request for a profile; `None` if it cannot be written.
-    fn parcel(&self, process: &ProcessSample, profile: &Profile, at_unix_s: f64, more: &BTreeMap<String, String>) -> Option<Parcel> {
+    /// The method or path of a request for an interval, and its body; `None` if there is nothing in it, or it cannot be written.
+    fn request(
+        &self,
+        process: &ProcessSample,
+        profile: &Profile,
+        interval: &Interval,
+        more: &BTreeMap<String, String>,
+    ) -> Option<(String, Vec<u8>)> {
         let protocol = match self {
             Self::Pyroscope(_) => PushProtocol::Pyroscope,
             Self::Grpc(_, protocol) => *protocol,
         };
-        #[cfg(feature = "otlp")]
-        if protocol == PushProtocol::Otlp {
-            return Some(Parcel { path: otlp::METHOD.into(), body: otlp::request(process, profile, &labels(process, profile, more)) });
-        }
-        let mut file = Vec::new();
-        if let Err(error) = pprof::write(profile, &mut file) {
-            tracing::debug!("a profile cannot be written: {error}");
+        let labels = labels(process, profile, more);
+        let (has_sums, has_gauges) = (interval.has_any(interval.sums), interval.has_any(interval.gauges));
+        if !has_sums && !has_gauges {
             return None;
         }
+        #[cfg(feature = "otlp")]
+        if protocol == PushProtocol::Otlp {
+            return Some((otlp::METHOD.into(), otlp::request(process, profile, interval, &labels)));
+        }
+        let file = |kinds, duration_ns| {
+            let mut file = Vec::new();
+            let part = Part { kinds, rows: &interval.rows, time_unix_ns: interval.end_unix_ns, duration_ns };
+            match pprof::write_part(profile, &part, &mut file) {
+                Ok(()) => Some(file),
+                Err(error) => {
+                    tracing::debug!("a profile cannot be written: {error}");
+                    None
+                }
+            }
+        };
         Some(match protocol {
-            PushProtocol::Parca => Parcel { path: parca::METHOD.into(), body: parca::request(&labels(process, profile, more), file) },
-            _ => Parcel { path: pyroscope::path(process, profile, at_unix_s, more), body: pyroscope::multipart(&file) },
+            PushProtocol::Parca => {
+                let sums = if has_sums { Some(file(interval.sums, interval.duration_ns)?) } else { None };
+                let gauges = if has_gauges { Some(file(interval.gauges, 0)?) } else { None };
+                (parca::METHOD.into(), parca::request(&labels, sums.into_iter().chain(gauges)))
+            }
+            _ => {
+                let kinds: KindSet = interval.sums.iter().chain(interval.gauges.iter()).collect();
+                let body = pyroscope::multipart(&file(kinds, interval.duration_ns)?, kinds);
+                (pyroscope::path(&process.comm, interval, &labels), body)
+            }
         })
     }
 
@@ -181,7 +241,7 @@ impl Pusher {
             published,
             counters: Arc::clone(&counters),
             queue: Queue::default(),
-            sent_at: HashMap::new(),
+            followed: HashMap::new(),
             failures: 0,
             told: false,
         };
@@ -202,13 +262,22 @@ impl Pusher {
     }
 }
 
+/// What was sent of a process's profile.
+struct Followed {
+    /// The profile that was queued last.
+    at: Instant,
+    /// When the process was in the snapshot last.
+    seen: Instant,
+    account: Account,
+}
+
 struct Work {
     target: Target,
     outlet: Outlet,
     published: Arc<Published>,
     counters: Arc<PushCounters>,
     queue: Queue,
-    sent_at: HashMap<(crate::target::ProcessId, &'static str), Instant>,
+    followed: HashMap<Source, Followed>,
     failures: u32,
     /// The failure was said; it is not said again until it is over.
     told: bool,
@@ -234,18 +303,48 @@ impl Work {
     /// Queues what is new since the last round.
     fn collect(&mut self) {
         let snapshot = self.published.load();
-        self.sent_at.retain(|(process, _), _| snapshot.process(process.pid.0).is_some_and(|one| one.identity.process == *process));
+        let now = Instant::now();
+        let are_many = self.followed.len() > FOLLOWED_MAX;
+        self.followed.retain(|(process, _), followed| {
+            let is_there = snapshot.process(process.pid.0).is_some_and(|one| one.identity.process == *process);
+            if is_there {
+                followed.seen = now;
+            }
+            // One that is out of sight for a moment goes on where it was: what was sent must not be sent again.
+            is_there || (!are_many && now.saturating_duration_since(followed.seen) < FORGET_AFTER)
+        });
         for process in &snapshot.processes {
             for known in process.attributed.all() {
-                let key = (process.identity.process, known.profile.meta.mode.name());
-                if self.sent_at.get(&key) == Some(&known.at) {
+                let source = (process.identity.process, known.profile.meta.mode.name());
+                let account = match self.followed.entry(source) {
+                    Entry::Occupied(followed) if followed.get().at == known.at => continue,
+                    Entry::Occupied(followed) => {
+                        let followed = followed.into_mut();
+                        followed.at = known.at;
+                        &mut followed.account
+                    }
+                    Entry::Vacant(place) => &mut place.insert(Followed { at: known.at, seen: now, account: Account::default() }).account,
+                };
+                let end_unix_ns = end_unix_ns(&known.profile, known.wall);
+                let (interval, receipt) = account.next(&known.profile, end_unix_ns);
+                let request = self.outlet.request(process, &known.profile, &interval, &self.target.labels);
+                let Some((path, body)) = request else {
+                    account.give_back(&receipt);
                     continue;
+                };
+                let dropped = self.queue.add(Parcel { path, body, source, receipt });
+                self.counters.dropped.fetch_add(dropped.len() as u64, Ordering::Relaxed);
+                for parcel in &dropped {
+                    self.give_back(parcel);
                 }
-                self.sent_at.insert(key, known.at);
-                let Some(parcel) = self.outlet.parcel(process, &known.profile, unix_s(known.wall), &self.target.labels) else { continue };
-                let dropped = self.queue.add(parcel);
-                self.counters.dropped.fetch_add(dropped, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// What will not arrive goes into the next push of its process.
+    fn give_back(&mut self, parcel: &Parcel) {
+        if let Some(followed) = self.followed.get_mut(&parcel.source) {
+            followed.account.give_back(&parcel.receipt);
         }
     }
 
@@ -265,7 +364,9 @@ impl Work {
             Sent::Refused(why) => {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!("{} refuses a profile: {why}", self.target.server.address());
-                self.queue.0.pop_front();
+                if let Some(parcel) = self.queue.0.pop_front() {
+                    self.give_back(&parcel);
+                }
                 Some(Duration::ZERO)
             }
             Sent::Later(why) => {
@@ -298,10 +399,11 @@ mod tests {
     #[test]
     fn the_oldest_goes_when_too_many_wait() {
         let mut queue = Queue::default();
-        let parcel = |at: usize| Parcel { path: at.to_string(), body: vec![0; 10] };
-        let dropped: u64 = (0..QUEUE_MAX + 3).map(|at| queue.add(parcel(at))).sum();
+        let source = (ProcessId { pid: crate::units::Pid(1), start_ticks: 1 }, "exact");
+        let parcel = |path: String, bytes| Parcel { path, body: vec![0; bytes], source, receipt: Receipt::default() };
+        let dropped: usize = (0..QUEUE_MAX + 3).map(|at| queue.add(parcel(at.to_string(), 10)).len()).sum();
         assert_eq!((dropped, queue.0.len(), queue.0.front().unwrap().path.as_str()), (3, QUEUE_MAX, "3"));
-        assert_eq!(queue.add(Parcel { path: "large".into(), body: vec![0; QUEUE_BYTES_MAX + 1] }), QUEUE_MAX as u64);
+        assert_eq!(queue.add(parcel("large".into(), QUEUE_BYTES_MAX + 1)).len(), QUEUE_MAX);
     }
 
     /// A server that answers each connection with the next of these statuses, and hands over what it was sent.
@@ -334,12 +436,16 @@ mod tests {
         assert_eq!(first, second);
         let head = String::from_utf8_lossy(&second[..400]).into_owned();
         assert!(
-            head.starts_with("POST /ingest?name=sh_o_p.memory%7Bcluster%3Da%2Ccomm%3Dsh_o_p%2Cpid%3D42%2Ctier%3Dexact%7D&from="),
+            head.starts_with(
+                "POST /ingest?name=sh_o_p%7Bcluster%3Da%2Ccomm%3Dsh_o_p%2Cpid%3D42%2Ctier%3Dexact%7D&from=1795257600&until=1795257610&spyName="
+            ),
             "{head}"
         );
         let start = second.windows(2).position(|window| window == [0x1f, 0x8b]).unwrap();
-        let back = pprof::read(&second[start..second.len() - format!("\r\n--{BOUNDARY}--\r\n").len()]).unwrap();
-        assert_eq!(back.totals(), shop().totals());
+        let back = testing::pprof(&second[start..second.len() - format!("\r\n--{BOUNDARY}--\r\n").len()]);
+        assert_eq!((back.time_nanos, back.duration_nanos), (testing::END_UNIX_NS, 10_250_000_000));
+        let wanted: Vec<_> = shop().meta.kinds.iter().map(|kind| (kind.name().to_owned(), testing::sum(&shop(), kind))).collect();
+        assert_eq!(testing::totals(&back), wanted);
         assert_eq!(pusher.counters.failures.load(Ordering::Relaxed), 1);
         pusher.stop();
     }

@@ -1,5 +1,8 @@
 //! OpenTelemetry: `Export` of the profiles service, `v1development`. A profile there has one kind of value, so each kind that was measured
 //! becomes one; stacks, locations, functions and texts are shared in the request's dictionary. Pure.
+//!
+//! Since the field for it was removed, nothing says whether values add up over time but the time itself: allocations have that of their
+//! interval, the heap's state is of a moment and has no duration.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -13,6 +16,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
+use super::interval::Interval;
 use crate::agent::sample::ProcessSample;
 use crate::profile::{Frame, Profile, ValueKind};
 
@@ -88,8 +92,8 @@ impl Dictionary {
     }
 }
 
-/// The message for a profile of a process.
-pub(super) fn request(process: &ProcessSample, profile: &Profile, labels: &BTreeMap<String, String>) -> Vec<u8> {
+/// The message for an interval of a process's profile.
+pub(super) fn request(process: &ProcessSample, profile: &Profile, interval: &Interval, labels: &BTreeMap<String, String>) -> Vec<u8> {
     let mut dictionary = Dictionary::new();
     let stacks: Vec<i32> = profile
         .stacks()
@@ -99,7 +103,7 @@ pub(super) fn request(process: &ProcessSample, profile: &Profile, labels: &BTree
             dictionary.stacks.index(Stack { location_indices })
         })
         .collect();
-    let profiles = profile.meta.kinds.iter().map(|kind| of_kind(&mut dictionary, process, profile, &stacks, kind)).collect();
+    let profiles = profile.meta.kinds.iter().map(|kind| of_kind(&mut dictionary, process, interval, &stacks, kind)).collect();
     let scope =
         InstrumentationScope { name: "fragprof".into(), version: env!("CARGO_PKG_VERSION").into(), ..InstrumentationScope::default() };
     let scope_profiles = vec![ScopeProfiles { scope: Some(scope), profiles, ..ScopeProfiles::default() }];
@@ -111,25 +115,28 @@ pub(super) fn request(process: &ProcessSample, profile: &Profile, labels: &BTree
     .encode_to_vec()
 }
 
-fn of_kind(dictionary: &mut Dictionary, process: &ProcessSample, profile: &Profile, stacks: &[i32], kind: ValueKind) -> OtlpProfile {
-    let samples = profile
-        .stacks()
+fn of_kind(dictionary: &mut Dictionary, process: &ProcessSample, interval: &Interval, stacks: &[i32], kind: ValueKind) -> OtlpProfile {
+    let samples = interval
+        .rows
         .iter()
         .zip(stacks)
-        .filter(|(stack, _)| stack.values.get(kind) > 0)
-        .map(|(stack, &stack_index)| {
-            let value = i64::try_from(stack.values.get(kind)).unwrap_or(i64::MAX);
+        .filter(|(row, _)| row.get(kind) > 0)
+        .map(|(row, &stack_index)| {
+            let value = i64::try_from(row.get(kind)).unwrap_or(i64::MAX);
             Sample { stack_index, values: vec![value], ..Sample::default() }
         })
         .collect();
+    // Where there is a duration, the time is its start: what the profile is of is between the time and that plus the duration.
+    let (time_unix_nano, duration_nano) =
+        if kind.adds_up_over_time() { (interval.start_unix_ns(), interval.duration_ns) } else { (interval.end_unix_ns, 0) };
     let identity = process.identity.process;
     // Sixteen bytes that differ between any two profiles of a collector: whose, when, of what.
-    let id = [u64::from(identity.pid.0) << 32 | kind.index() as u64, profile.meta.start_unix_ns ^ identity.start_ticks.rotate_left(32)];
+    let id = [u64::from(identity.pid.0) << 32 | kind.index() as u64, interval.end_unix_ns ^ identity.start_ticks.rotate_left(32)];
     OtlpProfile {
         sample_type: Some(ValueType { type_strindex: dictionary.string(kind.name()), unit_strindex: dictionary.string(kind.unit()) }),
         samples,
-        time_unix_nano: profile.meta.start_unix_ns,
-        duration_nano: (profile.meta.duration_s * 1e9) as u64,
+        time_unix_nano,
+        duration_nano,
         profile_id: id.map(u64::to_be_bytes).concat(),
         ..OtlpProfile::default()
     }
@@ -189,6 +196,12 @@ mod tests {
         for (profile, kind) in profiles.iter().zip(expected.meta.kinds.iter()) {
             let kind_of = profile.sample_type.unwrap();
             assert_eq!((text(kind_of.type_strindex), text(kind_of.unit_strindex)), (kind.name(), kind.unit()));
+            let interval = if kind.name().starts_with("alloc_") {
+                (testing::END_UNIX_NS as u64 - 10_250_000_000, 10_250_000_000)
+            } else {
+                (testing::END_UNIX_NS as u64, 0)
+            };
+            assert_eq!((profile.time_unix_nano, profile.duration_nano), interval, "{}", kind.name());
             // Values by the names of a stack's functions, leaf first.
             let mut shown: Vec<(Vec<String>, i64)> = Vec::new();
             for sample in &profile.samples {

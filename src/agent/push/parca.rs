@@ -1,4 +1,7 @@
 //! Parca: `WriteRaw` of `parca.profilestore.v1alpha1.ProfileStoreService` (parca's `profilestore.proto`), which takes gzipped pprof. Pure.
+//!
+//! To Parca a profile with a duration is a delta, whose values it adds up over time and divides by the duration, and one without is the
+//! state at its time (`pkg/parcacol/querier.go`, `QueryToFilterExprs`: the suffix `:delta` selects `duration != 0`). So each push has both.
 
 use std::collections::BTreeMap;
 
@@ -51,11 +54,12 @@ pub(super) struct RawSample {
     pub raw_profile: Vec<u8>,
 }
 
-/// The message for a file with these labels.
-pub(super) fn request(labels: &BTreeMap<String, String>, file: Vec<u8>) -> Vec<u8> {
+/// The message for files with these labels.
+pub(super) fn request(labels: &BTreeMap<String, String>, files: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let named = std::iter::once(("__name__", NAME)).chain(labels.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let labels = named.map(|(name, value)| Label { name: name.to_owned(), value: value.to_owned() }).collect();
-    let series = RawProfileSeries { labels: Some(LabelSet { labels }), samples: vec![RawSample { raw_profile: file }] };
+    let samples = files.map(|raw_profile| RawSample { raw_profile }).collect();
+    let series = RawProfileSeries { labels: Some(LabelSet { labels }), samples };
     WriteRawRequest { series: vec![series], normalized: false }.encode_to_vec()
 }
 
@@ -67,7 +71,7 @@ mod tests {
 
     use super::super::{PushProtocol, testing};
     use super::*;
-    use crate::profile::pprof;
+    use crate::profile::ValueKind;
     use crate::profile::testing::shop;
 
     const WITHIN: Duration = Duration::from_secs(20);
@@ -84,7 +88,13 @@ mod tests {
         let series = &request.series[0];
         let labels: Vec<_> = series.labels.as_ref().unwrap().labels.iter().map(|one| (one.name.as_str(), one.value.as_str())).collect();
         assert_eq!(labels, [("__name__", "memory"), ("cluster", "a"), ("comm", "sh{o}p"), ("pid", "42"), ("tier", "exact")]);
-        assert_eq!(pprof::read(series.samples[0].raw_profile.as_slice()).unwrap().totals(), shop().totals());
+        let (sums, gauges) = (testing::pprof(&series.samples[0].raw_profile), testing::pprof(&series.samples[1].raw_profile));
+        assert_eq!((sums.time_nanos, gauges.time_nanos), (testing::END_UNIX_NS, testing::END_UNIX_NS));
+        assert_eq!((sums.duration_nanos, gauges.duration_nanos), (10_250_000_000, 0));
+        for (message, kinds) in [(&sums, &ValueKind::ALL[..2]), (&gauges, &ValueKind::ALL[2..9])] {
+            let wanted: Vec<_> = kinds.iter().map(|&kind| (kind.name().to_owned(), testing::sum(&shop(), kind))).collect();
+            assert_eq!(testing::totals(message), wanted);
+        }
         assert_eq!(pusher.counters.failures.load(Ordering::Relaxed), 1);
         pusher.stop();
     }
@@ -107,7 +117,7 @@ mod tests {
     #[test]
     fn the_fields_have_the_numbers_of_the_published_description() {
         // Put together by hand: series = field 2, labels = 1, label = 1, name = 1, value = 2; samples = 2, raw_profile = 1.
-        let bytes = request(&BTreeMap::new(), vec![0xaa]);
+        let bytes = request(&BTreeMap::new(), std::iter::once(vec![0xaa]));
         let label = [&[0x0a, 8][..], b"__name__", &[0x12, 6], b"memory"].concat();
         let labels = [&[0x0a, u8::try_from(label.len()).unwrap()][..], &label].concat();
         let series = [&[0x0a, u8::try_from(labels.len()).unwrap()][..], &labels, &[0x12, 3, 0x0a, 1, 0xaa]].concat();

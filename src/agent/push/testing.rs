@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use h2::server;
+use prost::Message;
 use tokio::net::TcpListener;
 
 use super::{PushProtocol, Pusher, Target};
@@ -14,28 +16,57 @@ use crate::agent::attribution::{Attributed, Attributions};
 use crate::agent::sample::{Identity, ProcessSample};
 use crate::agent::snapshot::{Published, Snapshot};
 use crate::client::Server;
+use crate::profile::pprof::proto;
 use crate::profile::testing::shop;
+use crate::profile::{Profile, ValueKind};
 use crate::target::ProcessId;
 use crate::units::Pid;
 
-/// Sends the profile of a process `sh{o}p` with the pid 42.
-pub fn pusher(url: &str, protocol: PushProtocol) -> Pusher {
+/// When the profile was finished: as long after its start as it lasted.
+pub const END_UNIX_NS: i64 = 1_795_257_610_250_000_000;
+
+/// A file as it was sent.
+pub fn pprof(file: &[u8]) -> proto::Profile {
+    let mut plain = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut plain).unwrap();
+    proto::Profile::decode(plain.as_slice()).unwrap()
+}
+
+/// The sum of each sample type.
+pub fn totals(message: &proto::Profile) -> Vec<(String, u64)> {
+    let text = |index: i64| message.string_table[usize::try_from(index).unwrap()].clone();
+    let sum = |at: usize| message.sample.iter().map(|sample| u64::try_from(sample.value[at]).unwrap()).sum();
+    message.sample_type.iter().enumerate().map(|(at, kind)| (text(kind.r#type), sum(at))).collect()
+}
+
+/// The sum over a profile's stacks.
+pub fn sum(profile: &Profile, kind: ValueKind) -> u64 {
+    profile.stacks().iter().map(|stack| stack.values.get(kind)).sum()
+}
+
+/// Makes this profile, finished then, the newest of a process `sh{o}p` with the pid 42.
+pub fn publish(published: &Published, profile: Profile, end_unix_ns: i64) {
     let now = Instant::now();
     let process = ProcessId { pid: Pid(42), start_ticks: 1 };
+    let wall = UNIX_EPOCH + Duration::from_nanos(end_unix_ns.unsigned_abs());
     let board = Attributions::default();
-    let attributed = Attributed { profile: Arc::new(shop()), at: now, wall: SystemTime::now(), rates: None, slowdown_ratio_est: None };
-    board.publish(process, attributed);
+    board.publish(process, Attributed { profile: Arc::new(profile), at: now, wall, rates: None, slowdown_ratio_est: None });
     let sample =
         ProcessSample { attributed: board.of(process), ..ProcessSample::new(Identity { process, stack: 0 }, "sh{o}p".into(), 0, 1) };
-    let published = Arc::new(Published::new(now));
     published.store(Snapshot { processes: vec![Arc::new(sample)], ..Snapshot::empty(now) });
-    let target = Target {
-        server: Server::parse(url).unwrap(),
-        protocol,
-        interval: Duration::from_secs(3600),
-        labels: BTreeMap::from([("cluster".into(), "a".into())]),
-    };
-    Pusher::start(target, published).unwrap()
+}
+
+/// A pusher of what is published, with a label.
+pub fn start(url: &str, protocol: PushProtocol, interval: Duration, published: Arc<Published>) -> Pusher {
+    let labels = BTreeMap::from([("cluster".into(), "a".into())]);
+    Pusher::start(Target { server: Server::parse(url).unwrap(), protocol, interval, labels }, published).unwrap()
+}
+
+/// Sends the profile of a process `sh{o}p` with the pid 42.
+pub fn pusher(url: &str, protocol: PushProtocol) -> Pusher {
+    let published = Arc::new(Published::new(Instant::now()));
+    publish(&published, shop(), END_UNIX_NS);
+    start(url, protocol, Duration::from_secs(3600), published)
 }
 
 /// A request as the server got it.

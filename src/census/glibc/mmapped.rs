@@ -1,4 +1,7 @@
-//! Chunks that are mappings of their own, found in the anonymous mappings.
+//! Chunks that malloc mapped one by one, found in the anonymous mappings.
+//!
+//! The chunk's own size says what is its. The kernel's mappings do not: it joins neighbours, and madvise, mprotect, mlock and prctl split
+//! a chunk into several. So a chunk is looked for where writable mappings begin, and may reach through all that follow without a gap.
 //!
 //! Their size word has the second flag alone. Up to 2.42 size + offset is the mapping's length, since 2.43 16 bytes less; `prev_size` is the
 //! offset of the chunk in its mapping (not 0 after memalign), with bit 0 set for huge pages since 2.43.
@@ -6,8 +9,9 @@
 use std::ops::Range;
 
 use super::super::memory::{Memory, Piece, word_at};
+use super::super::objects::range_of;
 use super::layout::{FLAGS, IS_MMAPPED};
-use crate::heap::residency::{PAGE_BYTES, PageRuns};
+use crate::heap::residency::PAGE_BYTES;
 
 /// Pages without a chunk that end the search of a mapping in the first, quick pass.
 const EMPTY_PAGES_MAX: u32 = 4;
@@ -29,6 +33,12 @@ pub struct Mmapped {
 }
 
 impl Mmapped {
+    /// Address behind the last one.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes)
+    }
+
     /// The address that malloc returned.
     #[must_use]
     pub fn block(&self) -> u64 {
@@ -45,9 +55,10 @@ pub struct Found {
     pub is_complete: bool,
 }
 
-/// Looks for `wanted` chunks in `ranges` (anonymous mappings without the heaps).
+/// Looks for `wanted` chunks that begin in `ranges` (writable anonymous mappings without the heaps) and end in the same of `spans` (all
+/// private mappings without a file, whatever their rights, joined where they touch, without the heaps). Both are sorted.
 #[must_use]
-pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], wanted: u32) -> Found {
+pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wanted: u32) -> Found {
     if wanted == 0 {
         return Found { chunks: Vec::new(), is_complete: true };
     }
@@ -57,7 +68,8 @@ pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], wanted: u32) -> Found {
     for is_thorough in [false, true] {
         let mut chunks = Vec::new();
         for range in ranges {
-            search(memory, range, is_thorough, &mut probes, &mut chunks);
+            let span = range_of(spans, range.start).unwrap_or(range);
+            search(memory, range, span, is_thorough, &mut probes, &mut chunks);
         }
         let is_complete = chunks.len() == wanted as usize;
         if is_complete || chunks.len().abs_diff(wanted as usize) < best.chunks.len().abs_diff(wanted as usize) {
@@ -70,9 +82,13 @@ pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], wanted: u32) -> Found {
     best
 }
 
-fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &mut u64, chunks: &mut Vec<Mmapped>) {
-    let Ok(runs) = memory.page_runs(range.clone()) else { return };
-    let mut at = range.start;
+fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, is_thorough: bool, probes: &mut u64, chunks: &mut Vec<Mmapped>) {
+    // The last chunk may reach into this mapping, or beyond it.
+    let mut at = chunks.last().map_or(range.start, |last| range.start.max(last.end()));
+    if at >= range.end {
+        return;
+    }
+    let Ok(runs) = memory.page_runs(at..range.end) else { return };
     let mut empty_pages = 0;
     let mut page = [0u8; PAGE_BYTES as usize];
     while at < range.end && *probes < PROBES_MAX {
@@ -80,11 +96,11 @@ fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &m
         at = present;
         *probes += 1;
         let piece = Piece { addr: at, bytes: page.len() };
-        let found = if memory.read_pieces(&[piece], &mut page) == page.len() { chunk_in_page(&page, at, range) } else { None };
+        let found = if memory.read_pieces(&[piece], &mut page) == page.len() { chunk_in_page(&page, at, span) } else { None };
         match found {
-            Some(found) if chunks.last().is_none_or(|last| last.start.saturating_add(last.bytes) <= found.start) => {
-                let chunk = if found.offset_bytes == 0 { aligned_within(memory, &runs, found) } else { found };
-                at = chunk.start.saturating_add(chunk.bytes);
+            Some(found) if chunks.last().is_none_or(|last| last.end() <= found.start) => {
+                let chunk = if found.offset_bytes == 0 { aligned_within(memory, found) } else { found };
+                at = chunk.end();
                 chunks.push(chunk);
                 empty_pages = 0;
             }
@@ -101,7 +117,7 @@ fn search(memory: &dyn Memory, range: &Range<u64>, is_thorough: bool, probes: &m
 
 /// memalign leaves the header of the whole mapping where it was and writes another one in front of the aligned address. Where one of the
 /// alignments leads to such a header, that is the chunk.
-fn aligned_within(memory: &dyn Memory, runs: &PageRuns, whole: Mmapped) -> Mmapped {
+fn aligned_within(memory: &dyn Memory, whole: Mmapped) -> Mmapped {
     let block = whole.start.saturating_add(16);
     let mut before = 0;
     for bits in 5..ALIGNMENT_BITS_MAX {
@@ -112,7 +128,7 @@ fn aligned_within(memory: &dyn Memory, runs: &PageRuns, whole: Mmapped) -> Mmapp
         before = offset_bytes;
         let header = whole.start + offset_bytes;
         let mut words = [0u8; 16];
-        if !runs.state_at(header).present || memory.read(header, &mut words) != words.len() {
+        if memory.read(header, &mut words) != words.len() {
             continue;
         }
         let (prev_size, size) = (word_at(&words, 0) & !1, word_at(&words, 8));
@@ -124,8 +140,8 @@ fn aligned_within(memory: &dyn Memory, runs: &PageRuns, whole: Mmapped) -> Mmapp
     whole
 }
 
-/// The chunk whose header lies in the page at `addr`.
-fn chunk_in_page(page: &[u8], addr: u64, range: &Range<u64>) -> Option<Mmapped> {
+/// The chunk whose header lies in the page at `addr`, and which lies in `span`.
+fn chunk_in_page(page: &[u8], addr: u64, span: &Range<u64>) -> Option<Mmapped> {
     (0..page.len()).step_by(16).find_map(|at| {
         let header = word_at(page, at + 8);
         if header & FLAGS != IS_MMAPPED {
@@ -142,7 +158,7 @@ fn chunk_in_page(page: &[u8], addr: u64, range: &Range<u64>) -> Option<Mmapped> 
         } else {
             return None;
         };
-        let fits = start & 4095 == 0 && start >= range.start && start.checked_add(bytes).is_some_and(|end| end <= range.end);
+        let fits = start & 4095 == 0 && start >= span.start && start.checked_add(bytes).is_some_and(|end| end <= span.end);
         (fits && bytes >= PAGE_BYTES && offset_bytes < bytes && (offset_bytes == 0) == (at == 0 && start == addr)).then_some(Mmapped {
             start,
             bytes,
@@ -161,6 +177,27 @@ mod tests {
         page[at..at + 8].copy_from_slice(&prev_size.to_le_bytes());
         page[at + 8..at + 16].copy_from_slice(&header.to_le_bytes());
         page
+    }
+
+    /// What numpy makes of its arrays: the page of the header, then the block with another setting; and the upper neighbour.
+    #[test]
+    fn chunks_reach_through_mappings_that_were_split_and_begin_in_ones_that_were_joined() {
+        const MAPS: &[u8] = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0\n7f0000001000-7f0000011000 rw-p 00000000 00:00 0\n\
+            7f0000011000-7f0000012000 rw-p 00000000 00:00 0\n7f0000012000-7f0000014000 r--p 00000000 00:00 0\n\
+            7f0000014000-7f0000034000 rw-p 00000000 00:00 0\n7f0000040000-7f0000050000 rw-p 00000000 00:00 0\n";
+        let maps = crate::target::Maps::parse(MAPS);
+        let mut memory = crate::census::Fixture::with_maps(maps.clone());
+        let chunks = [(0x7f00_0000_0000, 0x11000), (0x7f00_0001_1000, 0x10000), (0x7f00_0002_1000, 0x13000)];
+        for (start, bytes) in chunks {
+            memory.write_word(start + 8, bytes | 2);
+        }
+        // Its size would lead over a gap in the address space.
+        memory.write_word(0x7f00_0004_0008, 0x11000 | 2);
+        let ranges = super::super::super::objects::anonymous_ranges(&maps);
+        let spans = super::super::super::objects::unbacked_ranges(&maps);
+        let found = find(&memory, &ranges, &spans, 3);
+        assert_eq!(found.chunks.iter().map(|one| (one.start, one.bytes)).collect::<Vec<_>>(), chunks);
+        assert!(found.is_complete);
     }
 
     #[test]

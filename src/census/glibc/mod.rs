@@ -22,7 +22,7 @@ use self::walker::Walker;
 use super::account::{ArenaAccount, HeapAccount, Level, Setting, Sums};
 use super::chunks::{ARENA_NONE, ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError};
-use super::objects::{Objects, anonymous_ranges, joined, without};
+use super::objects::{Objects, anonymous_ranges, joined, unbacked_ranges, without};
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
@@ -279,7 +279,7 @@ fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &C
     quality.balanced = walked <= before.max(after).saturating_add(ACCOUNT_SLACK_BYTES).saturating_add(moved);
 }
 
-/// Adds the chunks with mappings of their own. `mp_` gives their number and bytes; the list is complete when it agrees.
+/// Adds the chunks that were mapped one by one. `mp_` gives their number and bytes; the list is complete when it agrees.
 fn add_mmapped(
     memory: &dyn Memory,
     par: Option<&MallocPar>,
@@ -294,8 +294,9 @@ fn add_mmapped(
     let now = memory.bytes(par.addr, PAR_BYTES).and_then(|bytes| MallocPar::parse(par.shape, par.addr, &bytes, |_| true)).unwrap_or(*par);
     let mut taken: Vec<Range<u64>> = regions.reserved.iter().chain(regions.extents.iter().map(|(_, extent)| extent)).cloned().collect();
     taken.sort_by_key(|range| range.start);
-    let free = without(&anonymous_ranges(&maps), &joined(&taken));
-    let found = mmapped::find(memory, &free, now.mmapped_allocations);
+    let taken = joined(&taken);
+    let free = without(&anonymous_ranges(&maps), &taken);
+    let found = mmapped::find(memory, &free, &without(&unbacked_ranges(&maps), &taken), now.mmapped_allocations);
     let mut pages = PageCache::new(memory);
     let mut listed = 0u64;
     for chunk in &found.chunks {

@@ -13,8 +13,8 @@ use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
 use super::super::radix::{self, Found, Shape};
 use super::metadata::Block;
-use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, RECORD_BYTES, RETAINED};
-use super::{NO_ARENA, POINTER_MASK, layout, one_word, own_blocks};
+use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, MUZZY, RECORD_BYTES, RETAINED};
+use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks};
 use crate::heap::residency::PAGE_BYTES;
 
 /// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
@@ -246,8 +246,7 @@ impl<'a> Reading<'a> {
         sums.resident += residency.resident_bytes;
         sums.swapped += residency.swapped_bytes;
         sums.huge += residency.huge_bytes;
-        let arena =
-            self.arenas.entry(extent.arena).or_insert_with(|| ArenaAccount { address: u64::from(extent.arena), ..ArenaAccount::default() });
+        let arena = self.arenas.entry(extent.arena).or_insert_with(|| new_arena(extent.arena));
         arena.pieces += 1;
         arena.extent_bytes += extent.bytes;
         arena.resident_bytes += residency.resident_bytes;
@@ -278,6 +277,12 @@ impl<'a> Reading<'a> {
         arena.live_bytes += live_bytes;
         arena.live_allocations += live_count;
         arena.free_bytes += free_bytes;
+        match extent.state {
+            DIRTY => add(&mut arena.dirty_bytes, extent.bytes),
+            MUZZY => add(&mut arena.muzzy_bytes, extent.bytes),
+            RETAINED => add(&mut arena.retained_bytes, extent.bytes),
+            _ => {}
+        }
         self.add_chunks(extent);
     }
 
@@ -332,7 +337,7 @@ impl<'a> Reading<'a> {
         self.extents.extend(blocks.iter().map(|block| (NO_ARENA, block.range())));
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
-        let Self { sums, table, mut pages, extents, arenas, torn, build, .. } = self;
+        let Self { memory, sums, table, mut pages, extents, arenas, torn, build, .. } = self;
         let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout(build.bits(), found), ..HeapAccount::default() };
         account.extent_bytes = sums.extent;
         account.resident_bytes = sums.resident;
@@ -347,6 +352,11 @@ impl<'a> Reading<'a> {
         account.overhead_bytes = sums.extent.saturating_sub(sums.live).saturating_sub(sums.free).saturating_sub(sums.unread);
         account.trimmable_bytes = Some(sums.purgeable);
         account.arenas = arenas.into_values().collect();
+        let total = |bytes: fn(&ArenaAccount) -> Option<u64>| Some(account.arenas.iter().filter_map(bytes).fold(0, u64::saturating_add));
+        account.dirty_bytes = total(|arena| arena.dirty_bytes);
+        account.muzzy_bytes = total(|arena| arena.muzzy_bytes);
+        account.retained_bytes = total(|arena| arena.retained_bytes);
+        add_decay(&mut account, memory, &blocks, found);
         account.largest_free_bytes = Some(sums.largest_free);
         account.size_classes = Sums::of(&table, &mut []).size_classes;
         let occupancy = occupancy_of(&table, &mut pages);
@@ -363,6 +373,16 @@ impl<'a> Reading<'a> {
         quality.judge(account.extent_bytes, torn.saturating_mul(100) <= known);
         HeapWalk { account, quality, chunks: table, extents }
     }
+}
+
+/// An arena that holds nothing yet.
+fn new_arena(number: u32) -> ArenaAccount {
+    let none = Some(0);
+    ArenaAccount { address: u64::from(number), dirty_bytes: none, muzzy_bytes: none, retained_bytes: none, ..ArenaAccount::default() }
+}
+
+fn add(sum: &mut Option<u64>, bytes: u64) {
+    *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
 }
 
 /// The extents' ranges, joined where they touch.

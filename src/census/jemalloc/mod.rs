@@ -5,6 +5,7 @@
 //! (`edata_t`, `extent_t`) begins with e_bits, e_addr and e_size_esn; a slab's has a bitmap of its regions at +64, 1 = free. What thread
 //! caches hold counts as live, as in jemalloc's own statistics.
 
+pub mod decay;
 pub mod full;
 pub mod metadata;
 pub mod quick;
@@ -150,8 +151,25 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
         }
     }
     account.arenas = by_arena.into_values().collect();
+    add_decay(&mut account, memory, &blocks, found);
     quality.judge(account.extent_bytes, true);
     HeapWalk { account, quality, chunks: ChunkTable::default(), extents }
+}
+
+/// Adds what the arenas say of when they give back pages.
+fn add_decay(account: &mut HeapAccount, memory: &dyn Memory, blocks: &[Block], found: &Found) {
+    let object = found.object.base..found.object.range.end;
+    let times = decay::find(memory, blocks, &object);
+    for arena in &mut account.arenas {
+        let own = u32::try_from(arena.address).ok().and_then(|number| times.get(&number));
+        arena.dirty_decay_ms = own.map(|own| own.dirty_ms);
+        arena.muzzy_decay_ms = own.map(|own| own.muzzy_ms);
+    }
+    let agreed = |time: fn(&ArenaAccount) -> Option<i64>| {
+        let first = account.arenas.first().and_then(time)?;
+        account.arenas.iter().all(|arena| time(arena) == Some(first)).then_some(first)
+    };
+    (account.dirty_decay_ms, account.muzzy_decay_ms) = (agreed(|arena| arena.dirty_decay_ms), agreed(|arena| arena.muzzy_decay_ms));
 }
 
 /// Live bytes of an extent; whether a large block has a page more than it needs is told by where it begins.

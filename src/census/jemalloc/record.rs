@@ -19,6 +19,8 @@ const LARGE_BYTES_MIN: u64 = 16 << 10;
 pub const ACTIVE: u64 = 0;
 /// State of an extent that is free, and whose pages are not given back yet.
 pub const DIRTY: u64 = 1;
+/// State of an extent that is free, and whose pages the kernel may take.
+pub const MUZZY: u64 = 2;
 /// State of an extent whose pages were given back.
 pub const RETAINED: u64 = 3;
 

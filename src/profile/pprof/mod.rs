@@ -1,17 +1,20 @@
 //! The profile file: gzipped pprof, which `go tool pprof`, Pyroscope, Parca and speedscope open as it is.
 //!
 //! What pprof has no field for travels where other tools leave it alone: the metadata as one JSON object in a comment that starts with
-//! [`METADATA_COMMENT`]; the process and its container, a cut walk, standard errors and guessed frames as labels of the sample. So [`read`] gives back what [`write`] was
+//! [`METADATA_COMMENT`]; the process and its container, a cut walk, standard errors and guessed frames as labels of the sample,
+//! the allocator's own frames as a label and a table ([`allocator`]). So [`read`] gives back what [`write`] was
 //! given.
 
+mod allocator;
 pub mod proto;
 mod read;
 #[cfg(test)]
 mod tests;
 mod write;
 
+pub use allocator::{LABEL_ALLOCATED_BY, LABEL_FRAMES};
 pub use read::{ReadError, read, read_file};
-pub use write::{encode, write};
+pub use write::{Part, encode, write, write_part};
 
 /// Start of the comment that holds the metadata. `go tool pprof` does not show comments that start with `#`.
 pub const METADATA_COMMENT: &str = "#fragprof ";
@@ -27,6 +30,10 @@ pub const LABEL_TRUNCATED: &str = "stack_truncated";
 pub const LABEL_GUESSED: &str = "guessed_frame";
 /// Unit of [`LABEL_GUESSED`].
 pub const LABEL_GUESSED_UNIT: &str = "index";
+/// String sample label: which of its values are lower bounds, such as [`LABEL_BOUND_RATES`].
+pub const LABEL_BOUND: &str = "lower_bound";
+/// What was allocated, and what outlived an age.
+pub const LABEL_BOUND_RATES: &str = "alloc, survivor";
 /// End of the numeric labels that hold the standard errors of estimates: `inuse_space_stderr`.
 pub const ERROR_SUFFIX: &str = "_stderr";
 /// Module name of generated code; a frame of it is a JIT frame.

@@ -14,6 +14,7 @@ use prost::Message;
 use prost::encoding::{WireType, decode_key, decode_varint};
 use thiserror::Error;
 
+use super::allocator::{LABEL_ALLOCATED_BY, LABEL_FRAMES, TABLE_COMMENT, put_back, read_table};
 use super::proto;
 use super::{ERROR_SUFFIX, LABEL_GUESSED, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT, MODULE_JIT};
 use crate::profile::kind::{KindSet, StandardErrors, ValueKind, Values};
@@ -125,7 +126,8 @@ fn decode(bytes: &[u8]) -> Result<Profile, ReadError> {
     let tables = Tables::index(bytes)?;
     let columns = tables.columns()?;
     let mut profile = Profile::new(tables.metadata(&columns)?);
-    Samples { tables: &tables, columns: &columns, strings: HashMap::new(), locations: HashMap::new(), frames_total: 0 }
+    let allocator = tables.allocator_frames()?;
+    Samples { tables: &tables, columns: &columns, allocator, strings: HashMap::new(), locations: HashMap::new(), frames_total: 0 }
         .add_all(&mut profile)?;
     Ok(profile)
 }
@@ -266,6 +268,16 @@ impl<'a> Tables<'a> {
         Ok(columns)
     }
 
+    /// The allocator's own frames that samples go without, by index.
+    fn allocator_frames(&self) -> Result<Vec<Vec<Frame>>, ReadError> {
+        for &comment in &self.comments {
+            if let Some(json) = self.text(comment)?.strip_prefix(TABLE_COMMENT) {
+                return Ok(read_table(json));
+            }
+        }
+        Ok(Vec::new())
+    }
+
     fn metadata(&self, columns: &[Option<ValueKind>]) -> Result<Metadata, ReadError> {
         let present: KindSet = columns.iter().copied().flatten().collect();
         let mut found = Vec::new();
@@ -326,6 +338,8 @@ fn kind_of(name: &str, unit: &str) -> Option<ValueKind> {
 struct Samples<'t, 'a> {
     tables: &'t Tables<'a>,
     columns: &'t [Option<ValueKind>],
+    /// Frames that samples go without.
+    allocator: Vec<Vec<Frame>>,
     strings: HashMap<i64, Arc<str>>,
     /// Frames of a location, as they are and as guesses.
     locations: HashMap<(u64, bool), Arc<[FrameId]>>,
@@ -355,6 +369,10 @@ impl Samples<'_, '_> {
         }
         let labels = self.labels(&sample.label)?;
         let mut frames: Vec<FrameId> = Vec::new();
+        if let Some(allocated_by) = &labels.allocated_by {
+            let cut = put_back(&self.allocator, labels.allocator_frames, allocated_by);
+            frames.extend(cut.iter().map(|frame| profile.intern(frame)));
+        }
         for (index, &location) in sample.location_id.iter().enumerate() {
             let guessed = labels.guessed.contains(&(index as i64));
             frames.extend_from_slice(&self.location(profile, location, guessed)?);
@@ -387,6 +405,8 @@ impl Samples<'_, '_> {
                 LABEL_PID => found.pid = u32::try_from(label.num).unwrap_or(0),
                 LABEL_TRUNCATED => found.truncated = Some(self.string(label.str)?),
                 LABEL_GUESSED => found.guessed.push(label.num),
+                LABEL_ALLOCATED_BY => found.allocated_by = Some(self.string(label.str)?).filter(|name| !name.is_empty()),
+                LABEL_FRAMES => found.allocator_frames = Some(label.num),
                 name => {
                     let kind = name.strip_suffix(ERROR_SUFFIX).and_then(|kind| ValueKind::ALL.into_iter().find(|k| k.name() == kind));
                     if let Some(kind) = kind {
@@ -452,6 +472,9 @@ struct Labels {
     truncated: Option<Arc<str>>,
     guessed: Vec<i64>,
     errors: StandardErrors,
+    allocated_by: Option<Arc<str>>,
+    /// Index of what was left out.
+    allocator_frames: Option<i64>,
 }
 
 /// A name for a frame without one: module and offset in its file, or the bare address.

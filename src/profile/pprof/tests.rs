@@ -74,8 +74,8 @@ fn the_fixed_sample_types_come_first_and_in_their_order() {
 fn an_inlined_frame_shares_its_callers_location() {
     let message = encode(&shop());
     let stack = &message.sample[1];
-    assert_eq!(stack.location_id.len(), 3, "malloc, Buffer::grow in Cache::insert, main");
-    let location = &message.location[stack.location_id[1] as usize - 1];
+    assert_eq!(stack.location_id.len(), 2, "Buffer::grow in Cache::insert, main; malloc is a label");
+    let location = &message.location[stack.location_id[0] as usize - 1];
     let names: Vec<&str> = location
         .line
         .iter()
@@ -83,6 +83,50 @@ fn an_inlined_frame_shares_its_callers_location() {
         .collect();
     assert_eq!(names, ["Buffer::grow(unsigned long)", "Cache::insert(std::string, std::string)"]);
     assert_eq!(location.address, 0x1000 + 61);
+}
+
+#[test]
+fn samples_go_without_the_allocators_frames_and_a_label_names_the_function_that_was_called() {
+    let mut profile = shop();
+    let inlined = Frame { flags: FrameFlags { inlined: true, ..FrameFlags::default() }, ..frame("PyMem_Malloc", 3) };
+    profile.add(4242, &[frame("malloc", 2), inlined, frame("list_resize", 3), frame("main", 4)], None, &Values::default());
+    let message = encode(&profile);
+    let text = |i: i64| message.string_table[i as usize].as_str();
+    let called: Vec<Vec<&str>> = (message.sample.iter())
+        .map(|sample| sample.label.iter().filter(|label| text(label.key) == LABEL_ALLOCATED_BY).map(|label| text(label.str)).collect())
+        .collect();
+    assert_eq!(called, [vec!["operator new(unsigned long)"], vec!["malloc"], vec!["malloc"], vec![], vec!["PyMem_Malloc"]]);
+    let names: Vec<&str> = message.function.iter().map(|function| text(function.name)).collect();
+    assert!(!names.iter().any(|name| ["malloc", "PyMem_Malloc", "operator new(unsigned long)"].contains(name)), "{names:?}");
+    let back = read(encoded(&profile).as_slice()).unwrap();
+    assert_eq!(flat(&back), flat(&profile));
+}
+
+#[test]
+fn without_its_table_a_file_still_names_the_allocators_function() {
+    let mut message = encode(&shop());
+    message.comment.truncate(1);
+    let back = read(message.encode_to_vec().as_slice()).unwrap();
+    let leaf = |at: usize| back.frames_of(&back.stacks()[at]).next().unwrap().clone();
+    assert_eq!([leaf(0), leaf(1)], [Frame::named("operator new(unsigned long)"), Frame::named("malloc")]);
+}
+
+#[test]
+fn the_default_sample_type_is_one_that_has_something_in_it() {
+    let default_of = |profile: &Profile| {
+        let message = encode(profile);
+        message.string_table[message.default_sample_type as usize].clone()
+    };
+    let mut governed = Profile::new(Metadata { mode: Mode::Governed, ..Metadata::default() });
+    let kinds = [ValueKind::AllocSpace, ValueKind::SurvivorSpace, ValueKind::LargeSpace];
+    governed.meta.kinds = kinds.into_iter().collect();
+    let values = |kind| Values::default().with(ValueKind::AllocSpace, 9).with(kind, 5);
+    governed.add(1, &[], None, &values(ValueKind::LargeSpace));
+    governed.add(1, &[frame("f", 1)], None, &values(ValueKind::SurvivorSpace));
+    assert_eq!(default_of(&governed), "survivor_space", "of large blocks there is only what nobody owns");
+    governed.add(1, &[frame("g", 1)], None, &values(ValueKind::LargeSpace));
+    assert_eq!(default_of(&governed), "large_space");
+    assert_eq!(default_of(&shop()), "inuse_space");
 }
 
 #[test]

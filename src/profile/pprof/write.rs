@@ -7,19 +7,75 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
+use super::allocator::{LABEL_ALLOCATED_BY, LABEL_FRAMES, Trimmed};
 use super::proto;
-use super::{ERROR_SUFFIX, LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT};
-use crate::profile::kind::ValueKind;
+use super::{
+    ERROR_SUFFIX, LABEL_BOUND, LABEL_BOUND_RATES, LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED,
+    METADATA_COMMENT,
+};
+use crate::profile::kind::{KindSet, ValueKind, Values};
 use crate::profile::model::{Frame, FrameId, Profile, Stack};
+
+/// Processes of which a comment for people says that values are lower bounds; the labels of samples say it of all.
+const BOUNDS_TOLD_MAX: usize = 16;
 
 /// Writes the profile as gzipped pprof.
 ///
 /// # Errors
 /// What the writer reports.
 pub fn write(profile: &Profile, out: impl Write) -> io::Result<()> {
+    zip(&encode(profile), out)
+}
+
+/// Writes a part of a profile as gzipped pprof.
+///
+/// # Errors
+/// What the writer reports.
+pub fn write_part(profile: &Profile, part: &Part<'_>, out: impl Write) -> io::Result<()> {
+    zip(&encode_part(profile, part), out)
+}
+
+fn zip(message: &proto::Profile, out: impl Write) -> io::Result<()> {
     let mut gzip = GzEncoder::new(out, Compression::default());
-    gzip.write_all(&encode(profile).encode_to_vec())?;
+    gzip.write_all(&message.encode_to_vec())?;
     gzip.finish()?.flush()
+}
+
+/// Some kinds of a profile with values and a time of their own, such as one interval of a long recording. It is written for servers that
+/// store many of them: without stacks that have no value, without the metadata, and without sample
+/// labels but the one that marks lower bounds.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// The sample types, in the order of [`ValueKind::ALL`].
+    pub kinds: KindSet,
+    /// The values of each stack, in the order of [`Profile::stacks`].
+    pub rows: &'a [Values],
+    /// When the values were collected, nanoseconds since the Unix epoch.
+    pub time_unix_ns: u64,
+    /// The time that they are of, in nanoseconds; 0 = a moment.
+    pub duration_ns: u64,
+}
+
+/// The part as a pprof message.
+fn encode_part(profile: &Profile, part: &Part<'_>) -> proto::Profile {
+    let mut encoder = Encoder::default();
+    let kinds: Vec<ValueKind> = part.kinds.iter().collect();
+    let sample_type = kinds.iter().map(|kind| encoder.value_type(kind.name(), kind.unit())).collect();
+    let has_rates = kinds.contains(&ValueKind::AllocSpace);
+    let mut sample = Vec::new();
+    for (stack, row) in profile.stacks().iter().zip(part.rows) {
+        let value: Vec<i64> = kinds.iter().map(|&kind| signed(row.get(kind))).collect();
+        if value.iter().any(|&value| value > 0) {
+            let (_, frames) = stack.frames.split_at(encoder.trimmed.trim(profile, &stack.frames).map_or(0, |(frames, _)| frames));
+            let location_id = encoder.locations(profile, frames).iter().map(|l| l.id).collect();
+            let label = if has_rates { encoder.bound_label(profile, stack).into_iter().collect() } else { Vec::new() };
+            sample.push(proto::Sample { location_id, value, label });
+        }
+    }
+    let default = [ValueKind::LiveSpace, ValueKind::InuseSpace, ValueKind::AllocSpace].into_iter().find(|kind| kinds.contains(kind));
+    let default = default.or_else(|| kinds.first().copied()).map_or("", ValueKind::name);
+    let default_sample_type = encoder.strings.id(default);
+    encoder.finish(sample_type, sample, part.time_unix_ns, part.duration_ns, default_sample_type)
 }
 
 /// The profile as a pprof message.
@@ -38,38 +94,34 @@ pub fn encode(profile: &Profile) -> proto::Profile {
         .stacks()
         .iter()
         .map(|stack| {
-            let locations = encoder.locations(profile, &stack.frames);
+            let trimmed = encoder.trimmed.trim(profile, &stack.frames);
+            let (cut, frames) = stack.frames.split_at(trimmed.map_or(0, |(frames, _)| frames));
+            let locations = encoder.locations(profile, frames);
+            let mut label = encoder.labels(profile, stack, &locations);
+            if let Some(((_, index), called)) = trimmed.zip(cut.last()) {
+                label.extend(encoder.allocator_labels(index, &profile.frame(*called).function));
+            }
             proto::Sample {
                 location_id: locations.iter().map(|l| l.id).collect(),
                 value: kinds.iter().map(|&kind| signed(stack.values.get(kind))).collect(),
-                label: encoder.labels(profile, stack, &locations),
+                label,
             }
         })
         .collect();
 
     let meta = &profile.meta;
     // A map of plain values cannot fail to serialise; if it ever does, the file is still a profile, without its metadata.
-    let comment = serde_json::to_string(meta).map(|json| encoder.strings.id(&format!("{METADATA_COMMENT}{json}")));
-    let period_type = Some(encoder.value_type("space", "bytes"));
-    let default_sample_type = encoder.strings.id(ValueKind::InuseSpace.name());
-    proto::Profile {
-        sample_type,
-        sample,
-        mapping: encoder.mappings,
-        location: encoder.locations,
-        function: encoder.functions,
-        drop_frames: 0,
-        keep_frames: 0,
-        time_nanos: signed(meta.start_unix_ns),
-        duration_nanos: (meta.duration_s * 1e9) as i64, // `as` saturates, and takes NaN to 0
-        period_type,
-        // One: every byte stands for itself.
-        period: 1,
-        comment: comment.into_iter().collect(),
-        default_sample_type,
-        doc_url: 0,
-        string_table: encoder.strings.texts,
-    }
+    let metadata = serde_json::to_string(meta).map(|json| format!("{METADATA_COMMENT}{json}"));
+    let bounds = meta.governed.iter().filter(|governed| governed.rates_are_lower_bounds).take(BOUNDS_TOLD_MAX);
+    let bounds = bounds.map(|governed| {
+        format!("fragprof: alloc and survivor values of process {} are lower bounds: {}", governed.pid, governed.lower_bounds_because)
+    });
+    let allocator = encoder.trimmed.comment(profile);
+    let comment = metadata.into_iter().chain(allocator).chain(bounds).map(|text| encoder.strings.id(&text)).collect();
+    let default_sample_type = encoder.strings.id(profile.leading_kind().name());
+    let duration_ns = (meta.duration_s * 1e9) as u64; // `as` saturates, and takes NaN to 0
+    let message = encoder.finish(sample_type, sample, meta.start_unix_ns, duration_ns, default_sample_type);
+    proto::Profile { comment, ..message }
 }
 
 fn signed(value: u64) -> i64 {
@@ -86,6 +138,7 @@ struct LocationRef {
 #[derive(Default)]
 struct Encoder {
     strings: Strings,
+    trimmed: Trimmed,
     mappings: Vec<proto::Mapping>,
     mapping_ids: HashMap<(i64, i64), u64>,
     locations: Vec<proto::Location>,
@@ -95,6 +148,36 @@ struct Encoder {
 }
 
 impl Encoder {
+    /// The message, without comments.
+    fn finish(
+        mut self,
+        sample_type: Vec<proto::ValueType>,
+        sample: Vec<proto::Sample>,
+        time_unix_ns: u64,
+        duration_ns: u64,
+        default_sample_type: i64,
+    ) -> proto::Profile {
+        let period_type = Some(self.value_type("space", "bytes"));
+        proto::Profile {
+            sample_type,
+            sample,
+            mapping: self.mappings,
+            location: self.locations,
+            function: self.functions,
+            drop_frames: 0,
+            keep_frames: 0,
+            time_nanos: signed(time_unix_ns),
+            duration_nanos: signed(duration_ns),
+            period_type,
+            // One: every byte stands for itself.
+            period: 1,
+            comment: Vec::new(),
+            default_sample_type,
+            doc_url: 0,
+            string_table: self.strings.texts,
+        }
+    }
+
     fn value_type(&mut self, name: &str, unit: &str) -> proto::ValueType {
         proto::ValueType { r#type: self.strings.id(name), unit: self.strings.id(unit) }
     }
@@ -166,6 +249,22 @@ impl Encoder {
         id
     }
 
+    /// What tells of the allocator's own frames that the sample goes without.
+    fn allocator_labels(&mut self, index: usize, called: &str) -> [proto::Label; 2] {
+        let (by, called) = (self.strings.id(LABEL_ALLOCATED_BY), self.strings.id(called));
+        let (key, num_unit) = (self.strings.id(LABEL_FRAMES), self.strings.id(LABEL_GUESSED_UNIT));
+        [
+            proto::Label { key: by, str: called, ..Default::default() },
+            proto::Label { key, num: index as i64, num_unit, ..Default::default() },
+        ]
+    }
+
+    /// Says that the rates of a stack's process are lower bounds.
+    fn bound_label(&mut self, profile: &Profile, stack: &Stack) -> Option<proto::Label> {
+        let is_bound = profile.is_lower_bound(stack.pid, ValueKind::AllocSpace);
+        is_bound.then(|| proto::Label { key: self.strings.id(LABEL_BOUND), str: self.strings.id(LABEL_BOUND_RATES), ..Default::default() })
+    }
+
     fn labels(&mut self, profile: &Profile, stack: &Stack, locations: &[LocationRef]) -> Vec<proto::Label> {
         let mut labels = Vec::new();
         if stack.pid != 0 {
@@ -183,6 +282,7 @@ impl Encoder {
             let (key, str) = (self.strings.id(LABEL_TRUNCATED), self.strings.id(reason));
             labels.push(proto::Label { key, str, ..Default::default() });
         }
+        labels.extend(self.bound_label(profile, stack));
         for kind in ValueKind::ALL.into_iter().filter(|&kind| stack.errors.get(kind) > 0) {
             let (key, num_unit) = (self.strings.id(&format!("{}{ERROR_SUFFIX}", kind.name())), self.strings.id(kind.unit()));
             labels.push(proto::Label { key, num: signed(stack.errors.get(kind)), num_unit, ..Default::default() });

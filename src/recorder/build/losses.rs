@@ -3,6 +3,7 @@
 use crate::capture::{Counters, Read, TargetLoss, wire};
 use crate::ledger::{LedgerStats, SampledLedger};
 use crate::profile::Counter;
+use crate::profile::meta::{UNOBSERVED_MS, UNOBSERVED_SPELLS, UNWATCHED_CHILDREN};
 use crate::recorder::watched::Watched;
 use crate::units::{HumanBytes, counted, grouped};
 
@@ -70,6 +71,19 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
         "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
     ));
     losses
+}
+
+/// What was not observed of processes that were watched, and which were not watched, though they should have been.
+pub fn unobserved(stats: &[LedgerStats], unwatched_children: u64) -> [Counter; 3] {
+    let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
+    let spells = sum(|s| s.gaps);
+    // A spell of less than a millisecond is none of zero.
+    let ms = sum(|s| s.gap_ns).div_ceil(1_000_000);
+    [
+        Counter::new(UNOBSERVED_SPELLS, spells, "spells in which a new image, child or library ran before its probes were in"),
+        Counter::new(UNOBSERVED_MS, ms, "milliseconds that they took together"),
+        Counter::new(UNWATCHED_CHILDREN, unwatched_children, "children that could not be watched"),
+    ]
 }
 
 /// What must be said where the kernel does not do with hits what it should.

@@ -36,6 +36,7 @@ pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, t
         container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: ledger.is_lossy(),
+        unobserved_us: Some(books.past_sampled.iter().chain([ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
         peak_inuse_bytes: Some(totals.peak_bytes.rounded()),
         heap: target.sampled_heap.as_ref().map(|heap| heap.summary),
         source: target.source_words(),

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::processor_time::of_process_ns;
+use super::target::spent;
 use crate::capture::{Attached, Capture, Slot, TargetFlags, wire};
-use crate::governor::HitCosts;
+use crate::governor::{HitCosts, Spent};
 use crate::probe::plan::Planner;
 use crate::recorder::target::attach_file;
 use crate::target::Process;
@@ -42,16 +43,25 @@ fn measure(capture: &Capture, planner: &mut Planner) -> anyhow::Result<Option<Hi
         let _ = capture.tables().wait_until_loaded(READY_WITHIN);
         capture.open(slot, u64::MAX / 2, u64::MAX);
         let mut rounds = Vec::with_capacity(ROUNDS);
+        let mut programs = [Spent::default(); 2];
         for _ in 0..ROUNDS {
             let alone = child.ns_per_pair()?;
             let probes = attach(capture, child.pid(), slot, &frees)?;
+            let before = spent(capture.hits(slot));
             let with_free = child.ns_per_pair()?;
+            let between = spent(capture.hits(slot));
             let more = attach(capture, child.pid(), slot, &mallocs)?;
+            let before_both = spent(capture.hits(slot));
             let with_both = child.ns_per_pair()?;
+            programs[0] += between.since(before);
+            programs[1] += spent(capture.hits(slot)).since(before_both);
             drop((probes, more));
             rounds.push([alone, with_free, with_both]);
         }
-        Ok(HitCosts::from_rounds(&rounds))
+        // Of a free, and of a pair, which is two hits.
+        let [free_ns, pair_ns] =
+            [(programs[0], 1.0), (programs[1], 2.0)].map(|(spent, hits)| spent.programs_ns as f64 / (spent.hits().max(1) as f64) * hits);
+        Ok(HitCosts::from_rounds(&rounds).map(|costs| costs.with_programs(free_ns, pair_ns)))
     })();
     capture.switch(slot, false);
     drop(child);

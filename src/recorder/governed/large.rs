@@ -7,8 +7,7 @@ use std::path::Path;
 
 use super::books::{LargeBook, lock};
 use super::builds::{KnownSites, find_now};
-use super::reaper::Ticket;
-use super::target::{Tools, is_lossy, seconds_between};
+use super::target::{Tools, is_lossy, spent};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss, wire};
 use crate::governor::large::PIECE_S;
 use crate::governor::{HitCosts, LargePace, Left};
@@ -18,10 +17,11 @@ use crate::probe::functions::{Family, find as find_function};
 use crate::probe::large::{LargeSites, SEEN_FROM_BYTES};
 use crate::probe::plan::{FilePlan, Plan};
 use crate::recorder::monotonic_ns;
+use crate::recorder::reaper::Ticket;
 use crate::target::Process;
 use crate::target::allocator::Allocator;
 use crate::target::process::read_bounded;
-use crate::units::Pid;
+use crate::units::{Pid, grouped};
 
 /// What taking these probes in and out costs the target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).
 const AROUND_S: f64 = 0.001;
@@ -58,6 +58,32 @@ struct In {
     piece_s: f64,
     hits: Hits,
     loss: TargetLoss,
+    /// Large blocks that were handed out or freed up to then.
+    large: u64,
+}
+
+/// What passed the probes in a piece that was too dear.
+#[derive(Debug, Clone, Copy)]
+struct Passed {
+    hits: u64,
+    large: u64,
+    seconds: f64,
+}
+
+impl Passed {
+    /// In words, where large blocks are the lesser part: small ones that miss the thread cache pass the same places.
+    fn words(self) -> Option<String> {
+        let small = self.hits.saturating_sub(self.large);
+        let per_s = |count: u64| grouped((count as f64 / self.seconds.max(1e-3)).round() as u64);
+        (small > self.large).then(|| {
+            format!(
+                "small blocks that the thread cache has none of, or no room for, pass the same places: {} a second beside {} by large blocks, \
+                 which costs more than their part of the budget",
+                per_s(small),
+                per_s(self.large)
+            )
+        })
+    }
 }
 
 enum State {
@@ -78,6 +104,7 @@ pub struct Large {
     tail: Option<(Hits, f64, Ticket)>,
     /// Why they were taken out last; `None` since they are in again.
     left: Option<Left>,
+    passed: Option<Passed>,
     /// Why they could not be put in last.
     failed: Option<String>,
     /// Times that they were put in, and taken out again for what they cost or lost.
@@ -102,6 +129,7 @@ impl Large {
             state: if wanted { State::Out(0.0) } else { State::Ended },
             tail: None,
             left: None,
+            passed: None,
             failed: None,
             trials: 0,
             times_left: 0,
@@ -171,6 +199,9 @@ impl Large {
             (State::In(_), _, _) if self.pace.is_kept() => ("kept", String::new()),
             (State::In(_), _, _) => ("tried", String::new()),
             (State::Ended, None, _) if self.trials > 0 => ("kept", String::new()),
+            (_, Some(left @ (Left::OverShare | Left::Burst)), _) => {
+                ("left", self.passed.and_then(Passed::words).unwrap_or_else(|| left.words().to_owned()))
+            }
             (_, Some(left), _) => ("left", left.words().to_owned()),
             (_, None, Some(reason)) => ("none", reason.to_owned()),
             (_, None, None) => ("none", "they were not tried yet".to_owned()),
@@ -195,7 +226,7 @@ impl Large {
     fn tail_s(&mut self, tools: &Tools<'_>) -> f64 {
         let Some((before, since_s, _)) = self.tail.take_if(|(_, _, ticket)| ticket.is_out()) else { return 0.0 };
         let Some(slot) = self.slot else { return 0.0 };
-        let lost_s = seconds_between(&tools.costs, before, tools.capture.hits(slot)).min(tools.now_s - since_s);
+        let lost_s = tools.costs.spent_s(spent(tools.capture.hits(slot)).since(spent(before))).min(tools.now_s - since_s);
         self.lost_s += lost_s;
         lost_s
     }
@@ -223,7 +254,7 @@ impl Large {
         self.since_s = tools.now_s - whose.began_s;
         (self.left, self.failed) = (None, None);
         self.lost_s += AROUND_S;
-        self.state = State::In(In { attached, piece_s: tools.now_s, hits, loss });
+        self.state = State::In(In { attached, piece_s: tools.now_s, hits, loss, large: 0 });
         AROUND_S
     }
 
@@ -235,10 +266,15 @@ impl Large {
             self.state = State::In(probes);
             return 0.0;
         }
-        let (allocations, frees) = (hits.allocations - probes.hits.allocations, hits.frees - probes.hits.frees);
-        let lost_s = tools.costs.seconds(allocations, frees);
+        let lost_s = tools.costs.spent_s(spent(hits).since(spent(probes.hits)));
         self.lost_s += lost_s;
-        let live = lock(tools.books).of.get(&owner.index).and_then(|book| book.large.as_ref()).map_or(0, |large| large.live());
+        let (live, large) = lock(tools.books)
+            .of
+            .get(&owner.index)
+            .and_then(|book| book.large.as_ref())
+            .map_or((0, 0), |large| (large.live(), large.calls()));
+        let hits_here = spent(hits).since(spent(probes.hits)).hits();
+        self.passed = Some(Passed { hits: hits_here, large: large - probes.large, seconds: open_s });
         let left = if full {
             Some(Left::Full)
         } else if is_lossy(tools.capture.loss(slot), probes.loss) {
@@ -248,7 +284,7 @@ impl Large {
         } else if live > LIVE_MAX {
             Some(Left::TooMany)
         } else {
-            self.pace.piece(allocations, frees, open_s)
+            self.pace.piece(lost_s, open_s)
         };
         match left {
             Some(why) => {
@@ -257,7 +293,7 @@ impl Large {
             }
             None => {
                 tools.capture.extend(slot, self.pace.quota());
-                (probes.piece_s, probes.hits) = (tools.now_s, hits);
+                (probes.piece_s, probes.hits, probes.large) = (tools.now_s, hits, large);
                 self.state = State::In(probes);
                 lost_s
             }
@@ -289,8 +325,7 @@ impl Large {
         let hits = tools.capture.hits(slot);
         tools.capture.switch(slot, false);
         let whole = hits.closed_ns.is_none() && !is_lossy(tools.capture.loss(slot), probes.loss);
-        let counted = (hits.allocations - probes.hits.allocations, hits.frees - probes.hits.frees);
-        self.lost_s += tools.costs.seconds(counted.0, counted.1);
+        self.lost_s += tools.costs.spent_s(spent(hits).since(spent(probes.hits)));
         drop(tools.reaper.take_out(probes.attached));
         if !whole {
             self.left = Some(if hits.closed_ns.is_some() { Left::Burst } else { Left::Lossy });
@@ -378,6 +413,11 @@ impl LargeBook {
         self.ledger.totals().live
     }
 
+    /// Large blocks that were handed out and freed so far.
+    pub fn calls(&self) -> u64 {
+        self.ledger.totals().allocations + self.ledger.totals().frees + self.ledger.stats().unknown_frees
+    }
+
     /// Their bytes.
     pub fn live_bytes(&self) -> u64 {
         self.ledger.totals().live_bytes
@@ -387,6 +427,13 @@ impl LargeBook {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_blocks_that_pass_the_places_are_told_apart_from_large_ones() {
+        let words = |hits, large| Passed { hits, large, seconds: 2.0 }.words();
+        assert_eq!(words(1_000, 900), None);
+        assert!(words(60_204, 204).is_some_and(|words| words.contains("30,000 a second beside 102 by")), "{:?}", words(60_204, 204));
+    }
 
     #[test]
     fn only_a_cache_that_takes_larger_blocks_is_raised() {

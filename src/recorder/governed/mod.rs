@@ -17,7 +17,7 @@ mod large;
 mod looks;
 pub mod processor_time;
 mod profile;
-mod reaper;
+
 mod sink;
 mod status;
 mod target;
@@ -29,10 +29,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::reaper::Reaper;
 use books::{Book, SharedBooks, lock};
 use builds::KnownSites;
 pub use large::large_places;
-use reaper::Reaper;
 use sink::{BookSink, Notice};
 pub use status::{LargeStatus, Status};
 use target::{Target, Tools};
@@ -47,6 +47,7 @@ use crate::governor::retention::Verdict;
 use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
 use crate::profile::{Counter, Profile};
+use crate::recorder::target::START_CHUNKS_MAX;
 use crate::symbol::{Snapshots, Symbolizer, read_perf_map};
 use crate::target::Process;
 use crate::units::{Pid, StackId};
@@ -218,7 +219,7 @@ impl Governed {
             return Err(error);
         }
         if self.options.own_census {
-            target.heap_at_start = heap::ladder(pid);
+            (target.heap_at_start, target.before) = heap::at_start(pid, START_CHUNKS_MAX).unzip();
         }
         self.capture.touch_interval(slot, TOUCH_INTERVAL);
         self.targets.insert(slot.index, target);
@@ -513,7 +514,7 @@ impl Governed {
             if let Some(mut target) = self.targets.remove(&slot) {
                 target.stop(&self.tools(), true);
                 if self.options.own_census {
-                    target.heap_at_end = heap::ladder(target.pid());
+                    target.look_at_the_heap(lock(&self.books).of.get_mut(&slot));
                 }
                 self.targets.insert(slot, target);
             }

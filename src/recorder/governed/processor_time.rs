@@ -1,6 +1,7 @@
 //! Processor time of processes and their threads, by the kernel's own account.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use crate::governor::ThreadTime;
 use crate::target::Process;
@@ -9,6 +10,10 @@ use crate::units::Pid;
 
 /// Threads whose time is looked at, 5 µs each; those beyond are taken to have run all the time.
 const THREADS_MAX: usize = 256;
+/// Threads of which it is also looked at how often they slept, 20 µs each.
+const SLEEPERS_MAX: usize = 64;
+/// A page is more than `/proc/PID/task/TID/status` has.
+const STATUS_BYTES_MAX: u64 = 4096;
 /// Three numbers.
 const SCHEDSTAT_BYTES_MAX: u64 = 128;
 
@@ -16,22 +21,31 @@ const SCHEDSTAT_BYTES_MAX: u64 = 128;
 pub fn of_threads(process: &Process) -> HashMap<u32, ThreadTime> {
     let directory = process.directory().join("task");
     let Ok(entries) = std::fs::read_dir(&directory) else { return HashMap::new() };
-    let time = |entry: std::io::Result<std::fs::DirEntry>| {
+    let time = |(number, entry): (usize, std::io::Result<std::fs::DirEntry>)| {
         let tid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
         let bytes = read_bounded(&directory.join(tid.to_string()).join("schedstat"), SCHEDSTAT_BYTES_MAX).ok()?;
         let mut numbers = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().map(str::parse::<u64>);
         let (run_ns, wait_ns) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
         let run_s = run_ns as f64 / 1e9;
-        Some((tid, ThreadTime { run_s, ready_s: run_s + wait_ns as f64 / 1e9 }))
+        let sleeps = (number < SLEEPERS_MAX).then(|| sleeps(&directory.join(tid.to_string()).join("status"))).flatten();
+        Some((tid, ThreadTime { run_s, ready_s: run_s + wait_ns as f64 / 1e9, sleeps }))
     };
-    entries.take(THREADS_MAX).filter_map(time).collect()
+    entries.take(THREADS_MAX).enumerate().filter_map(time).collect()
+}
+
+/// How often a thread gave up its processor by itself.
+fn sleeps(status: &Path) -> Option<u64> {
+    let bytes = read_bounded(status, STATUS_BYTES_MAX).ok()?;
+    let value = std::str::from_utf8(&bytes).ok()?.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    value.trim().parse().ok()
 }
 
 /// What they have done from one look to another; of a thread that was not there before, all that it did.
 pub fn since(before: &HashMap<u32, ThreadTime>, after: &HashMap<u32, ThreadTime>) -> HashMap<u32, ThreadTime> {
     let difference = |(tid, after): (&u32, &ThreadTime)| {
         let before = before.get(tid).copied().unwrap_or_default();
-        (*tid, ThreadTime { run_s: after.run_s - before.run_s, ready_s: after.ready_s - before.ready_s })
+        let sleeps = after.sleeps.zip(before.sleeps).map(|(after, before)| after.saturating_sub(before));
+        (*tid, ThreadTime { run_s: after.run_s - before.run_s, ready_s: after.ready_s - before.ready_s, sleeps })
     };
     after.iter().map(difference).collect()
 }

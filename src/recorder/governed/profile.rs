@@ -1,15 +1,16 @@
 //! From windows and books to a profile.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::books::Book;
 use super::target::Target;
 use crate::capture::counters::ENDS;
 use crate::capture::{Counters, Read};
-use crate::governor::estimate::{STACKS_MAX, errors_of_95_percent};
-use crate::governor::{AGES_NS, Estimate, Estimator, HitCosts, StackEstimate};
+use crate::fragmentation::growth::GrowthSpace;
+use crate::governor::estimate::{Amounts, STACKS_MAX};
+use crate::governor::{AGES_NS, Estimates, Estimator, HitCosts, Quantity, TOLD_AGES, Watched, WindowTimes};
 use crate::heap::residency::PAGE_BYTES;
 use crate::ledger::StackView;
 use crate::probe::large::SEEN_FROM_BYTES;
@@ -17,7 +18,7 @@ use crate::profile::{
     Counter, Frame, Governed, HeapMoment, KindSet, LargeBlocks, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values,
     meta,
 };
-use crate::recorder::build::{losses, lost_by_the_kernel, snake_case, stand_in, unaccounted_so_far};
+use crate::recorder::build::{add_others, losses, lost_by_the_kernel, snake_case, stand_in, unaccounted_so_far};
 use crate::recorder::monotonic_ns;
 use crate::symbol::Symbolizer;
 use crate::target::container::Container;
@@ -60,6 +61,9 @@ const KEPT: [ValueKind; 3] = [ValueKind::SampledObjects, ValueKind::InformativeO
 /// What is known of large blocks, where each of them is seen.
 const LARGE: [ValueKind; 2] = [ValueKind::LargeObjects, ValueKind::LargeSpace];
 
+/// What is known by a census that is joined with the books of a full trace.
+const JOINED: [ValueKind; 4] = [ValueKind::LiveObjects, ValueKind::LiveSpace, ValueKind::PinnedSpace, ValueKind::BlockedSpace];
+
 /// A stack's values with their errors.
 type Row = (Values, StandardErrors);
 
@@ -69,7 +73,12 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
     let age = rows.iter().map(|(target, book)| age_of(&so_far(target, book))).min().unwrap_or(0);
     let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
     let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks);
-    let mut metadata = metadata(facts, watched_s, age, live, knows_blocks);
+    let began_s = rows.iter().map(|(target, _)| target.began_s()).reduce(f64::min).unwrap_or(0.0);
+    let started_at = facts.started_at + Duration::from_secs_f64(began_s.max(0.0));
+    let mut metadata = metadata(facts, started_at, watched_s, age, live, knows_blocks);
+    if live && rows.iter().all(|(target, _)| target.joined.is_some()) {
+        metadata.kinds = JOINED.into_iter().fold(metadata.kinds, KindSet::with);
+    }
     if !live && rows.iter().any(|(target, _)| confirms(target)) {
         metadata.kinds = metadata.kinds.with(ValueKind::ConfirmedSpace);
         metadata.limits.push(
@@ -99,7 +108,7 @@ fn age_of(estimator: &Estimator<StackId>) -> usize {
     (0..AGES_NS.len()).rev().find(known).unwrap_or(0)
 }
 
-fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool, knows_blocks: bool) -> Metadata {
+fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, live: bool, knows_blocks: bool) -> Metadata {
     let mut kinds: KindSet = KINDS.into_iter().collect();
     if live {
         kinds = kinds.with(ValueKind::InuseObjects).with(ValueKind::InuseSpace);
@@ -123,13 +132,13 @@ fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool, knows_blocks:
         facts.costs.spread * 100.0
     ));
     let mut limits = vec![
-        "bytes allocated and survivors are estimated from windows at random times; ages are by the clock, in which a process held up by \
-         probes does less"
+        "bytes allocated and survivors are estimated from windows at random times, per second of the process's own running time; ages leave \
+         out what went into probes"
             .to_owned(),
         "growth counts as avoidable where the heap had as many free bytes, by its last census".to_owned(),
     ];
     if live {
-        limits.push("live bytes are those allocated since the full trace began".to_owned());
+        limits.push("stacks have the live bytes that were allocated since the full trace began".to_owned());
     } else {
         limits.push("whether a survivor still lives after its window is not known: live bytes by stack are not estimated".to_owned());
     }
@@ -142,7 +151,7 @@ fn metadata(facts: &Facts, watched_s: f64, age: usize, live: bool, knows_blocks:
     Metadata {
         tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
         mode: Mode::Governed,
-        start_unix_ns: facts.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        start_unix_ns: started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
         duration_s: watched_s,
         survivor_age_s: Some(AGES_NS[age] as f64 / 1e9),
         kinds,
@@ -160,6 +169,8 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     let estimator = so_far(target, book).into_owned();
     let counts = *estimator.counts();
     let watched_s = target.watched_s(facts.now_s);
+    let clock_s = (watched_s - counts.full_s).max(0.0);
+    let estimates = estimator.estimates(Watched { own_s: target.own_s, clock_s });
     profile.meta.processes.push(meta::Process {
         pid,
         comm: target.process.comm().to_owned(),
@@ -167,6 +178,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         allocators: target.allocators.clone(),
         lossy: counts.lossy > 0,
         heap: target.heap_at_end,
+        attribution: target.joined.as_ref().and_then(|heap| heap.attribution),
         at_start: target.heap_at_start.map(|heap| HeapMoment { heap, ..HeapMoment::default() }),
         ..meta::Process::default()
     });
@@ -180,12 +192,19 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         windows: target.windows().map(|(class, count)| (class.name().to_owned(), count)).collect(),
         windows_closed_early: counts.closed_early.iter().sum(),
         windows_lossy: counts.lossy,
-        saturated_ratio: if counts.seen_bytes > 0.0 { counts.saturated_bytes / counts.seen_bytes } else { 0.0 },
+        saturated_ratio: estimator.saturated_ratio(),
+        own_s: target.own_s,
+        rates_are_lower_bounds: estimates.bound.is_some(),
+        lower_bounds_because: estimates.bound.map(|bound| bound.words().to_owned()).unwrap_or_default(),
+        total_stderr: total_errors(&estimates, age),
         allocations_seen: counts.allocations,
         effective_windows: estimator.effective_windows(age + 1),
         large_blocks: Some(large_blocks(target, book, watched_s)),
     });
-    for note in &target.notes {
+    if let Some(doubt) = nothing_seen(pid, &estimator, target.own_s) {
+        profile.meta.doubts.push(doubt);
+    }
+    for note in target.notes.iter().chain(target.joined.iter().flat_map(|heap| &heap.notes)) {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
     let refused = counts.refused + estimator.stacks_refused();
@@ -221,7 +240,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
             .notes
             .push(format!("process {pid}: the heap grew by {} bytes while no census told its free bytes", book.growth.unknown_bytes));
     }
-    let mut rows = rows(target, book, &estimator, watched_s, age);
+    let mut rows = rows(target, book, &estimates, age);
     for view in book.stacks.stacks() {
         if let Some(row) = rows.remove(&view.id) {
             add_stack(profile, symbolizer, target, pid, &view, &row);
@@ -230,6 +249,34 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     for (_, (values, errors)) in rows {
         profile.add_estimate(pid, &[Frame::named(UNATTRIBUTED)], None, &values, &errors);
     }
+    if let Some(heap) = &target.joined {
+        add_others(profile, pid, heap, &GrowthSpace::default());
+    }
+}
+
+/// Running time from which a process that was seen to allocate nothing is a reason to doubt the probes.
+const BUSY_S: f64 = 1.0;
+
+/// That a process ran and nothing was seen is a fault, or at least no result.
+fn nothing_seen(pid: u32, estimator: &Estimator<StackId>, own_s: f64) -> Option<String> {
+    let counts = estimator.counts();
+    if counts.allocations > 0 || own_s < BUSY_S {
+        return None;
+    }
+    let windows: u64 = counts.windows.iter().sum();
+    let lossy = if counts.lossy > 0 { format!(", and {} were left out for lost records", counts.lossy) } else { String::new() };
+    Some(format!(
+        "process {pid}: nothing is known of what it allocates: it ran for {own_s:.1} s, and in {windows} windows of {:.2} s no allocation was \
+         seen{lossy}; record for longer, or with a larger --budget",
+        counts.open_s
+    ))
+}
+
+/// The errors of the sums over its stacks, by the name of the kind; none of lower bounds.
+fn total_errors(estimates: &Estimates<StackId>, age: usize) -> BTreeMap<String, u64> {
+    let (_, errors) = values_of(&estimates.total, estimates.bound.is_some(), age);
+    let rates = ValueKind::ALL.into_iter().filter(|kind| kind.is_rate() && estimates.bound.is_none());
+    rates.map(|kind| (kind.name().to_owned(), errors.get(kind))).collect()
 }
 
 fn tier(target: &Target) -> &'static str {
@@ -252,13 +299,24 @@ fn add_stack(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target
 }
 
 /// The values of each stack, `StackId::MAX` for those beyond the limits.
-fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watched_s: f64, age: usize) -> HashMap<StackId, Row> {
+fn rows(target: &Target, book: &mut Book, estimates: &Estimates<StackId>, age: usize) -> HashMap<StackId, Row> {
     let mut rows: HashMap<StackId, Row> = HashMap::new();
-    for one in estimator.estimates((watched_s - estimator.counts().full_s).max(0.0)) {
-        let (values, errors) = estimated(&one, estimator, watched_s, age);
+    let is_bound = estimates.bound.is_some();
+    let mut sum = Values::default();
+    for one in &estimates.stacks {
+        let (values, errors) = values_of(&one.amounts, is_bound, age);
+        sum.add(&values);
         let row = rows.entry(one.stack.unwrap_or(StackId(u32::MAX))).or_default();
         row.0.add(&values);
         row.1.add(&errors);
+    }
+    if is_bound {
+        // Of all together more is certain than of each.
+        let (total, _) = values_of(&estimates.total, true, age);
+        let rest = rows.entry(StackId(u32::MAX)).or_default();
+        for kind in ValueKind::ALL.into_iter().filter(|kind| kind.is_rate()) {
+            rest.0.set(kind, rest.0.get(kind).saturating_add(total.get(kind).saturating_sub(sum.get(kind))));
+        }
     }
     for (stack, bytes) in book.growth.bytes.iter() {
         rows.entry(stack).or_default().0.add(&Values::default().with(ValueKind::GrowthSpace, bytes));
@@ -277,13 +335,19 @@ fn rows(target: &Target, book: &mut Book, estimator: &Estimator<StackId>, watche
         live.settle();
         for view in live.stacks() {
             let id = book.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
-            let values =
+            let mut values =
                 Values::default().with(ValueKind::InuseObjects, view.totals.live).with(ValueKind::InuseSpace, view.totals.live_bytes);
+            if let Some(owned) = target.joined.as_ref().map(|heap| &heap.owned) {
+                values.set(ValueKind::LiveObjects, owned.live_chunks.of(view.id));
+                values.set(ValueKind::LiveSpace, owned.live.of(view.id));
+                values.set(ValueKind::PinnedSpace, owned.pinned.of(view.id));
+                values.set(ValueKind::BlockedSpace, owned.blocked.of(view.id));
+            }
             rows.entry(id).or_default().0.add(&values);
         }
     }
     if tells_of_large(target, book) {
-        add_large(&mut rows, book);
+        add_large(&mut rows, target, book);
     }
     if tells_of_kept(target) {
         add_kept(&mut rows, target, book);
@@ -315,6 +379,7 @@ fn large_blocks(target: &Target, book: &mut Book, watched_s: f64) -> LargeBlocks
         dropped: large.dropped,
         ..LargeBlocks::default()
     };
+    let heap_bytes = heap_bytes(target, book);
     if tells_of_large(target, book)
         && let Some(known) = &mut book.large
     {
@@ -324,13 +389,14 @@ fn large_blocks(target: &Target, book: &mut Book, watched_s: f64) -> LargeBlocks
         (told.live_bytes, told.live_allocations) = (totals.live_bytes, totals.live);
         told.freed_from_before = known.ledger.stats().unknown_frees;
         // A census counts a word of the chunk more for each block, which is nothing beside a large one.
-        told.of_live_ratio = book.live_bytes.filter(|&live| live > 0).map(|live| (totals.live_bytes as f64 / live as f64).min(1.0));
+        told.of_live_ratio = heap_bytes.filter(|&live| live > 0).map(|live| (totals.live_bytes as f64 / live as f64).min(1.0));
     }
     told
 }
 
 /// The large blocks that live, by who asked for them.
-fn add_large(rows: &mut HashMap<StackId, Row>, book: &mut Book) {
+fn add_large(rows: &mut HashMap<StackId, Row>, target: &Target, book: &mut Book) {
+    let heap_bytes = heap_bytes(target, book);
     let Some(known) = &mut book.large else { return };
     known.ledger.settle();
     for view in known.ledger.stacks() {
@@ -338,6 +404,13 @@ fn add_large(rows: &mut HashMap<StackId, Row>, book: &mut Book) {
         let values = Values::default().with(ValueKind::LargeObjects, view.totals.live).with(ValueKind::LargeSpace, view.totals.live_bytes);
         rows.entry(id).or_default().0.add(&values);
     }
+    let rest_bytes = heap_bytes.map_or(0, |heap_bytes| heap_bytes.saturating_sub(known.ledger.totals().live_bytes));
+    rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::LargeSpace, rest_bytes));
+}
+
+/// Live bytes of its heap by the newest census; `None` where none could tell.
+fn heap_bytes(target: &Target, book: &Book) -> Option<u64> {
+    target.heap_at_end.and_then(|heap| heap.live_bytes).or(book.live_bytes)
 }
 
 /// Whether it has rows of what is kept.
@@ -365,7 +438,7 @@ fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
     if confirmed_bytes == 0 {
         return;
     }
-    let rest_bytes = book.live_bytes.map_or(0, |live_bytes| live_bytes.saturating_sub(confirmed_bytes));
+    let rest_bytes = heap_bytes(target, book).map_or(0, |live_bytes| live_bytes.saturating_sub(confirmed_bytes));
     rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::ConfirmedSpace, rest_bytes));
 }
 
@@ -373,36 +446,31 @@ fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
 fn so_far<'a>(target: &'a Target, book: &Book) -> Cow<'a, Estimator<StackId>> {
     let Some(window) = book.window.as_ref().filter(|_| target.is_full()) else { return Cow::Borrowed(&target.estimator) };
     let mut estimator = target.estimator.clone();
-    estimator.full(&window.observer.clone().close(monotonic_ns(), &HitCosts::FREE, |_| None));
+    estimator.full(&window.observer.clone().close(monotonic_ns(), &HitCosts::FREE, &WindowTimes::default()));
     Cow::Owned(estimator)
 }
 
-/// Rates as sums over the time watched. Errors are so large that 1.96 of them make the 95 % interval of as few windows as there were.
-fn estimated(one: &StackEstimate<StackId>, estimator: &Estimator<StackId>, watched_s: f64, age: usize) -> Row {
+/// A stack's values: estimates with their errors, or what they are at least.
+fn values_of(amounts: &Amounts, is_bound: bool, age: usize) -> Row {
     // `as` saturates, and takes NaN to 0.
-    let whole = |per_s: f64| (per_s * watched_s).round() as u64;
-    let few = |quantity: usize| errors_of_95_percent(estimator.effective_windows(quantity)) / 1.96;
-    // Of a single window nothing is known of the error: as large as the value itself.
-    let error = |value: f64, stderr: Option<f64>, quantity: usize| whole(stderr.map_or(value, |stderr| stderr * few(quantity)));
-    let of_count = |estimate: &Estimate, quantity| error(estimate.count_per_s, estimate.count_per_s_stderr, quantity);
-    let of_bytes = |estimate: &Estimate, quantity| error(estimate.bytes_per_s, estimate.bytes_per_s_stderr, quantity);
-    let mut values = Values::default()
-        .with(ValueKind::AllocObjects, whole(one.allocated.count_per_s))
-        .with(ValueKind::AllocSpace, whole(one.allocated.bytes_per_s));
-    let mut errors = StandardErrors::default()
-        .with(ValueKind::AllocObjects, of_count(&one.allocated, 0))
-        .with(ValueKind::AllocSpace, of_bytes(&one.allocated, 0));
-    for ((kind, estimate), quantity) in ValueKind::OUTLIVED.into_iter().zip(&one.outlived).zip(1..) {
-        if let Some(estimate) = estimate {
-            values.set(kind, whole(estimate.bytes_per_s));
-            errors.set(kind, of_bytes(estimate, quantity));
+    let whole = |amount: f64| amount.round() as u64;
+    let mut row = Row::default();
+    let mut set = |kind, quantity: &Quantity| {
+        row.0.set(kind, if is_bound { quantity.least.floor() as u64 } else { whole(quantity.value) });
+        row.1.set(kind, if is_bound { 0 } else { whole(quantity.stderr) });
+    };
+    if let Some(allocated) = &amounts[0] {
+        set(ValueKind::AllocObjects, &allocated.count);
+        set(ValueKind::AllocSpace, &allocated.bytes);
+    }
+    for (kind, age) in ValueKind::OUTLIVED.into_iter().zip(TOLD_AGES) {
+        if let Some(outlived) = &amounts[1 + age] {
+            set(kind, &outlived.bytes);
         }
     }
-    if let Some(estimate) = one.outlived.get(age).and_then(Option::as_ref) {
-        values.set(ValueKind::SurvivorObjects, whole(estimate.count_per_s));
-        errors.set(ValueKind::SurvivorObjects, of_count(estimate, age + 1));
-        values.set(ValueKind::SurvivorSpace, whole(estimate.bytes_per_s));
-        errors.set(ValueKind::SurvivorSpace, of_bytes(estimate, age + 1));
+    if let Some(outlived) = &amounts[1 + age] {
+        set(ValueKind::SurvivorObjects, &outlived.count);
+        set(ValueKind::SurvivorSpace, &outlived.bytes);
     }
-    (values, errors)
+    row
 }

@@ -12,13 +12,14 @@ use super::builds::KnownSites;
 use super::large::{Large, Whose};
 use super::looks::look;
 use super::processor_time;
-use super::reaper::{Reaper, Ticket};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
 use crate::governor::random::Random;
 use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
-use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, ThreadTime, Tier, WindowClass, WindowCost};
+use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Spent, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
 use crate::probe::plan::Planner;
 use crate::profile::HeapSummary;
+use crate::recorder::heap::{Before, HeapPicture};
+use crate::recorder::reaper::{Reaper, Ticket};
 use crate::recorder::target::attach_file;
 use crate::recorder::throwing::{Danger, may_throw, memory_is_limited};
 use crate::recorder::{Error, monotonic_ns};
@@ -33,6 +34,10 @@ const LOOK_AHEAD_PART: u64 = 4;
 const LOOK_AHEAD_NS_MAX: u64 = 25_000_000;
 /// Age from which a block is looked at: its owner has written it by then.
 const LOOK_AGE_MIN_NS: u64 = 5_000_000;
+/// Hits from which their number says how far a process got.
+const HITS_TELL_MIN: u64 = 100;
+/// Seconds between two looks at a process whose first full trace has just begun.
+const TRIAL_LOOK_S: f64 = 0.002;
 /// Seconds after which a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
 
@@ -48,8 +53,10 @@ struct Window {
     closed_early: bool,
     /// Blocks of it that were looked at just before its end; `None` = not yet.
     looked: Option<Vec<(Newborn, Look)>>,
-    /// What its threads had done at its opening; in it, once it is closed.
+    /// What the process had run at its opening, in nanoseconds, and its threads had done; in the window, once it is closed.
+    run_ns: Option<u64>,
     threads: HashMap<u32, ThreadTime>,
+    times: WindowTimes,
 }
 
 impl Window {
@@ -104,6 +111,11 @@ pub struct Target {
     began_s: f64,
     ended_s: Option<f64>,
     elapsed_s: f64,
+    /// What the process had run when it was last looked, in nanoseconds.
+    run_ns: Option<u64>,
+    /// Seconds that it ran by itself while it was not traced in full: what windows stand for.
+    pub own_s: f64,
+    lost_seen_s: f64,
     /// Hits when its last full trace was over, and when that was: some come until its probes are out.
     tail: Option<(Hits, f64)>,
     /// Full traces that were left again.
@@ -122,6 +134,10 @@ pub struct Target {
     /// Its heap when it was first watched and at the end, where this program takes censuses of its own.
     pub heap_at_start: Option<HeapSummary>,
     pub heap_at_end: Option<HeapSummary>,
+    /// The chunks that were there at the start; `None` = not known.
+    pub before: Option<Before>,
+    /// The heap at the end joined with the books of a full trace; `None` without one, or where no census could tell.
+    pub joined: Option<HeapPicture>,
 }
 
 impl Target {
@@ -149,6 +165,9 @@ impl Target {
             began_s: now_s,
             ended_s: None,
             elapsed_s: now_s,
+            run_ns: None,
+            own_s: 0.0,
+            lost_seen_s: 0.0,
             tail: None,
             full_left: 0,
             full_since_s: None,
@@ -159,6 +178,8 @@ impl Target {
             large: Large::new(budget, costs, large_blocks),
             heap_at_start: None,
             heap_at_end: None,
+            before: None,
+            joined: None,
         }
     }
 
@@ -226,6 +247,11 @@ impl Target {
         self.ended_s.unwrap_or(now_s) - self.began_s
     }
 
+    /// When that began.
+    pub fn began_s(&self) -> f64 {
+        self.began_s
+    }
+
     /// Whether it is traced in full now.
     pub fn is_full(&self) -> bool {
         matches!(self.state, State::Full(_))
@@ -245,6 +271,8 @@ impl Target {
                 now_s + next_ns.saturating_sub(monotonic_ns()) as f64 / 1e9
             }
             State::Closing(..) => now_s + 0.01,
+            // How busy it is shows in its first milliseconds, and each more is lost.
+            State::Full(full) if self.pace.is_unknown() => now_s.max(full.since_s) + TRIAL_LOOK_S,
             State::Full(full) => full.piece_s + PIECE_S,
             State::Idle(until_s) => *until_s,
         }
@@ -268,6 +296,8 @@ impl Target {
     /// Takes the probes for large blocks in, out, or into account.
     pub fn advance_large(&mut self, tools: &Tools<'_>) {
         let whose = Whose { pid: self.pid(), slot: self.slot, began_s: self.began_s };
+        // Large blocks have their part of what the process may lose of its running time, which is the less the less it runs.
+        self.large.set_budget(self.pace.allowed());
         let lost_s = self.large.advance(tools, &whose, self.is_full());
         self.pace.also_lost(lost_s);
         self.pace.set_reserved(self.large.reserved());
@@ -276,12 +306,20 @@ impl Target {
     /// Another budget from now on.
     pub fn set_budget(&mut self, budget: f64) {
         self.pace.set_budget(budget);
-        self.large.set_budget(budget);
     }
 
     fn elapse(&mut self, tools: &Tools<'_>) {
-        self.pace.elapse(tools.now_s - self.elapsed_s);
+        // What it ran just before its end nobody can ask for.
+        let run_ns = processor_time::of_process_ns(self.pid()).or(self.run_ns);
+        let before_ns = self.run_ns.or(run_ns).unwrap_or(0);
+        let run_s = run_ns.unwrap_or(before_ns).saturating_sub(before_ns) as f64 / 1e9;
+        self.run_ns = run_ns;
+        self.pace.elapse(tools.now_s - self.elapsed_s, run_s);
         self.elapsed_s = tools.now_s;
+        if !self.is_full() {
+            self.own_s = (self.own_s + run_s - (self.pace.lost_s() - self.lost_seen_s)).max(0.0);
+        }
+        self.lost_seen_s = self.pace.lost_s();
         let counted = lock(tools.books).of.get(&self.slot.index).map_or(0, |book| book.growth.growths + book.touches);
         // A walk at a system call or a fault costs about what one at an allocation does.
         let cost_s = counted.saturating_sub(self.rare_events) as f64 * tools.costs.allocation_ns / 1e9;
@@ -301,13 +339,21 @@ impl Target {
             return;
         }
         if let Some((before, since_s)) = self.tail.take() {
-            let lost_s = seconds_between(&tools.costs, before, tools.capture.hits(self.slot));
-            self.pace.also_lost(lost_s.min(tools.now_s - since_s));
+            let lost_s = tools.costs.spent_s(spent(tools.capture.hits(self.slot)).since(spent(before)));
+            self.pace.also_lost(lost_s.min((tools.now_s - since_s) * self.pace.load()));
         }
         let wait_s = self.pace.wait_s();
         if wait_s > 0.0 {
             self.schedule.restart(tools.now_s + wait_s);
         }
+        tracing::debug!(
+            "process {}: load {:.3}, lost {:.4} s, debt {:.4} s; waits {wait_s:.1} s, then {:?}",
+            self.pid(),
+            self.pace.load(),
+            self.pace.lost_s(),
+            self.pace.debt_s(),
+            self.pace.periods()
+        );
         self.state = match self.schedule.draw(tools.now_s, &self.pace.periods()) {
             Some(cycle) => State::Waiting(cycle),
             None => State::Idle(tools.now_s + RETRY_S),
@@ -350,6 +396,8 @@ impl Target {
             closed_early: false,
             looked: (!self.knows_blocks).then(Vec::new),
             threads: processor_time::of_threads(&self.process),
+            run_ns: processor_time::of_process_ns(self.pid()),
+            times: WindowTimes::default(),
         };
         self.state = State::Open(window, attached);
     }
@@ -363,18 +411,23 @@ impl Target {
             self.state = State::Open(window, attached);
             return;
         }
+        window.at_close = tools.capture.hits(self.slot);
         tools.capture.switch(self.slot, false);
-        window.at_close = hits;
+        let run_ns = processor_time::of_process_ns(self.pid());
         let noticed_s = (monotonic_ns() - window.open_ns) as f64 / 1e9;
         let since = processor_time::since(&window.threads, &processor_time::of_threads(&self.process));
         if let Some(closed_ns) = hits.closed_ns.filter(|closed_ns| *closed_ns < window.close_ns) {
             window.close_ns = closed_ns.max(window.open_ns + 1);
             window.closed_early = true;
         }
-        // It is noticed a little late that the window is over.
+        // It is noticed a little late that the window is over, on a busy machine very late.
         let share = (window.close_ns - window.open_ns) as f64 / 1e9 / noticed_s.max(1e-6);
-        window.threads =
-            since.into_iter().map(|(tid, time)| (tid, ThreadTime { run_s: time.run_s * share, ready_s: time.ready_s * share })).collect();
+        let ran_s = run_ns.zip(window.run_ns).map(|(now_ns, open_ns)| now_ns.saturating_sub(open_ns) as f64 / 1e9);
+        let run_s = ran_s.map(|ran_s| run_in_window(tools.costs, ran_s, share, window.at_open, window.at_close));
+        let of_run = run_s.zip(ran_s).map_or(share, |(run_s, ran_s)| if ran_s > 0.0 { run_s / ran_s } else { share });
+        let threads =
+            since.into_iter().map(|(tid, time)| (tid, ThreadTime { run_s: time.run_s * of_run, ready_s: time.ready_s * share, ..time }));
+        window.times = WindowTimes { run_s, threads: threads.collect() };
         if let Some(open) = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.as_mut()) {
             open.close_ns = window.close_ns;
         }
@@ -424,16 +477,12 @@ impl Target {
 
     fn finish_window(&mut self, tools: &Tools<'_>, window: &Window) {
         let after = tools.capture.hits(self.slot);
-        let inside = (window.at_close.allocations - window.at_open.allocations, window.at_close.frees - window.at_open.frees);
-        let all = after.allocations + after.frees - window.before.allocations - window.before.frees;
+        let inside = inside(window.at_open, window.at_close);
+        let around = spent(after).since(spent(window.before)).hits().saturating_sub(inside.hits());
         let open_s = (window.close_ns - window.open_ns) as f64 / 1e9;
-        self.pace.spent(WindowCost {
-            allocations: inside.0,
-            frees: inside.1,
-            hits_around: all.saturating_sub(inside.0 + inside.1),
-            open_s,
-            tier: Tier::Windows,
-        });
+        // No more than the process ran.
+        let lost_s = tools.costs.spent_s(inside).min(window.times.run_s.unwrap_or(f64::INFINITY));
+        self.pace.spent(WindowCost { lost_s, around_s: tools.costs.passed_over_s(around), open_s, tier: Tier::Windows });
         let observed = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.take());
         let Some(observed) = observed else { return };
         if is_lossy(tools.capture.loss(self.slot), window.loss) {
@@ -448,7 +497,7 @@ impl Target {
                 self.retention.admit(stack, newborn, look, window.close_ns);
             }
         }
-        let tally = observed.observer.close(window.close_ns, &tools.costs, |tid| window.threads.get(&tid).copied());
+        let tally = observed.observer.close(window.close_ns, &tools.costs.of(inside), &window.times);
         self.estimator.window(window.cycle.class, window.cycle.period_s, window.closed_early, &tally);
     }
 
@@ -506,9 +555,30 @@ impl Target {
     }
 }
 
-/// What the hits from one look to another cost, in seconds.
-pub fn seconds_between(costs: &HitCosts, before: Hits, after: Hits) -> f64 {
-    costs.seconds(after.allocations.saturating_sub(before.allocations), after.frees.saturating_sub(before.frees))
+/// What probes did so far, for the costs.
+pub fn spent(hits: Hits) -> Spent {
+    Spent { allocations: hits.allocations, frees: hits.frees, returns: hits.returns, programs_ns: hits.programs_ns }
+}
+
+/// What a process ran in a window, of what it ran until somebody noticed that the window was over. Hits go on until then, at the cost of a
+/// trap alone, and tell better than the clock how far it got: it may not have had a processor all the time.
+fn run_in_window(costs: HitCosts, ran_s: f64, share: f64, at_open: Hits, at_close: Hits) -> f64 {
+    let (all, inside) = (spent(at_close).since(spent(at_open)).hits(), inside(at_open, at_close));
+    let after = all - inside.hits();
+    if after == 0 || all < HITS_TELL_MIN {
+        return ran_s * share;
+    }
+    let inside_s = costs.spent_s(inside).min(ran_s);
+    let own_s = (ran_s - inside_s - costs.passed_over_s(after)).max(0.0);
+    inside_s + own_s * inside.hits() as f64 / all as f64
+}
+
+/// What probes did from a window's opening to its end: hits that came after it, until somebody noticed, are left out.
+fn inside(at_open: Hits, at_close: Hits) -> Spent {
+    let all = spent(at_close).since(spent(at_open));
+    let on = at_close.off_at.map_or(all.hits(), |off_at| off_at.saturating_sub(at_open.allocations + at_open.frees)).min(all.hits());
+    let frees = (u128::from(all.frees) * u128::from(on) / u128::from(all.hits().max(1))) as u64;
+    Spent { allocations: on - frees, frees, ..all }
 }
 
 /// Whether allocations or frees were lost since.

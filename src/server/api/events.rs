@@ -25,7 +25,7 @@ const DEFAULT_S: f64 = 7.0 * 86400.0;
 
 /// Parameters.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Asked {
     from: Option<f64>,
     to: Option<f64>,

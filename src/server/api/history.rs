@@ -92,7 +92,7 @@ async fn of_all(state: &ServerState, span: Result<Query<Span>, QueryRejection>) 
 
 /// Parameters of a difference.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Between {
     from: Option<f64>,
     to: Option<f64>,

@@ -156,7 +156,7 @@ impl Maps {
 
 /// Parameters.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Asked {
     from: Option<String>,
     to: Option<String>,

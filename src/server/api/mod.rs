@@ -11,6 +11,7 @@ pub mod stacks;
 use std::sync::Arc;
 
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -26,13 +27,16 @@ pub type Refusal = Box<Response>;
 
 /// Paths that need the token.
 pub fn routes() -> Router<Arc<ServerState>> {
-    Router::new()
+    let without_parameters = Router::new()
         .route("/api/v1/openapi.json", get(openapi::document))
         .route("/api/v1/agent", get(processes::agent))
         .route("/api/v1/processes", get(processes::processes))
         .route("/api/v1/processes/{pid}", get(processes::process))
         .route("/api/v1/processes/{pid}/heap", get(processes::heap))
         .route("/api/v1/processes/{pid}/explain", get(processes::explain))
+        .route("/api/v1/events/{id}", get(events::event))
+        .layer(from_fn(query::none));
+    Router::new()
         .route("/api/v1/processes/{pid}/map", get(map::map))
         .route("/api/v1/processes/{pid}/profile", get(profile::profile))
         .route("/api/v1/processes/{pid}/stacks", get(stacks::stacks))
@@ -40,9 +44,9 @@ pub fn routes() -> Router<Arc<ServerState>> {
         .route("/api/v1/processes/{pid}/diff", get(history::diff))
         .route("/api/v1/history", get(history::processes))
         .route("/api/v1/events", get(events::events))
-        .route("/api/v1/events/{id}", get(events::event))
         .route("/api/v1/events/{id}/profile", get(events::profile))
         .route("/debug/pprof/heap", get(profile::pprof))
+        .merge(without_parameters)
 }
 
 /// An error as JSON.

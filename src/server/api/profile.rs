@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::super::ServerState;
 use super::{Refusal, answer, find, object, query, refuse};
 use crate::agent::view::unix_s;
+use crate::profile::coverage::Coverage;
 use crate::profile::tree::{self, Tree};
 use crate::profile::{self, Profile, ValueKind};
 
@@ -36,6 +37,10 @@ pub struct ProfileView {
     pub at_unix_s: f64,
     /// Time it covers.
     pub duration_s: f64,
+    /// Share of the live heap by the last census that a stack owns, in 0..=1; absent where no census could tell.
+    pub attributed_ratio: Option<f64>,
+    /// What the stacks explain of the live heap, and what may have been missed, in words.
+    pub coverage: String,
     /// Sum over all stacks.
     pub total: u64,
     /// Names that the parameter `by` may have here.
@@ -56,6 +61,7 @@ impl ProfileView {
     pub fn of(pid: u32, profile: &Profile, at_unix_s: f64, kind: ValueKind, min_ratio: f64) -> Self {
         let tree = tree::build(profile, kind, min_ratio);
         let meta = &profile.meta;
+        let coverage = Coverage::of(profile);
         Self {
             pid,
             by: kind.by().unwrap_or_default().to_owned(),
@@ -64,6 +70,8 @@ impl ProfileView {
             source: meta.processes.first().map_or_else(String::new, |process| meta.source_words(process)),
             at_unix_s,
             duration_s: meta.duration_s,
+            attributed_ratio: coverage.attributed_ratio(),
+            coverage: coverage.words(),
             total: tree.root.total,
             by_measured: meta.kinds.by_names(),
             losses: meta.losses.iter().filter(|loss| loss.value > 0).map(|loss| (loss.name.clone(), loss.value)).collect(),
@@ -76,7 +84,7 @@ impl ProfileView {
 
 /// Parameters.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Asked {
     by: Option<String>,
     format: Option<String>,
@@ -160,7 +168,7 @@ const NO_PROFILE: &str = "no stacks of this process are known: no tier that know
 
 /// Parameters of the scraper's path.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Scraped {
     pid: Option<String>,
     seconds: Option<u64>,

@@ -1,8 +1,10 @@
 //! Parameters of requests: every value is checked, and a wrong one is named.
 
-use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request};
 use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::Response;
 use serde::Deserialize;
 
 use super::{Refusal, refuse};
@@ -13,6 +15,14 @@ const POINTS_MAX: u64 = 2000;
 
 /// What a profile can be ranked by, for messages.
 const BY: &str = "by is one of live, allocated, survivors, pinned, blocked, growth, peak, touched";
+
+/// Refuses parameters, for paths that have none.
+pub async fn none(request: Request, next: Next) -> Response {
+    match request.uri().query() {
+        None | Some("") => next.run(request).await,
+        Some(_) => *refuse(StatusCode::BAD_REQUEST, "this path has no parameters"),
+    }
+}
 
 /// The parameters, or a refusal that says what is wrong with them.
 ///
@@ -40,7 +50,7 @@ pub fn by(text: Option<&str>) -> Result<ValueKind, Refusal> {
 
 /// A span of time: seconds since the Unix epoch, or, where negative, seconds before now.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Span {
     from: Option<f64>,
     to: Option<f64>,

@@ -101,7 +101,7 @@ impl RecordedBlocks {
 
 /// Parameters.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Asked {
     from: Option<String>,
     to: Option<String>,

@@ -78,12 +78,23 @@ pub enum Engine {
     Crio,
     /// Podman.
     Podman,
-    /// The path has the id alone: some runtime of a kubelet with the cgroupfs driver.
+    /// The path has the id alone (some runtime of a kubelet with the cgroupfs driver), and no runtime was asked.
     #[default]
     Unknown,
 }
 
 impl Engine {
+    /// By the name that a runtime gives itself (`runtime_name` of the CRI's `VersionResponse`).
+    #[must_use]
+    pub fn of_runtime(name: &str) -> Self {
+        match name {
+            "docker" => Self::Docker,
+            "containerd" => Self::Containerd,
+            "cri-o" => Self::Crio,
+            _ => Self::Unknown,
+        }
+    }
+
     /// Its name, as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {

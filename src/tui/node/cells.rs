@@ -1,5 +1,6 @@
 //! The texts of the views: columns of the list, lines of one process, cells of the address space. Pure.
 
+use crate::agent::sample::HeapSample;
 use crate::agent::view::{ProcessView, ProcessesView};
 use crate::profile::sanitize;
 use crate::profile::tree::Node;
@@ -36,13 +37,31 @@ pub fn columns(process: &ProcessView) -> [String; HEADS.len()] {
         process.pid.to_string(),
         HumanBytes(process.rss_bytes).to_string(),
         known(heap.map(|heap| heap.extent_bytes)),
-        known(heap.and_then(|heap| heap.live())),
+        known(heap.and_then(live_resident)),
         known(heap.and_then(|heap| heap.trimmable_bytes)),
         known(heap.and_then(|heap| heap.pinned_bytes)),
         process.fragmentation_ratio.map_or_else(|| "?".to_owned(), |ratio| format!("{ratio:.2}")),
         process.growth.map_or_else(|| "?".to_owned(), |growth| signed(growth.live_bytes_per_s * 3600.0)),
         process.verdict.as_ref().map_or_else(|| process.state.name().to_owned(), |verdict| verdict.verdict.clone()),
     ]
+}
+
+/// Live bytes as a step below the resident ones: those that are resident, or, where that is not known, at most as many as are.
+#[must_use]
+pub fn live_resident(heap: &HeapSample) -> Option<u64> {
+    heap.live_resident_bytes.or_else(|| Some(heap.live()?.min(heap.resident_bytes)))
+}
+
+/// The ladder in a sentence. What lives but was never touched, or is swapped, is told beside it: it is in no page.
+fn ladder(heap: &HeapSample) -> String {
+    let (extent, resident) = (HumanBytes(heap.extent_bytes), HumanBytes(heap.resident_bytes));
+    let absent = heap.live().zip(live_resident(heap)).map_or(0, |(live, in_memory)| live.saturating_sub(in_memory));
+    let absent = if absent == 0 { String::new() } else { format!(" ({} more are not in memory)", HumanBytes(absent)) };
+    format!(
+        "extent {extent} ≥ resident {resident} ≥ live {}{absent}; swapped {}",
+        known(live_resident(heap)),
+        HumanBytes(heap.swapped_bytes)
+    )
 }
 
 /// The name of a process, with its container.
@@ -91,11 +110,7 @@ pub fn page(view: &ProcessesView) -> String {
 pub fn figures(process: &ProcessView) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let Some(heap) = &process.ladder {
-        let (extent, resident) = (HumanBytes(heap.extent_bytes), HumanBytes(heap.resident_bytes));
-        lines.push((
-            "heap",
-            format!("extent {extent} ≥ resident {resident} ≥ live {}; swapped {}", known(heap.live()), HumanBytes(heap.swapped_bytes)),
-        ));
+        lines.push(("heap", ladder(heap)));
         lines.push((
             "free",
             format!(
@@ -145,7 +160,14 @@ pub fn figures(process: &ProcessView) -> Vec<(&'static str, String)> {
     if let Some(rates) = &process.rates {
         lines.push((
             "rate",
-            format!("{:.0} allocations/s, {}/s ({})", rates.allocations_per_s, HumanBytes(rates.allocated_bytes_per_s as u64), rates.mode),
+            match (rates.allocations_per_s.or(rates.allocations_per_s_min), rates.allocated_bytes_per_s.or(rates.allocated_bytes_per_s_min))
+            {
+                (Some(calls), Some(bytes)) => {
+                    let least = if rates.allocations_per_s.is_none() { "≥" } else { "" };
+                    format!("{least}{calls:.0} allocations/s, {least}{}/s ({})", HumanBytes(bytes as u64), rates.mode)
+                }
+                _ => "not known".to_owned(),
+            },
         ));
     }
     let mut kinds: Vec<_> = process.not_malloc.iter().collect();
@@ -246,6 +268,20 @@ mod tests {
         let cells = [cell(0, 0, 0, 0), cell(0, 0, 4096, 0), cell(100, 3996, 0, 0), cell(2048, 2048, 0, 0), cell(4096, 0, 0, 0)];
         assert_eq!(cells.map(Cell::sign), ['·', '░', '▒', '▓', '█']);
         assert_eq!(cell(0, 0, 0, 4096), Cell::Pinned);
+    }
+
+    #[test]
+    fn live_is_never_above_resident_and_what_is_not_in_memory_is_told() {
+        let heap = |live_resident_bytes| HeapSample {
+            extent_bytes: 100 << 20,
+            resident_bytes: 30 << 20,
+            live_bytes: Some(90 << 20),
+            live_resident_bytes,
+            ..HeapSample::default()
+        };
+        let text = ladder(&heap(Some(20 << 20)));
+        assert_eq!(text, "extent 100 MiB ≥ resident 30.0 MiB ≥ live 20.0 MiB (70.0 MiB more are not in memory); swapped 0 B");
+        assert!(ladder(&heap(None)).contains("resident 30.0 MiB ≥ live 30.0 MiB (60.0 MiB more"), "{}", ladder(&heap(None)));
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use crossterm::event::{Event, KeyEventKind, poll, read};
+use crossterm::event::{Event, KeyEventKind};
 
 use super::source::Wanted;
 use super::state::State;
 use super::{Sample, draw};
+use crate::tui::input::{self, Input};
 use crate::tui::screen::Screen;
 use crate::tui::state::Then;
 
@@ -27,7 +28,7 @@ pub struct Settings {
     pub colour: bool,
 }
 
-/// Shows samples until the user leaves or `stop` is set. Returns the process that the user wants to be recorded, if any.
+/// Shows samples until the user leaves, `stop` is set, or the terminal ends. Returns the process that the user wants to be recorded, if any.
 ///
 /// # Errors
 /// If the terminal cannot be taken, read or written.
@@ -43,13 +44,17 @@ pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, settings: &Settings, st
         }
         wanted.pid.store(state.open().unwrap_or(0), Ordering::Relaxed);
         if changed {
-            screen.draw(|frame| draw::draw(frame, sample.as_ref(), &mut state, &settings.title, settings.colour))?;
+            match screen.draw(|frame| draw::draw(frame, sample.as_ref(), &mut state, &settings.title, settings.colour)) {
+                Err(_) if input::is_gone() => break,
+                drawn => drawn?,
+            }
             changed = false;
         }
-        if !poll(POLL)? {
-            continue;
-        }
-        let event = read()?;
+        let event = match input::next(POLL)? {
+            Input::Event(event) => event,
+            Input::Nothing => continue,
+            Input::Gone => break,
+        };
         let empty = Sample::default();
         let known = sample.as_ref().unwrap_or(&empty);
         changed = true;

@@ -3,6 +3,7 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
 use super::Sample;
+use super::cells::live_resident;
 use crate::agent::view::ProcessView;
 use crate::tui::filter::type_into;
 use crate::tui::keys;
@@ -51,7 +52,7 @@ impl Sort {
         let bytes = |figure: Option<u64>| figure.map_or(-1.0, |bytes| bytes as f64);
         match self {
             Self::Resident => one.rss_bytes as f64,
-            Self::Live => bytes(heap.and_then(|heap| heap.live())),
+            Self::Live => bytes(heap.and_then(live_resident)),
             Self::Trimmable => bytes(heap.and_then(|heap| heap.trimmable_bytes)),
             Self::Pinned => bytes(heap.and_then(|heap| heap.pinned_bytes)),
             Self::Fragmentation => one.fragmentation_ratio.unwrap_or(-1.0),

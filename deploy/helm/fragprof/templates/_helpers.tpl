@@ -16,12 +16,53 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}{{ else if .Values.serviceAccount.create }}{{ include "fragprof.name" . }}{{ else }}default{{ end }}
 {{- end }}
 
+{{/*
+A value as TOML on one line: tables as inline tables, whatever their depth. A number comes as an integer or as a float depending on where
+it was given and on helm's version, so whole numbers are always written without a point.
+*/}}
+{{- define "fragprof.toml" -}}
+{{- if kindIs "map" . -}}
+{ {{- range $index, $key := keys . | sortAlpha }}{{ if $index }},{{ end }} {{ include "fragprof.tomlPair" (list $key (get $ $key)) }}{{ end }} }
+{{- else if kindIs "slice" . -}}
+[ {{- range $index, $item := . }}{{ if $index }}, {{ end }}{{ include "fragprof.toml" $item }}{{ end -}} ]
+{{- else if kindIs "float64" . -}}
+{{ if eq . (floor .) }}{{ printf "%.0f" . }}{{ else }}{{ printf "%v" . }}{{ end }}
+{{- else if kindIs "invalid" . -}}
+{{ fail "config: TOML has no null" }}
+{{- else -}}
+{{ toJson . }}
+{{- end -}}
+{{- end }}
+
+{{/* A key with its value. A fraction is a string where it was given with --set. */}}
+{{- define "fragprof.tomlPair" -}}
+{{- $key := index . 0 }}{{ $value := index . 1 -}}
+{{ if regexMatch "^[A-Za-z0-9_-]+$" $key }}{{ $key }}{{ else }}{{ toJson $key }}{{ end }} = {{ if and (hasSuffix "_percent" $key) (kindIs "string" $value) }}{{ $value }}{{ else }}{{ include "fragprof.toml" $value }}{{ end }}
+{{- end }}
+
+{{/* Where the Secret with the push's token is mounted. */}}
+{{- define "fragprof.secrets" -}}
+/etc/fragprof-secrets
+{{- end }}
+
 {{/* The agent's configuration: the values' tables, and what the pod decides. */}}
 {{- define "fragprof.config" -}}
-{{- range $table, $keys := .Values.config }}
+{{- $tables := deepCopy .Values.config }}
+{{- with .Values.push.tokenSecret.name }}
+{{- $_ := set $tables "push" (mergeOverwrite (dict) (get $tables "push" | default dict) (dict "token_file" (printf "%s/%s" (include "fragprof.secrets" $) $.Values.push.tokenSecret.key))) }}
+{{- end }}
+{{- range $table := keys $tables | sortAlpha }}
 [{{ $table }}]
-{{- range $key, $value := $keys }}
-{{ $key }} = {{ if kindIs "float64" $value }}{{ if and (eq (toString $value) (toString (int64 $value))) (ne $key "budget_percent") }}{{ int64 $value }}{{ else if contains "." (toString $value) }}{{ $value }}{{ else }}{{ printf "%.1f" $value }}{{ end }}{{ else }}{{ toJson $value }}{{ end }}
+{{- $keys := get $tables $table }}
+{{- range $key := keys $keys | sortAlpha }}
+{{- $value := get $keys $key }}
+{{- if and (eq $table "push") (eq $key "labels") }}
+{{- /* 1 and true are values of a label, too. */}}
+{{- $labels := dict }}
+{{- range $name, $label := $value }}{{ $_ := set $labels $name (toString $label) }}{{ end }}
+{{- $value = $labels }}
+{{- end }}
+{{ include "fragprof.tomlPair" (list $key $value) }}
 {{- end }}
 {{ end }}
 [containers]
@@ -31,3 +72,9 @@ cri = {{ .Values.cri | quote }}
 listen = "127.0.0.1:9746"
 metrics_listen = "0.0.0.0:{{ .Values.metricsPort }}"
 {{ end }}
+
+{{/* The port that profiles are pushed to: of the server's pod, behind a Service's. */}}
+{{- define "fragprof.pushPort" -}}
+{{- $host := get (urlParse .Values.config.push.url) "host" -}}
+{{- if .Values.networkPolicy.pushPort }}{{ .Values.networkPolicy.pushPort }}{{ else }}{{ regexFind ":[0-9]+$" $host | trimPrefix ":" | default "80" }}{{ end }}
+{{- end }}

@@ -1,9 +1,10 @@
 //! A process whose whole trace fits its budget.
 
-use super::{State, Target, Tools, is_lossy};
+use super::{State, Target, Tools, inside, is_lossy, spent};
 use crate::capture::{Attached, Hits, TargetLoss};
-use crate::governor::{HitCosts, Tier, WindowCost};
-use crate::recorder::governed::books::lock;
+use crate::governor::{HitCosts, Tier, WindowCost, WindowTimes};
+use crate::recorder::governed::books::{Book, lock};
+use crate::recorder::heap::{self, Before};
 use crate::recorder::monotonic_ns;
 
 /// Length of the pieces in which a full trace is accounted for, in seconds.
@@ -17,6 +18,8 @@ pub(super) struct Full {
     /// Since when, seconds of the driver's clock.
     pub(super) since_s: f64,
     pub(super) piece_s: f64,
+    /// The same moment by CLOCK_MONOTONIC: attaching and waiting for a processor may come between it and what the driver takes for now.
+    pub(super) piece_ns: u64,
     pub(super) hits: Hits,
     pub(super) loss: TargetLoss,
     pub(super) estimate_ns: u64,
@@ -34,7 +37,15 @@ impl Target {
         tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
         self.full_since_s = Some(tools.now_s - self.began_s);
         let (hits, loss) = (tools.capture.hits(self.slot), tools.capture.loss(self.slot));
-        self.state = State::Full(Full { attached, since_s: tools.now_s, piece_s: tools.now_s, hits, loss, estimate_ns: now_ns });
+        self.state = State::Full(Full {
+            attached,
+            since_s: tools.now_s,
+            piece_s: tools.now_s,
+            piece_ns: monotonic_ns(),
+            hits,
+            loss,
+            estimate_ns: now_ns,
+        });
     }
 
     pub(super) fn while_full(&mut self, tools: &Tools<'_>, mut full: Full) {
@@ -45,28 +56,26 @@ impl Target {
             return;
         }
         self.look_at_limits(tools.capture);
-        // The moment it was closed is what the quota's hits are to be divided by.
-        let since_closed_s = hits.closed_ns.map_or(0.0, |closed_ns| monotonic_ns().saturating_sub(closed_ns) as f64 / 1e9);
-        let cost = WindowCost {
-            allocations: hits.allocations - full.hits.allocations,
-            frees: hits.frees - full.hits.frees,
-            hits_around: 0,
-            open_s: (tools.now_s - full.piece_s - since_closed_s).max(1e-4),
+        // The moment it was closed is what the quota's hits are to be divided by; until it is noticed they are passed over.
+        let end_ns = hits.closed_ns.unwrap_or_else(monotonic_ns);
+        let inside = inside(full.hits, hits);
+        let around = spent(hits).since(spent(full.hits)).hits() - inside.hits();
+        self.pace.spent(WindowCost {
+            lost_s: tools.costs.spent_s(inside),
+            around_s: tools.costs.passed_over_s(around),
+            open_s: end_ns.saturating_sub(full.piece_ns) as f64 / 1e9,
             tier: Tier::Full,
-        };
-        self.pace.spent(cost);
+        });
         let lossy = is_lossy(tools.capture.loss(self.slot), full.loss);
         if over || lossy {
             self.pace.leave_full();
         }
-        // Until it is noticed that it is closed it stands still as before.
-        self.pace.also_lost(since_closed_s);
         if self.pace.tier() == Tier::Windows {
             self.end_full(tools, full, hits.closed_ns, lossy);
             return;
         }
         tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
-        full.piece_s = tools.now_s;
+        (full.piece_s, full.piece_ns) = (tools.now_s, monotonic_ns());
         full.hits = hits;
         let now_ns = monotonic_ns();
         if now_ns - full.estimate_ns >= ESTIMATE_PIECE_NS {
@@ -86,7 +95,7 @@ impl Target {
             observed
         });
         if let Some(observed) = observed {
-            self.estimator.full(&observed.observer.close(end_ns, &HitCosts::FREE, |_| None));
+            self.estimator.full(&observed.observer.close(end_ns, &HitCosts::FREE, &WindowTimes::default()));
         }
     }
 
@@ -112,5 +121,13 @@ impl Target {
         self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
         // Its probes are out in a tenth of a second; a window would find them still there.
         self.state = State::Idle(tools.now_s + 0.2);
+    }
+
+    /// Looks at the heap for the last time; under a full trace whose each live chunk is.
+    pub fn look_at_the_heap(&mut self, book: Option<&mut Book>) {
+        let pid = self.pid();
+        let live = book.and_then(|book| book.live.as_mut()).filter(|_| self.full_since_s.is_some());
+        self.joined = live.and_then(|live| heap::joined(pid, live, self.before.as_ref().unwrap_or(&Before::Unknown)));
+        self.heap_at_end = self.joined.as_ref().map(|picture| picture.summary).or_else(|| heap::ladder(pid));
     }
 }

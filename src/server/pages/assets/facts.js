@@ -39,6 +39,9 @@ export function drawVerdict(head, one, said) {
           { class: "said quiet" },
           VERDICTS[verdict?.verdict]?.text ?? "No close look yet: the verdict comes with the first full census.",
         ),
+    (said?.findings ?? [])
+      .slice(1)
+      .map((other) => el("p", { class: "quiet" }, "Besides, ", chip(other), ` (confidence ${visible(other.confidence)}): ${visible(other.summary)}`)),
     limit
       ? el(
           "p",
@@ -71,7 +74,10 @@ export function drawVerdict(head, one, said) {
                         {},
                         remedy.predicted_bytes === null
                           ? el("span", { class: "unknown", title: "cannot be told" }, "?")
-                          : amount(remedy.predicted_bytes, "predicted"),
+                          : [
+                              remedy.at_most ? el("span", { title: "an upper limit: what it will save is not known" }, "≤ ") : null,
+                              amount(remedy.predicted_bytes, "predicted"),
+                            ],
                       ),
                       el("span", {}, visible(remedy.action), el("span", { class: "quiet" }, ` (${visible(remedy.basis)})`)),
                     ),

@@ -9,6 +9,10 @@ import { COLUMNS, VERDICTS } from "./words.js";
 
 // Rows drawn at once, more than a screen has; the rest follows when these are shown.
 const ROWS_FIRST = 50;
+// Processes named in the line of those that need a look; the rest is a click away.
+const NEED_MAX = 6;
+// What a person types, or the line's last word enters, to see them all.
+const NEED = "needs-a-look";
 // Events shown beside the list.
 const EVENTS_MAX = 8;
 
@@ -50,6 +54,11 @@ function figures(one) {
     ratio: one.fragmentation_ratio ?? null,
     age: ages.length ? Math.min(...ages) : null,
   };
+}
+
+// How much a process needs a look: 2 = its verdict is bad, 1 = it is a warning, 0 = neither.
+function urgency(own) {
+  return { bad: 2, warn: 1 }[VERDICTS[own.verdict?.verdict]?.tone] ?? 0;
 }
 
 export function open({ main, settings, signal }) {
@@ -199,7 +208,7 @@ export function open({ main, settings, signal }) {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const all = last.processes.map((one) => ({ one, own: figures(one) }));
     const chosen = all.filter(({ one, own }) => {
-      const text = `${own.name} ${one.pid} ${own.home} ${own.verdict?.verdict ?? ""} ${one.state}`.toLowerCase();
+      const text = `${own.name} ${one.pid} ${own.home} ${own.verdict?.verdict ?? ""} ${one.state} ${urgency(own) ? NEED : ""}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
     const value = ({ own }) => (sort === "verdict" ? (own.verdict?.verdict ?? "") : own[sort]);
@@ -241,7 +250,9 @@ export function open({ main, settings, signal }) {
     const withHeap = all.filter(({ own }) => own.extent).length;
     const machineBar = el("div", { class: "tall" });
     bar(machineBar, merged, merged.extent_bytes, true);
-    const need = all.filter(({ own }) => ["bad", "warn"].includes(VERDICTS[own.verdict?.verdict]?.tone));
+    const need = all
+      .filter(({ own }) => urgency(own))
+      .sort((a, b) => urgency(b.own) - urgency(a.own) || b.own.rss - a.own.rss || a.one.pid - b.one.pid);
     put(
       node,
       el("h1", {}, "Who holds this machine's memory"),
@@ -265,7 +276,24 @@ export function open({ main, settings, signal }) {
             "p",
             { class: "need" },
             `${count(need.length)} ${need.length === 1 ? "process needs" : "processes need"} a look: `,
-            need.slice(0, 6).map(({ one, own }) => [el("a", { href: `#/p/${one.pid}` }, own.name || one.pid), " ", chip(own.verdict), " "]),
+            need
+              .slice(0, NEED_MAX)
+              .map(({ one, own }) => [el("a", { href: `#/p/${one.pid}` }, own.name || one.pid), " ", chip(own.verdict), " "]),
+            need.length > NEED_MAX
+              ? el(
+                  "button",
+                  {
+                    type: "button",
+                    class: "more",
+                    onclick: () => {
+                      filter.value = NEED;
+                      keep();
+                      draw();
+                    },
+                  },
+                  `and ${count(need.length - NEED_MAX)} more`,
+                )
+              : null,
           )
         : null,
       last.processes_over_limit > 0

@@ -113,6 +113,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
         el("data", { value: got.total, title: got.unit === "count" ? "" : exact(got.total), class: "total" }, unit(got.total)),
         ".",
       ),
+      el("p", { class: "quiet" }, `Coverage: ${visible(got.coverage)}.`),
       el(
         "p",
         { class: lost.length ? "notice" : "quiet" },

@@ -29,13 +29,14 @@ export const COLUMNS = {
 };
 
 export const VERDICTS = {
-  leak: { name: "Leak", text: "live bytes grow", tone: "bad" },
+  leak: { name: "Leak", text: "live bytes grow, and have not slackened for long", tone: "bad" },
+  growing: { name: "Growing", text: "memory grows: a leak, a cache that fills, or a load that rises", tone: "warn" },
   fragmentation: { name: "Fragmentation", text: "free bytes lie between live ones", tone: "bad" },
   hoarding: { name: "Hoarding", text: "the allocator keeps whole free pages", tone: "warn" },
   cache: { name: "Cache", text: "thread caches keep what was freed", tone: "warn" },
   arena_blow_up: { name: "Arena blow-up", text: "many arenas, each with free memory of its own", tone: "bad" },
   huge_page_bloat: { name: "Huge-page bloat", text: "huge pages hold mostly free memory", tone: "bad" },
-  not_malloc: { name: "Not malloc", text: "most resident memory is not malloc's", tone: "info" },
+  not_malloc: { name: "Not malloc", text: "most resident memory, programs and libraries apart, is not malloc's", tone: "info" },
   healthy: { name: "Healthy", text: "little is free, and it does not grow", tone: "good" },
   unknown: { name: "Unknown", text: "the census does not allow a verdict", tone: "info" },
 };
@@ -69,6 +70,7 @@ export const NOT_MALLOC = {
   java_heap: "Java heap",
   code_cache: "code cache",
   file_mappings: "files",
+  program_files: "program and libraries",
   shared_memory: "shared memory",
   kernel_mappings: "the kernel's own mappings",
   other_anonymous: "other anonymous",

@@ -1,0 +1,314 @@
+//! A HotSpot JVM's memory as it describes it itself: where its heap lies (`CollectedHeap::_reserved`), how large it may become (the flag
+//! `MaxHeapSize`), and its counters (`perf_data`).
+//!
+//! What is committed is told by the mappings: HotSpot reserves without rights and opens what it commits.
+
+pub mod perf_data;
+pub mod structs;
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use self::perf_data::Counters;
+use self::structs::{FlagPlace, Library, Structs};
+use super::super::memory::{Memory, is_user_address, word32_at};
+use super::super::not_malloc::JAVA_HEAP_FILE;
+use super::super::objects::without;
+use super::super::page_cache::PageCache;
+use super::super::places::ByBuildId;
+use super::Kind;
+use super::view::View;
+use crate::target::file::MappedFile;
+use crate::target::{Mapping, Maps};
+
+/// Largest Java heap that is believed: 16 TiB, ZGC's limit.
+const HEAP_BYTES_MAX: u64 = 16 << 40;
+
+/// How far behind the archive of classes the class space begins at most.
+const CLASS_SPACE_AFTER: u64 = 16 << 20;
+/// A node of metaspace (`Settings::virtual_space_node_default_word_size`), a root chunk, and what is opened at once.
+const METASPACE_NODE_BYTES: u64 = 64 << 20;
+const METASPACE_ROOT_BYTES: u64 = 4 << 20;
+const METASPACE_STEP_BYTES: u64 = 64 << 10;
+
+/// A JVM's own account of its memory.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
+pub struct JavaMemory {
+    /// The garbage collector: `serial`, `parallel`, `g1`, `z`, `shenandoah` or `epsilon`; absent = not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collector: Option<&'static str>,
+    /// The Java heap.
+    pub heap: JavaHeap,
+    /// Class metadata, the compressed class space included; absent where the JVM keeps no counters (`-XX:-UsePerfData`) or, with some
+    /// collectors, before its first collection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metaspace: Option<Metaspace>,
+}
+
+/// The Java heap, which is not malloc's.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
+pub struct JavaHeap {
+    /// First address of the reservation; absent = not known (ZGC).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<u64>,
+    /// Address space reserved for it, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_bytes: Option<u64>,
+    /// Of the reservation, what the JVM has opened for use, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub committed_bytes: Option<u64>,
+    /// Of the reservation, in memory, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident_bytes: Option<u64>,
+    /// Of the reservation, in swap, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swapped_bytes: Option<u64>,
+    /// Bytes that objects take, garbage included, by the JVM's counters: G1 brings them up to date at a collection only. Absent where it
+    /// keeps none, or before the first collection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    /// Its limit in bytes (`MaxHeapSize`, `-Xmx`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
+    /// Who set the limit: `command_line` (`-Xmx`), `environment`, `config_file`, `max_ram_percentage` (a share that somebody chose), or
+    /// `default` (the JVM's own choice, a quarter of the container's or machine's memory).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_set_by: Option<&'static str>,
+}
+
+/// Metaspace, by the JVM's counters, which it brings up to date at collections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
+pub struct Metaspace {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes committed.
+    pub committed_bytes: u64,
+    /// Bytes reserved.
+    pub reserved_bytes: u64,
+    /// Of `committed_bytes`, in the compressed class space.
+    pub class_space_committed_bytes: u64,
+}
+
+/// Where a build of libjvm keeps what is read; distances are from its first address.
+#[derive(Debug, Clone, Copy, Default)]
+struct Layout {
+    collected_heap: Option<u64>,
+    reserved_start: Option<u64>,
+    reserved_words: Option<u64>,
+    max_heap: Option<FlagPlace>,
+    max_ram: [Option<FlagPlace>; 2],
+    class_space: Option<FlagPlace>,
+    collectors: [Option<FlagPlace>; COLLECTORS.len()],
+}
+
+/// Flags of the collectors, and what they are called here.
+const COLLECTORS: [(&str, &str); 6] = [
+    ("UseSerialGC", "serial"),
+    ("UseParallelGC", "parallel"),
+    ("UseG1GC", "g1"),
+    ("UseZGC", "z"),
+    ("UseShenandoahGC", "shenandoah"),
+    ("UseEpsilonGC", "epsilon"),
+];
+
+/// Layouts by build id.
+#[derive(Debug, Default)]
+pub struct Places {
+    by_build_id: ByBuildId<Layout>,
+}
+
+/// What a JVM says, and the ranges that are known to be its.
+pub type Told = (JavaMemory, Vec<(Kind, Vec<Range<u64>>)>);
+
+/// Reads what the JVM in a process says. `None` if there is none, or its library's tables could not be read.
+pub fn look(view: &View<'_>, places: &mut Places) -> Option<Told> {
+    let (memory, maps) = (view.memory, view.maps);
+    let object = view.objects.iter().find(|one| one.object().name == "libjvm.so")?;
+    let build_id = object.build_id();
+    let layout = places.by_build_id.get(build_id.as_ref()).or_else(|| {
+        let layout = layout(memory, maps)?;
+        places.by_build_id.remember(build_id.as_ref(), layout);
+        Some(layout)
+    })?;
+    let process = Jvm { memory, base: object.object().base, layout };
+    let counters = counters(memory, maps);
+    let mut heap = JavaHeap { max_bytes: process.flag(layout.max_heap), ..JavaHeap::default() };
+    heap.max_set_by = heap.max_bytes.and_then(|_| process.limit_origin());
+    // Some collectors count at their first collection only.
+    heap.used_bytes = counters.as_ref().and_then(Counters::heap_used_bytes).filter(|&bytes| bytes > 0);
+    if let Some(range) = process.heap_range() {
+        let residency = PageCache::new(memory).residency(range.clone());
+        heap.address = Some(range.start);
+        heap.reserved_bytes = Some(range.end - range.start);
+        heap.committed_bytes = Some(committed_bytes(maps, &range));
+        heap.resident_bytes = Some(residency.resident_bytes);
+        heap.swapped_bytes = Some(residency.swapped_bytes);
+    }
+    if heap.address.is_none() {
+        add_heap_file(&mut heap, view);
+    }
+    let metaspace = counters.as_ref().and_then(|counters| {
+        Some(Metaspace {
+            used_bytes: counters.get("sun.gc.metaspace.used")?,
+            committed_bytes: counters.get("sun.gc.metaspace.capacity").filter(|&bytes| bytes > 0)?,
+            reserved_bytes: counters.get("sun.gc.metaspace.maxCapacity")?,
+            class_space_committed_bytes: counters.get("sun.gc.compressedclassspace.capacity").unwrap_or(0),
+        })
+    });
+    let is_told = heap != JavaHeap::default() || metaspace.is_some();
+    if !is_told {
+        return None;
+    }
+    let mut claims: Vec<(Kind, Vec<Range<u64>>)> = Vec::new();
+    claims.extend(process.heap_range().map(|range| (Kind::JavaHeap, vec![range])));
+    let classes = process.flag(layout.class_space).map(|bytes| class_space(view, bytes)).unwrap_or_default();
+    claims.push((Kind::JavaMetaspace, metaspace_nodes(view, &classes)));
+    claims.push((Kind::JavaClasses, classes));
+    Some((JavaMemory { collector: process.collector(), heap, metaspace }, claims))
+}
+
+/// ZGC's heap is a file in memory, of which each part is mapped once or, before JDK 21, three times: what of it is mapped, and in memory.
+fn add_heap_file(heap: &mut JavaHeap, view: &View<'_>) {
+    let is_heap = |one: &&Mapping| one.path().is_some_and(|path| path.to_string_lossy().starts_with(JAVA_HEAP_FILE));
+    let mut parts: Vec<(u64, Range<u64>)> =
+        view.maps.mappings.iter().filter(is_heap).map(|one| (one.offset.0, one.start.0..one.end.0)).collect();
+    parts.sort_by_key(|(offset, _)| *offset);
+    let (mut pages, mut known_until) = (PageCache::without_foresight(view.memory), 0u64);
+    for (offset, range) in parts {
+        let again = known_until.saturating_sub(offset).min(range.end - range.start);
+        let once = range.start + again..range.end;
+        known_until = known_until.max(offset.saturating_add(range.end - range.start));
+        let residency = pages.residency(once.clone());
+        add(&mut heap.committed_bytes, once.end - once.start);
+        add(&mut heap.resident_bytes, residency.resident_bytes);
+        add(&mut heap.swapped_bytes, residency.swapped_bytes);
+    }
+}
+
+fn add(sum: &mut Option<u64>, bytes: u64) {
+    *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
+}
+
+/// The compressed class space: the one reservation of its size that HotSpot places right behind the archive of classes, or where it begins
+/// at a multiple of its alignment. It is opened from its start.
+fn class_space(view: &View<'_>, bytes: u64) -> Vec<Range<u64>> {
+    let archives = view.maps.mappings.iter().filter(|one| one.path().is_some_and(|path| path.extension().is_some_and(|end| end == "jsa")));
+    let Some(archive_end) = archives.map(|one| one.end.0).max() else { return Vec::new() };
+    // The reservation begins at most 16 MiB behind the archive.
+    let near = archive_end..archive_end.saturating_add(CLASS_SPACE_AFTER);
+    let begins = view.maps.mappings.iter().find(|one| near.contains(&one.start.0) && one.permissions.write && one.path().is_none());
+    let range = begins.and_then(|one| Some(one.start.0..one.start.0.checked_add(bytes)?));
+    range.filter(|range| view.reserves(range)).into_iter().collect()
+}
+
+/// Nodes of metaspace outside of the class space (JDK 16 on): reservations of 64 MiB, aligned to 4 MiB, opened from the start of each 4 MiB
+/// on in steps of 64 KiB. Their shape alone tells, as malloc's arenas and Java heaps are known.
+fn metaspace_nodes(view: &View<'_>, classes: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut nodes = Vec::new();
+    for range in without(&view.unbacked, classes) {
+        let is_node = range.end - range.start == METASPACE_NODE_BYTES && range.start.is_multiple_of(METASPACE_ROOT_BYTES);
+        let inside = view.maps.mappings.iter().filter(|one| range.contains(&one.start.0));
+        let in_steps =
+            inside.clone().all(|one| one.start.0.is_multiple_of(METASPACE_STEP_BYTES) && one.end.0.is_multiple_of(METASPACE_STEP_BYTES));
+        if is_node && in_steps && inside.clone().any(|one| one.permissions.write) {
+            nodes.push(range);
+        }
+    }
+    nodes
+}
+
+/// A libjvm in a process, with its build's layout.
+struct Jvm<'a> {
+    memory: &'a dyn Memory,
+    base: u64,
+    layout: Layout,
+}
+
+impl Jvm<'_> {
+    fn at(&self, distance: u64) -> u64 {
+        self.base.wrapping_add(distance)
+    }
+
+    fn flag(&self, place: Option<FlagPlace>) -> Option<u64> {
+        self.memory.word(self.at(place?.value)).filter(|&value| value > 0 && value <= HEAP_BYTES_MAX)
+    }
+
+    /// The low four bits of a flag's word, `JVMFlagOrigin`.
+    fn origin(&self, place: Option<FlagPlace>) -> Option<u32> {
+        self.memory.bytes(self.at(place?.origin), 4).map(|bytes| word32_at(&bytes, 0) & 15)
+    }
+
+    fn limit_origin(&self) -> Option<&'static str> {
+        const BY_DEFAULT: u32 = 0;
+        const BY_ERGONOMICS: u32 = 5;
+        Some(match self.origin(self.layout.max_heap)? {
+            1 => "command_line",
+            2 => "environment",
+            3 => "config_file",
+            BY_DEFAULT | BY_ERGONOMICS => {
+                let chosen = self.layout.max_ram.iter().any(|&place| self.origin(place).is_some_and(|origin| (1..=3).contains(&origin)));
+                if chosen { "max_ram_percentage" } else { "default" }
+            }
+            _ => return None,
+        })
+    }
+
+    fn collector(&self) -> Option<&'static str> {
+        let is_on = |place: &Option<FlagPlace>| {
+            place.and_then(|place| self.memory.bytes(self.at(place.value), 1)).is_some_and(|byte| byte.first() == Some(&1))
+        };
+        self.layout.collectors.iter().zip(COLLECTORS).find(|(place, _)| is_on(place)).map(|(_, (_, name))| name)
+    }
+
+    /// The reservation of the Java heap.
+    fn heap_range(&self) -> Option<Range<u64>> {
+        let heap = self.memory.word(self.at(self.layout.collected_heap?)).filter(|&heap| is_user_address(heap))?;
+        let start = self.memory.word(heap.wrapping_add(self.layout.reserved_start?)).filter(|&start| is_user_address(start))?;
+        let bytes = self.memory.word(heap.wrapping_add(self.layout.reserved_words?))?.checked_mul(8)?;
+        let end = start.checked_add(bytes).filter(|&end| is_user_address(end))?;
+        (bytes > 0 && bytes <= HEAP_BYTES_MAX).then_some(start..end)
+    }
+}
+
+/// Looks into the library's own description of itself.
+fn layout(memory: &dyn Memory, maps: &Maps) -> Option<Layout> {
+    let process = memory.process()?;
+    let mapping = maps.executable_files().find(|mapping| mapping.path().is_some_and(|path| path.ends_with("libjvm.so")))?;
+    let file = MappedFile::open(process, mapping).ok()?;
+    let bias = file.elf.load_bias(mapping.start.0, mapping.offset)?;
+    let library = Library { memory, elf: &file.elf, bias };
+    let structs = Structs::read(&library, &["Universe", "CollectedHeap", "MemRegion", "JVMFlag", "Flag"])?;
+    let reserved = structs.offset("CollectedHeap", "_reserved");
+    let inside = |field: &str| Some(reserved? + structs.offset("MemRegion", field)?);
+    let [max_heap, percentage, fraction, class_space] =
+        structs.flags(["MaxHeapSize", "MaxRAMPercentage", "MaxRAMFraction", "CompressedClassSpaceSize"]);
+    Some(Layout {
+        collected_heap: structs.distance("Universe", "_collectedHeap"),
+        reserved_start: inside("_start"),
+        reserved_words: inside("_word_size"),
+        max_heap,
+        max_ram: [percentage, fraction],
+        class_space,
+        collectors: structs.flags(COLLECTORS.map(|(flag, _)| flag)),
+    })
+}
+
+/// Bytes of a reservation that can be written to.
+fn committed_bytes(maps: &Maps, range: &Range<u64>) -> u64 {
+    let open = maps.mappings.iter().filter(|mapping| mapping.permissions.write);
+    open.map(|mapping| mapping.end.0.min(range.end).saturating_sub(mapping.start.0.max(range.start))).sum()
+}
+
+/// The JVM's counters, from its mapping of their file.
+fn counters(memory: &dyn Memory, maps: &Maps) -> Option<Counters> {
+    let is_counters = |mapping: &&Mapping| {
+        let folder = mapping.path().and_then(|path| path.parent()?.file_name()?.to_str());
+        folder.is_some_and(|folder| folder.starts_with("hsperfdata_")) && mapping.permissions.write
+    };
+    let mapping = maps.mappings.iter().find(is_counters)?;
+    let bytes = usize::try_from(mapping.len()).unwrap_or(0).min(perf_data::BYTES_MAX);
+    let mut read = vec![0u8; bytes];
+    let got = memory.read(mapping.start.0, &mut read);
+    Counters::parse(read.get(..got)?)
+}

@@ -1,0 +1,462 @@
+//! How a process's memory goes over several looks. Pure.
+//!
+//! Live bytes of a service go up and down with its load. What matters is the floor: the low-water mark of the newer half of the looks
+//! against that of the older half. A sawtooth that ends where it began has none; a leak has. A cache that fills climbs as a leak does until
+//! it is full: the climb alone is [`Shape::Growing`], and only its end ([`Shape::Levelled`]) or its lasting tells the two apart.
+//!
+//! ```text
+//! Growing  ____/‾‾‾   Levelled      /      Refilling: rises inside what the heap held before
+//!         /          ‾‾‾       ____/       ComesAndGoes: swings more than its floor rises
+//! ```
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::ladder::Ladder;
+use crate::census::Census;
+
+/// Looks before the shape is said: two a half.
+pub const LOOKS_MIN: usize = 4;
+/// A climb of so many bytes is one, if there are hardly any falls in it.
+const CLIMB_BYTES_MIN: u64 = 256 << 10;
+/// And of this share of what is there, in thousandths.
+const CLIMB_PER_MILLE_MIN: u64 = 1;
+/// Where bytes come and go, a rise of the floor counts from so many bytes on.
+const RISE_BYTES_MIN: u64 = 1 << 20;
+/// And of this share of what is there, in thousandths.
+const RISE_PER_MILLE_MIN: u64 = 20;
+/// A climb has levelled when its last part is this much flatter than the whole.
+const LEVELLED: f64 = 0.25;
+/// A climb slackens when its newer half is this much flatter than its older half: caches do, leaks do not.
+const SLACKENING: f64 = 0.6;
+/// Free memory counts as free for good if it was free at all looks of the last so many seconds: three full censuses of the agent.
+const FREE_FOR_S: f64 = 600.0;
+/// Of what live bytes rose by, the part that must have come as new resident memory, in percent: else they fill what was held already.
+const NEW_PERCENT_MIN: u64 = 50;
+
+/// How some bytes go over several looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// Too few looks.
+    #[default]
+    Unknown,
+    /// The floor does not rise.
+    Steady,
+    /// They swing, by more than their floor rises.
+    ComesAndGoes,
+    /// They rise, but only within memory that the process held before.
+    Refilling,
+    /// The floor rose, and then no more.
+    Levelled,
+    /// The floor rises.
+    Growing,
+}
+
+impl Shape {
+    /// Its name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Steady => "steady",
+            Self::ComesAndGoes => "comes_and_goes",
+            Self::Refilling => "refilling",
+            Self::Levelled => "levelled",
+            Self::Growing => "growing",
+        }
+    }
+}
+
+/// One full census, in short.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Look {
+    /// When, in seconds from any beginning.
+    pub at_s: f64,
+    /// Live bytes of all heaps.
+    pub live_bytes: u64,
+    /// Resident bytes of the process.
+    pub resident_bytes: u64,
+    /// Free bytes of the heaps that are resident.
+    pub free_bytes: Option<u64>,
+    /// Resident bytes outside malloc that a program takes by itself: neither files nor the kernel's, nor a Java heap, which has a limit.
+    pub outside_bytes: u64,
+}
+
+impl Look {
+    /// What a census says; `None` if it does not know the live bytes.
+    #[must_use]
+    pub fn of(census: &Census, at_s: f64) -> Option<Self> {
+        let ladder = Ladder::of_all(&census.heaps);
+        // A process without a heap that can be read has none: what is outside can grow all the same.
+        let live_bytes = if census.heaps.is_empty() { 0 } else { ladder.live_bytes? };
+        let outside = census.not_malloc.iter().filter(|part| super::outside::grows_by_itself(part.kind));
+        Some(Self {
+            at_s,
+            live_bytes,
+            resident_bytes: census.rss_bytes,
+            free_bytes: ladder.free_resident_bytes,
+            outside_bytes: outside.map(|part| part.resident_bytes).fold(0, u64::saturating_add),
+        })
+    }
+}
+
+/// How a process changed over some time.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, schemars::JsonSchema)]
+pub struct Change {
+    /// Time that the differences are over, in seconds: between the middles of the older and the newer half of the looks, or between the
+    /// two looks where there are fewer than four.
+    pub seconds: f64,
+    /// Live bytes by then minus before: of the low-water marks of the halves.
+    pub live_bytes_delta: i64,
+    /// Resident bytes of the process by then minus before.
+    pub resident_bytes_delta: i64,
+    /// Growth of live bytes a second.
+    pub live_bytes_per_s: f64,
+    /// Growth of resident bytes a second.
+    pub resident_bytes_per_s: f64,
+    /// Looks.
+    pub looks: u64,
+    /// Time between the first and the last look, in seconds.
+    pub span_s: f64,
+    /// How live bytes go.
+    pub live_shape: Shape,
+    /// Whether the climb of live bytes slackens, as that of a cache that fills does.
+    pub live_slackens: bool,
+    /// The largest fall of live bytes from a look to a later one.
+    pub live_swing_bytes: u64,
+    /// Growth of live bytes below which none would have been seen, in bytes over the span.
+    pub live_unseen_bytes: u64,
+    /// Memory outside malloc, files and Java heap apart, by then minus before.
+    pub outside_bytes_delta: i64,
+    /// How that goes.
+    pub outside_shape: Shape,
+    /// Free bytes of the heap that were free at every look of the last ten minutes.
+    pub free_floor_bytes: Option<u64>,
+}
+
+impl Change {
+    /// Growth of live bytes an hour, if it went on so.
+    #[must_use]
+    pub fn live_bytes_per_hour(&self) -> i64 {
+        // `as` saturates.
+        (self.live_bytes_per_s * 3600.0) as i64
+    }
+
+    /// From one look to another: a difference, of which nothing can be said but its size.
+    #[must_use]
+    pub fn between(before: &Look, after: &Look) -> Self {
+        let seconds = (after.at_s - before.at_s).max(0.0);
+        let live = difference(before.live_bytes, after.live_bytes);
+        let resident = difference(before.resident_bytes, after.resident_bytes);
+        Self {
+            seconds,
+            live_bytes_delta: live,
+            resident_bytes_delta: resident,
+            live_bytes_per_s: rate(live, seconds),
+            resident_bytes_per_s: rate(resident, seconds),
+            looks: 2,
+            span_s: seconds,
+            outside_bytes_delta: difference(before.outside_bytes, after.outside_bytes),
+            free_floor_bytes: before.free_bytes.zip(after.free_bytes).map(|(old, new)| old.min(new)),
+            ..Self::default()
+        }
+    }
+}
+
+/// The last looks at one process.
+#[derive(Debug, Clone)]
+pub struct Looks {
+    looks: VecDeque<Look>,
+    looks_max: usize,
+    /// Resident bytes that the process once had before the first look; 0 = not known.
+    former_peak_bytes: u64,
+}
+
+impl Looks {
+    /// Keeps at most so many.
+    #[must_use]
+    pub fn new(looks_max: usize) -> Self {
+        Self { looks: VecDeque::new(), looks_max: looks_max.max(LOOKS_MIN), former_peak_bytes: 0 }
+    }
+
+    /// Tells how large the process once was before the first look, in resident bytes.
+    pub fn set_former_peak(&mut self, bytes: u64) {
+        self.former_peak_bytes = bytes;
+    }
+
+    /// Adds one; times must not run backwards.
+    pub fn add(&mut self, look: Look) {
+        if self.looks.len() == self.looks_max {
+            self.looks.pop_front();
+        }
+        self.looks.push_back(look);
+    }
+
+    /// Looks kept.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.looks.len()
+    }
+
+    /// What the looks say of growth; `None` with fewer than two.
+    #[must_use]
+    pub fn change(&self) -> Option<Change> {
+        let (first, last) = (self.looks.front()?, self.looks.back()?);
+        if self.looks.len() < 2 {
+            return None;
+        }
+        if self.looks.len() < LOOKS_MIN {
+            return Some(Change { looks: self.looks.len() as u64, ..Change::between(first, last) });
+        }
+        let half = self.looks.len() / 2;
+        let middle = |looks: &mut dyn Iterator<Item = &Look>| looks.map(|look| look.at_s).sum::<f64>() / half as f64;
+        let older = middle(&mut self.looks.iter().take(half));
+        let newer = middle(&mut self.looks.iter().skip(self.looks.len() - half));
+        let seconds = (newer - older).max(1e-3);
+        let live = Course::of(self.looks.iter().map(|look| (look.at_s, look.live_bytes)));
+        let resident = Course::of(self.looks.iter().map(|look| (look.at_s, look.resident_bytes)));
+        let outside = Course::of(self.looks.iter().map(|look| (look.at_s, look.outside_bytes)));
+        let mut live_shape = live.shape();
+        if live_shape == Shape::Growing && self.refills(&live, &resident) {
+            live_shape = Shape::Refilling;
+        }
+        Some(Change {
+            seconds,
+            live_bytes_delta: live.rise,
+            resident_bytes_delta: resident.rise,
+            live_bytes_per_s: rate(live.rise, seconds),
+            resident_bytes_per_s: rate(resident.rise, seconds),
+            looks: self.looks.len() as u64,
+            span_s: last.at_s - first.at_s,
+            live_shape,
+            live_slackens: live.slackens(),
+            live_swing_bytes: live.swing,
+            live_unseen_bytes: live.least(),
+            outside_bytes_delta: outside.rise,
+            outside_shape: outside.shape(),
+            free_floor_bytes: self.free_floor(last.at_s),
+        })
+    }
+
+    /// Whether live bytes rise into memory that the process held before: free memory of its heap, or what it gave back to the kernel.
+    fn refills(&self, live: &Course, resident: &Course) -> bool {
+        let (Some(first), Some(last)) = (self.looks.front(), self.looks.back()) else { return false };
+        let grown = live.gain();
+        let is_new = resident.gain().saturating_mul(100) >= grown.saturating_mul(NEW_PERCENT_MIN);
+        let had_room = first.free_bytes.is_some_and(|free| free >= grown);
+        (had_room && !is_new) || last.resident_bytes.saturating_add(CLIMB_BYTES_MIN) < self.former_peak_bytes
+    }
+
+    fn free_floor(&self, now_s: f64) -> Option<u64> {
+        let recent = self.looks.iter().filter(|look| now_s - look.at_s <= FREE_FOR_S);
+        recent.map(|look| look.free_bytes).try_fold(u64::MAX, |least, free| Some(least.min(free?)))
+    }
+}
+
+fn difference(old: u64, new: u64) -> i64 {
+    i64::try_from(i128::from(new) - i128::from(old)).unwrap_or(if new > old { i64::MAX } else { i64::MIN })
+}
+
+fn rate(delta: i64, seconds: f64) -> f64 {
+    if seconds > 0.0 { delta as f64 / seconds } else { 0.0 }
+}
+
+/// One figure over the looks.
+struct Course {
+    points: Vec<(f64, u64)>,
+    /// Rise of the floor, from the older half to the newer.
+    rise: i64,
+    /// The largest fall from a point to a later one.
+    swing: u64,
+}
+
+impl Course {
+    /// At least [`LOOKS_MIN`] points.
+    fn of(points: impl Iterator<Item = (f64, u64)>) -> Self {
+        let points: Vec<(f64, u64)> = points.collect();
+        let half = points.len() / 2;
+        let floor = |points: &mut dyn Iterator<Item = &(f64, u64)>| points.map(|&(_, bytes)| bytes).min().unwrap_or(0);
+        let rise = difference(floor(&mut points.iter().take(half)), floor(&mut points.iter().skip(points.len() - half)));
+        let (mut swing, mut high) = (0, 0);
+        for &(_, bytes) in &points {
+            high = high.max(bytes);
+            swing = swing.max(high - bytes);
+        }
+        Self { points, rise, swing }
+    }
+
+    fn first(&self) -> (f64, u64) {
+        self.points.first().copied().unwrap_or_default()
+    }
+
+    fn last(&self) -> (f64, u64) {
+        self.points.last().copied().unwrap_or_default()
+    }
+
+    /// By how much the last look is above the first.
+    fn gain(&self) -> u64 {
+        self.last().1.saturating_sub(self.first().1)
+    }
+
+    /// The least rise of the floor that is one: a share of what is there, and more than chance gives where bytes come and go. Of a swing
+    /// that n looks a half meet at random moments the lowest one is off by a share of 1/(n + 1), give or take as much.
+    fn least(&self) -> u64 {
+        let (_, last) = self.last();
+        let share = |per_mille: u64| last / 1000 * per_mille;
+        if self.swing < CLIMB_BYTES_MIN.max(share(CLIMB_PER_MILLE_MIN)) / 4 {
+            return CLIMB_BYTES_MIN.max(share(CLIMB_PER_MILLE_MIN));
+        }
+        let chance = self.swing.saturating_mul(3) / (self.points.len() as u64 / 2 + 1);
+        RISE_BYTES_MIN.max(share(RISE_PER_MILLE_MIN)).max(chance)
+    }
+
+    fn shape(&self) -> Shape {
+        let rises = u64::try_from(self.rise).is_ok_and(|rise| rise >= self.least());
+        match rises {
+            false if self.swing >= RISE_BYTES_MIN.max(self.last().1 / 1000 * RISE_PER_MILLE_MIN) => Shape::ComesAndGoes,
+            false => Shape::Steady,
+            true if self.has_levelled() => Shape::Levelled,
+            true => Shape::Growing,
+        }
+    }
+
+    /// Slope between two points.
+    fn slope(from: (f64, u64), to: (f64, u64)) -> f64 {
+        difference(from.1, to.1) as f64 / (to.0 - from.0).max(1e-9)
+    }
+
+    /// The last part, two steps between looks at least, is much flatter than the whole, and at the height of it: the fall of a sawtooth
+    /// does not count.
+    fn has_levelled(&self) -> bool {
+        let (first, last) = (self.first(), self.last());
+        let steps = (self.points.len() / 6).max(2);
+        let Some(&since) = self.points.get(self.points.len().saturating_sub(steps + 1)) else { return false };
+        let high = self.points.iter().map(|&(_, bytes)| bytes).max().unwrap_or(0);
+        let at_its_height = high - last.1 <= high / 50;
+        let lately = self.points.iter().rev().take(steps).map(|&(_, bytes)| bytes).max().unwrap_or(0);
+        at_its_height && Self::slope(since, (last.0, lately)) < LEVELLED * Self::slope(first, last)
+    }
+
+    /// The newer half climbs much slower than the older one.
+    fn slackens(&self) -> bool {
+        let (first, last) = (self.first(), self.last());
+        let middle = self.points.get(self.points.len() / 2).copied().unwrap_or_default();
+        Self::slope(middle, last) < SLACKENING * Self::slope(first, middle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn looks(live: impl IntoIterator<Item = u64>) -> Looks {
+        let mut looks = Looks::new(12);
+        for (index, bytes) in live.into_iter().enumerate() {
+            looks.add(Look { at_s: index as f64 * 10.0, live_bytes: bytes * MIB, resident_bytes: bytes * 2 * MIB, ..Look::default() });
+        }
+        looks
+    }
+
+    fn change(live: impl IntoIterator<Item = u64>) -> Change {
+        looks(live).change().unwrap()
+    }
+
+    fn shape(live: impl IntoIterator<Item = u64>) -> Shape {
+        change(live).live_shape
+    }
+
+    #[test]
+    fn a_steady_climb_is_growth_at_its_rate() {
+        let change = change([100, 200, 300, 400, 500, 600]);
+        let mib = MIB as i64;
+        assert_eq!((change.live_bytes_delta, change.resident_bytes_delta, change.seconds), (300 * mib, 600 * mib, 30.0));
+        assert_eq!((change.live_bytes_per_s, change.looks, change.span_s), (10.0 * MIB as f64, 6, 50.0));
+        assert_eq!((change.live_shape, change.live_slackens), (Shape::Growing, false));
+    }
+
+    #[test]
+    fn a_sawtooth_does_not_grow_and_a_shrinking_heap_grows_by_less_than_nothing() {
+        assert_eq!(change([100, 900, 100, 900, 100, 900]).live_bytes_delta, 0);
+        assert_eq!(shape([100, 900, 100, 900, 100, 900]), Shape::ComesAndGoes);
+        assert_eq!(change([900, 900, 100, 100]).live_bytes_delta, -800 * MIB as i64);
+        // Looks that meet a sawtooth at random moments find another low-water mark in each half.
+        assert_eq!(shape([30, 80, 55, 10, 95, 40, 70, 25, 90, 60, 35, 99]), Shape::ComesAndGoes);
+        // A floor that rises by more than that under the swing is growth.
+        assert_eq!(shape([0, 50, 10, 60, 20, 70, 100, 150, 110, 160, 120, 170]), Shape::Growing);
+    }
+
+    #[test]
+    fn a_cache_that_fills_grows_until_it_is_full_and_then_no_more() {
+        assert_eq!(shape([10, 20, 30, 40, 50, 60, 70, 80]), Shape::Growing);
+        assert_eq!(shape([10, 20, 30, 40, 50, 60, 60, 60]), Shape::Levelled);
+        assert_eq!(shape([10, 20, 30, 30, 30, 30, 30, 30]), Shape::Levelled);
+        assert_eq!(shape([30, 30, 30, 30, 30, 30, 30, 30]), Shape::Steady);
+        // Misses become rarer as it fills.
+        assert!(change([10, 40, 60, 73, 82, 88, 92, 95]).live_slackens);
+        assert!(!change([10, 20, 30, 40, 50, 60, 70, 80]).live_slackens);
+    }
+
+    #[test]
+    fn a_slow_climb_without_falls_is_seen_and_the_same_rise_under_swings_is_not() {
+        let climb = |index: u64| 100 * MIB + index * 64 * 1024;
+        let mut slow = Looks::new(12);
+        let mut swinging = Looks::new(12);
+        for index in 0..12 {
+            let look = |live_bytes| Look { at_s: index as f64, live_bytes, resident_bytes: live_bytes, ..Look::default() };
+            slow.add(look(climb(index)));
+            swinging.add(look(climb(index) + index % 2 * 8 * MIB));
+        }
+        assert_eq!(slow.change().unwrap().live_shape, Shape::Growing);
+        let swinging = swinging.change().unwrap();
+        assert_eq!(swinging.live_shape, Shape::ComesAndGoes);
+        assert!(swinging.live_unseen_bytes >= 3 * MIB, "{swinging:?}");
+    }
+
+    #[test]
+    fn live_bytes_that_rise_into_free_memory_refill_it() {
+        let mut refilling = Looks::new(12);
+        for index in 0..6 {
+            let live_bytes = 100 * MIB + index * 10 * MIB;
+            refilling.add(Look {
+                at_s: index as f64,
+                live_bytes,
+                resident_bytes: 300 * MIB,
+                free_bytes: Some(300 * MIB - live_bytes),
+                ..Look::default()
+            });
+        }
+        let change = refilling.change().unwrap();
+        assert_eq!((change.live_shape, change.free_floor_bytes), (Shape::Refilling, Some(150 * MIB)));
+        // What was given back to the kernel is seen from the process's former size.
+        let mut sawtooth = looks([10, 20, 30, 40, 50]);
+        sawtooth.set_former_peak(400 * MIB);
+        assert_eq!(sawtooth.change().unwrap().live_shape, Shape::Refilling);
+        sawtooth.set_former_peak(90 * MIB);
+        assert_eq!(sawtooth.change().unwrap().live_shape, Shape::Growing);
+    }
+
+    #[test]
+    fn memory_outside_malloc_has_a_course_of_its_own() {
+        let mut looks = Looks::new(12);
+        for index in 0..6 {
+            looks.add(Look { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 30 * MIB, ..Look::default() });
+        }
+        let change = looks.change().unwrap();
+        assert_eq!((change.live_shape, change.outside_shape), (Shape::Steady, Shape::Growing));
+        assert_eq!(change.outside_bytes_delta, 90 * MIB as i64);
+    }
+
+    #[test]
+    fn too_few_looks_have_no_shape_and_old_ones_are_forgotten() {
+        assert!(looks([1]).change().is_none());
+        let few = change([1, 2, 30]);
+        assert_eq!((few.live_shape, few.looks, few.live_bytes_delta), (Shape::Unknown, 3, 29 * MIB as i64));
+        let long = std::iter::repeat_n(0, 50).chain(std::iter::repeat_n(7, 12));
+        assert_eq!((change(long).live_bytes_delta, looks(0..50).count()), (0, 12));
+    }
+}

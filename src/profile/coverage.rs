@@ -1,0 +1,308 @@
+//! How much of the live heap a profile explains and what it may have missed: the first thing a reader has to know. Pure.
+
+use serde::Serialize;
+
+use super::kind::{ValueKind, Values};
+use super::meta::{Mode, Process, UNOBSERVED_MS, UNOBSERVED_SPELLS, UNWATCHED_CHILDREN};
+use super::model::{BEFORE_ATTACH, Profile, UNATTRIBUTED};
+use super::page::percent_floor;
+use crate::units::{HumanBytes, grouped};
+
+/// What the stacks of a profile explain of the live heap, and what is at risk. Bytes of chunks, with the allocator's rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Coverage {
+    /// Live bytes of the heaps by the census at the end. `None` = of no process a census could tell.
+    pub live_bytes: Option<u64>,
+    /// The part of them that a stack owns. `None` = `live_bytes` is not known.
+    pub attributed_bytes: Option<u64>,
+    /// The part from before the recording, as far as it could be told from the rest.
+    pub before_attach_bytes: u64,
+    /// The part that no stack owns.
+    pub unattributed_bytes: u64,
+    /// Live bytes by the census nearest to the highest recorded live bytes, of processes of which no census told at the end. `None` = of
+    /// none of them, or not known.
+    pub live_at_peak_bytes: Option<u64>,
+    /// What was recorded as live then, without the allocator's rounding.
+    pub recorded_at_peak_bytes: Option<u64>,
+    /// Whether the parts are estimates.
+    pub is_estimate: bool,
+    /// Processes with live bytes by a census, which the parts are of.
+    pub processes_known: u64,
+    /// Processes of the profile.
+    pub processes: u64,
+    /// Live bytes of which it is not certain that they still live, because records were lost.
+    pub doubtful_bytes: u64,
+    /// Time in which a process ran without its probes, in microseconds, summed over the processes.
+    pub unobserved_us: u64,
+    /// Processes that did.
+    pub processes_unobserved: u64,
+    /// Children that could not be watched: nothing of them is in the profile.
+    pub children_unwatched: u64,
+    /// Share of the time in which each call was traced, where there were windows under a budget. `None` = there were none.
+    pub traced_ratio: Option<f64>,
+    /// Losses of events that were counted, of whatever kind.
+    pub lost: u64,
+}
+
+/// Losses that are told in words of their own, and not added to the others.
+const TOLD_APART: [&str; 3] = [UNOBSERVED_SPELLS, UNOBSERVED_MS, UNWATCHED_CHILDREN];
+
+/// Kinds that say which live bytes a stack owns where no census was joined block by block.
+const PARTS: [ValueKind; 3] = [ValueKind::InuseSpace, ValueKind::LargeSpace, ValueKind::ConfirmedSpace];
+
+impl Coverage {
+    /// The coverage of a profile.
+    #[must_use]
+    pub fn of(profile: &Profile) -> Self {
+        let meta = &profile.meta;
+        let losses = |name: &str| meta.losses.iter().filter(|loss| loss.name == name).map(|loss| loss.value).fold(0, u64::saturating_add);
+        let mut coverage = Self {
+            is_estimate: meta.mode == Mode::Sampled,
+            processes: meta.processes.len() as u64,
+            doubtful_bytes: profile.totals().get(ValueKind::DoubtfulSpace),
+            traced_ratio: traced_ratio(profile),
+            children_unwatched: losses(UNWATCHED_CHILDREN),
+            lost: (meta.losses.iter().filter(|loss| !TOLD_APART.contains(&loss.name.as_str())))
+                .map(|loss| loss.value)
+                .fold(0, u64::saturating_add),
+            ..Self::default()
+        };
+        for process in &meta.processes {
+            coverage.add(profile, process);
+        }
+        coverage
+    }
+
+    fn add(&mut self, profile: &Profile, process: &Process) {
+        let unobserved_us = process.unobserved_us.unwrap_or(0);
+        self.unobserved_us = self.unobserved_us.saturating_add(unobserved_us);
+        self.processes_unobserved += u64::from(unobserved_us > 0);
+        let (owned, before, live) = match process.attribution {
+            Some(of) => {
+                let live = of.attributed_bytes.saturating_add(of.before_attach_bytes).saturating_add(of.unattributed_bytes);
+                (of.attributed_bytes, of.before_attach_bytes, live)
+            }
+            None => match process.heap.and_then(|heap| heap.live_bytes) {
+                Some(live) => {
+                    let (owned, before) = owned_by_stacks(profile, process.pid);
+                    // Blocks that were freed between the last record and the census.
+                    let owned = owned.min(live);
+                    (owned, before.min(live - owned), live)
+                }
+                None => return self.add_peak(process),
+            },
+        };
+        self.processes_known += 1;
+        sum(&mut self.live_bytes, live);
+        sum(&mut self.attributed_bytes, owned);
+        self.before_attach_bytes = self.before_attach_bytes.saturating_add(before);
+        self.unattributed_bytes = self.unattributed_bytes.saturating_add(live - owned - before);
+    }
+
+    fn add_peak(&mut self, process: &Process) {
+        let Some(peak) = process.at_peak else { return };
+        if let Some(live) = peak.heap.live_bytes.filter(|&live| live > 0) {
+            sum(&mut self.live_at_peak_bytes, live);
+            sum(&mut self.recorded_at_peak_bytes, peak.recorded_live_bytes.min(live));
+        }
+    }
+
+    /// Share of the live heap that a stack owns, in 0..=1. `None` = not known, or nothing is live.
+    #[must_use]
+    pub fn attributed_ratio(&self) -> Option<f64> {
+        let (owned, live) = (self.attributed_bytes?, self.live_bytes?);
+        (live > 0).then(|| owned as f64 / live as f64)
+    }
+
+    /// In one sentence: what is explained, and what is at risk.
+    #[must_use]
+    pub fn words(&self) -> String {
+        format!("{}; {}", self.explained(), self.at_risk())
+    }
+
+    fn explained(&self) -> String {
+        let (Some(live), Some(owned)) = (self.live_bytes, self.attributed_bytes) else {
+            return self.explained_at_peak();
+        };
+        let Some(ratio) = self.attributed_ratio() else { return "nothing is live in the heap".to_owned() };
+        if owned == 0 && self.traced_ratio.is_some_and(|ratio| ratio < 1.0) {
+            return format!("no stack of what is live is known ({} by the census): windows tell of rates and survivors", HumanBytes(live));
+        }
+        let about = if self.is_estimate { "about " } else { "" };
+        let mut text =
+            format!("{about}{}% of the live heap has a stack ({} of {}", percent_floor(ratio), HumanBytes(owned), HumanBytes(live));
+        for (bytes, whose) in [(self.before_attach_bytes, "from before the recording"), (self.unattributed_bytes, "unattributed")] {
+            if bytes > 0 {
+                text.push_str(&format!(", {} {whose}", HumanBytes(bytes)));
+            }
+        }
+        text.push(')');
+        if self.processes_known < self.processes {
+            text.push_str(&format!(", of {} of {} processes", self.processes_known, self.processes));
+        }
+        text
+    }
+
+    fn explained_at_peak(&self) -> String {
+        let at_end = "which share of the live heap has a stack is not known: no census could tell at the end";
+        match (self.recorded_at_peak_bytes, self.live_at_peak_bytes) {
+            (Some(recorded), Some(live)) if live > 0 => {
+                let percent = percent_floor(recorded as f64 / live as f64);
+                format!("{at_end}; near the peak {percent}% was recorded ({} of {})", HumanBytes(recorded), HumanBytes(live))
+            }
+            _ => at_end.to_owned(),
+        }
+    }
+
+    fn at_risk(&self) -> String {
+        let mut risks = Vec::new();
+        if self.doubtful_bytes > 0 {
+            risks.push(format!("{} that may be free already", HumanBytes(self.doubtful_bytes)));
+        }
+        if self.unobserved_us > 0 {
+            let spell = self.unobserved_us as f64 / 1e6;
+            let of = if self.processes > 1 { format!(" of {} processes", self.processes_unobserved) } else { String::new() };
+            risks.push(format!("what was allocated and freed in {spell:.3} s{of} without probes"));
+        }
+        if self.children_unwatched > 0 {
+            let children = if self.children_unwatched == 1 { "child" } else { "children" };
+            risks.push(format!("all of {} {children} that could not be watched", grouped(self.children_unwatched)));
+        }
+        if self.lost > 0 {
+            risks.push(format!("{} counted under losses", grouped(self.lost)));
+        }
+        if let Some(ratio) = self.traced_ratio.filter(|&ratio| ratio < 1.0) {
+            risks.push(format!(
+                "what happened in the {}% of the time in which not each call was traced: it is estimated",
+                percent_floor(1.0 - ratio)
+            ));
+        }
+        if risks.is_empty() { "nothing is known to be missed".to_owned() } else { format!("at risk: {}", risks.join(", ")) }
+    }
+}
+
+/// Time of windows and full traces against the time that their processes were watched; `None` where there was no window.
+fn traced_ratio(profile: &Profile) -> Option<f64> {
+    let meta = &profile.meta;
+    if meta.governed.iter().all(|governed| governed.windows.values().all(|&count| count == 0)) {
+        return None;
+    }
+    let traced_s: f64 = meta.governed.iter().map(|governed| governed.open_s + governed.full_s).sum();
+    let watched_s = meta.duration_s * meta.governed.len() as f64;
+    (watched_s > 0.0).then(|| (traced_s / watched_s).clamp(0.0, 1.0))
+}
+
+fn sum(total: &mut Option<u64>, part: u64) {
+    *total = Some(total.unwrap_or(0).saturating_add(part));
+}
+
+/// Live bytes of a process that stacks own, and those from before the recording, by the kind that says most of them.
+fn owned_by_stacks(profile: &Profile, pid: u32) -> (u64, u64) {
+    let mut owned = Values::default();
+    let mut before = Values::default();
+    for stack in profile.stacks().iter().filter(|stack| stack.pid == pid) {
+        match stack.frames.first().map(|frame| &*profile.frame(*frame).function).filter(|_| profile.is_rest(stack)) {
+            Some(BEFORE_ATTACH) => before.add(&stack.values),
+            Some(UNATTRIBUTED) => {}
+            _ => owned.add(&stack.values),
+        }
+    }
+    let measured = |kind: &ValueKind| profile.meta.kinds.contains(*kind);
+    let best = match measured(&ValueKind::LiveSpace) {
+        true => Some(ValueKind::LiveSpace),
+        // Parts of the heap that overlap: the larger one explains more.
+        false => PARTS.into_iter().filter(measured).max_by_key(|kind| owned.get(*kind)),
+    };
+    best.map_or((0, 0), |kind| (owned.get(kind), before.get(kind)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::profile::testing::frame;
+    use crate::profile::{Attribution, Counter, Frame, HeapMoment, HeapSummary, KindSet, Metadata};
+
+    fn heap(live_bytes: u64) -> HeapSummary {
+        HeapSummary { live_bytes: Some(live_bytes), ..HeapSummary::default() }
+    }
+
+    fn of(mode: Mode, process: Process, rows: &[(&str, ValueKind, u64)]) -> Coverage {
+        let kinds: KindSet = rows.iter().map(|(_, kind, _)| *kind).collect();
+        let mut profile = Profile::new(Metadata { mode, kinds, processes: vec![process], ..Metadata::default() });
+        for (name, kind, bytes) in rows {
+            profile.add(7, &[Frame { module: "m".into(), ..frame(name, 1) }], None, &Values::default().with(*kind, *bytes));
+        }
+        Coverage::of(&profile)
+    }
+
+    #[test]
+    fn an_exact_recording_says_what_the_join_found_and_that_nothing_is_missed() {
+        let attribution =
+            Attribution { attributed_bytes: 600, before_attach_bytes: 300, unattributed_bytes: 100, ..Attribution::default() };
+        let coverage = of(Mode::Exact, Process { pid: 7, attribution: Some(attribution), ..Process::default() }, &[]);
+        assert_eq!(coverage.attributed_ratio(), Some(0.6));
+        assert_eq!(
+            coverage.words(),
+            "60% of the live heap has a stack (600 B of 1000 B, 300 B from before the recording, 100 B unattributed); nothing is known to be \
+             missed"
+        );
+    }
+
+    #[test]
+    fn parts_of_the_heap_that_windows_know_are_held_against_the_census() {
+        let process = || Process { pid: 7, heap: Some(heap(1000)), ..Process::default() };
+        let rows = [("f", ValueKind::LargeSpace, 150), ("g", ValueKind::LargeSpace, 50), (UNATTRIBUTED, ValueKind::LargeSpace, 800)];
+        let coverage = of(Mode::Governed, process(), &rows);
+        assert_eq!((coverage.attributed_bytes, coverage.unattributed_bytes, coverage.live_bytes), (Some(200), 800, Some(1000)));
+        let coverage = of(Mode::Governed, process(), &[("f", ValueKind::SurvivorSpace, 150)]);
+        assert_eq!(coverage.attributed_ratio(), Some(0.0), "rates own nothing");
+    }
+
+    #[test]
+    fn of_windows_it_says_how_much_of_the_time_they_saw() {
+        let mut profile = Profile::new(Metadata { mode: Mode::Governed, duration_s: 10.0, ..Metadata::default() });
+        profile.meta.processes.push(Process { pid: 7, heap: Some(heap(1000)), ..Process::default() });
+        profile.meta.governed.push(crate::profile::Governed {
+            pid: 7,
+            open_s: 0.5,
+            windows: [("20ms".to_owned(), 25)].into(),
+            ..crate::profile::Governed::default()
+        });
+        let words = Coverage::of(&profile).words();
+        assert!(words.starts_with("no stack of what is live is known (1000 B by the census)"), "{words}");
+        assert!(words.contains("at risk: what happened in the 95% of the time in which not each call was traced"), "{words}");
+    }
+
+    #[test]
+    fn without_a_census_the_share_is_unknown_and_not_zero() {
+        let coverage = of(Mode::Exact, Process { pid: 7, ..Process::default() }, &[("f", ValueKind::InuseSpace, 5)]);
+        assert_eq!(coverage.attributed_ratio(), None);
+        assert!(coverage.words().starts_with("which share of the live heap has a stack is not known"), "{}", coverage.words());
+        let at_peak = Some(HeapMoment { after_ms: 5, recorded_live_bytes: 450, heap: heap(500) });
+        let coverage = of(Mode::Exact, Process { pid: 7, at_peak, ..Process::default() }, &[]);
+        assert_eq!(coverage.attributed_ratio(), None);
+        assert!(coverage.words().contains("near the peak 90% was recorded (450 B of 500 B)"), "{}", coverage.words());
+    }
+
+    #[test]
+    fn what_is_at_risk_is_told_in_bytes_and_in_time() {
+        let process = Process { pid: 7, unobserved_us: Some(250_000), ..Process::default() };
+        let mut profile = Profile::new(Metadata {
+            kinds: KindSet::EMPTY.with(ValueKind::DoubtfulSpace),
+            processes: vec![process],
+            losses: vec![Counter::new("lost_frees", 3, ""), Counter::new(UNOBSERVED_MS, 250, ""), Counter::new(UNWATCHED_CHILDREN, 2, "")],
+            ..Metadata::default()
+        });
+        profile.add(7, &[], None, &Values::default().with(ValueKind::DoubtfulSpace, 4096));
+        let words = Coverage::of(&profile).words();
+        for part in [
+            "at risk: 4.00 KiB that may be free already",
+            "in 0.250 s without probes",
+            "all of 2 children that could not be watched",
+            "3 counted under losses",
+        ] {
+            assert!(words.contains(part), "{part}: {words}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Processes that stand still for a look: at their birth, their exec, where they map code, and at their entry point (tracer.rs).
+
+use std::time::{Duration, Instant};
+
+use super::heap::Before;
+use super::sink::{Notice, lock};
+use super::tracer::{At, Look};
+use super::{Error, Recorder, launch};
+use crate::capture::{AttachFile, AttachSite, Attached};
+use crate::probe::cookie::OP_ENTRY;
+use crate::target::{MappedFile, Process};
+use crate::units::{Addr, Pid};
+
+/// Longest wait for the record of a fork, which was sent before its child was told of; the ring is read every 5 ms.
+const BOOKS_WITHIN: Duration = Duration::from_millis(500);
+/// How often it is looked for.
+const BOOKS_POLL: Duration = Duration::from_micros(200);
+/// Longest wait for the unwind tables of new code: those of the largest libraries take a second on a busy machine.
+const TABLES_WITHIN: Duration = Duration::from_secs(5);
+
+impl Recorder {
+    /// Follows the children of the processes that are watched by now: none of them runs before it is probed.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub fn hold_children(&mut self) -> Result<(), Error> {
+        let pids = self.targets.values().map(|target| target.process.pid()).collect();
+        let (followed, refused) = launch::follow(pids, self.wake())?;
+        for target in self.targets.values_mut() {
+            match refused.iter().find(|(pid, _)| *pid == target.process.pid()) {
+                Some((_, error)) => {
+                    target.note(format!("it cannot be traced ({error}): its children are probed some milliseconds after they begin"));
+                }
+                None => {
+                    (target.held, target.held_with_children) = (true, true);
+                    self.capture.hold(target.slot, true);
+                }
+            }
+        }
+        self.followed = Some(followed);
+        Ok(())
+    }
+
+    /// What tells this thread that a process stands still.
+    pub(super) fn wake(&self) -> launch::Wake {
+        let notice = self.notice.clone();
+        // A full channel wakes as well.
+        Box::new(move || {
+            let _ = notice.try_send(Notice::Stands);
+        })
+    }
+
+    pub(super) fn is_held(&self, slot: u16) -> bool {
+        self.targets.get(&slot).is_some_and(|target| target.held)
+    }
+
+    /// Looks at all that stand still.
+    pub(super) fn look_at_the_held(&mut self) {
+        while let Some(look) = self.followed.as_ref().and_then(|followed| followed.looks().try_recv().ok()) {
+            let (pid, at) = (look.pid, look.at);
+            if let Err(error) = self.look(look) {
+                if at == At::Entry {
+                    self.notes.push(format!("process {pid}, after an exec: {error}"));
+                } else {
+                    tracing::debug!("process {pid} at {at:?}: {error}");
+                }
+            }
+        }
+    }
+
+    /// Probes what is new in a process that stands still, and lets it go on.
+    pub(super) fn look(&mut self, mut look: Look) -> Result<(), Error> {
+        let slot = self.targets.iter().find(|(_, target)| target.process.pid() == look.pid).map(|(slot, _)| *slot);
+        let slot = match look.at {
+            At::Birth { parent } => self.born(parent, look.pid),
+            At::NewImage { entry } => self.held_image(slot, entry, &mut look),
+            At::Code => slot,
+            At::Entry => {
+                let target = slot.and_then(|slot| self.targets.get_mut(&slot));
+                if let Some(target) = target {
+                    target.starting = None;
+                    if let Some(entry) = target.entry.take() {
+                        drop(self.reaper.take_out(entry));
+                    }
+                }
+                slot
+            }
+        };
+        let Some(slot) = slot else { return Ok(()) };
+        let probed = self.probe(slot);
+        if !self.capture.tables().wait_until_loaded(TABLES_WITHIN) {
+            tracing::warn!("process {}: it goes on before all its unwind tables are there", look.pid);
+        }
+        probed
+    }
+
+    /// A child that has not run yet gets its parent's books, as they were at the fork.
+    fn born(&mut self, parent: Pid, child: Pid) -> Option<u16> {
+        let parent = self.targets.values().chain(&self.ended).find(|target| target.process.pid() == parent);
+        let (shard, before) = parent.map_or((0, Before::Unknown), |parent| (parent.shard, parent.before.clone()));
+        let deadline = Instant::now() + BOOKS_WITHIN;
+        let inherited = loop {
+            let told = lock(&self.shards[shard]).inherited.remove(&child);
+            match told {
+                Some(inherited) => break inherited,
+                None if Instant::now() < deadline => std::thread::sleep(BOOKS_POLL),
+                None => {
+                    self.notes.push(format!("child {child}: the record of its fork was lost: what it inherited is unattributed"));
+                    break None;
+                }
+            }
+        };
+        let before = inherited.is_some().then_some(before);
+        let slot = self.register_child(child, inherited, before, None)?;
+        self.mark_held(slot);
+        Some(slot)
+    }
+
+    fn mark_held(&mut self, slot: u16) {
+        self.switch_on(slot);
+        if let Some(target) = self.targets.get_mut(&slot) {
+            (target.held, target.held_with_children) = (true, self.options.follow_children);
+            self.capture.hold(target.slot, true);
+        }
+    }
+
+    /// A new image, none of whose instructions has run. A child of vfork is met here for the first time.
+    fn held_image(&mut self, known: Option<u16>, entry: Option<u64>, look: &mut Look) -> Option<u16> {
+        let slot = match known {
+            Some(slot) => {
+                self.targets.get_mut(&slot)?.exec();
+                slot
+            }
+            None => {
+                for shard in &self.shards {
+                    lock(shard).inherited.remove(&look.pid);
+                }
+                self.register_child(look.pid, None, Some(Before::Nothing), Some(0))?
+            }
+        };
+        self.mark_held(slot);
+        let target = self.targets.get_mut(&slot)?;
+        target.starting = Some(Instant::now());
+        if traces_others(&target.process) {
+            look.leave_children();
+            target.held_with_children = false;
+        }
+        let held = entry.ok_or_else(|| "it is not known".to_owned()).and_then(|entry| entry_site(&target.process, Addr(entry)));
+        let attached = held.and_then(|site| {
+            let attached = self.capture.attach(target.process.pid(), target.slot, &[site]);
+            attached.map_err(|error| error.to_string())
+        });
+        match attached {
+            Ok(attached) => {
+                if let Some(before) = target.entry.replace(attached) {
+                    drop::<Attached>(before);
+                }
+            }
+            Err(error) => tracing::debug!("process {} is not held at its entry point: {error}", look.pid),
+        }
+        Some(slot)
+    }
+}
+
+/// The probe that holds a process at its entry point.
+fn entry_site(process: &Process, entry: Addr) -> Result<AttachFile, String> {
+    let maps = process.maps().map_err(|error| error.to_string())?;
+    let mapping = maps.find(entry).ok_or("it is not mapped")?;
+    let offset = mapping.offset_of(entry).ok_or("it is not mapped")?;
+    let file = MappedFile::open(process, mapping).map_err(|error| error.to_string())?;
+    Ok(AttachFile { path: file.attach_path, sites: vec![AttachSite { offset, cookie: OP_ENTRY, with_return: false }] })
+}
+
+/// Whether it may want to trace its children itself, as debuggers do: a process has one tracer.
+fn traces_others(process: &Process) -> bool {
+    let Ok(maps) = process.maps() else { return false };
+    let Some(program) = maps.mappings.iter().find(|mapping| mapping.path().is_some()) else { return false };
+    MappedFile::open(process, program).is_ok_and(|file| file.elf.linkage_slots().iter().any(|(_, name)| name == b"ptrace"))
+}

@@ -1,0 +1,297 @@
+//! Programs whose trouble their owner knows, each with the verdict that is right of it, and a truth that is not fragprof's: what the
+//! allocator itself counts, what a trim or a purge that gdb calls gives back, what the JVM says of itself, what the kernel counts.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{explain, predicted};
+use crate::support::process::{Process, run};
+use crate::support::{LIMIT, build};
+
+/// A program, and what its owner answers.
+pub struct Owner {
+    /// What it does.
+    pub name: &'static str,
+    /// The owner's answer, in fragprof's words.
+    pub answer: &'static str,
+    /// Starts it; it has done what it does, or is at it, when this returns.
+    start: fn() -> Running,
+    /// Compares what fragprof said with somebody else's truth. The account of the allocator is from before and after fragprof looked.
+    truth: fn(&Running, &Value, Accounts),
+}
+
+/// What malloc itself counted as in use, before and after.
+type Accounts = Option<(u64, u64)>;
+
+/// A running program.
+pub struct Running {
+    process: Process,
+    input: Option<ChildStdin>,
+    said: usize,
+    /// Whether it answers to `account`.
+    accounts: bool,
+    _files: Option<TempDir>,
+}
+
+impl Owner {
+    /// Starts the program.
+    pub fn start(&self) -> Running {
+        (self.start)()
+    }
+
+    /// Whether a verdict is right. From outside a leak cannot be told from a cache that fills before it has lasted half an hour: that it
+    /// grows is right of it.
+    pub fn is_right(&self, verdict: &str) -> bool {
+        verdict == self.answer || (self.answer == "leak" && verdict == "growing")
+    }
+
+    /// Looks with fragprof, and compares with the owner's answer and the truth.
+    #[track_caller]
+    pub fn prove(&self) {
+        let mut running = self.start();
+        let before = running.account();
+        let verdict = explain(&[&running.pid().to_string(), "--over", "3s"]);
+        let accounts = before.zip(running.account());
+        assert!(self.is_right(verdict["verdict"].as_str().unwrap()), "{}: {verdict}", self.name);
+        (self.truth)(&running, &verdict, accounts);
+    }
+}
+
+impl Running {
+    fn of(mut process: Process, accounts: bool, files: Option<TempDir>) -> Self {
+        let input = process.input();
+        assert!(process.out.nth(0, LIMIT).is_some(), "no word: {}", process.err);
+        Self { process, input: Some(input), said: 1, accounts, _files: files }
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Says a line and returns what is said to it.
+    fn ask(&mut self, line: &str) -> String {
+        // In one write: the programs answer to what one read gives them.
+        self.input.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.said += 1;
+        self.process.out.nth(self.said - 1, LIMIT).unwrap_or_else(|| panic!("no answer to {line}: {}", self.process.err))
+    }
+
+    fn account(&mut self) -> Option<u64> {
+        self.accounts.then(|| self.ask("account").parse().unwrap())
+    }
+
+    /// A figure of the process's `smaps_rollup`, in bytes.
+    fn rollup(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+
+    /// What a call that gdb makes in the process gives back, in bytes.
+    fn given_back(&self, call: &str) -> u64 {
+        let before = self.rollup("Anonymous:");
+        let done = run(Command::new("gdb").args(["-nx", "-batch", "-p", &self.pid().to_string(), "-ex", &format!("call (int){call}")]));
+        assert!(done.out.contains("$1 = "), "{}\n{}", done.out, done.err);
+        before.saturating_sub(self.rollup("Anonymous:"))
+    }
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verdicts").join(name)
+}
+
+/// Starts one of `courses.c`.
+fn course(arguments: &[&str]) -> Running {
+    let program = build::standalone(&source("courses.c"), &["-lpthread"]);
+    Running::of(Process::start_piped(Command::new(program).args(arguments)), true, None)
+}
+
+/// Starts one of `troubles.c`.
+fn trouble(what: &str, environment: &[(&str, &str)]) -> Running {
+    let program = build::standalone(&source("troubles.c"), &[]);
+    Running::of(Process::start_piped(Command::new(program).arg(what).envs(environment.iter().copied())), false, None)
+}
+
+fn java(what: &str) -> Running {
+    let directory = tempfile::tempdir().unwrap();
+    let made = run(Command::new("javac").arg("-nowarn").arg("-d").arg(directory.path()).arg(source("Sides.java")));
+    assert!(made.status.success(), "{}", made.err);
+    let mut command = Command::new("java");
+    command.args(["-XX:+UseSerialGC", "-Xms64m", "-Xmx192m", "-cp"]).arg(directory.path()).args(["Sides", what]);
+    Running::of(Process::start_piped(&mut command), false, Some(directory))
+}
+
+/// What fragprof counts as live lies between what malloc counted before and after.
+fn between_accounts(_: &Running, verdict: &Value, accounts: Accounts) {
+    let live = verdict["evidence"]["live_bytes"].as_u64().unwrap();
+    let (before, after) = accounts.unwrap();
+    // Blocks of the C library's own streams come between the two.
+    let slack = 64 << 10;
+    assert!(live + slack >= before.min(after) && live <= before.max(after) + slack, "{live} is not within {before} and {after}: {verdict}");
+}
+
+/// It rises by what malloc counts it to rise by.
+fn as_fast_as_the_account(running: &Running, verdict: &Value, accounts: Accounts) {
+    between_accounts(running, verdict, accounts);
+    let change = &verdict["evidence"]["change"];
+    let (before, after) = accounts.unwrap();
+    let span = change["span_s"].as_f64().unwrap();
+    let told = change["live_bytes_per_s"].as_f64().unwrap();
+    // The account's time is a little longer than that of the looks: its rate is at most that much too low.
+    let most = (after - before) as f64 / span;
+    assert!(told <= most * 1.1 && told >= most / 2.0, "{told} bytes a second of {most}: {verdict}");
+}
+
+fn trim_comes_true(running: &Running, verdict: &Value, _: Accounts) {
+    gives_back(predicted(verdict, "malloc_trim"), running.given_back("malloc_trim(0)"), verdict);
+}
+
+fn purge_comes_true(running: &Running, verdict: &Value, _: Accounts) {
+    let told = verdict["remedies"].to_string();
+    assert!(!told.contains("malloc_trim") && verdict["remedies"][0]["action"].as_str().unwrap().contains("decay"), "{verdict}");
+    gives_back(predicted(verdict, "purge"), running.given_back("mallctl(\"arena.4096.purge\", 0, 0, 0, 0)"), verdict);
+}
+
+#[track_caller]
+fn gives_back(predicted: u64, returned: u64, verdict: &Value) {
+    assert!(predicted > 16 << 20, "{verdict}");
+    assert!(returned.abs_diff(predicted) <= (predicted / 100).max(256 << 10), "predicted {predicted}, returned {returned}: {verdict}");
+}
+
+fn trim_does_not_help(running: &Running, verdict: &Value, _: Accounts) {
+    let pinned = verdict["evidence"]["pinned_bytes"].as_u64().unwrap();
+    assert!(pinned > 16 << 20 && running.given_back("malloc_trim(0)") < pinned / 20, "{verdict}");
+}
+
+/// Fewer arenas save at most what is said, and a trim exactly what it says.
+fn arenas_hold_it(running: &Running, verdict: &Value, _: Accounts) {
+    assert!(verdict["remedies"][0]["action"].as_str().unwrap().contains("malloc_trim"), "{verdict}");
+    let fewer = trouble("arenas", &[("MALLOC_ARENA_MAX", "2")]);
+    let saved = running.rollup("Anonymous:").saturating_sub(fewer.rollup("Anonymous:"));
+    let limit = predicted(verdict, "MALLOC_ARENA_MAX");
+    assert!(saved <= limit + limit / 20, "at most {limit}, saved {saved}: {verdict}");
+    trim_comes_true(running, verdict, None);
+}
+
+/// The growing part outside malloc is what the kernel counts as anonymous besides the heap.
+fn outside(running: &Running, verdict: &Value, accounts: Accounts) {
+    assert!(verdict["summary"].as_str().unwrap().contains("outside malloc"), "{verdict}");
+    let parts = verdict["evidence"]["not_malloc"].as_array().unwrap();
+    let told: u64 = parts.iter().filter(|part| part["kind"] != "program_files").map(|part| part["resident_bytes"].as_u64().unwrap()).sum();
+    let besides = running.rollup("Anonymous:") - accounts.unwrap().1;
+    // It has grown since.
+    assert!(told <= besides && told >= besides / 2, "{told} of {besides}: {verdict}");
+}
+
+/// What was never written of the block is what its huge pages hold of zeros.
+fn zeros_in_huge_pages(running: &Running, verdict: &Value, _: Accounts) {
+    let huge = running.rollup("AnonHugePages:");
+    let zero = verdict["evidence"]["huge_zero_bytes_est"].as_u64().unwrap();
+    assert!(zero <= huge && zero >= huge * 9 / 10, "{zero} of {huge}: {verdict}");
+}
+
+fn jcmd(running: &Running, command: &str) -> String {
+    let done = run(Command::new("jcmd").args([&running.pid().to_string(), command]));
+    assert!(done.status.success(), "{}\n{}", done.out, done.err);
+    done.out
+}
+
+/// The JVM trims its malloc heap itself, and says what that gave back: `RSS+Swap: 354M->281M (-74236K)`.
+fn jvm_trims_it(running: &Running, verdict: &Value, _: Accounts) {
+    let kinds: Vec<&str> = verdict["findings"].as_array().unwrap().iter().map(|finding| finding["verdict"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["hoarding", "not_malloc"], "{verdict}");
+    let said = jcmd(running, "System.trim_native_heap");
+    let returned =
+        said.split("(-").nth(1).and_then(|rest| rest.split('K').next()?.parse::<u64>().ok()).unwrap_or_else(|| panic!("{said}")) << 10;
+    let predicted = predicted(verdict, "malloc_trim");
+    // The JVM goes on meanwhile, and allocates for the command itself.
+    assert!(returned.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, returned {returned}");
+}
+
+/// The JVM's own account: `total 174784K, used 171470K` of each generation.
+fn jvm_heap_is_full(running: &Running, verdict: &Value, _: Accounts) {
+    let said = jcmd(running, "GC.heap_info");
+    let generations = said.lines().filter(|line| line.contains("generation"));
+    let used: u64 =
+        generations.map(|line| line.split("used ").nth(1).unwrap().split('K').next().unwrap().parse::<u64>().unwrap() << 10).sum();
+    let parts = verdict["evidence"]["not_malloc"].as_array().unwrap();
+    let heap = parts.iter().find(|part| part["kind"] == "java_heap").unwrap()["resident_bytes"].as_u64().unwrap();
+    assert!(used > 160 << 20 && heap >= used && heap <= 192 << 20, "{heap} resident, {used} used: {verdict}");
+}
+
+/// Nothing is known of it but that its owner is content.
+fn content(_: &Running, _: &Value, _: Accounts) {}
+
+const JEMALLOC_KEEPS: &str = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:16";
+
+/// The programs.
+pub const OWNERS: &[Owner] = &[
+    Owner { name: "a leak in C", answer: "leak", start: || course(&["leak", "4"]), truth: as_fast_as_the_account },
+    Owner { name: "a slow leak in C", answer: "leak", start: || course(&["slow", "0.25"]), truth: as_fast_as_the_account },
+    Owner {
+        name: "a Python list that is never emptied",
+        answer: "leak",
+        start: || Running::of(Process::start_piped(Command::new("python3").arg(source("keeps.py"))), true, None),
+        truth: as_fast_as_the_account,
+    },
+    Owner { name: "an LRU cache that fills", answer: "growing", start: || course(&["lru", "0.5"]), truth: as_fast_as_the_account },
+    Owner {
+        name: "an LRU cache that is full",
+        answer: "healthy",
+        start: || {
+            let mut running = course(&["lru", "200"]);
+            let full = 40_000 * 1008;
+            while running.account().unwrap() < full {}
+            running
+        },
+        truth: between_accounts,
+    },
+    Owner { name: "a load that comes and goes", answer: "healthy", start: || course(&["sawtooth", "60"]), truth: content },
+    Owner { name: "tables that are filled and flushed", answer: "healthy", start: || course(&["memtable", "60"]), truth: content },
+    Owner { name: "survivors on every page", answer: "fragmentation", start: || trouble("fragment", &[]), truth: trim_does_not_help },
+    Owner { name: "free pages after a peak", answer: "hoarding", start: || trouble("hoard", &[]), truth: trim_comes_true },
+    Owner {
+        name: "free memory of many threads",
+        answer: "arena_blow_up",
+        start: || trouble("arenas", &[("GLIBC_TUNABLES", "glibc.malloc.arena_max=64:glibc.malloc.trim_threshold=1073741824")]),
+        truth: arenas_hold_it,
+    },
+    Owner {
+        name: "jemalloc that keeps dirty pages",
+        answer: "hoarding",
+        start: || {
+            let library = format!("{}/libjemalloc.so.2", build::LIB_DIR);
+            trouble("arenas", &[("LD_PRELOAD", &library), ("MALLOC_CONF", JEMALLOC_KEEPS)])
+        },
+        truth: purge_comes_true,
+    },
+    Owner { name: "a large block in huge pages", answer: "huge_page_bloat", start: || course(&["bloat"]), truth: zeros_in_huge_pages },
+    Owner { name: "a JVM with free pages in malloc's heap", answer: "hoarding", start: || java("native"), truth: jvm_trims_it },
+    Owner { name: "a JVM with a full Java heap", answer: "not_malloc", start: || java("full"), truth: jvm_heap_is_full },
+    Owner { name: "mappings of the program's own that grow", answer: "growing", start: || course(&["mappings", "8"]), truth: outside },
+    Owner { name: "more and more threads", answer: "growing", start: || course(&["stacks", "8"]), truth: outside },
+    Owner {
+        name: "an idle Redis",
+        answer: "healthy",
+        start: || {
+            let directory = tempfile::tempdir().unwrap();
+            let mut command = Command::new("redis-server");
+            command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(directory.path().join("socket"));
+            let process = Process::start_piped(&mut command);
+            assert!(process.out.wait_for(LIMIT, |line| line.contains("now ready to accept")).is_some(), "{}", process.out);
+            Running { process, input: None, said: 0, accounts: false, _files: Some(directory) }
+        },
+        truth: content,
+    },
+    Owner { name: "a heap in use", answer: "healthy", start: || trouble("healthy", &[]), truth: content },
+];
+
+/// The program of that name.
+pub fn owner(name: &str) -> &'static Owner {
+    OWNERS.iter().find(|owner| owner.name == name).unwrap_or_else(|| panic!("no program {name}"))
+}
