@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::kind::{StandardErrors, ValueKind, Values};
-use super::meta::{Metadata, Mode};
+use super::meta::{Metadata, Mode, Process};
 
 /// Name of the frame that owns what no known stack owns.
 pub const UNATTRIBUTED: &str = "[unattributed]";
@@ -246,9 +246,20 @@ impl Profile {
                     (true, 0) => {}
                 }
             }
-            errors.set(kind, variance.max(0.0).sqrt().round() as u64);
+            errors.set(kind, (variance.max(0.0) + self.unseen_variance(kind)).sqrt().round() as u64);
         }
         errors
+    }
+
+    /// Variance of a sum of samples beyond that of its terms, for those that may have been none: an interval of ±1.96 standard errors around
+    /// a Poisson count n holds 94 of 100 times or more if three are added to its variance n, and 0 ± 0 is no answer. Not for what a census
+    /// knows whole.
+    fn unseen_variance(&self, kind: ValueKind) -> f64 {
+        if self.meta.mode != Mode::Sampled || !matches!(kind, ValueKind::InuseSpace | ValueKind::AllocSpace) {
+            return 0.0;
+        }
+        let mean = |process: &Process| process.longest_sample_bytes.or(process.sample_bytes).map_or(0.0, |bytes| bytes as f64);
+        self.meta.processes.iter().map(|process| 3.0 * mean(process).powi(2)).sum()
     }
 
     /// The stacks with a value of the kind, largest first; equal ones in the order of their frames' names, so that output is stable.
