@@ -9,6 +9,7 @@
 //! corrupt keeps its number and its reason, so that `doctor` can show it and nobody tries again for nothing; what does not fit into the
 //! budget is tried again where there is room.
 
+mod publisher;
 mod report;
 mod state;
 
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, Object};
 
+use publisher::Publisher;
 pub use report::{FileStatus, Report, Status, TableState};
 use state::{FileEntry, FileKey, Source, State};
 
@@ -50,7 +52,7 @@ const VDSO_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 struct Shared {
     tables: MapHandle,
-    mapping_tables: MapHandle,
+    mapping_tables: Publisher,
     clock: MapHandle,
     state: Mutex<State>,
     wake: Condvar,
@@ -85,7 +87,7 @@ impl Tables {
         };
         let shared = Arc::new(Shared {
             tables: handle("tables")?,
-            mapping_tables: handle("mapping_tables")?,
+            mapping_tables: Publisher::new("mapping_tables", handle("mapping_tables")?)?,
             clock: handle("unwind_clock")?,
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -115,7 +117,7 @@ impl Tables {
         if let Some(files) = state.processes.remove(&mm_id) {
             state.release(&files);
             drop(state);
-            self.shared.mapping_tables.delete(&mm_id.to_ne_bytes()).map_err(|source| Error::Map { map: "mapping_tables", source })?;
+            self.shared.mapping_tables.remove(mm_id)?;
         }
         Ok(())
     }
@@ -253,7 +255,7 @@ impl Shared {
             state.release(&before);
         }
         drop(state);
-        self.publish("mapping_tables", &self.mapping_tables, &[(mm_id, &map)])?;
+        self.mapping_tables.set(mm_id, map)?;
         self.raise_generation()?;
         Ok(report)
     }
@@ -400,7 +402,7 @@ impl Shared {
             }
         }
         let entries: Vec<(u32, &MapHandle)> = loaded.iter().map(|(number, map, _)| (*number, map)).collect();
-        self.publish("tables", &self.tables, &entries)?;
+        self.publish(&entries)?;
         let count = loaded.len();
         let mut state = self.lock();
         for (number, map, table) in loaded {
@@ -469,19 +471,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets entries of an outer map. In one call where the kernel can: each call waits for an RCU grace period, some 20 ms.
-    fn publish(&self, name: &'static str, outer: &MapHandle, entries: &[(u32, &MapHandle)]) -> Result<()> {
+    /// Sets files' tables. In one call where the kernel can: each call waits for an RCU grace period, some 20 ms.
+    fn publish(&self, entries: &[(u32, &MapHandle)]) -> Result<()> {
         let fd = |map: &MapHandle| map.as_fd().as_raw_fd().to_ne_bytes();
         if entries.len() > 1 {
             let keys: Vec<u8> = entries.iter().flat_map(|(key, _)| key.to_ne_bytes()).collect();
             let values: Vec<u8> = entries.iter().flat_map(|(_, map)| fd(map)).collect();
             let count = u32::try_from(entries.len()).unwrap_or(0);
-            if outer.update_batch(&keys, &values, count, MapFlags::ANY, MapFlags::ANY).is_ok() {
+            if self.tables.update_batch(&keys, &values, count, MapFlags::ANY, MapFlags::ANY).is_ok() {
                 return Ok(());
             }
         }
         for (key, map) in entries {
-            outer.update(&key.to_ne_bytes(), &fd(map), MapFlags::ANY).map_err(|source| Error::Map { map: name, source })?;
+            self.tables.update(&key.to_ne_bytes(), &fd(map), MapFlags::ANY).map_err(|source| Error::Map { map: "tables", source })?;
         }
         Ok(())
     }
