@@ -147,7 +147,7 @@ enum fp_vm_op {
 	FP_VM_TOUCH = 7,   /* first touch of a page, sampled: addr, len2 = faults that this one stands for; stack is the toucher's */
 };
 
-/* FP_REC_VM. 80 bytes. Only calls that succeeded. */
+/* FP_REC_VM. 80 bytes. Only calls that succeeded. head.function is 1 if the thread is held at it (hold.bpf.h). */
 struct fp_vm {
 	struct fp_head head;
 	unsigned long long addr;

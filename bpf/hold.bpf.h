@@ -4,8 +4,8 @@
  *
  * A signal to a traced thread stops it for its tracer first, on the way back to user space: before the next instruction. The tracer
  * (src/recorder/tracer.rs) lets the daemon look, and lets the thread go on without the signal; nobody else sees it. SIGURG is ignored by
- * a program that does not ask for it, so one that slips through when the tracer is gone does no harm. Where the thread blocks it, SIGSTOP
- * is sent, which cannot be blocked.
+ * a program that does not ask for it, so one that slips through when the tracer is gone does no harm. A thread that blocks it is not held:
+ * SIGSTOP, the only signal that would, stops it for good if the tracer is killed while it stands still.
  */
 #ifndef FRAGPROF_HOLD_BPF_H
 #define FRAGPROF_HOLD_BPF_H
@@ -13,18 +13,16 @@
 #include "kernel.bpf.h"
 
 /* asm-generic/signal.h; the same on every machine that fragprof knows. */
-#define FP_SIGSTOP 19
 #define FP_SIGURG 23
 
-static __always_inline void fp_hold(void)
+/* Whether the thread stops before its next instruction. */
+static __always_inline bool fp_hold(void)
 {
 	struct task_struct *task = fp_current_task();
-	unsigned long blocked;
 
-	if (!FP_KERNEL(task, ptrace))
-		return;
-	blocked = FP_KERNEL(task, blocked.sig[0]);
-	bpf_send_signal_thread(blocked >> (FP_SIGURG - 1) & 1 ? FP_SIGSTOP : FP_SIGURG);
+	if (!FP_KERNEL(task, ptrace) || FP_KERNEL(task, blocked.sig[0]) >> (FP_SIGURG - 1) & 1)
+		return false;
+	return bpf_send_signal_thread(FP_SIGURG) == 0;
 }
 
 #endif

@@ -84,13 +84,14 @@ static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const stru
 	struct fp_call *call;
 	struct fp_vm *record;
 	__u64 stack, request;
+	bool holds = false;
 	__u32 slot;
 
 	target = fp_target_of_current(&slot);
 	if (!target || !(target->flags & FP_TARGET_VM))
 		return 0;
 	if (target->flags & FP_TARGET_HELD && op == FP_VM_MMAP && args->fd >= 0 && args->prot & FP_PROT_EXEC)
-		fp_hold();
+		holds = fp_hold();
 	call = fp_open_call();
 	stack = call ? call->stack : 0;
 	request = call ? call->size : 0;
@@ -99,7 +100,7 @@ static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const stru
 		request = 0;
 		stack = fp_may_grow(op, args) ? fp_stack_of_entry(regs, target, slot) : 0;
 	}
-	record = FP_RESERVE(struct fp_vm, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_VM, 0, FP_CNT_LOST_VM);
+	record = FP_RESERVE(struct fp_vm, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_VM, holds, FP_CNT_LOST_VM);
 	if (!record)
 		return 0;
 	record->addr = args->addr;

@@ -21,9 +21,10 @@ impl Recorder {
             Notice::Fork { child, .. } => self.meet_child(slot, child),
             Notice::Exit { .. } => self.retire(slot.index),
             // It stood still there, and was looked at.
-            Notice::Exec { .. } | Notice::Mapped { .. } if self.is_held(slot.index) => {}
-            Notice::Exec { .. } => self.new_image(slot.index),
-            Notice::Mapped { .. } => self.new_code(slot.index),
+            Notice::Exec { .. } if self.is_held(slot.index) => {}
+            Notice::Mapped { held: true, .. } => {}
+            Notice::Exec { time_ns, .. } => self.new_image(slot.index, time_ns),
+            Notice::Mapped { held: false, time_ns, .. } => self.mapped_freely(slot.index, time_ns),
             Notice::Stands => {}
             Notice::NeedTable { pc, .. } => {
                 tracing::debug!("slot {}: no unwind table at {pc}", slot.index);
@@ -90,8 +91,8 @@ impl Recorder {
         Some(slot)
     }
 
-    fn new_image(&mut self, slot: u16) {
-        let began_ns = monotonic_ns();
+    /// `since_ns`: when the process executed it.
+    fn new_image(&mut self, slot: u16, since_ns: u64) {
         let Some(target) = self.targets.get_mut(&slot) else { return };
         target.exec();
         let probed_before = target.probed();
@@ -101,12 +102,21 @@ impl Recorder {
         }
         // What shares its allocator's file with the old image was probed all along.
         if self.targets.get(&slot).is_some_and(|target| target.probed() != probed_before) {
-            self.gap(slot, began_ns);
+            self.gap(slot, since_ns);
         }
     }
 
-    pub(super) fn new_code(&mut self, slot: u16) {
-        let began_ns = monotonic_ns();
+    /// A process that was not held has mapped code at `since_ns`.
+    fn mapped_freely(&mut self, slot: u16, since_ns: u64) {
+        self.new_code(slot, since_ns);
+        // Whatever it was, it ran unseen to the process's end.
+        if self.targets.get(&slot).is_some_and(|target| !target.process.is_alive()) {
+            self.gap(slot, since_ns);
+        }
+    }
+
+    /// There may be code in a process since `since_ns` that was not looked at.
+    pub(super) fn new_code(&mut self, slot: u16, since_ns: u64) {
         let Some(before) = self.targets.get(&slot).map(Target::probed) else { return };
         if let Err(error) = self.probe(slot) {
             tracing::debug!("new code: {error}");
@@ -117,14 +127,14 @@ impl Recorder {
                 self.targets.get(&slot).map_or(Pid(0), |target| target.process.pid()),
                 self.started.elapsed().as_secs_f64()
             ));
-            self.gap(slot, began_ns);
+            self.gap(slot, since_ns);
         }
     }
 
     /// Code without an unwind table was met. A process that is held may stand still at it by now: then nothing of it was missed.
     fn missing_table(&mut self, slot: u16) {
         if !self.is_held(slot) {
-            self.new_code(slot);
+            self.new_code(slot, monotonic_ns());
         } else if let Err(error) = self.probe(slot) {
             tracing::debug!("code without a table: {error}");
         }

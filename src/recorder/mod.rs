@@ -76,8 +76,12 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Live blocks of books that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
 const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
 
+/// Threads that take out probes of processes that have ended: a build ends some hundred in a second.
+const DETACHING_THREADS: usize = 16;
 /// How long an image that replaced another may take to load its libraries.
 const STARTING_MAX: Duration = Duration::from_secs(1);
+/// The same where it is held at its entry point: each of its libraries takes some ten milliseconds to look at.
+const HELD_START_MAX: Duration = Duration::from_secs(30);
 
 /// Why a recording cannot be made or go on.
 #[derive(Debug, thiserror::Error)]
@@ -204,7 +208,7 @@ impl Recorder {
             .collect();
         let readers = capture.read(sinks)?;
         let walker = if options.censuses { Some(Walker::start().map_err(capture::Error::Thread)?) } else { None };
-        let reaper = Reaper::start().map_err(capture::Error::Thread)?;
+        let reaper = Reaper::start(DETACHING_THREADS).map_err(capture::Error::Thread)?;
         Ok(Self {
             targets: HashMap::new(),
             ended: Vec::new(),
@@ -486,17 +490,20 @@ impl Recorder {
         if lost != self.notices_lost_seen {
             self.notices_lost_seen = lost;
             for slot in self.targets.keys().copied().collect::<Vec<_>>() {
-                self.new_code(slot);
+                self.new_code(slot, monotonic_ns());
             }
         }
         self.ask_for_walks();
-        // An image that nobody holds at its entry point has started by now.
-        let started = |target: &Target| target.entry.is_none() && target.starting.is_some_and(|since| since.elapsed() >= STARTING_MAX);
+        // An image that nobody holds at its entry point has started by now, and so has one that blocks what would hold it.
+        let started = |target: &Target| {
+            let most = if target.entry.is_some() { HELD_START_MAX } else { STARTING_MAX };
+            target.starting.is_some_and(|since| since.elapsed() >= most)
+        };
         for slot in self.targets.iter().filter(|(_, target)| started(target)).map(|(slot, _)| *slot).collect::<Vec<_>>() {
             if let Some(target) = self.targets.get_mut(&slot) {
                 target.starting = None;
             }
-            self.new_code(slot);
+            self.new_code(slot, monotonic_ns());
         }
         // An exit whose record was lost.
         let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();

@@ -1,9 +1,9 @@
-//! Takes probes out on a thread of its own: the kernel waits some 90 ms for running probes to finish, in which the driver has other
-//! windows to open.
+//! Takes probes out on threads of its own: the kernel waits some 90 ms for running probes to finish, in which the driver has other
+//! windows to open and other processes to look at. Threads that wait at once wait for the same grace period.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::capture::Attached;
@@ -19,30 +19,31 @@ impl Ticket {
     }
 }
 
-/// The thread.
+type Work = (Attached, Ticket);
+
+/// The threads.
 pub struct Reaper {
-    sender: Option<Sender<(Attached, Ticket)>>,
-    thread: Option<JoinHandle<()>>,
+    sender: Option<Sender<Work>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Reaper {
-    /// Starts the thread.
-    pub fn start() -> std::io::Result<Self> {
-        let (sender, receiver) = channel::<(Attached, Ticket)>();
-        let thread = std::thread::Builder::new().name("fragprof-detach".into()).spawn(move || {
-            for (attached, ticket) in receiver {
-                drop(attached);
-                ticket.0.store(true, Ordering::Release);
-            }
-        })?;
-        Ok(Self { sender: Some(sender), thread: Some(thread) })
+    /// Starts so many threads.
+    pub fn start(threads: usize) -> std::io::Result<Self> {
+        let (sender, receiver) = channel::<Work>();
+        let receiver = Arc::new(Mutex::new(receiver));
+        let start = |_| {
+            let receiver = Arc::clone(&receiver);
+            std::thread::Builder::new().name("fragprof-detach".into()).spawn(move || work(&receiver))
+        };
+        Ok(Self { sender: Some(sender), threads: (0..threads).map(start).collect::<Result<_, _>>()? })
     }
 
     /// Takes probes out soon.
     pub fn take_out(&self, attached: Attached) -> Ticket {
         let ticket = Ticket::default();
         let sent = self.sender.as_ref().map(|sender| sender.send((attached, ticket.clone())));
-        // Without the thread they go out here and now, with the message.
+        // Without a thread they go out here and now, with the message.
         if !matches!(sent, Some(Ok(()))) {
             ticket.0.store(true, Ordering::Release);
         }
@@ -50,14 +51,23 @@ impl Reaper {
     }
 }
 
+fn work(receiver: &Mutex<Receiver<Work>>) {
+    loop {
+        let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok((attached, ticket)) = next else { return };
+        drop(attached);
+        ticket.0.store(true, Ordering::Release);
+    }
+}
+
 impl Drop for Reaper {
     /// Waits until all probes are out.
     fn drop(&mut self) {
         self.sender = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that takes probes out ended in a panic");
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that takes probes out ended in a panic");
+            }
         }
     }
 }

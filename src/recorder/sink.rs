@@ -30,6 +30,8 @@ pub enum Notice {
     Exec {
         /// Its slot.
         slot: Slot,
+        /// When (CLOCK_MONOTONIC ns).
+        time_ns: u64,
     },
     /// A watched process ended.
     Exit {
@@ -40,6 +42,10 @@ pub enum Notice {
     Mapped {
         /// Its slot.
         slot: Slot,
+        /// The thread stands still there, or did, and is looked at by that.
+        held: bool,
+        /// When (CLOCK_MONOTONIC ns).
+        time_ns: u64,
     },
     /// A traced process stands still.
     Stands,
@@ -56,9 +62,11 @@ impl Notice {
     /// Whose it is; `None` if it says that itself.
     pub fn slot(&self) -> Option<Slot> {
         match *self {
-            Self::Fork { slot, .. } | Self::Exec { slot } | Self::Exit { slot } | Self::Mapped { slot } | Self::NeedTable { slot, .. } => {
-                Some(slot)
-            }
+            Self::Fork { slot, .. }
+            | Self::Exec { slot, .. }
+            | Self::Exit { slot }
+            | Self::Mapped { slot, .. }
+            | Self::NeedTable { slot, .. } => Some(slot),
             Self::Stands => None,
         }
     }
@@ -182,10 +190,10 @@ impl LedgerSink {
                 }
                 Some(Notice::Fork { slot, child })
             }
-            Body::Exec { .. } => Some(Notice::Exec { slot }),
+            Body::Exec { .. } => Some(Notice::Exec { slot, time_ns }),
             Body::Exit { .. } => Some(Notice::Exit { slot }),
             Body::Vm { change: VmChange::Mmap { prot, fd, .. }, .. } => {
-                (prot & libc::PROT_EXEC as u32 != 0 && fd >= 0).then_some(Notice::Mapped { slot })
+                (prot & libc::PROT_EXEC as u32 != 0 && fd >= 0).then_some(Notice::Mapped { slot, held: record.head.function != 0, time_ns })
             }
             _ => None,
         };

@@ -224,7 +224,7 @@ impl<'a> Tracer<'a> {
     }
 
     fn signalled(&mut self, tid: i32, signal: i32) {
-        let held = matches!(signal, libc::SIGURG | libc::SIGSTOP) && signal_code(tid).is_ok_and(|code| code == SI_KERNEL);
+        let held = signal == libc::SIGURG && signal_code(tid).is_ok_and(|code| code == SI_KERNEL);
         match held.then(|| self.held_at(tid)).flatten() {
             Some(at) => self.stand(tid, at),
             None => resume(tid, signal),

@@ -2,6 +2,7 @@
 
 use super::{Program, place, target_command};
 use crate::support::build::{Link, plugin, program};
+use crate::support::process::wait_until;
 use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::report::{Report, Since};
@@ -92,4 +93,53 @@ fn an_allocation_right_after_a_library_was_opened_has_a_whole_stack() {
     let (whole, cut): (Vec<_>, Vec<_>) = early.partition(|stack| stack.names().contains(&"main"));
     assert_eq!(cut.len(), 0, "a stack ends before main: {:?}", cut.first().map(|stack| stack.names()));
     assert_eq!(whole.iter().map(|stack| stack.totals.allocations).sum::<u64>(), 64);
+}
+
+/// A shell whose children map code, and that says when all of them have ended well.
+const MANY_CHILDREN: &str = "echo begun >$1; for turn in $(seq 60); do /bin/true || exit 1; done; echo over >$1";
+
+/// Wherever it is killed, what it holds goes on.
+#[test]
+fn a_recorder_that_is_killed_leaves_nobody_standing() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let folder = tempfile::TempDir::new().unwrap();
+    // Python blocks SIGURG, which its children inherit.
+    let blocked = format!(
+        "import signal, subprocess, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])\n\
+         subprocess.run(['/bin/sh', '-c', '{MANY_CHILDREN}', 'sh', sys.argv[1]], check=True)"
+    );
+    let commands: [&[&str]; 2] = [&["/bin/sh", "-c", MANY_CHILDREN, "sh"], &["python3", "-c", &blocked]];
+    for (number, after_ms) in [0, 15, 40, 65, 90, 115].into_iter().enumerate() {
+        for (which, command) in commands.iter().enumerate() {
+            let end = folder.path().join(format!("{number}.{which}"));
+            let mut recorder = fragprof();
+            recorder.args(["record", "-o"]).arg(folder.path().join("x.pb.gz")).arg("--").args(*command).arg(&end);
+            let mut recorder = recorder.stderr(std::process::Stdio::null()).spawn().unwrap();
+            wait_until("the command runs", || std::fs::read(&end).is_ok_and(|text| !text.is_empty()));
+            std::thread::sleep(std::time::Duration::from_millis(after_ms));
+            recorder.kill().unwrap();
+            recorder.wait().unwrap();
+            wait_until("the command ended well", || std::fs::read(&end).is_ok_and(|text| text == b"over\n"));
+        }
+    }
+}
+
+/// What cannot be held is told.
+#[test]
+fn a_child_that_blocks_the_signal_runs_on_and_its_gap_is_among_the_losses() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    // Its C library is probed from Python's time on; its allocator is new.
+    let jemalloc = program("exits_at_once", Link::Jemalloc);
+    let script = "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])\nos.execv(sys.argv[1], sys.argv[1:])";
+    let rendezvous = Rendezvous::new();
+    let mut recording = Recording::launch(&rendezvous, "python3".as_ref(), &["-c", script, &jemalloc.display().to_string()], &[]);
+    recording.wait(crate::support::LIMIT);
+    let losses = Report::read(&recording.file()).nonzero_losses();
+    assert!(losses.iter().any(|loss| loss.starts_with("unobserved_ms")), "{losses:?}");
 }

@@ -157,7 +157,7 @@ impl Governed {
         let books = SharedBooks::default();
         let sink = BookSink::new(Arc::clone(&books), sender, Arc::clone(&notices_lost));
         let readers = capture.read(vec![Box::new(sink)])?;
-        let reaper = Reaper::start().map_err(capture::Error::Thread)?;
+        let reaper = Reaper::start(1).map_err(capture::Error::Thread)?;
         let mut planner = Planner::new(Features::of_host().emulation());
         let (costs, uncalibrated) = calibrate::calibrate(&capture, &mut planner);
         if let Some(reason) = &uncalibrated {
