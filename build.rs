@@ -25,6 +25,7 @@ fn main() -> Result<()> {
     // For kernels before 5.17; bpf/kernel.bpf.h says what differs.
     compile("fragprof", "fragprof_legacy", &["-DFP_LEGACY"])?;
     compile("floor", "floor", &[])?;
+    compile("registers", "registers", &[])?;
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_sampler("libfragprof_sampler.so", &[])?;
     link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])?;

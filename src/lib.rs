@@ -21,6 +21,7 @@
 //! | [`governor`] | how much watching may cost, when probes are in, and what may be said from what was seen then | no |
 //! | [`heap`] | address ranges: extents, residency, occupancy of pages | no |
 //! | [`census`] | the allocators' own metadata, read from outside | reads memory |
+//! | [`retention`] | what still points at blocks: reachability, leaks | reads memory |
 //! | [`fragmentation`] | the ladder, pinning, blocking, growth, verdicts | no |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the one profile model and its encoders | no |
@@ -50,6 +51,7 @@ pub mod probe;
 pub mod profile;
 pub mod recorder;
 mod replace;
+pub mod retention;
 pub mod sampler;
 pub mod server;
 pub mod store;

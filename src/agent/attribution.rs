@@ -96,7 +96,8 @@ impl OfProcess {
             Mode::Exact => 0,
             Mode::Sampled => 1,
             Mode::Governed => 2,
-            Mode::Imported => 3,
+            Mode::Looked => 3,
+            Mode::Imported => 4,
         };
         self.0.retain(|other| other.profile.meta.mode != one.profile.meta.mode);
         self.0.push(one);

@@ -22,6 +22,7 @@ mod features;
 pub mod floor;
 mod load;
 pub mod programs;
+pub mod registers;
 pub mod ring;
 mod sites;
 mod slots;

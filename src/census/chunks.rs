@@ -177,6 +177,24 @@ impl ChunkTable {
         self.blocks().filter(|block| matches!(block.chunk.state, ChunkState::Live | ChunkState::Mmapped))
     }
 
+    /// The blocks of a region by rising address, whatever their state.
+    pub fn blocks_of<'a>(&'a self, region: &Region) -> impl Iterator<Item = Block> + use<'a> {
+        let arena = region.arena;
+        self.chunks_of(region).map(move |chunk| self.block_of(chunk, arena))
+    }
+
+    /// The block whose chunk contains `addr`, whatever its state. Needs sorted regions.
+    #[must_use]
+    pub fn block_at(&self, addr: u64) -> Option<Block> {
+        self.find(addr).map(|chunk| self.block_of(chunk, ARENA_NONE))
+    }
+
+    /// Whether a block's last word belongs to the next chunk's header while that is free.
+    #[must_use]
+    pub fn borrows(&self) -> bool {
+        self.borrowed_bytes > 0
+    }
+
     /// Starts a region at `start`; chunks pushed from now on belong to it.
     pub fn begin_region(&mut self, start: u64, arena: u32) {
         self.regions.push(Region { start, end: start, arena, entries: self.len..self.len });

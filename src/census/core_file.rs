@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word16_at, word32_at};
+use super::threads::{THREADS_MAX, ThreadState};
 use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
 use crate::target::maps::{Device, Permissions};
 use crate::target::{Backing, Mapping, Maps};
@@ -26,6 +27,7 @@ const PT_NOTE: u32 = 4;
 const PF_X: u32 = 1;
 const PF_W: u32 = 2;
 const PF_R: u32 = 4;
+const NT_PRSTATUS: u32 = 1;
 const NT_PRPSINFO: u32 = 3;
 const NT_FILE: u32 = 0x4649_4c45;
 /// e_phnum's value when the number of segments is in the first section header's sh_info.
@@ -49,6 +51,7 @@ pub struct CoreFile {
     maps: Maps,
     pid: u32,
     comm: String,
+    threads: Vec<ThreadState>,
 }
 
 impl CoreFile {
@@ -84,7 +87,8 @@ impl CoreFile {
         }
         let mut headers = vec![0u8; usize::try_from(count * 56).unwrap_or(0)];
         file.read_exact_at(&mut headers, table).map_err(|_| wrong("its program headers are cut off"))?;
-        let mut core = Self { file, path: name, segments: Vec::new(), maps: Maps::default(), pid: 0, comm: String::new() };
+        let mut core =
+            Self { file, path: name, segments: Vec::new(), maps: Maps::default(), pid: 0, comm: String::new(), threads: Vec::new() };
         let mut named: Vec<(Range<u64>, u64, String)> = Vec::new();
         for header in headers.chunks_exact(56) {
             let segment = Segment {
@@ -138,6 +142,7 @@ impl CoreFile {
                     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
                     self.comm = String::from_utf8_lossy(name.get(..end).unwrap_or_default()).into_owned();
                 }
+                NT_PRSTATUS if self.threads.len() < THREADS_MAX => self.threads.push(thread(content)),
                 NT_FILE => read_files(content, named),
                 _ => {}
             }
@@ -149,6 +154,14 @@ impl CoreFile {
         let after = self.segments.partition_point(|segment| segment.start <= addr);
         self.segments.get(after.checked_sub(1)?).filter(|segment| addr < segment.end)
     }
+}
+
+/// struct elf_prstatus: pr_pid at 32, pr_reg at 112, a user_regs_struct: r15 to rdi, orig_rax, rip, cs, eflags, rsp.
+fn thread(content: &[u8]) -> ThreadState {
+    let register = |number: usize| word_at(content, 112 + 8 * number);
+    let general = (0..15).map(register).filter(|&word| is_user_address(word)).collect();
+    let stack_pointer = Some(register(19)).filter(|&word| is_user_address(word));
+    ThreadState { tid: word32_at(content, 32), comm: String::new(), stack_pointer, registers: general }
 }
 
 /// NT_FILE: count, page size, then start, end and offset in pages of each mapping, then the names.
@@ -222,6 +235,10 @@ impl Memory for CoreFile {
 
     fn maps(&self) -> Result<Maps, MemoryError> {
         Ok(self.maps.clone())
+    }
+
+    fn threads(&self) -> Vec<ThreadState> {
+        self.threads.clone()
     }
 
     fn page_runs(&self, range: Range<u64>) -> Result<PageRuns, MemoryError> {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::kernel_pages::KernelPages;
 use super::memory::{Memory, MemoryError, Piece};
 use super::not_malloc::{ResidentMapping, parse_smaps};
+use super::threads::{self, ThreadState};
 use crate::heap::residency::{PageRuns, page_down};
 use crate::machine::Machine;
 use crate::target::{Maps, Process};
@@ -145,6 +146,10 @@ impl Memory for LiveMemory {
             return Err(MemoryError::Gone { pid: self.process.pid().0 });
         }
         Ok(maps)
+    }
+
+    fn threads(&self) -> Vec<ThreadState> {
+        threads::of_process(self.process.directory())
     }
 
     fn resident_mappings(&self) -> Result<Vec<ResidentMapping>, MemoryError> {

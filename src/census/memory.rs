@@ -8,6 +8,7 @@ use std::ops::Range;
 use thiserror::Error;
 
 use super::not_malloc::ResidentMapping;
+use super::threads::ThreadState;
 use crate::heap::residency::PageRuns;
 use crate::target::{Maps, Process};
 
@@ -87,6 +88,11 @@ pub trait Memory {
     /// The live process behind it, if it is one.
     fn process(&self) -> Option<&Process> {
         None
+    }
+
+    /// Its threads; empty where nothing is known of them.
+    fn threads(&self) -> Vec<ThreadState> {
+        Vec::new()
     }
 
     /// The mappings with their resident bytes; empty where that is not known (core files).

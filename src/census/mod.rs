@@ -33,6 +33,7 @@ pub mod runtime;
 pub mod searched;
 pub mod take;
 pub mod tcmalloc;
+pub mod threads;
 
 pub use account::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, SizeClass};
 pub use chunks::{Block, Chunk, ChunkState, ChunkTable};
@@ -44,4 +45,5 @@ pub use pace::Pace;
 pub use page_map::PageMap;
 pub use quality::WalkQuality;
 pub use runtime::Runtimes;
-pub use take::{Options, Places, Taken, take};
+pub use take::{Options, Places, Taken, all_own_ranges, take};
+pub use threads::ThreadState;

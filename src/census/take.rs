@@ -227,7 +227,8 @@ fn own_ranges(heap: &HeapWalk, own: &mut Vec<Range<u64>>) {
 }
 
 /// The ranges of all heaps, sorted and disjoint.
-fn all_own_ranges(heaps: &[HeapWalk]) -> Vec<Range<u64>> {
+#[must_use]
+pub fn all_own_ranges(heaps: &[HeapWalk]) -> Vec<Range<u64>> {
     let mut own: Vec<Range<u64>> = Vec::new();
     heaps.iter().for_each(|heap| own_ranges(heap, &mut own));
     own.sort_by_key(|range| range.start);

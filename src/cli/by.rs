@@ -28,6 +28,8 @@ pub enum By {
     Peak,
     /// Bytes of heap pages that the stack touched first (governed recordings)
     Touched,
+    /// Bytes of blocks to which no pointer was seen (files of `leaks`)
+    Unreached,
 }
 
 impl By {
@@ -48,6 +50,9 @@ impl By {
             Self::Blocked => vec![view(ValueKind::BlockedSpace, None, "BLOCKED", "blocked bytes")],
             Self::Growth => vec![view(ValueKind::GrowthSpace, None, "GROWTH", "growth bytes")],
             Self::Touched => vec![view(ValueKind::TouchedSpace, None, "TOUCHED", "bytes touched first")],
+            Self::Unreached => {
+                vec![view(ValueKind::UnreachedSpace, Some(ValueKind::UnreachedObjects), "UNREACHED", "bytes to which no pointer was seen")]
+            }
             Self::Peak => vec![view(ValueKind::PeakSpace, None, "AT PEAK", "bytes at the peak")],
         }
     }

@@ -12,6 +12,7 @@ pub mod explain;
 pub mod export;
 pub mod flamegraph;
 pub mod generate;
+pub mod leaks;
 mod log;
 pub mod output;
 pub mod past;
@@ -45,6 +46,7 @@ struct Cli {
 enum Command {
     Census(census::CensusArgs),
     Explain(explain::ExplainArgs),
+    Leaks(leaks::LeaksArgs),
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Run(run::RunArgs),
@@ -64,8 +66,8 @@ enum Command {
 impl Command {
     /// Whether it looks at processes of this machine.
     fn watches(&self) -> bool {
-        use Command::{Agent, Bench, Census, Explain, Record, Run, Top};
-        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Record(_) | Run(_) | Top(_))
+        use Command::{Agent, Bench, Census, Explain, Leaks, Record, Run, Top};
+        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Record(_) | Run(_) | Top(_))
     }
 }
 
@@ -82,6 +84,7 @@ pub fn main() -> ExitCode {
     let done = match command {
         Command::Census(args) => census::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Leaks(args) => leaks::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Run(args) => run::run(&args),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::governor::retention::is_flagged;
 
 /// Number of kinds; the length of [`Values`].
-pub const KINDS: usize = 24;
+pub const KINDS: usize = 26;
 
 /// One kind of value. The order is that of the pprof sample types and stable: the first seven are fixed, extra ones come after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,6 +62,10 @@ pub enum ValueKind {
     LargeObjects,
     /// Bytes that these blocks can hold. Counted, not estimated.
     LargeSpace,
+    /// Blocks in use to which no look saw a pointer. A count.
+    UnreachedObjects,
+    /// Bytes that the program may use in these blocks.
+    UnreachedSpace,
 }
 
 impl ValueKind {
@@ -91,6 +95,8 @@ impl ValueKind {
         Self::ConfirmedSpace,
         Self::LargeObjects,
         Self::LargeSpace,
+        Self::UnreachedObjects,
+        Self::UnreachedSpace,
     ];
 
     /// Bytes that outlived each of the governor's ages.
@@ -126,6 +132,8 @@ impl ValueKind {
             Self::ConfirmedSpace => "confirmed_space",
             Self::LargeObjects => "large_objects",
             Self::LargeSpace => "large_space",
+            Self::UnreachedObjects => "unreached_objects",
+            Self::UnreachedSpace => "unreached_space",
         }
     }
 
@@ -139,7 +147,8 @@ impl ValueKind {
             | Self::SampledObjects
             | Self::InformativeObjects
             | Self::SameObjects
-            | Self::LargeObjects => "count",
+            | Self::LargeObjects
+            | Self::UnreachedObjects => "count",
             _ => "bytes",
         }
     }
@@ -171,6 +180,8 @@ impl ValueKind {
             Self::ConfirmedSpace => "confirmed_bytes",
             Self::LargeObjects => "large_allocations",
             Self::LargeSpace => "large_bytes",
+            Self::UnreachedObjects => "unreached_blocks",
+            Self::UnreachedSpace => "unreached_bytes",
         }
     }
 
@@ -194,6 +205,8 @@ impl ValueKind {
                 | Self::ConfirmedSpace
                 | Self::LargeObjects
                 | Self::LargeSpace
+                | Self::UnreachedObjects
+                | Self::UnreachedSpace
         )
     }
 
@@ -227,6 +240,7 @@ impl ValueKind {
             Self::BlockedSpace => Some("blocked"),
             Self::GrowthSpace => Some("growth"),
             Self::PeakSpace => Some("peak"),
+            Self::UnreachedSpace => Some("unreached"),
             _ => None,
         }
     }

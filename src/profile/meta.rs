@@ -19,6 +19,8 @@ pub enum Mode {
     Governed,
     /// Sampled by an emitter in the process; values are estimates.
     Sampled,
+    /// Looked at from outside, without events: the blocks to which no pointer was seen.
+    Looked,
     /// Read from a file that another tool wrote.
     Imported,
 }
@@ -30,8 +32,14 @@ impl Mode {
             Self::Exact => "exact",
             Self::Governed => "governed",
             Self::Sampled => "sampled",
+            Self::Looked => "looked",
             Self::Imported => "imported",
         }
+    }
+
+    /// Whether allocations were watched, so that some may have been missed.
+    pub fn has_events(self) -> bool {
+        !matches!(self, Self::Looked | Self::Imported)
     }
 
     /// Whether the values are estimates, with a standard error each.
@@ -312,6 +320,7 @@ impl Metadata {
     /// Where a process's values by stack come from, in words.
     pub fn source_words(&self, process: &Process) -> String {
         match self.mode {
+            Mode::Looked => "looks at its memory from outside".to_owned(),
             Mode::Imported => "a profile of another tool".to_owned(),
             Mode::Governed => "governed: windows under a budget, or every call where that fits it; estimates with their errors".to_owned(),
             Mode::Exact | Mode::Sampled if process.source.is_empty() => {

@@ -193,13 +193,14 @@ impl Profile {
 
     /// The kind that a tool shows which asks nobody: the first that a stack has some of, of bytes in use, live, surviving and allocated.
     pub fn leading_kind(&self) -> ValueKind {
-        const ORDER: [ValueKind; 6] = [
+        const ORDER: [ValueKind; 7] = [
             ValueKind::InuseSpace,
             ValueKind::LiveSpace,
             ValueKind::LargeSpace,
             ValueKind::ConfirmedSpace,
             ValueKind::SurvivorSpace,
             ValueKind::AllocSpace,
+            ValueKind::UnreachedSpace,
         ];
         ORDER.into_iter().find(|kind| self.meta.kinds.contains(*kind) && self.has_stacks_of(*kind)).unwrap_or(ValueKind::InuseSpace)
     }

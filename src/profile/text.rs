@@ -50,7 +50,7 @@ pub fn diff(old: &Profile, new: &Profile, diff: &Diff<'_>, view: View, layout: L
     for (name, profile) in [("old", old), ("new", new)] {
         let meta = &profile.meta;
         page.field(name, &recording(meta));
-        if meta.mode != Mode::Imported {
+        if meta.mode.has_events() {
             page.field("", &Coverage::of(profile).words());
         }
         page.sentences("  doubt", &meta.doubts, Tone::Warn);
@@ -132,6 +132,7 @@ fn ratio(value: Option<f64>) -> String {
 /// One line on how a profile was taken.
 fn recording(meta: &Metadata) -> String {
     let mut text = match meta.mode {
+        Mode::Looked => "looks from outside".to_owned(),
         Mode::Imported => "a profile of another tool".to_owned(),
         mode => format!("{} recording", mode.name()),
     };
@@ -167,7 +168,7 @@ fn utc(unix_ns: u64) -> String {
 fn header(page: &mut Page, profile: &Profile) {
     let meta = &profile.meta;
     page.field("recording", &recording(meta));
-    if meta.mode != Mode::Imported {
+    if meta.mode.has_events() {
         page.field("coverage", &Coverage::of(profile).words());
     }
     for process in meta.processes.iter().take(PROCESSES_SHOWN_MAX) {
@@ -221,7 +222,7 @@ fn header(page: &mut Page, profile: &Profile) {
     let lost: Vec<Counter> = meta.losses.iter().filter(|c| c.value > 0).cloned().collect();
     if !lost.is_empty() {
         page.toned("losses", &counters(&lost), Tone::Warn);
-    } else if meta.mode != Mode::Imported {
+    } else if meta.mode.has_events() {
         page.field("losses", if meta.losses.is_empty() { "not counted" } else { "none" });
     }
     let corrected: Vec<Counter> = meta.corrections.iter().filter(|c| c.value > 0).cloned().collect();

@@ -13,6 +13,7 @@ use super::api::stacks::RangeView;
 use crate::agent::view::{ProcessView, ProcessesView};
 use crate::census::Census;
 use crate::fragmentation::verdict::Verdict;
+use crate::retention::Leaks;
 use crate::store::view::{DiffView, EventView, EventsView, HistoryView, PastProcesses};
 
 /// A parameter: name, JSON type, what it is.
@@ -185,6 +186,7 @@ pub fn schemas() -> Map<String, Value> {
     add::<ProcessesView>(&mut generator);
     add::<ProcessView>(&mut generator);
     add::<Census>(&mut generator);
+    add::<Leaks>(&mut generator);
     add::<Verdict>(&mut generator);
     add::<MapView>(&mut generator);
     add::<ProfileView>(&mut generator);

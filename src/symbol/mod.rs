@@ -20,6 +20,7 @@ mod snapshot;
 mod space;
 mod vdso;
 
+pub(crate) use demangle::demangle;
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
 pub use resolver::{Counters, Symbolizer};
 pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};

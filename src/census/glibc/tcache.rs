@@ -4,6 +4,7 @@
 //! 2.43 `u16 num_slots[76]`, `ptr[76]`, where the counts tell the places left, not those taken. A cached chunk's second word is a key: the
 //! address of the structure (2.29–2.33), or a random word of libc's data (since 2.34).
 
+use super::super::chunks::{Block, ChunkState, ChunkTable};
 use super::super::memory::{Memory, word_at, word16_at};
 use super::layout::{FLAGS, Layout, is_chunk_address};
 
@@ -21,6 +22,34 @@ pub const CANDIDATES_MAX: usize = 1 << 16;
 #[must_use]
 pub fn is_cache_size(chunk_bytes: u64) -> bool {
     CHUNK_SIZES.iter().any(|&(bytes, _)| bytes == chunk_bytes)
+}
+
+/// The blocks of a table that are threads' caches with chunks in them: their heads lead to cached chunks, and their counts agree. They are in
+/// use, but not the program's.
+#[must_use]
+pub fn find(memory: &dyn Memory, table: &ChunkTable) -> Vec<Block> {
+    let sized = table.live_blocks().filter(|block| is_cache_size(block.chunk.bytes)).take(CANDIDATES_MAX);
+    sized.filter(|block| is_cache(memory, table, block)).collect()
+}
+
+fn is_cache(memory: &dyn Memory, table: &ChunkTable, block: &Block) -> bool {
+    let Some(&(_, lists)) = CHUNK_SIZES.iter().find(|&&(bytes, _)| bytes == block.chunk.bytes) else { return false };
+    let Some(bytes) = memory.bytes(block.addr, lists * 10) else { return false };
+    let (mut heads, mut cached) = (0, 0);
+    for list in 0..lists {
+        let (count, head) = (word16_at(&bytes, 2 * list), word_at(&bytes, lists * 2 + 8 * list));
+        // Since 2.43 the counts tell the places left.
+        if lists <= EXACT_LISTS && (count == 0) != (head == 0) || head != 0 && !is_chunk_address(head) {
+            return false;
+        }
+        if head != 0 {
+            heads += 1;
+            let chunk = table.find(head.wrapping_sub(16)).filter(|chunk| chunk.start == head.wrapping_sub(16));
+            cached += usize::from(chunk.is_some_and(|chunk| chunk.state == ChunkState::Tcache));
+        }
+    }
+    // While the program runs some of them have been handed out again.
+    heads > 0 && cached * 2 >= heads
 }
 
 /// A thread's cache.

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * The user registers of one process's threads, as the kernel saved them when each last entered it. Nothing is stopped and nothing attached
+ * to the process: the kernel walks its own list of tasks while the iterator's file is read.
+ *
+ * Of a thread that waits in a system call these are its registers. One that runs has them in the processor, and what is read here is from
+ * its last entry: more roots than there are, never fewer that are known.
+ */
+#include "vmlinux.h"
+
+#include <bpf/bpf_helpers.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Words of `struct pt_regs` that are read: on x86-64 r15 to ss (21), on arm64 x0 to x30, sp, pc (33). */
+#if defined(__TARGET_ARCH_arm64)
+#define REGISTER_WORDS 33
+#else
+#define REGISTER_WORDS 21
+#endif
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+} __attribute__((preserve_access_index));
+
+/* The process. */
+const volatile __s32 target_tgid = 0;
+
+struct registers {
+	__u64 tid;
+	__u64 words[REGISTER_WORDS];
+};
+
+SEC("iter/task")
+int thread_registers(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct registers out = {};
+
+	if (!task || task->tgid != target_tgid)
+		return 0;
+	out.tid = task->pid;
+	if (bpf_probe_read_kernel(&out.words, sizeof(out.words), (void *)bpf_task_pt_regs(task)))
+		return 0;
+	/* Tried again by the kernel with a larger buffer if there is no room. */
+	bpf_seq_write(ctx->meta->seq, &out, sizeof(out));
+	return 0;
+}

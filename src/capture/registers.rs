@@ -1,0 +1,54 @@
+//! The user registers of a process's threads, read by a BPF iterator over tasks: nothing is stopped, nothing attached to the process.
+
+use std::io::Read as _;
+
+use libbpf_rs::{Iter, Link, Object, ObjectBuilder};
+
+use super::{Error, Result, load};
+use crate::machine::Machine;
+use crate::units::Pid;
+
+/// The compiled iterator.
+static OBJECT: &[u8] = load::aligned_object!("registers.bpf.o");
+/// Words of registers in one record; `REGISTER_WORDS` of bpf/registers.bpf.c.
+const WORDS: usize = if matches!(Machine::HOST, Machine::Aarch64) { 33 } else { 21 };
+/// Bytes read at most: as many threads as are looked at.
+const BYTES_MAX: u64 = (crate::census::threads::THREADS_MAX * 8 * (WORDS + 1)) as u64;
+
+/// The iterator for one process.
+#[derive(Debug)]
+pub struct ThreadRegisters {
+    link: Link,
+    _object: Object,
+}
+
+impl ThreadRegisters {
+    /// Loads the iterator.
+    ///
+    /// # Errors
+    /// If the kernel refuses it: it takes CAP_BPF and CAP_PERFMON, and Linux 5.15 for `bpf_task_pt_regs`.
+    pub fn of(pid: Pid) -> Result<Self> {
+        let failed = |error: libbpf_rs::Error| Error::Load { reason: format!("{error:#}"), hint: load::hint() };
+        let load = || {
+            let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
+            for mut map in open.maps_mut().filter(|map| map.name().to_string_lossy().ends_with(".rodata")) {
+                map.set_initial_value(&pid.0.to_ne_bytes())?;
+            }
+            let object = open.load()?;
+            let link = load::program(&object, "thread_registers")?.attach_iter_with_opts(libbpf_rs::IterOpts::None)?;
+            Ok(Self { link, _object: object })
+        };
+        load().map_err(failed)
+    }
+
+    /// All words of all threads' registers, as the kernel saved them when each last entered it; empty if they cannot be read now.
+    #[must_use]
+    pub fn read(&self) -> Vec<u64> {
+        let Ok(iter) = Iter::new(&self.link) else { return Vec::new() };
+        let mut bytes = Vec::new();
+        // What was read before an error counts: each word stands for itself.
+        let _ = iter.take(BYTES_MAX).read_to_end(&mut bytes);
+        let record = bytes.chunks_exact(8 * (WORDS + 1));
+        record.flat_map(|record| record.chunks_exact(8).skip(1)).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect()
+    }
+}

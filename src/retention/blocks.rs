@@ -1,0 +1,161 @@
+//! The blocks of a census as the nodes of a graph. Free chunks are among them: they may have been handed out since, and are followed if
+//! something points at them, but never counted.
+
+use std::ops::Range;
+
+use super::index::{BlockIndex, IndexBuilder, IndexError};
+use crate::census::chunks::{ARENA_NONE, Block, ChunkState, Region};
+use crate::census::glibc::{HeapWalk, tcache};
+use crate::census::memory::Memory;
+
+/// Bytes of an arena's structure up to the last word that may lead to a free chunk (malloc/malloc.c, `struct malloc_state`, `binmap`).
+const ARENA_LISTS_BYTES: u64 = 2160;
+
+/// Bits by a block's number.
+#[derive(Debug, Clone, Default)]
+pub struct Bits(Vec<u64>);
+
+impl Bits {
+    /// Bits of `blocks` blocks, all 0.
+    #[must_use]
+    pub fn of(blocks: usize) -> Self {
+        Self(vec![0; blocks.div_ceil(64)])
+    }
+
+    /// Whether a block's bit is set.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, block: u32) -> bool {
+        self.0.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    /// Sets a block's bit; whether it was 0.
+    #[inline]
+    pub fn set(&mut self, block: u32) -> bool {
+        let Some(word) = self.0.get_mut(block as usize / 64) else { return false };
+        let was = *word;
+        *word |= 1 << (block % 64);
+        was != *word
+    }
+}
+
+/// The blocks of all heaps.
+#[derive(Debug, Clone)]
+pub struct Blocks {
+    /// By address.
+    pub index: BlockIndex,
+    /// Those in use.
+    pub live: Bits,
+    /// Number of blocks in use.
+    pub live_blocks: u64,
+    /// Bytes that the program may use in them.
+    pub live_bytes: u64,
+}
+
+/// What of the allocators' memory holds no pointers of the program's, and what is not understood.
+#[derive(Debug, Clone, Default)]
+pub struct Own {
+    /// Lists of free chunks: threads' caches and arenas' bins. Sorted and disjoint.
+    pub lists: Vec<Range<u64>>,
+    /// Chunks that the census could not read.
+    pub unknown: Vec<Range<u64>>,
+    /// Regions of chunks whose header is the last word of the block before. Sorted and disjoint.
+    pub borrowing: Vec<Range<u64>>,
+}
+
+impl Own {
+    /// Looks at a census of level full.
+    #[must_use]
+    pub fn of(memory: &dyn Memory, heaps: &[HeapWalk]) -> Self {
+        let mut own = Self::default();
+        for heap in heaps {
+            let table = &heap.chunks;
+            let unknown = table.iter().filter(|(_, chunk)| chunk.state == ChunkState::Unknown);
+            own.unknown.extend(unknown.map(|(_, chunk)| chunk.start..chunk.end()));
+            if table.borrows() {
+                own.lists.extend(tcache::find(memory, table).iter().map(|cache| cache.addr..cache.chunk.end()));
+                own.lists.extend(heap.account.arenas.iter().map(|arena| arena.address..arena.address.saturating_add(ARENA_LISTS_BYTES)));
+                let regions = table.regions().iter().filter(|region| region.arena != ARENA_NONE);
+                own.borrowing.extend(regions.map(|region| region.start..region.end));
+            }
+        }
+        own.lists.sort_by_key(|range| range.start);
+        own.borrowing.sort_by_key(|range| range.start);
+        own
+    }
+}
+
+/// Whether a chunk can hold something that the program wrote.
+fn is_node(block: &Block) -> bool {
+    !matches!(block.chunk.state, ChunkState::Overhead | ChunkState::Unknown)
+}
+
+/// Whether a block is in use.
+fn is_live(block: &Block) -> bool {
+    matches!(block.chunk.state, ChunkState::Live | ChunkState::Mmapped)
+}
+
+impl Blocks {
+    /// Indexes the chunks of a census of level full.
+    ///
+    /// # Errors
+    /// If they lie in more address space than an index holds.
+    pub fn of(heaps: &[HeapWalk]) -> Result<Self, IndexError> {
+        let mut regions: Vec<(&HeapWalk, &Region)> =
+            heaps.iter().flat_map(|heap| heap.chunks.regions().iter().map(move |region| (heap, region))).collect();
+        regions.sort_by_key(|(_, region)| region.start);
+        let end = regions.iter().map(|(_, region)| region.end).max().unwrap_or(0);
+        let span = regions.first().map_or(end, |(_, region)| region.start)..end.saturating_add(8);
+        let chunks = heaps.iter().map(|heap| heap.chunks.len()).sum();
+        let blocks = || regions.iter().flat_map(|(heap, region)| heap.chunks.blocks_of(region)).filter(is_node);
+        let is_dense = blocks().any(|block| block.addr % 16 != 0);
+        let mut builder = IndexBuilder::new(span, chunks, is_dense)?;
+        let mut found = Self { index: BlockIndex::default(), live: Bits::of(chunks), live_blocks: 0, live_bytes: 0 };
+        for block in blocks() {
+            let number = builder.len();
+            builder.push(block.addr, block.usable_bytes)?;
+            if is_live(&block) && builder.len() > number {
+                found.live.set(number as u32);
+                found.live_blocks += 1;
+                found.live_bytes = found.live_bytes.saturating_add(block.usable_bytes);
+            }
+        }
+        found.index = builder.finish();
+        Ok(found)
+    }
+
+    /// Memory taken.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.index.bytes() + self.live.0.len() * 8
+    }
+}
+
+/// Whether a census has a block in use exactly here.
+#[must_use]
+pub fn is_in_use(heaps: &[HeapWalk], addr: u64, bytes: u64) -> bool {
+    let found = block_at(heaps, addr);
+    found.is_some_and(|block| is_live(&block) && block.addr == addr && block.usable_bytes == bytes)
+}
+
+/// The chunk of a census that an address lies in, as a block.
+#[must_use]
+pub fn block_at(heaps: &[HeapWalk], addr: u64) -> Option<Block> {
+    // The first words of a block in glibc lie behind its header, its last one in the next chunk.
+    let of = |heap: &HeapWalk| {
+        let own = heap.chunks.block_at(addr)?;
+        let before = || heap.chunks.block_at(own.chunk.start.checked_sub(1)?);
+        if addr < own.addr {
+            before().filter(|block| block.addr.saturating_add(block.usable_bytes) > addr).or(Some(own))
+        } else {
+            Some(own)
+        }
+    };
+    heaps.iter().find_map(of)
+}
+
+/// Whether the place at `addr` is in a block that a census has in use; `None` where it knows of none.
+#[must_use]
+pub fn is_in_block_in_use(heaps: &[HeapWalk], addr: u64) -> Option<bool> {
+    block_at(heaps, addr).filter(is_node).map(|block| is_live(&block))
+}

@@ -1,0 +1,230 @@
+//! Blocks in use to which a pass saw no pointer, what they point to among themselves, and what stood in them.
+
+use std::ops::Range;
+
+use super::blocks::{Bits, Blocks};
+use super::mark::Marks;
+use crate::census::memory::{Memory, Piece};
+use crate::census::page_cache::PageCache;
+
+/// Bytes of a block that are compared.
+pub const COMPARED_BYTES_MAX: u64 = 4096;
+/// Bytes read with one call, and blocks, which the kernel takes 1024 of.
+const BATCH_BYTES: usize = 256 << 10;
+const BATCH_PIECES: usize = 1024;
+
+/// A block that is not reached yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its address.
+    pub addr: u64,
+    /// Bytes that the program may use.
+    pub bytes: u64,
+    /// Digest of what stood in it.
+    digest: u64,
+}
+
+impl Candidate {
+    /// Addresses.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.addr..self.addr.saturating_add(self.bytes)
+    }
+}
+
+/// The candidates by rising address.
+#[derive(Debug, Clone, Default)]
+pub struct Candidates {
+    list: Vec<Candidate>,
+    /// Where the pointers of each begin; one more than candidates.
+    first: Vec<u32>,
+    to: Vec<u32>,
+    gone: Bits,
+    left: usize,
+}
+
+impl Candidates {
+    /// What a pass left unreached, of blocks in use.
+    #[must_use]
+    pub fn of(blocks: &Blocks, marks: &Marks) -> Self {
+        let is_left = |block: u32| blocks.live.get(block) && !marks.is_reached(block);
+        let mut numbers: Vec<u32> = Vec::new();
+        let mut found = Self::default();
+        for (block, addr, bytes) in blocks.index.iter().filter(|&(block, ..)| is_left(block)) {
+            numbers.push(block);
+            found.list.push(Candidate { addr, bytes, digest: 0 });
+        }
+        for &block in &numbers {
+            found.first.push(found.to.len() as u32);
+            let to = marks.pointers_of(block).iter().filter_map(|to| numbers.binary_search(to).ok());
+            found.to.extend(to.map(|to| to as u32));
+        }
+        found.first.push(found.to.len() as u32);
+        found.gone = Bits::of(numbers.len());
+        found.left = numbers.len();
+        found
+    }
+
+    /// Blocks of 64 bytes, a page apart, with these pointers.
+    #[cfg(test)]
+    #[must_use]
+    pub fn for_test(pointers: &[&[u32]]) -> Self {
+        let mut found = Self { first: vec![0], gone: Bits::of(pointers.len()), left: pointers.len(), ..Self::default() };
+        for (number, to) in pointers.iter().enumerate() {
+            found.list.push(Candidate { addr: 0x1000 * (number as u64 + 1), bytes: 64, digest: 0 });
+            found.to.extend_from_slice(to);
+            found.first.push(found.to.len() as u32);
+        }
+        found
+    }
+
+    /// Those that are left, with their numbers.
+    pub fn left(&self) -> impl Iterator<Item = (u32, &Candidate)> {
+        self.list.iter().enumerate().map(|(number, one)| (number as u32, one)).filter(|(number, _)| !self.gone.get(*number))
+    }
+
+    /// How many are left.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.left
+    }
+
+    /// Whether none is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+
+    /// A candidate by its number.
+    #[must_use]
+    pub fn get(&self, number: u32) -> Option<&Candidate> {
+        self.list.get(number as usize)
+    }
+
+    /// The candidates that one pointed at when the pass went over it; those that are gone are among them.
+    #[must_use]
+    pub fn pointers_of(&self, number: u32) -> &[u32] {
+        let range = |place: usize| self.first.get(place).map_or(0, |&first| first as usize);
+        self.to.get(range(number as usize)..range(number as usize + 1)).unwrap_or_default()
+    }
+
+    /// Takes out candidates, and all that they lead to.
+    pub fn take_out(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        let mut stack: Vec<u32> = numbers.into_iter().collect();
+        while let Some(number) = stack.pop() {
+            if (number as usize) < self.list.len() && self.gone.set(number) {
+                self.left -= 1;
+                stack.extend_from_slice(self.pointers_of(number));
+            }
+        }
+    }
+
+    /// Notes what stands in the blocks now; afterwards [`Self::take_out_changed`] compares with it.
+    pub fn remember(&mut self, memory: &dyn Memory) {
+        let digests = self.digests(memory);
+        for (number, digest) in digests {
+            if let Some(one) = self.list.get_mut(number as usize) {
+                one.digest = digest;
+            }
+        }
+    }
+
+    /// Takes out those whose contents are not what was remembered.
+    pub fn take_out_changed(&mut self, memory: &dyn Memory) {
+        let digests = self.digests(memory);
+        let changed = |&(number, digest): &(u32, u64)| self.get(number).is_some_and(|one| one.digest != digest);
+        let changed: Vec<u32> = digests.iter().filter(|one| changed(one)).map(|&(number, _)| number).collect();
+        self.take_out(changed);
+    }
+
+    /// Digests of the first bytes of those that are left. Of a block that is not present there is one that all such blocks have.
+    fn digests(&self, memory: &dyn Memory) -> Vec<(u32, u64)> {
+        let mut digests = Vec::with_capacity(self.left);
+        let mut pages = PageCache::new(memory);
+        let mut batch = Batch::default();
+        for (number, one) in self.left() {
+            let bytes = one.bytes.min(COMPARED_BYTES_MAX);
+            let until = pages.runs_for(one.addr..one.addr.saturating_add(bytes)).present_from(one.addr);
+            let bytes = usize::try_from(until.saturating_sub(one.addr).min(bytes)).unwrap_or(0);
+            batch.add(memory, number, Piece { addr: one.addr, bytes }, &mut digests);
+        }
+        batch.read(memory, &mut digests);
+        digests
+    }
+}
+
+/// Blocks that are read with one call.
+#[derive(Default)]
+struct Batch {
+    numbers: Vec<u32>,
+    pieces: Vec<Piece>,
+    bytes: usize,
+    buffer: Vec<u8>,
+}
+
+impl Batch {
+    fn add(&mut self, memory: &dyn Memory, number: u32, piece: Piece, digests: &mut Vec<(u32, u64)>) {
+        if self.pieces.len() >= BATCH_PIECES || self.bytes + piece.bytes > BATCH_BYTES {
+            self.read(memory, digests);
+        }
+        self.numbers.push(number);
+        self.pieces.push(piece);
+        self.bytes += piece.bytes;
+    }
+
+    fn read(&mut self, memory: &dyn Memory, digests: &mut Vec<(u32, u64)>) {
+        self.buffer.resize(self.bytes, 0);
+        let got = memory.read_pieces(&self.pieces, &mut self.buffer);
+        let mut at = 0usize;
+        for (&number, piece) in self.numbers.iter().zip(&self.pieces) {
+            let end = at + piece.bytes;
+            digests.push((number, digest(self.buffer.get(at..end.min(got)).unwrap_or_default())));
+            at = end;
+        }
+        self.numbers.clear();
+        self.pieces.clear();
+        self.bytes = 0;
+    }
+}
+
+/// FNV-1a over words, with a rotation that brings the high bits down.
+fn digest(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| {
+        let mut padded = [0u8; 8];
+        padded.iter_mut().zip(word).for_each(|(to, &from)| *to = from);
+        (sum ^ u64::from_le_bytes(padded)).wrapping_mul(0x0100_0000_01b3).rotate_left(17)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(pointers: &[&[u32]]) -> Candidates {
+        Candidates::for_test(pointers)
+    }
+
+    #[test]
+    fn what_a_reached_block_leads_to_is_reached_too() {
+        let mut found = candidates(&[&[1], &[2], &[], &[1, 4], &[3]]);
+        found.take_out([1]);
+        assert_eq!(found.left().map(|(number, _)| number).collect::<Vec<_>>(), [0, 3, 4]);
+        found.take_out([4, 4]);
+        assert_eq!((found.len(), found.left().next().map(|(number, _)| number)), (1, Some(0)));
+    }
+
+    #[test]
+    fn blocks_whose_contents_changed_are_taken_out_with_what_they_lead_to() {
+        let mut memory = crate::census::Fixture::default();
+        for page in 1..6 {
+            memory.write_word(0x1000 * page + 8, page);
+        }
+        let mut found = candidates(&[&[], &[2], &[], &[]]);
+        found.remember(&memory);
+        memory.write_word(0x2000 + 56, 9);
+        // Behind the block.
+        memory.write_word(0x4000 + 64, 9);
+        found.take_out_changed(&memory);
+        assert_eq!(found.left().map(|(number, _)| number).collect::<Vec<_>>(), [0, 3]);
+    }
+}

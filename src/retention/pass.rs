@@ -1,0 +1,231 @@
+//! The first pass: every word of roots and blocks that is the address of a block.
+//!
+//! Any address inside a block counts, not only its first: strings with headers in front, interpreters' objects and intrusive lists keep no
+//! other. Words stand at multiples of 8. One thing does not count: in glibc the header of a free chunk is the last word of the block before
+//! it, so the links of free chunks look like pointers to that block. They stand in arenas, in free chunks and, after those were handed out
+//! again, in a block's first words.
+
+use std::ops::Range;
+
+use super::areas::Areas;
+use super::blocks::{Blocks, Own};
+use super::index::{Hit, Place};
+use super::mark::Marks;
+use super::reader::{Reader, Words};
+use crate::census::objects::range_of;
+
+/// Links of a free chunk, counted in bytes from the block's start: fd, bk, fd_nextsize, bk_nextsize.
+const LINKS_BYTES: u64 = 32;
+/// Bytes of the last word.
+const WORD_BYTES: u64 = 8;
+
+/// How pointers are told from words that only look like one.
+pub struct Policy<'a> {
+    own: &'a Own,
+}
+
+impl<'a> Policy<'a> {
+    /// For these allocators.
+    #[must_use]
+    pub fn of(own: &'a Own) -> Self {
+        Self { own }
+    }
+
+    /// Whether a place is a list of an allocator's.
+    #[inline]
+    #[must_use]
+    pub fn is_list(&self, slot: u64) -> bool {
+        range_of(&self.own.lists, slot).is_some()
+    }
+
+    /// Whether a word in a block, `within` bytes from its start and `left` from its end, is a free chunk's link rather than a pointer to the
+    /// last word of a block of `bytes` bytes at `addr`.
+    #[inline]
+    #[must_use]
+    pub fn is_link(&self, (within, left): (u64, u64), offset: u64, bytes: u64, addr: u64) -> bool {
+        offset + WORD_BYTES == bytes
+            && within < LINKS_BYTES
+            // A list whose links are its members' last words is one of the program's.
+            && left != WORD_BYTES
+            && range_of(&self.own.borrowing, addr).is_some()
+    }
+}
+
+/// Reads the roots, then the blocks, and marks.
+pub fn mark(reader: &mut Reader<'_>, areas: &Areas, blocks: &Blocks, own: &Own, marks: &mut Marks) {
+    let index = &blocks.index;
+    let policy = Policy::of(own);
+    for hit in areas.registers.iter().filter_map(|&word| index.find(word)) {
+        marks.root(hit.block);
+    }
+    let span = index.span();
+    let mut words = Words::of(&span);
+    let mut places: Vec<Place> = Vec::new();
+    for area in &areas.roots {
+        let mut flush = |words: &mut Words| {
+            index.find_all(&words.words, &mut places, |number, hit| {
+                if words.slots.get(number).is_some_and(|&slot| !policy.is_list(slot)) {
+                    marks.root(hit.block);
+                }
+            });
+            words.clear();
+        };
+        reader.read(area.range.clone(), |addr, bytes| words.take(addr, bytes, area.step, &mut flush));
+        flush(&mut words);
+    }
+    let mut hits: Vec<(usize, Hit)> = Vec::new();
+    for range in &areas.heap {
+        let mut source = Source::default();
+        let mut flush = |words: &mut Words| {
+            hits.clear();
+            index.find_all(&words.words, &mut places, |number, hit| hits.push((number, hit)));
+            for &(number, hit) in &hits {
+                let slot = words.slots.get(number).copied().unwrap_or(0);
+                let Some((from, within, left)) = source.of(blocks, slot) else { continue };
+                let is_link = || {
+                    let bytes = index.size(hit.block);
+                    let word = words.words.get(number).copied().unwrap_or(0);
+                    policy.is_link((within, left), hit.offset, bytes, word - hit.offset)
+                };
+                if from != hit.block && !marks.is_reached(hit.block) && !is_link() && !policy.is_list(slot) {
+                    marks.pointer(from, hit.block);
+                }
+            }
+            words.clear();
+        };
+        reader.read(range.clone(), |addr, bytes| words.take(addr, bytes, 8, &mut flush));
+        flush(&mut words);
+    }
+}
+
+/// The block that the last place lay in: the next one mostly lies in it too.
+#[derive(Default)]
+struct Source {
+    range: Range<u64>,
+    block: u32,
+}
+
+impl Source {
+    /// The block of a place, with the place's distance from its start and its end.
+    #[inline]
+    fn of(&mut self, blocks: &Blocks, slot: u64) -> Option<(u32, u64, u64)> {
+        if !self.range.contains(&slot) {
+            let hit = blocks.index.find(slot)?;
+            let start = slot - hit.offset;
+            (self.block, self.range) = (hit.block, start..start + blocks.index.size(hit.block));
+        }
+        Some((self.block, slot - self.range.start, self.range.end - slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::super::areas::{Area, Class};
+    use super::super::candidates::Candidates;
+    use super::*;
+    use crate::census::account::HeapAccount;
+    use crate::census::glibc::HeapWalk;
+    use crate::census::quality::WalkQuality;
+    use crate::census::{Block, ChunkState, ChunkTable, Fixture, Pace};
+
+    const HEAP: u64 = 0x55d0_0000_0000;
+    const ROOTS: u64 = 0x7f00_0000_0000;
+
+    /// A glibc heap of chunks of these sizes and states, one after the other.
+    fn heap(chunks: &[(u64, ChunkState)]) -> HeapWalk {
+        let mut table = ChunkTable::for_glibc();
+        table.begin_region(HEAP, 0);
+        chunks.iter().for_each(|&(bytes, state)| {
+            table.push(bytes, state);
+        });
+        let end = table.end_of_current();
+        HeapWalk { account: HeapAccount::default(), quality: WalkQuality::default(), chunks: table, extents: vec![(0, HEAP..end)] }
+    }
+
+    /// Addresses of the candidates that are left.
+    fn unreached(memory: &Fixture, walk: HeapWalk, registers: &[u64]) -> Vec<u64> {
+        let heaps = vec![walk];
+        let (blocks, own) = (Blocks::of(&heaps).unwrap(), Own::of(memory, &heaps));
+        let mut areas = Areas { heap: vec![heaps[0].extents[0].1.clone()], registers: registers.to_vec(), ..Areas::default() };
+        areas.roots.push(Area { range: ROOTS..ROOTS + 0x10000, class: Class::Globals, step: 8 });
+        areas.add_unknown(&own.unknown);
+        let mut marks = Marks::of(blocks.index.len(), usize::MAX);
+        mark(&mut Reader::new(memory, Pace::default()), &areas, &blocks, &own, &mut marks);
+        Candidates::of(&blocks, &marks).left().map(|(_, one)| one.addr).collect()
+    }
+
+    fn block(number: u64, bytes: u64) -> u64 {
+        HEAP + number * bytes + 16
+    }
+
+    #[test]
+    fn pointers_anywhere_into_a_block_count_and_links_of_free_chunks_do_not() {
+        let walk = || heap(&[(64, ChunkState::Live); 12]);
+        let mut memory = Fixture::default();
+        let at = |number| block(number, 64);
+        memory.write_word(ROOTS + 8, at(0) + 33);
+        // The chunk behind block 2 begins in its last word: a link left in the first words of block 0, and the program's in its later ones.
+        memory.write_word(at(0) + 8, at(2) + 48);
+        memory.write_word(at(0) + 40, at(3) + 48);
+        // A list whose links are the last words of its members.
+        memory.write_word(at(3) + 48, at(4) + 48);
+        memory.write_word(at(5), at(6));
+        assert_eq!(unreached(&memory, walk(), &[at(7) + 1]), [1, 2, 5, 6, 8, 9, 10, 11].map(at));
+    }
+
+    #[test]
+    fn a_free_chunk_is_followed_and_never_counted_and_what_is_not_understood_is_a_root() {
+        let states = [ChunkState::Live, ChunkState::Free, ChunkState::Tcache, ChunkState::Unknown, ChunkState::Live, ChunkState::Live];
+        let walk = heap(&states.map(|state| (64, state)));
+        let mut memory = Fixture::default();
+        let at = |number| block(number, 64);
+        memory.write_word(ROOTS, at(1));
+        memory.write_word(at(1) + 16, at(0));
+        memory.write_word(at(3) + 8, at(4));
+        memory.write_word(at(2), at(5));
+        assert_eq!(unreached(&memory, walk, &[]), [at(5)]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_of_any_heap_is_what_a_plain_search_leaves(
+            sizes in proptest::collection::vec((2u64..300, any::<bool>()), 1..60),
+            words in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..120),
+            roots in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..6),
+        ) {
+            let states = |is_live| if is_live { ChunkState::Live } else { ChunkState::Free };
+            let walk = heap(&sizes.iter().map(|&(units, is_live)| (units * 16, states(is_live))).collect::<Vec<_>>());
+            let blocks: Vec<Block> = walk.chunks.blocks().collect();
+            let mut memory = Fixture::default();
+            memory.write(HEAP, &vec![0; (sizes.iter().map(|size| size.0).sum::<u64>() * 16) as usize]);
+            let pick = |index: prop::sample::Index| &blocks[index.index(blocks.len())];
+            // Words but the last one of a block, and addresses but that of its last word, of which other tests are.
+            let place = |of: &Block, within: prop::sample::Index| of.addr + within.index(of.usable_bytes as usize / 8 - 1) as u64 * 8;
+            for (from, to, within) in words {
+                let (from, to) = (pick(from), pick(to));
+                memory.write_word(place(from, within), place(to, within));
+            }
+            let word = |addr: u64| { let mut bytes = [0; 8]; crate::census::Memory::read(&memory, addr, &mut bytes); u64::from_le_bytes(bytes) };
+            let mut work: Vec<u64> = Vec::new();
+            let mut all = memory.clone();
+            for (number, (to, within)) in roots.into_iter().enumerate() {
+                let addr = place(pick(to), within);
+                all.write_word(ROOTS + 8 * number as u64, addr);
+                work.push(addr);
+            }
+            let mut reached = std::collections::BTreeSet::new();
+            while let Some(addr) = work.pop() {
+                let Some(found) = blocks.iter().find(|block| (block.addr..block.addr + block.usable_bytes).contains(&addr)) else { continue };
+                if reached.insert(found.addr) {
+                    work.extend((0..found.usable_bytes / 8).map(|number| word(found.addr + 8 * number)));
+                }
+            }
+            let live = blocks.iter().filter(|block| block.chunk.state == ChunkState::Live);
+            let expected: Vec<u64> = live.map(|block| block.addr).filter(|addr| !reached.contains(addr)).collect();
+            prop_assert_eq!(unreached(&all, walk, &[]), expected);
+        }
+    }
+}

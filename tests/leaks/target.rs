@@ -1,0 +1,126 @@
+//! The truth program, and what is said of its blocks.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use fragprof::capture::registers::ThreadRegisters;
+use fragprof::census::{LiveMemory, Places};
+use fragprof::retention::looks::{Plan, Seen, look};
+use fragprof::target::Process;
+use fragprof::units::Pid;
+
+use crate::support::build::output_dir;
+
+/// Compiles the truth program; `name` tells its forms apart.
+pub fn build(compiler: &str, flags: &[&str], name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaks/truth.c");
+    let program = output_dir().join(format!("leaks-{name}"));
+    let written = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    if written(&program).is_none_or(|built| Some(built) < written(&source)) {
+        let unfinished = output_dir().join(format!("leaks-{name}.{}", std::process::id()));
+        let built = Command::new(compiler).args(["-O2", "-g", "-pthread", "-o"]).arg(&unfinished).arg(source).args(flags).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        std::fs::rename(unfinished, &program).unwrap();
+    }
+    program
+}
+
+/// A running truth program.
+pub struct Target {
+    child: Child,
+    /// Its end ends the program.
+    _input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    truth: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Target {
+    /// Starts it; `churn` are threads and thousands of operations a second of each.
+    pub fn start(mut command: Command, churn: Option<(u32, u32)>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let truth = directory.path().join("truth");
+        command.arg(&truth);
+        if let Some((threads, kops)) = churn {
+            command.arg(threads.to_string()).arg(kops.to_string());
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut target = Self { child, _input: input, output, truth, _directory: directory };
+        assert_eq!(target.hear(), "ready");
+        target
+    }
+
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Looks at it.
+    pub fn look(&self, looks: u32, interval: Duration) -> Seen {
+        let memory = LiveMemory::open(Process::open(Pid(self.pid())).unwrap()).unwrap();
+        let plan = Plan { looks, interval, ..Plan::default() };
+        let registers = ThreadRegisters::of(Pid(self.pid())).unwrap();
+        look(&memory, (self.pid(), "truth"), plan, Some(&|| registers.read()), &mut Places::default()).unwrap()
+    }
+
+    /// The blocks it knows: address and what they are.
+    pub fn truth(&self) -> BTreeMap<u64, String> {
+        read_truth(&self.truth)
+    }
+
+    /// What was found of each kind of block, with all there are; `None` is what the program says nothing of.
+    pub fn judge(&self, seen: &Seen) -> Judged {
+        let truth = self.truth();
+        let mut judged = Judged::default();
+        for kind in truth.values() {
+            judged.0.entry(kind.clone()).or_default().1 += 1;
+        }
+        for (_, one) in seen.candidates.left() {
+            // musl moves blocks about within their slots.
+            let known = truth.range(one.range()).next().map_or("not known", |(_, kind)| kind.as_str());
+            judged.0.entry(known.to_owned()).or_default().0 += 1;
+        }
+        judged
+    }
+}
+
+/// The list that the program writes.
+pub fn read_truth(path: &Path) -> BTreeMap<u64, String> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = |line: &str| line.split_once(' ').map(|(addr, kind)| (u64::from_str_radix(addr, 16).unwrap(), kind.to_owned()));
+    text.lines().filter_map(line).collect()
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Blocks found and blocks there are, by kind.
+#[derive(Debug, Default)]
+pub struct Judged(pub BTreeMap<String, (u64, u64)>);
+
+impl Judged {
+    /// Found, and planted, of the kinds whose name begins so.
+    pub fn of(&self, prefix: &str) -> (u64, u64) {
+        let kinds = self.0.iter().filter(|(kind, _)| kind.starts_with(prefix));
+        kinds.fold((0, 0), |sum, (_, (found, all))| (sum.0 + found, sum.1 + all))
+    }
+
+    /// Blocks found that are in use and pointed to.
+    pub fn wrong(&self) -> Vec<(&str, u64)> {
+        let is_wrong = |kind: &str| !kind.starts_with("leak-") && !kind.starts_with("hidden-") && kind != "stale";
+        self.0.iter().filter(|(kind, (found, _))| *found > 0 && is_wrong(kind)).map(|(kind, (found, _))| (kind.as_str(), *found)).collect()
+    }
+}

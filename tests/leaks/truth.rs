@@ -1,0 +1,96 @@
+//! Ten thousand blocks to which nothing points, among a heap that rests or moves, under each allocator.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::target::{Judged, Target, build};
+
+/// No block that is pointed to, and so many percent of those that are not.
+fn assert_true(judged: &Judged, least: u64, what: &str) {
+    assert_eq!(judged.wrong(), [], "{what}: {judged:?}");
+    let (found, planted) = judged.of("leak-");
+    assert_eq!(planted, 10_000);
+    assert!(found * 100 >= planted * least, "{what}: {found} of {planted}: {judged:?}");
+}
+
+fn look(command: Command, churn: Option<(u32, u32)>, what: &str) -> Judged {
+    look_for(command, churn, 99, what)
+}
+
+fn look_for(command: Command, churn: Option<(u32, u32)>, least: u64, what: &str) -> Judged {
+    let target = Target::start(command, churn);
+    let seen = target.look(if churn.is_some() { 5 } else { 1 }, Duration::from_millis(500));
+    let judged = target.judge(&seen);
+    println!("{what}: first look {}, left {}; {:?}; {:?}", seen.first_pass_blocks, seen.candidates.len(), seen.doubts, judged.0);
+    assert_true(&judged, least, what);
+    judged
+}
+
+fn glibc() -> Command {
+    Command::new(build("cc", &[], "glibc"))
+}
+
+#[test]
+fn planted_leaks_are_found_in_a_heap_at_rest_and_hidden_pointers_look_like_them() {
+    let judged = look(glibc(), None, "at rest");
+    let (found, hidden) = judged.of("hidden-");
+    assert!(found * 10 >= hidden * 9, "{judged:?}");
+}
+
+#[test]
+fn planted_leaks_are_found_in_a_heap_whose_pointers_move_and_nothing_else() {
+    for kops in [100, 250] {
+        look(glibc(), Some((1, kops)), &format!("{kops},000 operations a second"));
+    }
+}
+
+#[test]
+fn planted_leaks_are_found_under_musl() {
+    look(Command::new(build("musl-gcc", &["-static"], "musl")), None, "musl");
+    look(Command::new(build("musl-gcc", &["-static"], "musl")), Some((1, 50)), "musl, busy");
+}
+
+#[test]
+fn planted_leaks_are_found_under_jemalloc() {
+    let preloaded = || {
+        let mut command = glibc();
+        command.env("LD_PRELOAD", "libjemalloc.so.2");
+        command
+    };
+    // Its thread caches keep old pointers to what they handed out.
+    look_for(preloaded(), None, 94, "jemalloc");
+    look_for(preloaded(), Some((1, 100)), 94, "jemalloc, busy");
+}
+
+/// The two judges have an allocator of their own, so that the blocks lie elsewhere: what they say of each kind is compared.
+#[test]
+fn leak_sanitizer_says_the_same_of_each_kind_of_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let truth = directory.path().join("truth");
+    let mut command = Command::new(build("cc", &["-fsanitize=leak"], "lsan"));
+    command.arg(&truth).stdin(std::process::Stdio::null()).env("LSAN_OPTIONS", "report_objects=1:max_leaks=0:exitcode=0");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let known = super::target::read_truth(&truth);
+    let mut theirs = Judged::default();
+    for kind in known.values() {
+        theirs.0.entry(kind.clone()).or_default().1 += 1;
+    }
+    // "0x602000000010 (24 bytes)"
+    let addr = |line: &str| u64::from_str_radix(line.trim().strip_prefix("0x")?.split_once(" (")?.0, 16).ok();
+    for addr in text.lines().filter_map(addr) {
+        let kind = known.get(&addr).map_or("not known", String::as_str);
+        theirs.0.entry(kind.to_owned()).or_default().0 += 1;
+    }
+    assert!(theirs.of("leak-").0 > 0, "{text}");
+    let ours = look(glibc(), None, "beside LeakSanitizer");
+    println!("LeakSanitizer: {:?}", theirs.0);
+    for (kind, (found, all)) in &theirs.0 {
+        // What only freed memory points at depends on what is handed out again.
+        if kind == "stale" || kind == "not known" {
+            continue;
+        }
+        let own = ours.0.get(kind).copied().unwrap_or_default();
+        assert!(own.0.abs_diff(*found) * 100 <= *all, "{kind}: {own:?} here, {found} of {all} there");
+    }
+}
