@@ -107,6 +107,14 @@ bench-ledger: deps ## the ledger's figures
 bench-census: test-deps ## the census's figures, each beside its goal
 	$(CARGO) bench --bench census
 
+.PHONY: bench-leaks
+bench-leaks: deps ## what leaks costs: look-ups, time a GiB, memory a block, what the target loses (BLOCKS=40000000: 10 GiB)
+	$(CARGO) bench --bench leaks
+
+.PHONY: coverage-leaks
+coverage-leaks: test-deps ## planted leaks among moving blocks, twenty times at each of three rates, a quarter of an hour
+	$(CARGO) test --test integration leaks_are_found_twenty_times -- --ignored --nocapture
+
 .PHONY: census-suites
 census-suites: test-deps ## the census under every glibc and jemalloc of Debian's suites, and their trims
 	$(CARGO) test --test integration census::suites -- --ignored --nocapture --test-threads=2

@@ -189,6 +189,12 @@ impl ChunkTable {
         self.find(addr).map(|chunk| self.block_of(chunk, ARENA_NONE))
     }
 
+    /// Whether blocks are told by size classes alone, without headers and at the starts of their slots.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.header_bytes == 0 && !self.has_loose_starts && !self.is_empty()
+    }
+
     /// Whether a block's last word belongs to the next chunk's header while that is free.
     #[must_use]
     pub fn borrows(&self) -> bool {

@@ -45,5 +45,5 @@ pub use pace::Pace;
 pub use page_map::PageMap;
 pub use quality::WalkQuality;
 pub use runtime::Runtimes;
-pub use take::{Options, Places, Taken, all_own_ranges, take};
+pub use take::{Options, Places, Taken, add_blocks, all_own_ranges, take};
 pub use threads::ThreadState;

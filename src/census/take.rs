@@ -98,6 +98,26 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     finish(memory, (pid, comm), options, started, heaps, (runtimes, claims, reasons))
 }
 
+/// Lists the blocks of the heaps whose census has only sums, as far as their allocators tell them.
+///
+/// # Errors
+/// If the process went away, or the right to read is missing.
+pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, places: &mut Places) -> Result<(), MemoryError> {
+    if taken.heaps.iter().all(|heap| !heap.chunks.is_empty()) {
+        return Ok(());
+    }
+    let maps = memory.maps()?;
+    let objects = Objects::of(memory, &maps);
+    let walked = tcmalloc::blocks(memory, &maps, &objects, &mut places.tcmalloc)?;
+    for heap in taken.heaps.iter_mut().filter(|heap| heap.chunks.is_empty()) {
+        // Of the reader that took it: their layouts' names are alike.
+        if let Some(walk) = walked.as_ref().filter(|walk| walk.account.allocator == heap.account.allocator) {
+            (heap.chunks, heap.extents) = (walk.chunks.clone(), walk.extents.clone());
+        }
+    }
+    Ok(())
+}
+
 /// Takes out heaps whose parts do not add up beside a larger one whose parts do, and says so: what a reader misunderstood is no reason to
 /// doubt another's.
 fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {

@@ -1,13 +1,13 @@
 //! gperftools' tcmalloc 2.x: found by its page map, counted by spans.
 //!
 //! `PageMap2` is a radix tree from 8 KiB page to `Span`: {start page, length, next, prev, objects, refcount:16 sizeclass:8 location:2 …}.
-//! A span of small objects counts those that are handed out, the caches' included; which of its objects they are is not told, so there are
-//! no chunks and nothing is said of pinned bytes.
+//! A span of small objects counts those that are handed out, the caches' included; nothing is said of pinned bytes. [`blocks`] lists the objects:
+//! those on the span's own list are free (`Span::objects`, linked by their first words), all others may be in use or in a cache.
 
 use std::ops::Range;
 
 use super::account::HeapAccount;
-use super::chunks::ChunkTable;
+use super::chunks::{ChunkState, ChunkTable};
 use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
 use super::objects::{Objects, range_of, unbacked_ranges};
@@ -36,6 +36,24 @@ const ON_NORMAL_FREELIST: u32 = 1;
 /// # Errors
 /// If the process went away or the right to read is missing.
 pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut Roots) -> Result<Option<HeapWalk>, MemoryError> {
+    read(memory, maps, objects, roots, false)
+}
+
+/// As [`take`], with every object as a chunk.
+///
+/// # Errors
+/// As [`take`].
+pub fn blocks(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut Roots) -> Result<Option<HeapWalk>, MemoryError> {
+    read(memory, maps, objects, roots, true)
+}
+
+fn read(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    roots: &mut Roots,
+    keeps_chunks: bool,
+) -> Result<Option<HeapWalk>, MemoryError> {
     let owns = |entry: radix::Entry, addr: u64| {
         let word = entry.first;
         let page = addr >> SHAPE.page_bits;
@@ -69,6 +87,7 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
     let mut extents: Vec<(u32, Range<u64>)> = Vec::new();
     let (mut torn, mut trimmable, mut free, mut free_spans) = (0u64, 0u64, 0u64, 0u64);
     let mut pages = PageCache::new(memory);
+    let mut chunks = ChunkTable::default();
     let mut addrs: Vec<u64> = spans.iter().map(|&(span, _)| span).collect();
     addrs.dedup();
     radix::read_records(memory, &addrs, SPAN_BYTES, |addr, bytes| {
@@ -101,6 +120,10 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
             },
             _ => (0, 0),
         };
+        if keeps_chunks {
+            let object = if location == IN_USE { classes.get(class).copied() } else { None };
+            add_chunks(memory, &range, object.filter(|_| class > 0), (location == IN_USE, live.1), word_at(bytes, 32), &mut chunks);
+        }
         let residency = pages.residency(range.clone());
         account.extent_bytes += size;
         account.resident_bytes += residency.resident_bytes;
@@ -123,8 +146,39 @@ pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut
     account.trimmable_bytes = Some(trimmable);
     let mut quality = WalkQuality { windows: addrs.len() as u64, broken_headers: torn, ..WalkQuality::default() };
     quality.judge(account.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
+    chunks.sort_regions();
     // What leads to no span is no page map.
-    Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks: ChunkTable::default(), extents }))
+    Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks, extents }))
+}
+
+/// Adds a span's objects, or the span if it has none. `first` leads to the first of those on its own list.
+fn add_chunks(
+    memory: &dyn Memory,
+    span: &Range<u64>,
+    object: Option<u64>,
+    (is_used, used): (bool, u64),
+    first: u64,
+    chunks: &mut ChunkTable,
+) {
+    chunks.begin_region(span.start, 0);
+    let bytes = span.end - span.start;
+    let Some(object) = object.filter(|&object| object > 0) else {
+        chunks.push(bytes, if is_used { ChunkState::Live } else { ChunkState::Free });
+        return;
+    };
+    let count = bytes / object;
+    let mut free = vec![false; usize::try_from(count).unwrap_or(0)];
+    let mut next = first;
+    for _ in used..count {
+        let place = next.checked_sub(span.start).filter(|distance| distance % object == 0).map(|distance| distance / object);
+        let Some(is_free) = place.and_then(|place| free.get_mut(usize::try_from(place).ok()?)).filter(|is_free| !**is_free) else { break };
+        *is_free = true;
+        next = memory.word(next).unwrap_or(0);
+    }
+    for is_free in free {
+        chunks.push(object, if is_free { ChunkState::Free } else { ChunkState::Live });
+    }
+    chunks.push(bytes - count * object, ChunkState::Overhead);
 }
 
 /// The objects' sizes by class: a rising table of 32-bit words that begins 0, 8, 16, 32, 48, 64.

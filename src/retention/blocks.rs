@@ -3,13 +3,20 @@
 
 use std::ops::Range;
 
+use super::areas::{Area, Areas, Class};
 use super::index::{BlockIndex, IndexBuilder, IndexError};
+use super::reader::Reader;
 use crate::census::chunks::{ARENA_NONE, Block, ChunkState, Region};
 use crate::census::glibc::{HeapWalk, tcache};
+use crate::census::jemalloc::cache_bins;
 use crate::census::memory::Memory;
+use crate::census::pace::Pace;
 
 /// Bytes of an arena's structure up to the last word that may lead to a free chunk (malloc/malloc.c, `struct malloc_state`, `binmap`).
 const ARENA_LISTS_BYTES: u64 = 2160;
+
+/// Roots that are looked through for thread caches: stacks have 8 MiB.
+const CACHE_AREA_BYTES_MAX: u64 = 16 << 20;
 
 /// Bits by a block's number.
 #[derive(Debug, Clone, Default)]
@@ -20,6 +27,12 @@ impl Bits {
     #[must_use]
     pub fn of(blocks: usize) -> Self {
         Self(vec![0; blocks.div_ceil(64)])
+    }
+
+    /// Memory taken.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.len() * 8
     }
 
     /// Whether a block's bit is set.
@@ -59,6 +72,10 @@ pub struct Own {
     pub lists: Vec<Range<u64>>,
     /// Chunks that the census could not read.
     pub unknown: Vec<Range<u64>>,
+    /// Words of thread caches that are left over from blocks which were handed out again, as of the last look. Sorted and disjoint.
+    pub old: Vec<Range<u64>>,
+    /// Whether there may be such caches.
+    has_caches: bool,
     /// Regions of chunks whose header is the last word of the block before. Sorted and disjoint.
     pub borrowing: Vec<Range<u64>>,
 }
@@ -72,6 +89,7 @@ impl Own {
             let table = &heap.chunks;
             let unknown = table.iter().filter(|(_, chunk)| chunk.state == ChunkState::Unknown);
             own.unknown.extend(unknown.map(|(_, chunk)| chunk.start..chunk.end()));
+            own.has_caches |= table.is_plain();
             if table.borrows() {
                 own.lists.extend(tcache::find(memory, table).iter().map(|cache| cache.addr..cache.chunk.end()));
                 own.lists.extend(heap.account.arenas.iter().map(|arena| arena.address..arena.address.saturating_add(ARENA_LISTS_BYTES)));
@@ -82,6 +100,25 @@ impl Own {
         own.lists.sort_by_key(|range| range.start);
         own.borrowing.sort_by_key(|range| range.start);
         own
+    }
+}
+
+impl Own {
+    /// Looks at thread caches again: what is old in them changes all the time.
+    pub fn look_at_caches(&mut self, memory: &dyn Memory, areas: &Areas, pace: Pace) {
+        self.old.clear();
+        if !self.has_caches {
+            return;
+        }
+        let mut reader = Reader::new(memory, pace);
+        // They lie in thread-local storage: with stacks, or in small mappings.
+        let may_hold = |area: &&Area| {
+            matches!(area.class, Class::Stack | Class::Anonymous) && area.range.end - area.range.start <= CACHE_AREA_BYTES_MAX
+        };
+        for area in areas.roots.iter().filter(may_hold) {
+            reader.read(area.range.clone(), |addr, bytes| self.old.extend(cache_bins::stale(addr, bytes)));
+        }
+        self.old.sort_by_key(|range| range.start);
     }
 }
 
@@ -127,7 +164,7 @@ impl Blocks {
     /// Memory taken.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.index.bytes() + self.live.0.len() * 8
+        self.index.bytes() + self.live.bytes()
     }
 }
 

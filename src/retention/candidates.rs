@@ -56,7 +56,7 @@ impl Candidates {
         }
         for &block in &numbers {
             found.first.push(found.to.len() as u32);
-            let to = marks.pointers_of(block).iter().filter_map(|to| numbers.binary_search(to).ok());
+            let to = marks.pointers_of(block).filter_map(|to| numbers.binary_search(&to).ok());
             found.to.extend(to.map(|to| to as u32));
         }
         found.first.push(found.to.len() as u32);

@@ -15,7 +15,7 @@ use super::pass::{Policy, mark};
 use super::reader::{Reader, Words};
 use crate::census::chunks::ChunkState;
 use crate::census::memory::{Memory, MemoryError};
-use crate::census::{Level, Options, Pace, Places, Taken, all_own_ranges, take};
+use crate::census::{Census, Level, Options, Pace, Places, Taken, add_blocks, all_own_ranges, take};
 
 /// Pointers kept for each block on the average; a heap of nothing but pointers has more, and is read with less care.
 const POINTERS_A_BLOCK: usize = 4;
@@ -60,6 +60,18 @@ pub enum LooksError {
     },
 }
 
+impl LooksError {
+    /// A census without blocks.
+    pub(super) fn no_blocks(pid: u32, census: &Census) -> Self {
+        let reason = match census.layout_unknown.as_slice() {
+            [] if census.heaps.is_empty() => "there is none that is understood".to_owned(),
+            [] => format!("of {} only sums are known", census.heaps.iter().map(|heap| heap.layout.as_str()).collect::<Vec<_>>().join(", ")),
+            reasons => reasons.join("; "),
+        };
+        Self::NoBlocks { pid, reason }
+    }
+}
+
 /// What was read, and what was not: reasons to doubt the answer.
 #[derive(Debug, Clone, Default, Serialize, schemars::JsonSchema)]
 pub struct Doubts {
@@ -90,7 +102,7 @@ impl Doubts {
         self.unread_bytes == 0 && self.swapped_bytes == 0
     }
 
-    fn add(&mut self, reader: &Reader<'_>, areas: &Areas) {
+    pub(super) fn add(&mut self, reader: &Reader<'_>, areas: &Areas) {
         self.unread_bytes = self.unread_bytes.max(reader.unread_bytes);
         self.swapped_bytes = self.swapped_bytes.max(reader.swapped_bytes);
         self.threads = self.threads.max(areas.threads);
@@ -153,21 +165,14 @@ pub fn look(
     let mut times = Times::default();
     let mut clock = Clock::start();
     let options = Options { level: Level::Full, pace: plan.pace, with_not_malloc: false };
-    let taken = take(memory, pid, comm, options, places)?;
+    let mut taken = take(memory, pid, comm, options, places)?;
+    add_blocks(memory, &mut taken, places)?;
     times.census_s = clock.lap();
     let blocks = Blocks::of(&taken.heaps)?;
     if blocks.index.is_empty() {
-        let reason = match taken.census.layout_unknown.as_slice() {
-            [] if taken.heaps.is_empty() => "there is none that is understood".to_owned(),
-            [] => format!(
-                "of {} only sums are known",
-                taken.census.heaps.iter().map(|heap| heap.layout.as_str()).collect::<Vec<_>>().join(", ")
-            ),
-            reasons => reasons.join("; "),
-        };
-        return Err(LooksError::NoBlocks { pid, reason });
+        return Err(LooksError::no_blocks(pid, &taken.census));
     }
-    let own = Own::of(memory, &taken.heaps);
+    let mut own = Own::of(memory, &taken.heaps);
     times.index_s = clock.lap();
     let mut doubts = Doubts {
         unknown_bytes: taken.census.walk.unknown_bytes,
@@ -179,6 +184,7 @@ pub fn look(
     let mut areas = Areas::of(memory, &all_own_ranges(&taken.heaps))?;
     areas.add_unknown(&own.unknown);
     areas.registers.extend(registers.iter().flat_map(|read| read()));
+    own.look_at_caches(memory, &areas, plan.pace);
     let mut marks = Marks::of(blocks.index.len(), (blocks.index.len() * POINTERS_A_BLOCK).max(POINTERS_MIN));
     let mut reader = Reader::new(memory, plan.pace);
     mark(&mut reader, &areas, &blocks, &own, &mut marks);
@@ -202,6 +208,7 @@ pub fn look(
         let mut reader = Reader::new(memory, plan.pace);
         let mut areas = Areas::of(memory, &[])?;
         areas.registers.extend(registers.iter().flat_map(|read| read()));
+        own.look_at_caches(memory, &areas, plan.pace);
         quick_look(&mut reader, &areas, &taken, &own, &mut candidates, &mut later)?;
         doubts.add(&reader, &areas);
         read_bytes += reader.read_bytes;
@@ -209,7 +216,8 @@ pub fn look(
         looks += 1;
     }
     let taken = if is_live {
-        let last = take(memory, pid, comm, options, places)?;
+        let mut last = take(memory, pid, comm, options, places)?;
+        add_blocks(memory, &mut last, places)?;
         doubts.is_census_usable &= last.census.walk.usable;
         candidates.take_out_changed(memory);
         last_word(memory, &last, &mut candidates, &later);
@@ -257,7 +265,7 @@ fn quick_look(
     let mut found = Bits::of(ranges.len());
     let mut places: Vec<Place> = Vec::new();
     let mut reached: Vec<u32> = areas.registers.iter().filter_map(|&word| index.find(word)).map(|hit| number_of(hit.block)).collect();
-    let mut words = Words::of(&index.span());
+    let mut words = Words::on_pages_of(&index.span(), &ranges);
     for area in &areas.roots {
         let mut flush = |words: &mut Words| {
             index.find_all(&words.words, &mut places, |number, hit| {

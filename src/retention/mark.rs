@@ -1,18 +1,83 @@
 //! Reachability while memory is read: roots first, then blocks by rising address. Pure.
 //!
 //! A pointer out of a block that is reached already marks its target at once; one to a target that is reached already says nothing new.
-//! Only the others are kept, 4 bytes each and 4 a block, and followed when their block is reached. What is never reached keeps all its
-//! pointers to what is never reached: the chains of a leak.
+//! Only the others are kept, and followed when their block is reached: 4 bytes each, and half a byte a block to find them. What is never
+//! reached keeps all its pointers to what is never reached: the chains of a leak.
 
 use super::blocks::Bits;
+
+/// Marks the last pointer of a block.
+const LAST: u32 = 1 << 31;
+/// Blocks between two kept places: what lies between is skipped.
+const ANCHOR_EVERY: u32 = 16;
+/// Pointers of one piece of the list: 256 KiB, so that growing copies nothing.
+const PIECE: usize = 1 << 16;
+
+/// Pointers of blocks, in the order of their sources.
+#[derive(Debug, Default)]
+struct Pointers {
+    pieces: Vec<Vec<u32>>,
+    len: usize,
+    /// Where the pointers of every 16th block begin.
+    anchors: Vec<u32>,
+    /// Blocks that have any.
+    has: Bits,
+}
+
+impl Pointers {
+    fn push(&mut self, from: u32, to: u32) {
+        while self.anchors.len() <= (from / ANCHOR_EVERY) as usize {
+            self.anchors.push(self.len as u32);
+        }
+        if !self.has.set(from)
+            && let Some(last) = self.pieces.last_mut().and_then(|piece| piece.last_mut())
+        {
+            // The same target twice in a row is once enough.
+            if *last == to | LAST {
+                return;
+            }
+            *last &= !LAST;
+        }
+        if self.len.is_multiple_of(PIECE) {
+            self.pieces.push(Vec::with_capacity(PIECE));
+        }
+        if let Some(piece) = self.pieces.last_mut() {
+            piece.push(to | LAST);
+            self.len += 1;
+        }
+    }
+
+    #[inline]
+    fn get(&self, place: usize) -> Option<u32> {
+        self.pieces.get(place / PIECE)?.get(place % PIECE).copied()
+    }
+
+    fn of(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
+        let group = block / ANCHOR_EVERY;
+        let mut place = self.anchors.get(group as usize).map_or(usize::MAX, |&anchor| anchor as usize);
+        let mut is_over = place == usize::MAX || !self.has.get(block);
+        if !is_over {
+            for _ in (group * ANCHOR_EVERY..block).filter(|&before| self.has.get(before)) {
+                while self.get(place).is_some_and(|entry| entry & LAST == 0) {
+                    place += 1;
+                }
+                place += 1;
+            }
+        }
+        std::iter::from_fn(move || {
+            let entry = self.get(place).filter(|_| !is_over)?;
+            is_over = entry & LAST != 0;
+            place += 1;
+            Some(entry & !LAST)
+        })
+    }
+}
 
 /// Reached blocks and pointers between the others.
 #[derive(Debug)]
 pub struct Marks {
     reached: Bits,
-    /// Where the pointers of each block visited so far begin.
-    first: Vec<u32>,
-    to: Vec<u32>,
+    pointers: Pointers,
     stack: Vec<u32>,
     pointers_max: usize,
     /// Pointers that were not kept because there were too many: their targets count as reached.
@@ -25,8 +90,7 @@ impl Marks {
     pub fn of(blocks: usize, pointers_max: usize) -> Self {
         Self {
             reached: Bits::of(blocks),
-            first: Vec::with_capacity(blocks + 1),
-            to: Vec::new(),
+            pointers: Pointers { has: Bits::of(blocks), ..Pointers::default() },
             stack: Vec::new(),
             pointers_max: pointers_max.min(u32::MAX as usize),
             pointers_dropped: 0,
@@ -50,25 +114,17 @@ impl Marks {
         }
         if self.reached.get(from) {
             self.root(to);
-            return;
-        }
-        let place = self.to.len() as u32;
-        while self.first.len() <= from as usize {
-            self.first.push(place);
-        }
-        if self.to.len() >= self.pointers_max {
+        } else if self.pointers.len >= self.pointers_max {
             self.pointers_dropped += 1;
             self.root(to);
-        } else if self.to.len() == self.first.last().map_or(0, |&first| first as usize) || self.to.last() != Some(&to) {
-            self.to.push(to);
+        } else {
+            self.pointers.push(from, to);
         }
     }
 
     fn follow(&mut self) {
         while let Some(block) = self.stack.pop() {
-            let Some(&first) = self.first.get(block as usize) else { continue };
-            let last = self.first.get(block as usize + 1).map_or(self.to.len(), |&last| last as usize);
-            for &to in self.to.get(first as usize..last).unwrap_or_default() {
+            for to in self.pointers.of(block) {
                 if self.reached.set(to) {
                     self.stack.push(to);
                 }
@@ -84,17 +140,15 @@ impl Marks {
     }
 
     /// The kept pointers of a block.
-    #[must_use]
-    pub fn pointers_of(&self, block: u32) -> &[u32] {
-        let Some(&first) = self.first.get(block as usize) else { return &[] };
-        let last = self.first.get(block as usize + 1).map_or(self.to.len(), |&last| last as usize);
-        self.to.get(first as usize..last).unwrap_or_default()
+    pub fn pointers_of(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
+        self.pointers.of(block)
     }
 
     /// Memory taken.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        (self.first.capacity() + self.to.capacity() + self.stack.capacity()) * 4 + self.first.capacity() / 8
+        let lists = self.pointers.pieces.len() * PIECE + self.pointers.anchors.capacity() + self.stack.capacity();
+        lists * 4 + self.reached.bytes() + self.pointers.has.bytes()
     }
 }
 
@@ -120,9 +174,9 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_reached_is_what_a_plain_search_reaches_and_the_rest_keeps_its_pointers(
-            blocks in 1u32..60,
+            blocks in 1u32..90,
             roots in proptest::collection::vec(any::<prop::sample::Index>(), 0..4),
-            pointers in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..120),
+            pointers in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..160),
         ) {
             let number = |index: prop::sample::Index| index.index(blocks as usize) as u32;
             let roots: Vec<u32> = roots.into_iter().map(number).collect();
@@ -136,7 +190,7 @@ mod tests {
             prop_assert_eq!(&found, &expected);
             for &(from, to) in pointers.iter().filter(|(from, to)| from != to) {
                 if !expected[from as usize] && !expected[to as usize] {
-                    prop_assert!(marks.pointers_of(from).contains(&to));
+                    prop_assert!(marks.pointers_of(from).any(|one| one == to));
                 }
             }
         }

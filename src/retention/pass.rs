@@ -35,7 +35,7 @@ impl<'a> Policy<'a> {
     #[inline]
     #[must_use]
     pub fn is_list(&self, slot: u64) -> bool {
-        range_of(&self.own.lists, slot).is_some()
+        range_of(&self.own.lists, slot).is_some() || !self.own.old.is_empty() && range_of(&self.own.old, slot).is_some()
     }
 
     /// Whether a word in a block, `within` bytes from its start and `left` from its end, is a free chunk's link rather than a pointer to the
@@ -51,27 +51,63 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// Reads the roots, then the blocks, and marks.
-pub fn mark(reader: &mut Reader<'_>, areas: &Areas, blocks: &Blocks, own: &Own, marks: &mut Marks) {
+/// Takes what a pass finds: first roots, then pointers by rising source.
+pub trait Sink {
+    /// A place outside of all blocks points at a block; 0 stands for a register.
+    fn root(&mut self, slot: u64, to: u32);
+
+    /// A block points at another.
+    fn pointer(&mut self, from: u32, to: u32);
+
+    /// Whether nothing more needs to be said of a block.
+    fn is_known(&self, to: u32) -> bool;
+}
+
+impl Sink for Marks {
+    #[inline]
+    fn root(&mut self, _: u64, to: u32) {
+        Self::root(self, to);
+    }
+
+    #[inline]
+    fn pointer(&mut self, from: u32, to: u32) {
+        Self::pointer(self, from, to);
+    }
+
+    #[inline]
+    fn is_known(&self, to: u32) -> bool {
+        self.is_reached(to)
+    }
+}
+
+/// Reads the roots of the areas, registers last, then the blocks. `after_area` is called with the number of each area that was read.
+pub fn read_pointers<S: Sink>(
+    reader: &mut Reader<'_>,
+    areas: &Areas,
+    blocks: &Blocks,
+    own: &Own,
+    sink: &mut S,
+    mut after_area: impl FnMut(&S, usize),
+) {
     let index = &blocks.index;
     let policy = Policy::of(own);
-    for hit in areas.registers.iter().filter_map(|&word| index.find(word)) {
-        marks.root(hit.block);
-    }
-    let span = index.span();
-    let mut words = Words::of(&span);
+    let mut words = Words::of(&index.span());
     let mut places: Vec<Place> = Vec::new();
-    for area in &areas.roots {
+    for (number, area) in areas.roots.iter().enumerate() {
         let mut flush = |words: &mut Words| {
             index.find_all(&words.words, &mut places, |number, hit| {
-                if words.slots.get(number).is_some_and(|&slot| !policy.is_list(slot)) {
-                    marks.root(hit.block);
+                if let Some(&slot) = words.slots.get(number).filter(|&&slot| !policy.is_list(slot)) {
+                    sink.root(slot, hit.block);
                 }
             });
             words.clear();
         };
         reader.read(area.range.clone(), |addr, bytes| words.take(addr, bytes, area.step, &mut flush));
         flush(&mut words);
+        after_area(sink, number);
+    }
+    for hit in areas.registers.iter().filter_map(|&word| index.find(word)) {
+        sink.root(0, hit.block);
     }
     let mut hits: Vec<(usize, Hit)> = Vec::new();
     for range in &areas.heap {
@@ -87,8 +123,8 @@ pub fn mark(reader: &mut Reader<'_>, areas: &Areas, blocks: &Blocks, own: &Own, 
                     let word = words.words.get(number).copied().unwrap_or(0);
                     policy.is_link((within, left), hit.offset, bytes, word - hit.offset)
                 };
-                if from != hit.block && !marks.is_reached(hit.block) && !is_link() && !policy.is_list(slot) {
-                    marks.pointer(from, hit.block);
+                if from != hit.block && !sink.is_known(hit.block) && !is_link() && !policy.is_list(slot) {
+                    sink.pointer(from, hit.block);
                 }
             }
             words.clear();
@@ -96,6 +132,11 @@ pub fn mark(reader: &mut Reader<'_>, areas: &Areas, blocks: &Blocks, own: &Own, 
         reader.read(range.clone(), |addr, bytes| words.take(addr, bytes, 8, &mut flush));
         flush(&mut words);
     }
+}
+
+/// Reads everything and marks what is reached.
+pub fn mark(reader: &mut Reader<'_>, areas: &Areas, blocks: &Blocks, own: &Own, marks: &mut Marks) {
+    read_pointers(reader, areas, blocks, own, marks, |_, _| {});
 }
 
 /// The block that the last place lay in: the next one mostly lies in it too.

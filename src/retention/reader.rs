@@ -95,10 +95,19 @@ impl<'a> Reader<'a> {
 /// Words that are visited at once: their look-ups overlap.
 const BATCH_WORDS: usize = 512;
 
+/// log2 of a page.
+const PAGE_BITS: u32 = 12;
+/// Bits of the table of pages for each page in it.
+const FILTER_BITS_A_PAGE: u64 = 64;
+/// Pages in the table at most: 2 MiB of table.
+const FILTERED_PAGES_MAX: u64 = 1 << 18;
+
 /// Words that may be addresses of a span, with the addresses at which they stand.
 pub struct Words {
     lowest: u64,
     span: u64,
+    /// Bits of pages that are wanted, by a hash of the page; empty if all are.
+    pages: Vec<u64>,
     /// The words.
     pub words: Vec<u64>,
     /// Where each stands.
@@ -109,7 +118,35 @@ impl Words {
     /// For addresses in `span`.
     #[must_use]
     pub fn of(span: &Range<u64>) -> Self {
-        Self { lowest: span.start, span: span.end - span.start, words: Vec::new(), slots: Vec::new() }
+        Self { lowest: span.start, span: span.end - span.start, pages: Vec::new(), words: Vec::new(), slots: Vec::new() }
+    }
+
+    /// For addresses in `span` that lie on pages of these ranges. What does not is mostly told from a table that fits the processor's
+    /// cache: a word in a hundred passes by mistake. Where the ranges have too many pages, all words of the span pass.
+    #[must_use]
+    pub fn on_pages_of(span: &Range<u64>, ranges: &[(u64, u64)]) -> Self {
+        let pages = |&(addr, bytes): &(u64, u64)| addr >> PAGE_BITS..((addr.saturating_add(bytes.max(1)) - 1) >> PAGE_BITS) + 1;
+        let count: u64 = ranges.iter().map(pages).map(|pages| pages.end - pages.start).sum();
+        let mut words = Self::of(span);
+        if count > FILTERED_PAGES_MAX {
+            return words;
+        }
+        let bits = usize::try_from(count * FILTER_BITS_A_PAGE).unwrap_or(0).next_power_of_two().max(1 << 12);
+        words.pages = vec![0; bits / 64];
+        for page in ranges.iter().flat_map(pages) {
+            let bit = words.bit_of(page);
+            if let Some(word) = words.pages.get_mut(bit / 64) {
+                *word |= 1 << (bit % 64);
+            }
+        }
+        words
+    }
+
+    /// The bit of a page: the upper bits of a product with 2^64 divided by the golden ratio (Knuth, 6.4).
+    #[inline]
+    fn bit_of(&self, page: u64) -> usize {
+        let bits = (self.pages.len() as u64 * 64).trailing_zeros();
+        (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
     }
 
     /// Takes the words of the bytes at `addr` that stand at multiples of 8; `step` 1 takes those at every byte, as in machine code.
@@ -143,10 +180,19 @@ impl Words {
     #[inline]
     fn word(&mut self, slot: u64, bytes: &[u8]) {
         let word = bytes.try_into().map_or(0, u64::from_le_bytes);
-        if word.wrapping_sub(self.lowest) < self.span {
+        if word.wrapping_sub(self.lowest) < self.span && self.is_wanted(word) {
             self.words.push(word);
             self.slots.push(slot);
         }
+    }
+
+    #[inline]
+    fn is_wanted(&self, word: u64) -> bool {
+        if self.pages.is_empty() {
+            return true;
+        }
+        let bit = self.bit_of(word >> PAGE_BITS);
+        self.pages.get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
     }
 
     /// Empties the batch.
@@ -181,6 +227,21 @@ mod tests {
         });
         assert_eq!(seen, [(8, 1), (4096 + 8, 2), (5 * 4096 + 8, 6), (200 * 4096 + 8, 201), (201 * 4096 + 8, 202)]);
         assert_eq!((reader.unread_bytes, reader.read_bytes), (0, 4 * 4096 - 8 + 16));
+    }
+
+    #[test]
+    fn with_a_table_of_pages_all_words_that_lie_on_them_pass_and_hardly_another() {
+        let ranges: Vec<(u64, u64)> = (0..500u64).map(|number| (BASE + number * 0x10_1010, 5000)).collect();
+        let mut words = Words::on_pages_of(&(BASE..BASE + (1 << 30)), &ranges);
+        let mut take = |word: u64| {
+            words.take(0, &word.to_le_bytes(), 8, |_| {});
+            let passed = !words.words.is_empty();
+            words.clear();
+            passed
+        };
+        assert!(ranges.iter().all(|&(addr, bytes)| take(addr) && take(addr + bytes - 1)));
+        let others = (0..10_000u64).filter(|number| take(BASE + number * 0x18_0000 % (1 << 30) + 0x8_8000));
+        assert!(others.count() < 800);
     }
 
     #[test]

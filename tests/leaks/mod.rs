@@ -1,5 +1,7 @@
 //! Blocks without pointers against programs that know theirs.
 #![allow(clippy::unwrap_used)]
 
+mod command;
+mod real;
 mod target;
 mod truth;

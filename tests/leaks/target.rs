@@ -14,9 +14,9 @@ use fragprof::units::Pid;
 
 use crate::support::build::output_dir;
 
-/// Compiles the truth program; `name` tells its forms apart.
-pub fn build(compiler: &str, flags: &[&str], name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaks/truth.c");
+/// Compiles a program of this directory; `name` tells its forms apart.
+pub fn build(compiler: &str, source: &str, flags: &[&str], name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaks").join(source);
     let program = output_dir().join(format!("leaks-{name}"));
     let written = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     if written(&program).is_none_or(|built| Some(built) < written(&source)) {

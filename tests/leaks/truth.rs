@@ -5,29 +5,30 @@ use std::time::Duration;
 
 use super::target::{Judged, Target, build};
 
-/// No block that is pointed to, and so many percent of those that are not.
-fn assert_true(judged: &Judged, least: u64, what: &str) {
-    assert_eq!(judged.wrong(), [], "{what}: {judged:?}");
+/// No block that is pointed to but so many that the program does not know, and 99 of 100 of those that are not.
+fn assert_true(judged: &Judged, own: u64, what: &str) {
+    let wrong: Vec<(&str, u64)> = judged.wrong().into_iter().filter(|&(kind, found)| kind != "not known" || found > own).collect();
+    assert_eq!(wrong, [], "{what}: {judged:?}");
     let (found, planted) = judged.of("leak-");
     assert_eq!(planted, 10_000);
-    assert!(found * 100 >= planted * least, "{what}: {found} of {planted}: {judged:?}");
+    assert!(found * 100 >= planted * 99, "{what}: {found} of {planted}: {judged:?}");
 }
 
 fn look(command: Command, churn: Option<(u32, u32)>, what: &str) -> Judged {
-    look_for(command, churn, 99, what)
+    look_beside(command, churn, 0, what)
 }
 
-fn look_for(command: Command, churn: Option<(u32, u32)>, least: u64, what: &str) -> Judged {
+fn look_beside(command: Command, churn: Option<(u32, u32)>, own: u64, what: &str) -> Judged {
     let target = Target::start(command, churn);
     let seen = target.look(if churn.is_some() { 5 } else { 1 }, Duration::from_millis(500));
     let judged = target.judge(&seen);
     println!("{what}: first look {}, left {}; {:?}; {:?}", seen.first_pass_blocks, seen.candidates.len(), seen.doubts, judged.0);
-    assert_true(&judged, least, what);
+    assert_true(&judged, own, what);
     judged
 }
 
 fn glibc() -> Command {
-    Command::new(build("cc", &[], "glibc"))
+    Command::new(build("cc", "truth.c", &[], "glibc"))
 }
 
 #[test]
@@ -46,8 +47,8 @@ fn planted_leaks_are_found_in_a_heap_whose_pointers_move_and_nothing_else() {
 
 #[test]
 fn planted_leaks_are_found_under_musl() {
-    look(Command::new(build("musl-gcc", &["-static"], "musl")), None, "musl");
-    look(Command::new(build("musl-gcc", &["-static"], "musl")), Some((1, 50)), "musl, busy");
+    look(Command::new(build("musl-gcc", "truth.c", &["-static"], "musl")), None, "musl");
+    look(Command::new(build("musl-gcc", "truth.c", &["-static"], "musl")), Some((1, 50)), "musl, busy");
 }
 
 #[test]
@@ -57,9 +58,20 @@ fn planted_leaks_are_found_under_jemalloc() {
         command.env("LD_PRELOAD", "libjemalloc.so.2");
         command
     };
-    // Its thread caches keep old pointers to what they handed out.
-    look_for(preloaded(), None, 94, "jemalloc");
-    look_for(preloaded(), Some((1, 100)), 94, "jemalloc, busy");
+    look(preloaded(), None, "jemalloc");
+    look(preloaded(), Some((1, 100)), "jemalloc, busy");
+}
+
+#[test]
+fn planted_leaks_are_found_under_tcmalloc() {
+    let preloaded = || {
+        let mut command = glibc();
+        command.env("LD_PRELOAD", "libtcmalloc_minimal.so.4");
+        command
+    };
+    // One of 8 bytes is the library's, which forgets the first of its own objects (its virtual table is in it).
+    look_beside(preloaded(), None, 1, "tcmalloc");
+    look_beside(preloaded(), Some((1, 100)), 1, "tcmalloc, busy");
 }
 
 /// The two judges have an allocator of their own, so that the blocks lie elsewhere: what they say of each kind is compared.
@@ -67,7 +79,7 @@ fn planted_leaks_are_found_under_jemalloc() {
 fn leak_sanitizer_says_the_same_of_each_kind_of_block() {
     let directory = tempfile::tempdir().unwrap();
     let truth = directory.path().join("truth");
-    let mut command = Command::new(build("cc", &["-fsanitize=leak"], "lsan"));
+    let mut command = Command::new(build("cc", "truth.c", &["-fsanitize=leak"], "lsan"));
     command.arg(&truth).stdin(std::process::Stdio::null()).env("LSAN_OPTIONS", "report_objects=1:max_leaks=0:exitcode=0");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -92,5 +104,16 @@ fn leak_sanitizer_says_the_same_of_each_kind_of_block() {
         }
         let own = ours.0.get(kind).copied().unwrap_or_default();
         assert!(own.0.abs_diff(*found) * 100 <= *all, "{kind}: {own:?} here, {found} of {all} there");
+    }
+}
+
+#[test]
+#[ignore = "a quarter of an hour: make coverage-leaks"]
+fn leaks_are_found_twenty_times_at_each_rate() {
+    for kops in [0u32, 100, 500, 1000] {
+        for run in 0..20 {
+            let churn = Some((1, kops)).filter(|churn| churn.1 > 0);
+            look(glibc(), churn, &format!("{kops},000 operations a second, run {run}"));
+        }
     }
 }

@@ -63,6 +63,19 @@ impl<R: ReadAt> Elf<R> {
         Some(found.st_value.get(LE))
     }
 
+    /// Calls `visit` for every variable of both symbol tables: name, virtual address and size. Without a size it is left out.
+    pub fn for_each_variable(&self, mut visit: impl FnMut(&[u8], u64, u64)) {
+        for table in [Some(self.dynamic_table()), self.table_of_sections(elf::SHT_SYMTAB)].into_iter().flatten() {
+            for symbol in table.symbols() {
+                let (vaddr, size) = (symbol.st_value.get(LE), symbol.st_size.get(LE));
+                let is_variable = symbol.st_info.0 & 0xf == elf::STT_OBJECT.0 && symbol.st_shndx.get(LE).0 != elf::SHN_UNDEF.0;
+                if is_variable && size > 0 {
+                    visit(table.name(symbol.st_name.get(LE)), vaddr, size);
+                }
+            }
+        }
+    }
+
     fn table_of_sections(&self, kind: elf::SectionType) -> Option<Table> {
         let section = self.sections.iter().find(|s| s.sh_type.get(LE) == kind)?;
         let strings = self.sections.get(section.sh_link.get(LE) as usize)?;

@@ -1,0 +1,109 @@
+//! `fragprof leaks` on processes, core files, and what is no process any more.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+use super::target::build;
+
+/// A program that says "ready" and waits.
+struct Waiting(Child);
+
+impl Waiting {
+    fn start(mut command: Command) -> Self {
+        let mut child = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "ready");
+        child
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn leaks(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fragprof")).arg("leaks").args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = leaks(&[args, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn types() -> Command {
+    Command::new(build("g++", "types.cpp", &["-s"], "types"))
+}
+
+fn groups_of(leaks: &Value, name: &str) -> Vec<(u64, u64, u64)> {
+    let number = |group: &Value, key: &str| group[key].as_u64().unwrap();
+    let groups = leaks["groups"].as_array().unwrap().iter().filter(|group| group["type"] == name);
+    groups.map(|group| (number(group, "blocks"), number(group, "held_blocks"), number(group, "held_bytes"))).collect()
+}
+
+#[test]
+fn dropped_objects_of_a_stripped_program_are_told_by_their_class_with_what_they_hold() {
+    let target = Waiting::start(types());
+    let found = json(&[&target.pid(), "--looks", "1", "--interval", "0.1"]);
+    assert_eq!(groups_of(&found, "cache::TextEntry"), [(300, 0, 0)], "{found:#}");
+    assert_eq!(groups_of(&found, "cache::ImageEntry"), [(300, 300, 300 * 3000)], "{found:#}");
+    assert!(found["groups"].as_array().unwrap().iter().all(|group| group["examples"][0].get("hex").is_none()), "contents are private");
+    let shown = leaks(&[&target.pid(), "--looks", "0", "--show-content"]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("some text"));
+}
+
+#[test]
+fn a_core_file_tells_what_the_process_told() {
+    let target = Waiting::start(types());
+    let directory = tempfile::tempdir().unwrap();
+    let core = directory.path().join("core");
+    let made = Command::new("gcore").arg("-o").arg(&core).arg(target.pid()).output().expect("gcore is missing: install gdb");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let path = format!("{}.{}", core.display(), target.pid());
+    let (live, dead) = (json(&[&target.pid(), "--looks", "1", "--interval", "0.1"]), json(&["--core", &path]));
+    assert_eq!(live["live_blocks"], dead["live_blocks"]);
+    // A core does not name the main stack, so that also what lies below its pointer is read: old pointers are left there.
+    let number = |found: &Value| found["unreached_blocks"].as_u64().unwrap();
+    assert!(number(&dead) <= number(&live) && number(&dead) * 100 >= number(&live) * 99, "{} and {}", number(&dead), number(&live));
+    assert_eq!(dead["looks"], 1);
+}
+
+#[test]
+fn a_profile_of_the_blocks_adds_up_to_what_was_told() {
+    let target = Waiting::start(types());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("leaks.pb.gz");
+    let told = json(&[&target.pid(), "--looks", "0", "-o", file.to_str().unwrap()]);
+    let report =
+        Command::new(env!("CARGO_BIN_EXE_fragprof")).arg("report").arg(&file).args(["--by", "unreached", "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(report["totals"]["unreached_bytes"], told["unreached_bytes"], "{report:#}");
+    assert_eq!(report["totals"]["unreached_blocks"], told["unreached_blocks"]);
+    let raw = Command::new("go").args(["tool", "pprof", "-top", "-sample_index=unreached_space"]).arg(&file).output().unwrap();
+    assert!(String::from_utf8_lossy(&raw.stdout).contains("cache::ImageEntry"), "{}", String::from_utf8_lossy(&raw.stderr));
+}
+
+#[test]
+fn a_process_that_ends_between_two_looks_is_told_to_have_ended() {
+    let target = Waiting::start(types());
+    let running = Command::new(env!("CARGO_BIN_EXE_fragprof"))
+        .args(["leaks", &target.pid(), "--looks", "1", "--interval", "3"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    drop(target);
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+}

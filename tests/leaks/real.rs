@@ -1,0 +1,109 @@
+//! Programs from packages, at work: no block that they still use.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fragprof::capture::registers::ThreadRegisters;
+use fragprof::census::{LiveMemory, Places};
+use fragprof::retention::looks::{Plan, Seen, look};
+use fragprof::target::Process;
+use fragprof::units::Pid;
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(program: &str, args: &[&str]) -> Running {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    Running(command.spawn().unwrap_or_else(|error| panic!("{program} is missing: {error}")))
+}
+
+/// Looks at a process that has at least so many blocks, which is waited for.
+fn seen(child: &Running, blocks_min: u64) -> Seen {
+    let pid = child.0.id();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
+        let registers = ThreadRegisters::of(Pid(pid)).unwrap();
+        let has_grown = look(&memory, (pid, "x"), Plan { looks: 0, ..Plan::default() }, None, &mut Places::default());
+        if has_grown.is_ok_and(|seen| seen.live_blocks >= blocks_min) {
+            let plan = Plan { interval: Duration::from_millis(700), ..Plan::default() };
+            let seen = look(&memory, (pid, "x"), plan, Some(&|| registers.read()), &mut Places::default()).unwrap();
+            println!(
+                "{} blocks, first look {}, left {}; {:?}",
+                seen.live_blocks,
+                seen.first_pass_blocks,
+                seen.candidates.len(),
+                seen.doubts
+            );
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "it has too few blocks");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn redis_at_work_has_no_block_without_a_pointer() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("redis");
+    let socket = socket.to_str().unwrap();
+    let server = start("redis-server", &["--port", "0", "--save", "", "--unixsocket", socket]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !std::path::Path::new(socket).exists() {
+        assert!(Instant::now() < deadline, "redis does not come up");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let tests = ["-s", socket, "-q", "-n", "100000000", "-r", "100000", "-d", "100", "-t", "set,lpush,lpop,sadd,zadd"];
+    let _load = start("redis-benchmark", &tests);
+    assert_eq!(seen(&server, 100_000).candidates.len(), 0);
+}
+
+#[test]
+fn cpython_has_no_block_without_a_pointer_on_malloc_or_its_own_arenas() {
+    const PROGRAM: &str = "
+import sqlite3, time
+kept = [{'number': i, 'text': str(i) * 5} for i in range(30000)]
+base = sqlite3.connect(':memory:')
+base.execute('create table t(a, b)')
+while True:
+    base.executemany('insert into t values(?, ?)', [(i, 'v' * 60) for i in range(1000)])
+    base.execute('delete from t where rowid % 2')
+    kept[:100] = [{'number': i, 'text': str(i) * 7} for i in range(100)]
+    time.sleep(0.01)
+";
+    for (allocator, blocks) in [("malloc", 100_000), ("pymalloc", 500)] {
+        let mut command = Command::new("python3");
+        command.args(["-c", PROGRAM]).env("PYTHONMALLOC", allocator).stdout(Stdio::null());
+        assert_eq!(seen(&Running(command.spawn().unwrap()), blocks).candidates.len(), 0, "{allocator}");
+    }
+}
+
+#[test]
+fn node_at_work_has_no_block_without_a_pointer() {
+    const PROGRAM: &str = "
+let kept = [];
+for (let i = 0; i < 20000; i++) kept.push({ i, buffer: Buffer.from('x'.repeat(300)) });
+setInterval(() => { for (let i = 0; i < 50; i++) { kept.push({ i, buffer: Buffer.alloc(200) }); kept.shift(); } }, 1);
+";
+    assert_eq!(seen(&start("node", &["-e", PROGRAM]), 20_000).candidates.len(), 0);
+}
+
+/// Those of OpenJDK 17 are options of its launcher, which it copies and forgets.
+#[test]
+fn a_jvm_has_next_to_no_block_without_a_pointer() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("Buffers.java");
+    let program = "import java.nio.*; import java.util.*; public class Buffers { public static void main(String[] a) throws Exception {
+        var kept = new ArrayList<ByteBuffer>(); for (int i = 0; i < 5000; i++) kept.add(ByteBuffer.allocateDirect(4096));
+        var random = new Random(); while (true) { kept.set(random.nextInt(5000), ByteBuffer.allocateDirect(4096)); Thread.sleep(1); } } }";
+    std::fs::write(&source, program).unwrap();
+    let seen = seen(&start("java", &["-Xmx256m", source.to_str().unwrap()]), 10_000);
+    assert!(seen.candidates.len() <= 12, "{}", seen.candidates.len());
+}
