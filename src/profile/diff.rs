@@ -37,6 +37,20 @@ pub struct Diff<'a> {
     pub old_total: u64,
     /// Sum over all stacks of the newer profile.
     pub new_total: u64,
+    /// Which of the values are only lower bounds (older, newer): then a change is none that is known.
+    pub lower_bounds: [bool; 2],
+}
+
+impl Diff<'_> {
+    /// What the changes mean where a side is only known to be no less; `None` where both are known.
+    pub fn doubt(&self) -> Option<&'static str> {
+        match self.lower_bounds {
+            [false, false] => None,
+            [true, false] => Some("the old values are lower bounds: a rise may be none, and a fall may be larger"),
+            [false, true] => Some("the new values are lower bounds: a rise may be larger, and a fall may be none"),
+            [true, true] => Some("the values of both are lower bounds: what changed is not known"),
+        }
+    }
 }
 
 /// Compares two profiles.
@@ -55,7 +69,8 @@ pub fn compare<'a>(old: &'a Profile, new: &'a Profile, kind: ValueKind) -> Diff<
     }
     let mut rows: Vec<(Vec<Arc<str>>, DiffRow<'a>)> = rows.into_iter().filter(|(_, row)| row.delta() != 0).collect();
     rows.sort_by(|(a_names, a), (b_names, b)| b.delta().abs().cmp(&a.delta().abs()).then_with(|| a_names.cmp(b_names)));
-    Diff { rows: rows.into_iter().map(|(_, row)| row).collect(), old_total, new_total }
+    let lower_bounds = [old, new].map(|profile| profile.total_is_lower_bound(kind));
+    Diff { rows: rows.into_iter().map(|(_, row)| row).collect(), old_total, new_total, lower_bounds }
 }
 
 fn names(profile: &Profile, stack: &Stack) -> Vec<Arc<str>> {
@@ -78,6 +93,20 @@ mod tests {
             profile.add(pid, &frames, None, &Values::default().with(ValueKind::InuseSpace, *value));
         }
         profile
+    }
+
+    #[test]
+    fn a_change_against_a_lower_bound_is_doubted() {
+        let exact = profile(1, 0, &[(&["a"], 100)]);
+        let mut bound = profile(2, 0, &[(&["a"], 50)]);
+        bound.meta.governed.push(crate::profile::Governed { pid: 2, rates_are_lower_bounds: true, ..Default::default() });
+        assert_eq!(compare(&exact, &bound, ValueKind::InuseSpace).doubt(), None, "only rates are bounds");
+        assert!(
+            compare(&exact, &bound, ValueKind::AllocSpace)
+                .doubt()
+                .is_some_and(|doubt| doubt.starts_with("the new values are lower bounds"))
+        );
+        assert!(compare(&bound, &bound, ValueKind::AllocSpace).doubt().is_some_and(|doubt| doubt.contains("not known")));
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub fn diff_to_string(diff: &Diff<'_>, by: ValueKind, top: Option<usize>) -> Str
         by: by.json_key(),
         old_total: diff.old_total,
         new_total: diff.new_total,
+        old_is_lower_bound: diff.lower_bounds[0],
+        new_is_lower_bound: diff.lower_bounds[1],
         stacks_changed: diff.rows.len(),
         stacks: rows
             .map(|row| DiffStack { frames: row.frames.iter().map(|f| frame(f)).collect(), old: row.old, new: row.new, delta: row.delta() })
@@ -86,6 +88,8 @@ struct DiffReport<'a> {
     by: &'static str,
     old_total: u64,
     new_total: u64,
+    old_is_lower_bound: bool,
+    new_is_lower_bound: bool,
     stacks_changed: usize,
     stacks: Vec<DiffStack<'a>>,
 }

@@ -58,6 +58,9 @@ pub fn diff(old: &Profile, new: &Profile, diff: &Diff<'_>, view: View, layout: L
     if matches!(view.kind, ValueKind::AllocSpace | ValueKind::GrowthSpace) && old.meta.duration_s != new.meta.duration_s {
         page.field("note", "the recordings differ in length: compare rates, not bytes");
     }
+    if let Some(doubt) = diff.doubt() {
+        page.field("doubt", doubt);
+    }
     page.line("");
     if diff.rows.is_empty() {
         page.line("no stack changed");
