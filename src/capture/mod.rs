@@ -274,8 +274,8 @@ impl Capture {
     pub fn add_target(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
         let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: wire::TARGETS_MAX })?;
         self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
-        self.update("slot_of_tgid", &pid.0.to_ne_bytes(), &u32::from(slot.index).to_ne_bytes())?;
-        Ok(slot)
+        let entered = self.update("slot_of_tgid", &pid.0.to_ne_bytes(), &u32::from(slot.index).to_ne_bytes());
+        entered.map(|()| slot).inspect_err(|_| self.release(slot))
     }
 
     /// Registers a process that is a target already a second time: with hits, quota and deadline of its own for another set of probes. What
@@ -361,9 +361,13 @@ impl Capture {
         if self.offer.method == Attach::ByAddress {
             sites::forget(&self.map("site_cookies"), slot);
         }
+        self.release(slot);
+        Ok(())
+    }
+
+    fn release(&self, slot: Slot) {
         self.targets.disown(slot);
         lock(&self.slots).release(slot);
-        Ok(())
     }
 
     /// Puts probes at the sites, for this process alone.

@@ -1,15 +1,15 @@
 //! What the governor does and costs.
 
 use super::family::Family;
+use super::labels::Known;
 use crate::agent::governed::GovernedSample;
 
 /// The families.
 #[must_use]
-pub fn families(sample: &GovernedSample) -> Vec<Family> {
+pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
     let each = |mut family: Family, of: fn(&crate::recorder::governed::Status) -> f64| {
         for (comm, status) in &sample.targets {
-            let pid = status.pid.to_string();
-            family.add(&[("pid", &pid), ("comm", comm)], of(status));
+            family.add(&known.labels(status.pid, comm).with(&[]), of(status));
         }
         family
     };
@@ -19,7 +19,7 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
     );
     for (comm, status) in &sample.targets {
         if let Some(bytes) = status.large.live_bytes {
-            large_live.add(&[("pid", &status.pid.to_string()), ("comm", comm)], bytes as f64);
+            large_live.add(&known.labels(status.pid, comm).with(&[]), bytes as f64);
         }
     }
     let now = |of: fn(&crate::recorder::governed::Status) -> u64| sample.targets.iter().map(|(_, status)| of(status)).sum::<u64>();
@@ -99,12 +99,23 @@ pub fn families(sample: &GovernedSample) -> Vec<Family> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+    use std::time::Instant;
+
     use super::*;
+    use crate::agent::sample::{Identity, ProcessSample};
+    use crate::agent::snapshot::Snapshot;
     use crate::recorder::governed::{LargeStatus, Status};
+    use crate::target::ProcessId;
+    use crate::target::container::Container;
     use crate::units::Pid;
 
-    #[test]
-    fn each_attributed_process_has_its_slowdown_beside_its_budget() {
+    fn text(sample: &GovernedSample, processes: &[Arc<ProcessSample>]) -> String {
+        let snapshot = Snapshot { processes: processes.to_vec(), ..Snapshot::empty(Instant::now()) };
+        crate::metrics::text(families(sample, &Known::of(&snapshot))).unwrap()
+    }
+
+    fn sample(comm: &str) -> GovernedSample {
         let status = Status {
             pid: Pid(7),
             full: false,
@@ -120,8 +131,29 @@ mod tests {
             rare_events_s: 0.0001,
             large: LargeStatus { kept: true, live_bytes: Some(4096), hits: 10, lost_s: 0.25, times_left: 1 },
         };
-        let sample = GovernedSample { targets: vec![("a".into(), status)], past: [5, 1, 0], ..GovernedSample::default() };
-        let text = crate::metrics::text(families(&sample)).unwrap();
+        GovernedSample { targets: vec![(comm.into(), status)], past: [5, 1, 0], ..GovernedSample::default() }
+    }
+
+    #[test]
+    fn a_hostile_name_stays_within_its_label_and_a_container_is_named() {
+        let hostile = "a\"} 1\nx\u{1b}[2J\u{202e}";
+        let said = text(&sample(hostile), &[]);
+        assert!(said.lines().all(|line| line.starts_with('#') || line.starts_with("fragprof_")), "{said}");
+        assert!(!said.contains('\u{1b}') && !said.contains('\u{202e}'), "{said}");
+        let identity = Identity { process: ProcessId { pid: Pid(7), start_ticks: 1 }, stack: 0 };
+        let mut process = ProcessSample::new(identity, "a".into(), 0, 1);
+        let named = |name: &str| Some(name.to_owned());
+        process.surroundings.container =
+            Some(Arc::new(Container { namespace: named("n"), pod: named("p"), name: named("c"), ..Container::default() }));
+        let said = text(&sample("a"), &[Arc::new(process)]);
+        let line = "fragprof_process_budget_ratio{pid=\"7\",comm=\"a\",namespace=\"n\",pod=\"p\",container=\"c\"} 0.01";
+        assert!(said.lines().any(|one| one == line), "{said}");
+    }
+
+    #[test]
+    fn each_attributed_process_has_its_slowdown_beside_its_budget() {
+        let sample = sample("a");
+        let text = text(&sample, &[]);
         for line in [
             "fragprof_process_slowdown_ratio_est{pid=\"7\",comm=\"a\"} 0.008",
             "fragprof_process_budget_ratio{pid=\"7\",comm=\"a\"} 0.01",

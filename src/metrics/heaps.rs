@@ -8,15 +8,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::family::Family;
+use super::labels::Labels;
 use crate::agent::sample::{HeapSample, ProcessSample};
 use crate::agent::snapshot::Snapshot;
 use crate::agent::view::ProcessView;
 use crate::fragmentation::verdict::Kind;
-use crate::profile::sanitize;
 use crate::target::container::CgroupMemory;
-
-/// What `pid` and `comm` are for the sum of the processes without series of their own.
-pub const OTHER: &str = "other";
 
 type Figure = fn(&HeapSample) -> Option<u64>;
 
@@ -96,31 +93,6 @@ const HEAP: [(&str, &str, Figure); 19] = [
         |heap| Some(heap.arena_extent_bytes_max),
     ),
 ];
-
-/// The labels of one process, or of the sum of those without series of their own.
-struct Labels {
-    own: Vec<(&'static str, String)>,
-}
-
-impl Labels {
-    /// pid and comm; namespace, pod and container where they are known.
-    fn of(process: &ProcessSample) -> Self {
-        let shown = |text: &str| sanitize::terminal(text).into_owned();
-        let mut own = vec![("pid", process.identity.process.pid.to_string()), ("comm", shown(&process.comm))];
-        if let Some(container) = &process.surroundings.container {
-            own.extend(container.labels().into_iter().map(|(label, name)| (label, shown(name))));
-        }
-        Self { own }
-    }
-
-    fn other() -> Self {
-        Self { own: vec![("pid", OTHER.to_owned()), ("comm", OTHER.to_owned())] }
-    }
-
-    fn with<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-        self.own.iter().map(|(name, value)| (*name, value.as_str())).chain(more.iter().copied()).collect()
-    }
-}
 
 /// Processes with series of their own, each with its labels and its view; and those without.
 struct Ranked<'a> {
@@ -288,7 +260,7 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 8] {
     );
     let mut slowdown = Family::gauge(
         "fragprof_process_slowdown_ratio",
-        "Estimated share of the process's time that a tier takes from it (mode). No series for the census, which takes none.",
+        "Deprecated, gone in the next release: fragprof_process_slowdown_ratio_est, with the tier (mode).",
     );
     let mut flags = Family::gauge(
         "fragprof_process_retention_flags",

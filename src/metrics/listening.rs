@@ -1,17 +1,17 @@
 //! What is heard of processes that sample themselves, and what that costs.
 
 use super::family::Family;
+use super::labels::Known;
 use crate::agent::listening::ListeningSample;
 use crate::recorder::Heard;
 
 /// The families.
 #[must_use]
-pub fn families(sample: &ListeningSample) -> Vec<Family> {
+pub fn families(sample: &ListeningSample, known: &Known<'_>) -> Vec<Family> {
     let each = |mut family: Family, of: fn(&Heard) -> Option<f64>| {
         for (comm, heard) in &sample.targets {
-            let pid = heard.process.pid.to_string();
             if let Some(value) = of(heard) {
-                family.add(&[("pid", &pid), ("comm", comm)], value);
+                family.add(&known.labels(heard.process.pid, comm).with(&[]), value);
             }
         }
         family

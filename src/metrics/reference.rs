@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::labels::Known;
 use super::{Beside, exposition};
 use crate::agent::attribution::{Attributed, Attributions, Rates};
 use crate::agent::governed::GovernedSample;
@@ -77,7 +78,7 @@ fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
 }
 
 /// What the tiers that know stacks say of themselves, each with a process.
-fn tiers(now: Instant) -> String {
+fn tiers(now: Instant, known: &Known<'_>) -> String {
     let status = crate::recorder::governed::Status {
         pid: Pid(1),
         full: false,
@@ -102,8 +103,10 @@ fn tiers(now: Instant) -> String {
         loss: Default::default(),
         since: now,
     };
-    let mut families = super::governed::families(&GovernedSample { targets: vec![("x".into(), status)], ..GovernedSample::default() });
-    families.extend(super::listening::families(&ListeningSample { targets: vec![("x".into(), heard)], ..ListeningSample::default() }));
+    let mut families =
+        super::governed::families(&GovernedSample { targets: vec![("x".into(), status)], ..GovernedSample::default() }, known);
+    families
+        .extend(super::listening::families(&ListeningSample { targets: vec![("x".into(), heard)], ..ListeningSample::default() }, known));
     super::text(families).unwrap()
 }
 
@@ -115,7 +118,8 @@ fn table() -> String {
         ..Snapshot::empty(now)
     };
     let counters = PushCounters::default();
-    let text = exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap() + &tiers(now);
+    let text =
+        exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap() + &tiers(now, &Known::of(&snapshot));
     let mut rows: BTreeMap<&str, (&str, &str, String)> = BTreeMap::new();
     for line in text.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {

@@ -1,0 +1,64 @@
+//! The labels that say whose a series is. Names of processes are shown without control characters, so that no name breaks a line or a
+//! terminal.
+
+use std::collections::HashMap;
+
+use crate::agent::sample::ProcessSample;
+use crate::agent::snapshot::Snapshot;
+use crate::profile::sanitize;
+use crate::units::Pid;
+
+/// What `pid` and `comm` are for the sum of the processes without series of their own.
+pub const OTHER: &str = "other";
+
+/// The labels of one process, or of the sum of those without series of their own.
+pub struct Labels {
+    own: Vec<(&'static str, String)>,
+}
+
+impl Labels {
+    /// pid and comm; namespace, pod and container where they are known.
+    pub fn of(process: &ProcessSample) -> Self {
+        let mut labels = Self::of_name(process.identity.process.pid, &process.comm);
+        if let Some(container) = &process.surroundings.container {
+            labels.own.extend(container.labels().into_iter().map(|(label, name)| (label, shown(name))));
+        }
+        labels
+    }
+
+    /// pid and comm.
+    fn of_name(pid: Pid, comm: &str) -> Self {
+        Self { own: vec![("pid", pid.to_string()), ("comm", shown(comm))] }
+    }
+
+    /// Those of the sum.
+    pub fn other() -> Self {
+        Self { own: vec![("pid", OTHER.to_owned()), ("comm", OTHER.to_owned())] }
+    }
+
+    /// These and more.
+    pub fn with<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+        self.own.iter().map(|(name, value)| (*name, value.as_str())).chain(more.iter().copied()).collect()
+    }
+}
+
+fn shown(text: &str) -> String {
+    sanitize::terminal(text).into_owned()
+}
+
+/// The processes of a snapshot by id, for tiers that know of theirs no more than the name.
+pub struct Known<'a>(HashMap<Pid, &'a ProcessSample>);
+
+impl<'a> Known<'a> {
+    /// Of this snapshot.
+    #[must_use]
+    pub fn of(snapshot: &'a Snapshot) -> Self {
+        Self(snapshot.processes.iter().map(|process| (process.identity.process.pid, process.as_ref())).collect())
+    }
+
+    /// A process's labels; without its container where the snapshot does not have it (yet, or any more).
+    pub fn labels(&self, pid: Pid, comm: &str) -> Labels {
+        // Another process by the same id has another name, or is the newer one: then its container is right too.
+        self.0.get(&pid).filter(|process| process.comm == comm).map_or_else(|| Labels::of_name(pid, comm), |process| Labels::of(process))
+    }
+}
