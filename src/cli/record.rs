@@ -258,6 +258,8 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     drop(waiting);
     governed.begin();
     let began = Instant::now();
+    // The first probes are in before anybody is told that it records.
+    governed.step(Duration::ZERO);
     say!(
         "fragprof: recording under a budget of {}% {}",
         args.budget * 100.0,

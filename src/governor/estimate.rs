@@ -112,6 +112,8 @@ pub enum Bound {
     Saturated,
     /// No window, or a single one, met the process running.
     TooFew,
+    /// Windows met it running, but hardly ever allocating: what comes in bursts that they missed, nobody knows.
+    Unmet,
 }
 
 impl Bound {
@@ -121,6 +123,7 @@ impl Bound {
         match self {
             Self::Saturated => "probes took more than half of the running time of the threads that allocate",
             Self::TooFew => "fewer than two windows met the process running",
+            Self::Unmet => "fewer than four windows saw it allocate",
         }
     }
 }
@@ -271,6 +274,8 @@ pub struct WindowCounts {
     pub windows: [u64; CLASSES],
     /// Of them, those that their quota closed early.
     pub closed_early: [u64; CLASSES],
+    /// Windows by class in which it allocated.
+    pub busy: [u64; CLASSES],
     /// Windows left out because records were lost in them.
     pub lossy: u64,
     /// Seconds that windows were open.
@@ -325,6 +330,8 @@ impl<K: Copy + Eq + Hash> Default for Estimator<K> {
     }
 }
 
+/// Windows that must have seen the process allocate: of fewer, neither a mean nor its error is worth anything.
+const BUSY_WINDOWS_MIN: u64 = 4;
 /// Own running time that windows need not tell of: a moment between two full traces.
 const OWN_MIN_S: f64 = 1e-3;
 /// Shortest eligible part of a window, of its length: with less, a moment's delay would decide.
@@ -343,6 +350,7 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         self.count(tally);
         self.counts.windows[class as usize] += 1;
         self.counts.closed_early[class as usize] += u64::from(closed_early);
+        self.counts.busy[class as usize] += u64::from(tally.allocations > 0);
         self.counts.open_s += tally.length_s;
         self.counts.bytes += tally.bytes;
         self.counts.saturated_bytes += tally.saturated_bytes;
@@ -487,6 +495,8 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
             None
         } else if self.weights(self.measure(), 0).effective() < WINDOWS_MIN {
             Some(Bound::TooFew)
+        } else if self.usable().map(|class| self.counts.busy[class as usize]).sum::<u64>() < BUSY_WINDOWS_MIN {
+            Some(Bound::Unmet)
         } else {
             (self.saturated_ratio() > SATURATED_MAX).then_some(Bound::Saturated)
         }

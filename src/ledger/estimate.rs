@@ -159,6 +159,17 @@ impl Moments {
         }
     }
 
+    /// As [`estimate`](Self::estimate), of a number of blocks. Most of its error comes from the few samples of small blocks, each of which
+    /// stands for many.
+    pub fn estimate_count(&self, weighing: Weighing) -> Estimate {
+        let estimate = self.estimate(weighing);
+        match weighing {
+            Weighing::Changing => estimate,
+            _ if self.told > 0.0 => estimate.widened(self.skew / self.told),
+            _ => estimate,
+        }
+    }
+
     /// The estimate of the sum over all blocks.
     pub fn estimate(&self, weighing: Weighing) -> Estimate {
         let variance = match weighing {

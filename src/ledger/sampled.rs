@@ -358,9 +358,9 @@ impl SampledLedger {
         SampledTotals {
             samples: self.all.bytes.samples,
             live_samples: live.bytes.samples,
-            allocations: self.all.objects.estimate(weighing),
+            allocations: self.all.objects.estimate_count(weighing),
             allocated_bytes: self.all.bytes.estimate(weighing),
-            live: live.objects.estimate(weighing),
+            live: live.objects.estimate_count(weighing),
             live_bytes: live.bytes.estimate(weighing),
             peak_bytes: in_proportion(self.peak_weight_bytes, self.all.bytes.estimate(weighing)),
         }
@@ -398,9 +398,9 @@ impl SampledLedger {
                     end: self.stacks.end(id),
                     samples: allocated.bytes.samples,
                     live_samples: live.bytes.samples,
-                    allocations: allocated.objects.estimate(weighing),
+                    allocations: allocated.objects.estimate_count(weighing),
                     allocated_bytes,
-                    live: live.objects.estimate(weighing),
+                    live: live.objects.estimate_count(weighing),
                     live_bytes: live.bytes.estimate(weighing),
                     peak_bytes: in_proportion(at_peak, reference),
                     doubtful_bytes: doubtful.estimate(weighing),

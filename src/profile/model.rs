@@ -98,6 +98,9 @@ pub struct Profile {
     stack_indices: HashMap<StackKey, usize>,
 }
 
+/// What programs ask for seldom has fewer bytes.
+const SMALL_BLOCK_BYTES: f64 = 16.0;
+
 impl Profile {
     /// An empty profile.
     pub fn new(meta: Metadata) -> Self {
@@ -253,14 +256,17 @@ impl Profile {
     }
 
     /// Variance of a sum of samples beyond that of its terms, for those that may have been none: an interval of ±1.96 standard errors around
-    /// a Poisson count n holds 94 of 100 times or more if three are added to its variance n, and 0 ± 0 is no answer. Not for what a census
-    /// knows whole.
+    /// a Poisson count n holds 94 of 100 times or more if three are added to its variance n, and 0 ± 0 is no answer. What was not seen may
+    /// have been many small blocks. Not for what a census knows whole.
     fn unseen_variance(&self, kind: ValueKind) -> f64 {
-        if self.meta.mode != Mode::Sampled || !matches!(kind, ValueKind::InuseSpace | ValueKind::AllocSpace) {
-            return 0.0;
-        }
+        let block_bytes = match kind {
+            _ if self.meta.mode != Mode::Sampled => return 0.0,
+            ValueKind::InuseSpace | ValueKind::AllocSpace => 1.0,
+            ValueKind::InuseObjects | ValueKind::AllocObjects => SMALL_BLOCK_BYTES,
+            _ => return 0.0,
+        };
         let mean = |process: &Process| process.longest_sample_bytes.or(process.sample_bytes).map_or(0.0, |bytes| bytes as f64);
-        self.meta.processes.iter().map(|process| 3.0 * mean(process).powi(2)).sum()
+        self.meta.processes.iter().map(|process| 3.0 * (mean(process) / block_bytes).powi(2)).sum()
     }
 
     /// The stacks with a value of the kind, largest first; equal ones in the order of their frames' names, so that output is stable.

@@ -161,6 +161,19 @@ fn where_probes_took_most_of_the_time_all_is_a_lower_bound_at_the_least_cost() {
 }
 
 #[test]
+fn of_bursts_that_windows_missed_nothing_is_known_but_what_was_seen() {
+    let mut estimator = Estimator::default();
+    for window in 0..40 {
+        let mut tally = tally(0.2, &[]);
+        tally.allocations = u64::from(window < 3);
+        estimator.window(WindowClass::Medium, 5.0, false, &tally);
+    }
+    assert_eq!(estimator.estimates(watched(200.0)).bound, Some(Bound::Unmet));
+    estimator.window(WindowClass::Medium, 5.0, false, &tally(0.2, &[(1, 100.0)]));
+    assert_eq!(estimator.estimates(watched(200.0)).bound, None);
+}
+
+#[test]
 fn stacks_beyond_the_limit_go_into_one_row() {
     let mut estimator = Estimator::default();
     let many: Vec<(u32, f64)> = (0..STACKS_MAX as u32 + 10).map(|stack| (stack, 1.0)).collect();
