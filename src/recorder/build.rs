@@ -86,6 +86,7 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
     profile.meta.corrections = corrections(&stats);
     profile.meta.losses.extend(unobserved(&stats, facts_unwatched));
     profile.meta.limits.extend(inherited_words(targets));
+    profile.meta.limits.extend(guests_words(targets));
     // One process without a census leaves the sum of all unknown, unless it has ended: then nothing of it lives.
     let joined = |target: &&Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
     let gone = |target: &&Target| !joined(target) && !target.process.is_alive();
@@ -214,6 +215,18 @@ fn inherited_words(targets: &[Target]) -> Option<String> {
             "children began with copies of their parents' heaps, {} in {}: live in each child as far as it kept them, allocated once, by the parent",
             HumanBytes(bytes),
             counted(blocks, "block")
+        )
+    })
+}
+
+/// What nobody saw of children of vfork.
+fn guests_words(targets: &[Target]) -> Option<String> {
+    let guests: u64 = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.guests).sum();
+    let (children, their) = (if guests == 1 { "child" } else { "children" }, if guests == 1 { "its" } else { "their" });
+    (guests > 0).then(|| {
+        format!(
+            "{} {children} of vfork ran in the parent's memory until {their} exec: what they allocated there was not seen",
+            grouped(guests)
         )
     })
 }

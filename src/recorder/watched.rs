@@ -40,6 +40,8 @@ pub struct Watched {
     pub past_dropped: u64,
     /// When the process ended (CLOCK_MONOTONIC ns) and its wait status.
     pub exited: Option<(u64, u32)>,
+    /// Children that ran in its memory until their exec (vfork).
+    pub guests: u64,
     /// Changes of the address space seen.
     pub vm_changes: u64,
     /// The mappings, kept up to date by the changes.
@@ -67,6 +69,7 @@ impl Watched {
             past: Vec::new(),
             past_dropped: 0,
             exited: None,
+            guests: 0,
             vm_changes: 0,
             extents: Extents::new(mappings),
             overlaid: Overlaid::default(),
@@ -91,6 +94,7 @@ impl Watched {
                 let sample = Sample::new(size, weight, interval);
                 self.sampled.get_or_insert_with(new_sampled).alloc(addr, sample, stack, time_ns);
             }
+            Body::Fork { shares_memory, .. } => self.guests += u64::from(shares_memory),
             Body::Exit { code } => self.exited = Some((time_ns, code)),
             Body::Vm { change, stack, request } => self.vm(change, stack, request, time_ns),
             _ => {}
