@@ -14,7 +14,7 @@ use crate::error::{ExitStatus, Failed};
 use crate::profile::sanitize::terminal;
 use crate::profile::{Frame, Metadata, Mode, Profile, ValueKind, Values, pprof};
 use crate::retention::leaks::{Group, Leaks};
-use crate::retention::looks::{LooksError, Plan, look};
+use crate::retention::looks::{Doubts, LooksError, Plan, look};
 use crate::units::{HumanBytes, counted};
 
 /// Name of the outermost frame in profiles.
@@ -95,13 +95,7 @@ fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &LeaksArgs) -> anyhow::Re
     let interval = if args.interval.is_finite() { args.interval.clamp(0.0, INTERVAL_MAX_S) } else { 1.0 };
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
     let plan = Plan { looks: args.looks, interval: Duration::from_secs_f64(interval), pace };
-    let registers = memory.process().and_then(|process| match ThreadRegisters::of(process.pid()) {
-        Ok(registers) => Some(registers),
-        Err(error) => {
-            tracing::info!("registers are not read: {error}");
-            None
-        }
-    });
+    let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
     let seen = look(memory, (pid, comm), plan, read, &mut Places::default()).map_err(|error| match error {
@@ -113,6 +107,18 @@ fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &LeaksArgs) -> anyhow::Re
         leaks.keep(top);
     }
     Ok(leaks)
+}
+
+/// What reads the registers of a process's threads, where that is allowed.
+pub(super) fn registers_of(memory: &dyn Memory) -> Option<ThreadRegisters> {
+    let process = memory.process()?;
+    match ThreadRegisters::of(process.pid()) {
+        Ok(registers) => Some(registers),
+        Err(error) => {
+            tracing::info!("registers are not read: {error}");
+            None
+        }
+    }
 }
 
 /// The groups as stacks of two frames: what they are, and that no pointer was seen.
@@ -127,7 +133,7 @@ fn write_profile(leaks: &Leaks, path: &Path) -> anyhow::Result<()> {
         processes: vec![process],
         notes: vec![sentence(leaks)],
         limits: vec![LIMITS.to_owned()],
-        doubts: doubts(leaks),
+        doubts: doubts(&leaks.doubts),
         ..Metadata::default()
     });
     let mut add = |name: String, below: Option<&str>, blocks: u64, bytes: u64| {
@@ -170,8 +176,7 @@ fn sentence(leaks: &Leaks) -> String {
 }
 
 /// Reasons to doubt, each as one sentence.
-fn doubts(leaks: &Leaks) -> Vec<String> {
-    let seen = &leaks.doubts;
+pub(super) fn doubts(seen: &Doubts) -> Vec<String> {
     let mut told = Vec::new();
     let mut tell = |holds: bool, text: String| told.extend(holds.then_some(text));
     tell(seen.swapped_bytes > 0, format!("{} are in swap and were not read: pointers may stand there", HumanBytes(seen.swapped_bytes)));
@@ -228,7 +233,7 @@ fn write_text(out: &mut dyn Write, leaks: &Leaks, args: &LeaksArgs) -> io::Resul
          storage,\n  registers, other private and shared memory. {} read.",
         HumanBytes(leaks.read_bytes)
     )?;
-    for doubt in doubts(leaks) {
+    for doubt in doubts(&leaks.doubts) {
         writeln!(out, "  doubt: {doubt}")?;
     }
     Ok(())

@@ -15,6 +15,7 @@ pub mod generate;
 pub mod leaks;
 mod log;
 pub mod output;
+pub mod owners;
 pub mod past;
 mod progress;
 pub mod record;
@@ -47,6 +48,7 @@ enum Command {
     Census(census::CensusArgs),
     Explain(explain::ExplainArgs),
     Leaks(leaks::LeaksArgs),
+    Owners(owners::OwnersArgs),
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Run(run::RunArgs),
@@ -66,8 +68,8 @@ enum Command {
 impl Command {
     /// Whether it looks at processes of this machine.
     fn watches(&self) -> bool {
-        use Command::{Agent, Bench, Census, Explain, Leaks, Record, Run, Top};
-        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Record(_) | Run(_) | Top(_))
+        use Command::{Agent, Bench, Census, Explain, Leaks, Owners, Record, Run, Top};
+        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_))
     }
 }
 
@@ -85,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Census(args) => census::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Leaks(args) => leaks::run(&args),
+        Command::Owners(args) => owners::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Run(args) => run::run(&args),

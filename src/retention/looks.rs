@@ -277,7 +277,8 @@ fn quick_look(
                 let source = block_at(&taken.heaps, slot);
                 let is_link = source.is_some_and(|source| {
                     let (within, end) = (slot.saturating_sub(source.addr), source.addr.saturating_add(source.usable_bytes));
-                    policy.is_link((within, end.saturating_sub(slot)), hit.offset, bytes, addr)
+                    // A pointer in what was free is judged by the last census.
+                    policy.is_link((within, end.saturating_sub(slot)), false, hit.offset, bytes, addr)
                 });
                 match source.map(|source| source.chunk.state) {
                     _ if is_link => {}

@@ -14,11 +14,16 @@ pub mod blocks;
 pub mod candidates;
 pub mod chains;
 pub mod contents;
+pub mod dominators;
+pub mod graph;
 pub mod index;
 pub mod leaks;
 pub mod looks;
 pub mod mark;
+pub mod names;
+pub mod owners;
 pub mod pass;
+pub mod pinned;
 pub mod reader;
 
 pub use areas::{Areas, Class};

@@ -2,8 +2,8 @@
 //!
 //! Any address inside a block counts, not only its first: strings with headers in front, interpreters' objects and intrusive lists keep no
 //! other. Words stand at multiples of 8. One thing does not count: in glibc the header of a free chunk is the last word of the block before
-//! it, so the links of free chunks look like pointers to that block. They stand in arenas, in free chunks and, after those were handed out
-//! again, in a block's first words.
+//! it, so the links of free chunks look like pointers to that block. They stand in arenas, in free chunks (anywhere, as chunks are joined) and,
+//! after those were handed out again, in a block's first words.
 
 use std::ops::Range;
 
@@ -39,12 +39,12 @@ impl<'a> Policy<'a> {
     }
 
     /// Whether a word in a block, `within` bytes from its start and `left` from its end, is a free chunk's link rather than a pointer to the
-    /// last word of a block of `bytes` bytes at `addr`.
+    /// last word of a block of `bytes` bytes at `addr`. In a chunk that is free, links of those that it was joined from stand anywhere.
     #[inline]
     #[must_use]
-    pub fn is_link(&self, (within, left): (u64, u64), offset: u64, bytes: u64, addr: u64) -> bool {
+    pub fn is_link(&self, (within, left): (u64, u64), is_free: bool, offset: u64, bytes: u64, addr: u64) -> bool {
         offset + WORD_BYTES == bytes
-            && within < LINKS_BYTES
+            && (within < LINKS_BYTES || is_free)
             // A list whose links are its members' last words is one of the program's.
             && left != WORD_BYTES
             && range_of(&self.own.borrowing, addr).is_some()
@@ -121,7 +121,7 @@ pub fn read_pointers<S: Sink>(
                 let is_link = || {
                     let bytes = index.size(hit.block);
                     let word = words.words.get(number).copied().unwrap_or(0);
-                    policy.is_link((within, left), hit.offset, bytes, word - hit.offset)
+                    policy.is_link((within, left), !blocks.live.get(from), hit.offset, bytes, word - hit.offset)
                 };
                 if from != hit.block && !sink.is_known(hit.block) && !is_link() && !policy.is_list(slot) {
                     sink.pointer(from, hit.block);
@@ -226,6 +226,8 @@ mod tests {
         memory.write_word(ROOTS, at(1));
         memory.write_word(at(1) + 16, at(0));
         memory.write_word(at(3) + 8, at(4));
+        // A link that was left when free chunks were joined.
+        memory.write_word(at(1) + 40, at(5) + 48);
         memory.write_word(at(2), at(5));
         assert_eq!(unreached(&memory, walk, &[]), [at(5)]);
     }

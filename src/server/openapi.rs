@@ -14,6 +14,7 @@ use crate::agent::view::{ProcessView, ProcessesView};
 use crate::census::Census;
 use crate::fragmentation::verdict::Verdict;
 use crate::retention::Leaks;
+use crate::retention::owners::Owners;
 use crate::store::view::{DiffView, EventView, EventsView, HistoryView, PastProcesses};
 
 /// A parameter: name, JSON type, what it is.
@@ -187,6 +188,7 @@ pub fn schemas() -> Map<String, Value> {
     add::<ProcessView>(&mut generator);
     add::<Census>(&mut generator);
     add::<Leaks>(&mut generator);
+    add::<Owners>(&mut generator);
     add::<Verdict>(&mut generator);
     add::<MapView>(&mut generator);
     add::<ProfileView>(&mut generator);

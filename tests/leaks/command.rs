@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::target::build;
 
 /// A program that says "ready" and waits.
-struct Waiting(Child);
+pub struct Waiting(Child);
 
 impl Waiting {
-    fn start(mut command: Command) -> Self {
+    pub fn start(mut command: Command) -> Self {
         let mut child = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(child.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -19,7 +19,7 @@ impl Waiting {
         child
     }
 
-    fn pid(&self) -> String {
+    pub fn pid(&self) -> String {
         self.0.id().to_string()
     }
 }

@@ -1,0 +1,170 @@
+//! `fragprof owners`: which blocks hold what.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::census::{failed, open, reading};
+use super::leaks::{doubts, registers_of};
+use super::{output, progress};
+use crate::census::{CoreFile, Memory, Pace};
+use crate::error::{ExitStatus, Failed};
+use crate::profile::sanitize::terminal;
+use crate::retention::looks::LooksError;
+use crate::retention::owners::{By, Owner, Owners, Wanted, survey};
+use crate::units::{HumanBytes, counted};
+
+/// Show which blocks hold which: what would go with each, what they pin, their types, and from where they are reached
+#[derive(Debug, Args)]
+pub struct OwnersArgs {
+    /// The process
+    #[arg(required_unless_present = "core")]
+    pub pid: Option<u32>,
+    /// Look at this ELF core file instead
+    #[arg(long, value_name = "FILE", conflicts_with = "pid")]
+    pub core: Option<PathBuf>,
+    /// What to rank by
+    #[arg(long, value_enum, default_value_t = By::Live)]
+    pub by: By,
+    /// Only blocks of this C++ class, as the table of types has it
+    #[arg(long = "type", value_name = "NAME")]
+    pub type_name: Option<String>,
+    /// Show the way from a root to the block at this address (hexadecimal)
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    pub path: Option<u64>,
+    /// Rows of each table [default: 10, with --json 200]
+    #[arg(long, value_name = "N")]
+    pub top: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Pause this many milliseconds after each MiB read, for a process whose latency counts
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub pause: u64,
+}
+
+/// Rows shown when `--top` is not given.
+const TOP_DEFAULT: usize = 10;
+
+fn parse_address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u64::from_str_radix(digits, 16).map_err(|_| format!("{text:?} is no hexadecimal address"))
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the process or the core cannot be read, has no heap that is understood, or the output cannot be written.
+pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
+    let shown = progress::show(reading());
+    let owners = match &args.core {
+        Some(path) => {
+            let memory = CoreFile::open(path).map_err(failed)?;
+            of(&memory, memory.pid(), memory.comm(), args)?
+        }
+        None => {
+            let pid = args.pid.unwrap_or(0);
+            let memory = open(pid)?;
+            let comm = memory.process().comm().to_owned();
+            of(&memory, pid, &comm, args)?
+        }
+    };
+    drop(shown);
+    output::to_stdout(|out| {
+        if args.json {
+            serde_json::to_writer_pretty(&mut *out, &owners)?;
+            return writeln!(out);
+        }
+        write_text(out, &owners, args)
+    })
+}
+
+fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::Result<Owners> {
+    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let wanted = Wanted { type_name: args.type_name.clone(), path: args.path };
+    let registers = registers_of(memory);
+    let read = registers.as_ref().map(|registers| move || registers.read());
+    let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
+    let found = survey(memory, (pid, comm), pace, args.by, &wanted, read);
+    let mut owners = found.map_err(|error| match error {
+        LooksError::Memory(error) => failed(error),
+        other => Failed::new(ExitStatus::Unsupported, other.to_string()),
+    })?;
+    if let Some(top) = args.top {
+        owners.owners.truncate(top);
+        owners.types.truncate(top);
+        owners.roots.truncate(top);
+    }
+    if args.path.is_some() && owners.path.is_empty() {
+        let message = "no way leads to that address: it lies in no block, or no pointer to its block was seen";
+        return Err(Failed::new(ExitStatus::Target, message).into());
+    }
+    Ok(owners)
+}
+
+fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Result<()> {
+    let top = args.top.unwrap_or(TOP_DEFAULT);
+    writeln!(out, "{} (pid {})", terminal(&owners.comm), owners.pid)?;
+    writeln!(
+        out,
+        "  {} in {} in use, {} pinned; to {} of them one look saw no pointer",
+        HumanBytes(owners.live_bytes),
+        counted(owners.live_blocks, "block"),
+        HumanBytes(owners.pinned_bytes),
+        HumanBytes(owners.unreached_bytes)
+    )?;
+    if !owners.path.is_empty() {
+        writeln!(out, "\n  the shortest way to the block, from the first kind of root that leads to it")?;
+        for step in &owners.path {
+            let size = if step.size_bytes > 0 { format!("{} B", step.size_bytes) } else { String::new() };
+            writeln!(out, "  {:>18} {size:>12}  {}", step.address, terminal(&step.label))?;
+        }
+        return Ok(());
+    }
+    writeln!(out, "\n  blocks that hold most: what nothing else would lead to without them")?;
+    writeln!(out, "  {:>10} {:>10} {:>9} {:>18} {:>10}  what it is", "retained", "pinned", "blocks", "address", "size")?;
+    for owner in owners.owners.iter().take(top) {
+        write_owner(out, owner)?;
+    }
+    if !owners.types.is_empty() {
+        writeln!(out, "\n  {:>10} {:>10} {:>9}  type (without what it holds)", "live", "pinned", "blocks")?;
+        for sum in owners.types.iter().take(top) {
+            let (bytes, pinned) = (HumanBytes(sum.bytes).to_string(), HumanBytes(sum.pinned_bytes).to_string());
+            writeln!(out, "  {bytes:>10} {pinned:>10} {:>9}  {}", sum.blocks, terminal(&sum.type_name))?;
+        }
+    }
+    if !owners.roots.is_empty() {
+        writeln!(out, "\n  {:>10} {:>10} {:>9}  reached first from (others may lead there too)", "live", "pinned", "blocks")?;
+        for sum in owners.roots.iter().take(top) {
+            let (bytes, pinned) = (HumanBytes(sum.bytes).to_string(), HumanBytes(sum.pinned_bytes).to_string());
+            writeln!(out, "  {bytes:>10} {pinned:>10} {:>9}  {}", sum.blocks, terminal(&sum.reached_first_from))?;
+        }
+    }
+    if !owners.roots_left_out.is_empty() {
+        writeln!(out, "\n  places are not named: {}", owners.roots_left_out)?;
+    }
+    writeln!(out, "\n  one look, in which pointers may have moved; what two owners share is retained by neither")?;
+    for doubt in doubts(&owners.doubts) {
+        writeln!(out, "  doubt: {doubt}")?;
+    }
+    Ok(())
+}
+
+fn write_owner(out: &mut dyn Write, owner: &Owner) -> io::Result<()> {
+    let from =
+        if owner.reached_first_from.is_empty() { String::new() } else { format!(", reached first from {}", owner.reached_first_from) };
+    writeln!(
+        out,
+        "  {:>10} {:>10} {:>9} {:>18} {:>10}  {}{}{}",
+        HumanBytes(owner.retained_bytes).to_string(),
+        HumanBytes(owner.retained_pinned_bytes).to_string(),
+        owner.blocks,
+        owner.address,
+        format!("{} B", owner.size_bytes),
+        terminal(&owner.label),
+        terminal(&from),
+        if owner.shared { ", shared by several" } else { "" }
+    )
+}

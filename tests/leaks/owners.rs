@@ -1,0 +1,69 @@
+//! Who holds what, against programs that know it.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::command::Waiting;
+use super::target::build;
+
+fn owners(args: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_fragprof")).arg("owners").args(args).arg("--json").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn owner<'a>(found: &'a Value, address: &str) -> &'a Value {
+    found["owners"].as_array().unwrap().iter().find(|owner| owner["address"] == address).unwrap_or_else(|| panic!("{address} in {found:#}"))
+}
+
+#[test]
+fn the_block_that_holds_most_is_found_with_the_variable_that_leads_to_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("addresses");
+    let mut command = Command::new(build("cc", "owners.c", &[], "owners"));
+    command.arg(&file);
+    let target = Waiting::start(command);
+    let addresses = std::fs::read_to_string(&file).unwrap();
+    let [storage, shared, leaf] = <[&str; 3]>::try_from(addresses.split_whitespace().collect::<Vec<_>>()).unwrap();
+
+    let found = owners(&[&target.pid()]);
+    let first = &found["owners"][0];
+    assert_eq!((&first["address"], &first["blocks"]), (&Value::from(storage), &Value::from(8194)), "{found:#}");
+    // Each entry has 104 bytes to use, the storage 65,544.
+    assert_eq!(first["retained_bytes"], 8193 * 104 + 65_544);
+    assert_eq!(first["reached_first_from"], "the_catalogue+0x10 (leaks-owners)");
+    assert_eq!(first["shared"], false);
+    let both = owner(&found, shared);
+    assert_eq!((&both["shared"], &both["blocks"]), (&Value::from(true), &Value::from(501)));
+    let places = found["roots"].as_array().unwrap();
+    assert_eq!(places[0]["reached_first_from"], "the_catalogue+0x10 (leaks-owners)");
+    assert_eq!(places[0]["blocks"], 8194);
+
+    let way = owners(&[&target.pid(), "--path", leaf]);
+    let steps: Vec<&str> = way["path"].as_array().unwrap().iter().map(|step| step["address"].as_str().unwrap()).collect();
+    assert_eq!(steps[1..], [storage, leaf]);
+    assert_eq!(way["path"][0]["label"], "the_catalogue+0x10 (leaks-owners)");
+}
+
+#[test]
+fn pinned_bytes_by_block_add_up_to_the_census() {
+    let target = Waiting::start(Command::new(build("cc", "owners.c", &[], "owners")));
+    let found = owners(&[&target.pid(), "--by", "pinned"]);
+    let census = Command::new(env!("CARGO_BIN_EXE_fragprof")).args(["census", &target.pid(), "--json"]).output().unwrap();
+    let census: Value = serde_json::from_slice(&census.stdout).unwrap();
+    let (ours, theirs) = (found["pinned_bytes"].as_u64().unwrap(), census["heaps"][0]["pinned_bytes"].as_u64().unwrap());
+    assert!(theirs > 1 << 20, "{theirs}");
+    // A block's share is rounded down on each page.
+    assert!(ours <= theirs && theirs - ours <= found["live_blocks"].as_u64().unwrap() * 2, "{ours} and {theirs}");
+}
+
+#[test]
+fn types_of_a_stripped_program_are_summed_and_asked_for() {
+    let target = Waiting::start(Command::new(build("g++", "types.cpp", &["-s"], "types")));
+    let found = owners(&[&target.pid(), "--type", "cache::ImageEntry"]);
+    let sum = |name: &str| found["types"].as_array().unwrap().iter().find(|sum| sum["type"] == name).unwrap()["blocks"].clone();
+    assert_eq!((sum("cache::TextEntry"), sum("cache::ImageEntry")), (Value::from(600), Value::from(300)));
+    let told = found["owners"].as_array().unwrap();
+    assert!(told.iter().all(|owner| owner["type"] == "cache::ImageEntry"), "{found:#}");
+}
