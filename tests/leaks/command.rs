@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::target::build;
 
 /// A program that says "ready" and waits.
-pub struct Waiting(Child);
+pub struct Waiting(pub Child);
 
 impl Waiting {
     pub fn start(mut command: Command) -> Self {

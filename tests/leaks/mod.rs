@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod command;
+mod hostile;
 mod owners;
 mod real;
 mod target;

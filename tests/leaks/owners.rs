@@ -67,3 +67,24 @@ fn types_of_a_stripped_program_are_summed_and_asked_for() {
     let told = found["owners"].as_array().unwrap();
     assert!(told.iter().all(|owner| owner["type"] == "cache::ImageEntry"), "{found:#}");
 }
+
+/// A recording names the stack that allocated these blocks; without one, the block that keeps them is known all the same.
+#[test]
+fn the_demo_services_pinned_bytes_are_held_by_the_storage_of_its_bestsellers() {
+    let program = build("g++", "../../demo/shopd.cpp", &["-std=c++17"], "shopd");
+    let child = Command::new(program).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let target = Waiting(child);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let found = owners(&[&target.pid(), "--by", "pinned", "--top", "1"]);
+        let pinned = found["pinned_bytes"].as_u64().unwrap();
+        let first = &found["owners"][0];
+        // 8,192 pointers, and the word that the next chunk lends.
+        let is_storage = first["size_bytes"] == 65_544 && first["retained_pinned_bytes"].as_u64().unwrap() * 10 > pinned * 8;
+        if pinned > 5 << 20 && is_storage {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{found:#}");
+    }
+}

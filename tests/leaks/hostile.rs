@@ -1,0 +1,90 @@
+//! Programs that forge pointers: bounded time and memory, no panic.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use fragprof::census::{Fixture, LiveMemory, Memory, Pace, Places};
+use fragprof::retention::leaks::Leaks;
+use fragprof::retention::looks::{Plan, look};
+use fragprof::retention::owners::{By, Wanted, survey};
+use fragprof::target::Process;
+use fragprof::units::Pid;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use super::command::Waiting;
+use super::target::build;
+
+/// The memory of a program with virtual tables, and the ranges of its heap and of its library's data.
+fn recorded() -> (Fixture, Vec<std::ops::Range<u64>>) {
+    let target = Waiting::start(Command::new(build("g++", "types.cpp", &["-s"], "types")));
+    let memory = LiveMemory::open(Process::open(Pid(target.pid().parse().unwrap())).unwrap()).unwrap();
+    let fixture = Fixture::record(&memory).unwrap();
+    let is_heap = |mapping: &&fragprof::target::Mapping| mapping.permissions.write && mapping.inode == 0;
+    let ranges = memory.maps().unwrap().mappings.iter().filter(is_heap).map(|mapping| mapping.start.0..mapping.end.0).collect();
+    (fixture, ranges)
+}
+
+/// Everything that is said of it, whatever it is.
+fn look_at(fixture: &Fixture) {
+    let began = Instant::now();
+    if let Ok(seen) = look(fixture, (1, "x"), Plan::default(), None, &mut Places::default()) {
+        let leaks = Leaks::of(fixture, 1, "x", &seen, true).unwrap();
+        let told: u64 = leaks.groups.iter().map(|group| group.blocks + group.held_blocks).sum();
+        assert_eq!(told, leaks.unreached_blocks, "each block is told once");
+        assert!(leaks.unreached_bytes <= leaks.live_bytes);
+    }
+    for by in [By::Live, By::Pinned] {
+        if let Ok(owners) = survey(fixture, (1, "x"), Pace::default(), by, &Wanted::default(), None) {
+            assert!(owners.owners.iter().all(|owner| owner.retained_bytes <= owners.live_bytes));
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
+#[test]
+fn memory_with_any_words_overwritten_is_looked_at_without_harm() {
+    let (fixture, ranges) = recorded();
+    let place = |index: prop::sample::Index, within: prop::sample::Index| {
+        let range = &ranges[index.index(ranges.len())];
+        range.start + within.index((range.end - range.start) as usize / 8) as u64 * 8
+    };
+    let any_place = (any::<prop::sample::Index>(), any::<prop::sample::Index>());
+    let word =
+        prop_oneof![any_place.clone().prop_map(|(index, within)| (Some((index, within)), 0)), any::<u64>().prop_map(|word| (None, word))];
+    let damage = proptest::collection::vec((any_place, word), 1..400);
+    let mut runner = TestRunner::new(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() });
+    let run = |words: Vec<_>| {
+        let mut damaged = fixture.clone();
+        for ((index, within), (to, word)) in words {
+            let word = Option::map_or(to, word, |(index, within)| place(index, within));
+            damaged.write_word(place(index, within), word);
+        }
+        look_at(&damaged);
+        Ok(())
+    };
+    runner.run(&damage, run).unwrap();
+}
+
+#[test]
+fn a_heap_of_nothing_but_pointers_to_itself_is_looked_at_in_bounded_time_and_memory() {
+    let mut command = Command::new(build("cc", "owners.c", &[], "owners"));
+    command.stdin(std::process::Stdio::null());
+    let target = Waiting::start(command);
+    let memory = LiveMemory::open(Process::open(Pid(target.pid().parse().unwrap())).unwrap()).unwrap();
+    let mut fixture = Fixture::record(&memory).unwrap();
+    let seen = look(&memory, (1, "x"), Plan { looks: 0, ..Plan::default() }, None, &mut Places::default()).unwrap();
+    let blocks: Vec<(u64, u64)> =
+        seen.taken.heaps.iter().flat_map(|heap| heap.chunks.live_blocks()).map(|block| (block.addr, block.usable_bytes)).collect();
+    let mut state = 88_172_645_463_325_252u64;
+    for &(addr, bytes) in &blocks {
+        for word in 0..bytes / 8 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let (to, room) = blocks[state as usize % blocks.len()];
+            fixture.write_word(addr + word * 8, to + state % room);
+        }
+    }
+    look_at(&fixture);
+}
