@@ -85,22 +85,13 @@ fn of_source(
     places: &mut Places,
     map: Option<&std::path::Path>,
 ) -> anyhow::Result<Taken> {
-    let draw = |memory: &dyn crate::census::Memory, taken: &Taken| match map {
-        Some(path) => output::to_file(path, |out| crate::census::map::draw(memory, taken, out)),
-        None => Ok(()),
-    };
-    if let Some(path) = core {
-        let memory = CoreFile::open(path).map_err(failed)?;
-        let taken = take(&memory, memory.pid(), memory.comm(), options, places).map_err(failed)?;
-        draw(&memory, &taken)?;
-        return Ok(taken);
-    }
-    let pid = pid.unwrap_or(0);
-    let memory = open(pid)?;
-    let comm = memory.process().comm().to_owned();
-    let taken = take(&memory, pid, &comm, options, places).map_err(failed)?;
-    draw(&memory, &taken)?;
-    Ok(taken)
+    read_from(core, pid, |memory, pid, comm| {
+        let taken = take(memory, pid, comm, options, places).map_err(failed)?;
+        if let Some(path) = map {
+            output::to_file(path, |out| crate::census::map::draw(memory, &taken, out))?;
+        }
+        Ok(taken)
+    })
 }
 
 /// Opens a process's memory, with the exit status of what can go wrong.
@@ -110,6 +101,25 @@ fn of_source(
 pub fn open(pid: u32) -> anyhow::Result<LiveMemory> {
     let process = Process::open(Pid(pid)).map_err(|error| failed(MemoryError::Target(error)))?;
     Ok(LiveMemory::open(process).map_err(failed)?)
+}
+
+/// Reads a core file, or else the process: `of` gets the memory, the process's id and its name.
+///
+/// # Errors
+/// If there is no such process or file, it may not be read, or `of` fails.
+pub fn read_from<T>(
+    core: Option<&std::path::Path>,
+    pid: Option<u32>,
+    of: impl FnOnce(&dyn crate::census::Memory, u32, &str) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    if let Some(path) = core {
+        let memory = CoreFile::open(path).map_err(failed)?;
+        return of(&memory, memory.pid(), memory.comm());
+    }
+    let pid = pid.unwrap_or(0);
+    let memory = open(pid)?;
+    let comm = memory.process().comm().to_owned();
+    of(&memory, pid, &comm)
 }
 
 /// The failure with its exit status.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::census::{failed, open, reading};
+use super::census::{failed, read_from, reading};
 use super::{output, progress};
 use crate::capture::registers::ThreadRegisters;
-use crate::census::{CoreFile, Memory, Pace, Places};
+use crate::census::{Memory, Pace, Places};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::sanitize::terminal;
 use crate::profile::{Frame, Metadata, Mode, Profile, ValueKind, Values, pprof};
@@ -66,18 +66,7 @@ pub fn run(args: &LeaksArgs) -> anyhow::Result<()> {
         output::check_writable(path)?;
     }
     let shown = progress::show(reading());
-    let leaks = match &args.core {
-        Some(path) => {
-            let memory = CoreFile::open(path).map_err(failed)?;
-            of(&memory, memory.pid(), memory.comm(), args)?
-        }
-        None => {
-            let pid = args.pid.unwrap_or(0);
-            let memory = open(pid)?;
-            let comm = memory.process().comm().to_owned();
-            of(&memory, pid, &comm, args)?
-        }
-    };
+    let leaks = read_from(args.core.as_deref(), args.pid, |memory, pid, comm| of(memory, pid, comm, args))?;
     drop(shown);
     if let Some(path) = &args.output {
         write_profile(&leaks, path)?;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::census::{failed, open, reading};
+use super::census::{failed, read_from, reading};
 use super::leaks::{doubts, registers_of};
 use super::{output, progress};
-use crate::census::{CoreFile, Memory, Pace};
+use crate::census::{Memory, Pace};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::sanitize::terminal;
 use crate::retention::looks::LooksError;
@@ -59,18 +59,7 @@ fn parse_address(text: &str) -> Result<u64, String> {
 /// If the process or the core cannot be read, has no heap that is understood, or the output cannot be written.
 pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
     let shown = progress::show(reading());
-    let owners = match &args.core {
-        Some(path) => {
-            let memory = CoreFile::open(path).map_err(failed)?;
-            of(&memory, memory.pid(), memory.comm(), args)?
-        }
-        None => {
-            let pid = args.pid.unwrap_or(0);
-            let memory = open(pid)?;
-            let comm = memory.process().comm().to_owned();
-            of(&memory, pid, &comm, args)?
-        }
-    };
+    let owners = read_from(args.core.as_deref(), args.pid, |memory, pid, comm| of(memory, pid, comm, args))?;
     drop(shown);
     output::to_stdout(|out| {
         if args.json {

@@ -56,9 +56,8 @@ impl<'a> Known<'a> {
         Self(snapshot.processes.iter().map(|process| (process.identity.process.pid, process.as_ref())).collect())
     }
 
-    /// A process's labels; without its container where the snapshot does not have it (yet, or any more).
+    /// A process's labels, the same as in its other series; its name alone, as `comm`, where the snapshot does not have it (yet, or any more).
     pub fn labels(&self, pid: Pid, comm: &str) -> Labels {
-        // Another process by the same id has another name, or is the newer one: then its container is right too.
-        self.0.get(&pid).filter(|process| process.comm == comm).map_or_else(|| Labels::of_name(pid, comm), |process| Labels::of(process))
+        self.0.get(&pid).map_or_else(|| Labels::of_name(pid, comm), |process| Labels::of(process))
     }
 }

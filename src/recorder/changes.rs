@@ -108,20 +108,21 @@ impl Recorder {
 
     /// A process that was not held has mapped code at `since_ns`.
     fn mapped_freely(&mut self, slot: u16, since_ns: u64) {
-        self.new_code(slot, since_ns);
-        // Whatever it was, it ran unseen to the process's end.
-        if self.targets.get(&slot).is_some_and(|target| !target.process.is_alive()) {
+        // Whatever else it was, it ran unseen to the process's end.
+        if !self.new_code(slot, since_ns) && self.targets.get(&slot).is_some_and(|target| !target.process.is_alive()) {
             self.gap(slot, since_ns);
         }
     }
 
-    /// There may be code in a process since `since_ns` that was not looked at.
-    pub(super) fn new_code(&mut self, slot: u16, since_ns: u64) {
-        let Some(before) = self.targets.get(&slot).map(Target::probed) else { return };
+    /// There may be code in a process since `since_ns` that was not looked at. Says whether there was an allocator, which then is a spell
+    /// that was not observed.
+    pub(super) fn new_code(&mut self, slot: u16, since_ns: u64) -> bool {
+        let Some(before) = self.targets.get(&slot).map(Target::probed) else { return false };
         if let Err(error) = self.probe(slot) {
             tracing::debug!("new code: {error}");
         }
-        if self.targets.get(&slot).is_some_and(|target| target.probed() > before) {
+        let is_new = self.targets.get(&slot).is_some_and(|target| target.probed() > before);
+        if is_new {
             self.notes.push(format!(
                 "process {}: a library with an allocator of its own was loaded and probed {:.1} s into the recording; its first allocations may be missing",
                 self.targets.get(&slot).map_or(Pid(0), |target| target.process.pid()),
@@ -129,6 +130,7 @@ impl Recorder {
             ));
             self.gap(slot, since_ns);
         }
+        is_new
     }
 
     /// Code without an unwind table was met. A process that is held may stand still at it by now: then nothing of it was missed.

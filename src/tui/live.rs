@@ -25,8 +25,8 @@ pub enum Left {
     SourceFailed,
 }
 
-/// Shows samples until the user leaves, `stop` is set, the terminal ends, or the source fails. When all processes have ended, the last picture stays until
-/// a key.
+/// Shows samples until the user leaves, `stop` is set, the terminal ends, or the source fails. When all processes have ended, the last
+/// picture stays until a key.
 ///
 /// # Errors
 /// If the terminal cannot be taken, read or written.

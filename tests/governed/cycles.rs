@@ -63,6 +63,7 @@ fn alone(count: u64) {
     let done = command.env(COUNT, count.to_string()).output().unwrap();
     let said = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n");
     assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    println!("{said}");
 }
 
 #[test]

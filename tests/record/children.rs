@@ -1,11 +1,10 @@
 //! Children of what is recorded: none of them runs before its probes are in.
 
-use super::{Program, place, target_command};
 use crate::support::build::{Link, plugin, program};
 use crate::support::process::wait_until;
 use crate::support::recording::{Recording, fragprof};
-use crate::support::rendezvous::{Rendezvous, Target};
-use crate::support::report::{Report, Since};
+use crate::support::rendezvous::Rendezvous;
+use crate::support::report::Report;
 use crate::support::{bpf, serial};
 
 /// Blocks that `exits_at_once` makes, half of which it frees.
@@ -36,21 +35,6 @@ fn short_children_of_a_launched_shell_are_recorded_from_their_first_allocation()
     let made: Vec<u64> = brief(&report).into_iter().map(|(_, made)| made).collect();
     assert_eq!(made, [BRIEF; 6], "losses: {:?}", report.losses);
     assert_eq!(report.nonzero_losses(), Vec::<String>::new());
-}
-
-/// A child that goes on in its parent's program has its parent's probes from its first instruction on.
-#[test]
-fn children_of_a_process_that_runs_already_are_recorded_from_their_birth() {
-    if bpf().is_none() {
-        return;
-    }
-    let _alone = serial();
-    let mut target = Target::start(&mut target_command(Program::new("fork_threads"), place::ATTACHED_TO_GLIBC));
-    let recording = Recording::attach_by(fragprof(), &[target.pid()], &["--children"]);
-    let truth = target.go_to("done");
-    let report = recording.stop();
-    report.assert_equals(&truth, Since::Attach);
-    assert_eq!(report.nonzero_losses(), Vec::<String>::new(), "a spell of a child was not observed");
 }
 
 /// A debugger traces its children itself: it must be able to, and what was missed must be told.

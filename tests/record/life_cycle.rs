@@ -44,6 +44,7 @@ fn children_that_are_recorded_too_leave_their_parents_ledger_as_it_is() {
     report.assert_equals(&truth, Since::Attach);
     let children = report.stacks.iter().filter(|stack| stack.pid.is_some_and(|pid| pid != truth.pid));
     assert!(children.count() > 0, "no stack of a child");
+    assert_eq!(report.nonzero_losses(), Vec::<String>::new(), "a spell of a child was not observed");
 }
 
 /// The heap from before the exec is gone: none of its blocks may be reported as live.
