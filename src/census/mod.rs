@@ -29,6 +29,7 @@ pub mod page_map;
 pub mod places;
 pub mod quality;
 pub mod radix;
+pub mod resident;
 pub mod runtime;
 pub mod searched;
 pub mod take;

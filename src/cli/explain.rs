@@ -8,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::census::{failed, open, reading};
+use super::reachability::Reachability;
 use super::record::parse_duration;
 use super::{output, progress, report};
 use crate::census::live::LiveMemory;
@@ -50,6 +51,9 @@ pub struct ExplainArgs {
     /// Look once: says what is there, not whether it grows
     #[arg(long)]
     pub once: bool,
+    /// Do not ask who holds pinned bytes, nor whether pointers are left to what grows: this reads the whole heap
+    #[arg(long)]
+    pub no_owners: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -75,7 +79,7 @@ fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
     let profile = report::load(&args.what)?;
     let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say of which process it is")))?;
     let coverage = Coverage::of(&profile);
-    print(args, &process.comm, process.pid, &verdict, &Surroundings::default(), Some(&coverage))
+    print(args, &process.comm, process.pid, &verdict, &Surroundings::default(), Some(&coverage), &Reachability::default())
 }
 
 /// Takes censuses, and judges.
@@ -85,18 +89,28 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
     let shown = progress::show(reading());
     let over = if args.once { Duration::ZERO } else { args.over.unwrap_or(OVER) };
     let seen = looks(&memory, pid, &comm, over)?;
+    let mut verdict = judge(&seen.census, seen.change);
+    let reachability = match args.no_owners {
+        true => Reachability::default(),
+        false => Reachability::of(&memory, (pid, &comm), &verdict, live_blocks(&seen.census), over.is_zero()),
+    };
     drop(shown);
     if !memory.process().is_alive() {
         return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was looked at")).into());
     }
     let surroundings = Surroundings::of(Pid(pid), &Hierarchies::find());
-    let mut verdict = judge(&seen.census, seen.change);
+    verdict.unknowns.extend(reachability.left_out.iter().cloned());
     if seen.unusable > 0 && !over.is_zero() {
         let count = counted(seen.unusable as u64, "look");
         verdict.unknowns.push(format!("{count} could not be read well enough, and are left out: the heap changed under them"));
     }
     verdict.sources.push(Source::new("stacks", stacks_of(memory.process())));
-    print(args, &comm, pid, &verdict, &surroundings, None)
+    print(args, &comm, pid, &verdict, &surroundings, None, &reachability)
+}
+
+/// Blocks in use of all heaps.
+fn live_blocks(census: &Census) -> u64 {
+    census.heaps.iter().filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add)
 }
 
 /// What looks at a process over some time saw.
@@ -163,10 +177,11 @@ fn print(
     verdict: &Verdict,
     surroundings: &Surroundings,
     coverage: Option<&Coverage>,
+    reachability: &Reachability,
 ) -> anyhow::Result<()> {
     output::to_stdout(|out| match args.json {
-        true => write_json(out, verdict, surroundings, coverage),
-        false => write_text(out, comm, pid, verdict, surroundings, coverage),
+        true => write_json(out, verdict, surroundings, coverage, reachability),
+        false => write_text(out, (comm, pid), verdict, surroundings, coverage, reachability),
     })
 }
 
@@ -183,15 +198,24 @@ struct Page<'a> {
     /// Of a profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     coverage: Option<&'a Coverage>,
+    #[serde(flatten)]
+    reachability: &'a Reachability,
 }
 
-fn write_json(out: &mut dyn Write, verdict: &Verdict, surroundings: &Surroundings, coverage: Option<&Coverage>) -> io::Result<()> {
+fn write_json(
+    out: &mut dyn Write,
+    verdict: &Verdict,
+    surroundings: &Surroundings,
+    coverage: Option<&Coverage>,
+    reachability: &Reachability,
+) -> io::Result<()> {
     let page = Page {
         verdict,
         container: surroundings.container.as_deref(),
         cgroup_memory: surroundings.memory.as_ref(),
         attributed_ratio: coverage.map(Coverage::attributed_ratio),
         coverage,
+        reachability,
     };
     serde_json::to_writer_pretty(&mut *out, &page)?;
     writeln!(out)
@@ -205,11 +229,11 @@ fn gain(remedy: &Remedy) -> String {
 
 fn write_text(
     out: &mut dyn Write,
-    comm: &str,
-    pid: u32,
+    (comm, pid): (&str, u32),
     verdict: &Verdict,
     surroundings: &Surroundings,
     coverage: Option<&Coverage>,
+    reachability: &Reachability,
 ) -> io::Result<()> {
     let name = serde_json::to_value(verdict.verdict)?;
     let confidence = serde_json::to_value(verdict.confidence)?;
@@ -274,6 +298,7 @@ fn write_text(
             )?;
         }
     }
+    reachability.write(out)?;
     if !verdict.remedies.is_empty() {
         writeln!(out, "\n  what would help")?;
     }

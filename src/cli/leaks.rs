@@ -148,7 +148,7 @@ const LIMITS: &str = "Programs that hide pointers (XORed, compressed, tagged in 
                       pointed to, but never used again, is not among them.";
 
 /// What was found, in one sentence.
-fn sentence(leaks: &Leaks) -> String {
+pub(super) fn sentence(leaks: &Leaks) -> String {
     let looks = counted(u64::from(leaks.looks), "look");
     if leaks.unreached_blocks == 0 {
         return format!("To each of the {} blocks in use a pointer was seen ({looks}, {:.1} s).", leaks.live_blocks, leaks.duration_s);

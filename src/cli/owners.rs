@@ -1,7 +1,7 @@
 //! `fragprof owners`: which blocks hold what.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -12,6 +12,7 @@ use super::{output, progress};
 use crate::census::{Memory, Pace};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::sanitize::terminal;
+use crate::profile::{Metadata, Mode, Profile, ValueKind, Values, pprof};
 use crate::retention::looks::LooksError;
 use crate::retention::owners::{By, Owner, Owners, Wanted, survey};
 use crate::units::{HumanBytes, counted};
@@ -40,6 +41,9 @@ pub struct OwnersArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Write a profile (gzipped pprof) of all blocks by place, owner and type, as fragprof flamegraph draws it
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
     /// Pause this many milliseconds after each MiB read, for a process whose latency counts
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
@@ -58,9 +62,15 @@ fn parse_address(text: &str) -> Result<u64, String> {
 /// # Errors
 /// If the process or the core cannot be read, has no heap that is understood, or the output cannot be written.
 pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
+    if let Some(path) = &args.output {
+        output::check_writable(path)?;
+    }
     let shown = progress::show(reading());
     let owners = read_from(args.core.as_deref(), args.pid, |memory, pid, comm| of(memory, pid, comm, args))?;
     drop(shown);
+    if let Some(path) = &args.output {
+        write_profile(&owners, path)?;
+    }
     output::to_stdout(|out| {
         if args.json {
             serde_json::to_writer_pretty(&mut *out, &owners)?;
@@ -72,7 +82,7 @@ pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
 
 fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::Result<Owners> {
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
-    let wanted = Wanted { type_name: args.type_name.clone(), path: args.path };
+    let wanted = Wanted { type_name: args.type_name.clone(), path: args.path, with_shares: args.output.is_some() };
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
@@ -93,15 +103,56 @@ fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::R
     Ok(owners)
 }
 
+/// All blocks as stacks of three frames: the place from which they are reached first, the owner, what they are.
+fn write_profile(owners: &Owners, path: &Path) -> anyhow::Result<()> {
+    let kinds = [ValueKind::LiveObjects, ValueKind::LiveSpace, ValueKind::PinnedSpace, ValueKind::BlockedSpace];
+    let process = crate::profile::meta::Process { pid: owners.pid, comm: owners.comm.clone(), ..Default::default() };
+    let mut profile = Profile::new(Metadata {
+        tool: format!("fragprof {}", env!("CARGO_PKG_VERSION")),
+        mode: Mode::Looked,
+        duration_s: owners.duration_s,
+        kinds: kinds.into_iter().collect(),
+        processes: vec![process],
+        limits: vec![LIMITS.to_owned()],
+        doubts: doubts(&owners.doubts),
+        ..Metadata::default()
+    });
+    for share in &owners.shares {
+        let sums = &share.sums;
+        let values = Values::default()
+            .with(ValueKind::LiveObjects, sums.blocks)
+            .with(ValueKind::LiveSpace, sums.bytes)
+            .with(ValueKind::PinnedSpace, sums.pinned)
+            .with(ValueKind::BlockedSpace, sums.blocked);
+        profile.add(owners.pid, &share.frames(), None, &values);
+    }
+    output::to_file(path, |out| pprof::write(&profile, out))
+}
+
+/// The sentence on the block that most comes together in.
+pub(super) fn main_owner(owners: &Owners, by: By) -> Option<String> {
+    let owner = owners.main_owner.as_ref()?;
+    let (held, all, what) = match by {
+        By::Live => (owner.retained_bytes, owners.live_bytes, "bytes in use"),
+        By::Pinned => (owner.retained_pinned_bytes, owners.pinned_bytes, "pinned bytes"),
+        By::Blocked => (owner.retained_blocked_bytes, owners.blocked_bytes, "blocked bytes"),
+    };
+    (all > 0).then(|| format!("{} % of the {what} are held by {}", held.saturating_mul(100) / all, owner.words()))
+}
+
+/// What one look cannot tell.
+const LIMITS: &str = "one look, in which pointers may have moved; what two owners share is owned by neither";
+
 fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Result<()> {
     let top = args.top.unwrap_or(TOP_DEFAULT);
     writeln!(out, "{} (pid {})", terminal(&owners.comm), owners.pid)?;
     writeln!(
         out,
-        "  {} in {} in use, {} pinned; to {} of them one look saw no pointer",
+        "  {} in {} in use, {} pinned, {} blocked; to {} of them one look saw no pointer",
         HumanBytes(owners.live_bytes),
         counted(owners.live_blocks, "block"),
         HumanBytes(owners.pinned_bytes),
+        HumanBytes(owners.blocked_bytes),
         HumanBytes(owners.unreached_bytes)
     )?;
     if !owners.path.is_empty() {
@@ -113,21 +164,28 @@ fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Re
         return Ok(());
     }
     writeln!(out, "\n  blocks that hold most: what nothing else would lead to without them")?;
-    writeln!(out, "  {:>10} {:>10} {:>9} {:>18} {:>10}  what it is", "retained", "pinned", "blocks", "address", "size")?;
+    let wide = args.by == By::Blocked;
+    let head = if wide { "blocked" } else { "pinned" };
+    writeln!(out, "  {:>10} {:>10} {:>9} {:>18} {:>10}  what it is", "retained", head, "blocks", "address", "size")?;
     for owner in owners.owners.iter().take(top) {
-        write_owner(out, owner)?;
+        write_owner(out, owner, wide)?;
+    }
+    if let Some(sentence) = main_owner(owners, args.by) {
+        writeln!(out, "\n  {}", terminal(&sentence))?;
     }
     if !owners.types.is_empty() {
-        writeln!(out, "\n  {:>10} {:>10} {:>9}  type (without what it holds)", "live", "pinned", "blocks")?;
+        writeln!(out, "\n  {:>10} {:>10} {:>9}  type (without what it holds)", "live", head, "blocks")?;
         for sum in owners.types.iter().take(top) {
-            let (bytes, pinned) = (HumanBytes(sum.bytes).to_string(), HumanBytes(sum.pinned_bytes).to_string());
+            let (bytes, pinned) =
+                (HumanBytes(sum.bytes).to_string(), HumanBytes(if wide { sum.blocked_bytes } else { sum.pinned_bytes }).to_string());
             writeln!(out, "  {bytes:>10} {pinned:>10} {:>9}  {}", sum.blocks, terminal(&sum.type_name))?;
         }
     }
     if !owners.roots.is_empty() {
-        writeln!(out, "\n  {:>10} {:>10} {:>9}  reached first from (others may lead there too)", "live", "pinned", "blocks")?;
+        writeln!(out, "\n  {:>10} {:>10} {:>9}  reached first from (others may lead there too)", "live", head, "blocks")?;
         for sum in owners.roots.iter().take(top) {
-            let (bytes, pinned) = (HumanBytes(sum.bytes).to_string(), HumanBytes(sum.pinned_bytes).to_string());
+            let (bytes, pinned) =
+                (HumanBytes(sum.bytes).to_string(), HumanBytes(if wide { sum.blocked_bytes } else { sum.pinned_bytes }).to_string());
             writeln!(out, "  {bytes:>10} {pinned:>10} {:>9}  {}", sum.blocks, terminal(&sum.reached_first_from))?;
         }
     }
@@ -141,14 +199,14 @@ fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Re
     Ok(())
 }
 
-fn write_owner(out: &mut dyn Write, owner: &Owner) -> io::Result<()> {
+fn write_owner(out: &mut dyn Write, owner: &Owner, is_blocked: bool) -> io::Result<()> {
     let from =
         if owner.reached_first_from.is_empty() { String::new() } else { format!(", reached first from {}", owner.reached_first_from) };
     writeln!(
         out,
         "  {:>10} {:>10} {:>9} {:>18} {:>10}  {}{}{}",
         HumanBytes(owner.retained_bytes).to_string(),
-        HumanBytes(owner.retained_pinned_bytes).to_string(),
+        HumanBytes(if is_blocked { owner.retained_blocked_bytes } else { owner.retained_pinned_bytes }).to_string(),
         owner.blocks,
         owner.address,
         format!("{} B", owner.size_bytes),

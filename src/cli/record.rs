@@ -55,6 +55,10 @@ pub struct RecordArgs {
     /// Watch child processes too (always so for a command)
     #[arg(long)]
     pub children: bool,
+    /// Ask at the end who holds what was allocated before the recording and what no stack owns, by place, owner and type: reads the whole
+    /// heap, two seconds of processor time a GiB
+    #[arg(long)]
+    pub owners: bool,
     /// Take the stacks of frees too
     #[arg(long)]
     pub free_stacks: bool,
@@ -122,8 +126,12 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     if args.mode != Some(Mode::Governed) {
         return record(args, &stop);
     }
-    if args.children || args.free_stacks || args.probe_throwing {
-        return Err(Failed::new(ExitStatus::Usage, "--children, --free-stacks and --probe-throwing are for exact mode".to_owned()).into());
+    if args.children || args.free_stacks || args.probe_throwing || args.owners {
+        return Err(Failed::new(
+            ExitStatus::Usage,
+            "--children, --free-stacks, --probe-throwing and --owners are for exact mode".to_owned(),
+        )
+        .into());
     }
     let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
     if !with.is_empty() && with.len() == args.pid.len() {
@@ -150,6 +158,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         probe_throwing: args.probe_throwing,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
+        owners: args.owners,
         source: match args.mode {
             None => Choice::Best,
             Some(Mode::Exact) => Choice::Functions,

@@ -236,7 +236,11 @@ fn interval(stack: &Stack, kind: ValueKind) -> String {
 fn by_title(profile: &Profile) -> Profile {
     let mut titled = Profile::new(profile.meta.clone());
     for stack in profile.stacks() {
-        let frames: Vec<&Frame> = profile.frames_of(stack).collect();
+        let mut frames: Vec<&Frame> = profile.frames_of(stack).collect();
+        // What no stack owns is no function's, whoever holds it.
+        if profile.is_rest(stack) {
+            frames = frames.split_off(frames.len() - 1);
+        }
         if let Some(title) = frames.get(glue::leading_frames(frames.iter().copied())) {
             titled.add_estimate(stack.pid, &[Frame::named(title.function.clone())], None, &stack.values, &stack.errors);
         }
@@ -249,8 +253,8 @@ fn largest<'a>(profile: &'a Profile, process: &Process, kind: ValueKind) -> Vec<
     let named = |stack: &&Stack| {
         let frames: Vec<_> = profile.frames_of(stack).collect();
         let title = frames.get(glue::leading_frames(frames.iter().copied()))?;
-        let own = *title.function != *BEFORE_ATTACH && *title.function != *UNATTRIBUTED;
-        own.then(|| title.function.to_string())
+        let is_own = *title.function != *BEFORE_ATTACH && *title.function != *UNATTRIBUTED && !profile.is_rest(stack);
+        is_own.then(|| title.function.to_string())
     };
     let of_process = profile.ranked(kind).into_iter().filter(|stack| stack.pid == process.pid || stack.pid == 0);
     of_process.filter_map(|stack| Some((named(&stack)?, stack, stack.values.get(kind)))).take(STACKS_NAMED).collect()

@@ -201,7 +201,7 @@ fn owned_by_stacks(profile: &Profile, pid: u32) -> (u64, u64) {
     let mut owned = Values::default();
     let mut before = Values::default();
     for stack in profile.stacks().iter().filter(|stack| stack.pid == pid) {
-        match stack.frames.first().map(|frame| &*profile.frame(*frame).function).filter(|_| profile.is_rest(stack)) {
+        match profile.rest_of(stack) {
             Some(BEFORE_ATTACH) => before.add(&stack.values),
             Some(UNATTRIBUTED) => {}
             _ => owned.add(&stack.values),

@@ -191,7 +191,14 @@ impl Profile {
 
     /// Whether a row is no stack but what is left of a whole: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`].
     pub fn is_rest(&self, stack: &Stack) -> bool {
-        matches!(&*stack.frames, [only] if [UNATTRIBUTED, BEFORE_ATTACH].contains(&&*self.frame(*only).function))
+        self.rest_of(stack).is_some()
+    }
+
+    /// Of what a row is a part that no stack owns: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`], as its outermost frame. Where it was asked who
+    /// holds them, the frames before it say that.
+    pub fn rest_of(&self, stack: &Stack) -> Option<&'static str> {
+        let last = self.frame(*stack.frames.last()?);
+        [UNATTRIBUTED, BEFORE_ATTACH].into_iter().find(|name| *name == &*last.function)
     }
 
     /// The kind that a tool shows which asks nobody: the first that a stack has some of, of bytes in use, live, surviving and allocated.

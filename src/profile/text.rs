@@ -515,7 +515,12 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     }
     let rest = rows.iter().skip(page.layout.top).map(value).fold(0u64, u64::saturating_add);
     page.rest(rows.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
-    let names: Vec<&str> = rows.iter().take(page.layout.top).filter_map(|row| row.frames.first()).map(|frame| &*frame.function).collect();
+    let names: Vec<&str> = rows
+        .iter()
+        .take(page.layout.top)
+        .filter_map(|row| if row.is_rest { row.frames.last() } else { row.frames.first() })
+        .map(|frame| &*frame.function)
+        .collect();
     for hint in hints::of_rows(&names, view.kind).into_iter().chain(hints::unnamed_code(profile, &rows)) {
         page.faint(&hint);
     }

@@ -9,10 +9,10 @@ use std::ops::Range;
 use crate::census::ChunkState;
 use crate::census::chunks::{Block as ChunkBlock, ChunkTable};
 use crate::census::glibc::HeapWalk;
+use crate::census::resident::heap_ranges;
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::by_stack::{BEFORE_ATTACH, BytesByStack};
 use crate::fragmentation::survey::Survey;
-use crate::heap::extents::{Coverage, HeapRange, RegionKind};
 use crate::heap::pages::{Owner, PageStates, Span};
 use crate::ledger::{Block, Ledger};
 use crate::profile::Attribution;
@@ -73,9 +73,14 @@ impl Owned {
     /// Adds the chunks of one heap. `before`: the heap at the start, if there was one to look at and it could be read; `states`: which
     /// pages of the chunks' regions are resident.
     pub fn add(&mut self, ledger: &Ledger, walk: &HeapWalk, before: Option<&StartHeap>, states: &impl PageStates) {
+        self.add_by(walk, states, |block| owner(ledger, before, block));
+    }
+
+    /// Adds the chunks of one heap, each with the owner that `owner` gives it.
+    pub fn add_by(&mut self, walk: &HeapWalk, states: &impl PageStates, owner: impl Fn(&ChunkBlock) -> Option<StackId>) {
         let chunks = &walk.chunks;
-        let ranges = regions(chunks);
-        let spans = || chunks.blocks().filter_map(|block| span(&block, owner(ledger, before, &block)));
+        let ranges = heap_ranges(chunks);
+        let spans = || chunks.blocks().filter_map(|block| span(&block, owner(&block)));
         let survey = Survey::new(&ranges, spans(), states);
         self.pinned.add(&survey.pinned.bytes);
         self.pinned_on_huge_pages_bytes = self.pinned_on_huge_pages_bytes.saturating_add(survey.pinned.on_huge_pages.total_bytes());
@@ -84,7 +89,7 @@ impl Owned {
         let (blocked, _) = blocked_space(&heaps, &ranges, spans(), states);
         self.blocked.add(&blocked.bytes);
         for block in chunks.live_blocks() {
-            let owner = owner(ledger, before, &block);
+            let owner = owner(&block);
             self.live.charge(owner, block.chunk.bytes);
             self.live_chunks.charge(owner, 1);
         }
@@ -106,13 +111,8 @@ impl Owned {
     }
 }
 
-/// The regions of a chunk table as heap ranges: all of their bytes are known.
-pub fn regions(chunks: &ChunkTable) -> Vec<HeapRange> {
-    let range = |range| HeapRange { range, kind: RegionKind::Anonymous, coverage: Coverage::Complete };
-    chunks.regions().iter().map(|region| range(region.start..region.end)).collect()
-}
-
-fn owner(ledger: &Ledger, before: Option<&StartHeap>, block: &ChunkBlock) -> Option<StackId> {
+/// Whose a live chunk is.
+pub fn owner(ledger: &Ledger, before: Option<&StartHeap>, block: &ChunkBlock) -> Option<StackId> {
     match ledger.outstanding().get(Addr(block.addr)) {
         Some(recorded) => Some(recorded.stack),
         None => before.filter(|before| before.was_live(block.chunk.start)).map(|_| BEFORE_ATTACH),

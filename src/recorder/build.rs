@@ -248,6 +248,16 @@ fn unknown_frees_words(frees: u64, before: &Before) -> String {
 /// What no recorded stack owns, as rows of their own. Their live bytes are the census's alone: no recording knows what was asked for.
 pub fn add_others(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
     let owned = &heap.owned;
+    if let Some(parts) = &heap.rest {
+        for (frames, values) in parts {
+            profile.add(pid, frames, None, values);
+        }
+        let grown = Values::default().with(ValueKind::GrowthSpace, growth.bytes.unattributed_bytes());
+        if !grown.is_zero() {
+            profile.add(pid, &[], None, &grown);
+        }
+        return;
+    }
     let before = Values::default()
         .with(ValueKind::LiveObjects, owned.live_chunks.before_attach_bytes())
         .with(ValueKind::LiveSpace, owned.live.before_attach_bytes())

@@ -2,16 +2,16 @@
 //! allocator, what the recorded blocks and the mappings alone show.
 
 use std::cell::RefCell;
-use std::ops::Range;
 
-use super::attribution::{Owned, StartHeap, is_disproved, regions};
+use super::attribution::{Owned, StartHeap, is_disproved};
+use super::rest::{self, Part};
 use crate::census::live::LiveMemory;
 use crate::census::memory::{Memory, MemoryError};
+use crate::census::resident::{heap_ranges, pages_of};
 use crate::census::{self, Level, Pace, Places, Taken};
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, Extents, RegionKind};
 use crate::heap::footprint::Footprint;
-use crate::heap::residency::{PageRuns, page_down, page_up};
 use crate::ledger::Ledger;
 use crate::profile::{Attribution, HeapSummary};
 use crate::target::{Maps, Process};
@@ -26,8 +26,19 @@ pub struct HeapPicture {
     pub owned: Owned,
     /// Whose the live bytes are; `None` where no census counts them.
     pub attribution: Option<Attribution>,
+    /// What no stack owns, by who holds it, where that was asked for: instead of the two rows.
+    pub rest: Option<Vec<Part>>,
     /// What a reader should know.
     pub notes: Vec<String>,
+}
+
+impl HeapPicture {
+    fn add_owners(&mut self, memory: &LiveMemory, pid: Pid, taken: &Taken, ledger: &Ledger, before: &Before) {
+        match rest::by_owner(memory, pid.0, taken, ledger, before.heap()) {
+            Ok(parts) => self.rest = Some(parts),
+            Err(error) => self.notes.push(format!("who holds what no stack owns is not known: {error}")),
+        }
+    }
 }
 
 /// What was in the heap before the recording.
@@ -63,8 +74,16 @@ impl Before {
 
 /// Looks at the heap of a process that still lives. `None` if it is gone or may not be read.
 ///
-/// If records were lost, blocks that the census proves free are taken out of the ledger first.
-pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: Footprint, before: &Before) -> Option<HeapPicture> {
+/// If records were lost, blocks that the census proves free are taken out of the ledger first. `with_owners` also asks who holds what no
+/// stack owns.
+pub fn picture(
+    pid: Pid,
+    ledger: &mut Ledger,
+    extents: &mut Extents,
+    footprint: Footprint,
+    before: &Before,
+    with_owners: bool,
+) -> Option<HeapPicture> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
@@ -77,7 +96,13 @@ pub fn picture(pid: Pid, ledger: &mut Ledger, extents: &mut Extents, footprint: 
         }
     };
     match taken {
-        Some(taken) if is_usable(&taken) => join(&memory, ledger, &taken, before),
+        Some(taken) if is_usable(&taken) => {
+            let mut picture = join(&memory, ledger, &taken, before)?;
+            if with_owners {
+                picture.add_owners(&memory, pid, &taken, ledger, before);
+            }
+            Some(picture)
+        }
         taken => {
             let mut picture = from_ledger(&memory, ledger, extents, footprint)?;
             picture.notes.extend(taken.and_then(|taken| unusable(&taken)));
@@ -198,7 +223,7 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
             by_sums = true;
             continue;
         }
-        let states = pages_of(memory, regions(&walk.chunks).into_iter().map(|range| range.range))?;
+        let states = pages_of(memory, heap_ranges(&walk.chunks).into_iter().map(|range| range.range))?;
         picture.owned.add(ledger, walk, before.heap(), &states);
     }
     if by_sums {
@@ -262,23 +287,4 @@ pub fn mappings_of(maps: &Maps) -> Vec<crate::heap::extents::Mapping> {
             writable: mapping.permissions.write,
         })
         .collect()
-}
-
-/// The states of the pages that some ranges, sorted by address, touch.
-pub fn pages_of(memory: &LiveMemory, ranges: impl Iterator<Item = Range<u64>>) -> Option<PageRuns> {
-    let mut whole: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        let range = page_down(range.start)..page_up(range.end);
-        match whole.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => whole.push(range),
-        }
-    }
-    let mut states = PageRuns::default();
-    for range in whole {
-        for run in memory.page_runs(range).ok()?.runs() {
-            states.push(*run);
-        }
-    }
-    Some(states)
 }

@@ -27,6 +27,7 @@ mod look;
 mod moments;
 pub mod places;
 mod reaper;
+mod rest;
 mod sampled;
 mod sink;
 mod target;
@@ -148,6 +149,8 @@ pub struct Options {
     pub no_stacks: bool,
     /// Take a census at the start, near each new peak and after losses too, not only at the end.
     pub censuses: bool,
+    /// Ask at the end who holds what no recorded stack owns: this reads the whole heap.
+    pub owners: bool,
 }
 
 /// A recording under way. Dropped in this order: probes go out, then the reaper has taken them, then the programs go.
@@ -406,7 +409,7 @@ impl Recorder {
         }
         for (slot, target) in &mut self.targets {
             target.books = lock(&self.shards[target.shard]).watched.remove(slot);
-            target.look_at_the_heap(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+            target.look_at_the_heap(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), self.options.owners);
         }
         let counters = self.capture.counters()?;
         let start_unix_ns = self.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));

@@ -12,14 +12,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::heap::{Before, census_of, pages_of, unusable};
+use super::heap::{Before, census_of, unusable};
 use crate::census::chunks::Block;
 use crate::census::glibc::HeapWalk;
 use crate::census::live::LiveMemory;
+use crate::census::resident::{heap_ranges, pages_of};
 use crate::census::{ChunkState, HeapAccount, Level, Taken};
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::survey::Survey;
-use crate::heap::extents::{Coverage, HeapRange, RegionKind};
 use crate::heap::pages::{Owner, Span};
 use crate::ledger::{Estimate, Moments, SampledBlock, SampledLedger, Weighing};
 use crate::profile::HeapSummary;
@@ -183,9 +183,7 @@ impl Join<'_> {
     }
 
     fn walk(&mut self, memory: &LiveMemory, walk: &HeapWalk) -> Option<()> {
-        let ranges: Vec<HeapRange> = (walk.chunks.regions().iter())
-            .map(|region| HeapRange { range: region.start..region.end, kind: RegionKind::Anonymous, coverage: Coverage::Complete })
-            .collect();
+        let ranges = heap_ranges(&walk.chunks);
         let states = pages_of(memory, ranges.iter().map(|range| range.range.clone()))?;
         let spans = || {
             walk.chunks.blocks().filter_map(|block| {

@@ -346,18 +346,23 @@ impl Target {
         read_perf_map(&mut self.space, &self.process);
     }
 
-    /// The heap as it is now, joined with the books.
-    pub fn look_at_the_heap(&mut self, after_ms: u64) {
+    /// The heap as it is now, joined with the books; `with_owners` also asks who holds what no stack owns.
+    pub fn look_at_the_heap(&mut self, after_ms: u64, with_owners: bool) {
         let Some(books) = &mut self.books else { return };
         if let Some(ledger) = &mut books.sampled {
             match sampled::picture(self.process.pid(), ledger, &self.before) {
-                Ok(picture) => self.sampled_heap = Some(picture),
+                Ok(picture) => {
+                    self.sampled_heap = Some(picture);
+                    if with_owners {
+                        self.note("who holds what no stack owns is told of recordings of every call only: fragprof owners tells of the whole heap".into());
+                    }
+                }
                 Err(reason) => self.note(format!("no census was joined: {reason}")),
             }
             return;
         }
         let recorded_live_bytes = books.ledger.totals().live_bytes;
-        self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint, &self.before);
+        self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint, &self.before, with_owners);
         if let Some(picture) = self.heap.as_ref().filter(|picture| picture.attribution.is_some()) {
             self.moments.at_height(HeapMoment { after_ms, recorded_live_bytes, heap: picture.summary });
         }

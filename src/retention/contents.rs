@@ -65,6 +65,18 @@ pub struct Kind {
     pub first_word: Option<String>,
 }
 
+impl Kind {
+    /// What it is, in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match (&self.type_name, &self.first_word) {
+            (Some(name), _) => name.clone(),
+            (None, Some(place)) => format!("begins with a pointer to {place}"),
+            (None, None) => self.content.to_string(),
+        }
+    }
+}
+
 /// Tells blocks of one process apart.
 pub struct Contents<'a> {
     memory: &'a dyn Memory,

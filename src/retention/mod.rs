@@ -10,12 +10,14 @@
 //! in use.
 
 pub mod areas;
+pub mod blocked;
 pub mod blocks;
 pub mod candidates;
 pub mod chains;
 pub mod contents;
 pub mod dominators;
 pub mod graph;
+pub mod holdings;
 pub mod index;
 pub mod leaks;
 pub mod looks;
@@ -25,6 +27,9 @@ pub mod owners;
 pub mod pass;
 pub mod pinned;
 pub mod reader;
+pub mod shares;
+pub mod suspects;
+pub mod teller;
 
 pub use areas::{Areas, Class};
 pub use blocks::Blocks;

@@ -52,7 +52,9 @@ impl<'a> Names<'a> {
         if slot == 0 {
             return "a register".to_owned();
         }
-        let Some(number) = self.maps.mappings.iter().position(|mapping| mapping.contains(Addr(slot))) else { return "memory".to_owned() };
+        let after = self.maps.mappings.partition_point(|mapping| mapping.start.0 <= slot);
+        let number = after.checked_sub(1).filter(|&number| self.maps.mappings.get(number).is_some_and(|one| one.contains(Addr(slot))));
+        let Some(number) = number else { return "memory".to_owned() };
         let (file, mapping) = (self.file_of(number), self.maps.mappings.get(number));
         if let Some(file) = file {
             let name = file.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

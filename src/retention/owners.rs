@@ -3,42 +3,22 @@
 //! One pass over memory that may move meanwhile: a picture, not a proof. What two owners share is retained by neither.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use serde::Serialize;
 
-use super::areas::{Areas, Class};
-use super::blocks::{Blocks, Own};
-use super::contents::Contents;
-use super::dominators::{Dominators, NONE, dominators};
-use super::graph::{FirstReached, Graph, GraphBuilder, Root};
+pub use super::holdings::By;
+use super::holdings::{Holdings, Sums};
 use super::looks::{Doubts, LooksError};
-use super::names::Names;
-use super::pass::read_pointers;
-use super::pinned::pinned;
-use super::reader::Reader;
-use crate::census::memory::{Memory, Piece, word_at};
-use crate::census::page_cache::PageCache;
-use crate::census::{Level, Options, Pace, Places, add_blocks, all_own_ranges, take};
+use super::shares::{self, Share, Shares};
+use super::teller::{Teller, first_words};
+use crate::census::memory::Memory;
+use crate::census::{Level, Options, Pace, Places, Taken, add_blocks, take};
+use crate::units::grouped;
 
-/// Pointers kept for each block on the average, and in any case.
-const POINTERS_A_BLOCK: usize = 8;
-const POINTERS_MIN: usize = 1 << 20;
 /// Owners and types told.
 const TOLD_MAX: usize = 200;
 /// Steps of a path that are told.
 const PATH_MAX: usize = 64;
-/// Words read with one call.
-const BATCH: usize = 1024;
-
-/// What the blocks are ranked by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum By {
-    /// Bytes in use
-    Live,
-    /// Free bytes that they keep from going back
-    Pinned,
-}
 
 /// What to tell.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +27,8 @@ pub struct Wanted {
     pub type_name: Option<String>,
     /// The way from a root to the block at this address.
     pub path: Option<u64>,
+    /// All blocks in groups.
+    pub with_shares: bool,
 }
 
 /// Who holds what. Field names are those of `--json`.
@@ -64,6 +46,10 @@ pub struct Owners {
     pub unreached_bytes: u64,
     /// Pinned bytes of all blocks.
     pub pinned_bytes: u64,
+    /// Blocked bytes of all blocks.
+    pub blocked_bytes: u64,
+    /// The one block that most of what is ranked by comes together in; `None` if there is nothing of it.
+    pub main_owner: Option<Owner>,
     /// Blocks that retain most.
     pub owners: Vec<Owner>,
     /// Types by their bytes.
@@ -75,6 +61,9 @@ pub struct Owners {
     /// The way to the block that was asked for, the root first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<Step>,
+    /// All blocks in groups by place, owner and type, where that was asked for.
+    #[serde(skip)]
+    pub shares: Vec<Share>,
     /// Reasons to doubt.
     pub doubts: Doubts,
     /// Most memory of this program's that blocks and pointers took.
@@ -103,10 +92,22 @@ pub struct Owner {
     pub retained_bytes: u64,
     /// Pinned bytes of these blocks.
     pub retained_pinned_bytes: u64,
+    /// Blocked bytes of these blocks.
+    pub retained_blocked_bytes: u64,
     /// Blocks of these bytes.
     pub blocks: u64,
     /// The block that dominates it, in hexadecimal; `None` if none does.
     pub dominator: Option<String>,
+}
+
+impl Owner {
+    /// It in words: `one block of 65,544 B (pointers), reached first from NAME`.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let from =
+            if self.reached_first_from.is_empty() { String::new() } else { format!(", reached first from {}", self.reached_first_from) };
+        format!("one block of {} B ({}){from}", grouped(self.size_bytes), self.label)
+    }
 }
 
 /// All blocks of a type.
@@ -121,6 +122,8 @@ pub struct TypeSum {
     pub bytes: u64,
     /// Their pinned bytes.
     pub pinned_bytes: u64,
+    /// Their blocked bytes.
+    pub blocked_bytes: u64,
 }
 
 /// What is reached first from a place.
@@ -134,6 +137,8 @@ pub struct RootSum {
     pub bytes: u64,
     /// Pinned bytes.
     pub pinned_bytes: u64,
+    /// Blocked bytes.
+    pub blocked_bytes: u64,
 }
 
 /// One step of a way.
@@ -147,12 +152,16 @@ pub struct Step {
     pub label: String,
 }
 
-/// Sums over what a block dominates.
-#[derive(Debug, Clone, Copy, Default)]
-struct Retained {
-    bytes: u64,
-    pinned: u64,
-    blocks: u64,
+/// Takes the census that a look at owners needs.
+///
+/// # Errors
+/// If the process cannot be read, or went away.
+pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Result<Taken, LooksError> {
+    let mut places = Places::default();
+    let options = Options { level: Level::Full, pace, with_not_malloc: true };
+    let mut taken = take(memory, pid, comm, options, &mut places)?;
+    add_blocks(memory, &mut taken, &mut places)?;
+    Ok(taken)
 }
 
 /// Looks at the process behind `memory` once.
@@ -168,281 +177,153 @@ pub fn survey(
     registers: Option<&dyn Fn() -> Vec<u64>>,
 ) -> Result<Owners, LooksError> {
     let began = std::time::Instant::now();
-    let mut places = Places::default();
-    let options = Options { level: Level::Full, pace, with_not_malloc: true };
-    let mut taken = take(memory, pid, comm, options, &mut places)?;
-    add_blocks(memory, &mut taken, &mut places)?;
-    let blocks = Blocks::of(&taken.heaps)?;
-    if blocks.index.is_empty() {
-        return Err(LooksError::no_blocks(pid, &taken.census));
-    }
-    let mut own = Own::of(memory, &taken.heaps);
-    let heap = all_own_ranges(&taken.heaps);
-    let mut areas = Areas::of(memory, &heap)?;
-    areas.add_unknown(&own.unknown);
-    areas.registers.extend(registers.iter().flat_map(|read| read()));
-    own.look_at_caches(memory, &areas, pace);
-    let mut reader = Reader::new(memory, pace);
-    let mut builder = GraphBuilder::of(blocks.index.len(), (blocks.index.len() * POINTERS_A_BLOCK).max(POINTERS_MIN));
-    let mut groups: Vec<Range<usize>> = Vec::new();
-    let mut last_class = None;
-    read_pointers(&mut reader, &areas, &blocks, &own, &mut builder, |builder, area| {
-        let class: Option<Class> = areas.roots.get(area).map(|area| area.class);
-        let end = builder.roots.len();
-        match groups.last_mut() {
-            Some(group) if class == last_class => group.end = end,
-            _ => groups.push(groups.last().map_or(0, |group| group.end)..end),
-        }
-        last_class = class;
-    });
-    let mut doubts =
-        Doubts { unknown_bytes: taken.census.walk.unknown_bytes, is_census_usable: taken.census.walk.usable, ..Doubts::default() };
-    doubts.add(&reader, &areas);
-    doubts.dropped_pointers = builder.pointers_dropped;
-    doubts.are_registers_known = registers.is_some() || memory.process().is_none();
-    let (graph, roots) = builder.finish();
-    groups.push(groups.last().map_or(0, |group| group.end)..roots.len());
-    let pinned = pinned(memory, &taken.heaps, &blocks);
-    let table_bytes = blocks.bytes() + 2 * graph.bytes() + blocks.index.len() * (28 + 4);
-    let tree = dominators(&graph, &roots.iter().map(|root| root.block).collect::<Vec<_>>());
-    let reached = FirstReached::of(&graph, &roots, &groups);
+    let taken = census(memory, (pid, comm), pace)?;
+    let holdings = Holdings::of(memory, pid, &taken, pace, registers)?;
     let maps = memory.maps()?;
-    let stacks = memory.threads().into_iter().filter_map(|thread| Some((thread.stack_pointer?, thread.comm))).collect();
-    let runtimes = &taken.census.runtimes;
-    let is_managed = runtimes.java.is_some() || !runtimes.memory.is_empty();
-    let mut teller = Teller {
-        blocks: &blocks,
-        graph: &graph,
-        roots: &roots,
-        reached: &reached,
-        tree: &tree,
-        pinned: &pinned,
-        retained: retained(&tree, &blocks, &pinned),
-        contents: Contents::of(memory, &maps, &heap),
-        names: Names::of(memory.process(), &maps, stacks),
-        names_roots: !is_managed,
-    };
-    let path = wanted.path.and_then(|addr| blocks.index.find(addr)).map(|hit| teller.path(hit.block)).unwrap_or_default();
-    let firsts = first_words(memory, &blocks);
+    let mut teller = Teller::of(memory, &maps, &holdings)?;
+    let path = wanted.path.and_then(|addr| holdings.blocks.index.find(addr)).map(|hit| path(&mut teller, hit.block)).unwrap_or_default();
+    let firsts = first_words(memory, &holdings);
+    let total = holdings.total();
     Ok(Owners {
         pid,
         comm: comm.to_owned(),
-        live_bytes: blocks.live_bytes,
-        live_blocks: blocks.live_blocks,
-        unreached_bytes: teller.unreached_bytes(),
-        pinned_bytes: pinned.iter().map(|&bytes| u64::from(bytes)).sum(),
-        owners: teller.owners(by, wanted.type_name.as_deref(), &firsts),
-        types: teller.types(by, &firsts),
-        roots: if is_managed { Vec::new() } else { teller.root_sums(by) },
-        roots_left_out: if is_managed {
+        live_bytes: total.bytes,
+        live_blocks: total.blocks,
+        unreached_bytes: unreached_bytes(&holdings),
+        pinned_bytes: total.pinned,
+        blocked_bytes: total.blocked,
+        main_owner: main_owner(&mut teller, by),
+        owners: owners(&mut teller, by, wanted.type_name.as_deref(), &firsts),
+        types: types(&mut teller, by, &firsts),
+        roots: if holdings.is_managed { Vec::new() } else { root_sums(&mut teller, by) },
+        roots_left_out: if holdings.is_managed {
             "a language runtime manages memory of its own, whose roots are all alike".to_owned()
         } else {
             String::new()
         },
         path,
-        doubts,
-        table_bytes: table_bytes as u64,
+        shares: if wanted.with_shares { Shares::of(&mut teller, by, &firsts).groups } else { Vec::new() },
+        doubts: holdings.doubts.clone(),
+        table_bytes: holdings.table_bytes,
         duration_s: began.elapsed().as_secs_f64(),
     })
 }
 
-/// What each block dominates, itself included.
-fn retained(tree: &Dominators, blocks: &Blocks, pinned: &[u32]) -> Vec<Retained> {
-    let own = |block: u32| {
-        let is_live = blocks.live.get(block);
-        let bytes = if is_live { blocks.index.size(block) } else { 0 };
-        let pinned = pinned.get(block as usize).copied().unwrap_or(0);
-        Retained { bytes, pinned: u64::from(pinned), blocks: u64::from(is_live) }
+fn unreached_bytes(holdings: &Holdings) -> u64 {
+    let left = (0..holdings.len()).filter(|&block| !holdings.is_reached(block));
+    left.map(|block| holdings.alone(block).bytes).fold(0, u64::saturating_add)
+}
+
+/// The block that owns most of what is ranked by, with the blocks that have no nearer owner.
+fn main_owner(teller: &mut Teller<'_>, by: By) -> Option<Owner> {
+    let holdings = teller.holdings;
+    let nearest = shares::owners(holdings, by);
+    let mut sums: HashMap<u32, u64> = HashMap::new();
+    for block in 0..holdings.len() {
+        if let Some(owner) = nearest.get(block) {
+            *sums.entry(owner).or_default() += holdings.alone(block).by(by);
+        }
+    }
+    let (block, _) = sums.into_iter().max_by_key(|&(block, sum)| (sum, std::cmp::Reverse(block)))?;
+    Some(told(teller, block, false))
+}
+
+fn told(teller: &mut Teller<'_>, block: u32, shared: bool) -> Owner {
+    let (type_name, label) = teller.label(block);
+    let sum = teller.holdings.with_all(block);
+    Owner {
+        address: format!("{:#x}", teller.holdings.address(block)),
+        size_bytes: teller.holdings.blocks.index.size(block),
+        type_name,
+        label,
+        reached_first_from: teller.root_name(block),
+        shared,
+        retained_bytes: sum.bytes,
+        retained_pinned_bytes: sum.pinned,
+        retained_blocked_bytes: sum.blocked,
+        blocks: sum.blocks,
+        dominator: teller.holdings.dominator(block).map(|up| format!("{:#x}", teller.holdings.address(up))),
+    }
+}
+
+fn owners(teller: &mut Teller<'_>, by: By, type_name: Option<&str>, firsts: &[u64]) -> Vec<Owner> {
+    let holdings = teller.holdings;
+    let value = |block: u32| holdings.with_all(block).by(by);
+    let mut ranked: Vec<u32> = (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block) && value(block) > 0).collect();
+    if let Some(wanted) = type_name {
+        ranked.retain(|&block| {
+            let word = firsts.get(block as usize).copied().unwrap_or(0);
+            word != 0 && teller.contents.type_name(word).is_some_and(|name| name == wanted)
+        });
+    }
+    ranked.sort_by_key(|&block| (std::cmp::Reverse(value(block)), block));
+    ranked.truncate(TOLD_MAX);
+    let rooted: std::collections::HashSet<u32> = holdings.roots.iter().map(|root| root.block).collect();
+    let is_shared = |block: u32| holdings.is_reached(block) && holdings.dominator(block).is_none() && !rooted.contains(&block);
+    ranked.into_iter().map(|block| told(teller, block, is_shared(block))).collect()
+}
+
+fn types(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
+    let mut sums: HashMap<String, Sums> = HashMap::new();
+    for (block, &word) in (0u32..).zip(firsts).filter(|(_, word)| **word != 0) {
+        if let Some(name) = teller.contents.type_name(word) {
+            sums.entry(name).or_default().add(&teller.holdings.alone(block));
+        }
+    }
+    let mut list: Vec<(String, Sums)> = sums.into_iter().collect();
+    list.sort_by(|a, b| b.1.by(by).cmp(&a.1.by(by)).then_with(|| a.0.cmp(&b.0)));
+    list.truncate(TOLD_MAX);
+    let told = |(type_name, sum): (String, Sums)| TypeSum {
+        type_name,
+        blocks: sum.blocks,
+        bytes: sum.bytes,
+        pinned_bytes: sum.pinned,
+        blocked_bytes: sum.blocked,
     };
-    let mut sums: Vec<Retained> = (0..blocks.index.len() as u32).map(own).collect();
-    // Backwards, so that a block's sum is whole when it is added to its dominator's.
-    for &block in tree.order.iter().skip(1).rev() {
-        let up = tree.of.get(block as usize).copied().unwrap_or(NONE);
-        let Some(sum) = sums.get(block as usize).copied() else { continue };
-        if let Some(above) = sums.get_mut(up as usize) {
-            above.bytes = above.bytes.saturating_add(sum.bytes);
-            above.pinned = above.pinned.saturating_add(sum.pinned);
-            above.blocks += sum.blocks;
-        }
-    }
-    sums
+    list.into_iter().map(told).collect()
 }
 
-/// The first word of every block in use; 0 where it is not present.
-fn first_words(memory: &dyn Memory, blocks: &Blocks) -> Vec<u64> {
-    let mut words = vec![0u64; blocks.index.len()];
-    let mut pages = PageCache::new(memory);
-    let mut numbers: Vec<u32> = Vec::with_capacity(BATCH);
-    let mut pieces: Vec<Piece> = Vec::with_capacity(BATCH);
-    let mut buffer = vec![0u8; 8 * BATCH];
-    let mut read = |numbers: &mut Vec<u32>, pieces: &mut Vec<Piece>| {
-        let got = memory.read_pieces(pieces, &mut buffer);
-        for (place, &number) in numbers.iter().enumerate().take(got / 8) {
-            if let Some(word) = words.get_mut(number as usize) {
-                *word = word_at(&buffer, 8 * place);
-            }
+fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
+    let holdings = teller.holdings;
+    let mut by_root: HashMap<u64, Sums> = HashMap::new();
+    for block in (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block)) {
+        if let Some(slot) = holdings.origin(block) {
+            by_root.entry(slot).or_default().add(&holdings.alone(block));
         }
-        numbers.clear();
-        pieces.clear();
+    }
+    let mut named: HashMap<String, Sums> = HashMap::new();
+    for (slot, sum) in by_root {
+        named.entry(teller.place_name(slot)).or_default().add(&sum);
+    }
+    let mut list: Vec<(String, Sums)> = named.into_iter().collect();
+    list.sort_by(|a, b| b.1.by(by).cmp(&a.1.by(by)).then_with(|| a.0.cmp(&b.0)));
+    list.truncate(TOLD_MAX);
+    let told = |(reached_first_from, sum): (String, Sums)| RootSum {
+        reached_first_from,
+        blocks: sum.blocks,
+        bytes: sum.bytes,
+        pinned_bytes: sum.pinned,
+        blocked_bytes: sum.blocked,
     };
-    for (number, addr, bytes) in blocks.index.iter().filter(|&(number, _, bytes)| bytes >= 8 && blocks.live.get(number)) {
-        if bytes >= 8 && pages.runs_for(addr..addr + 8).present_from(addr) >= addr + 8 {
-            numbers.push(number);
-            pieces.push(Piece { addr, bytes: 8 });
-            if pieces.len() == BATCH {
-                read(&mut numbers, &mut pieces);
-            }
-        }
-    }
-    read(&mut numbers, &mut pieces);
-    words
+    list.into_iter().map(told).collect()
 }
 
-/// Puts numbers into words.
-struct Teller<'a> {
-    blocks: &'a Blocks,
-    graph: &'a Graph,
-    roots: &'a [Root],
-    reached: &'a FirstReached,
-    tree: &'a Dominators,
-    pinned: &'a [u32],
-    retained: Vec<Retained>,
-    contents: Contents<'a>,
-    names: Names<'a>,
-    names_roots: bool,
-}
-
-impl Teller<'_> {
-    fn sum(&self, block: u32) -> Retained {
-        self.retained.get(block as usize).copied().unwrap_or_default()
-    }
-
-    fn address(&self, block: u32) -> u64 {
-        self.blocks.index.address(block).unwrap_or(0)
-    }
-
-    fn label(&mut self, block: u32) -> (Option<String>, String) {
-        let first = self.contents.first_bytes(self.address(block), self.blocks.index.size(block));
-        let kind = self.contents.kind(&first);
-        let label = match (&kind.type_name, &kind.first_word) {
-            (Some(name), _) => name.clone(),
-            (None, Some(place)) => format!("begins with a pointer to {place}"),
-            (None, None) => kind.content.to_string(),
-        };
-        (kind.type_name, label)
-    }
-
-    fn root_name(&mut self, block: u32) -> String {
-        let slot = self.reached.origin(block).and_then(|origin| self.roots.get(origin)).map(|root| root.slot);
-        match slot {
-            Some(slot) if self.names_roots => self.names.of_place(slot),
-            Some(_) => String::new(),
-            None => "nowhere".to_owned(),
+/// The way by which a block is reached first; of a long one its ends.
+fn path(teller: &mut Teller<'_>, block: u32) -> Vec<Step> {
+    let holdings = teller.holdings;
+    let Some(slot) = holdings.origin(block) else { return Vec::new() };
+    let mut steps = vec![Step { address: format!("{slot:#x}"), size_bytes: 0, label: teller.place_name(slot) }];
+    let way = holdings.reached.path(block);
+    let left_out = way.len().saturating_sub(PATH_MAX);
+    for (place, &block) in way.iter().enumerate() {
+        if left_out > 0 && place == PATH_MAX / 2 {
+            steps.push(Step { address: String::new(), size_bytes: 0, label: format!("{left_out} more blocks") });
         }
-    }
-
-    fn unreached_bytes(&self) -> u64 {
-        let is_left = |block: &u32| self.blocks.live.get(*block) && self.tree.of.get(*block as usize) == Some(&NONE);
-        (0..self.graph.len() as u32).filter(is_left).map(|block| self.blocks.index.size(block)).fold(0, u64::saturating_add)
-    }
-
-    fn owners(&mut self, by: By, type_name: Option<&str>, firsts: &[u64]) -> Vec<Owner> {
-        let value = |sum: Retained| if by == By::Live { sum.bytes } else { sum.pinned };
-        let mut ranked: Vec<u32> =
-            (0..self.graph.len() as u32).filter(|&block| self.blocks.live.get(block) && value(self.sum(block)) > 0).collect();
-        if let Some(wanted) = type_name {
-            ranked.retain(|&block| {
-                let word = firsts.get(block as usize).copied().unwrap_or(0);
-                word != 0 && self.contents.type_name(word).is_some_and(|name| name == wanted)
-            });
+        if left_out > 0 && (PATH_MAX / 2..PATH_MAX / 2 + left_out).contains(&place) {
+            continue;
         }
-        ranked.sort_by_key(|&block| (std::cmp::Reverse(value(self.sum(block))), block));
-        ranked.truncate(TOLD_MAX);
-        let rooted: std::collections::HashSet<u32> = self.roots.iter().map(|root| root.block).collect();
-        let root = self.graph.len() as u32;
-        let mut told = Vec::new();
-        for block in ranked {
-            let (type_name, label) = self.label(block);
-            let up = self.tree.of.get(block as usize).copied().unwrap_or(NONE);
-            let sum = self.sum(block);
-            told.push(Owner {
-                address: format!("{:#x}", self.address(block)),
-                size_bytes: self.blocks.index.size(block),
-                type_name,
-                label,
-                reached_first_from: self.root_name(block),
-                shared: up == root && !rooted.contains(&block),
-                retained_bytes: sum.bytes,
-                retained_pinned_bytes: sum.pinned,
-                blocks: sum.blocks,
-                dominator: (up < root).then(|| format!("{:#x}", self.address(up))),
-            });
-        }
-        told
+        let label = teller.label(block).1;
+        steps.push(Step { address: format!("{:#x}", holdings.address(block)), size_bytes: holdings.blocks.index.size(block), label });
     }
-
-    fn types(&mut self, by: By, firsts: &[u64]) -> Vec<TypeSum> {
-        let mut sums: HashMap<String, TypeSum> = HashMap::new();
-        for (block, &word) in (0u32..).zip(firsts).filter(|(_, word)| **word != 0) {
-            let Some(name) = self.contents.type_name(word) else { continue };
-            let sum = sums.entry(name).or_insert_with_key(|name| TypeSum { type_name: name.clone(), blocks: 0, bytes: 0, pinned_bytes: 0 });
-            sum.blocks += 1;
-            sum.bytes += self.blocks.index.size(block);
-            sum.pinned_bytes += u64::from(self.pinned.get(block as usize).copied().unwrap_or(0));
-        }
-        let mut list: Vec<TypeSum> = sums.into_values().collect();
-        let value = |sum: &TypeSum| if by == By::Live { sum.bytes } else { sum.pinned_bytes };
-        list.sort_by(|a, b| value(b).cmp(&value(a)).then_with(|| a.type_name.cmp(&b.type_name)));
-        list.truncate(TOLD_MAX);
-        list
-    }
-
-    fn root_sums(&mut self, by: By) -> Vec<RootSum> {
-        let mut by_root: HashMap<usize, Retained> = HashMap::new();
-        for block in (0..self.graph.len() as u32).filter(|&block| self.blocks.live.get(block)) {
-            let Some(origin) = self.reached.origin(block) else { continue };
-            let sum = by_root.entry(origin).or_default();
-            sum.blocks += 1;
-            sum.bytes += self.blocks.index.size(block);
-            sum.pinned += u64::from(self.pinned.get(block as usize).copied().unwrap_or(0));
-        }
-        let mut named: HashMap<String, RootSum> = HashMap::new();
-        for (origin, sum) in by_root {
-            let name = self.roots.get(origin).map_or_else(String::new, |root| self.names.of_place(root.slot));
-            let all = named.entry(name).or_insert_with_key(|name| RootSum {
-                reached_first_from: name.clone(),
-                blocks: 0,
-                bytes: 0,
-                pinned_bytes: 0,
-            });
-            all.blocks += sum.blocks;
-            all.bytes += sum.bytes;
-            all.pinned_bytes += sum.pinned;
-        }
-        let mut list: Vec<RootSum> = named.into_values().collect();
-        let value = |sum: &RootSum| if by == By::Live { sum.bytes } else { sum.pinned_bytes };
-        list.sort_by(|a, b| value(b).cmp(&value(a)).then_with(|| a.reached_first_from.cmp(&b.reached_first_from)));
-        list.truncate(TOLD_MAX);
-        list
-    }
-
-    /// The way by which a block is reached first; of a long one its ends.
-    fn path(&mut self, block: u32) -> Vec<Step> {
-        let Some(root) = self.reached.origin(block).and_then(|origin| self.roots.get(origin)).copied() else { return Vec::new() };
-        let name = self.names.of_place(root.slot);
-        let mut steps = vec![Step { address: format!("{:#x}", root.slot), size_bytes: 0, label: name }];
-        let way = self.reached.path(block);
-        let left_out = way.len().saturating_sub(PATH_MAX);
-        for (place, &block) in way.iter().enumerate() {
-            if left_out > 0 && place == PATH_MAX / 2 {
-                steps.push(Step { address: String::new(), size_bytes: 0, label: format!("{left_out} more blocks") });
-            }
-            if left_out > 0 && (PATH_MAX / 2..PATH_MAX / 2 + left_out).contains(&place) {
-                continue;
-            }
-            let label = self.label(block).1;
-            steps.push(Step { address: format!("{:#x}", self.address(block)), size_bytes: self.blocks.index.size(block), label });
-        }
-        steps
-    }
+    steps
 }

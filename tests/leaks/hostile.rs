@@ -34,7 +34,7 @@ fn look_at(fixture: &Fixture) {
         assert_eq!(told, leaks.unreached_blocks, "each block is told once");
         assert!(leaks.unreached_bytes <= leaks.live_bytes);
     }
-    for by in [By::Live, By::Pinned] {
+    for by in [By::Live, By::Pinned, By::Blocked] {
         if let Ok(owners) = survey(fixture, (1, "x"), Pace::default(), by, &Wanted::default(), None) {
             assert!(owners.owners.iter().all(|owner| owner.retained_bytes <= owners.live_bytes));
         }

@@ -3,6 +3,7 @@
 
 mod command;
 mod hostile;
+mod join;
 mod owners;
 mod real;
 mod target;

@@ -20,7 +20,8 @@ pub fn build(compiler: &str, source: &str, flags: &[&str], name: &str) -> PathBu
     let program = output_dir().join(format!("leaks-{name}"));
     let written = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     if written(&program).is_none_or(|built| Some(built) < written(&source)) {
-        let unfinished = output_dir().join(format!("leaks-{name}.{}", std::process::id()));
+        // Tests of one process may build the same program at once.
+        let unfinished = output_dir().join(format!("leaks-{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
         let built = Command::new(compiler).args(["-O2", "-g", "-pthread", "-o"]).arg(&unfinished).arg(source).args(flags).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         std::fs::rename(unfinished, &program).unwrap();

@@ -1,0 +1,225 @@
+//! All blocks in groups that are alike: from where they are reached, who owns them, what they are. Each block is in one group, so that sums
+//! over the groups are those of the heap.
+
+use std::collections::HashMap;
+
+use super::contents::Content;
+use super::holdings::{By, Holdings, Sums};
+use super::suspects::NearestOwner;
+use super::teller::Teller;
+use crate::profile::Frame;
+
+/// Groups that are told; the smallest are summed by owner.
+const GROUPS_MAX: usize = 1000;
+/// Groups while they are counted; blocks beyond go to their owner's remainder.
+const COUNTED_MAX: usize = 1 << 18;
+
+/// Blocks that are alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// The place that leads to them first; empty where places are not named.
+    pub root: String,
+    /// The block that owns them, in words; empty where none does.
+    pub owner: String,
+    /// What they are.
+    pub kind: String,
+    /// Their sums.
+    pub sums: Sums,
+}
+
+impl Share {
+    /// Place, owner and what they are, as frames, what they are first.
+    #[must_use]
+    pub fn frames(&self) -> Vec<Frame> {
+        let root = if self.root.is_empty() { "[places are not named]" } else { &self.root };
+        let owner = if self.owner.is_empty() { "[no single owner]" } else { &self.owner };
+        [self.kind.as_str(), owner, root].map(Frame::named).to_vec()
+    }
+
+    /// What they are, by whom they are owned, and from where they are reached first, in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let owner = if self.owner.is_empty() { String::new() } else { format!("; owned by {}", self.owner) };
+        let root = if self.root.is_empty() { String::new() } else { format!("; reached first from {}", self.root) };
+        format!("{}{owner}{root}", self.kind)
+    }
+}
+
+/// What a group's blocks are, while they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum What {
+    /// The label of this number, of blocks of this size.
+    Label(u32, u64),
+    /// Anything else.
+    Other,
+}
+
+/// Who leads to a group's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Whose {
+    /// The owner of this number.
+    Owner(u32),
+    /// No block; the place of this number.
+    Place(u32),
+    /// Nobody: no pointer was seen.
+    Nobody,
+}
+
+/// All blocks in groups.
+#[derive(Debug, Default)]
+pub struct Shares {
+    /// The groups, those with most first.
+    pub groups: Vec<Share>,
+    /// By block: its group.
+    group_of: Vec<u32>,
+}
+
+impl Shares {
+    /// Groups the blocks in use, ranked `by`. `firsts` are their first words.
+    pub fn of(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Self {
+        let holdings = teller.holdings;
+        let owners = owners(holdings, by);
+        let mut labels = Labels::default();
+        let mut places = Places::default();
+        let mut known: HashMap<(Whose, What), u32> = HashMap::new();
+        let mut keys: Vec<((Whose, What), Sums)> = Vec::new();
+        let mut group_of = vec![u32::MAX; holdings.len() as usize];
+        for block in (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block)) {
+            let whose = match owners.get(block) {
+                Some(owner) => Whose::Owner(owner),
+                None if !holdings.is_reached(block) => Whose::Nobody,
+                None => Whose::Place(places.of(teller, block)),
+            };
+            let label = labels.of(teller, firsts.get(block as usize).copied().unwrap_or(0));
+            let mut key = (whose, What::Label(label, holdings.blocks.index.size(block)));
+            if known.len() >= COUNTED_MAX && !known.contains_key(&key) {
+                key.1 = What::Other;
+            }
+            let group = *known.entry(key).or_insert_with(|| {
+                keys.push((key, Sums::default()));
+                keys.len() as u32 - 1
+            });
+            if let (Some((_, sums)), Some(own)) = (keys.get_mut(group as usize), group_of.get_mut(block as usize)) {
+                sums.add(&holdings.alone(block));
+                *own = group;
+            }
+        }
+        let mut shares = Self { groups: Vec::new(), group_of };
+        shares.tell(teller, by, keys, &labels, &places);
+        shares
+    }
+
+    /// Names the groups with most and sums up the others by owner.
+    fn tell(&mut self, teller: &mut Teller<'_>, by: By, keys: Vec<((Whose, What), Sums)>, labels: &Labels, places: &Places) {
+        let mut order: Vec<u32> = (0..keys.len() as u32).collect();
+        let rank = |group: &u32| keys.get(*group as usize).map(|(key, sums)| (std::cmp::Reverse((sums.by(by), sums.bytes)), *key));
+        order.sort_by_key(rank);
+        let mut final_of = vec![0u32; keys.len()];
+        let mut told: HashMap<(Whose, What), u32> = HashMap::new();
+        for (rank, &group) in order.iter().enumerate() {
+            let Some(&((mut whose, mut what), sums)) = keys.get(group as usize) else { continue };
+            if rank >= GROUPS_MAX {
+                what = What::Other;
+                // Places are many where nobody owns what they lead to.
+                if let Whose::Place(_) = whose {
+                    whose = Whose::Place(u32::MAX);
+                }
+            }
+            let next = self.groups.len() as u32;
+            let place = *told.entry((whose, what)).or_insert(next);
+            if place == next {
+                let (root, owner) = match whose {
+                    Whose::Owner(owner) => (teller.root_name(owner), teller.owner_words(owner)),
+                    Whose::Place(place) => (places.name(place), String::new()),
+                    Whose::Nobody => ("nowhere: no pointer was seen".to_owned(), String::new()),
+                };
+                let kind = match what {
+                    What::Label(label, size) => format!("{}, {size} B", labels.name(label)),
+                    What::Other => "others".to_owned(),
+                };
+                self.groups.push(Share { root, owner, kind, sums: Sums::default() });
+            }
+            if let Some(share) = self.groups.get_mut(place as usize) {
+                share.sums.add(&sums);
+            }
+            if let Some(own) = final_of.get_mut(group as usize) {
+                *own = place;
+            }
+        }
+        for own in &mut self.group_of {
+            *own = final_of.get(*own as usize).copied().unwrap_or(u32::MAX);
+        }
+    }
+
+    /// The group of a block in use.
+    #[must_use]
+    pub fn group_of(&self, block: u32) -> Option<u32> {
+        self.group_of.get(block as usize).copied().filter(|&group| (group as usize) < self.groups.len())
+    }
+}
+
+/// The owner of every block, ranked `by`.
+#[must_use]
+pub fn owners(holdings: &Holdings, by: By) -> NearestOwner {
+    let value = |block| holdings.with_all(block).by(by);
+    NearestOwner::of(&holdings.tree, value, |block| holdings.blocks.index.size(block), holdings.total().by(by))
+}
+
+/// What blocks begin with, as numbers.
+#[derive(Default)]
+struct Labels {
+    of_word: HashMap<u64, u32>,
+    of_content: HashMap<Content, u32>,
+    names: Vec<String>,
+}
+
+impl Labels {
+    fn of(&mut self, teller: &mut Teller<'_>, word: u64) -> u32 {
+        if let Some(&label) = self.of_word.get(&word) {
+            return label;
+        }
+        let kind = teller.contents.kind(&word.to_le_bytes());
+        let next = self.names.len() as u32;
+        let label = match kind.content {
+            Content::StaticPointer => *self.of_word.entry(word).or_insert(next),
+            content => *self.of_content.entry(content).or_insert(next),
+        };
+        if label == next {
+            self.names.push(kind.words());
+        }
+        label
+    }
+
+    fn name(&self, label: u32) -> &str {
+        self.names.get(label as usize).map_or("", String::as_str)
+    }
+}
+
+/// Names of places, as numbers.
+#[derive(Default)]
+struct Places {
+    of_slot: HashMap<u64, u32>,
+    of_name: HashMap<String, u32>,
+    names: Vec<String>,
+}
+
+impl Places {
+    fn of(&mut self, teller: &mut Teller<'_>, block: u32) -> u32 {
+        let slot = teller.holdings.origin(block).unwrap_or(u64::MAX);
+        if let Some(&place) = self.of_slot.get(&slot) {
+            return place;
+        }
+        let name = teller.root_name(block);
+        let next = self.names.len() as u32;
+        let place = *self.of_name.entry(name.clone()).or_insert(next);
+        if place == next {
+            self.names.push(name);
+        }
+        self.of_slot.insert(slot, place);
+        place
+    }
+
+    fn name(&self, place: u32) -> String {
+        self.names.get(place as usize).cloned().unwrap_or_else(|| "many places".to_owned())
+    }
+}

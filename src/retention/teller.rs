@@ -1,0 +1,90 @@
+//! Words for what one look found: what blocks are, who owns them, from where they are reached.
+
+use super::contents::Contents;
+use super::holdings::Holdings;
+use super::names::Names;
+use crate::census::memory::{Memory, MemoryError, Piece, word_at};
+use crate::census::page_cache::PageCache;
+use crate::target::Maps;
+
+/// Words read with one call.
+const BATCH: usize = 1024;
+
+/// Puts numbers into words.
+pub struct Teller<'a> {
+    /// What was found.
+    pub holdings: &'a Holdings,
+    /// What stands in blocks.
+    pub contents: Contents<'a>,
+    names: Names<'a>,
+}
+
+impl<'a> Teller<'a> {
+    /// For a process with these mappings.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn of(memory: &'a dyn Memory, maps: &'a Maps, holdings: &'a Holdings) -> Result<Self, MemoryError> {
+        let stacks = memory.threads().into_iter().filter_map(|thread| Some((thread.stack_pointer?, thread.comm))).collect();
+        Ok(Self { holdings, contents: Contents::of(memory, maps, &holdings.heap), names: Names::of(memory.process(), maps, stacks) })
+    }
+
+    /// A block's class, if it has one, and what it is in words.
+    pub fn label(&mut self, block: u32) -> (Option<String>, String) {
+        let first = self.contents.first_bytes(self.holdings.address(block), self.holdings.blocks.index.size(block));
+        let kind = self.contents.kind(&first);
+        (kind.type_name.clone(), kind.words())
+    }
+
+    /// The place from which a block is reached first; empty where places are not named.
+    pub fn root_name(&mut self, block: u32) -> String {
+        match self.holdings.origin(block) {
+            Some(slot) if !self.holdings.is_managed => self.names.of_place(slot),
+            Some(_) => String::new(),
+            None => "nowhere".to_owned(),
+        }
+    }
+
+    /// What a place is called.
+    pub fn place_name(&mut self, slot: u64) -> String {
+        self.names.of_place(slot)
+    }
+
+    /// An owner: `one block of 65,544 B (pointers)`.
+    pub fn owner_words(&mut self, block: u32) -> String {
+        let label = self.label(block).1;
+        format!("one block of {} B ({label})", crate::units::grouped(self.holdings.blocks.index.size(block)))
+    }
+}
+
+/// The first word of every block in use; 0 where it is not present.
+#[must_use]
+pub fn first_words(memory: &dyn Memory, holdings: &Holdings) -> Vec<u64> {
+    let blocks = &holdings.blocks;
+    let mut words = vec![0u64; blocks.index.len()];
+    let mut pages = PageCache::new(memory);
+    let mut numbers: Vec<u32> = Vec::with_capacity(BATCH);
+    let mut pieces: Vec<Piece> = Vec::with_capacity(BATCH);
+    let mut buffer = vec![0u8; 8 * BATCH];
+    let mut read = |numbers: &mut Vec<u32>, pieces: &mut Vec<Piece>| {
+        let got = memory.read_pieces(pieces, &mut buffer);
+        for (place, &number) in numbers.iter().enumerate().take(got / 8) {
+            if let Some(word) = words.get_mut(number as usize) {
+                *word = word_at(&buffer, 8 * place);
+            }
+        }
+        numbers.clear();
+        pieces.clear();
+    };
+    for (number, addr, _) in blocks.index.iter().filter(|&(number, _, bytes)| bytes >= 8 && blocks.live.get(number)) {
+        if pages.runs_for(addr..addr + 8).present_from(addr) >= addr + 8 {
+            numbers.push(number);
+            pieces.push(Piece { addr, bytes: 8 });
+            if pieces.len() == BATCH {
+                read(&mut numbers, &mut pieces);
+            }
+        }
+    }
+    read(&mut numbers, &mut pieces);
+    words
+}
