@@ -21,6 +21,9 @@
 #include "thread.bpf.h"
 #include "unwind.bpf.h"
 
+/* Of a task's flags (include/linux/sched.h): forked, and has not executed a program. */
+#define FP_PF_FORKNOEXEC 0x40
+
 /* The bytes a call asks for. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
 static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 {
@@ -232,6 +235,13 @@ static __always_inline void fp_spend(struct fp_target *target, bool frees)
 		target->closed_ns = now;
 }
 
+/* Whether a child of vfork has executed a program: it allocates in a memory of its own from then on, whose probes are others. Its first
+ * thread's flag is asked for, because a new thread has it, too. */
+static __always_inline bool fp_has_left(__u64 cookie)
+{
+	return FP_COOKIE_VFORK(cookie) && !(FP_KERNEL(fp_current_task(), group_leader, flags) & FP_PF_FORKNOEXEC);
+}
+
 /* A site's target if its calls are wanted. Each hit is counted, and why it was not wanted: the daemon holds the sum against the records
  * that came, so that no kernel loses them unnoticed. */
 static __always_inline struct fp_target *fp_target_on(__u64 cookie)
@@ -250,7 +260,7 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 	}
 	if (target->flags & FP_TARGET_GOVERNED)
 		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE || FP_COOKIE_OP(cookie) == FP_OP_LARGE_FREE);
-	if (target->flags & FP_TARGET_ON)
+	if (target->flags & FP_TARGET_ON && !fp_has_left(cookie))
 		return target;
 	fp_count(FP_CNT_HIT_OFF);
 	return NULL;

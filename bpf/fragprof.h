@@ -267,6 +267,9 @@ enum fp_op {
 #define FP_COOKIE_MAY_THROW(c) ((unsigned int)(((c) >> 56) & 1)) /* fails by a C++ exception */
 #define FP_COOKIE_FREES_ON_FAILURE(c) ((unsigned int)(((c) >> 57) & 1)) /* reallocf: a failure frees the block */
 #define FP_COOKIE_HOLDS_CHUNK(c) ((unsigned int)(((c) >> 58) & 1)) /* ptr_reg has the block's chunk, FP_CHUNK_HEADER before it */
+/* The probe is for a child of vfork, which runs in the target's memory until it executes a program. Kernels from 6.12 on run a probe only
+ * in the process that it was put in for (commit 900f362e2062, "bpf: Fix uprobe multi pid filter check"), not in all that share its memory. */
+#define FP_COOKIE_VFORK(c) ((unsigned int)(((c) >> 59) & 1))
 #define FP_NO_REG 0x1f
 
 /* glibc's chunks (malloc/malloc.c, struct malloc_chunk; the same from 2.26 on): two words before the block, the second of which is the

@@ -48,12 +48,14 @@ struct signal_struct {
 };
 
 struct task_struct {
+	unsigned int flags;
 	unsigned int ptrace;
 	struct {
 		unsigned long sig[1];
 	} blocked;
 	pid_t pid;
 	pid_t tgid;
+	struct task_struct *group_leader;
 	char comm[16];
 	int exit_code;
 	unsigned long sas_ss_sp;

@@ -59,6 +59,8 @@ pub struct Offer {
     pub method: Attach,
     /// Better methods that were tried, and why they did not work.
     pub refused: Vec<(Attach, String)>,
+    /// Whether a process's probes also see the children of vfork that run in its memory.
+    pub sees_vfork_children: bool,
 }
 
 /// Run for every process of the machine: its address space and its life.
@@ -107,7 +109,7 @@ pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
         match trial::glance(method).and_then(|()| try_load(method, governed)) {
-            Ok(object) => return Ok((object, Offer { method, refused })),
+            Ok((object, sees_vfork_children)) => return Ok((object, Offer { method, refused, sees_vfork_children })),
             Err(error) => {
                 let messages = std::mem::take(&mut *MESSAGES.lock().unwrap_or_else(PoisonError::into_inner));
                 refused.push((method, cause(&messages).map_or_else(|| format!("{error:#}"), |cause| format!("{error:#} ({cause})"))));
@@ -160,7 +162,7 @@ fn hint_for(root: bool, lockdown: &str) -> &'static str {
     }
 }
 
-fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<Object> {
+fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<(Object, bool)> {
     let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(object(method))?;
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
@@ -170,8 +172,8 @@ fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<Object> {
         program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name) || wanted);
     }
     let object = open.load()?;
-    trial::run(&object, method)?;
-    Ok(object)
+    let sees_vfork_children = trial::run(&object, method)?;
+    Ok((object, sees_vfork_children))
 }
 
 /// A program by name.

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::units::{FileOffset, Pid};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
@@ -376,6 +377,19 @@ impl Capture {
     /// [`Error::Attach`]; probes of the call that were already in place are out again.
     pub fn attach(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
         self.attach_with(pid, slot, files, Set::Calls, false)
+    }
+
+    /// Puts the probes of a target into a child of vfork, which runs in the target's memory: its calls are the target's, until it executes
+    /// a program. Not needed where the target's own probes see it ([`Offer::sees_vfork_children`]).
+    ///
+    /// # Errors
+    /// As [`Capture::attach`].
+    pub fn attach_vfork_child(&self, child: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
+        let mut files = files.to_vec();
+        for site in files.iter_mut().flat_map(|file| &mut file.sites) {
+            site.cookie |= cookie::VFORK;
+        }
+        self.attach_with(child, slot, &files, Set::Calls, false)
     }
 
     /// Puts the probes for large blocks alone into a file, for this process and a slot of its own ([`Capture::add_beside`]).

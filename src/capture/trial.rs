@@ -4,6 +4,8 @@
 //! a word. So a function of this process is probed for a slot of the target table that no target has yet, called, and its hit looked
 //! for in that slot's row.
 
+use std::sync::{Mutex, PoisonError};
+
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, UprobeMultiOpts, UprobeOpts};
 
 use super::slots::Slot;
@@ -23,26 +25,31 @@ extern "C" fn probed() {
     std::hint::black_box(());
 }
 
-/// Attaches the method's first program to a function of this process, calls it, and lets go again.
+/// Attaches the method's first program to a function of this process, calls it, and lets go again. Returns whether the probe also sees the
+/// children of vfork, which run in the process's memory: kernels before 6.12 ask for the address space, later ones for the process.
 ///
 /// # Errors
 /// If the kernel refuses the probe, or the hit does not arrive where the cookie said.
-pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<()> {
+pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<bool> {
+    let _alone = AT_IT.lock().unwrap_or_else(PoisonError::into_inner);
     let address = probed as *const () as u64;
     let offset = own_file_offset(address).ok_or_else(|| failed("own executable not found in /proc/self/maps"))?;
     let table = TargetTable::map(&load::map(object, "targets")).map_err(|error| failed(&error.to_string()))?;
     let pid = Pid(std::process::id());
     // Governed and switched off: the hit is counted, and nothing more is done.
     table.own(SLOT, pid, 0, TARGET_GOVERNED);
-    let hit = hit(object, method, pid, address, offset);
-    let hits = table.hits(SLOT).allocations;
+    let hits = || table.hits(SLOT).allocations;
+    let counts = hit(object, method, pid, address, offset, &hits);
     table.never_owned(SLOT);
-    hit?;
-    // Other threads may be at the same.
-    if hits == 0 { Err(failed("a probe was put in and passed, but its program did not learn which one it was")) } else { Ok(()) }
+    let (own, of_child) = counts?;
+    if own == 0 { Err(failed("a probe was put in and passed, but its program did not learn which one it was")) } else { Ok(of_child > 0) }
 }
 
-fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64) -> libbpf_rs::Result<()> {
+/// Only one thread calls the probed function at a time: its hits are those of the trial.
+static AT_IT: Mutex<()> = Mutex::new(());
+
+/// Hits of this process, and those of a child of vfork.
+fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64, hits: &dyn Fn() -> u64) -> libbpf_rs::Result<(u64, u64)> {
     let cookie = Op::Alloc as u64 | u64::from(SLOT.index) << 32;
     let program = load::program(object, load::programs(method)[0])?;
     let key = sites::key(pid, Addr(address), Set::Calls);
@@ -61,9 +68,30 @@ fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64) -> 
         }
     };
     std::hint::black_box(probed as extern "C" fn())();
+    let own = hits();
+    let of_child = in_a_child_of_vfork().map(|()| hits() - own);
     drop(link);
     if method == Attach::ByAddress {
         load::map(object, "site_cookies").delete(&key)?;
+    }
+    Ok((own, of_child?))
+}
+
+/// Calls the probed function in a child that runs in this process's memory, as one of vfork does, and waits for its end.
+fn in_a_child_of_vfork() -> libbpf_rs::Result<()> {
+    extern "C" fn call(_: *mut libc::c_void) -> libc::c_int {
+        std::hint::black_box(probed as extern "C" fn())();
+        0
+    }
+    /// For a function that calls one that does nothing, and for the kernel's frame of a signal.
+    const STACK_BYTES: usize = 64 << 10;
+    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
+    // SAFETY: the child runs on a stack of its own, which outlives it: CLONE_VFORK keeps this thread until it has ended. It touches no
+    // other memory and takes no lock. Without an exit signal only a wait that asks for it (__WCLONE) sees it.
+    let pid = unsafe { libc::clone(call, stack.as_mut_ptr_range().end.cast(), libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) };
+    // SAFETY: waits for the child that was just made.
+    if pid < 0 || unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WCLONE) } != pid {
+        return Err(std::io::Error::last_os_error().into());
     }
     Ok(())
 }

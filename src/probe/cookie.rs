@@ -75,6 +75,9 @@ pub enum LargeOp {
 /// `FP_OP_ENTRY`: the program's entry point, at which its thread is held.
 pub const OP_ENTRY: u64 = 8;
 
+/// `FP_COOKIE_VFORK`: the probe is in a child of vfork, for a target in whose memory the child runs.
+pub const VFORK: u64 = 1 << 59;
+
 /// The word of a size-selective site for a target's slot. `function`: what its records are counted as.
 #[must_use]
 pub fn encode_large(op: LargeOp, function: FunctionId, site: &LargeSite, slot: u16) -> u64 {
@@ -173,6 +176,7 @@ mod tests {
             .unwrap();
             writeln!(expected, "{} 9 3 {slot} 0 {}", op as u8, u8::from(holds == Holds::Chunk)).unwrap();
         }
+        writeln!(source, "_Static_assert(FP_COOKIE_VFORK({VFORK}ULL) == 1 && !FP_COOKIE_VFORK({}ULL), \"\");", !VFORK).unwrap();
         source.push_str("_Static_assert(FP_OP_LARGE_ALLOC == 6 && FP_OP_LARGE_FREE == 7 && FP_OP_ENTRY == 8, \"\");\n");
         source.push_str("_Static_assert(FP_OP_ALLOC == 1 && FP_OP_FREE == 2 && FP_OP_REALLOC == 3 && FP_OP_POSIX_MEMALIGN == 4 && FP_OP_XALLOCX == 5 && FP_NO_REG == 0x1f, \"\");\nreturn 0; }\n");
         let (c, program) = (directory.path().join("cookie.c"), directory.path().join("cookie"));

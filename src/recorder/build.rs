@@ -221,7 +221,8 @@ fn inherited_words(targets: &[Target]) -> Option<String> {
 
 /// What nobody saw of children of vfork.
 fn guests_words(targets: &[Target]) -> Option<String> {
-    let guests: u64 = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.guests).sum();
+    let unseen = |target: &Target| target.books.as_ref().map_or(0, |books| books.guests).saturating_sub(target.vfork_children_seen);
+    let guests: u64 = targets.iter().map(unseen).sum();
     let (children, their) = (if guests == 1 { "child" } else { "children" }, if guests == 1 { "its" } else { "their" });
     (guests > 0).then(|| {
         format!(

@@ -154,6 +154,7 @@ impl Recorder {
     pub(super) fn retire(&mut self, slot: u16) {
         self.check_losses();
         let Some(mut target) = self.targets.remove(&slot) else { return };
+        self.vfork_children_lose(slot);
         // The kernel takes its time, in which another process may stand still.
         for attached in target.let_go(&self.capture) {
             drop(self.reaper.take_out(attached));

@@ -18,6 +18,15 @@ const BOOKS_POLL: Duration = Duration::from_micros(200);
 /// Longest wait for the unwind tables of new code: those of the largest libraries take a second on a busy machine.
 const TABLES_WITHIN: Duration = Duration::from_secs(5);
 
+/// A child of vfork with probes of its own.
+#[derive(Debug)]
+pub(super) struct VforkChild {
+    process: Process,
+    /// Of the target in whose memory it runs.
+    slot: u16,
+    attached: Attached,
+}
+
 impl Recorder {
     /// Follows the children of the processes that are watched by now: none of them runs before it is probed.
     ///
@@ -73,7 +82,11 @@ impl Recorder {
         let slot = self.targets.iter().find(|(_, target)| target.process.pid() == look.pid).map(|(slot, _)| *slot);
         let slot = match look.at {
             At::Birth { parent } => self.born(parent, look.pid),
-            At::NewImage { entry } => self.held_image(slot, entry, &mut look),
+            At::BirthInMemory { parent } => return self.born_in_memory(parent, look.pid),
+            At::NewImage { entry } => {
+                self.vfork_child_has_left(look.pid);
+                self.held_image(slot, entry, &mut look)
+            }
             At::Code => slot,
             At::Entry => {
                 let target = slot.and_then(|slot| self.targets.get_mut(&slot));
@@ -116,6 +129,46 @@ impl Recorder {
         Some(slot)
     }
 
+    /// A child of vfork that has not run yet: what it calls in its parent's memory is the parent's.
+    fn born_in_memory(&mut self, parent: Pid, child: Pid) -> Result<(), Error> {
+        let of_child = self.vfork_children.get(&parent).map(|born| born.slot);
+        let slot = of_child.or_else(|| self.targets.iter().find(|(_, target)| target.process.pid() == parent).map(|(slot, _)| *slot));
+        let Some(target) = slot.and_then(|slot| self.targets.get_mut(&slot)) else { return Ok(()) };
+        if self.capture.offer().sees_vfork_children {
+            target.vfork_children_seen += 1;
+            return Ok(());
+        }
+        let process = Process::open(child)?;
+        let files = target.functions_of(&process, &mut self.planner)?;
+        if files.is_empty() {
+            return Ok(());
+        }
+        let attached = self.capture.attach_vfork_child(child, target.slot, &files)?;
+        target.vfork_children_seen += 1;
+        self.vfork_children.insert(child, VforkChild { process, slot: target.slot.index, attached });
+        Ok(())
+    }
+
+    /// Takes the probes of a child of vfork out, which has executed a program or ended.
+    fn vfork_child_has_left(&mut self, child: Pid) {
+        if let Some(left) = self.vfork_children.remove(&child) {
+            drop(self.reaper.take_out(left.attached));
+        }
+    }
+
+    /// Takes out the probes of those that ended without executing anything.
+    pub(super) fn check_vfork_children(&mut self) {
+        let ended: Vec<Pid> = self.vfork_children.iter().filter(|(_, child)| !child.process.is_alive()).map(|(pid, _)| *pid).collect();
+        for child in ended {
+            self.vfork_child_has_left(child);
+        }
+    }
+
+    /// A child of vfork may outlive the process in whose memory it runs. Its probes are out before the slot has another owner.
+    pub(super) fn vfork_children_lose(&mut self, slot: u16) {
+        self.vfork_children.retain(|_, child| child.slot != slot);
+    }
+
     fn mark_held(&mut self, slot: u16) {
         self.switch_on(slot);
         if let Some(target) = self.targets.get_mut(&slot) {
@@ -124,7 +177,7 @@ impl Recorder {
         }
     }
 
-    /// A new image, none of whose instructions has run. A child of vfork is met here for the first time.
+    /// A new image, none of whose instructions has run. A child of vfork becomes a target here.
     fn held_image(&mut self, known: Option<u16>, entry: Option<u64>, look: &mut Look) -> Option<u16> {
         let slot = match known {
             Some(slot) => {

@@ -33,6 +33,7 @@ mod sink;
 mod target;
 mod throwing;
 mod tracer;
+mod untold_exit;
 mod walker;
 mod walks;
 mod watched;
@@ -157,6 +158,7 @@ pub struct Options {
 pub struct Recorder {
     targets: HashMap<u16, Target>,
     ended: Vec<Target>,
+    vfork_children: HashMap<Pid, held::VforkChild>,
     reaper: Reaper,
     capture: Capture,
     planner: Planner,
@@ -215,6 +217,7 @@ impl Recorder {
         Ok(Self {
             targets: HashMap::new(),
             ended: Vec::new(),
+            vfork_children: HashMap::new(),
             reaper,
             capture,
             planner,
@@ -476,6 +479,7 @@ impl Recorder {
     fn forget(&mut self, slot: u16) {
         if let Some(mut target) = self.targets.remove(&slot) {
             lock(&self.shards[target.shard]).watched.remove(&slot);
+            self.vfork_children_lose(slot);
             target.detach(&self.capture);
             if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
                 tracing::warn!("{error}");
@@ -508,11 +512,11 @@ impl Recorder {
             }
             self.new_code(slot, monotonic_ns());
         }
-        // An exit whose record was lost.
-        let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();
-        for slot in gone {
+        let overdue = |(slot, target): (&u16, &mut Target)| target.untold_exit.is_overdue(&target.process).then_some(*slot);
+        for slot in self.targets.iter_mut().filter_map(overdue).collect::<Vec<_>>() {
             self.retire(slot);
         }
+        self.check_vfork_children();
     }
 
     /// Tells the ledgers what was lost of their records since the last look.

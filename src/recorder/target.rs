@@ -7,6 +7,7 @@ use super::heap::{self, Before, HeapPicture};
 use super::moments::Moments;
 use super::sampled::{self, SampledPicture};
 use super::throwing::{Danger, may_throw, memory_is_limited};
+use super::untold_exit::UntoldExit;
 use super::walker::{Walked, Whose};
 use super::{Choice, Error, Watched};
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, PassedFile, Slot, TargetLoss};
@@ -81,6 +82,10 @@ pub struct Target {
     /// Files with functions that throw: how many, and where.
     throwing: Vec<(usize, String)>,
     pub notes: Vec<String>,
+    /// Children of vfork whose calls in this process's memory were probed.
+    pub vfork_children_seen: u64,
+    /// Its end, if no record tells of it.
+    pub untold_exit: UntoldExit,
     loss: TargetLoss,
     /// The books, once the process is gone and its slot given away.
     pub books: Option<Watched>,
@@ -113,9 +118,21 @@ impl Target {
             danger,
             throwing: Vec::new(),
             notes: Vec::new(),
+            vfork_children_seen: 0,
+            untold_exit: UntoldExit::default(),
             loss: TargetLoss::default(),
             books: None,
         }
+    }
+
+    /// The sites of the allocators' functions that are probed, as a process finds them that shares this one's memory.
+    pub fn functions_of(&self, sharing: &Process, planner: &mut Planner) -> Result<Vec<AttachFile>, Error> {
+        if self.source != Source::Functions {
+            return Ok(Vec::new());
+        }
+        let plan = planner.plan(sharing)?;
+        let probed = plan.files.iter().filter(|file| self.attached.contains_key(&key(file)));
+        Ok(probed.map(|file| attach_file(file, |site| self.danger.allows(site))).collect())
     }
 
     /// Number of files with probes.

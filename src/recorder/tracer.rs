@@ -1,7 +1,7 @@
 //! Tracing processes so that no code of theirs runs before it has been looked at.
 //!
 //! ```text
-//! child born ──┐
+//! child born ──┐   (of vfork too, before it has a memory of its own)
 //! exec ────────┤
 //! mmap of code ┼─stop→ Look (the driver probes what is new) ─drop→ go on
 //! entry point ─┘
@@ -37,9 +37,13 @@ const KCMP_VM: i32 = 1;
 /// Where a process stands still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// It was forked off `parent` and has not run yet. Not told of a child that runs in its parent's memory: that one has no image of its
-    /// own until it executes a program.
+    /// It was forked off `parent` and has not run yet.
     Birth {
+        /// Its parent.
+        parent: Pid,
+    },
+    /// The same, of a child that runs in its parent's memory until it executes a program, as one of vfork does.
+    BirthInMemory {
         /// Its parent.
         parent: Pid,
     },
@@ -199,11 +203,12 @@ impl<'a> Tracer<'a> {
     fn begin(&mut self, tid: i32) {
         let Some((pid, parent)) = family(tid) else { return resume(tid, 0) };
         self.tracees.insert(tid, Tracee { pid, entry: None });
-        if pid == tid && !share_memory(parent, tid) {
-            self.stand(tid, At::Birth { parent: Pid(parent.cast_unsigned()) });
-        } else {
-            resume(tid, 0);
+        if pid != tid {
+            return resume(tid, 0);
         }
+        let shares = share_memory(parent, tid);
+        let parent = Pid(parent.cast_unsigned());
+        self.stand(tid, if shares { At::BirthInMemory { parent } } else { At::Birth { parent } });
     }
 
     fn executed(&mut self, tid: i32) {

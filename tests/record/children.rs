@@ -4,7 +4,7 @@ use crate::support::build::{Link, plugin, program};
 use crate::support::process::wait_until;
 use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Rendezvous;
-use crate::support::report::Report;
+use crate::support::report::{Report, Since, Stack};
 use crate::support::{bpf, serial};
 
 /// Blocks that `exits_at_once` makes, half of which it frees.
@@ -35,6 +35,45 @@ fn short_children_of_a_launched_shell_are_recorded_from_their_first_allocation()
     let made: Vec<u64> = brief(&report).into_iter().map(|(_, made)| made).collect();
     assert_eq!(made, [BRIEF; 6], "losses: {:?}", report.losses);
     assert_eq!(report.nonzero_losses(), Vec::<String>::new());
+}
+
+/// A process's end is seen before its last records are read.
+#[test]
+fn what_children_free_right_before_their_end_is_not_live() {
+    if bpf().is_none() {
+        return;
+    }
+    let path = program("frees_at_exit", Link::Dynamic);
+    let script = format!("for turn in $(seq 10); do {}; done", path.display());
+    let report = Recording::launch(&Rendezvous::new(), "/bin/sh".as_ref(), &["-c", &script], &[]).finish();
+    let of_site = |stack: &&Stack| stack.names().contains(&"site_until_exit");
+    let (made, live) = report
+        .stacks
+        .iter()
+        .filter(of_site)
+        .fold((0, 0), |(made, live), stack| (made + stack.totals.allocations, live + stack.totals.inuse_allocations));
+    assert_eq!((made, live), (300_000, 0), "losses: {:?}", report.losses);
+}
+
+/// Their blocks are their parent's, who frees some of them.
+#[test]
+fn calls_of_vfork_children_in_their_parents_memory_are_recorded() {
+    if bpf().is_none() {
+        return;
+    }
+    let path = program("vfork_allocates", Link::Dynamic);
+    let mut rendezvous = Rendezvous::new();
+    let recording = Recording::launch(&rendezvous, &path, &[], &[]);
+    let truth = rendezvous.expect("done", &recording.process);
+    rendezvous.go();
+    let report = recording.finish();
+    assert!(truth.sites.iter().any(|site| site.site == "site_vfork_child" && site.allocations == 120), "{truth:?}");
+    report.assert_equals(&truth, Since::Launch);
+    let executed = report.stacks.iter().filter(|stack| stack.names().contains(&"site_executed"));
+    assert_eq!(executed.map(|stack| stack.totals.allocations).sum::<u64>(), 60);
+    assert_eq!(report.nonzero_losses(), Vec::<String>::new());
+    let limits = &report.limits;
+    assert!(!limits.iter().any(|limit| limit.contains("vfork")), "{limits:?}");
 }
 
 /// A debugger traces its children itself: it must be able to, and what was missed must be told.

@@ -72,6 +72,9 @@ pub struct Report {
     pub totals: Totals,
     /// What was lost, by kind.
     pub losses: Map<String, Value>,
+    /// What the recording could not see.
+    #[serde(default)]
+    pub limits: Vec<String>,
     /// Every stack.
     pub stacks: Vec<Stack>,
 }

@@ -359,8 +359,8 @@ impl Governed {
 
     /// An exit whose record was lost.
     fn retire_the_dead(&mut self) {
-        let gone: Vec<u16> = self.targets.iter().filter(|(_, target)| !target.process.is_alive()).map(|(slot, _)| *slot).collect();
-        for slot in gone {
+        let overdue = |(slot, target): (&u16, &mut Target)| target.untold_exit.is_overdue(&target.process).then_some(*slot);
+        for slot in self.targets.iter_mut().filter_map(overdue).collect::<Vec<_>>() {
             self.retire(slot);
         }
     }

@@ -22,6 +22,7 @@ use crate::recorder::heap::{Before, HeapPicture};
 use crate::recorder::reaper::{Reaper, Ticket};
 use crate::recorder::target::attach_file;
 use crate::recorder::throwing::{Danger, may_throw, memory_is_limited};
+use crate::recorder::untold_exit::UntoldExit;
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::Process;
@@ -90,6 +91,8 @@ pub struct Tools<'a> {
 /// A governed process.
 pub struct Target {
     pub process: Process,
+    /// Its end, if no record tells of it.
+    pub untold_exit: UntoldExit,
     pub slot: Slot,
     files: Vec<AttachFile>,
     /// Whether exceptions may pass its probed returns, and functions that throw.
@@ -148,6 +151,7 @@ impl Target {
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
         Self {
             process,
+            untold_exit: UntoldExit::default(),
             slot,
             files: Vec::new(),
             danger: Danger { limited: false, chooses_returns, accepted: false },
