@@ -161,7 +161,7 @@ fn thread(content: &[u8]) -> ThreadState {
     let register = |number: usize| word_at(content, 112 + 8 * number);
     let general = (0..15).map(register).filter(|&word| is_user_address(word)).collect();
     let stack_pointer = Some(register(19)).filter(|&word| is_user_address(word));
-    ThreadState { tid: word32_at(content, 32), comm: String::new(), stack_pointer, registers: general }
+    ThreadState { tid: word32_at(content, 32), comm: String::new(), stack_pointer, program_counter: None, registers: general }
 }
 
 /// NT_FILE: count, page size, then start, end and offset in pages of each mapping, then the names.

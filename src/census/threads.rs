@@ -24,6 +24,8 @@ pub struct ThreadState {
     pub comm: String,
     /// Its stack pointer; `None` while it runs.
     pub stack_pointer: Option<u64>,
+    /// Where it goes on; `None` while it runs, and in core files.
+    pub program_counter: Option<u64>,
     /// Registers that are known: in a system call its arguments, in a core file all general ones.
     pub registers: Vec<u64>,
 }
@@ -40,9 +42,10 @@ pub fn of_process(directory: &Path) -> Vec<ThreadState> {
             let comm = String::from_utf8_lossy(comm.trim_ascii_end()).into_owned();
             let mut state = ThreadState { tid, comm, ..ThreadState::default() };
             for attempt in 0..TRIES {
-                let (registers, stack_pointer) = parse(&fs::read_to_string(path.join("syscall")).unwrap_or_default());
-                (state.registers, state.stack_pointer) = (registers, stack_pointer);
-                if stack_pointer.is_some() || attempt + 1 == TRIES || waits == WAITS_MAX {
+                let (registers, standing) = parse(&fs::read_to_string(path.join("syscall")).unwrap_or_default());
+                (state.registers, state.stack_pointer, state.program_counter) =
+                    (registers, standing.map(|of| of.0), standing.map(|of| of.1));
+                if standing.is_some() || attempt + 1 == TRIES || waits == WAITS_MAX {
                     break;
                 }
                 waits += 1;
@@ -54,11 +57,15 @@ pub fn of_process(directory: &Path) -> Vec<ThreadState> {
 }
 
 /// `running`, `-1 SP PC`, or `NUMBER ARGUMENT×6 SP PC`, all but the number in hexadecimal.
-fn parse(line: &str) -> (Vec<u64>, Option<u64>) {
+///
+/// Returns the arguments, and stack pointer and program counter.
+fn parse(line: &str) -> (Vec<u64>, Option<(u64, u64)>) {
     let words: Vec<u64> =
         line.split_ascii_whitespace().skip(1).map_while(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()).collect();
     match words.as_slice() {
-        [arguments @ .., stack_pointer, _] if matches!(arguments.len(), 0 | 6) => (arguments.to_vec(), Some(*stack_pointer)),
+        [arguments @ .., stack_pointer, program_counter] if matches!(arguments.len(), 0 | 6) => {
+            (arguments.to_vec(), Some((*stack_pointer, *program_counter)))
+        }
         _ => (Vec::new(), None),
     }
 }
@@ -70,10 +77,10 @@ mod tests {
     #[test]
     fn a_waiting_threads_arguments_and_stack_pointer_are_read_and_a_running_one_has_none() {
         let waiting = "202 0x7f01 0x80 0x0 0x0 0x0 0xffffffff 0x7ffc10 0x7f99\n";
-        assert_eq!(parse(waiting), (vec![0x7f01, 0x80, 0, 0, 0, 0xffff_ffff], Some(0x7ffc10)));
-        assert_eq!(parse("-1 0x7ffc20 0x7f98\n"), (Vec::new(), Some(0x7ffc20)));
+        assert_eq!(parse(waiting), (vec![0x7f01, 0x80, 0, 0, 0, 0xffff_ffff], Some((0x7ffc10, 0x7f99))));
+        assert_eq!(parse("-1 0x7ffc20 0x7f98\n"), (Vec::new(), Some((0x7ffc20, 0x7f98))));
         assert_eq!(parse("running\n"), (Vec::new(), None));
-        assert_eq!(parse("202 0x1 0x2\n").1, Some(0x1));
+        assert_eq!(parse("202 0x1 0x2\n").1, Some((0x1, 0x2)));
         assert_eq!(parse("0 0x1 zz 0x3 0x4"), (Vec::new(), None));
     }
 

@@ -200,17 +200,22 @@ fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Re
 }
 
 fn write_owner(out: &mut dyn Write, owner: &Owner, is_blocked: bool) -> io::Result<()> {
-    let from =
-        if owner.reached_first_from.is_empty() { String::new() } else { format!(", reached first from {}", owner.reached_first_from) };
+    let role = owner.role.as_ref().map_or_else(String::new, |role| format!(", {role}"));
+    let from = if !role.is_empty() || owner.reached_first_from.is_empty() {
+        String::new()
+    } else {
+        format!(", reached first from {}", owner.reached_first_from)
+    };
     writeln!(
         out,
-        "  {:>10} {:>10} {:>9} {:>18} {:>10}  {}{}{}",
+        "  {:>10} {:>10} {:>9} {:>18} {:>10}  {}{}{}{}",
         HumanBytes(owner.retained_bytes).to_string(),
         HumanBytes(if is_blocked { owner.retained_blocked_bytes } else { owner.retained_pinned_bytes }).to_string(),
         owner.blocks,
         owner.address,
         format!("{} B", owner.size_bytes),
         terminal(&owner.label),
+        terminal(&role),
         terminal(&from),
         if owner.shared { ", shared by several" } else { "" }
     )

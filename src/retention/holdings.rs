@@ -82,6 +82,8 @@ pub struct Holdings {
     pub heap: Vec<Range<u64>>,
     /// Whether a language runtime manages memory of its own, whose roots are all alike.
     pub is_managed: bool,
+    /// Registers of all threads as the kernel saved them; empty if they were not read.
+    pub saved: Vec<u64>,
     /// Reasons to doubt.
     pub doubts: Doubts,
     /// Most memory of this program's that blocks and pointers took.
@@ -113,7 +115,8 @@ impl Holdings {
         let heap = all_own_ranges(&taken.heaps);
         let mut areas = Areas::of(memory, &heap)?;
         areas.add_unknown(&own.unknown);
-        areas.registers.extend(registers.iter().flat_map(|read| read()));
+        let saved: Vec<u64> = registers.iter().flat_map(|read| read()).collect();
+        areas.registers.extend(&saved);
         own.look_at_caches(memory, &areas, pace);
         let mut reader = Reader::new(memory, pace);
         let mut builder = GraphBuilder::of(blocks.index.len(), (blocks.index.len() * POINTERS_A_BLOCK).max(POINTERS_MIN));
@@ -152,6 +155,7 @@ impl Holdings {
             reached,
             tree,
             heap,
+            saved,
             doubts,
             pinned,
             blocked,

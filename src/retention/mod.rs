@@ -16,6 +16,7 @@ pub mod candidates;
 pub mod chains;
 pub mod contents;
 pub mod dominators;
+pub mod frames;
 pub mod graph;
 pub mod holdings;
 pub mod index;

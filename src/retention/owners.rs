@@ -86,6 +86,8 @@ pub struct Owner {
     pub label: String,
     /// The place from which it is reached first.
     pub reached_first_from: String,
+    /// What it is to the program, where debug information tells: `the storage of the_shop.catalog_.bestsellers_ (main in shopd)`.
+    pub role: Option<String>,
     /// Whether it is held by several blocks or places that have no owner in common.
     pub shared: bool,
     /// Bytes that nothing would lead to without it, its own included.
@@ -104,6 +106,9 @@ impl Owner {
     /// It in words: `one block of 65,544 B (pointers), reached first from NAME`.
     #[must_use]
     pub fn words(&self) -> String {
+        if let Some(role) = &self.role {
+            return format!("one block of {} B ({}): {role}", grouped(self.size_bytes), self.label);
+        }
         let from =
             if self.reached_first_from.is_empty() { String::new() } else { format!(", reached first from {}", self.reached_first_from) };
         format!("one block of {} B ({}){from}", grouped(self.size_bytes), self.label)
@@ -237,6 +242,7 @@ fn told(teller: &mut Teller<'_>, block: u32, shared: bool) -> Owner {
         type_name,
         label,
         reached_first_from: teller.root_name(block),
+        role: teller.role(block),
         shared,
         retained_bytes: sum.bytes,
         retained_pinned_bytes: sum.pinned,
@@ -285,15 +291,16 @@ fn types(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
 
 fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
     let holdings = teller.holdings;
-    let mut by_root: HashMap<u64, Sums> = HashMap::new();
+    // With a block of each, by which a place is named.
+    let mut by_root: HashMap<u64, (u32, Sums)> = HashMap::new();
     for block in (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block)) {
         if let Some(slot) = holdings.origin(block) {
-            by_root.entry(slot).or_default().add(&holdings.alone(block));
+            by_root.entry(slot).or_insert((block, Sums::default())).1.add(&holdings.alone(block));
         }
     }
     let mut named: HashMap<String, Sums> = HashMap::new();
-    for (slot, sum) in by_root {
-        named.entry(teller.place_name(slot)).or_default().add(&sum);
+    for (block, sum) in by_root.into_values() {
+        named.entry(teller.root_name(block)).or_default().add(&sum);
     }
     let mut list: Vec<(String, Sums)> = named.into_iter().collect();
     list.sort_by(|a, b| b.1.by(by).cmp(&a.1.by(by)).then_with(|| a.0.cmp(&b.0)));
@@ -312,7 +319,7 @@ fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
 fn path(teller: &mut Teller<'_>, block: u32) -> Vec<Step> {
     let holdings = teller.holdings;
     let Some(slot) = holdings.origin(block) else { return Vec::new() };
-    let mut steps = vec![Step { address: format!("{slot:#x}"), size_bytes: 0, label: teller.place_name(slot) }];
+    let mut steps = vec![Step { address: format!("{slot:#x}"), size_bytes: 0, label: teller.place_name(block) }];
     let way = holdings.reached.path(block);
     let left_out = way.len().saturating_sub(PATH_MAX);
     for (place, &block) in way.iter().enumerate() {

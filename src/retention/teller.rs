@@ -1,5 +1,7 @@
 //! Words for what one look found: what blocks are, who owns them, from where they are reached.
 
+use std::ops::Range;
+
 use super::contents::Contents;
 use super::holdings::Holdings;
 use super::names::Names;
@@ -25,8 +27,7 @@ impl<'a> Teller<'a> {
     /// # Errors
     /// If it is gone.
     pub fn of(memory: &'a dyn Memory, maps: &'a Maps, holdings: &'a Holdings) -> Result<Self, MemoryError> {
-        let stacks = memory.threads().into_iter().filter_map(|thread| Some((thread.stack_pointer?, thread.comm))).collect();
-        Ok(Self { holdings, contents: Contents::of(memory, maps, &holdings.heap), names: Names::of(memory.process(), maps, stacks) })
+        Ok(Self { holdings, contents: Contents::of(memory, maps, &holdings.heap), names: Names::of(memory, maps, &holdings.saved) })
     }
 
     /// A block's class, if it has one, and what it is in words.
@@ -38,22 +39,37 @@ impl<'a> Teller<'a> {
 
     /// The place from which a block is reached first; empty where places are not named.
     pub fn root_name(&mut self, block: u32) -> String {
-        match self.holdings.origin(block) {
-            Some(slot) if !self.holdings.is_managed => self.names.of_place(slot),
-            Some(_) => String::new(),
-            None => "nowhere".to_owned(),
-        }
+        if self.holdings.is_managed && self.holdings.origin(block).is_some() { String::new() } else { self.place_name(block) }
     }
 
-    /// What a place is called.
-    pub fn place_name(&mut self, slot: u64) -> String {
-        self.names.of_place(slot)
+    /// The place from which a block is reached first, whatever the program.
+    pub fn place_name(&mut self, block: u32) -> String {
+        let Some(slot) = self.holdings.origin(block) else { return "nowhere".to_owned() };
+        let first = self.holdings.reached.path(block).first().map_or(block, |&first| first);
+        self.names.of_place(slot, &self.range(first))
+    }
+
+    /// The addresses of a block.
+    fn range(&self, block: u32) -> Range<u64> {
+        let start = self.holdings.address(block);
+        start..start.saturating_add(self.holdings.blocks.index.size(block))
+    }
+
+    /// What a block is to the program, in terms of its source: `the storage of the_shop.catalog_.bestsellers_ (main in shopd)`. `None` where
+    /// there is no debug information, or a type on the way is not known.
+    pub fn role(&mut self, block: u32) -> Option<String> {
+        let slot = self.holdings.origin(block).filter(|&slot| slot != 0 && !self.holdings.is_managed)?;
+        let way: Vec<Range<u64>> = self.holdings.reached.path(block).into_iter().map(|block| self.range(block)).collect();
+        let found = self.names.way(slot, &way)?;
+        let words = found.words();
+        Some(if found.is_storage { format!("the storage of {words}") } else { format!("what {words} points to") })
     }
 
     /// An owner: `one block of 65,544 B (pointers)`.
     pub fn owner_words(&mut self, block: u32) -> String {
         let label = self.label(block).1;
-        format!("one block of {} B ({label})", crate::units::grouped(self.holdings.blocks.index.size(block)))
+        let role = self.role(block).map_or_else(String::new, |role| format!(": {role}"));
+        format!("one block of {} B ({label}){role}", crate::units::grouped(self.holdings.blocks.index.size(block)))
     }
 }
 

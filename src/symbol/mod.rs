@@ -18,6 +18,7 @@ mod perf_map;
 mod resolver;
 mod snapshot;
 mod space;
+pub mod variables;
 mod vdso;
 
 pub(crate) use demangle::demangle;

@@ -292,6 +292,13 @@ impl<R: ReadAt> Elf<R> {
         self.section_bytes("a section", section).ok()
     }
 
+    /// Whether the section of this name is compressed.
+    #[must_use]
+    pub fn is_compressed(&self, name: &[u8]) -> bool {
+        let section = self.sections.iter().find(|section| self.is_named(section, name));
+        section.is_some_and(|section| section.sh_flags.get(LE).0 & elf::SHF_COMPRESSED.0 != 0)
+    }
+
     /// Virtual address of the section of this name.
     #[must_use]
     pub fn section_vaddr(&self, name: &[u8]) -> Option<u64> {

@@ -21,7 +21,8 @@ fn owner<'a>(found: &'a Value, address: &str) -> &'a Value {
 fn the_block_that_holds_most_is_found_with_the_variable_that_leads_to_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("addresses");
-    let mut command = Command::new(build("cc", "owners.c", &[], "owners"));
+    // Without debug information: the symbol and the distance.
+    let mut command = Command::new(build("cc", "owners.c", &["-g0"], "owners-g0"));
     command.arg(&file);
     let target = Waiting::start(command);
     let addresses = std::fs::read_to_string(&file).unwrap();
@@ -32,18 +33,18 @@ fn the_block_that_holds_most_is_found_with_the_variable_that_leads_to_it() {
     assert_eq!((&first["address"], &first["blocks"]), (&Value::from(storage), &Value::from(8194)), "{found:#}");
     // Each entry has 104 bytes to use, the storage 65,544.
     assert_eq!(first["retained_bytes"], 8193 * 104 + 65_544);
-    assert_eq!(first["reached_first_from"], "the_catalogue+0x10 (leaks-owners)");
+    assert_eq!(first["reached_first_from"], "the_catalogue+0x10 (leaks-owners-g0)");
     assert_eq!(first["shared"], false);
     let both = owner(&found, shared);
     assert_eq!((&both["shared"], &both["blocks"]), (&Value::from(true), &Value::from(501)));
     let places = found["roots"].as_array().unwrap();
-    assert_eq!(places[0]["reached_first_from"], "the_catalogue+0x10 (leaks-owners)");
+    assert_eq!(places[0]["reached_first_from"], "the_catalogue+0x10 (leaks-owners-g0)");
     assert_eq!(places[0]["blocks"], 8194);
 
     let way = owners(&[&target.pid(), "--path", leaf]);
     let steps: Vec<&str> = way["path"].as_array().unwrap().iter().map(|step| step["address"].as_str().unwrap()).collect();
     assert_eq!(steps[1..], [storage, leaf]);
-    assert_eq!(way["path"][0]["label"], "the_catalogue+0x10 (leaks-owners)");
+    assert_eq!(way["path"][0]["label"], "the_catalogue+0x10 (leaks-owners-g0)");
 }
 
 #[test]
@@ -68,10 +69,19 @@ fn types_of_a_stripped_program_are_summed_and_asked_for() {
     assert!(told.iter().all(|owner| owner["type"] == "cache::ImageEntry"), "{found:#}");
 }
 
-/// A recording names the stack that allocated these blocks; without one, the block that keeps them is known all the same.
 #[test]
-fn the_demo_services_pinned_bytes_are_held_by_the_storage_of_its_bestsellers() {
-    let program = build("g++", "../../demo/shopd.cpp", &["-std=c++17"], "shopd");
+fn with_debug_information_members_are_named_also_through_other_blocks() {
+    let target = Waiting::start(Command::new(build("cc", "members.c", &[], "members")));
+    let found = owners(&[&target.pid()]);
+    let roles: Vec<&str> = found["owners"].as_array().unwrap().iter().filter_map(|owner| owner["role"].as_str()).collect();
+    let expected = "what the_shop.shelves[1].first->next->goods[0] (leaks-members) points to";
+    assert!(roles.contains(&expected), "{roles:?}");
+    assert!(roles.contains(&"what counter.table (main in leaks-members) points to"), "{roles:?}");
+}
+
+/// The storage of the demo service's bestsellers, as soon as it holds most of the pinned bytes.
+fn storage(flags: &[&str], name: &str) -> Value {
+    let program = build("g++", "../../demo/shopd.cpp", &[&["-std=c++17"], flags].concat(), name);
     let child = Command::new(program).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
     let target = Waiting(child);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -83,8 +93,20 @@ fn the_demo_services_pinned_bytes_are_held_by_the_storage_of_its_bestsellers() {
         // 8,192 pointers, and the word that the next chunk lends.
         let is_storage = first["size_bytes"] == 65_544 && first["retained_pinned_bytes"].as_u64().unwrap() * 10 > pinned * 8;
         if pinned > 5 << 20 && is_storage {
-            return;
+            assert_eq!(found["main_owner"]["address"], first["address"], "{found:#}");
+            return first.clone();
         }
         assert!(std::time::Instant::now() < deadline, "{found:#}");
+    }
+}
+
+/// A recording names the stack that allocated these blocks; without one, the block that keeps them is known all the same.
+#[test]
+fn the_demo_services_pinned_bytes_are_held_by_the_storage_of_its_bestsellers() {
+    let plain = storage(&["-g0"], "shopd-g0");
+    assert_eq!((plain["role"].as_str(), plain["label"].as_str()), (None, Some("pointers")));
+    for (flags, name) in [(&["-O2"], "shopd"), (&["-O0"], "shopd-O0")] {
+        let named = storage(flags, name);
+        assert_eq!(named["role"], format!("the storage of the_shop.catalog_.bestsellers_ (main in leaks-{name})"), "{named:#}");
     }
 }

@@ -1,0 +1,151 @@
+//! The frames on the stacks of waiting threads, so that a place on a stack can be told by the local variable it is. Walked by the unwind
+//! tables of the files, on memory that is read, with nothing stopped: where a frame is not what the tables say, the walk ends.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::rc::Rc;
+
+use crate::census::memory::Memory;
+use crate::target::file::MappedFile;
+use crate::target::{Mapping, Maps, Process};
+use crate::units::Addr;
+use crate::unwind::Table;
+use crate::unwind::rule::{BP, SP};
+
+/// Frames of one thread. Locals that live long are in the outer ones.
+const FRAMES_MAX: usize = 256;
+/// Threads walked.
+const THREADS_MAX: usize = 256;
+/// Files whose tables are read; each takes some ten milliseconds.
+const FILES_MAX: usize = 64;
+
+/// One frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// An address in the call it stands in; of the innermost frame where it goes on.
+    pub pc: u64,
+    /// The canonical frame address: above everything that is the frame's own.
+    pub cfa: u64,
+    /// The frame's lowest address.
+    pub start: u64,
+}
+
+/// A thread's registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Where it goes on.
+    pub pc: u64,
+    /// Stack pointer.
+    pub sp: u64,
+    /// Frame pointer; `None` if it is not known.
+    pub bp: Option<u64>,
+}
+
+/// Walks stacks of one process.
+pub struct Walker<'a> {
+    memory: &'a dyn Memory,
+    process: &'a Process,
+    maps: &'a Maps,
+    tables: HashMap<u64, Option<Rc<(Table, Vec<crate::unwind::elf::Segment>)>>>,
+}
+
+impl<'a> Walker<'a> {
+    /// For a process with these mappings.
+    #[must_use]
+    pub fn of(memory: &'a dyn Memory, process: &'a Process, maps: &'a Maps) -> Self {
+        Self { memory, process, maps, tables: HashMap::new() }
+    }
+
+    /// The frames of some threads, by address.
+    pub fn frames(&mut self, threads: &[Standing]) -> Vec<Frame> {
+        let mut all: Vec<Frame> = threads.iter().take(THREADS_MAX).flat_map(|thread| self.walk(*thread)).collect();
+        all.sort_by_key(|frame| frame.start);
+        all
+    }
+
+    fn walk(&mut self, thread: Standing) -> Vec<Frame> {
+        let mut found = Vec::new();
+        let (mut pc, mut sp, mut bp) = (thread.pc, thread.sp, thread.bp);
+        for depth in 0..FRAMES_MAX {
+            // A return address may be behind its function's last byte.
+            let at = if depth == 0 { pc } else { pc.wrapping_sub(1) };
+            let Some(rule) = self.rule(at) else { break };
+            let [kind, registers, saved, slot, ..] = rule.to_le_bytes();
+            let offset = (rule >> 32) as u32;
+            let register = match registers & 15 {
+                SP => Some(sp),
+                BP => bp,
+                _ => None,
+            };
+            // `enum fp_cfa` and `enum fp_saved_bp` of bpf/unwind_table.h.
+            let word = |addr: u64| self.memory.word(addr);
+            let cfa = match (kind, register) {
+                (1, Some(register)) => register.checked_add_signed(i64::from(offset.cast_signed())),
+                (2, Some(register)) => {
+                    let (offset, add) = ((offset as u16).cast_signed(), ((offset >> 16) as u16).cast_signed());
+                    word(register.wrapping_add_signed(i64::from(offset))).and_then(|word| word.checked_add_signed(i64::from(add)))
+                }
+                _ => None,
+            };
+            // Frames lie one above the other.
+            let Some(cfa) = cfa.filter(|&cfa| cfa > sp && cfa % 8 == 0) else { break };
+            found.push(Frame { pc: at, cfa, start: sp });
+            let slot = i64::from(slot.cast_signed()) * 8;
+            bp = match saved & 15 {
+                0 => bp,
+                1 => word(cfa.wrapping_add_signed(slot)),
+                2 => bp.and_then(|bp| word(bp.wrapping_add_signed(slot))),
+                3 => word(sp.wrapping_add_signed(slot)),
+                _ => None,
+            };
+            match word(cfa - 8) {
+                Some(above) if saved >> 4 == 0 && above != 0 => (pc, sp) = (above, cfa),
+                _ => break,
+            }
+        }
+        found
+    }
+
+    /// The packed rule of an address.
+    fn rule(&mut self, pc: u64) -> Option<u64> {
+        let mapping = self.maps.find(Addr(pc)).filter(|mapping| mapping.permissions.execute)?;
+        let table = self.table(mapping)?;
+        let bias = crate::unwind::mappings::bias_of(&table.1, mapping.start.0, mapping.offset.0)?;
+        let rows = table.0.rows();
+        let vaddr = pc.wrapping_sub(bias);
+        let row = rows.rows.get(rows.rows.partition_point(|row| row.address <= vaddr).checked_sub(1)?)?;
+        rows.rules.get(usize::from(row.rule)).copied().filter(|&rule| rule != 0)
+    }
+
+    fn table(&mut self, mapping: &Mapping) -> Option<Rc<(Table, Vec<crate::unwind::elf::Segment>)>> {
+        if self.tables.len() >= FILES_MAX && !self.tables.contains_key(&mapping.inode) {
+            return None;
+        }
+        let process = self.process;
+        let read = || {
+            let path = MappedFile::open(process, mapping).ok()?.attach_path;
+            let file = File::open(path).ok()?;
+            let table = Table::read(&file).ok()?;
+            let segments = crate::unwind::elf::Elf::parse(&file).ok()?.segments.clone();
+            Some(Rc::new((table, segments)))
+        };
+        self.tables.entry(mapping.inode).or_insert_with(read).clone()
+    }
+}
+
+/// Registers of the threads that wait, from what `/proc` says of each and what the kernel saved of all.
+///
+/// `saved` are `struct pt_regs` of x86-64, one behind the other (arch/x86/include/asm/ptrace.h): r15, r14, r13, r12, bp, bx, …, ip at 16,
+/// sp at 19. A thread's own are those with its stack pointer and its address.
+#[must_use]
+pub fn standing(threads: &[(u64, u64)], saved: &[u64]) -> Vec<Standing> {
+    const WORDS: usize = 21;
+    const BASE: usize = 4;
+    const IP: usize = 16;
+    const STACK: usize = 19;
+    let bp_of = |pc: u64, sp: u64| {
+        let own = saved.chunks_exact(WORDS).find(|words| words.get(IP) == Some(&pc) && words.get(STACK) == Some(&sp));
+        own.and_then(|words| words.get(BASE)).copied()
+    };
+    threads.iter().map(|&(pc, sp)| Standing { pc, sp, bp: bp_of(pc, sp) }).collect()
+}
