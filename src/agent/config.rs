@@ -11,8 +11,8 @@ use serde::Deserialize;
 use thiserror::Error;
 
 pub use sections::{
-    BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig, ListeningConfig,
-    MetricsConfig, ProfileConfig, PushConfig, PushProtocol, ServerConfig,
+    BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
+    ListeningConfig, MetricsConfig, ProfileConfig, PushConfig, PushProtocol, ServerConfig,
 };
 
 use crate::client::Server;
@@ -93,6 +93,8 @@ pub struct Config {
     pub governed: GovernedConfig,
     /// Listening to the emitters that processes bring.
     pub listening: ListeningConfig,
+    /// Looking for blocks to which nothing points.
+    pub leaks: LeaksConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// What is kept over time.
@@ -184,12 +186,19 @@ impl Config {
         range("listening.census_interval_s", self.listening.census_interval_s, 1, 86400, seconds)?;
         range("listening.tables_mib", self.listening.tables_mib.into(), 1, 4096, "from 1 to 4096")?;
         range("listening.ring_mib", self.listening.ring_mib.into(), 1, 1024, "from 1 to 1024")?;
+        range("leaks.interval_s", self.leaks.interval_s, 60, 31_536_000, "from a minute to a year")?;
+        range("leaks.looks", self.leaks.looks.into(), 2, 20, "from 2 to 20")?;
+        range("leaks.look_interval_s", self.leaks.look_interval_s, 1, 3600, "from a second to an hour")?;
+        range("leaks.heap_max_mib", self.leaks.heap_max_mib, 1, 1 << 20, "from 1 MiB to 1 TiB")?;
+        range("leaks.memory_mib", self.leaks.memory_mib, 1, 1 << 20, "from 1 MiB to 1 TiB")?;
+        range("leaks.pause_per_mib_us", self.leaks.pause_per_mib_us, 0, 1_000_000, "up to a second")?;
         let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
         let shares = [
             ("governed.budget_percent", self.governed.budget_percent),
             ("governed.node_budget_percent", self.governed.node_budget_percent),
             ("governed.cpu_percent", self.governed.cpu_percent),
             ("listening.cpu_percent", self.listening.cpu_percent),
+            ("leaks.cpu_percent", self.leaks.cpu_percent),
         ];
         for (key, percent) in shares.into_iter().chain(overrides) {
             if !(percent.is_finite() && (0.01..=100.0).contains(&percent)) {

@@ -13,7 +13,7 @@
 //!
 //! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`containers`] whose container a process is in, [`cri`] its names,
 //! [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`flight`] what is kept of processes that end or near their limit, [`governed`] whose allocations are attributed, [`listening`] whose own samples are heard and
-//! [`need`] who needs it most, [`attribution`] what the tiers that know stacks hand over, [`sample`] the model,
+//! [`leaks`] to whose blocks nothing points, //! [`need`] who needs it most, [`attribution`] what the tiers that know stacks hand over, [`sample`] the model,
 //! [`view`] the model as it is shown, [`push`] profiles to a server, [`notify`] the service manager, [`socket`] the unix socket, [`privileges`] what is given up, [`run`](mod@run) the life of the daemon.
 
 pub mod attribution;
@@ -25,6 +25,7 @@ pub mod cri;
 pub mod discovery;
 pub mod flight;
 pub mod governed;
+pub mod leaks;
 pub mod listening;
 pub mod need;
 pub mod notify;

@@ -15,13 +15,13 @@ use thiserror::Error;
 
 use super::attribution::Attributions;
 use super::collect::{Collector, Command, Heartbeat, start};
-use super::config::{Config, ConfigError, GovernedConfig, ListeningConfig};
+use super::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig};
 use super::notify::Notifier;
 use super::privileges;
 use super::push::{Pusher, Target};
 use super::snapshot::Published;
 use super::worker::Worker;
-use super::{governed, listening, socket};
+use super::{governed, leaks, listening, socket};
 use crate::client;
 use crate::server::listener::Bound;
 use crate::server::{Server, ServerState, Serves, Sources};
@@ -141,6 +141,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     .map_err(system("start the governor's thread"))?;
     let listener = listening::start(config.listening.clone(), Arc::clone(&published), Arc::clone(&attributions), state.listening())
         .map_err(system("start the listener's thread"))?;
+    let looker = leaks::start(config.leaks.clone(), Arc::clone(&published), Arc::clone(&attributions), state.leaks())
+        .map_err(system("start the thread that looks for leaks"))?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
         state.set_push(Arc::clone(&pusher.counters));
@@ -156,7 +158,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             break;
         }
         if signals.reload.swap(false, Ordering::Relaxed) {
-            reload(path.as_deref(), &state, &commands, (&governor, &listener), &notifier);
+            reload(path.as_deref(), &state, &commands, (&governor, &listener, &looker), &notifier);
         }
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
@@ -166,6 +168,9 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         }
         if listener.is_finished() {
             return Err(AgentError::ThreadEnded("listener"));
+        }
+        if looker.is_finished() {
+            return Err(AgentError::ThreadEnded("leaks"));
         }
         if servers.iter().any(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
@@ -181,6 +186,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let _ = commands.send(Command::Stop);
     governor.stop(STOP_WITHIN);
     listener.stop(STOP_WITHIN);
+    // A look under way has nothing to take out: the process ends without it.
+    looker.stop(Duration::ZERO);
     if let Some(pusher) = &pusher {
         pusher.stop();
     }
@@ -248,7 +255,7 @@ fn reload(
     path: Option<&Path>,
     state: &ServerState,
     commands: &mpsc::Sender<Command>,
-    (governor, listener): (&Worker<GovernedConfig>, &Worker<ListeningConfig>),
+    (governor, listener, looker): (&Worker<GovernedConfig>, &Worker<ListeningConfig>, &Worker<LeaksConfig>),
     notifier: &Notifier,
 ) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -268,6 +275,7 @@ fn reload(
             state.set_token(token);
             governor.reload(config.governed.clone());
             listener.reload(config.listening.clone());
+            looker.reload(config.leaks.clone());
             allow_recordings(state, &config);
             Command::Reload(Box::new(config))
         }

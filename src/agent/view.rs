@@ -67,6 +67,8 @@ pub struct ProcessView {
     pub growth: Option<Growth>,
     /// How often it allocates, where a tier measures it.
     pub rates: Option<RatesView>,
+    /// Blocks to which no pointer was seen, where that was looked for ([leaks] of the configuration).
+    pub unreached: Option<UnreachedView>,
     /// The memory of its container's cgroup, or of its own outside containers.
     pub cgroup_memory: Option<CgroupMemory>,
     /// The same in a sentence, where there is a container or a limit.
@@ -114,6 +116,21 @@ impl ContainerView {
             title: container.title(),
         }
     }
+}
+
+/// Blocks in use to which no pointer was seen in several looks. Programs that hide pointers look the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct UnreachedView {
+    /// Blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When the last look ended, seconds since the Unix epoch.
+    pub at_unix_s: f64,
+    /// It in a sentence.
+    pub summary: String,
+    /// Reasons to doubt.
+    pub doubts: Vec<String>,
 }
 
 /// Resident bytes that are not malloc's.
@@ -325,12 +342,26 @@ impl ProcessView {
             verdict: one.verdict.as_deref().map(VerdictView::of),
             growth: one.growth,
             rates: one.attributed.rates().map(|(rates, mode)| RatesView::of(&rates, mode)),
+            unreached: one.attributed.with(ValueKind::UnreachedSpace).map(|known| UnreachedView::of(known)),
             cgroup_memory: one.surroundings.memory,
             cgroup_memory_sentence: one.surroundings.sentence(live, ladder.as_ref().and_then(|heap| heap.trimmable_bytes)),
             memory_limit: one.limit_view(),
             profiles: one.attributed.all().map(|known| ProfileInfo::of(known)).collect(),
             censuses: [&one.top, &one.full].into_iter().flatten().map(|taken| CensusInfo::of(taken, now)).collect(),
             ladder,
+        }
+    }
+}
+
+impl UnreachedView {
+    fn of(known: &super::attribution::Attributed) -> Self {
+        let totals = known.profile.totals();
+        Self {
+            blocks: totals.get(ValueKind::UnreachedObjects),
+            bytes: totals.get(ValueKind::UnreachedSpace),
+            at_unix_s: unix_s(known.wall),
+            summary: known.profile.meta.notes.first().cloned().unwrap_or_default(),
+            doubts: known.profile.meta.doubts.clone(),
         }
     }
 }

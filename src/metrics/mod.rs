@@ -7,6 +7,7 @@ pub mod family;
 pub mod governed;
 pub mod heaps;
 pub mod labels;
+pub mod leaks;
 pub mod listening;
 pub mod own;
 #[cfg(test)]

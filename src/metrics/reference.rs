@@ -10,6 +10,7 @@ use super::labels::Known;
 use super::{Beside, exposition};
 use crate::agent::attribution::{Attributed, Attributions, Rates};
 use crate::agent::governed::GovernedSample;
+use crate::agent::leaks::{Found, LeaksSample};
 use crate::agent::listening::ListeningSample;
 use crate::agent::push::PushCounters;
 use crate::agent::sample::{HeapSample, Identity, ProcessSample, TimedCensus};
@@ -107,6 +108,8 @@ fn tiers(now: Instant, known: &Known<'_>) -> String {
         super::governed::families(&GovernedSample { targets: vec![("x".into(), status)], ..GovernedSample::default() }, known);
     families
         .extend(super::listening::families(&ListeningSample { targets: vec![("x".into(), heard)], ..ListeningSample::default() }, known));
+    let found = Found { process: ProcessId { pid: Pid(1), start_ticks: 1 }, comm: "x".into(), blocks: 1, bytes: 1, at: now };
+    families.extend(super::leaks::families(&LeaksSample { found: vec![found], ..LeaksSample::default() }, known, now));
     super::text(families).unwrap()
 }
 

@@ -10,7 +10,7 @@ use super::blocked::blocked;
 use super::blocks::{Blocks, Own};
 use super::dominators::{Dominators, NONE, dominators};
 use super::graph::{FirstReached, Graph, GraphBuilder, Root};
-use super::looks::{Doubts, LooksError};
+use super::looks::{Clock, Doubts, LooksError};
 use super::pass::read_pointers;
 use super::pinned::pinned;
 use super::reader::Reader;
@@ -88,6 +88,8 @@ pub struct Holdings {
     pub doubts: Doubts,
     /// Most memory of this program's that blocks and pointers took.
     pub table_bytes: u64,
+    /// Processor time of the dominators, seconds.
+    pub dominators_s: f64,
     pinned: Vec<u32>,
     blocked: HashMap<u32, u64>,
     /// By block: bytes, pinned bytes and number of what it dominates, itself included.
@@ -141,7 +143,9 @@ impl Holdings {
         let pinned = pinned(memory, &taken.heaps, &blocks);
         let blocked = blocked(memory, &taken.heaps, &blocks);
         let table_bytes = blocks.bytes() + 2 * graph.bytes() + blocks.index.len() * (28 + 4);
+        let mut clock = Clock::start();
         let tree = dominators(&graph, &roots.iter().map(|root| root.block).collect::<Vec<_>>());
+        let dominators_s = clock.lap();
         let reached = FirstReached::of(&graph, &roots, &groups);
         let runtimes = &taken.census.runtimes;
         Ok(Self {
@@ -155,6 +159,7 @@ impl Holdings {
             reached,
             tree,
             heap,
+            dominators_s,
             saved,
             doubts,
             pinned,

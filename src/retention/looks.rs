@@ -10,12 +10,14 @@ use super::areas::Areas;
 use super::blocks::{Bits, Blocks, Own, block_at, is_in_block_in_use, is_in_use};
 use super::candidates::Candidates;
 use super::index::{BlockIndex, IndexError, Place};
+use super::limit;
 use super::mark::Marks;
 use super::pass::{Policy, mark};
 use super::reader::{Reader, Words};
 use crate::census::chunks::ChunkState;
 use crate::census::memory::{Memory, MemoryError};
 use crate::census::{Census, Level, Options, Pace, Places, Taken, add_blocks, all_own_ranges, take};
+use crate::units::HumanBytes;
 
 /// Pointers kept for each block on the average; a heap of nothing but pointers has more, and is read with less care.
 const POINTERS_A_BLOCK: usize = 4;
@@ -33,11 +35,13 @@ pub struct Plan {
     pub interval: Duration,
     /// How fast to read.
     pub pace: Pace,
+    /// Memory that index, marks and pointers may take here.
+    pub memory_max_bytes: u64,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { looks: 5, interval: Duration::from_secs(1), pace: Pace::default() }
+        Self { looks: 5, interval: Duration::from_secs(1), pace: Pace::default(), memory_max_bytes: u64::MAX }
     }
 }
 
@@ -50,6 +54,20 @@ pub enum LooksError {
     /// There are too many blocks.
     #[error(transparent)]
     Index(#[from] IndexError),
+    /// Its blocks need more memory here than they may have.
+    #[error(
+        "its {blocks} blocks need {} of memory here, and the limit is {}: raise it (--memory-max), or look on a machine with more",
+        HumanBytes(*needed_bytes),
+        HumanBytes(*limit_bytes)
+    )]
+    TooLarge {
+        /// Blocks, free ones included.
+        blocks: u64,
+        /// What they need, about.
+        needed_bytes: u64,
+        /// What they may have.
+        limit_bytes: u64,
+    },
     /// There is no heap whose blocks are known.
     #[error("no malloc heap of process {pid} whose blocks can be told apart: {reason}")]
     NoBlocks {
@@ -168,6 +186,7 @@ pub fn look(
     let mut taken = take(memory, pid, comm, options, places)?;
     add_blocks(memory, &mut taken, places)?;
     times.census_s = clock.lap();
+    limit::check(&taken, limit::LEAKS_BYTES_A_BLOCK, plan.memory_max_bytes)?;
     let blocks = Blocks::of(&taken.heaps)?;
     if blocks.index.is_empty() {
         return Err(LooksError::no_blocks(pid, &taken.census));
@@ -316,10 +335,10 @@ fn last_word(memory: &dyn Memory, last: &Taken, candidates: &mut Candidates, lat
 }
 
 /// Processor time of this program.
-struct Clock(Duration);
+pub(super) struct Clock(Duration);
 
 impl Clock {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self(Self::now())
     }
 
@@ -329,7 +348,7 @@ impl Clock {
     }
 
     /// Seconds since the last lap.
-    fn lap(&mut self) -> f64 {
+    pub(super) fn lap(&mut self) -> f64 {
         let now = Self::now();
         let lap = now.saturating_sub(self.0);
         self.0 = now;

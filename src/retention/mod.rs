@@ -21,6 +21,7 @@ pub mod graph;
 pub mod holdings;
 pub mod index;
 pub mod leaks;
+pub mod limit;
 pub mod looks;
 pub mod mark;
 pub mod names;
@@ -31,6 +32,7 @@ pub mod reader;
 pub mod shares;
 pub mod suspects;
 pub mod teller;
+pub mod told;
 
 pub use areas::{Areas, Class};
 pub use blocks::Blocks;

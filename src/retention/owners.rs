@@ -8,6 +8,7 @@ use serde::Serialize;
 
 pub use super::holdings::By;
 use super::holdings::{Holdings, Sums};
+use super::limit;
 use super::looks::{Doubts, LooksError};
 use super::shares::{self, Share, Shares};
 use super::teller::{Teller, first_words};
@@ -29,6 +30,8 @@ pub struct Wanted {
     pub path: Option<u64>,
     /// All blocks in groups.
     pub with_shares: bool,
+    /// Memory that this may take here; `None` = no limit.
+    pub memory_max_bytes: Option<u64>,
 }
 
 /// Who holds what. Field names are those of `--json`.
@@ -183,6 +186,7 @@ pub fn survey(
 ) -> Result<Owners, LooksError> {
     let began = std::time::Instant::now();
     let taken = census(memory, (pid, comm), pace)?;
+    limit::check(&taken, limit::OWNERS_BYTES_A_BLOCK, wanted.memory_max_bytes.unwrap_or(u64::MAX))?;
     let holdings = Holdings::of(memory, pid, &taken, pace, registers)?;
     let maps = memory.maps()?;
     let mut teller = Teller::of(memory, &maps, &holdings)?;

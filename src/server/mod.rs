@@ -43,6 +43,7 @@ use self::throttle::Throttle;
 use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::SharedSample;
+use crate::agent::leaks::SharedLeaks;
 use crate::agent::listening::SharedListening;
 use crate::agent::push::PushCounters;
 use crate::agent::snapshot::Published;
@@ -76,6 +77,7 @@ pub struct ServerState {
     heartbeat: Arc<Heartbeat>,
     governed: SharedSample,
     listening: SharedListening,
+    leaks: SharedLeaks,
     attributions: Arc<Attributions>,
     commands: mpsc::Sender<Command>,
     keeper: Option<Keeper>,
@@ -126,6 +128,7 @@ impl ServerState {
             heartbeat,
             governed: SharedSample::default(),
             listening: SharedListening::default(),
+            leaks: SharedLeaks::default(),
             attributions,
             commands,
             keeper,
@@ -189,6 +192,12 @@ impl ServerState {
     #[must_use]
     pub fn listening(&self) -> SharedListening {
         Arc::clone(&self.listening)
+    }
+
+    /// What the thread that looks for leaks writes and the metrics show.
+    #[must_use]
+    pub fn leaks(&self) -> SharedLeaks {
+        Arc::clone(&self.leaks)
     }
 
     /// Replaces the token.
@@ -302,6 +311,7 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     let known = metrics::labels::Known::of(&snapshot);
     let mut tiers = metrics::governed::families(&lock(&state.governed), &known);
     tiers.extend(metrics::listening::families(&lock(&state.listening), &known));
+    tiers.extend(metrics::leaks::families(&lock(&state.leaks), &known, Instant::now()));
     let beside = metrics::Beside { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
     let text = metrics::exposition(&snapshot, &beside, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {

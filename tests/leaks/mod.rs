@@ -1,6 +1,7 @@
 //! Blocks without pointers against programs that know theirs.
 #![allow(clippy::unwrap_used)]
 
+mod agent;
 mod command;
 mod hostile;
 mod join;

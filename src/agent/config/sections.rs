@@ -219,6 +219,43 @@ impl Default for ListeningConfig {
     }
 }
 
+/// Looking for blocks to which nothing points: each look reads all memory that a process can write.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaksConfig {
+    /// Whether it is done.
+    pub enabled: bool,
+    /// Seconds between two rounds of looks at one process.
+    pub interval_s: u64,
+    /// Looks after the first one of a round.
+    pub looks: u32,
+    /// Seconds before each of them.
+    pub look_interval_s: u64,
+    /// Share of one core that the thread may use, in percent; above it processes are looked at more rarely.
+    pub cpu_percent: f64,
+    /// Pause after each MiB read, in microseconds.
+    pub pause_per_mib_us: u64,
+    /// Processes with a larger resident heap are not looked at, MiB.
+    pub heap_max_mib: u64,
+    /// Memory for the blocks of one process while it is looked at, MiB; processes with more blocks are not looked at.
+    pub memory_mib: u64,
+}
+
+impl Default for LeaksConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            interval_s: 86_400,
+            looks: 4,
+            look_interval_s: 10,
+            cpu_percent: 0.1,
+            pause_per_mib_us: 500,
+            heap_max_mib: 2048,
+            memory_mib: 64,
+        }
+    }
+}
+
 /// What `/metrics` shows.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -52,6 +52,9 @@ export function drawVerdict(head, one, said) {
           ".",
         )
       : null,
+    one.unreached?.blocks
+      ? el("p", { class: "notice" }, visible(one.unreached.summary), " Programs that hide pointers look the same.")
+      : null,
     said || steps
       ? el(
           "div",

@@ -1,0 +1,195 @@
+//! The thread that looks for blocks to which nothing points: rarely, one process at a time, within a share of a core. Off unless it is
+//! configured: a look reads all memory that a process can write.
+//!
+//! What it finds goes on the board that everything shown is taken from, as a profile of its own tier: pages, API, history and flight records
+//! have it from there.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::attribution::{Attributed, Attributions};
+use super::config::LeaksConfig;
+use super::own::thread_cpu;
+use super::sample::ProcessSample;
+use super::snapshot::Published;
+use super::worker::{Worker, lock};
+use crate::capture::registers::ThreadRegisters;
+use crate::census::live::LiveMemory;
+use crate::census::{Pace, Places};
+use crate::fragmentation::verdict::Kind;
+use crate::retention::looks::{Plan, look};
+use crate::retention::{Leaks, told};
+use crate::target::{Process, ProcessId};
+
+/// How soon an order is heard while nothing is looked at.
+const STEP: Duration = Duration::from_secs(1);
+/// Memory for one block while it is looked at: the chunk of the census, the index, the marks and the pointers kept.
+const BLOCK_BYTES: u64 = 32;
+
+/// What was found in one process.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Who it is.
+    pub process: ProcessId,
+    /// Its name.
+    pub comm: String,
+    /// Blocks to which no pointer was seen.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When the last look ended.
+    pub at: Instant,
+}
+
+/// What the thread does, for metrics.
+#[derive(Debug, Clone, Default)]
+pub struct LeaksSample {
+    /// Whether it is configured.
+    pub enabled: bool,
+    /// What was found, of each process that was looked at and lives.
+    pub found: Vec<Found>,
+    /// Processes looked at so far.
+    pub looked: u64,
+    /// Processes that could not be looked at.
+    pub failed: u64,
+    /// Processes whose heap is larger than what is looked at.
+    pub too_large: usize,
+    /// Processor time of the thread.
+    pub cpu_s: f64,
+}
+
+/// The sample that the thread writes and `/metrics` reads.
+pub type SharedLeaks = Arc<Mutex<LeaksSample>>;
+
+/// Starts the thread.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn start(
+    config: LeaksConfig,
+    published: Arc<Published>,
+    board: Arc<Attributions>,
+    sample: SharedLeaks,
+) -> std::io::Result<Worker<LeaksConfig>> {
+    let due = Instant::now();
+    let looker = Looker { config, published, board, sample, looked: BTreeMap::new(), due, places: Places::default() };
+    Worker::start("fragprof-leaks", move |orders| looker.run(orders))
+}
+
+struct Looker {
+    config: LeaksConfig,
+    published: Arc<Published>,
+    board: Arc<Attributions>,
+    sample: SharedLeaks,
+    /// When each process was looked at last.
+    looked: BTreeMap<ProcessId, Instant>,
+    /// When the share allows the next look.
+    due: Instant,
+    places: Places,
+}
+
+impl Looker {
+    fn run(mut self, orders: &Receiver<LeaksConfig>) {
+        loop {
+            match orders.recv_timeout(STEP) {
+                Ok(config) => self.config = config,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        let snapshot = self.published.load();
+        let lives = |process: ProcessId| snapshot.processes.iter().any(|one| one.identity.process == process);
+        self.looked.retain(|process, _| lives(*process));
+        {
+            let mut sample = lock(&self.sample);
+            sample.enabled = self.config.enabled;
+            sample.found.retain(|found| lives(found.process));
+            sample.too_large = snapshot.processes.iter().filter(|one| live_blocks(one) > 0 && self.is_too_large(one)).count();
+        }
+        if !self.config.enabled || Instant::now() < self.due {
+            return;
+        }
+        let interval = Duration::from_secs(self.config.interval_s);
+        let is_due = |one: &&Arc<ProcessSample>| self.looked.get(&one.identity.process).is_none_or(|at| at.elapsed() >= interval);
+        let candidates = snapshot.processes.iter().filter(|one| live_blocks(one) > 0 && !self.is_too_large(one)).filter(is_due);
+        // What grows first, then what was never looked at, then what has most.
+        let rank = |one: &&Arc<ProcessSample>| (grows(one), !self.looked.contains_key(&one.identity.process), live_blocks(one));
+        let Some(one) = candidates.max_by_key(rank).cloned() else { return };
+        drop(snapshot);
+        self.look_at(&one);
+    }
+
+    fn is_too_large(&self, one: &ProcessSample) -> bool {
+        live_blocks(one).saturating_mul(BLOCK_BYTES) > self.config.memory_mib << 20
+            || one.ladder().is_some_and(|heap| heap.resident_bytes > self.config.heap_max_mib << 20)
+    }
+
+    fn look_at(&mut self, one: &ProcessSample) {
+        let process = one.identity.process;
+        let began = thread_cpu();
+        let found = self.found(one);
+        let spent = thread_cpu().saturating_sub(began);
+        let share = self.config.cpu_percent / 100.0;
+        let pause = Duration::try_from_secs_f64(spent.as_secs_f64() / share.max(1e-6)).unwrap_or(Duration::MAX);
+        self.due = Instant::now().checked_add(pause).unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400));
+        self.looked.insert(process, Instant::now());
+        let mut sample = lock(&self.sample);
+        sample.cpu_s += spent.as_secs_f64();
+        match found {
+            Ok(leaks) => {
+                sample.looked += 1;
+                sample.found.retain(|other| other.process != process);
+                sample.found.push(Found {
+                    process,
+                    comm: one.comm.clone(),
+                    blocks: leaks.unreached_blocks,
+                    bytes: leaks.unreached_bytes,
+                    at: Instant::now(),
+                });
+                drop(sample);
+                let profile = Arc::new(told::profile(&leaks));
+                let attributed = Attributed { profile, at: Instant::now(), wall: SystemTime::now(), rates: None, slowdown_ratio_est: None };
+                self.board.publish(process, attributed);
+            }
+            Err(error) => {
+                sample.failed += 1;
+                tracing::debug!("process {}: {error}", process.pid);
+            }
+        }
+    }
+
+    fn found(&mut self, one: &ProcessSample) -> Result<Leaks, Box<dyn std::error::Error>> {
+        let pid = one.identity.process.pid;
+        let memory = LiveMemory::open(Process::open(pid)?)?;
+        let registers = ThreadRegisters::of(pid).ok();
+        let read = registers.as_ref().map(|registers| move || registers.read());
+        let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
+        let pace = Pace { pause_per_mib: Duration::from_micros(self.config.pause_per_mib_us), ..Pace::default() };
+        let plan = Plan {
+            looks: self.config.looks,
+            interval: Duration::from_secs(self.config.look_interval_s),
+            pace,
+            memory_max_bytes: self.config.memory_mib << 20,
+        };
+        let seen = look(&memory, (pid.0, &one.comm), plan, read, &mut self.places)?;
+        if !memory.process().is_alive() || memory.process().id() != one.identity.process {
+            return Err("it ended, or its pid is another's by now".into());
+        }
+        Ok(Leaks::of(&memory, pid.0, &one.comm, &seen, false)?)
+    }
+}
+
+/// Blocks in use by the last census that counted them; 0 = not known.
+fn live_blocks(one: &ProcessSample) -> u64 {
+    one.heaps.iter().filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add)
+}
+
+fn grows(one: &ProcessSample) -> bool {
+    one.verdict.as_ref().is_some_and(|verdict| verdict.findings.iter().any(|finding| matches!(finding.verdict, Kind::Leak | Kind::Growing)))
+}

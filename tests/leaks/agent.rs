@@ -1,0 +1,38 @@
+//! The agent looks for blocks without pointers where it is told to, and every surface has what it found.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::command::Waiting;
+use super::target::build;
+use crate::agent::daemon::{Daemon, value, watching};
+use crate::support::process::wait_until;
+
+#[test]
+fn the_agent_tells_of_blocks_without_pointers_in_metrics_api_profile_and_history() {
+    let target = Waiting::start(Command::new(build("g++", "types.cpp", &["-s"], "told")));
+    let pid = target.pid();
+    let off = Daemon::start(&watching(&["leaks-told"], ""));
+    let on = "[leaks]\nenabled = true\nlooks = 2\nlook_interval_s = 1\ncpu_percent = 100.0\n[history]\nsample_interval_s = 1\nprofile_interval_s = 1";
+    let daemon = Daemon::start(&watching(&["leaks-told"], on));
+    let label = format!("pid=\"{pid}\"");
+    let text = daemon.metrics_with("fragprof_process_unreached_bytes", &label);
+    assert_eq!(value(&text, "fragprof_leaks_enabled", ""), Some(1.0));
+    assert_eq!(value(&text, "fragprof_leaks_looked_total", "result=\"done\""), Some(1.0));
+    let told = Command::new(env!("CARGO_BIN_EXE_fragprof")).args(["leaks", &pid, "--json", "--looks", "2"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert_eq!(value(&text, "fragprof_process_unreached_bytes", &label), told["unreached_bytes"].as_f64());
+    assert_eq!(value(&text, "fragprof_process_unreached_blocks", &label), told["unreached_blocks"].as_f64());
+
+    let json = |path: &str| serde_json::from_str::<Value>(&daemon.get(path).body).unwrap_or_default();
+    let path = format!("/api/v1/processes/{pid}");
+    wait_until("the process's view has it", || json(&path)["unreached"]["bytes"] == told["unreached_bytes"]);
+    assert!(json(&path)["unreached"]["summary"].as_str().unwrap().starts_with("No pointer to "), "{}", json(&path)["unreached"]);
+    let profile = json(&format!("{path}/profile?by=unreached&format=stacks"));
+    assert!(profile["stacks"].to_string().contains("cache::ImageEntry"), "{profile:#}");
+    // Nothing is looked at where it is not configured.
+    let text = off.metrics();
+    assert_eq!(value(&text, "fragprof_leaks_enabled", ""), Some(0.0));
+    assert_eq!(value(&text, "fragprof_leaks_looked_total", "result=\"done\""), Some(0.0));
+}
