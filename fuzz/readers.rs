@@ -7,6 +7,8 @@ use fragprof::census::{Fixture, Level, Options, Pace, Places, take};
 use fragprof::probe::large::parse_entry;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
+use fragprof::retention::contents::Contents;
+use fragprof::symbol::variables::Variables;
 use fragprof::target::allocator::identify;
 use fragprof::target::container::{CgroupFile, Membership};
 use fragprof::target::elf::Elf;
@@ -19,7 +21,7 @@ use fragprof::unwind::Table;
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 12] = [
+pub const READERS: [(&str, Reader); 14] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -32,6 +34,8 @@ pub const READERS: [(&str, Reader); 12] = [
     ("large_sites", large_sites),
     ("heaps", heaps),
     ("perf_data", perf_data),
+    ("variables", variables),
+    ("types", types),
 ];
 
 /// `/proc/PID/maps`: mapped files' names are the target's.
@@ -133,4 +137,39 @@ pub fn heaps(bytes: &[u8]) {
 /// A JVM's counters: the file is the target's.
 pub fn perf_data(bytes: &[u8]) {
     let _ = Counters::parse(bytes);
+}
+
+/// A mapped file's debug information: variables, types, members.
+pub fn variables(bytes: &[u8]) {
+    let Ok(elf) = Elf::parse(bytes.to_vec()) else { return };
+    let mut symbols = Vec::new();
+    elf.for_each_variable(|_, vaddr, _| symbols.push(vaddr));
+    let Some(mut found) = Variables::read(&elf) else { return };
+    for vaddr in symbols.into_iter().take(16) {
+        let Some(variable) = found.global(vaddr) else { continue };
+        let mut of = Some(variable.type_id);
+        for offset in (0..64).step_by(8) {
+            of = of.and_then(|of| found.member(of, offset).pointee.or(Some(of)));
+        }
+        let _ = of.and_then(|of| found.size_of(of));
+    }
+    for segment in elf.segments().iter().filter(|segment| segment.executable).take(2) {
+        for pc in (0..64).map(|step| segment.vaddr.wrapping_add(step * 8)) {
+            let _ = found.local(pc, -24);
+        }
+    }
+}
+
+/// Words in which virtual tables, the classes' descriptions and their names are looked for: all of it is the target's.
+pub fn types(bytes: &[u8]) {
+    const TABLES: &[u8] = b"7f0000000000-7f0000010000 r--p 00000000 08:01 5 /usr/bin/held\n\
+        7f0000010000-7f0000020000 rw-p 00010000 08:01 5 /usr/bin/held\n";
+    let maps = Maps::parse(TABLES);
+    let mut memory = Fixture::with_maps(maps.clone());
+    memory.write(0x7f00_0000_0000, bytes.get(..bytes.len().min(0x2_0000)).unwrap_or_default());
+    let mut contents = Contents::of(&memory, &maps, &[]);
+    for addr in (0x7f00_0000_0000..0x7f00_0000_2000u64).step_by(8) {
+        let kind = contents.kind(&addr.to_le_bytes());
+        assert!(kind.type_name.is_none_or(|name| !name.is_empty()));
+    }
 }

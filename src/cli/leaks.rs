@@ -1,24 +1,26 @@
 //! `fragprof leaks`: blocks in use to which no pointer is seen.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::census::{failed, read_from, reading};
+use super::census::{failed, open, read_from, reading};
+use super::record::parse_duration;
 use super::{output, progress};
 use crate::capture::registers::ThreadRegisters;
 use crate::census::{Memory, Pace, Places};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::sanitize::terminal;
-use crate::profile::{Frame, Metadata, Mode, Profile, ValueKind, Values, pprof};
+use crate::profile::{Profile, pprof};
+use crate::recorder::{self, Recorder};
 use crate::retention::leaks::{Group, Leaks};
-use crate::retention::looks::{Doubts, LooksError, Plan, look};
-use crate::units::{HumanBytes, counted};
-
-/// Name of the outermost frame in profiles.
-const ROOT_FRAME: &str = "[no pointer was seen]";
+use crate::retention::limit;
+use crate::retention::looks::{LooksError, Plan, Seen, look};
+use crate::retention::told::{self, LIMITS, doubts, sentence};
+use crate::units::{HumanBytes, Pid, counted};
 
 /// Find blocks to which nothing points any more, in a process that goes on running
 #[derive(Debug, Args)]
@@ -35,6 +37,10 @@ pub struct LeaksArgs {
     /// Seconds before each quick look
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     pub interval: f64,
+    /// Trace every call for so long before the looks, and while they last, so that blocks from then on have their call stacks; costs the process
+    /// some 2 µs an allocation meanwhile
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "core")]
+    pub record: Option<Duration>,
     /// Groups to show [default: 20, with --json 1000]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
@@ -47,11 +53,20 @@ pub struct LeaksArgs {
     /// Write a profile (gzipped pprof) with the value unreached_space
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Memory that this may take here, in MiB; a heap that needs more is refused [default: half of what the machine has left]
+    #[arg(long, value_name = "MIB")]
+    pub memory_max: Option<u64>,
     /// Pause this many milliseconds after each MiB read, for a process whose latency counts
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
 }
 
+/// Frames of a group that are told.
+const FRAMES_MAX: usize = 32;
+/// Frames shown of a group.
+const FRAMES_SHOWN: usize = 6;
+/// How often the recording is looked after.
+const RECORD_STEP: Duration = Duration::from_millis(50);
 /// Groups shown when `--top` is not given.
 const TOP_DEFAULT: usize = 20;
 /// Longest time between looks: a day.
@@ -69,7 +84,8 @@ pub fn run(args: &LeaksArgs) -> anyhow::Result<()> {
     let leaks = read_from(args.core.as_deref(), args.pid, |memory, pid, comm| of(memory, pid, comm, args))?;
     drop(shown);
     if let Some(path) = &args.output {
-        write_profile(&leaks, path)?;
+        let profile = told::profile(&leaks);
+        output::to_file(path, |out| pprof::write(&profile, out))?;
     }
     output::to_stdout(|out| {
         if args.json {
@@ -83,19 +99,77 @@ pub fn run(args: &LeaksArgs) -> anyhow::Result<()> {
 fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &LeaksArgs) -> anyhow::Result<Leaks> {
     let interval = if args.interval.is_finite() { args.interval.clamp(0.0, INTERVAL_MAX_S) } else { 1.0 };
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
-    let plan = Plan { looks: args.looks, interval: Duration::from_secs_f64(interval), pace };
-    let registers = registers_of(memory);
-    let read = registers.as_ref().map(|registers| move || registers.read());
-    let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
-    let seen = look(memory, (pid, comm), plan, read, &mut Places::default()).map_err(|error| match error {
-        LooksError::Memory(error) => failed(error),
-        other => Failed::new(ExitStatus::Unsupported, other.to_string()),
-    })?;
-    let mut leaks = Leaks::of(memory, pid, comm, &seen, args.show_content).map_err(failed)?;
+    let memory_max_bytes = memory_max(args.memory_max);
+    let plan = Plan { looks: args.looks, interval: Duration::from_secs_f64(interval), pace, memory_max_bytes };
+    let mut leaks = match args.record {
+        None => {
+            let seen = seen_of(memory, (pid, comm), plan).map_err(refused)?;
+            Leaks::of(memory, pid, comm, &seen, args.show_content).map_err(failed)?
+        }
+        Some(time) => {
+            let (seen, stacks) = recorded(pid, comm, plan, time)?;
+            Leaks::with_stacks(memory, (pid, comm), &seen, args.show_content, |range| stacks.of(&range)).map_err(failed)?
+        }
+    };
     if let (Some(top), true) = (args.top, args.json) {
         leaks.keep(top);
     }
     Ok(leaks)
+}
+
+fn refused(error: LooksError) -> Failed {
+    match error {
+        LooksError::Memory(error) => failed(error),
+        other => Failed::new(ExitStatus::Unsupported, other.to_string()),
+    }
+}
+
+fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<Seen, LooksError> {
+    let registers = registers_of(memory);
+    let read = registers.as_ref().map(|registers| move || registers.read());
+    let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
+    look(memory, who, plan, read, &mut Places::default())
+}
+
+/// The call stacks of a recording's blocks.
+struct Stacks {
+    profile: Profile,
+    places: Option<recorder::places::Places>,
+}
+
+impl Stacks {
+    /// The frames of the block at these addresses, the innermost first; empty if it was not recorded.
+    fn of(&self, range: &Range<u64>) -> Vec<String> {
+        let shares = self.places.as_ref().map(|places| places.within(range)).unwrap_or_default();
+        let Some(share) = shares.first() else { return Vec::new() };
+        share.frames.iter().take(FRAMES_MAX).map(|frame| self.profile.frame(*frame).function.to_string()).collect()
+    }
+}
+
+/// Records a process, looks at it while the recording goes on, and ends both.
+fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<(Seen, Stacks)> {
+    let cannot = |error: recorder::Error| Failed::new(ExitStatus::Unsupported, format!("cannot record process {pid}: {error}"));
+    let options = recorder::Options { source: recorder::Choice::Functions, ..recorder::Options::default() };
+    let mut recorder = Recorder::new(options).map_err(cannot)?;
+    recorder.watch(Pid(pid)).map_err(cannot)?;
+    while recorder.elapsed() < time && recorder.step(RECORD_STEP) {}
+    let seen = std::thread::scope(|scope| {
+        let looks = std::thread::Builder::new().name("fragprof-looks".to_owned());
+        let looks = looks.spawn_scoped(scope, || {
+            let memory = open(pid).map_err(|error| error.to_string())?;
+            seen_of(&memory, (pid, comm), plan).map_err(|error| error.to_string())
+        })?;
+        while !looks.is_finished() && recorder.step(RECORD_STEP) {}
+        Ok::<_, std::io::Error>(looks.join().unwrap_or_else(|_| Err("the looks ended by a fault of the program".to_owned())))
+    })?;
+    let seen = seen.map_err(|text| Failed::new(ExitStatus::Target, text))?;
+    let (profile, places) = recorder.finish_with_places().map_err(cannot)?;
+    Ok((seen, Stacks { profile, places: places.into_iter().find(|places| places.pid == pid) }))
+}
+
+/// The limit on memory that was asked for, or the usual one.
+pub(super) fn memory_max(mib: Option<u64>) -> u64 {
+    mib.map_or_else(limit::default_bytes, |mib| mib.saturating_mul(1 << 20))
 }
 
 /// What reads the registers of a process's threads, where that is allowed.
@@ -108,95 +182,6 @@ pub(super) fn registers_of(memory: &dyn Memory) -> Option<ThreadRegisters> {
             None
         }
     }
-}
-
-/// The groups as stacks of two frames: what they are, and that no pointer was seen.
-fn write_profile(leaks: &Leaks, path: &Path) -> anyhow::Result<()> {
-    let kinds = [ValueKind::UnreachedObjects, ValueKind::UnreachedSpace].into_iter().collect();
-    let process = crate::profile::meta::Process { pid: leaks.pid, comm: leaks.comm.clone(), ..Default::default() };
-    let mut profile = Profile::new(Metadata {
-        tool: format!("fragprof {}", env!("CARGO_PKG_VERSION")),
-        mode: Mode::Looked,
-        duration_s: leaks.duration_s,
-        kinds,
-        processes: vec![process],
-        notes: vec![sentence(leaks)],
-        limits: vec![LIMITS.to_owned()],
-        doubts: doubts(&leaks.doubts),
-        ..Metadata::default()
-    });
-    let mut add = |name: String, below: Option<&str>, blocks: u64, bytes: u64| {
-        let frames: Vec<Frame> = std::iter::once(name.as_str()).chain(below).chain([ROOT_FRAME]).map(Frame::named).collect();
-        let values = Values::default().with(ValueKind::UnreachedObjects, blocks).with(ValueKind::UnreachedSpace, bytes);
-        profile.add(leaks.pid, &frames, None, &values);
-    };
-    for group in &leaks.groups {
-        let name = format!("{}, {} B", group.words(), group.size_bytes);
-        if group.held_blocks > 0 {
-            add("[held by it]".to_owned(), Some(&name), group.held_blocks, group.held_bytes);
-        }
-        add(name, None, group.blocks, group.bytes);
-    }
-    if leaks.more.blocks > 0 {
-        add("[other groups]".to_owned(), None, leaks.more.blocks, leaks.more.bytes);
-    }
-    output::to_file(path, |out| pprof::write(&profile, out))
-}
-
-/// What no look can tell.
-const LIMITS: &str = "Programs that hide pointers (XORed, compressed, tagged in the upper 16 bits) look the same. A block that is still \
-                      pointed to, but never used again, is not among them.";
-
-/// What was found, in one sentence.
-pub(super) fn sentence(leaks: &Leaks) -> String {
-    let looks = counted(u64::from(leaks.looks), "look");
-    if leaks.unreached_blocks == 0 {
-        return format!("To each of the {} blocks in use a pointer was seen ({looks}, {:.1} s).", leaks.live_blocks, leaks.duration_s);
-    }
-    let unchanged = if leaks.looks > 1 { ", and their contents did not change" } else { "" };
-    format!(
-        "No pointer to {} ({}) of {} ({}) in use was seen in {looks} over {:.1} s{unchanged}.",
-        counted(leaks.unreached_blocks, "block"),
-        HumanBytes(leaks.unreached_bytes),
-        leaks.live_blocks,
-        HumanBytes(leaks.live_bytes),
-        leaks.duration_s
-    )
-}
-
-/// Reasons to doubt, each as one sentence.
-pub(super) fn doubts(seen: &Doubts) -> Vec<String> {
-    let mut told = Vec::new();
-    let mut tell = |holds: bool, text: String| told.extend(holds.then_some(text));
-    tell(seen.swapped_bytes > 0, format!("{} are in swap and were not read: pointers may stand there", HumanBytes(seen.swapped_bytes)));
-    tell(seen.unread_bytes > 0, format!("{} could not be read: pointers may stand there", HumanBytes(seen.unread_bytes)));
-    tell(!seen.is_census_usable, "the census of the heap is not usable: blocks may be missing or wrong".to_owned());
-    tell(
-        seen.unknown_bytes > 0,
-        format!(
-            "{} of the heap are not understood; they were read as roots, and their blocks are not told",
-            HumanBytes(seen.unknown_bytes)
-        ),
-    );
-    tell(
-        seen.dropped_pointers > 0,
-        format!("{} were not kept for want of room: what they lead to counts as reached", counted(seen.dropped_pointers, "pointer")),
-    );
-    tell(
-        !seen.are_registers_known,
-        "registers were not read, but for arguments of system calls (this takes CAP_BPF and CAP_PERFMON): a block that only a register \
-         holds looks the same"
-            .to_owned(),
-    );
-    tell(
-        seen.running_threads > 0,
-        format!(
-            "{} of {} ran during a look: their registers are not known, and their stacks were read whole",
-            seen.running_threads,
-            counted(seen.threads as u64, "thread")
-        ),
-    );
-    told
 }
 
 fn write_text(out: &mut dyn Write, leaks: &Leaks, args: &LeaksArgs) -> io::Result<()> {
@@ -239,6 +224,9 @@ fn write_group(out: &mut dyn Write, group: &Group) -> io::Result<()> {
         format!("{} B", group.size_bytes),
         terminal(&group.words())
     )?;
+    for frame in group.frames.iter().take(FRAMES_SHOWN) {
+        writeln!(out, "  {:>53}  ← {}", "", terminal(frame))?;
+    }
     for example in group.examples.iter().filter(|example| example.hex.is_some()) {
         let (hex, text) = (example.hex.as_deref().unwrap_or(""), example.text.as_deref().unwrap_or(""));
         writeln!(out, "  {:>53} {hex} {}", example.address, terminal(text))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::census::{failed, read_from, reading};
-use super::leaks::{doubts, registers_of};
+use super::leaks::{memory_max, registers_of};
 use super::{output, progress};
 use crate::census::{Memory, Pace};
 use crate::error::{ExitStatus, Failed};
@@ -15,6 +15,7 @@ use crate::profile::sanitize::terminal;
 use crate::profile::{Metadata, Mode, Profile, ValueKind, Values, pprof};
 use crate::retention::looks::LooksError;
 use crate::retention::owners::{By, Owner, Owners, Wanted, survey};
+use crate::retention::told::doubts;
 use crate::units::{HumanBytes, counted};
 
 /// Show which blocks hold which: what would go with each, what they pin, their types, and from where they are reached
@@ -44,6 +45,9 @@ pub struct OwnersArgs {
     /// Write a profile (gzipped pprof) of all blocks by place, owner and type, as fragprof flamegraph draws it
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Memory that this may take here, in MiB; a heap that needs more is refused [default: half of what the machine has left]
+    #[arg(long, value_name = "MIB")]
+    pub memory_max: Option<u64>,
     /// Pause this many milliseconds after each MiB read, for a process whose latency counts
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
@@ -82,7 +86,12 @@ pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
 
 fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::Result<Owners> {
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
-    let wanted = Wanted { type_name: args.type_name.clone(), path: args.path, with_shares: args.output.is_some() };
+    let wanted = Wanted {
+        type_name: args.type_name.clone(),
+        path: args.path,
+        with_shares: args.output.is_some(),
+        memory_max_bytes: Some(memory_max(args.memory_max)),
+    };
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
@@ -129,6 +138,9 @@ fn write_profile(owners: &Owners, path: &Path) -> anyhow::Result<()> {
     output::to_file(path, |out| pprof::write(&profile, out))
 }
 
+/// Hundredths of all from which on a block is named as its holder.
+const PERCENT_MIN: u64 = 10;
+
 /// The sentence on the block that most comes together in.
 pub(super) fn main_owner(owners: &Owners, by: By) -> Option<String> {
     let owner = owners.main_owner.as_ref()?;
@@ -137,7 +149,11 @@ pub(super) fn main_owner(owners: &Owners, by: By) -> Option<String> {
         By::Pinned => (owner.retained_pinned_bytes, owners.pinned_bytes, "pinned bytes"),
         By::Blocked => (owner.retained_blocked_bytes, owners.blocked_bytes, "blocked bytes"),
     };
-    (all > 0).then(|| format!("{} % of the {what} are held by {}", held.saturating_mul(100) / all, owner.words()))
+    let percent = held.saturating_mul(100).checked_div(all)?;
+    Some(match percent {
+        0..PERCENT_MIN => format!("no single block holds more than {percent} % of the {what}"),
+        _ => format!("{percent} % of the {what} are held by {}", owner.words()),
+    })
 }
 
 /// What one look cannot tell.

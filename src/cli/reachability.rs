@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::leaks::{doubts, registers_of};
+use super::leaks::registers_of;
 use super::owners::main_owner;
 use crate::census::live::LiveMemory;
 use crate::census::{Pace, Places};
@@ -14,6 +14,7 @@ use crate::profile::sanitize::terminal;
 use crate::retention::Leaks;
 use crate::retention::looks::{Plan, look};
 use crate::retention::owners::{By, Owners, Wanted, survey};
+use crate::retention::told::{self, doubts};
 use crate::units::{HumanBytes, counted, grouped};
 
 /// Heaps with more blocks are left to `owners` and `leaks`: a graph of these takes a quarter of a gigabyte, and ten seconds.
@@ -164,7 +165,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
-    let plan = Plan { looks: LOOKS, interval: Duration::from_secs(1), pace: Pace::default() };
+    let plan = Plan { looks: LOOKS, interval: Duration::from_secs(1), ..Plan::default() };
     let seen = look(memory, (pid, comm), plan, read, &mut Places::default())?;
     let leaks = Leaks::of(memory, pid, comm, &seen, false)?;
     let part = |group: &crate::retention::leaks::Group| Part {
@@ -179,7 +180,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
             leaks.looks
         )
     } else {
-        super::leaks::sentence(&leaks)
+        told::sentence(&leaks)
     };
     Ok(Unreached {
         blocks: leaks.unreached_blocks,

@@ -218,6 +218,15 @@ mod tests {
     }
 
     #[test]
+    fn a_name_without_an_end_is_no_name_however_long_it_is() {
+        let mut memory = memory();
+        memory.write(RELRO + 0x100, &[b'N'; 0xf00]);
+        let heap = [HEAP..HEAP + 0x10000];
+        let mut contents = Contents::of(&memory, &memory.maps, &heap);
+        assert_eq!(contents.type_name(RELRO + 0x20), None);
+    }
+
+    #[test]
     fn text_zeros_and_numbers_are_told_apart() {
         let (memory, heap) = (memory(), []);
         let mut contents = Contents::of(&memory, &memory.maps, &heap);

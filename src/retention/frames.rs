@@ -10,6 +10,7 @@ use crate::target::file::MappedFile;
 use crate::target::{Mapping, Maps, Process};
 use crate::units::Addr;
 use crate::unwind::Table;
+use crate::unwind::elf::{Elf, Segment};
 use crate::unwind::rule::{BP, SP};
 
 /// Frames of one thread. Locals that live long are in the outer ones.
@@ -41,12 +42,18 @@ pub struct Standing {
     pub bp: Option<u64>,
 }
 
+/// What the frames of a file's code are told by.
+struct Unwound {
+    table: Table,
+    segments: Vec<Segment>,
+}
+
 /// Walks stacks of one process.
 pub struct Walker<'a> {
     memory: &'a dyn Memory,
     process: &'a Process,
     maps: &'a Maps,
-    tables: HashMap<u64, Option<Rc<(Table, Vec<crate::unwind::elf::Segment>)>>>,
+    tables: HashMap<u64, Option<Rc<Unwound>>>,
 }
 
 impl<'a> Walker<'a> {
@@ -110,14 +117,14 @@ impl<'a> Walker<'a> {
     fn rule(&mut self, pc: u64) -> Option<u64> {
         let mapping = self.maps.find(Addr(pc)).filter(|mapping| mapping.permissions.execute)?;
         let table = self.table(mapping)?;
-        let bias = crate::unwind::mappings::bias_of(&table.1, mapping.start.0, mapping.offset.0)?;
-        let rows = table.0.rows();
+        let bias = crate::unwind::mappings::bias_of(&table.segments, mapping.start.0, mapping.offset.0)?;
+        let rows = table.table.rows();
         let vaddr = pc.wrapping_sub(bias);
         let row = rows.rows.get(rows.rows.partition_point(|row| row.address <= vaddr).checked_sub(1)?)?;
         rows.rules.get(usize::from(row.rule)).copied().filter(|&rule| rule != 0)
     }
 
-    fn table(&mut self, mapping: &Mapping) -> Option<Rc<(Table, Vec<crate::unwind::elf::Segment>)>> {
+    fn table(&mut self, mapping: &Mapping) -> Option<Rc<Unwound>> {
         if self.tables.len() >= FILES_MAX && !self.tables.contains_key(&mapping.inode) {
             return None;
         }
@@ -126,8 +133,8 @@ impl<'a> Walker<'a> {
             let path = MappedFile::open(process, mapping).ok()?.attach_path;
             let file = File::open(path).ok()?;
             let table = Table::read(&file).ok()?;
-            let segments = crate::unwind::elf::Elf::parse(&file).ok()?.segments.clone();
-            Some(Rc::new((table, segments)))
+            let segments = Elf::parse(&file).ok()?.segments;
+            Some(Rc::new(Unwound { table, segments }))
         };
         self.tables.entry(mapping.inode).or_insert_with(read).clone()
     }

@@ -133,6 +133,20 @@ impl Leaks {
     /// # Errors
     /// If the process is gone.
     pub fn of(memory: &dyn Memory, pid: u32, comm: &str, seen: &Seen, shows_content: bool) -> Result<Self, MemoryError> {
+        Self::with_stacks(memory, (pid, comm), seen, shows_content, |_| Vec::new())
+    }
+
+    /// The same, where something knows the call stacks of blocks: `stack_of` gives the frames of the block at an address, the innermost first.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn with_stacks(
+        memory: &dyn Memory,
+        (pid, comm): (u32, &str),
+        seen: &Seen,
+        shows_content: bool,
+        stack_of: impl Fn(Range<u64>) -> Vec<String>,
+    ) -> Result<Self, MemoryError> {
         let maps = memory.maps()?;
         let heap: Vec<Range<u64>> = all_own_ranges(&seen.taken.heaps);
         let mut contents = Contents::of(memory, &maps, &heap);
@@ -144,7 +158,7 @@ impl Leaks {
             let Some(one) = seen.candidates.get(head.number) else { continue };
             let first = contents.first_bytes(one.addr, one.bytes);
             let kind = contents.kind(&first);
-            groups.add(one.addr, one.bytes, head, kind, shows_content.then_some(first.as_slice()));
+            groups.add(one.range(), head, (kind, stack_of(one.range())), shows_content.then_some(first.as_slice()));
         }
         let (groups, more) = groups.finish();
         Ok(Self {
@@ -187,15 +201,16 @@ fn sum_up(groups: &mut Vec<Group>, top: usize, more: &mut More) {
 /// Groups while they are counted.
 #[derive(Default)]
 struct Groups {
-    places: HashMap<(u64, Kind), usize>,
+    places: HashMap<(u64, Kind, Vec<String>), usize>,
     list: Vec<Group>,
     more: More,
 }
 
 impl Groups {
-    fn add(&mut self, addr: u64, bytes: u64, head: &Head, kind: Kind, shown: Option<&[u8]>) {
+    fn add(&mut self, range: Range<u64>, head: &Head, (kind, frames): (Kind, Vec<String>), shown: Option<&[u8]>) {
+        let (addr, bytes) = (range.start, range.end - range.start);
         let next = self.list.len();
-        let key = (bytes, kind);
+        let key = (bytes, kind, frames);
         let place = match self.places.get(&key) {
             Some(&place) => place,
             None if next >= GROUPS_KEPT_MAX => {
@@ -213,7 +228,7 @@ impl Groups {
                     bytes: 0,
                     held_blocks: 0,
                     held_bytes: 0,
-                    frames: Vec::new(),
+                    frames: key.2.clone(),
                     examples: Vec::new(),
                 });
                 self.places.insert(key, next);
@@ -253,10 +268,10 @@ mod tests {
     fn heads_that_look_alike_are_one_group_and_what_holds_most_comes_first() {
         let mut groups = Groups::default();
         let head = |number, held_bytes| Head { number, held_blocks: held_bytes / 10, held_bytes };
-        groups.add(0x10, 24, &head(0, 0), kind("A"), None);
-        groups.add(0x40, 24, &head(1, 0), kind("A"), None);
-        groups.add(0x80, 24, &head(2, 900), kind("B"), Some(b"ab\0\x1b"));
-        groups.add(0xc0, 40, &head(3, 0), kind("A"), None);
+        groups.add(0x10..0x10 + 24, &head(0, 0), (kind("A"), Vec::new()), None);
+        groups.add(0x40..0x40 + 24, &head(1, 0), (kind("A"), Vec::new()), None);
+        groups.add(0x80..0x80 + 24, &head(2, 900), (kind("B"), Vec::new()), Some(b"ab\0\x1b"));
+        groups.add(0xc0..0xc0 + 40, &head(3, 0), (kind("A"), Vec::new()), None);
         let (groups, more) = groups.finish();
         let told: Vec<(String, u64, u64, u64)> =
             groups.iter().map(|group| (group.words(), group.size_bytes, group.blocks, group.held_bytes)).collect();

@@ -6,12 +6,14 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use gimli::{
-    AttributeValue, DebugInfoOffset, Dwarf, EndianRcSlice, EvaluationResult, LittleEndian, Reader as _, SectionId, Unit, UnitOffset,
+    AbbreviationsCacheStrategy, AttributeValue, DebugInfoOffset, Dwarf, EndianRcSlice, EvaluationResult, LittleEndian, Reader as _,
+    SectionId, Unit, UnitOffset,
 };
 
-use crate::target::elf::Elf;
+use crate::target::elf::{Elf, ReadAt};
 
 type Reader = EndianRcSlice<LittleEndian>;
 type Entry = gimli::DebuggingInformationEntry<Reader>;
@@ -26,6 +28,8 @@ const ENTRIES_MAX: usize = 8 << 20;
 const VARIABLES_MAX: usize = 1 << 20;
 /// Types within types, and names that stand for others. Real ones stay below 20.
 const DEPTH_MAX: usize = 64;
+/// Time for the units of one file, and again for its variables: what is not read by then is not named.
+const TIME_MAX: Duration = Duration::from_secs(5);
 /// Members of one type that are looked at.
 const MEMBERS_MAX: usize = 1 << 14;
 
@@ -77,18 +81,23 @@ impl Variables {
     /// The debug information of a file, or of the file that keeps it for its build id; `None` if there is none that can be read.
     #[must_use]
     pub fn of(elf: &Elf<File>) -> Option<Self> {
-        let own = elf.has_section(b".debug_info").then_some(elf);
-        let other = own.is_none().then(|| debug_file(elf)).flatten();
-        let elf = own.or(other.as_ref())?;
+        if elf.has_section(b".debug_info") { Self::read(elf) } else { Self::read(&debug_file(elf)?) }
+    }
+
+    /// The debug information in a file itself; `None` if there is none that can be read.
+    #[must_use]
+    pub fn read<R: ReadAt>(elf: &Elf<R>) -> Option<Self> {
         let load = |id: SectionId| -> Result<Reader, gimli::Error> {
             Ok(EndianRcSlice::new(Rc::from(section(elf, id.name().as_bytes()).unwrap_or_default()), LittleEndian))
         };
-        let dwarf = Dwarf::load(load).ok()?;
+        let mut dwarf = Dwarf::load(load).ok()?;
+        dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::Duplicates);
+        let began = Instant::now();
         let mut units = Vec::new();
         let mut headers = dwarf.units();
         while let Ok(Some(header)) = headers.next() {
             units.extend(dwarf.unit(header).ok());
-            if units.len() >= UNITS_MAX {
+            if units.len() >= UNITS_MAX || began.elapsed() > TIME_MAX {
                 break;
             }
         }
@@ -121,7 +130,7 @@ impl Variables {
             match (entry.tag(), &function) {
                 (gimli::DW_TAG_subprogram, _) if self.covers(unit, entry, pc) => {
                     let base = frame_base(entry, unit)?;
-                    function = Some((entry.depth(), base, self.name(unit, entry, 0).unwrap_or_default()));
+                    function = Some((entry.depth(), base, self.name(number, entry, 0).unwrap_or_default()));
                 }
                 (_, Some((depth, ..))) if entry.depth() <= *depth => break,
                 (gimli::DW_TAG_variable | gimli::DW_TAG_formal_parameter, Some((_, base, _))) => {
@@ -130,7 +139,7 @@ impl Variables {
                     let within = distance.checked_sub(place)?.checked_sub(*base)?;
                     let Ok(within) = u64::try_from(within) else { continue };
                     if within < self.size(type_id, 0).unwrap_or(0)
-                        && let Some(name) = self.name(unit, entry, 0)
+                        && let Some(name) = self.name(number, entry, 0)
                     {
                         best = Some(Variable { name, type_id, offset: within });
                     }
@@ -216,7 +225,7 @@ impl Variables {
             let size = self.size(inner, depth).unwrap_or(0);
             if start <= offset && offset - start < size {
                 let is_base = entry.tag() == gimli::DW_TAG_inheritance;
-                return Some((inner, start, if is_base { None } else { self.name(unit, entry, depth) }));
+                return Some((inner, start, if is_base { None } else { self.name(type_id.unit, entry, depth) }));
             }
         }
         None
@@ -287,17 +296,14 @@ impl Variables {
         Some((found.unit, self.units.get(found.unit)?.entry(found.offset).ok()?))
     }
 
-    fn name(&self, unit: &Unit<Reader>, entry: &Entry, depth: usize) -> Option<String> {
-        if depth >= DEPTH_MAX {
-            return None;
-        }
+    fn name(&self, number: usize, entry: &Entry, depth: usize) -> Option<String> {
+        let unit = self.units.get(number).filter(|_| depth < DEPTH_MAX)?;
         if let Some(value) = entry.attr_value(gimli::DW_AT_name) {
             let text = self.dwarf.attr_string(unit, value).ok()?;
             return Some(text.to_string_lossy().ok()?.chars().take(super::NAME_BYTES_MAX / 4).collect());
         }
-        let number = self.units.iter().position(|other| std::ptr::eq(other, unit))?;
         let (other, entry) = self.origin(number, entry)?;
-        self.name(self.units.get(other)?, &entry, depth + 1)
+        self.name(other, &entry, depth + 1)
     }
 
     fn covers(&self, unit: &Unit<Reader>, entry: &Entry, pc: u64) -> bool {
@@ -308,15 +314,19 @@ impl Variables {
     fn read_globals(&self) -> HashMap<u64, TypeIdAndName> {
         let mut found = HashMap::new();
         let mut left = ENTRIES_MAX;
+        let began = Instant::now();
         for (number, unit) in self.units.iter().enumerate() {
             let mut entries = unit.entries();
+            if began.elapsed() > TIME_MAX {
+                break;
+            }
             while let (Ok(Some(entry)), true) = (entries.next_dfs(), left > 0 && found.len() < VARIABLES_MAX) {
                 left -= 1;
                 if entry.tag() != gimli::DW_TAG_variable {
                     continue;
                 }
                 let Some(address) = self.address(unit, entry) else { continue };
-                if let (Some(type_id), Some(name)) = (self.type_of(number, entry, 0), self.name(unit, entry, 0)) {
+                if let (Some(type_id), Some(name)) = (self.type_of(number, entry, 0), self.name(number, entry, 0)) {
                     found.insert(address, TypeIdAndName { type_id, name });
                 }
             }
@@ -366,7 +376,7 @@ fn is_reserved(name: &str) -> bool {
 }
 
 /// A section's bytes, as they are before compression (ELF, SHF_COMPRESSED with zlib).
-fn section(elf: &Elf<File>, name: &[u8]) -> Option<Vec<u8>> {
+fn section<R: ReadAt>(elf: &Elf<R>, name: &[u8]) -> Option<Vec<u8>> {
     let bytes = elf.section(name, SECTION_BYTES_MAX)?;
     if !elf.is_compressed(name) {
         return Some(bytes);

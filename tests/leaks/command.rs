@@ -79,6 +79,32 @@ fn a_core_file_tells_what_the_process_told() {
 }
 
 #[test]
+fn blocks_that_were_lost_while_their_process_was_recorded_have_their_call_stacks() {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let _alone = crate::support::serial();
+    let target = Waiting::start(Command::new(build("cc", "lost.c", &[], "lost")));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("leaks.pb.gz");
+    let found = json(&[&target.pid(), "--record", "1s", "--looks", "2", "--interval", "0.3", "-o", file.to_str().unwrap()]);
+    let groups = found["groups"].as_array().unwrap();
+    let frames =
+        |group: &Value| group["frames"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let blocks = |named: bool| {
+        let of = groups.iter().filter(|group| frames(group).iter().any(|name| name == "lose") == named);
+        of.map(|group| group["blocks"].as_u64().unwrap()).sum::<u64>()
+    };
+    // A thousand a second at most; those from before have none.
+    assert!(blocks(true) >= 200, "{found:#}");
+    assert!(blocks(false) >= 90, "{found:#}");
+    let named = groups.iter().find(|group| frames(group).contains(&"lose".to_owned())).unwrap();
+    assert_eq!(frames(named).last().map(String::as_str), Some("_start"), "{named:#}");
+    let report = Command::new(env!("CARGO_BIN_EXE_fragprof")).arg("report").arg(&file).args(["--by", "unreached"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&report.stdout).contains("lose"), "{}", String::from_utf8_lossy(&report.stdout));
+}
+
+#[test]
 fn a_profile_of_the_blocks_adds_up_to_what_was_told() {
     let target = Waiting::start(types());
     let directory = tempfile::tempdir().unwrap();
