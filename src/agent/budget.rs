@@ -21,6 +21,8 @@ pub enum Work {
     Cheap,
     /// Sampled and full censuses.
     Full,
+    /// The close census of a process without a verdict: paid by the account of full ones, and by the other for what that does not have.
+    First,
     /// What a person asked for.
     Asked,
 }
@@ -62,7 +64,20 @@ impl Budget {
 
     /// Takes what was used.
     pub fn spend(&mut self, work: Work, cpu_s: f64) {
-        *self.account_mut(work) -= cpu_s.max(0.0);
+        let cpu_s = cpu_s.max(0.0);
+        match work {
+            Work::Cheap => self.cheap_s -= cpu_s,
+            Work::Full => self.full_s -= cpu_s,
+            // What the one cannot pay the other does, and one alone is overdrawn: the one that allowed it.
+            Work::First if self.full_s <= 0.0 => self.cheap_s -= cpu_s,
+            Work::First => {
+                let from_full = cpu_s.min(self.full_s.max(0.0));
+                let from_cheap = (cpu_s - from_full).min(self.cheap_s.max(0.0));
+                self.cheap_s -= from_cheap;
+                self.full_s -= cpu_s - from_cheap;
+            }
+            Work::Asked => self.asked_s -= cpu_s,
+        }
     }
 
     /// Takes what a piece of cheap work used: what is above `cheap_max_s` from the account of full ones as far as that has it, so that one
@@ -73,19 +88,12 @@ impl Budget {
         self.spend(Work::Cheap, cpu_s - lent_s);
     }
 
-    fn account_mut(&mut self, work: Work) -> &mut f64 {
-        match work {
-            Work::Cheap => &mut self.cheap_s,
-            Work::Full => &mut self.full_s,
-            Work::Asked => &mut self.asked_s,
-        }
-    }
-
     /// An account, and its rate.
     fn account(&self, work: Work) -> (f64, f64) {
         match work {
             Work::Cheap => (self.cheap_s, self.rate / 2.0),
             Work::Full => (self.full_s, self.rate / 2.0),
+            Work::First => (self.cheap_s.max(self.full_s), self.rate / 2.0),
             Work::Asked => (self.asked_s, self.rate * ASKED_TIMES),
         }
     }
@@ -189,6 +197,21 @@ mod tests {
         assert!(!budget.allows(Work::Cheap) && !budget.allows(Work::Full), "the rounds pay for themselves");
         // 1.2 s at once, 2 % of ten minutes, and one picture that overdraws.
         assert!((12.0..=1.2 + 12.0 + 0.2).contains(&spent_s) && refused > 0, "{spent_s} {refused}");
+    }
+
+    #[test]
+    fn first_verdicts_use_what_both_accounts_have_and_leave_a_debt_to_one() {
+        let mut budget = Budget::new(0.01, 1.0);
+        budget.spend(Work::First, 0.8);
+        assert!(!budget.allows(Work::Full) && budget.allows(Work::Cheap) && budget.allows(Work::First));
+        budget.spend(Work::First, 0.5);
+        assert!(!budget.allows(Work::Cheap) && !budget.allows(Work::First));
+        assert!((budget.cheap_s + budget.full_s + 0.3).abs() < 1e-9, "{budget:?}");
+        // A debt is left alone until it is paid.
+        let debt_s = budget.full_s;
+        budget.cheap_s = 0.001;
+        budget.spend(Work::First, 0.01);
+        assert!((budget.full_s - debt_s).abs() < 1e-9 && budget.cheap_s < 0.0, "{budget:?}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod heartbeat;
 mod look;
 mod picture;
 mod records;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use super::flight::Flight;
 use super::own::{own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::sample::{Identity, ProcessSample, WatchState};
-use super::schedule::{Due, Next, next, rounds_skipped};
+use super::schedule::{Next, next};
 use super::snapshot::{AgentCounters, Published, Snapshot};
 use crate::census::{Level, PageMap, Places};
-use crate::fragmentation::verdict::Looks;
 use crate::store::Keeper;
 use crate::target::process::read_bounded;
 use crate::units::Pid;
+use watch::Watch;
 
 pub use heartbeat::Heartbeat;
 pub use picture::MapRefused;
@@ -46,6 +47,9 @@ const SHARE_MAX: f64 = 0.25;
 /// Processor time of a cheap census beyond which it is charged as a close one, as far as those have it: a process that takes a long
 /// search must not keep the others from being looked at.
 const CHEAP_S: f64 = 0.02;
+/// A process that begins while the agent runs, and is too small for a flight record of its end, is looked at closely once it is so many
+/// rounds of cheap censuses old: most are gone by then, and what is closely looked at of them is taken from those that stay.
+const SETTLE_ROUNDS: f64 = 2.0;
 /// A process that is found to be gone brings the next look at the list so near, in seconds.
 const GONE_SCAN_S: f64 = 1.0;
 /// Bytes read of `/etc/passwd`.
@@ -67,50 +71,6 @@ pub enum Command {
     },
     /// End.
     Stop,
-}
-
-/// A watched process with its schedule.
-#[derive(Debug)]
-struct Watch {
-    sample: Arc<ProcessSample>,
-    due: Due,
-    /// Chunks found by the last full census.
-    chunks: Option<u64>,
-    /// The last full censuses, in short.
-    looks: Looks,
-    /// Whole rounds of what is due that are counted as left out already, of cheap and of close censuses.
-    left_out: LeftOut,
-    /// When it was met, in seconds since the agent's start.
-    met_s: f64,
-}
-
-/// Whole rounds that were left out.
-#[derive(Debug, Clone, Copy, Default)]
-struct LeftOut {
-    top: u64,
-    full: u64,
-}
-
-impl LeftOut {
-    fn add_to(self, counters: &mut AgentCounters) {
-        counters.top_rounds_skipped += self.top;
-        counters.full_rounds_skipped += self.full;
-    }
-}
-
-impl Watch {
-    /// Counts the whole rounds that were left out until now and are not counted yet.
-    fn leave_out(&mut self, now_s: f64, config: &super::config::CensusConfig) -> LeftOut {
-        let top = rounds_skipped(self.due.top_s, now_s, config.top_interval_s as f64);
-        let full = self.due.full_s.map_or(0, |due_s| rounds_skipped(due_s, now_s, config.full_interval_s as f64));
-        let before = std::mem::replace(&mut self.left_out, LeftOut { top, full });
-        LeftOut { top: top.saturating_sub(before.top), full: full.saturating_sub(before.full) }
-    }
-
-    /// Seconds until a process is looked at again that showed no heap, or could not be read: one that has just begun soon has one.
-    fn retry_s(&self, now_s: f64, config: &super::config::CensusConfig) -> f64 {
-        (now_s - self.met_s).max(config.top_interval_s as f64).min(config.full_interval_s as f64)
-    }
 }
 
 /// The census thread's state.
@@ -218,8 +178,10 @@ impl Collector {
             self.charge(Work::Cheap);
             return Duration::ZERO;
         }
-        let dues = self.watches.iter().map(|(&identity, watch)| (identity, watch.due));
+        let config = &self.config.census;
+        let dues = self.watches.iter().map(|(&identity, watch)| (identity, watch.due_at(now_s, config)));
         match next(dues, now_s, &self.budget) {
+            Next::Take(identity, Work::Cheap) if self.is_spared(identity, now_s) => Duration::ZERO,
             Next::Take(identity, work) => {
                 self.look(identity, work);
                 self.charge(work);
@@ -241,6 +203,18 @@ impl Collector {
         self.started.elapsed().as_secs_f64()
     }
 
+    /// Whether a cheap census of this process would tell what is known: it did nothing since the last one. Puts it off then.
+    fn is_spared(&mut self, identity: Identity, now_s: f64) -> bool {
+        let config = &self.config.census;
+        let Some(watch) = self.watches.get_mut(&identity) else { return true };
+        let is_spared = watch.is_quiet() && now_s - watch.looked_s < config.full_interval_s as f64;
+        if is_spared {
+            watch.due.top_s = now_s + config.top_interval_s as f64;
+            self.counters.top_quiet += 1;
+        }
+        is_spared
+    }
+
     /// Charges the processor time since the last charge.
     fn charge(&mut self, work: Work) {
         let cpu = thread_cpu();
@@ -249,7 +223,7 @@ impl Collector {
         self.counters.thread_cpu_s += used_s;
         match work {
             Work::Cheap => self.budget.spend_cheap(used_s, CHEAP_S),
-            Work::Full | Work::Asked => self.budget.spend(work, used_s),
+            Work::Full | Work::First | Work::Asked => self.budget.spend(work, used_s),
         }
     }
 
@@ -302,7 +276,7 @@ impl Collector {
         let mut before = std::mem::take(&mut self.watches);
         self.containers.refresh();
         for seen in found.seen {
-            let Seen { identity, comm, uid, rss_bytes } = seen;
+            let Seen { identity, comm, uid, rss_bytes, activity } = seen;
             let watch = match before.remove(&identity) {
                 Some(mut watch) => {
                     let sample = Arc::make_mut(&mut watch.sample);
@@ -310,19 +284,18 @@ impl Collector {
                     sample.uid = uid;
                     sample.rss_bytes = rss_bytes;
                     self.containers.name(&mut sample.surroundings);
+                    watch.activity = activity;
                     watch
                 }
-                None => Watch {
-                    sample: Arc::new(ProcessSample {
+                None => {
+                    let sample = ProcessSample {
                         surroundings: self.containers.of_new(identity.process.pid),
                         ..ProcessSample::new(identity, comm, uid, rss_bytes)
-                    }),
-                    due: Due { top_s: now_s, full_s: None },
-                    chunks: None,
-                    looks: Looks::new(LOOKS_KEPT_MAX),
-                    left_out: LeftOut::default(),
-                    met_s: now_s,
-                },
+                    };
+                    let is_first = self.counters.scans <= 1 || rss_bytes >= self.config.flight.exit_rss_min_mib << 20;
+                    let settled_s = if is_first { now_s } else { now_s + SETTLE_ROUNDS * self.config.census.top_interval_s as f64 };
+                    Watch::new(sample, activity, now_s, settled_s)
+                }
             };
             self.watches.insert(identity, watch);
         }

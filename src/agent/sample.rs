@@ -282,7 +282,7 @@ impl HeapSample {
         self.arena_extent_bytes_max = self.arena_extent_bytes_max.max(other.arena_extent_bytes_max);
     }
 
-    /// Resident bytes of blocks with mappings of their own: what is resident beside the arenas. Known at level full.
+    /// Resident bytes of blocks with mappings of their own: what is resident beside the arenas. Not known at level top.
     fn mmapped_resident_bytes(census: &Census, allocator: &str) -> u64 {
         let of_heap = |heap: &HeapAccount| {
             let arenas = heap.arenas.iter().map(|arena| arena.resident_bytes).fold(0, u64::saturating_add);
@@ -321,7 +321,7 @@ fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample
             heaps.push(fresh);
             continue;
         };
-        let carried = if full.census.level == Level::Full {
+        let carried = if full.census.level != Level::Top {
             HeapSample::mmapped_resident_bytes(&full.census, &fresh.allocator).min(fresh.mmapped_bytes)
         } else {
             0

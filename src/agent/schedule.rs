@@ -1,7 +1,10 @@
 //! What the census thread does next. Pure: times are seconds since the start.
 //!
 //! Each process has a time at which its next cheap census (level top) and its next close one (sampled or full) are due. Of those that
-//! are due the one that has waited longest goes first, so that under pressure all intervals stretch alike. What is shed, in this order:
+//! are due the one that has waited longest goes first, so that under pressure all intervals stretch alike. A process without a verdict
+//! comes before those that have one, the largest first, and may use either account; one that did nothing since it was looked at comes last.
+//!
+//! What is shed, in this order:
 //!
 //! 1. full censuses are put off when their account is empty: their figures grow old (`census_age_seconds`);
 //! 2. heaps whose walk may need too much memory, and all heaps while the agent is above its memory limit, are sampled, not walked;
@@ -24,6 +27,10 @@ pub struct Due {
     pub top_s: f64,
     /// Time of the next close one; `None`: not before a cheap one has found a heap.
     pub full_s: Option<f64>,
+    /// Resident bytes of a process that has no verdict yet, 0 if a sample left that open; `None` = it has one.
+    pub unjudged_bytes: Option<u64>,
+    /// Whether its close census gives way to those of others, as it did nothing since the last one.
+    pub gives_way: bool,
 }
 
 /// What to do.
@@ -40,6 +47,10 @@ pub enum Next<K> {
 pub fn next<K: Copy + Ord>(dues: impl Iterator<Item = (K, Due)>, now_s: f64, budget: &Budget) -> Next<K> {
     let mut first_top: Option<(f64, K)> = None;
     let mut first_full: Option<(f64, K)> = None;
+    let mut first_quiet: Option<(f64, K)> = None;
+    // Without a verdict: the largest of those that are due, and the time of the next one that is not.
+    let mut unjudged: Option<(u64, std::cmp::Reverse<K>, f64)> = None;
+    let mut unjudged_later_s = f64::INFINITY;
     let earlier = |first: &mut Option<(f64, K)>, due_s: f64, key: K| {
         if first.is_none_or(|(other_s, other)| (due_s, key) < (other_s, other)) {
             *first = Some((due_s, key));
@@ -47,12 +58,31 @@ pub fn next<K: Copy + Ord>(dues: impl Iterator<Item = (K, Due)>, now_s: f64, bud
     };
     for (key, due) in dues {
         earlier(&mut first_top, due.top_s, key);
-        if let Some(full_s) = due.full_s {
-            earlier(&mut first_full, full_s, key);
+        match (due.full_s, due.unjudged_bytes) {
+            (Some(full_s), Some(bytes)) if full_s <= now_s => {
+                let one = (bytes, std::cmp::Reverse(key), full_s);
+                if unjudged.is_none_or(|other| (other.0, other.1) < (one.0, one.1)) {
+                    unjudged = Some(one);
+                }
+            }
+            (Some(full_s), Some(_)) => unjudged_later_s = unjudged_later_s.min(full_s),
+            (Some(full_s), None) => earlier(if due.gives_way { &mut first_quiet } else { &mut first_full }, full_s, key),
+            (None, _) => {}
         }
     }
-    let mut wake_s = f64::INFINITY;
-    for (first, work) in [(first_top, Work::Cheap), (first_full, Work::Full)] {
+    let mut wake_s = unjudged_later_s;
+    if let Some((_, std::cmp::Reverse(key), due_s)) = unjudged {
+        // From the cheap ones' account it is taken in its turn: a node where processes begin all the time is looked at all the same.
+        let in_turn = first_top.is_none_or(|(top_s, _)| due_s <= top_s);
+        if budget.allows(Work::Full) || (in_turn && budget.allows(Work::Cheap)) {
+            return Next::Take(key, Work::First);
+        }
+        wake_s = wake_s.min(now_s + budget.wait_s(Work::Full));
+        if in_turn {
+            wake_s = wake_s.min(now_s + budget.wait_s(Work::Cheap));
+        }
+    }
+    for (first, work) in [(first_top, Work::Cheap), (first_full, Work::Full), (first_quiet, Work::Full)] {
         let Some((due_s, key)) = first else { continue };
         if due_s <= now_s && budget.allows(work) {
             return Next::Take(key, work);
@@ -99,10 +129,29 @@ pub fn has_moved(extent_bytes: u64, at_full_bytes: u64, percent: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn due(top_s: f64, full_s: f64) -> Due {
-        Due { top_s, full_s: Some(full_s) }
+        Due { top_s, full_s: Some(full_s), unjudged_bytes: None, gives_way: false }
+    }
+
+    #[test]
+    fn a_process_without_a_verdict_goes_first_the_largest_before_the_others_and_in_its_turn_from_either_account() {
+        let mut budget = Budget::new(0.01, 1.0);
+        let unjudged = |full_s: f64, bytes| Due { unjudged_bytes: Some(bytes), ..due(20.0, full_s) };
+        let dues = [(1, due(5.0, 1.0)), (2, unjudged(6.0, 100)), (3, unjudged(8.0, 200)), (4, unjudged(30.0, 900))];
+        assert_eq!(next(dues.into_iter(), 10.0, &budget), Next::Take(3, Work::First));
+        // Without credit for close ones it waits for the cheap one that has waited longer.
+        budget.spend(Work::Full, 2.0);
+        assert_eq!(next(dues.into_iter(), 10.0, &budget), Next::Take(1, Work::Cheap));
+        let dues = [(1, due(9.0, 1.0)), (3, unjudged(8.0, 200))];
+        assert_eq!(next(dues.into_iter(), 10.0, &budget), Next::Take(3, Work::First));
+        budget.spend(Work::Cheap, 2.0);
+        assert!(matches!(next(dues.into_iter(), 10.0, &budget), Next::Wait(until_s) if until_s > 300.0));
+        // One that is not due yet is waited for.
+        let dues = [(4, Due { top_s: 50.0, ..unjudged(30.0, 900) })];
+        assert_eq!(next(dues.into_iter(), 10.0, &Budget::new(0.01, 1.0)), Next::Wait(30.0));
     }
 
     #[test]
@@ -126,6 +175,14 @@ mod tests {
         let Next::Wait(until_s) = next([(1, due(5.0, 5.0))].into_iter(), 10.0, &budget) else { panic!("nothing may be taken") };
         // 1.5 s of debt at half of 1 %.
         assert!((309.0..311.0).contains(&until_s), "{until_s}");
+    }
+
+    #[test]
+    fn what_did_nothing_gives_way_to_others_and_is_taken_when_none_is_due() {
+        let budget = Budget::new(0.01, 1.0);
+        let quiet = Due { gives_way: true, ..due(20.0, 5.0) };
+        assert_eq!(next([(1, quiet), (2, due(20.0, 9.0))].into_iter(), 10.0, &budget), Next::Take(2, Work::Full));
+        assert_eq!(next([(1, quiet), (2, due(20.0, 11.0))].into_iter(), 10.0, &budget), Next::Take(1, Work::Full));
     }
 
     #[test]
@@ -157,6 +214,51 @@ mod tests {
             let (least, most) = (counts.iter().min().copied().unwrap_or(0), counts.iter().max().copied().unwrap_or(0));
             assert!(least >= 3 && most - least <= 1, "{counts:?}");
         }
+    }
+
+    /// A hundred processes at the defaults, of which each takes what was measured for programs of a hundred MiB, and one more every two
+    /// seconds that ends again: all of the hundred have a verdict within five minutes, and no more is spent than was there.
+    #[test]
+    fn a_hundred_processes_have_a_verdict_within_five_minutes_while_others_come_and_go() {
+        let (rate, credit_s, cost_max_s) = (0.005, 1.0, 0.03);
+        let mut budget = Budget::new(rate, credit_s);
+        let mut dues: std::collections::BTreeMap<usize, Due> = (0..100).map(|key| (key, due(0.0, f64::INFINITY))).collect();
+        dues.values_mut().for_each(|due| (due.full_s, due.unjudged_bytes) = (None, Some(100 << 20)));
+        let (mut now_s, mut spent_s, mut begun) = (0.0, 0.0, 0usize);
+        while now_s < 300.0 {
+            let before_s = now_s;
+            if now_s >= 2.0 * begun as f64 {
+                dues.insert(1000 + begun, Due { full_s: None, unjudged_bytes: Some(20 << 20), ..due(now_s, 0.0) });
+                // It ends after 20 s.
+                dues.remove(&(990 + begun));
+                begun += 1;
+            }
+            let taken = next(dues.iter().map(|(&key, &due)| (key, due)), now_s, &budget);
+            if let Next::Take(key, work) = taken {
+                let one = dues.get_mut(&key).unwrap();
+                let cost_s = match work {
+                    Work::Cheap => 0.002,
+                    Work::First => 0.01,
+                    Work::Full | Work::Asked => cost_max_s,
+                };
+                budget.spend(work, cost_s);
+                spent_s += cost_s;
+                now_s += cost_s;
+                if work == Work::Cheap {
+                    one.top_s = now_s + 15.0;
+                    one.full_s = one.full_s.or(Some(now_s + if key < 100 { 0.0 } else { 30.0 }));
+                } else {
+                    (one.full_s, one.unjudged_bytes) = (Some(if work == Work::First { now_s } else { now_s + 300.0 }), None);
+                }
+            } else {
+                now_s += 0.1;
+            }
+            budget.fill(now_s - before_s);
+            // Each of the two accounts may be overdrawn by one census.
+            assert!(spent_s <= credit_s + rate * now_s + 2.0 * cost_max_s, "{spent_s} s after {now_s} s");
+        }
+        let without = dues.iter().filter(|(key, due)| **key < 100 && due.unjudged_bytes.is_some()).count();
+        assert_eq!(without, 0, "processes without a verdict");
     }
 
     #[test]

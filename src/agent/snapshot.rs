@@ -38,6 +38,10 @@ pub struct AgentCounters {
     pub top_rounds_skipped: u64,
     /// Cheap censuses put off beyond their interval, because they take too large a share of the budget for one process.
     pub top_stretched: u64,
+    /// Cheap censuses left out of processes that did nothing since their last one.
+    pub top_quiet: u64,
+    /// Verdicts that a sample of the heap left open, so that it was walked.
+    pub samples_open: u64,
     /// Heaps sampled instead of walked, because the walk may need too much memory.
     pub sampled_too_large: u64,
     /// Heaps sampled instead of walked, because the agent itself was above its memory limit.

@@ -14,7 +14,8 @@ use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 pub enum Level {
     /// Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond.
     Top,
-    /// As top, and shares of live and free bytes from random windows, with their error: about 20 ms whatever the heap's size.
+    /// As top, and shares of live and free bytes from random windows, with their error: about 20 ms whatever the heap's size. Chunks with
+    /// mappings of their own are found one by one.
     Sampled,
     /// Every chunk.
     Full,
@@ -152,6 +153,9 @@ pub struct HeapAccount {
     /// What the resident pages are full of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<Occupancy>,
+    /// The same in short, estimated from a sample (glibc at level sampled).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub occupancy_est: Option<OccupancyEstimate>,
     /// Settings read from the allocator that remedies refer to.
     pub settings: Vec<Setting>,
 }
@@ -163,6 +167,35 @@ impl HeapAccount {
         let parts =
             [self.live_bytes?, self.cached_bytes.unwrap_or(0), self.free_bytes?, self.top_bytes, self.overhead_bytes, self.unknown_bytes];
         Some(i128::from(self.extent_bytes) - parts.into_iter().map(i128::from).sum::<i128>())
+    }
+}
+
+/// What the resident pages of a heap are full of, estimated from random windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
+pub struct OccupancyEstimate {
+    /// Estimate of the free bytes on resident pages: of caches, bins and tops.
+    pub free_resident_bytes_est: u64,
+    /// Standard error of that estimate.
+    pub free_resident_bytes_stderr: u64,
+    /// Of the free bytes, those of bins and tops on pages without live bytes.
+    pub trimmable_bytes_est: u64,
+    /// Of the free bytes, those on pages that also hold live bytes.
+    pub pinned_bytes_est: u64,
+    /// Of the free bytes, those of thread caches and fastbins.
+    pub cached_bytes_est: u64,
+}
+
+impl OccupancyEstimate {
+    /// Of two heaps together: errors of independent samples add up by their squares.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            free_resident_bytes_est: self.free_resident_bytes_est.saturating_add(other.free_resident_bytes_est),
+            free_resident_bytes_stderr: (self.free_resident_bytes_stderr as f64).hypot(other.free_resident_bytes_stderr as f64) as u64,
+            trimmable_bytes_est: self.trimmable_bytes_est.saturating_add(other.trimmable_bytes_est),
+            pinned_bytes_est: self.pinned_bytes_est.saturating_add(other.pinned_bytes_est),
+            cached_bytes_est: self.cached_bytes_est.saturating_add(other.cached_bytes_est),
+        }
     }
 }
 

@@ -21,11 +21,13 @@ pub struct Pace {
     pub pause_per_mib: Duration,
     /// Time after which what is left counts as unread.
     pub duration_max: Duration,
+    /// Windows of 64 KiB that a sample takes: their error falls with the root of their number.
+    pub sample_windows: u64,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(60) }
+        Self { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(60), sample_windows: 400 }
     }
 }
 
@@ -52,6 +54,12 @@ impl Pacer {
     #[must_use]
     pub fn window_bytes(&self) -> usize {
         self.pace.window_bytes.clamp(16 << 10, 1 << 20) & !4095
+    }
+
+    /// Windows that a sample takes.
+    #[must_use]
+    pub fn sample_windows(&self) -> u64 {
+        self.pace.sample_windows
     }
 
     /// Notes a read and pauses if it is time to.

@@ -73,7 +73,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     let objects = Objects::of(memory, &maps);
     let mut heaps = heaps(memory, &maps, &objects, options, places)?;
     let set_aside = set_aside(&mut heaps);
-    if options.level == Level::Full && memory.process().is_some() {
+    if options.level != Level::Top && memory.process().is_some() {
         look_at_huge_pages(memory, &mut heaps);
     }
     let found: Vec<&str> = heaps.iter().map(|heap| heap.account.allocator.as_str()).collect();
@@ -255,8 +255,8 @@ pub fn all_own_ranges(heaps: &[HeapWalk]) -> Vec<Range<u64>> {
     joined(&own)
 }
 
-/// Resident bytes of the process, and of what is not malloc's. Blocks with mappings of their own are known at level full only; at the
-/// other levels they count as other anonymous memory.
+/// Resident bytes of the process, and of what is not malloc's. Blocks with mappings of their own are not known at level top, where they
+/// count as other anonymous memory.
 fn besides(memory: &dyn Memory, heaps: &[HeapWalk], claims: &[Claim]) -> Result<(u64, Vec<NotMalloc>), MemoryError> {
     let mappings = memory.resident_mappings()?;
     let pages = RefCell::new(PageCache::new(memory));

@@ -3,6 +3,7 @@
 //! The malloc heap is judged by itself, and so is what lies outside it: each that holds is a finding. Growth comes first, then trouble in
 //! the heap if it is a share of the process that matters, then what lies outside.
 
+use super::estimated;
 use super::outside;
 use super::trend::{Change, Shape};
 use super::verdict::{Confidence, Evidence, Finding, Kind};
@@ -26,7 +27,7 @@ const GROWN_BYTES_MIN: u64 = 1 << 20;
 /// The same as a share of live bytes, in percent.
 const GROWN_PERCENT_MIN: u64 = 2;
 /// Arenas that hold something, from which on they can be a blow-up.
-const ARENAS_MIN: usize = 8;
+pub(super) const ARENAS_MIN: usize = 8;
 
 /// What holds of a census with its evidence; at least one finding, the verdict first.
 pub(super) fn decide(census: &Census, evidence: &Evidence) -> Vec<Finding> {
@@ -177,12 +178,15 @@ fn elsewhere(census: &Census, evidence: &Evidence) -> Option<Finding> {
 fn state_of_heap(evidence: &Evidence) -> Finding {
     let ladder = &evidence.ladder;
     let (Some(live), Some(free)) = (ladder.live_bytes, ladder.free_resident_bytes) else {
+        if let Some(estimate) = evidence.occupancy_est {
+            return estimated::state_of_heap(evidence, &estimate);
+        }
         return Finding::unknown("what is live and what is free was not looked at".into());
     };
     if let Some(bloat) = huge_pages(evidence) {
         return bloat;
     }
-    let is_little = |free: u64| free < FREE_BYTES_MIN || free.saturating_mul(100) < ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN);
+    let is_little = |free: u64| is_little(free, ladder.resident_bytes);
     let lasting = evidence.change.and_then(|change| change.free_floor_bytes).map_or(free, |floor| floor.min(free));
     if is_little(lasting) {
         return healthy(evidence, live, free, lasting, !is_little(free));
@@ -204,11 +208,8 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
     let is_still = evidence.change.is_some_and(|change| matches!(change.live_shape, Shape::Steady | Shape::Levelled));
     let confidence = if has_most && is_still { Confidence::High } else { Confidence::Medium };
     let what = match kind {
-        Kind::Hoarding => "lies in whole free pages that the allocator keeps".to_owned(),
-        Kind::Fragmentation => "lies on pages that also hold live blocks".to_owned(),
-        Kind::Cache => "is kept by thread caches and fastbins".to_owned(),
         Kind::ArenaBlowUp => format!("is spread over {}", counted(evidence.arenas as u64, "arena")),
-        _ => "is free".to_owned(),
+        kind => where_it_lies(kind).to_owned(),
     };
     let text = format!(
         "{} of {} resident in the malloc heap is free; {} of that {what}",
@@ -217,6 +218,21 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
         HumanBytes(bytes)
     );
     Finding::new(kind, confidence, Some(bytes), text)
+}
+
+/// Where free bytes lie that make this verdict.
+pub(super) fn where_it_lies(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Hoarding => "lies in whole free pages that the allocator keeps",
+        Kind::Fragmentation => "lies on pages that also hold live blocks",
+        Kind::Cache => "is kept by thread caches and fastbins",
+        _ => "is free",
+    }
+}
+
+/// Whether so many free bytes of a heap are no trouble.
+pub(super) fn is_little(free: u64, resident: u64) -> bool {
+    free < FREE_BYTES_MIN || free.saturating_mul(100) < resident.saturating_mul(FREE_PERCENT_MIN)
 }
 
 /// Free bytes that lie in many arenas but the main one; 0 where there are few, or one of them has most.
@@ -266,10 +282,12 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
 
 /// Memory that is resident only because its pages are huge; `None` unless that is much, and more than any other cause has. What is free can
 /// be zero too: a trim splits huge pages, so the other causes come first.
-fn huge_pages(evidence: &Evidence) -> Option<Finding> {
+pub(super) fn huge_pages(evidence: &Evidence) -> Option<Finding> {
     let ladder = &evidence.ladder;
     let zero = evidence.huge_zero_bytes_est?.min(ladder.huge_bytes);
-    let others = [ladder.trimmable_bytes, ladder.pinned_bytes, ladder.cached_bytes].into_iter().flatten().max().unwrap_or(0);
+    let counted = [ladder.trimmable_bytes, ladder.pinned_bytes, ladder.cached_bytes];
+    let estimated = evidence.occupancy_est.map(|est| est.trimmable_bytes_est.max(est.pinned_bytes_est).max(est.cached_bytes_est));
+    let others = counted.into_iter().chain([estimated]).flatten().max().unwrap_or(0);
     let is_much = zero >= FREE_BYTES_MIN && zero.saturating_mul(100) >= ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN);
     if !is_much || zero < others {
         return None;

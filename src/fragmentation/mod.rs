@@ -12,6 +12,7 @@
 //! | [`trend`] | how live bytes, and what is outside malloc, go over several looks |
 //! | `outside` | what is resident outside malloc: what counts, what can grow, what helps |
 //! | `decide` | which causes hold, the verdict first |
+//! | `estimated` | what a sample of a heap settles before a walk |
 //! | `remedy` | what would help, by allocator |
 //! | [`verdict`] | what is wrong, with evidence and remedies |
 //! | [`recorded`] | the verdict on a profile: what its censuses and its stacks say |
@@ -19,6 +20,7 @@
 pub mod blocked;
 pub mod by_stack;
 mod decide;
+mod estimated;
 pub mod growth;
 pub mod ladder;
 mod outside;

@@ -7,7 +7,7 @@ use super::ladder::Ladder;
 use super::remedy::{decays, remedies};
 use super::trend::Shape;
 pub use super::trend::{Change, Look, Looks};
-use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc};
+use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
 /// What is wrong.
@@ -181,6 +181,9 @@ pub struct Evidence {
     /// The steps of all heaps together.
     #[serde(flatten)]
     pub ladder: Ladder,
+    /// What the heaps' resident pages are full of, estimated from a sample, where they were not walked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub occupancy_est: Option<OccupancyEstimate>,
     /// `1 − live / resident`.
     pub fragmentation_ratio: Option<f64>,
     /// Arenas that hold something.
@@ -195,13 +198,15 @@ pub struct Evidence {
     pub change: Option<Change>,
 }
 
-/// Judges a census, taken at level full, with what the looks before it say of growth, if there were any.
+/// Judges a census, taken at level full, or of a sample where that settles it, with what the looks before it say of growth, if there were any.
 #[must_use]
 pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     let evidence = evidence(census, change);
     let mut unknowns = census.layout_unknown.clone();
-    if census.level != Level::Full {
-        unknowns.push("the heap was not walked: live and free bytes are not known".into());
+    match census.level {
+        Level::Full => {}
+        _ if evidence.occupancy_est.is_some() => unknowns.push("the heap was not walked: live and free bytes are estimates".into()),
+        Level::Top | Level::Sampled => unknowns.push("the heap was not walked: live and free bytes are not known".into()),
     }
     if !census.walk.usable {
         unknowns.push(format!("{} of the heap could not be understood or read", HumanBytes(census.walk.unknown_bytes)));
@@ -291,6 +296,7 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         not_malloc_largest: census.not_malloc.iter().max_by_key(|one| one.resident_bytes).map(|one| one.kind),
         not_malloc: census.not_malloc.clone(),
         ladder,
+        occupancy_est: occupancy_est(census),
         fragmentation_ratio: ladder.fragmentation_ratio(),
         arenas: arenas.count(),
         huge_zero_bytes_est: census.heaps.iter().filter_map(|heap| heap.huge_zero_bytes_est).reduce(u64::saturating_add),
@@ -298,6 +304,13 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         other_arena_free_bytes_max: of_arenas.iter().map(|&(_, most)| most).max().unwrap_or(0),
         change,
     }
+}
+
+/// The estimates of all heaps together; `None` where one of them has none, or all were walked.
+fn occupancy_est(census: &Census) -> Option<OccupancyEstimate> {
+    let mut estimates = census.heaps.iter().map(|heap| heap.occupancy_est);
+    let first = estimates.next()??;
+    estimates.try_fold(first, |sum, one| Some(sum.and(one?)))
 }
 
 /// Free bytes of a heap's arenas but the main one, apart from what would go back in time by itself: the sum, and the arena with most.

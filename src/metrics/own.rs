@@ -77,6 +77,13 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
                 ("top_round", counters.top_rounds_skipped as f64),
             ],
         ),
+        Family::counter(
+            "fragprof_agent_quiet_rounds_total",
+            "Cheap censuses that were not needed: the process took no processor time and no page fault since its last one.",
+        )
+        .with(counters.top_quiet as f64),
+        Family::counter("fragprof_agent_samples_open_total", "First verdicts that a sample of the heap left open, so that it had to be walked.")
+            .with(counters.samples_open as f64),
         Family::counter("fragprof_agent_arenas_dropped_total", "Arenas left out of the censuses that the API gives: at most 512 a heap are kept.")
             .with(counters.arenas_dropped as f64),
         Family::gauge("fragprof_agent_resident_bytes", "The agent's own resident memory.").with(snapshot.own_rss_bytes as f64),

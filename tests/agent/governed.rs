@@ -133,7 +133,10 @@ const MEASURED: [(&str, bool, Duration); 2] =
 /// As many as the configuration's default allows.
 const ATTRIBUTED: f64 = 8.0;
 const ATTRIBUTED_WITHIN: Duration = Duration::from_secs(180);
+const VERDICTS_WITHIN: Duration = Duration::from_secs(300);
 const PROCESSES: usize = 100;
+/// Memory of processes that begin at the end, of which a walk each would take the census's budget for minutes.
+const LARGE_MIB: [u32; 12] = [32, 40, 50, 64, 64, 80, 100, 100, 128, 160, 200, 250];
 const BUSY: usize = 20;
 
 /// Processor time of a process's threads by name, in seconds (sched/stats.rst of the kernel's documentation: the first number of schedstat).
@@ -217,6 +220,33 @@ fn figures_of_a_node_with_a_hundred_processes() {
             println!("  {name:<16} {:5.2} % of a core", 100.0 * share);
         }
     }
+    // Now interpreters whose heaps have holes, while all the others go on.
+    let large: Vec<Process> = LARGE_MIB
+        .iter()
+        .map(|mib| {
+            let hold = format!("a = [bytes(700 + i % 600) for i in range({mib} * 1000)]; a = a[::3]; print('there', flush=True)");
+            let process = Process::start(Command::new("python3").args(["-c", &format!("import time; {hold}; time.sleep(1e6)")]));
+            process.out.wait_for(LIMIT, |line| line == "there").unwrap();
+            process
+        })
+        .collect();
+    let mut all: Vec<u32> = busy.iter().chain(&idle).chain(&large).map(Process::pid).collect();
+    let began = Instant::now();
+    while !all.is_empty() && began.elapsed() < VERDICTS_WITHIN {
+        std::thread::sleep(Duration::from_millis(500));
+        let view = api(&daemon, "/api/v1/processes");
+        let judged =
+            |pid: u32| view["processes"].as_array().into_iter().flatten().any(|one| one["pid"] == pid && !one["verdict"].is_null());
+        all.retain(|&pid| !judged(pid));
+    }
+    println!(
+        "{} of {} processes without a verdict {:.1} s after the last {} began (goal: none after 300 s); {} verdicts took a walk after a sample",
+        all.len(),
+        PROCESSES + LARGE_MIB.len(),
+        began.elapsed().as_secs_f64(),
+        LARGE_MIB.len(),
+        value(&daemon.metrics(), "fragprof_agent_samples_open_total", "").unwrap_or(0.0)
+    );
     println!("goals: 1 % of a core, 64 MiB beside the tables");
     let load = run(Command::new("cat").arg("/proc/loadavg")).out;
     println!("load {} with {} busy and {} idle processes", load.trim(), busy.len(), idle.len());

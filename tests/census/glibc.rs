@@ -198,5 +198,19 @@ fn a_sample_comes_near_the_full_walk() {
         let stderr = sampled.live_bytes_stderr.unwrap();
         assert!(error <= 4 * stderr + full.extent_bytes / 50, "{pattern}: error {error}: {sampled:?}");
         assert!(stderr <= full.extent_bytes / 4, "{pattern}: an error of {stderr} says nothing: {sampled:?}");
+        // Where it was not walked after all, what the pages are full of is near too.
+        let Some(pages) = sampled.occupancy_est else {
+            assert_eq!(sampled.live_bytes, full.live_bytes, "{pattern}: neither walked nor estimated");
+            continue;
+        };
+        let (pinned, trimmable, kept) = (full.pinned_bytes.unwrap(), full.trimmable_bytes.unwrap(), full.kept_bytes.unwrap());
+        let near = 4 * pages.free_resident_bytes_stderr + full.extent_bytes / 50;
+        for (what, estimate, counted) in [
+            ("free", pages.free_resident_bytes_est, pinned + trimmable + kept),
+            ("pinned", pages.pinned_bytes_est, pinned),
+            ("cached", pages.cached_bytes_est, full.cached_bytes.unwrap()),
+        ] {
+            assert!(estimate.abs_diff(counted) <= near, "{pattern}: {what} {estimate}, {counted} by the walk: {pages:?}");
+        }
     }
 }

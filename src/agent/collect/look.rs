@@ -10,8 +10,14 @@ use super::super::schedule::{Due, Shed, close_level, has_moved};
 use super::super::view::Growth;
 use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
 use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
-use crate::fragmentation::verdict::{Look, judge};
+use crate::fragmentation::verdict::{Kind, Look, judge};
 use crate::target::{Process, TargetError};
+
+/// Windows of the sample that a first verdict rests on: some 4 MiB of reading, a millisecond. Shares are known to a few percent then, and
+/// what that leaves open is walked.
+const FIRST_WINDOWS: u64 = 64;
+/// Heaps from this extent on are sampled for a first verdict: smaller ones are walked in the same time.
+const SAMPLED_BYTES_MIN: u64 = 16 << 20;
 
 impl Collector {
     /// Takes one census.
@@ -21,16 +27,21 @@ impl Collector {
         let left_out = watch.leave_out(now_s, &self.config.census);
         match work {
             Work::Cheap => watch.left_out.top = 0,
-            Work::Full | Work::Asked => watch.left_out.full = 0,
+            Work::Full | Work::First | Work::Asked => watch.left_out.full = 0,
         }
         let sample = Arc::clone(&watch.sample);
-        let chunks = watch.chunks;
+        let (chunks, sampled_in_vain) = (watch.chunks, watch.sampled_in_vain);
         left_out.add_to(&mut self.counters);
-        let level = self.level(&sample, chunks, work);
+        let mut level = self.level(&sample, chunks, work);
+        let mut sample_windows = Pace::default().sample_windows;
+        if work == Work::First && level == Level::Full && !sampled_in_vain && is_settled_by_a_sample(&sample) {
+            (level, sample_windows) = (Level::Sampled, FIRST_WINDOWS);
+        }
         let comm = sample.comm.as_str();
         let pace = Pace {
             pause_per_mib: Duration::from_micros(self.config.census.pause_per_mib_us),
             duration_max: Duration::from_secs(self.config.census.duration_max_s),
+            sample_windows,
             ..Pace::default()
         };
         // What is resident besides malloc costs milliseconds: only with the close census.
@@ -96,6 +107,7 @@ impl Collector {
         }
         let Some(watch) = self.watches.get_mut(&identity) else { return };
         let retry_s = watch.retry_s(now_s, config);
+        watch.note_look(now_s);
         let sample = Arc::make_mut(&mut watch.sample);
         sample.surroundings = self.containers.of(identity.process.pid);
         let level = census.level;
@@ -123,7 +135,7 @@ impl Collector {
                 sample.full.as_ref().is_some_and(|full| has_moved(extent(&taken.census), extent(&full.census), config.full_growth_percent));
             sample.top = Some(taken);
             match &mut watch.due.full_s {
-                None => watch.due.full_s = Some(now_s),
+                None => watch.due.full_s = Some(now_s.max(watch.settled_s)),
                 // Not more often than ten times the usual.
                 Some(due_s) if moved => *due_s = due_s.min(now_s.max(*due_s - full_interval_s * 0.9)),
                 Some(_) => {}
@@ -134,9 +146,24 @@ impl Collector {
             }
             let change = watch.looks.change();
             sample.growth = change.as_ref().filter(|_| has_heap).and_then(Growth::of);
-            sample.verdict = Some(Arc::new(judge(&taken.census, change)));
+            let verdict = judge(&taken.census, change);
+            // A first sample that leaves it open is followed by a walk; so is one that settles it, in its turn.
+            let is_first_sample = level == Level::Sampled && sample.verdict.is_none() && !watch.sampled_in_vain;
+            if is_first_sample && verdict.verdict == Kind::Unknown {
+                watch.sampled_in_vain = true;
+                self.counters.samples_open += 1;
+            } else {
+                sample.verdict = Some(Arc::new(verdict));
+            }
             sample.full = Some(taken);
-            watch.due.full_s = Some(now_s + if has_heap { full_interval_s } else { retry_s });
+            let interval_s = if is_first_sample {
+                0.0
+            } else if has_heap {
+                full_interval_s
+            } else {
+                retry_s
+            };
+            watch.due.full_s = Some(now_s + interval_s);
         }
         sample.join();
     }
@@ -150,8 +177,14 @@ impl Collector {
         let sample = Arc::make_mut(&mut watch.sample);
         sample.state = WatchState::Unreadable;
         sample.reason = Some(error.to_string());
-        watch.due = Due { top_s: retry_s, full_s: None };
+        watch.due = Due { top_s: retry_s, full_s: None, ..watch.due };
     }
+}
+
+/// Whether a sample of this process's heap may be enough for a first verdict, and is cheaper than a walk.
+fn is_settled_by_a_sample(sample: &ProcessSample) -> bool {
+    let walked = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+    sample.heaps.iter().all(|heap| heap.allocator == "glibc") && walked.fold(0, u64::saturating_add) >= SAMPLED_BYTES_MIN
 }
 
 fn census_of(identity: Identity, comm: &str, options: Options, places: &mut Places) -> Result<Census, MemoryError> {

@@ -17,6 +17,7 @@ use std::ops::Range;
 use self::layout::{Arena, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES};
 use self::locate::{Located, Places, locate, read_arena};
 use self::regions::{Regions, regions};
+use self::sample::Telling;
 use self::trim::TrimPlan;
 use self::walker::Walker;
 use super::account::{ArenaAccount, HeapAccount, Level, Setting, Sums};
@@ -69,8 +70,9 @@ pub fn take(
     let mut quality = WalkQuality::default();
     let mut table = ChunkTable::for_glibc();
     let sample = (level == Level::Sampled).then(|| {
-        let key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
-        sample::estimate(memory, &regions.plans, key, pacer.clone())
+        let tcache_key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
+        let telling = Telling { tcache_key, fast_sizes: lists::fastbin_sizes(&arenas), heaps: heap_span(&regions), layout };
+        sample::estimate(memory, &regions.plans, &telling, pacer.clone())
     });
     // Windows that hold too few chunks to be read alone lie in a heap of large chunks, of which a walk reads little but the headers.
     let is_walked = level == Level::Full || sample.is_some_and(|sample| sample.lost_ratio() > sample::LOST_RATIO_MAX);
@@ -82,16 +84,15 @@ pub fn take(
             account.top_bytes = arenas.iter().map(|arena| arena.top_bytes).fold(0, u64::saturating_add);
             if let Some(sample) = sample {
                 quality = sample.quality;
-                account.live_bytes_est = Some(sample.live_bytes_est);
+                add_mmapped(memory, par.as_ref(), &regions, &mut table, &mut account, &mut quality)?;
+                table.sort_regions();
+                account.live_bytes_est = Some(sample.live_bytes_est.saturating_add(account.mmapped_bytes));
                 account.live_bytes_stderr = Some(sample.live_bytes_stderr);
-            }
-            if let Some(par) = par {
+                account.occupancy_est = sample.occupancy;
+            } else if let Some(par) = par {
                 account.mmapped_bytes = par.mmapped_bytes;
                 account.mmapped_allocations = u64::from(par.mmapped_allocations);
                 account.extent_bytes = account.extent_bytes.saturating_add(par.mmapped_bytes);
-                if let Some(live) = &mut account.live_bytes_est {
-                    *live = live.saturating_add(par.mmapped_bytes);
-                }
             }
             let extent_bytes = account.extent_bytes;
             quality.judge(extent_bytes, true);

@@ -1,17 +1,19 @@
 //! Shares of live and free bytes from random windows: the same time for a heap of any size, with an error that is stated.
 
+use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::super::account::OccupancyEstimate;
 use super::super::memory::Memory;
 use super::super::pace::Pacer;
 use super::super::quality::WalkQuality;
-use super::parse::{Kind, Snapshot, first_boundary, parse};
+use super::layout::{FASTBIN_CHUNK_BYTES_MAX, Layout, is_chunk_address};
+use super::parse::{Kind, Record, Snapshot, first_boundary, parse};
 use super::walk::RegionPlan;
 use super::walker::Walker;
+use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::heap::residency::{page_down, page_up};
 
-/// Windows taken.
-const WINDOWS: u64 = 400;
 /// What is classified of a window, from its middle on.
 const HALF_BYTES: u64 = 64 << 10;
 /// How far before the middle a boundary is looked for: the short way is enough for small chunks, and spares nearly half of the reading.
@@ -31,6 +33,8 @@ pub struct Estimate {
     /// Standard error, from the spread between windows. Windows without a boundary hold large chunks or long free runs, which may all be
     /// live or all be free: what that could change is added.
     pub live_bytes_stderr: u64,
+    /// What the resident pages are full of; `None` where members of fastbins cannot be told from chunks in use one by one.
+    pub occupancy: Option<OccupancyEstimate>,
     /// Windows and their failures.
     pub quality: WalkQuality,
 }
@@ -45,9 +49,60 @@ impl Estimate {
     }
 }
 
+/// What tells chunks that are cached from those in use, one by one.
+#[derive(Debug, Clone)]
+pub struct Telling {
+    /// The word that marks chunks in thread caches.
+    pub tcache_key: Option<u64>,
+    /// Sizes for which some arena has a fastbin in use.
+    pub fast_sizes: Vec<u64>,
+    /// Where the links of fastbins lead.
+    pub heaps: Range<u64>,
+    /// How they are stored.
+    pub layout: Layout,
+}
+
+impl Telling {
+    /// Whether members of fastbins are told. Protected links lead into the heap in a chunk of theirs alone; a plain one is like any
+    /// pointer of the program's.
+    fn tells_fastbins(&self) -> bool {
+        self.fast_sizes.is_empty() || self.layout.safe_linking == Some(true)
+    }
+
+    fn holder(&self, record: &Record) -> Holder {
+        match record.kind {
+            Kind::InUse if self.tcache_key == Some(record.second_word) || self.is_fast(record) => Holder::Cached,
+            Kind::InUse => Holder::Live,
+            Kind::Free => Holder::Free,
+            Kind::Fencepost => Holder::Other,
+            Kind::Top => Holder::Top,
+        }
+    }
+
+    fn is_fast(&self, record: &Record) -> bool {
+        if record.bytes > FASTBIN_CHUNK_BYTES_MAX || self.layout.safe_linking != Some(true) || !self.fast_sizes.contains(&record.bytes) {
+            return false;
+        }
+        let next = self.layout.reveal(record.start.saturating_add(16), record.first_word);
+        is_chunk_address(next) && self.heaps.contains(&next)
+    }
+}
+
+/// Bytes of one window: classified and live ones of them, then of its whole pages.
+#[derive(Debug, Clone, Copy, Default)]
+struct Window {
+    seen: f64,
+    live: f64,
+    paged: f64,
+    free: f64,
+    trimmable: f64,
+    pinned: f64,
+    cached: f64,
+}
+
 /// Samples the regions.
 #[must_use]
-pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], tcache_key: Option<u64>, pacer: Pacer) -> Estimate {
+pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], telling: &Telling, pacer: Pacer) -> Estimate {
     let total: u64 = plans.iter().map(|plan| plan.bounds.end - plan.start).fold(0, u64::saturating_add);
     if total == 0 {
         return Estimate::default();
@@ -56,10 +111,10 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], tcache_key: Option<u6
     let mut walker = Walker::for_samples(memory, pacer);
     let mut snapshot = Snapshot::default();
     let mut records = Vec::new();
-    // Bytes classified and live ones of them by window, and windows whose chunks were not found.
-    let mut windows: Vec<(f64, f64)> = Vec::new();
+    let mut windows: Vec<Window> = Vec::new();
+    // Windows whose chunks were not found.
     let mut lost = 0u64;
-    for _ in 0..WINDOWS {
+    for _ in 0..walker.pacer.sample_windows() {
         if walker.pacer.is_over() {
             break;
         }
@@ -70,33 +125,75 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], tcache_key: Option<u6
             continue;
         };
         parse(&snapshot, start, &plan.bounds, &mut records);
-        let end = middle.saturating_add(HALF_BYTES);
-        // To the byte: points at equal distances would meet the same chunks of a regular pattern again and again.
-        let (mut seen, mut live) = (0.0, 0.0);
-        for record in &records {
-            let record_end = record.start.saturating_add(record.bytes);
-            let bytes = record_end.min(end).saturating_sub(record.start.max(middle)) as f64;
-            seen += bytes;
-            if record.kind == Kind::InUse && tcache_key.is_none_or(|key| key != record.second_word) {
-                live += bytes;
-            }
-        }
-        windows.push((seen, live));
+        windows.push(window(&mut walker, &records, middle..middle.saturating_add(HALF_BYTES), telling));
     }
-    let seen: f64 = windows.iter().map(|w| w.0).sum();
-    let live: f64 = windows.iter().map(|w| w.1).sum();
-    let share = if seen > 0.0 { live / seen } else { 0.0 };
-    // Ratio estimator over windows as clusters.
-    let spread: f64 = windows.iter().map(|(seen, live)| (live - share * seen).powi(2)).sum();
-    let stderr = if seen > 0.0 { spread.sqrt() / seen } else { 1.0 };
     let lost_share = lost as f64 / (lost as usize + windows.len()).max(1) as f64;
+    let (live, live_stderr) = share(&windows, lost_share, |window| (window.seen, window.live));
+    let (free, free_stderr) = share(&windows, lost_share, |window| (window.paged, window.free));
+    let paged: f64 = windows.iter().map(|window| window.paged).sum();
+    let of_total = |share: f64| (share * total as f64) as u64;
+    let part = |of: fn(&Window) -> f64| of_total(windows.iter().map(of).sum::<f64>() / paged.max(1.0));
+    let occupancy = OccupancyEstimate {
+        free_resident_bytes_est: of_total(free),
+        free_resident_bytes_stderr: of_total(free_stderr),
+        trimmable_bytes_est: part(|window| window.trimmable),
+        pinned_bytes_est: part(|window| window.pinned),
+        cached_bytes_est: part(|window| window.cached),
+    };
     let quality =
         WalkQuality { windows: windows.len() as u64, broken_headers: lost, read_bytes: walker.pacer.read_bytes, ..WalkQuality::default() };
     Estimate {
-        live_bytes_est: (share * total as f64) as u64,
-        live_bytes_stderr: ((stderr + lost_share * share.max(1.0 - share)) * total as f64) as u64,
+        live_bytes_est: of_total(live),
+        live_bytes_stderr: of_total(live_stderr),
+        occupancy: telling.tells_fastbins().then_some(occupancy),
         quality,
     }
+}
+
+/// What the records tell of a window.
+fn window(walker: &mut Walker<'_>, records: &[Record], range: Range<u64>, telling: &Telling) -> Window {
+    let mut sum = Window::default();
+    // Pages that the records cover whole.
+    let known_until = records.last().map_or(range.start, |last| last.start.saturating_add(last.bytes).min(range.end));
+    let pages = page_up(range.start)..page_down(known_until);
+    let mut builder = OccupancyBuilder::new(|range: Range<u64>| walker.pages.resident_bytes(range));
+    let within = |record: &Record, range: &Range<u64>| {
+        let end = record.start.saturating_add(record.bytes).min(range.end);
+        record.start.max(range.start)..end.max(record.start.max(range.start))
+    };
+    for record in records {
+        let holder = telling.holder(record);
+        // To the byte: points at equal distances would meet the same chunks of a regular pattern again and again.
+        let part = within(record, &range);
+        let bytes = (part.end - part.start) as f64;
+        sum.seen += bytes;
+        if record.kind == Kind::InUse && holder == Holder::Live {
+            sum.live += bytes;
+        }
+        let part = within(record, &pages);
+        if holder == Holder::Cached {
+            sum.cached += (part.end - part.start) as f64;
+        }
+        builder.add(part, holder);
+    }
+    let occupancy = builder.finish();
+    sum.paged = pages.end.saturating_sub(pages.start) as f64;
+    sum.pinned = occupancy.pinned_bytes as f64;
+    sum.trimmable = occupancy.free_unpinned_bytes.saturating_add(occupancy.top_unpinned_bytes) as f64;
+    sum.free = sum.pinned + sum.trimmable + occupancy.cached_unpinned_bytes as f64;
+    sum
+}
+
+/// The share of the one in the other over all windows, with its standard error: a ratio estimator over windows as clusters. What the
+/// lost windows could change is added.
+fn share(windows: &[Window], lost_share: f64, of: impl Fn(&Window) -> (f64, f64)) -> (f64, f64) {
+    let (all, part) = windows.iter().map(&of).fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    if all <= 0.0 {
+        return (0.0, 1.0);
+    }
+    let share = part / all;
+    let spread: f64 = windows.iter().map(&of).map(|(all, part)| (part - share * all).powi(2)).sum();
+    (share, spread.sqrt() / all + lost_share * share.max(1.0 - share))
 }
 
 /// Reads the window and finds a boundary before its middle, or the region's own start.
