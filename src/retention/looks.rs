@@ -17,6 +17,7 @@ use super::reader::{Reader, Words};
 use crate::census::chunks::ChunkState;
 use crate::census::memory::{Memory, MemoryError};
 use crate::census::{Census, Level, Options, Pace, Places, Taken, add_blocks, all_own_ranges, take};
+use crate::target::Backing;
 use crate::units::HumanBytes;
 
 /// Pointers kept for each block on the average; a heap of nothing but pointers has more, and is read with less care.
@@ -183,6 +184,7 @@ pub fn look(
     let mut times = Times::default();
     let mut clock = Clock::start();
     let options = Options { level: Level::Full, pace: plan.pace, with_not_malloc: false };
+    let image = Image::of(memory)?;
     let mut taken = take(memory, pid, comm, options, places)?;
     add_blocks(memory, &mut taken, places)?;
     times.census_s = clock.lap();
@@ -240,6 +242,7 @@ pub fn look(
         doubts.is_census_usable &= last.census.walk.usable;
         candidates.take_out_changed(memory);
         last_word(memory, &last, &mut candidates, &later);
+        image.check(memory, pid)?;
         last
     } else {
         taken
@@ -257,6 +260,33 @@ pub fn look(
         times,
         doubts,
     })
+}
+
+/// Which program a process runs: an exec maps another file, and puts the main stack elsewhere.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    file: Option<(u64, u64)>,
+    stack_end: Option<u64>,
+}
+
+impl Image {
+    /// That of now.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub(super) fn of(memory: &dyn Memory) -> Result<Self, MemoryError> {
+        let maps = memory.maps()?;
+        let stack = maps.mappings.iter().rfind(|one| matches!(&one.backing, Backing::Named(name) if name == "[stack]"));
+        Ok(Self { file: maps.mappings.first().map(|one| (one.start.0, one.inode)), stack_end: stack.map(|one| one.end.0) })
+    }
+
+    /// Refuses what was seen if it is of two programs.
+    ///
+    /// # Errors
+    /// If the process runs another one now, or is gone.
+    pub(super) fn check(&self, memory: &dyn Memory, pid: u32) -> Result<(), MemoryError> {
+        if Self::of(memory)? == *self { Ok(()) } else { Err(MemoryError::Gone { pid }) }
+    }
 }
 
 /// Pointers that stood in memory which was free at the first census: they count if it is in use at the last.

@@ -55,6 +55,8 @@ pub struct Expression {
     /// Whether it is a member of the implementation of what the text names: the storage of a container.
     pub is_storage: bool,
     pointee: Option<TypeId>,
+    /// Address of the place: of several on a stack that of the local variable which was found.
+    slot: u64,
     /// The file whose type that is.
     inode: u64,
 }
@@ -154,7 +156,7 @@ impl<'a> Names<'a> {
         if blocks.len() > HOPS_MAX {
             return None;
         }
-        let mut pointer = self.memory.word(slot).filter(|word| blocks.first().is_some_and(|first| first.contains(word)));
+        let mut pointer = self.memory.word(found.slot).filter(|word| blocks.first().is_some_and(|first| first.contains(word)));
         for (from, to) in blocks.iter().zip(blocks.iter().skip(1)) {
             let (at, word) = self.pointer_in(from, to)?;
             let distance = at.checked_sub(pointer.or(Some(from.start))?)?;
@@ -198,6 +200,7 @@ impl<'a> Names<'a> {
             scope: file_name(file),
             is_storage: member.is_storage,
             pointee: member.pointee,
+            slot,
             inode: file.inode,
         })
     }
@@ -228,6 +231,7 @@ impl<'a> Names<'a> {
             scope: format!("{function} in {}", file_name(mapping)),
             is_storage: member.is_storage,
             pointee: member.pointee,
+            slot: place,
             inode: mapping.inode,
         })
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 pub use super::holdings::By;
 use super::holdings::{Holdings, Sums};
 use super::limit;
-use super::looks::{Doubts, LooksError};
+use super::looks::{Doubts, Image, LooksError};
 use super::shares::{self, Share, Shares};
 use super::teller::{Teller, first_words};
 use crate::census::memory::Memory;
@@ -185,9 +185,11 @@ pub fn survey(
     registers: Option<&dyn Fn() -> Vec<u64>>,
 ) -> Result<Owners, LooksError> {
     let began = std::time::Instant::now();
+    let image = Image::of(memory)?;
     let taken = census(memory, (pid, comm), pace)?;
     limit::check(&taken, limit::OWNERS_BYTES_A_BLOCK, wanted.memory_max_bytes.unwrap_or(u64::MAX))?;
     let holdings = Holdings::of(memory, pid, &taken, pace, registers)?;
+    image.check(memory, pid)?;
     let maps = memory.maps()?;
     let mut teller = Teller::of(memory, &maps, &holdings)?;
     let path = wanted.path.and_then(|addr| holdings.blocks.index.find(addr)).map(|hit| path(&mut teller, hit.block)).unwrap_or_default();

@@ -120,6 +120,23 @@ fn a_profile_of_the_blocks_adds_up_to_what_was_told() {
 }
 
 #[test]
+fn a_process_that_becomes_another_program_between_two_looks_is_not_mixed_up_with_it() {
+    let mut command = Command::new("bash");
+    command.args(["-c", "echo ready; read line; exec sleep 60"]);
+    let mut target = Waiting::start(command);
+    let running = Command::new(env!("CARGO_BIN_EXE_fragprof"))
+        .args(["leaks", &target.pid(), "--looks", "1", "--interval", "3", "--json"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    std::io::Write::write_all(target.0.stdin.as_mut().unwrap(), b"go\n").unwrap();
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
 fn a_process_that_ends_between_two_looks_is_told_to_have_ended() {
     let target = Waiting::start(types());
     let running = Command::new(env!("CARGO_BIN_EXE_fragprof"))
