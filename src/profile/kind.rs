@@ -102,6 +102,11 @@ impl ValueKind {
     /// Bytes that outlived each of the governor's ages.
     pub const OUTLIVED: [Self; 4] = [Self::Survivor10MsSpace, Self::Survivor100MsSpace, Self::Survivor1SSpace, Self::Survivor10SSpace];
 
+    /// Whether it is of what outlived an age in a window.
+    pub fn is_of_survivors(self) -> bool {
+        matches!(self, Self::SurvivorObjects | Self::SurvivorSpace) || Self::OUTLIVED.contains(&self)
+    }
+
     /// The kinds that every profile file carries, whether measured or not, so that tools find the same columns each time.
     pub const ALWAYS_WRITTEN: usize = 7;
 
@@ -288,6 +293,12 @@ impl Values {
     pub fn with(mut self, kind: ValueKind, value: u64) -> Self {
         self.set(kind, value);
         self
+    }
+
+    /// By what stacks are ranked for a kind, the greatest first: its value; of survivors, those of stacks that are known to keep what they
+    /// allocate before all others, because most survivors of a short window are freed soon after it.
+    pub fn rank(&self, kind: ValueKind) -> (bool, u64) {
+        (kind.is_of_survivors() && self.is_flagged(), self.get(kind))
     }
 
     /// Whether the stack keeps what it allocates ([`is_flagged`]). `false` says nothing.

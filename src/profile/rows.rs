@@ -50,7 +50,7 @@ fn look_of<'a>(frames: &[&'a Frame], most: usize) -> Vec<FrameLook<'a>> {
     frames.iter().take(most).map(|frame| (&*frame.function, page::place(frame), frame.flags.guessed)).collect()
 }
 
-/// The rows with some of a kind, largest first, equal ones in the order of their frames' names. A row shows its title and at most
+/// The rows with some of a kind, in the order of their [rank](Values::rank), equal ones in the order of their frames' names. A row shows its title and at most
 /// `callers` callers.
 pub fn ranked(profile: &Profile, kind: ValueKind, callers: usize) -> Vec<Row<'_>> {
     of(profile, profile.ranked(kind), kind, callers)
@@ -80,7 +80,7 @@ pub fn of<'a>(profile: &'a Profile, stacks: Vec<&'a Stack>, kind: ValueKind, cal
         row.ways = above.len();
     }
     // The sort is stable: equal rows stay in the order that the ranking gave them.
-    rows.sort_by_key(|row| std::cmp::Reverse(row.values.get(kind)));
+    rows.sort_by_key(|row| std::cmp::Reverse(row.values.rank(kind)));
     rows
 }
 
@@ -119,6 +119,22 @@ mod tests {
             (names.join(" < "), row.values.get(ValueKind::InuseSpace), row.ways)
         };
         rows.iter().map(row).collect()
+    }
+
+    #[test]
+    fn of_survivors_stacks_known_to_keep_their_blocks_come_first() {
+        let mut profile = Profile::default();
+        let mut add = |name: &str, bytes: u64, same: u64| {
+            let counts = [(ValueKind::SampledObjects, 40), (ValueKind::InformativeObjects, 30), (ValueKind::SameObjects, same)];
+            let values = counts.iter().fold(Values::default(), |values, &(kind, count)| values.with(kind, count));
+            let values = values.with(ValueKind::SurvivorSpace, bytes).with(ValueKind::InuseSpace, bytes);
+            profile.add_estimate(7, &[frame(name, 1)], None, &values, &StandardErrors::default());
+        };
+        add("cache", 1 << 30, 2);
+        add("leak", 1 << 20, 30);
+        let order = |kind| ranked(&profile, kind, 4).iter().map(|row| row.frames[0].function.to_string()).collect::<Vec<_>>();
+        assert_eq!(order(ValueKind::SurvivorSpace), ["leak", "cache"]);
+        assert_eq!(order(ValueKind::InuseSpace), ["cache", "leak"]);
     }
 
     #[test]

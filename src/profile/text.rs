@@ -505,13 +505,18 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
         let text = "rows with ≥ are lower bounds, with no error to state";
         page.faint(&if mixed { format!("{text}: beside estimates they may stand too low") } else { text.to_owned() });
     }
+    let is_kept = |row: &Row<'_>| row.values.rank(view.kind).0;
+    if rows.iter().any(is_kept) {
+        page.faint("stacks known to keep what they allocate come first, marked `kept`");
+    }
     for row in rows.iter().take(page.layout.top) {
         let count = count.map(|count| format!(" {:>9}", count_of(row, count))).unwrap_or_default();
         let error = if is_bound(row) { String::new() } else { plus_minus(view.kind, row.errors.get(view.kind)) };
         let error = if estimates { format!(" {error:>11}") } else { String::new() };
         let text = if is_bound(row) { at_least(view.kind, value(row)) } else { number(view.kind, value(row)) };
         let prefix = format!("{text:>10}{error} {:>6}{count}  ", percent(value(row), total));
-        page.stack(&prefix, &text_of(row, &allocated_by(row), several));
+        let allocated_by = allocated_by(row) + if is_kept(row) { "; kept" } else { "" };
+        page.stack(&prefix, &text_of(row, allocated_by.trim_start_matches("; "), several));
     }
     let rest = rows.iter().skip(page.layout.top).map(value).fold(0u64, u64::saturating_add);
     page.rest(rows.len(), format!("{} ({})", number(view.kind, rest), percent(rest, total)));
