@@ -67,7 +67,6 @@ impl Churn {
             stack: StackHash(1 + (random >> 32) % STACKS),
             tid: 1,
             time_ns: self.time_ns,
-            function: 0,
         }
     }
 

@@ -44,13 +44,16 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
     // Without the right to load programs there are no tables to show; the kernel's part of the page says why.
     let tables = target.as_ref().and_then(|target| target.as_ref().ok()).and_then(|(process, _)| capture::unwind_tables(process).ok());
     let programs = args.programs.then(capture::programs::verify_each);
+    // A build that is not known yet takes seconds in the sandbox.
+    let large = target.as_ref().and_then(|target| target.as_ref().ok());
+    let large = large.map(|(process, plan)| large_places(process, plan, Some(Path::new(DEFAULT_DIRECTORY))));
     if args.json {
         let mut page = json!({ "kernel": kernel_json(features) });
         if let (Some(programs), Some(page)) = (&programs, page.as_object_mut()) {
             page.insert("programs".into(), json!(programs));
         }
-        if let (Some(Ok((process, plan))), Some(page)) = (&target, page.as_object_mut()) {
-            let mut process = process_json(process, plan, tables.as_deref());
+        if let (Some(Ok((process, plan))), Some(large), Some(page)) = (&target, &large, page.as_object_mut()) {
+            let mut process = process_json(process, plan, large.as_ref(), tables.as_deref());
             if let (Some(process), Some(found)) = (process.as_object_mut(), &emitters) {
                 process.insert("emitters".into(), emitters_json(found));
             }
@@ -61,8 +64,8 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
     } else {
         write_kernel(features, out)?;
         write_programs(programs.as_deref().unwrap_or_default(), out)?;
-        if let Some(Ok((process, plan))) = &target {
-            write_process(process, plan, out)?;
+        if let (Some(Ok((process, plan))), Some(large)) = (&target, &large) {
+            write_process(process, plan, large.as_ref(), out)?;
             write_emitters(&emitters.unwrap_or_default(), out)?;
             write_tables(tables.as_deref().unwrap_or_default(), out)?;
         }
@@ -167,7 +170,8 @@ fn attach_name(method: crate::probe::features::Attach) -> &'static str {
     }
 }
 
-fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+/// `large`: how many places the large blocks pass, or why these cannot be watched by themselves.
+fn write_process(process: &Process, plan: &Plan, large: Result<&usize, &String>, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "process {} ({})", process.pid(), terminal(process.comm()))?;
     if process.inner_pid() != process.pid() {
         writeln!(out, "  is pid {} in its own pid namespace", process.inner_pid())?;
@@ -179,9 +183,9 @@ fn write_process(process: &Process, plan: &Plan, out: &mut dyn Write) -> io::Res
         writeln!(out, "  note: {}", terminal(note))?;
     }
     let from = format!("blocks from {} bytes on", grouped(SEEN_FROM_BYTES));
-    match large_places(process, plan, Some(Path::new(DEFAULT_DIRECTORY))) {
+    match large {
         Ok(places) => writeln!(out, "  {from}: each passes one of {places} places that small ones do not, or a function that is probed"),
-        Err(reason) => writeln!(out, "  {from} cannot be watched by themselves: {}", terminal(&reason)),
+        Err(reason) => writeln!(out, "  {from} cannot be watched by themselves: {}", terminal(reason)),
     }
 }
 
@@ -313,7 +317,7 @@ fn kernel_json(features: &Features) -> Value {
     value
 }
 
-fn process_json(process: &Process, plan: &Plan, tables: Option<&[FileStatus]>) -> Value {
+fn process_json(process: &Process, plan: &Plan, large: Result<&usize, &String>, tables: Option<&[FileStatus]>) -> Value {
     let table = |file: &FileStatus| {
         json!({
             "path": file.path,
@@ -330,7 +334,7 @@ fn process_json(process: &Process, plan: &Plan, tables: Option<&[FileStatus]>) -
         "inner_pid": process.inner_pid(),
         "comm": process.comm(),
         "notes": plan.notes,
-        "large_blocks": match large_places(process, plan, Some(Path::new(DEFAULT_DIRECTORY))) {
+        "large_blocks": match large {
             Ok(places) => json!({ "from_bytes": SEEN_FROM_BYTES, "places": places }),
             Err(reason) => json!({ "from_bytes": SEEN_FROM_BYTES, "refused": reason }),
         },

@@ -29,7 +29,7 @@ use crate::units::{HumanBytes, Pid, counted};
 /// In exact mode each malloc and free of the target costs about 2 µs while the recording runs, or some nanoseconds where the process has an
 /// emitter (`fragprof run`, or a library with otel_memory or ddheap probes), which then is the source. In governed mode the target loses
 /// at most its budget: what allocates little is traced in full, the rest in windows at random times; where every process given has an
-/// emitter, that is the source there too, because it says more for less. Read the profile with `fragprof report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was
+/// emitter, that is the source there too, because it also tells live bytes, at a lower cost. Read the profile with `fragprof report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was
 /// written.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
@@ -135,11 +135,11 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     }
     let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
     if !with.is_empty() && with.len() == args.pid.len() {
-        say!("fragprof: no budget is needed: every process has an emitter, which says more for less");
+        say!("fragprof: no budget is needed: every process has an emitter, which also tells live bytes, at a lower cost");
         return record(args, &stop);
     }
     for pid in with {
-        say!("fragprof: process {pid} has an emitter, which says more for less; record it by itself to use it");
+        say!("fragprof: process {pid} has an emitter, which also tells live bytes, at a lower cost; record it by itself to use it");
     }
     governed(args, &stop)
 }

@@ -20,7 +20,7 @@ pub struct BytesByStack {
 }
 
 impl BytesByStack {
-    /// Charges a stack, or nobody known.
+    /// Charges a stack, or `[unattributed]`.
     #[inline]
     pub fn charge(&mut self, stack: Option<StackId>, bytes: u64) {
         self.total_bytes = self.total_bytes.saturating_add(bytes);

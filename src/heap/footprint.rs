@@ -1,7 +1,7 @@
 //! How much of the heap a block takes: the bytes asked for, plus the allocator's header and rounding.
 //!
 //! The ledger knows what was asked for. What an allocator adds is not free, so that the pages' free bytes come out right only if a
-//! block's whole chunk counts as live (DESIGN 4.4: live = requested + rounding).
+//! block's whole chunk counts as live (live = requested + rounding).
 
 use super::pages::{Owner, Span};
 use super::residency::PAGE_BYTES;

@@ -1,6 +1,6 @@
 //! What a ledger is told: the events of one process, as plain values, in the order in which they happened.
 //!
-//! The free of a block is told at the entry of the allocator's call and the allocation at its return (DESIGN 4.2), so the free of an
+//! The free of a block is told at the entry of the allocator's call and the allocation at its return, so the free of an
 //! address always comes before its next allocation, whatever the threads do.
 
 use crate::units::{Addr, StackHash};
@@ -20,8 +20,6 @@ pub enum Event<'a> {
         tid: u32,
         /// When.
         time_ns: u64,
-        /// Which entry point, an index into the caller's table.
-        function: u8,
     },
     /// A block is about to be taken back.
     Free {

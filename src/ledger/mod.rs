@@ -131,7 +131,6 @@ pub struct Ledger {
     /// The latest tick of any event.
     latest_tick: u64,
     histograms: StackHistograms,
-    by_function: Box<[u64; 256]>,
     stats: LedgerStats,
 }
 
@@ -150,7 +149,6 @@ impl Ledger {
             doubtful_until: None,
             latest_tick: 0,
             histograms: StackHistograms::default(),
-            by_function: Box::new([0; 256]),
             stats: LedgerStats::default(),
         }
     }
@@ -176,7 +174,6 @@ impl Ledger {
         };
         child.peak = 1;
         child.histograms = StackHistograms::default();
-        child.by_function = Box::new([0; 256]);
         child.stats = LedgerStats::default();
         child
     }
@@ -197,8 +194,8 @@ impl Ledger {
     #[inline]
     pub fn apply(&mut self, event: &Event<'_>) {
         match *event {
-            Event::Alloc { addr, size_bytes, stack, tid, time_ns, function } => {
-                self.alloc(addr, size_bytes, stack, tid, time_ns, function);
+            Event::Alloc { addr, size_bytes, stack, tid, time_ns } => {
+                self.alloc(addr, size_bytes, stack, tid, time_ns);
             }
             Event::Free { addr, stack, tid, time_ns } => {
                 self.free(addr, stack, Some(tid), time_ns);
@@ -303,7 +300,7 @@ impl Ledger {
     }
 
     #[inline]
-    fn alloc(&mut self, addr: Addr, size_bytes: u64, stack: StackHash, tid: u32, time_ns: u64, function: u8) {
+    fn alloc(&mut self, addr: Addr, size_bytes: u64, stack: StackHash, tid: u32, time_ns: u64) {
         if !self.reallocs.is_empty() {
             self.reallocs.remove(&tid);
         }
@@ -322,7 +319,6 @@ impl Ledger {
         let size_bucket = Histogram::bucket(size_bytes);
         self.stacks.alloc(block.stack, size_bytes, size_bucket, self.peak);
         self.histograms.sizes.add(size_bucket);
-        self.by_function[usize::from(function)] += 1;
         self.totals.allocations += 1;
         self.totals.allocated_bytes = self.totals.allocated_bytes.saturating_add(size_bytes);
         self.enter(&block, time_ns);

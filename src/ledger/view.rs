@@ -108,11 +108,6 @@ impl Ledger {
         self.stacks.histograms(id)
     }
 
-    /// Allocations by entry point, in the numbering of [`Event::Alloc`].
-    pub fn allocations_by_function(&self) -> &[u64; 256] {
-        &self.by_function
-    }
-
     /// The outstanding blocks. Call [`settle`](Self::settle) before.
     pub fn outstanding(&self) -> &Outstanding {
         &self.outstanding

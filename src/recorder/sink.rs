@@ -151,7 +151,7 @@ impl LedgerSink {
         let tid = record.head.tid;
         Some(match record.body {
             Body::Alloc { addr, size, stack } => {
-                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns, function: record.head.function }
+                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns }
             }
             Body::Free { addr, stack } => Event::Free { addr, stack, tid, time_ns },
             Body::ReallocFree { addr } => Event::ReallocFree { addr, stack: Default::default(), tid, time_ns },
@@ -273,7 +273,6 @@ mod tests {
                 stack: StackHash::default(),
                 tid: 1,
                 time_ns: 1,
-                function: 0,
             })
             .collect();
         watched.apply_batch(&blocks);

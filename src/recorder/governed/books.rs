@@ -123,7 +123,7 @@ impl Book {
                     window.observer.allocated(addr.0, size, id, tid, time_ns);
                 }
                 if let Some(live) = &mut self.live {
-                    live.apply(&Event::Alloc { addr, size_bytes: size, stack, tid, time_ns, function: record.head.function });
+                    live.apply(&Event::Alloc { addr, size_bytes: size, stack, tid, time_ns });
                 }
             }
             Body::Free { addr, .. } => {
@@ -175,7 +175,7 @@ impl Book {
         let stack = StackHash(0);
         let event = match record.body {
             Body::Alloc { addr, size, stack } => {
-                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns, function: record.head.function }
+                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns }
             }
             Body::Free { addr, .. } => Event::Free { addr, stack, tid, time_ns },
             Body::ReallocFree { addr } => Event::ReallocFree { addr, stack, tid, time_ns },
