@@ -261,7 +261,7 @@ fn rest_error(_: &Arguments) {
             let mut target = Target::start(&mut command);
             let own = target.tell(scenario);
             let taken = census(&target, Level::Full, &mut Places::default());
-            let Some(heap) = taken.census.heaps.iter().find(|heap| heap.allocator == allocator) else {
+            let Some(heap) = taken.census.heaps.iter().find(|heap| heap.allocator.name() == allocator) else {
                 println!("  {allocator} {scenario}: no heap found");
                 continue;
             };

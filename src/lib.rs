@@ -12,6 +12,7 @@
 //!
 //! | module | job | needs root |
 //! |---|---|---|
+//! | [`allocator`] | the allocators, one row each: what differs from one to the next | no |
 //! | [`target`] | which process, its mappings, its files, its allocators | reads `/proc` |
 //! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
 //! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
@@ -36,6 +37,7 @@
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 
 pub mod agent;
+pub mod allocator;
 pub mod capture;
 pub mod census;
 pub mod cli;

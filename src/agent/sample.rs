@@ -207,7 +207,7 @@ impl HeapSample {
     pub fn of(heap: &HeapAccount, level: Level) -> Self {
         let full = level == Level::Full;
         Self {
-            allocator: heap.allocator.clone(),
+            allocator: heap.allocator.name().to_owned(),
             extent_bytes: heap.extent_bytes,
             resident_bytes: heap.resident_bytes,
             swapped_bytes: heap.swapped_bytes,
@@ -288,7 +288,7 @@ impl HeapSample {
             let arenas = heap.arenas.iter().map(|arena| arena.resident_bytes).fold(0, u64::saturating_add);
             heap.resident_bytes.saturating_sub(arenas).min(heap.mmapped_bytes)
         };
-        census.heaps.iter().filter(|heap| heap.allocator == allocator).map(of_heap).fold(0, u64::saturating_add)
+        census.heaps.iter().filter(|heap| heap.allocator.name() == allocator).map(of_heap).fold(0, u64::saturating_add)
     }
 }
 
@@ -343,6 +343,7 @@ fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocator::Allocator;
     use crate::census::{ArenaAccount, WalkQuality};
 
     fn taken(level: Level, age_s: u64, heap: HeapAccount, now: Instant) -> TimedCensus {
@@ -364,7 +365,15 @@ mod tests {
     fn heap(extent_bytes: u64, resident_bytes: u64, live_bytes: Option<u64>) -> HeapAccount {
         let arenas = vec![ArenaAccount { resident_bytes: 700, ..ArenaAccount::default() }];
         let mmapped_bytes = 400;
-        HeapAccount { allocator: "glibc".into(), extent_bytes, resident_bytes, live_bytes, mmapped_bytes, arenas, ..HeapAccount::default() }
+        HeapAccount {
+            allocator: Allocator::Glibc,
+            extent_bytes,
+            resident_bytes,
+            live_bytes,
+            mmapped_bytes,
+            arenas,
+            ..HeapAccount::default()
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::chunks::{Chunk, ChunkState, ChunkTable};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::runtime::Runtimes;
+use crate::allocator::Allocator;
 use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 
 /// How closely to look.
@@ -71,8 +72,9 @@ pub struct NotMalloc {
 /// One heap. `None` (null) means that the level or the allocator does not tell.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct HeapAccount {
-    /// The allocator's name.
-    pub allocator: String,
+    /// The allocator.
+    #[schemars(with = "String")]
+    pub allocator: Allocator,
     /// The shape that was found.
     pub layout: String,
     /// Address space the allocator holds. extent = live + cached + free + top + overhead + unknown.

@@ -16,6 +16,7 @@ use super::objects::Objects;
 use super::page_cache::PageCache;
 use super::places::ByBuildId;
 use super::quality::WalkQuality;
+use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
 
 /// Slots' strides in 16-byte units (`__malloc_size_classes`).
@@ -62,7 +63,7 @@ pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, lev
     }
     let Some((name, secret, first)) = locate(memory, objects, places) else { return Ok(None) };
     let (groups, torn) = groups(memory, secret, first);
-    let mut account = HeapAccount { allocator: "musl".into(), layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
+    let mut account = HeapAccount { allocator: Allocator::Musl, layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
     let mut table = ChunkTable::for_musl();
     let mut extents: Vec<Range<u64>> = Vec::new();
     let mut rest = groups.as_slice();

@@ -4,13 +4,12 @@
 
 use super::memory::Memory;
 use super::objects::Objects;
+use crate::allocator::{Allocator, Row};
 use crate::target::Maps;
-use crate::target::allocator::Allocator;
 use crate::target::maps::Permissions;
 
-/// Libraries of allocators that no reader understands: the start of the file's name, and what it is.
-const UNSUPPORTED: [(&str, &str); 12] = [
-    ("libmimalloc", "mimalloc"),
+/// Libraries of allocators that are not in the registry, and that no reader understands: the start of the file's name, and what it is.
+const UNSUPPORTED: [(&str, &str); 11] = [
     ("libasan", "AddressSanitizer's allocator"),
     ("libtsan", "ThreadSanitizer's allocator"),
     ("liblsan", "LeakSanitizer's allocator"),
@@ -27,22 +26,18 @@ const UNSUPPORTED: [(&str, &str); 12] = [
 /// Libraries that change what glibc's blocks look like.
 const DEBUGGING: [&str; 2] = ["libc_malloc_debug.so", "libefence.so"];
 
-/// Libraries of allocators that are understood: the start of the file's name, the allocator, and what its reader looks for.
-const SUPPORTED: [(&str, &str, &str); 5] = [
-    ("libjemalloc", "jemalloc", "page map"),
-    ("libtcmalloc", "tcmalloc", "page map"),
-    ("ld-musl-", "musl", "mallocng metadata"),
-    ("libc.so.6", "glibc", "arena in use"),
-    ("libc-2.", "glibc", "arena in use"),
-];
+fn rows() -> impl Iterator<Item = &'static Row> {
+    Allocator::known().map(Allocator::row)
+}
 
 /// The reasons, given the allocators whose heaps were found.
 #[must_use]
-pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &[&str]) -> Vec<String> {
+pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &[Allocator]) -> Vec<String> {
     let mut reasons = Vec::new();
     let names = file_names(maps);
     let loaded = |start: &str| names.iter().find(|name| name.starts_with(start));
-    for (start, allocator) in UNSUPPORTED {
+    let of_registry = rows().filter(|row| row.sought.is_none()).flat_map(|row| row.libraries.iter().map(|start| (*start, row.name)));
+    for (start, allocator) in of_registry.chain(UNSUPPORTED) {
         if let Some(name) = loaded(start) {
             reasons.push(format!("{allocator} is loaded ({name}): its heap is not supported, so its blocks are not counted"));
         }
@@ -50,12 +45,14 @@ pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &
     for name in DEBUGGING.iter().filter_map(|start| loaded(start)) {
         reasons.push(format!("{name} is loaded: where it checks blocks, they are larger than what the program asked for"));
     }
-    for (start, allocator, sought) in SUPPORTED {
-        // glibc is in nearly every process; where another allocator serves malloc it has no heap.
-        let other_serves = allocator == "glibc" && (!found.is_empty() || !reasons.is_empty());
-        if let Some(name) = loaded(start).filter(|_| !found.contains(&allocator) && !other_serves) {
+    for (row, sought) in rows().filter_map(|row| Some((row, row.sought?))) {
+        // One that is in nearly every process has no heap where another allocator serves malloc.
+        let other_serves = row.gives_way && (!found.is_empty() || !reasons.is_empty());
+        let named = row.libraries.iter().find_map(|start| loaded(start));
+        if let Some(name) = named.filter(|_| !found.contains(&row.allocator) && !other_serves) {
             reasons.push(format!(
-                "{allocator} is loaded ({name}), but no {sought} was found in its data: not used yet, built with another layout, or swapped out"
+                "{} is loaded ({name}), but no {sought} was found in its data: not used yet, built with another layout, or swapped out",
+                row.name
             ));
         }
     }
@@ -66,18 +63,19 @@ pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &
 }
 
 /// Adds what the symbols of the mapped files tell: an allocator that is linked into a program has no file of its own to be known by.
-pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (Allocator, String)>, found: &[&str]) {
+pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (Allocator, String)>, found: &[Allocator]) {
     for (allocator, name) in modules {
-        let is_told = found.contains(&allocator.name()) || reasons.iter().any(|reason| reason.contains(&name) && !name.is_empty());
-        // glibc has no heap where another allocator serves malloc.
-        if is_told || (allocator == Allocator::Glibc && (!found.is_empty() || !reasons.is_empty())) {
+        let is_told = found.contains(&allocator) || reasons.iter().any(|reason| reason.contains(&name) && !name.is_empty());
+        if is_told || (allocator.row().gives_way && (!found.is_empty() || !reasons.is_empty())) {
             continue;
         }
         match allocator {
-            Allocator::Mimalloc => reasons.push(format!("mimalloc is linked into {name}: its heap is not supported, so its blocks are not counted")),
             Allocator::Other => reasons.push(format!(
                 "{name} defines malloc and free of its own: an allocator that is not known, or a wrapper; blocks it keeps for itself are not counted"
             )),
+            known if known.row().sought.is_none() => {
+                reasons.push(format!("{} is linked into {name}: its heap is not supported, so its blocks are not counted", known.name()));
+            }
             known => reasons.push(format!("{} is linked into {name}, but its heap was not found: not used yet, or built with another layout", known.name())),
         }
     }
@@ -137,7 +135,7 @@ mod tests {
     use super::*;
     use crate::census::Fixture;
 
-    fn reasons_for(maps: &str, found: &[&str]) -> Vec<String> {
+    fn reasons_for(maps: &str, found: &[Allocator]) -> Vec<String> {
         let maps = Maps::parse(maps.as_bytes());
         let memory = Fixture::with_maps(maps.clone());
         reasons(&memory, &maps, &Objects::of(&memory, &maps), found)
@@ -148,7 +146,7 @@ mod tests {
     #[test]
     fn an_allocator_without_a_reader_is_named_even_beside_a_heap_that_was_read() {
         let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/libmimalloc.so.2.0\n");
-        let reasons = reasons_for(&maps, &["glibc"]);
+        let reasons = reasons_for(&maps, &[Allocator::Glibc]);
         assert_eq!(reasons.len(), 1);
         assert!(reasons.iter().all(|reason| reason.contains("mimalloc is loaded (libmimalloc.so.2.0)")), "{reasons:?}");
     }
@@ -156,22 +154,29 @@ mod tests {
     #[test]
     fn glibc_without_an_arena_is_a_reason_only_if_nothing_else_serves_malloc() {
         assert!(reasons_for(LIBC, &[]).iter().any(|reason| reason.contains("no arena in use was found")));
-        assert_eq!(reasons_for(LIBC, &["glibc"]), Vec::<String>::new());
-        assert_eq!(reasons_for(LIBC, &["jemalloc"]), Vec::<String>::new());
+        assert_eq!(reasons_for(LIBC, &[Allocator::Glibc]), Vec::<String>::new());
+        assert_eq!(reasons_for(LIBC, &[Allocator::Jemalloc]), Vec::<String>::new());
     }
 
     #[test]
     fn each_library_without_a_reader_is_named() {
-        for (start, allocator) in UNSUPPORTED {
+        for (start, allocator) in UNSUPPORTED.into_iter().chain([("libmimalloc", "mimalloc")]) {
             let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}.so.1\n");
-            let reasons = reasons_for(&maps, &["glibc"]);
+            let reasons = reasons_for(&maps, &[Allocator::Glibc]);
             assert!(matches!(reasons.as_slice(), [one] if one.starts_with(allocator) && one.contains("not supported")), "{reasons:?}");
         }
     }
 
     #[test]
     fn a_reader_that_found_nothing_names_what_it_looked_for() {
-        for (start, allocator, sought) in SUPPORTED {
+        let read = [
+            ("libjemalloc", "jemalloc", "page map"),
+            ("libtcmalloc", "tcmalloc", "page map"),
+            ("ld-musl-", "musl", "mallocng metadata"),
+            ("libc.so.6", "glibc", "arena in use"),
+            ("libc-2.", "glibc", "arena in use"),
+        ];
+        for (start, allocator, sought) in read {
             let maps = format!("7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}x.so\n");
             let reasons = reasons_for(&maps, &[]);
             let said = |one: &str| one.starts_with(allocator) && one.contains(&format!("no {sought} was found"));
@@ -183,7 +188,7 @@ mod tests {
     fn libraries_that_check_blocks_are_named_beside_the_heap() {
         for start in DEBUGGING {
             let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}.0\n");
-            let reasons = reasons_for(&maps, &["glibc"]);
+            let reasons = reasons_for(&maps, &[Allocator::Glibc]);
             assert!(matches!(reasons.as_slice(), [one] if one.contains("where it checks blocks")), "{reasons:?}");
         }
     }
@@ -200,16 +205,16 @@ mod tests {
 
     #[test]
     fn allocators_linked_into_a_program_are_told_by_their_symbols() {
-        let told = |allocator: Allocator, found: &[&str], before: Vec<String>| {
+        let told = |allocator: Allocator, found: &[Allocator], before: Vec<String>| {
             let mut reasons = before;
             add_by_symbols(&mut reasons, std::iter::once((allocator, "server".to_owned())), found);
             reasons
         };
         assert!(told(Allocator::Mimalloc, &[], Vec::new()).iter().all(|reason| reason.contains("mimalloc is linked into server")));
-        assert!(told(Allocator::Other, &["glibc"], Vec::new()).iter().all(|reason| reason.contains("malloc and free of its own")));
+        assert!(told(Allocator::Other, &[Allocator::Glibc], Vec::new()).iter().all(|reason| reason.contains("malloc and free of its own")));
         assert!(told(Allocator::Jemalloc, &[], Vec::new()).iter().all(|reason| reason.contains("its heap was not found")));
-        assert!(told(Allocator::Jemalloc, &["jemalloc"], Vec::new()).is_empty());
-        assert!(told(Allocator::Glibc, &["jemalloc"], Vec::new()).is_empty());
+        assert!(told(Allocator::Jemalloc, &[Allocator::Jemalloc], Vec::new()).is_empty());
+        assert!(told(Allocator::Glibc, &[Allocator::Jemalloc], Vec::new()).is_empty());
         // Said already.
         assert_eq!(told(Allocator::Mimalloc, &[], vec!["mimalloc is loaded (server)".into()]).len(), 1);
     }

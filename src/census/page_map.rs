@@ -9,6 +9,7 @@ use super::memory::Memory;
 use super::objects::range_of;
 use super::page_cache::PageCache;
 use super::take::Taken;
+use crate::allocator::{Allocator, ChunkRule};
 use crate::heap::residency::{PAGE_BYTES, page_down, page_up};
 
 /// Pages of one map: 8 GiB of heap, 24 MiB of table. What lies beyond is counted as left out.
@@ -29,8 +30,8 @@ pub struct Page {
 pub struct Piece {
     /// First address, at a page's boundary.
     pub start: u64,
-    /// The allocator's name.
-    pub allocator: String,
+    /// The allocator.
+    pub allocator: Allocator,
     /// Index of the arena in the census's list; `None` for blocks with mappings of their own.
     pub arena: Option<u32>,
     pages: Vec<Page>,
@@ -136,7 +137,7 @@ impl PageMap {
             let arena = (region.arena != ARENA_NONE).then_some(region.arena);
             let touches = |last: &Piece| last.range().end >= start && last.start <= start && last.arena == arena;
             if !self.pieces.get(first..).and_then(<[Piece]>::last).is_some_and(touches) {
-                self.pieces.push(Piece { start, allocator: heap.account.allocator.clone(), arena, pages: Vec::new() });
+                self.pieces.push(Piece { start, allocator: heap.account.allocator, arena, pages: Vec::new() });
             }
             let Some(piece) = self.pieces.last_mut() else { continue };
             let wanted = (end - piece.start) / PAGE_BYTES;
@@ -210,10 +211,10 @@ fn fill(piece: &mut Piece, span: Range<u64>, mut visit: impl FnMut(&mut Page, u1
     }
 }
 
-/// The ranges that a trim or a purge gives back. glibc's rule needs the brk heap's top: the end of the main arena, which is the first. The
-/// others' whole free pages are taken for it.
+/// The ranges that a trim or a purge gives back. The rule of `malloc_trim` needs the brk heap's top: the end of the main arena, which is the
+/// first. Elsewhere whole free pages are taken for it.
 fn give_back(heap: &HeapWalk, mut visit: impl FnMut(Range<u64>)) {
-    if heap.account.allocator == "glibc" {
+    if heap.account.allocator.row().chunks == ChunkRule::Header {
         let main = heap.chunks.regions().iter().filter(|region| region.arena == 0);
         let top = main.flat_map(|region| heap.chunks.chunks_of(region)).filter(|chunk| chunk.state == ChunkState::Top).last();
         let huge = |name| heap.account.settings.iter().find(|setting| setting.name == name).map_or(0, |setting| setting.value);

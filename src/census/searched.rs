@@ -10,7 +10,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
-use crate::target::allocator::Allocator;
+use crate::allocator::Allocator;
 use crate::target::{Maps, ProcessId};
 
 /// Allocators whose heaps a census reads, in the order in which they are told.

@@ -21,7 +21,7 @@ use super::radix;
 use super::runtime::{self, Claim, Kind, Runtimes};
 use super::searched::{READ, Searched};
 use super::tcmalloc;
-use crate::target::allocator::Allocator;
+use crate::allocator::Allocator;
 use crate::target::{Detector, Mapping, Maps};
 
 /// What to look at and how fast.
@@ -76,7 +76,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     if options.level != Level::Top && memory.process().is_some() {
         look_at_huge_pages(memory, &mut heaps);
     }
-    let found: Vec<&str> = heaps.iter().map(|heap| heap.account.allocator.as_str()).collect();
+    let found: Vec<Allocator> = heaps.iter().map(|heap| heap.account.allocator).collect();
     let mut reasons = set_aside;
     reasons.extend(not_understood::reasons(memory, &maps, &objects, &found));
     if options.with_not_malloc
@@ -124,7 +124,7 @@ fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
     let sound = heaps.iter().filter(|heap| heap.quality.balanced).map(|heap| heap.account.extent_bytes).max().unwrap_or(0);
     let is_aside = |heap: &HeapWalk| !heap.quality.balanced && heap.account.extent_bytes < sound;
     let told = heaps.iter().filter(|heap| is_aside(heap)).map(|heap| {
-        format!("what looks like a heap of {} ({}) does not add up: it is left out", heap.account.allocator, heap.account.layout)
+        format!("what looks like a heap of {} ({}) does not add up: it is left out", heap.account.allocator.name(), heap.account.layout)
     });
     let told = told.collect();
     heaps.retain(|heap| !is_aside(heap));
@@ -271,8 +271,8 @@ mod tests {
     use super::super::chunks::ChunkTable;
     use super::*;
 
-    fn heap(allocator: &str, extent_bytes: u64, balanced: bool) -> HeapWalk {
-        let account = HeapAccount { allocator: allocator.into(), extent_bytes, ..HeapAccount::default() };
+    fn heap(allocator: Allocator, extent_bytes: u64, balanced: bool) -> HeapWalk {
+        let account = HeapAccount { allocator, extent_bytes, ..HeapAccount::default() };
         let quality = WalkQuality { balanced, ..WalkQuality::default() };
         HeapWalk { account, quality, chunks: ChunkTable::default(), extents: Vec::new() }
     }
@@ -281,10 +281,10 @@ mod tests {
     fn a_heap_that_does_not_add_up_is_set_aside_only_beside_a_larger_sound_one() {
         let left = |mut heaps: Vec<HeapWalk>| {
             let told = set_aside(&mut heaps);
-            (heaps.iter().map(|heap| heap.account.allocator.clone()).collect::<Vec<_>>().join(" "), told.len())
+            (heaps.iter().map(|heap| heap.account.allocator.name()).collect::<Vec<_>>().join(" "), told.len())
         };
-        assert_eq!(left(vec![heap("glibc", 100, true), heap("musl", 10, false)]), ("glibc".to_owned(), 1));
-        assert_eq!(left(vec![heap("glibc", 100, true), heap("jemalloc", 1000, false)]), ("glibc jemalloc".to_owned(), 0));
-        assert_eq!(left(vec![heap("glibc", 100, false)]), ("glibc".to_owned(), 0));
+        assert_eq!(left(vec![heap(Allocator::Glibc, 100, true), heap(Allocator::Musl, 10, false)]), ("glibc".to_owned(), 1));
+        assert_eq!(left(vec![heap(Allocator::Glibc, 100, true), heap(Allocator::Jemalloc, 1000, false)]), ("glibc jemalloc".to_owned(), 0));
+        assert_eq!(left(vec![heap(Allocator::Glibc, 100, false)]), ("glibc".to_owned(), 0));
     }
 }

@@ -14,6 +14,7 @@ use super::objects::{Objects, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
+use crate::allocator::Allocator;
 use crate::target::Maps;
 
 const SHAPE: Shape =
@@ -78,7 +79,7 @@ fn read(
     spans.sort_unstable();
     let mapped = unbacked_ranges(maps);
     let mut account = HeapAccount {
-        allocator: "tcmalloc".into(),
+        allocator: Allocator::Tcmalloc,
         layout: format!("gperftools tcmalloc, page map in {}, {} size classes", found.object.name, classes.len() - 1),
         live_bytes: Some(0),
         live_allocations: Some(0),

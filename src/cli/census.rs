@@ -221,7 +221,7 @@ fn write_java(out: &mut dyn Write, java: &JavaMemory) -> io::Result<()> {
 
 fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     let ladder = Ladder::of(heap);
-    writeln!(out, "\n  {} ({})", heap.allocator, heap.layout)?;
+    writeln!(out, "\n  {} ({})", heap.allocator.name(), heap.layout)?;
     let mut row = |depth: usize, name: &str, bytes: Option<u64>, more: String| match bytes {
         Some(bytes) => writeln!(out, "  {:depth$}{name:<width$} {:>10}  {more}", "", HumanBytes(bytes), width = 26 - depth),
         None => Ok(()),

@@ -4,6 +4,7 @@ use super::decide::of_heap;
 use super::ladder::Ladder;
 use super::trend::Shape;
 use super::verdict::{Change, Evidence, Finding, Kind, Look, Remedy, Source, Verdict};
+use crate::allocator::Allocator;
 use crate::profile::{BEFORE_ATTACH, Frame, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue, text};
 use crate::units::{HumanBytes, counted};
 
@@ -118,16 +119,10 @@ fn fallen_bytes(profile: &Profile, process: &Process, end: &Look) -> u64 {
 
 /// What gives back whole free pages. Of several allocators the one that the program brought serves its malloc, not the C library's.
 fn trim_by_name(allocators: &[String]) -> &'static str {
-    let has = |name: &str| allocators.iter().any(|allocator| allocator.starts_with(name));
-    if has("jemalloc") {
-        "call mallctl(\"arena.4096.purge\"), or set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000"
-    } else if has("tcmalloc") {
-        "call MallocExtension_ReleaseFreeMemory()"
-    } else if has("glibc") || allocators.is_empty() {
-        "call malloc_trim(0) now and then, or once after load peaks"
-    } else {
-        "let the allocator purge its free pages, as its documentation says"
-    }
+    let known = || allocators.iter().map(|name| Allocator::of_name(name).unwrap_or_default().row());
+    let serving = known().find(|row| row.trim.is_some() && !row.gives_way).or_else(|| known().find(|row| row.gives_way));
+    let none_named = if allocators.is_empty() { Allocator::Glibc } else { Allocator::Other };
+    serving.unwrap_or_else(|| none_named.row()).trim_in_short
 }
 
 fn remedies(profile: &Profile, process: &Process, findings: &[Finding], heap: &HeapSummary) -> Vec<Remedy> {

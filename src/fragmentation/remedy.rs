@@ -7,17 +7,12 @@
 use super::outside;
 use super::trend::Shape;
 use super::verdict::{Evidence, Finding, Kind, Remedy};
+use crate::allocator;
 use crate::census::{ArenaAccount, Census, HeapAccount};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
 /// Trims and purges that give back less are not worth a line.
 const TRIM_BYTES_MIN: u64 = 1 << 20;
-
-/// Whether the allocator means to give back free pages by itself in time, whatever the arena they lie in: they are not kept for the number
-/// of arenas then.
-pub(super) fn decays(allocator: &str) -> bool {
-    allocator == "jemalloc"
-}
 
 /// The remedies for a census: those against the verdict's own cause first, then those against the other findings, then what else would give
 /// back memory, by how much.
@@ -68,20 +63,7 @@ fn setting(heap: &HeapAccount, name: &str) -> Option<u64> {
 /// What gives back whole free pages now; `None` where that is little, or the allocator has no call for it.
 fn trim(heap: &HeapAccount) -> Option<Remedy> {
     let bytes = heap.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN)?;
-    let (action, basis) = match heap.allocator.as_str() {
-        "glibc" => (
-            "call malloc_trim(0) now and then, or once after load peaks",
-            "resident whole pages inside free chunks, and the end of the brk heap",
-        ),
-        "jemalloc" => (
-            "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")",
-            "resident dirty and muzzy extents",
-        ),
-        "tcmalloc" => {
-            ("call MallocExtension_ReleaseFreeMemory(), or set TCMALLOC_RELEASE_RATE=10", "resident spans in the page heap's free lists")
-        }
-        _ => return None,
-    };
+    let allocator::Remedy { action, basis } = heap.allocator.row().trim?;
     let basis = decay(heap).map_or_else(|| basis.to_owned(), |decay| format!("{basis}: {decay}"));
     Some(Remedy { action: action.into(), predicted_bytes: Some(bytes), at_most: false, basis })
 }
@@ -192,13 +174,8 @@ fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
 
 /// Fewer arenas, which share their free memory better; never more than they hold free, and how much of it is not known.
 fn fewer_arenas(heap: &HeapAccount, evidence: &Evidence) -> Option<Remedy> {
-    let action = match heap.allocator.as_str() {
-        "glibc" => "try MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) at a restart, and measure",
-        "jemalloc" => "try MALLOC_CONF=narenas:4 at a restart, and measure",
-        _ => return None,
-    };
     Some(Remedy {
-        action: action.into(),
+        action: heap.allocator.row().fewer_arenas?.into(),
         predicted_bytes: Some(evidence.other_arenas_free_bytes),
         at_most: true,
         basis: format!(
@@ -225,27 +202,18 @@ fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
     })
 }
 
-/// Freed chunks that glibc's caches keep: those of the threads and the fastbins have a setting each.
+/// Freed chunks that caches keep: those of the threads and those of the arenas have a setting each.
 fn caches(heap: &HeapAccount) -> Vec<Remedy> {
-    if heap.allocator != "glibc" {
-        return Vec::new();
-    }
+    let Some(settings) = heap.allocator.row().caches else { return Vec::new() };
     let fast = heap.fastbin_bytes.unwrap_or(0);
     let thread = heap.cached_bytes.unwrap_or(0).saturating_sub(fast);
-    let mut parts = [
-        (
-            fast,
-            "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
-            "freed chunks in fastbins: what merges then goes back by itself only from a heap's end",
-        ),
-        (thread, "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", "freed chunks in thread caches"),
-    ];
-    parts.sort_by_key(|&(bytes, ..)| std::cmp::Reverse(bytes));
-    let remedy = |(bytes, action, basis): (u64, &str, &str)| Remedy {
-        action: action.into(),
+    let mut parts = [(fast, settings.arena), (thread, settings.thread)];
+    parts.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
+    let remedy = |(bytes, of): (u64, allocator::Remedy)| Remedy {
+        action: of.action.into(),
         predicted_bytes: Some(bytes),
         at_most: true,
-        basis: basis.into(),
+        basis: of.basis.into(),
     };
-    parts.into_iter().filter(|&(bytes, ..)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
+    parts.into_iter().filter(|&(bytes, _)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::decide::decide;
 use super::ladder::Ladder;
-use super::remedy::{decays, remedies};
+use super::remedy::remedies;
 use super::trend::Shape;
 pub use super::trend::{Change, Look, Looks};
 use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate};
@@ -273,7 +273,7 @@ fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
         Level::Sampled => "a sample of the heap's windows: live and free bytes are estimates with their errors",
         Level::Top => "its sums alone",
     };
-    let allocators: Vec<&str> = census.heaps.iter().map(|heap| heap.allocator.as_str()).collect();
+    let allocators: Vec<&str> = census.heaps.iter().map(|heap| heap.allocator.name()).collect();
     let mut sources = Vec::new();
     if !allocators.is_empty() {
         let census = format!("census of the allocator's own metadata ({}), {closely}", allocators.join(", "));
@@ -317,7 +317,7 @@ fn occupancy_est(census: &Census) -> Option<OccupancyEstimate> {
 fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
     let of = |arena: &ArenaAccount| (arena.free_bytes + arena.cached_bytes + arena.top_bytes).min(arena.resident_bytes);
     let free = || heap.arenas.iter().skip(1).map(of);
-    let decaying = if decays(&heap.allocator) { heap.trimmable_bytes.unwrap_or(0) } else { 0 };
+    let decaying = if heap.allocator.row().decays { heap.trimmable_bytes.unwrap_or(0) } else { 0 };
     let sum = free().fold(0, u64::saturating_add).saturating_sub(decaying);
     (sum, free().max().unwrap_or(0).min(sum))
 }
@@ -325,6 +325,7 @@ fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocator::Allocator;
     use crate::census::WalkQuality;
     use crate::census::runtime::hotspot::{JavaHeap, JavaMemory};
     use crate::heap::occupancy::Occupancy;
@@ -333,7 +334,7 @@ mod tests {
 
     fn census(live: u64, trimmable: u64, pinned: u64, kept: u64) -> Census {
         let heap = HeapAccount {
-            allocator: "glibc".into(),
+            allocator: Allocator::Glibc,
             extent_bytes: (live + trimmable + pinned + kept) * MIB,
             resident_bytes: (live + trimmable + pinned + kept) * MIB,
             live_bytes: Some(live * MIB),
@@ -518,7 +519,7 @@ mod tests {
         let arena = ArenaAccount { extent_bytes: 13 * MIB, resident_bytes: 13 * MIB, free_bytes: 12 * MIB, ..ArenaAccount::default() };
         many.heaps[0].arenas = vec![arena; 16];
         assert_eq!(kind(&many), Kind::ArenaBlowUp);
-        many.heaps[0].allocator = "jemalloc".into();
+        many.heaps[0].allocator = Allocator::Jemalloc;
         let heap = &mut many.heaps[0];
         (heap.dirty_bytes, heap.muzzy_bytes) = (Some(185 * MIB), Some(0));
         for arena in &mut heap.arenas {

@@ -150,9 +150,7 @@ impl LedgerSink {
     fn event(record: &Record<'_>, time_ns: u64) -> Option<Event<'static>> {
         let tid = record.head.tid;
         Some(match record.body {
-            Body::Alloc { addr, size, stack } => {
-                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns }
-            }
+            Body::Alloc { addr, size, stack } => Event::Alloc { addr, size_bytes: size, stack, tid, time_ns },
             Body::Free { addr, stack } => Event::Free { addr, stack, tid, time_ns },
             Body::ReallocFree { addr } => Event::ReallocFree { addr, stack: Default::default(), tid, time_ns },
             Body::ReallocFail { addr } => Event::ReallocFail { addr, tid },
@@ -267,13 +265,7 @@ mod tests {
     fn parent(blocks_max: u64) -> (SharedShard, LedgerSink) {
         let mut watched = Watched::new(Pid(100), SLOT, Ledger::new(0, StackLimits::default()), &[], None);
         let blocks: Vec<Event<'_>> = (1..=3)
-            .map(|block| Event::Alloc {
-                addr: Addr(block << 12),
-                size_bytes: 10,
-                stack: StackHash::default(),
-                tid: 1,
-                time_ns: 1,
-            })
+            .map(|block| Event::Alloc { addr: Addr(block << 12), size_bytes: 10, stack: StackHash::default(), tid: 1, time_ns: 1 })
             .collect();
         watched.apply_batch(&blocks);
         let shard = SharedShard::default();

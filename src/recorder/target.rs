@@ -16,7 +16,7 @@ use crate::probe::emitter::{Emitter, Finder};
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::profile::HeapMoment;
 use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
-use crate::target::{Allocator, Process};
+use crate::target::Process;
 
 /// A file of the process, by device and inode.
 pub(super) type FileKey = (u64, u64);
@@ -266,11 +266,7 @@ impl Target {
         self.attached.retain(|attached, _| keys.contains(attached));
         for file in &plan.files {
             if file.serves_malloc {
-                self.footprint = match file.allocator {
-                    Allocator::Glibc => Footprint::Glibc,
-                    Allocator::Jemalloc => Footprint::Jemalloc,
-                    _ => Footprint::Requested,
-                };
+                self.footprint = file.allocator.row().footprint;
             }
             if self.attached.contains_key(&key(file)) {
                 continue;

@@ -6,9 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
-use serde::Serialize;
-
 use super::elf::{Elf, Function, ReadAt, SymbolTable};
+use crate::allocator::Allocator;
 use crate::probe::functions::{FUNCTIONS, Family, FunctionId, find};
 
 /// Entry points kept of one file. The table has under 256 names, and jemalloc's prefixed ones come on top.
@@ -18,39 +17,6 @@ const NAME_BYTES_MAX: usize = 64;
 /// Prefixes of names like `malloc` told apart in one file. Large programs have some hundred (`xml_free`, `git_free`, …), of which at
 /// most one or two are jemalloc's.
 const PREFIXES_MAX: usize = 4096;
-
-/// An allocator by its implementation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Allocator {
-    /// The GNU C library's.
-    Glibc,
-    /// musl's, old or mallocng.
-    Musl,
-    /// jemalloc.
-    Jemalloc,
-    /// gperftools' or Google's tcmalloc.
-    Tcmalloc,
-    /// mimalloc.
-    Mimalloc,
-    /// Some other definition of `malloc` and `free`: an allocator not known here, or a wrapper around another.
-    Other,
-}
-
-impl Allocator {
-    /// Its name, as people write it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Glibc => "glibc",
-            Self::Musl => "musl",
-            Self::Jemalloc => "jemalloc",
-            Self::Tcmalloc => "tcmalloc",
-            Self::Mimalloc => "mimalloc",
-            Self::Other => "other",
-        }
-    }
-}
 
 /// A function through which blocks are handed out or taken back. Names with one address are one entry point.
 #[derive(Debug, Clone, PartialEq, Eq)]

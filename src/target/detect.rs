@@ -217,7 +217,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::target::allocator::Allocator;
+    use crate::allocator::Allocator;
     use crate::target::testing::Cat;
 
     #[test]

@@ -17,7 +17,7 @@ pub mod maps;
 pub mod process;
 pub mod usdt;
 
-pub use allocator::{Allocator, EntryPoint};
+pub use allocator::EntryPoint;
 pub use detect::{AllocatorModule, Detector};
 pub use file::{FileIdentity, MappedFile};
 pub use maps::{Backing, Mapping, Maps};

@@ -25,7 +25,7 @@ fn number(account: &Value, key: &str) -> u64 {
 }
 
 fn heap<'a>(taken: &'a Taken, allocator: &str) -> &'a HeapAccount {
-    let heap = taken.census.heaps.iter().find(|heap| heap.allocator == allocator);
+    let heap = taken.census.heaps.iter().find(|heap| heap.allocator.name() == allocator);
     heap.unwrap_or_else(|| panic!("no {allocator}: {:?}", taken.census.heaps.iter().map(|heap| &heap.layout).collect::<Vec<_>>()))
 }
 
@@ -46,7 +46,7 @@ fn held(target: &Target, own: &Value) -> Vec<u64> {
 }
 
 fn assert_all_live(target: &Target, own: &Value, taken: &Taken, allocator: &str) {
-    let index = taken.census.heaps.iter().position(|heap| heap.allocator == allocator).unwrap();
+    let index = taken.census.heaps.iter().position(|heap| heap.allocator.name() == allocator).unwrap();
     let chunks = &taken.heaps[index].chunks;
     let held = held(target, own);
     assert!(held.len() as u64 == number(own, "live"));
@@ -81,7 +81,7 @@ pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, wh
 fn active_bytes(taken: &Taken) -> u64 {
     /// The arena of jemalloc's own memory.
     const NO_ARENA: u32 = 4095;
-    let index = taken.census.heaps.iter().position(|heap| heap.allocator == "jemalloc").unwrap();
+    let index = taken.census.heaps.iter().position(|heap| heap.allocator.name() == "jemalloc").unwrap();
     let table = &taken.heaps[index].chunks;
     let is_free = |region: &Region| {
         let mut chunks = table.chunks_of(region);
@@ -120,7 +120,7 @@ fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
     let mut target = Target::start_on_small_pages(&mut Command::new(prefixed(directory.path())));
     assert_equal_to_jemallocs_account(&mut target, "mix", "static, je_");
     let taken = target.census(Level::Full);
-    let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.as_str()).collect();
+    let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.name()).collect();
     assert_eq!(allocators, ["glibc", "jemalloc"], "each with its own heap");
 }
 

@@ -102,7 +102,7 @@ fn a_backend_of_postgres_is_walked_to_the_last_byte_of_its_own_account() {
     await_sleep(pid);
     let taken = take(&memory, pid, "postgres", options, &mut Places::default()).unwrap();
     let heap = &taken.census.heaps[0];
-    assert_eq!((heap.allocator.as_str(), heap.unknown_bytes, heap.off_balance_bytes()), ("glibc", 0, Some(0)), "{:?}", taken.census.walk);
+    assert_eq!((heap.allocator.name(), heap.unknown_bytes, heap.off_balance_bytes()), ("glibc", 0, Some(0)), "{:?}", taken.census.walk);
     assert!(taken.census.walk.usable && taken.census.layout_unknown.is_empty(), "{:?}", taken.census.layout_unknown);
     assert!(heap.live_bytes.unwrap() >= contexts, "{} live, contexts that stay have {contexts}", heap.live_bytes.unwrap());
     assert!(taken.census.not_malloc.iter().any(|part| part.kind == "shared_memory"), "{:?}", taken.census.not_malloc);

@@ -168,7 +168,7 @@ fn a_statically_linked_glibc_is_counted_to_the_byte() {
     let own = target.tell("mix");
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
-    assert_eq!(heap.allocator, "glibc");
+    assert_eq!(heap.allocator.name(), "glibc");
     let tcache = heap.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap();
     let live = heap.live_bytes.unwrap() - heap.mmapped_bytes;
     assert_eq!(live + tcache + heap.overhead_bytes, own["uordblks"].as_u64().unwrap());
@@ -182,7 +182,7 @@ fn a_stripped_static_musl_program_is_counted_to_the_block() {
     let own = target.tell("holes16");
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
-    assert_eq!(heap.allocator, "musl");
+    assert_eq!(heap.allocator.name(), "musl");
     let live = heap.live_allocations.unwrap();
     assert!((own["live"].as_u64().unwrap()..own["live"].as_u64().unwrap() + 32).contains(&live), "{live}, {own}");
 }

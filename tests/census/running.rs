@@ -114,6 +114,6 @@ fn a_core_file_gives_the_same_census_as_the_process_did() {
 fn a_program_without_a_heap_of_a_known_allocator_has_none() {
     let target = Target::start(Command::new("sleep").arg("60"));
     let taken = target.census(Level::Full);
-    assert!(taken.census.heaps.iter().all(|heap| heap.allocator == "glibc"));
+    assert!(taken.census.heaps.iter().all(|heap| heap.allocator.name() == "glibc"));
     assert!(taken.census.walk.usable);
 }

@@ -32,7 +32,7 @@ fn resident(taken: &Taken, kind: &str) -> u64 {
 
 /// The heap was read, by nobody but the C library's reader, and is good for verdicts.
 fn assert_glibc_alone(taken: &Taken) {
-    let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.as_str()).collect();
+    let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.name()).collect();
     assert_eq!(allocators, ["glibc"], "{:?}", taken.census.heaps);
     assert!(taken.census.walk.usable && taken.census.layout_unknown.is_empty(), "{:?}", taken.census.layout_unknown);
 }

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use fragprof::allocator::Allocator;
 use fragprof::probe::branches::BranchTargets;
 use fragprof::probe::functions::{Op, Shape, find};
 use fragprof::probe::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use fragprof::probe::plan::place_all;
-use fragprof::target::allocator::{Allocator, identify};
+use fragprof::target::allocator::identify;
 use fragprof::target::elf::Elf;
 
 use self::listing::Listing;

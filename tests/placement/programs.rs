@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use fragprof::allocator::Allocator;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::{Plan, PlanError, Planner, plan};
-use fragprof::target::{Allocator, Process};
+use fragprof::target::Process;
 use fragprof::units::Pid;
 use tempfile::TempDir;
 

@@ -9,6 +9,7 @@ use super::super::sample::{HeapSample, Identity, ProcessSample, TimedCensus, Wat
 use super::super::schedule::{Due, Shed, close_level, has_moved};
 use super::super::view::Growth;
 use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
+use crate::allocator::Allocator;
 use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
 use crate::fragmentation::verdict::{Kind, Look, judge};
 use crate::target::{Process, TargetError};
@@ -184,7 +185,8 @@ impl Collector {
 /// Whether a sample of this process's heap may be enough for a first verdict, and is cheaper than a walk.
 fn is_settled_by_a_sample(sample: &ProcessSample) -> bool {
     let walked = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
-    sample.heaps.iter().all(|heap| heap.allocator == "glibc") && walked.fold(0, u64::saturating_add) >= SAMPLED_BYTES_MIN
+    let is_sampled = |heap: &HeapSample| Allocator::of_name(&heap.allocator).is_some_and(|allocator| allocator.row().is_sampled);
+    sample.heaps.iter().all(is_sampled) && walked.fold(0, u64::saturating_add) >= SAMPLED_BYTES_MIN
 }
 
 fn census_of(identity: Identity, comm: &str, options: Options, places: &mut Places) -> Result<Census, MemoryError> {

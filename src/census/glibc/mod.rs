@@ -27,6 +27,7 @@ use super::objects::{Objects, anonymous_ranges, joined, unbacked_ranges, without
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
+use crate::allocator::Allocator;
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::target::{Backing, Maps};
 
@@ -65,7 +66,7 @@ pub fn take(
     let anonymous = anonymous_ranges(maps);
     let mut regions = regions(memory, &layout, &arenas, par.as_ref(), &anonymous, brk_heap(maps, par.as_ref()));
     let mut pages = PageCache::new(memory);
-    let mut account = HeapAccount { allocator: "glibc".into(), overhead_bytes: regions.overhead_bytes, ..HeapAccount::default() };
+    let mut account = HeapAccount { allocator: Allocator::Glibc, overhead_bytes: regions.overhead_bytes, ..HeapAccount::default() };
     account.settings = par.as_ref().map(settings).unwrap_or_default();
     let mut quality = WalkQuality::default();
     let mut table = ChunkTable::for_glibc();

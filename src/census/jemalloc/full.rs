@@ -15,6 +15,7 @@ use super::super::radix::{self, Found, Shape};
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, MUZZY, RECORD_BYTES, RETAINED};
 use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks};
+use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
 
 /// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
@@ -338,7 +339,7 @@ impl<'a> Reading<'a> {
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
         let Self { memory, sums, table, mut pages, extents, arenas, torn, build, .. } = self;
-        let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout(build.bits(), found), ..HeapAccount::default() };
+        let mut account = HeapAccount { allocator: Allocator::Jemalloc, layout: layout(build.bits(), found), ..HeapAccount::default() };
         account.extent_bytes = sums.extent;
         account.resident_bytes = sums.resident;
         account.swapped_bytes = sums.swapped;

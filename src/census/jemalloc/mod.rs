@@ -26,6 +26,7 @@ use super::objects::{Data, Objects, joined, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix::{self, Entry, Found, Roots, Shape};
+use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::Maps;
 
@@ -116,7 +117,7 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
         }
     }
     let bits = agreement.bits();
-    let mut account = HeapAccount { allocator: "jemalloc".into(), layout: layout(bits, found), ..HeapAccount::default() };
+    let mut account = HeapAccount { allocator: Allocator::Jemalloc, layout: layout(bits, found), ..HeapAccount::default() };
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
         let estimate = seen.estimate(memory, |record| Extent::parse(record, bits).map(live_of));

@@ -174,9 +174,7 @@ impl Book {
         let tid = record.head.tid;
         let stack = StackHash(0);
         let event = match record.body {
-            Body::Alloc { addr, size, stack } => {
-                Event::Alloc { addr, size_bytes: size, stack, tid, time_ns }
-            }
+            Body::Alloc { addr, size, stack } => Event::Alloc { addr, size_bytes: size, stack, tid, time_ns },
             Body::Free { addr, .. } => Event::Free { addr, stack, tid, time_ns },
             Body::ReallocFree { addr } => Event::ReallocFree { addr, stack, tid, time_ns },
             Body::ReallocFail { addr } => Event::ReallocFail { addr, tid },

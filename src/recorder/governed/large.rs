@@ -8,6 +8,7 @@ use std::path::Path;
 use super::books::{LargeBook, lock};
 use super::builds::{KnownSites, find_now};
 use super::target::{Tools, is_lossy, spent};
+use crate::allocator::Allocator;
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss, wire};
 use crate::governor::large::PIECE_S;
 use crate::governor::{HitCosts, LargePace, Left};
@@ -19,7 +20,6 @@ use crate::probe::plan::{FilePlan, Plan};
 use crate::recorder::monotonic_ns;
 use crate::recorder::reaper::Ticket;
 use crate::target::Process;
-use crate::target::allocator::Allocator;
 use crate::target::process::read_bounded;
 use crate::units::{Pid, grouped};
 
@@ -347,8 +347,8 @@ impl Large {
 
 /// The glibc that serves a process's large blocks, or why there is none whose books could be kept.
 fn glibc_of<'a>(process: &Process, plan: &'a Plan) -> Result<&'a FilePlan, String> {
-    let others = [Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc];
-    if let Some(other) = plan.files.iter().find(|file| others.contains(&file.allocator)) {
+    let is_other = |allocator: Allocator| !matches!(allocator, Allocator::Glibc | Allocator::Other);
+    if let Some(other) = plan.files.iter().find(|file| is_other(file.allocator)) {
         return Err(format!("the process has another allocator, {}", other.allocator.name()));
     }
     let glibc = plan.files.iter().find(|file| file.allocator == Allocator::Glibc && file.serves_malloc);

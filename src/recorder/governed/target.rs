@@ -12,6 +12,7 @@ use super::builds::KnownSites;
 use super::large::{Large, Whose};
 use super::looks::look;
 use super::processor_time;
+use crate::allocator::{Allocator, ChunkRule};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
 use crate::governor::random::Random;
 use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
@@ -26,7 +27,6 @@ use crate::recorder::untold_exit::UntoldExit;
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, Snapshots};
 use crate::target::Process;
-use crate::target::allocator::Allocator;
 use crate::units::{Pid, StackId};
 
 /// How long before a window's end its blocks are looked at, as a part of its length and at most: the end must not come before the last of
@@ -216,9 +216,8 @@ impl Target {
             }
         }
         // Others may forward to glibc's, as libstdc++ does; blocks of a heap of their own have no chunk header and are refused one by one.
-        let is_one_of = |of: &[Allocator]| plan.files.iter().any(|file| of.contains(&file.allocator));
-        self.knows_blocks =
-            is_one_of(&[Allocator::Glibc]) && !is_one_of(&[Allocator::Musl, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc]);
+        let mut allocators = plan.files.iter().map(|file| file.allocator).filter(|allocator| *allocator != Allocator::Other).peekable();
+        self.knows_blocks = allocators.peek().is_some() && allocators.all(|allocator| allocator.row().chunks == ChunkRule::Header);
         self.say_what_is_passed_over();
         self.large.look(&self.process, &plan, known);
         Ok(())

@@ -91,7 +91,7 @@ impl MapView {
             PieceView {
                 start: format!("{start:#x}"),
                 end: format!("{end:#x}"),
-                allocator: piece.allocator.clone(),
+                allocator: piece.allocator.name().to_owned(),
                 arena: piece.arena,
                 cells: cells.iter().map(row).collect(),
             }

@@ -1,0 +1,74 @@
+//! The allocators that fragprof knows, one row each: what differs from one to the next stands in its row, and nowhere else.
+
+mod registry;
+
+use serde::Serialize;
+
+pub use registry::{CacheSettings, ChunkRule, Remedy, Row};
+
+/// An allocator by its implementation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Allocator {
+    /// The GNU C library's.
+    Glibc,
+    /// musl's, old or mallocng.
+    Musl,
+    /// jemalloc.
+    Jemalloc,
+    /// gperftools' or Google's tcmalloc.
+    Tcmalloc,
+    /// mimalloc.
+    Mimalloc,
+    /// Some other definition of `malloc` and `free`: an allocator not known here, or a wrapper around another.
+    #[default]
+    Other,
+}
+
+impl Allocator {
+    /// What is known of it.
+    #[must_use]
+    pub fn row(self) -> &'static Row {
+        match self {
+            Self::Glibc => &registry::GLIBC,
+            Self::Musl => &registry::MUSL,
+            Self::Jemalloc => &registry::JEMALLOC,
+            Self::Tcmalloc => &registry::TCMALLOC,
+            Self::Mimalloc => &registry::MIMALLOC,
+            Self::Other => &registry::OTHER,
+        }
+    }
+
+    /// Its name, as people write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// The one of a name that profiles and samples carry, which may have more behind it; `None` for an unknown one.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        registry::ALL.iter().find(|row| name.starts_with(row.name)).map(|row| row.allocator)
+    }
+
+    /// All of them but [`Allocator::Other`], in the order in which they are told.
+    pub fn known() -> impl Iterator<Item = Self> {
+        registry::ALL.iter().map(|row| row.allocator).filter(|allocator| *allocator != Self::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_that_of_its_allocator_and_is_found_by_its_name() {
+        for row in registry::ALL {
+            assert_eq!(row.allocator.row().name, row.name);
+            assert_eq!(Allocator::of_name(row.name), Some(row.allocator));
+            assert_eq!(serde_json::to_value(row.allocator).ok(), Some(row.name.into()));
+        }
+        assert_eq!(Allocator::of_name("jemalloc (je_)"), Some(Allocator::Jemalloc));
+        assert_eq!(Allocator::of_name("Hoard"), None);
+    }
+}
