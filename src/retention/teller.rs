@@ -5,12 +5,15 @@ use std::ops::Range;
 use super::contents::Contents;
 use super::holdings::Holdings;
 use super::names::Names;
-use crate::census::memory::{Memory, MemoryError, Piece, word_at};
+use crate::census::memory::{Memory, MemoryError, word_at};
 use crate::census::page_cache::PageCache;
 use crate::target::Maps;
 
-/// Words read with one call.
-const BATCH: usize = 1024;
+const WORD_BYTES: u64 = 8;
+/// Blocks this near to one another are read with what lies between: a piece of its own costs the kernel as much as copying a page.
+const GAP_BYTES_MAX: u64 = 4096;
+/// Most that is read at once.
+const STRETCH_BYTES_MAX: u64 = 256 << 10;
 
 /// Puts numbers into words.
 pub struct Teller<'a> {
@@ -79,28 +82,53 @@ pub fn first_words(memory: &dyn Memory, holdings: &Holdings) -> Vec<u64> {
     let blocks = &holdings.blocks;
     let mut words = vec![0u64; blocks.index.len()];
     let mut pages = PageCache::new(memory);
-    let mut numbers: Vec<u32> = Vec::with_capacity(BATCH);
-    let mut pieces: Vec<Piece> = Vec::with_capacity(BATCH);
-    let mut buffer = vec![0u8; 8 * BATCH];
-    let mut read = |numbers: &mut Vec<u32>, pieces: &mut Vec<Piece>| {
-        let got = memory.read_pieces(pieces, &mut buffer);
-        for (place, &number) in numbers.iter().enumerate().take(got / 8) {
-            if let Some(word) = words.get_mut(number as usize) {
-                *word = word_at(&buffer, 8 * place);
-            }
+    let mut buffer = vec![0u8; STRETCH_BYTES_MAX as usize];
+    let mut stretch = Stretch::default();
+    for (number, addr, _) in blocks.index.iter().filter(|&(number, _, bytes)| bytes >= WORD_BYTES && blocks.live.get(number)) {
+        if !stretch.takes(addr) {
+            stretch.read(memory, &mut buffer, &mut words);
+            let present_end = pages.runs_for(addr..addr.saturating_add(STRETCH_BYTES_MAX)).present_from(addr);
+            stretch = Stretch { range: addr..addr, present_end, blocks: stretch.blocks };
         }
-        numbers.clear();
-        pieces.clear();
-    };
-    for (number, addr, _) in blocks.index.iter().filter(|&(number, _, bytes)| bytes >= 8 && blocks.live.get(number)) {
-        if pages.runs_for(addr..addr + 8).present_from(addr) >= addr + 8 {
-            numbers.push(number);
-            pieces.push(Piece { addr, bytes: 8 });
-            if pieces.len() == BATCH {
-                read(&mut numbers, &mut pieces);
+        if addr.saturating_add(WORD_BYTES) <= stretch.present_end {
+            stretch.push(number, addr);
+        }
+    }
+    stretch.read(memory, &mut buffer, &mut words);
+    words
+}
+
+/// Blocks whose first words are read at once, with what lies between them.
+#[derive(Debug, Default)]
+struct Stretch {
+    range: Range<u64>,
+    /// Where the present pages end that the range begins on.
+    present_end: u64,
+    /// By rising address: number and address.
+    blocks: Vec<(u32, u64)>,
+}
+
+impl Stretch {
+    /// Whether a block is read with these. Each block comes at a higher address than the one before.
+    fn takes(&self, addr: u64) -> bool {
+        let end = addr.saturating_add(WORD_BYTES);
+        end <= self.present_end && addr <= self.range.end.saturating_add(GAP_BYTES_MAX) && end - self.range.start <= STRETCH_BYTES_MAX
+    }
+
+    fn push(&mut self, number: u32, addr: u64) {
+        self.range.end = addr.saturating_add(WORD_BYTES);
+        self.blocks.push((number, addr));
+    }
+
+    /// Reads, and begins anew. What cannot be read any more stays 0.
+    fn read(&mut self, memory: &dyn Memory, buffer: &mut [u8], words: &mut [u64]) {
+        let bytes = usize::try_from(self.range.end - self.range.start).unwrap_or(usize::MAX).min(buffer.len());
+        let got = buffer.get_mut(..bytes).map_or(0, |part| memory.read(self.range.start, part));
+        for (number, addr) in self.blocks.drain(..) {
+            let place = (addr - self.range.start) as usize;
+            if let Some(word) = words.get_mut(number as usize).filter(|_| place + WORD_BYTES as usize <= got) {
+                *word = word_at(buffer, place);
             }
         }
     }
-    read(&mut numbers, &mut pieces);
-    words
 }
