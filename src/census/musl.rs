@@ -10,12 +10,12 @@ use std::ops::Range;
 
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
-use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
 use super::objects::Objects;
 use super::page_cache::PageCache;
 use super::places::ByBuildId;
 use super::quality::WalkQuality;
+use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
 
@@ -53,11 +53,25 @@ struct Group {
     is_mapping: bool,
 }
 
+/// Reads musl's heaps.
+#[derive(Debug, Default)]
+pub struct Reader(Places);
+
+impl HeapReader for Reader {
+    fn allocator(&self) -> Allocator {
+        Allocator::Musl
+    }
+
+    fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
+        take(sight.memory, sight.objects, &mut self.0, sight.options.level)
+    }
+}
+
 /// Takes musl's census. `None` if no mallocng is in use.
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
+fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
     if !can_be_here(objects) {
         return Ok(None);
     }
@@ -113,7 +127,7 @@ pub fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, lev
 
 /// Where the pointer to the first meta area was found before, as a distance from its object's base, by build id.
 #[derive(Debug, Default)]
-pub struct Places {
+struct Places {
     by_build_id: ByBuildId<u64>,
 }
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::chunks::{ARENA_NONE, ChunkState};
-use super::glibc::HeapWalk;
 use super::glibc::trim::{self, TrimPlan};
 use super::memory::Memory;
 use super::objects::range_of;
 use super::page_cache::PageCache;
+use super::reader::HeapWalk;
 use super::take::Taken;
 use crate::allocator::{Allocator, ChunkRule};
 use crate::heap::residency::{PAGE_BYTES, page_down, page_up};

@@ -10,11 +10,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
+use super::reader;
 use crate::allocator::Allocator;
 use crate::target::{Maps, ProcessId};
-
-/// Allocators whose heaps a census reads, in the order in which they are told.
-pub const READ: [Allocator; 4] = [Allocator::Glibc, Allocator::Jemalloc, Allocator::Musl, Allocator::Tcmalloc];
 
 /// Between a program's first search and its second.
 const AGAIN_FIRST: Duration = Duration::from_secs(20);
@@ -62,7 +60,7 @@ impl Searched {
         };
         match self.programs.get(&program) {
             Some(known) if !is_due(&known) => known.found.clone(),
-            _ => READ.to_vec(),
+            _ => reader::allocators(),
         }
     }
 
@@ -81,7 +79,8 @@ impl Searched {
         self.processes.insert(process, (program, now));
         let known = self.programs.entry(program).or_insert(Known { found: Vec::new(), next: now, again: AGAIN_FIRST });
         known.found.extend(found.iter().filter(|one| !known.found.contains(one)).copied().collect::<Vec<_>>());
-        known.found.sort_unstable_by_key(|one| READ.iter().position(|read| read == one));
+        let order = reader::allocators();
+        known.found.sort_unstable_by_key(|one| order.iter().position(|read| read == one));
         known.next = now + known.again;
         known.again = (known.again * 2).min(AGAIN_MAX);
     }
@@ -126,20 +125,20 @@ mod tests {
         let (mut searched, began) = (Searched::default(), Instant::now());
         let program = searched.program(&maps("5500000001", 7));
         let at = |seconds: u64| began + Duration::from_secs(seconds);
-        assert_eq!(searched.wanted(process(1), program, at(0)), READ);
+        assert_eq!(searched.wanted(process(1), program, at(0)), reader::allocators());
         searched.learn(process(1), program, &[Allocator::Glibc], at(0));
         assert_eq!(searched.wanted(process(2), program, at(19)), [Allocator::Glibc]);
         searched.met(process(2), program, at(19));
-        assert_eq!(searched.wanted(process(1), program, at(20)), READ);
+        assert_eq!(searched.wanted(process(1), program, at(20)), reader::allocators());
         searched.learn(process(1), program, &[Allocator::Glibc, Allocator::Jemalloc], at(20));
         assert_eq!(searched.wanted(process(2), program, at(59)), [Allocator::Glibc, Allocator::Jemalloc]);
-        assert_eq!(searched.wanted(process(2), program, at(60)), READ);
+        assert_eq!(searched.wanted(process(2), program, at(60)), reader::allocators());
         // Another process of the program is searched all the time, so that the program itself is never due.
         for second in (60..3600).step_by(10) {
             searched.learn(process(3), program, &[Allocator::Glibc], at(second));
         }
         assert_eq!(searched.wanted(process(3), program, at(3619)), [Allocator::Glibc, Allocator::Jemalloc]);
-        assert_eq!(searched.wanted(process(2), program, at(3619)), READ);
+        assert_eq!(searched.wanted(process(2), program, at(3619)), reader::allocators());
     }
 
     #[test]
@@ -147,6 +146,6 @@ mod tests {
         let (mut searched, now) = (Searched::default(), Instant::now());
         let program = searched.program(&maps("5500000001", 7));
         searched.learn(process(1), program, &[], now);
-        assert_eq!(searched.wanted(process(2), program, now), READ);
+        assert_eq!(searched.wanted(process(2), program, now), reader::allocators());
     }
 }

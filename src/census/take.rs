@@ -6,23 +6,19 @@ use std::time::Instant;
 
 use super::account::{Census, Level, NotMalloc};
 use super::chunks::ARENA_NONE;
-use super::glibc::{self, HeapWalk};
 use super::huge;
-use super::jemalloc;
 use super::memory::{Memory, MemoryError};
-use super::musl;
 use super::not_malloc::classify;
 use super::not_understood;
 use super::objects::{Objects, joined};
-use super::pace::{Pace, Pacer};
+use super::pace::Pace;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
-use super::radix;
+use super::reader::{self, HeapReader, HeapWalk, Sight};
 use super::runtime::{self, Claim, Kind, Runtimes};
-use super::searched::{READ, Searched};
-use super::tcmalloc;
+use super::searched::Searched;
 use crate::allocator::Allocator;
-use crate::target::{Detector, Mapping, Maps};
+use crate::target::{Detector, Mapping};
 
 /// What to look at and how fast.
 #[derive(Debug, Clone, Copy)]
@@ -36,22 +32,22 @@ pub struct Options {
 }
 
 /// What was learned of allocators' places in their files; keep it for the next process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Places {
-    /// glibc's arenas.
-    pub glibc: glibc::locate::Places,
-    /// jemalloc's page maps.
-    pub jemalloc: jemalloc::Places,
-    /// tcmalloc's page maps.
-    pub tcmalloc: radix::Roots,
-    /// musl's meta areas.
-    pub musl: musl::Places,
+    /// A reader of each allocator.
+    pub readers: Vec<Box<dyn HeapReader>>,
     /// Runtimes' places in their files.
     pub runtimes: runtime::Places,
     /// What the symbols of files told.
     pub detector: Detector,
     /// What processes were searched for.
     pub searched: Searched,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { readers: reader::all(), runtimes: runtime::Places::default(), detector: Detector::default(), searched: Searched::default() }
+    }
 }
 
 /// A census with the chunks it rests on.
@@ -71,7 +67,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     let started = Instant::now();
     let maps = memory.maps()?;
     let objects = Objects::of(memory, &maps);
-    let mut heaps = heaps(memory, &maps, &objects, options, places)?;
+    let mut heaps = heaps(&Sight { memory, maps: &maps, objects: &objects, options }, places)?;
     let set_aside = set_aside(&mut heaps);
     if options.level != Level::Top && memory.process().is_some() {
         look_at_huge_pages(memory, &mut heaps);
@@ -108,11 +104,12 @@ pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, places: &mut Places) -
     }
     let maps = memory.maps()?;
     let objects = Objects::of(memory, &maps);
-    let walked = tcmalloc::blocks(memory, &maps, &objects, &mut places.tcmalloc)?;
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
+    let sight = Sight { memory, maps: &maps, objects: &objects, options };
     for heap in taken.heaps.iter_mut().filter(|heap| heap.chunks.is_empty()) {
-        // Of the reader that took it: their layouts' names are alike.
-        if let Some(walk) = walked.as_ref().filter(|walk| walk.account.allocator == heap.account.allocator) {
-            (heap.chunks, heap.extents) = (walk.chunks.clone(), walk.extents.clone());
+        let of_heap = places.readers.iter_mut().find(|reader| reader.allocator() == heap.account.allocator);
+        if let Some(walk) = of_heap.map(|reader| reader.read_blocks(&sight)).transpose()?.flatten() {
+            (heap.chunks, heap.extents) = (walk.chunks, walk.extents);
         }
     }
     Ok(())
@@ -132,50 +129,31 @@ fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
 }
 
 /// The heaps of the allocators that the process is searched for; of all, where those leave it without one.
-fn heaps(
-    memory: &dyn Memory,
-    maps: &Maps,
-    objects: &Objects<'_>,
-    options: Options,
-    places: &mut Places,
-) -> Result<Vec<HeapWalk>, MemoryError> {
-    let Some(process) = memory.process().map(crate::target::Process::id) else {
-        return read(&READ, memory, maps, objects, options, places).map(|(_, heaps)| heaps);
+fn heaps(sight: &Sight<'_>, places: &mut Places) -> Result<Vec<HeapWalk>, MemoryError> {
+    let all = reader::allocators();
+    let Some(process) = sight.memory.process().map(crate::target::Process::id) else {
+        return read(&all, sight, places).map(|(_, heaps)| heaps);
     };
-    let (program, now) = (places.searched.program(maps), Instant::now());
+    let (program, now) = (places.searched.program(sight.maps), Instant::now());
     let wanted = places.searched.wanted(process, program, now);
-    if wanted != READ {
-        let (found, heaps) = read(&wanted, memory, maps, objects, options, places)?;
+    if wanted != all {
+        let (found, heaps) = read(&wanted, sight, places)?;
         if !found.is_empty() {
             places.searched.met(process, program, now);
             return Ok(heaps);
         }
     }
-    let (found, heaps) = read(&READ, memory, maps, objects, options, places)?;
+    let (found, heaps) = read(&all, sight, places)?;
     places.searched.learn(process, program, &found, now);
     Ok(heaps)
 }
 
 /// The heaps of these allocators, with the allocators that have one.
-fn read(
-    allocators: &[Allocator],
-    memory: &dyn Memory,
-    maps: &Maps,
-    objects: &Objects<'_>,
-    options: Options,
-    places: &mut Places,
-) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
-    let level = options.level;
+fn read(allocators: &[Allocator], sight: &Sight<'_>, places: &mut Places) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
     let (mut found, mut heaps) = (Vec::new(), Vec::new());
-    for &allocator in allocators {
-        let walked = match allocator {
-            Allocator::Glibc => glibc::take(memory, maps, objects, &mut places.glibc, level, Pacer::start(options.pace))?,
-            Allocator::Jemalloc => jemalloc::take(memory, maps, objects, &mut places.jemalloc, level)?,
-            Allocator::Musl => musl::take(memory, objects, &mut places.musl, level)?,
-            Allocator::Tcmalloc => tcmalloc::take(memory, maps, objects, &mut places.tcmalloc)?,
-            Allocator::Mimalloc | Allocator::Other => None,
-        };
-        found.extend(walked.is_some().then_some(allocator));
+    for reader in places.readers.iter_mut().filter(|reader| allocators.contains(&reader.allocator())) {
+        let walked = reader.read(sight)?;
+        found.extend(walked.is_some().then_some(reader.allocator()));
         heaps.extend(walked);
     }
     Ok((found, heaps))

@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use super::account::HeapAccount;
 use super::chunks::{ChunkState, ChunkTable};
-use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
 use super::objects::{Objects, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
+use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::target::Maps;
 
@@ -32,23 +32,26 @@ const SPANS_MAX: usize = 1 << 24;
 const IN_USE: u32 = 0;
 const ON_NORMAL_FREELIST: u32 = 1;
 
-/// Takes tcmalloc's census. `None` if no page map is in use.
-///
-/// # Errors
-/// If the process went away or the right to read is missing.
-pub fn take(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut Roots) -> Result<Option<HeapWalk>, MemoryError> {
-    read(memory, maps, objects, roots, false)
+/// Reads tcmalloc's heaps.
+#[derive(Debug, Default)]
+pub struct Reader(Roots);
+
+impl HeapReader for Reader {
+    fn allocator(&self) -> Allocator {
+        Allocator::Tcmalloc
+    }
+
+    fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
+        take(sight.memory, sight.maps, sight.objects, &mut self.0, false)
+    }
+
+    fn read_blocks(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
+        take(sight.memory, sight.maps, sight.objects, &mut self.0, true)
+    }
 }
 
-/// As [`take`], with every object as a chunk.
-///
-/// # Errors
-/// As [`take`].
-pub fn blocks(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, roots: &mut Roots) -> Result<Option<HeapWalk>, MemoryError> {
-    read(memory, maps, objects, roots, true)
-}
-
-fn read(
+/// Takes tcmalloc's census, with every object as a chunk or without. `None` if no page map is in use.
+fn take(
     memory: &dyn Memory,
     maps: &Maps,
     objects: &Objects<'_>,

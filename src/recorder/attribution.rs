@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use crate::census::ChunkState;
+use crate::census::HeapWalk;
 use crate::census::chunks::{Block as ChunkBlock, ChunkTable};
-use crate::census::glibc::HeapWalk;
 use crate::census::resident::heap_ranges;
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::by_stack::{BEFORE_ATTACH, BytesByStack};

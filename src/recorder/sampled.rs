@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::heap::{Before, census_of, unusable};
+use crate::census::HeapWalk;
 use crate::census::chunks::Block;
-use crate::census::glibc::HeapWalk;
 use crate::census::live::LiveMemory;
 use crate::census::resident::{heap_ranges, pages_of};
 use crate::census::{ChunkState, HeapAccount, Level, Taken};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::blocks::Blocks;
-use crate::census::glibc::HeapWalk;
+use crate::census::HeapWalk;
 use crate::census::memory::Memory;
 use crate::census::resident::{heap_ranges, pages_of};
 use crate::fragmentation::blocked::blocked_space;

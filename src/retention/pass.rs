@@ -167,8 +167,8 @@ mod tests {
     use super::super::areas::{Area, Class};
     use super::super::candidates::Candidates;
     use super::*;
+    use crate::census::HeapWalk;
     use crate::census::account::HeapAccount;
-    use crate::census::glibc::HeapWalk;
     use crate::census::quality::WalkQuality;
     use crate::census::{Block, ChunkState, ChunkTable, Fixture, Pace};
 

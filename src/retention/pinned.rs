@@ -2,8 +2,8 @@
 //! [`crate::fragmentation::pinned`], on pages of 4 KiB.
 
 use super::blocks::Blocks;
+use crate::census::HeapWalk;
 use crate::census::chunks::Block;
-use crate::census::glibc::HeapWalk;
 use crate::census::memory::Memory;
 use crate::census::page_cache::PageCache;
 use crate::heap::occupancy::Holder;

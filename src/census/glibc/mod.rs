@@ -27,6 +27,7 @@ use super::objects::{Objects, anonymous_ranges, joined, unbacked_ranges, without
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
+use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::target::{Backing, Maps};
@@ -34,24 +35,26 @@ use crate::target::{Backing, Maps};
 /// Chunks' sizes differ from glibc's account by at most this much at rest: a brk heap that does not begin 16-aligned.
 const ACCOUNT_SLACK_BYTES: u64 = 16;
 
-/// What a reader found of one allocator's heap.
-#[derive(Debug, Clone)]
-pub struct HeapWalk {
-    /// The figures.
-    pub account: HeapAccount,
-    /// Their quality.
-    pub quality: WalkQuality,
-    /// Every chunk, at level full; regions sorted by address.
-    pub chunks: ChunkTable,
-    /// The address ranges of the heap's pieces, with their arena's index.
-    pub extents: Vec<(u32, Range<u64>)>,
+/// Reads glibc's heaps.
+#[derive(Debug, Default)]
+pub struct Reader(Places);
+
+impl HeapReader for Reader {
+    fn allocator(&self) -> Allocator {
+        Allocator::Glibc
+    }
+
+    fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
+        let &Sight { memory, maps, objects, options } = sight;
+        take(memory, maps, objects, &mut self.0, options.level, Pacer::start(options.pace))
+    }
 }
 
 /// Takes glibc's census. `None` if no main arena is in use.
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(
+fn take(
     memory: &dyn Memory,
     maps: &Maps,
     objects: &Objects<'_>,

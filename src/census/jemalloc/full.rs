@@ -6,12 +6,12 @@ use std::ops::Range;
 
 use super::super::account::{ArenaAccount, HeapAccount, Sums, occupancy_of};
 use super::super::chunks::{CHUNKS_MAX, ChunkState, ChunkTable};
-use super::super::glibc::HeapWalk;
 use super::super::memory::{Memory, is_user_address};
 use super::super::objects::range_of;
 use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
 use super::super::radix::{self, Found, Shape};
+use super::super::reader::HeapWalk;
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, MUZZY, RECORD_BYTES, RETAINED};
 use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks};

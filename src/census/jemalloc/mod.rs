@@ -20,12 +20,12 @@ use self::quick::{Place, Quick};
 use self::record::{ACTIVE, Agreement, BITS, Bits, CLASSES, Extent, LOW_MASK, RECORD_BYTES};
 use super::account::{ArenaAccount, HeapAccount, Level};
 use super::chunks::ChunkTable;
-use super::glibc::HeapWalk;
 use super::memory::{Memory, MemoryError, is_user_address, word_at};
 use super::objects::{Data, Objects, joined, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix::{self, Entry, Found, Roots, Shape};
+use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
 use crate::target::Maps;
@@ -43,7 +43,21 @@ const NO_ARENA: u32 = 4095;
 
 /// Where each shape of page map was found.
 #[derive(Debug, Default)]
-pub struct Places([Roots; SHAPES.len()]);
+struct Places([Roots; SHAPES.len()]);
+
+/// Reads jemalloc's heaps.
+#[derive(Debug, Default)]
+pub struct Reader(Places);
+
+impl HeapReader for Reader {
+    fn allocator(&self) -> Allocator {
+        Allocator::Jemalloc
+    }
+
+    fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
+        take(sight.memory, sight.maps, sight.objects, &mut self.0, sight.options.level)
+    }
+}
 
 /// A leaf's entry in the form of one word a page, whatever the build's.
 fn one_word(entry: Entry, shape: Shape) -> u64 {
@@ -69,7 +83,7 @@ fn owns(memory: &dyn Memory, word: u64, addr: u64) -> bool {
 ///
 /// # Errors
 /// If the process went away or the right to read is missing.
-pub fn take(
+fn take(
     memory: &dyn Memory,
     maps: &Maps,
     objects: &Objects<'_>,
