@@ -491,7 +491,8 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
     /// Why all amounts are lower bounds; `None` = they are estimates.
     #[must_use]
     pub fn bound(&self, time: Watched) -> Option<Bound> {
-        if time.own_s <= OWN_MIN_S {
+        // Of a process that has ended its last running time may not have been read.
+        if time.ends_in_full && time.own_s <= OWN_MIN_S {
             None
         } else if self.weights(self.measure(), 0).effective() < WINDOWS_MIN {
             Some(Bound::TooFew)
@@ -573,6 +574,8 @@ pub struct Watched {
     pub own_s: f64,
     /// Seconds by the clock.
     pub clock_s: f64,
+    /// Whether it is traced in full now, or was at its end.
+    pub ends_in_full: bool,
 }
 
 /// The standard error of what is anywhere between nothing and `most` with half of it in the middle: 1.96 of them reach both ends.

@@ -172,7 +172,7 @@ fn coverage_held(
     for seed in 0..runs {
         let mut random = Random::new(seed ^ 0xbeef);
         let (estimator, own_s) = run(sites, wall_s, seed * 7919 + 13, held_by(&mut random));
-        let estimates = estimator.estimates(Watched { own_s, clock_s: own_s });
+        let estimates = estimator.estimates(Watched { own_s, clock_s: own_s, ends_in_full: false });
         assert_eq!(estimates.bound, None, "run {seed}");
         for (index, site) in sites.iter().enumerate() {
             let found = estimates.stacks.iter().find(|one| one.stack == Some(index));
@@ -319,7 +319,7 @@ fn bounds_hold_of_a_program_that_probes_hold_up_most_of_the_time() {
     for seed in 0..40 {
         let mut random = Random::new(seed ^ 0xbeef);
         let (estimator, own_s) = run(&sites, 60.0, seed * 7919 + 13, Held::By(about_one(&mut random, COSTS.error())));
-        let estimates = estimator.estimates(Watched { own_s, clock_s: own_s });
+        let estimates = estimator.estimates(Watched { own_s, clock_s: own_s, ends_in_full: false });
         let Some(bound) = estimates.bound else { panic!("run {seed} says that it has estimates") };
         assert!(bound == Bound::Saturated || estimator.effective_windows(0) < 2.0);
         for one in &estimates.stacks {

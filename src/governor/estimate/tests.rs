@@ -31,7 +31,7 @@ fn tally(length_s: f64, bytes: &[(u32, f64)]) -> Tally<u32> {
 
 /// A process that runs all the time.
 fn watched(own_s: f64) -> Watched {
-    Watched { own_s, clock_s: own_s }
+    Watched { own_s, clock_s: own_s, ends_in_full: true }
 }
 
 fn of(estimator: &Estimator<u32>, stack: u32, own_s: f64) -> Estimate {
@@ -137,7 +137,7 @@ fn what_sleeping_threads_did_is_told_in_the_measure_with_the_smaller_error() {
             tally.stacks[0].1[0].stretch.bytes = 100.0 * (0.02 / (0.02 - hits_s) - 1.0);
             estimator.window(WindowClass::Short, 2.0, false, &tally);
         }
-        let total = estimator.estimates(Watched { own_s: 6.0, clock_s: 60.0 }).total[0].unwrap().bytes;
+        let total = estimator.estimates(Watched { own_s: 6.0, clock_s: 60.0, ends_in_full: false }).total[0].unwrap().bytes;
         assert!((total.value / value - 1.0).abs() < 1e-6, "{hits_s}: {total:?} for {value}");
         assert!(total.stderr < 0.1 * total.value && total.stderr > 0.0, "{total:?}");
     }
@@ -171,6 +171,15 @@ fn of_bursts_that_windows_missed_nothing_is_known_but_what_was_seen() {
     assert_eq!(estimator.estimates(watched(200.0)).bound, Some(Bound::Unmet));
     estimator.window(WindowClass::Medium, 5.0, false, &tally(0.2, &[(1, 100.0)]));
     assert_eq!(estimator.estimates(watched(200.0)).bound, None);
+}
+
+/// Its full trace was cut short, and it ended before a window came: what it ran until then was not read, or not all of it.
+#[test]
+fn of_a_process_that_ended_before_its_first_window_nothing_is_known() {
+    let estimator = Estimator::<u32>::default();
+    let ended = |ends_in_full| estimator.estimates(Watched { own_s: 0.0, clock_s: 0.5, ends_in_full }).bound;
+    assert_eq!(ended(false), Some(Bound::TooFew));
+    assert_eq!(ended(true), None);
 }
 
 #[test]

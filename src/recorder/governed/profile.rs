@@ -170,7 +170,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     let counts = *estimator.counts();
     let watched_s = target.watched_s(facts.now_s);
     let clock_s = (watched_s - counts.full_s).max(0.0);
-    let estimates = estimator.estimates(Watched { own_s: target.own_s, clock_s });
+    let estimates = estimator.estimates(Watched { own_s: target.own_s, clock_s, ends_in_full: target.full_since_s.is_some() });
     profile.meta.processes.push(meta::Process {
         pid,
         comm: target.process.comm().to_owned(),

@@ -319,7 +319,8 @@ impl Target {
         self.run_ns = run_ns;
         self.pace.elapse(tools.now_s - self.elapsed_s, run_s);
         self.elapsed_s = tools.now_s;
-        if !self.is_full() {
+        // A full trace that the kernel has closed ends before the driver gets to it.
+        if !self.is_full() || tools.capture.hits(self.slot).closed_ns.is_some() {
             self.own_s = (self.own_s + run_s - (self.pace.lost_s() - self.lost_seen_s)).max(0.0);
         }
         self.lost_seen_s = self.pace.lost_s();
