@@ -213,11 +213,14 @@ fn anonymous_bytes(pid: u32) -> u64 {
 fn hold(prepared: &Prepared, made: u64) -> Result<(Running, Option<Process>, Entry), String> {
     let rounds = prepared.rounds;
     for part in [2, 4, 10] {
-        let running = prepared.start(rounds, Start::AtOnce)?;
+        // Of several processes each would be kept, and nobody lets the others go.
+        let at = (made / part).max(1);
+        let start = if prepared.program.is_tree { Start::AtOnce } else { Start::UntilAllocation(at) };
+        let running = prepared.start(rounds, start)?;
         let load = prepared.begin_load(rounds);
         let began = std::time::Instant::now();
         let entry = loop {
-            let enough = |entry: &Entry| entry.allocations() >= (made / part).max(1);
+            let enough = |entry: &Entry| entry.allocations() >= at;
             match running.ledgers.all().into_iter().rfind(enough) {
                 Some(entry) => break Some(entry),
                 None if began.elapsed() > Duration::from_secs(60) => break None,

@@ -6,8 +6,8 @@
  * once, so that a profiler that watches that library sees the same calls.
  *
  * LEDGER_HOLD=1 keeps the process before its main, with every library initialized, until the file `go` is in the directory, and counts
- * from there. A process that is asked (`request`) stays at the entry of its next call, and every other thread at its own, while the allocator's account is written and the
- * test looks at the heap.
+ * from there. A process that is asked (`request`) stays at the entry of its next call, and every other thread at its own, while the
+ * allocator's account is written and the test looks at the heap. LEDGER_HOLD_AT=N: it asks itself at its Nth allocation.
  *
  * The size of a live block stands in a table with one word for 16 bytes of the address space, which a child has a copy of. */
 #define _GNU_SOURCE
@@ -99,6 +99,9 @@ static ssize_t whole(const char *path, char *to, size_t room)
 	return have;
 }
 
+/* Number of the allocation after which the process asks itself to stay; 0 = none. */
+static uint64_t hold_at;
+
 /* The environment that the process was started with: the C library's is not there yet at the first calls. */
 static const char *start_environment(const char *name)
 {
@@ -170,6 +173,8 @@ static struct shared *begin(void)
 			return NULL;
 		}
 		strcpy(dir, where);
+		if (start_environment("LEDGER_HOLD_AT"))
+			hold_at = strtoull(start_environment("LEDGER_HOLD_AT"), NULL, 10);
 		leaves = mmap(NULL, LEAVES * sizeof *leaves, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (leaves == MAP_FAILED || own == MAP_FAILED || madvise(own, 4096, MADV_WIPEONFORK)) {
@@ -363,7 +368,8 @@ static void *born(void *block, size_t size)
 		counted_thread = true;
 		atomic_fetch_add(&file->threads, 1);
 	}
-	atomic_fetch_add_explicit(&file->allocations, 1, memory_order_relaxed);
+	if (atomic_fetch_add_explicit(&file->allocations, 1, memory_order_relaxed) + 1 == hold_at)
+		atomic_store(&file->request, HOLD);
 	atomic_fetch_add_explicit(&file->bytes, size, memory_order_relaxed);
 	word = size < SIZE_MASK ? word_of(block, true) : NULL;
 	if (!word) {

@@ -72,6 +72,8 @@ fn sampler_for(program: &Program) -> std::path::PathBuf {
 pub enum Start {
     /// At once.
     AtOnce,
+    /// At once, until this many allocations are made: there it is kept at its next call.
+    UntilAllocation(u64),
     /// Kept until it is let go.
     Kept,
     /// As above, with the sampler in front.
@@ -131,7 +133,11 @@ impl Prepared {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         let sampler = (start == Start::KeptAndSampled).then(|| sampler_for(self.program));
-        ledgers.prepare(&mut command, sampler.as_deref(), self.program.allocator, start != Start::AtOnce);
+        let is_kept = matches!(start, Start::Kept | Start::KeptAndSampled);
+        ledgers.prepare(&mut command, sampler.as_deref(), self.program.allocator, is_kept);
+        if let Start::UntilAllocation(number) = start {
+            command.env("LEDGER_HOLD_AT", number.to_string());
+        }
         command.env("FRAGPROF_SAMPLE_BYTES", "65536");
         Ok(Running { process: self.start_process(&mut command), ledgers })
     }
