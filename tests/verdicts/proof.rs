@@ -25,14 +25,14 @@ fn loads_that_come_and_go_are_no_leak_and_no_trouble() {
 }
 
 #[test]
-fn trims_that_gdb_calls_give_back_what_is_predicted_and_not_what_is_pinned() {
+fn trims_give_back_what_is_predicted_and_not_what_is_pinned() {
     owner("free pages after a peak").prove();
     owner("survivors on every page").prove();
     owner("free memory of many threads").prove();
 }
 
 #[test]
-fn a_purge_that_gdb_calls_gives_back_what_is_predicted_of_jemallocs_dirty_pages() {
+fn a_purge_gives_back_what_is_predicted_of_jemallocs_dirty_pages() {
     owner("jemalloc that keeps dirty pages").prove();
 }
 
