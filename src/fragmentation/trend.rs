@@ -105,7 +105,7 @@ impl Look {
 /// How a process changed over some time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct Change {
-    /// Time that the differences are over, in seconds: between the middles of the older and the newer half of the looks, or between the
+    /// Time that the differences are over, in seconds: between the beginnings of the older and the newer half of the looks, or between the
     /// two looks where there are fewer than four.
     pub seconds: f64,
     /// Live bytes by then minus before: of the low-water marks of the halves.
@@ -210,11 +210,10 @@ impl Looks {
         if self.looks.len() < LOOKS_MIN {
             return Some(Change { looks: self.looks.len() as u64, ..Change::between(first, last) });
         }
-        let half = self.looks.len() / 2;
-        let middle = |looks: &mut dyn Iterator<Item = &Look>| looks.map(|look| look.at_s).sum::<f64>() / half as f64;
-        let older = middle(&mut self.looks.iter().take(half));
-        let newer = middle(&mut self.looks.iter().skip(self.looks.len() - half));
-        let seconds = (newer - older).max(1e-3);
+        let times: Vec<f64> = self.looks.iter().map(|look| look.at_s).collect();
+        // What only climbs is lowest at the beginning of each half.
+        let newer = times.get(older_looks(&times)).copied().unwrap_or(last.at_s);
+        let seconds = (newer - first.at_s).max(1e-3);
         let live = Course::of(self.looks.iter().map(|look| (look.at_s, look.live_bytes)));
         let resident = Course::of(self.looks.iter().map(|look| (look.at_s, look.resident_bytes)));
         let outside = Course::of(self.looks.iter().map(|look| (look.at_s, look.outside_bytes)));
@@ -255,6 +254,12 @@ impl Looks {
     }
 }
 
+/// How many of the looks lie in the older half of their time: by time and not by number, because looks do not come evenly.
+fn older_looks(times: &[f64]) -> usize {
+    let (first, last) = (times.first().copied().unwrap_or_default(), times.last().copied().unwrap_or_default());
+    times.partition_point(|&at_s| at_s < f64::midpoint(first, last)).clamp(1, times.len().saturating_sub(1).max(1))
+}
+
 fn difference(old: u64, new: u64) -> i64 {
     i64::try_from(i128::from(new) - i128::from(old)).unwrap_or(if new > old { i64::MAX } else { i64::MIN })
 }
@@ -276,9 +281,10 @@ impl Course {
     /// At least [`LOOKS_MIN`] points.
     fn of(points: impl Iterator<Item = (f64, u64)>) -> Self {
         let points: Vec<(f64, u64)> = points.collect();
-        let half = points.len() / 2;
+        let times: Vec<f64> = points.iter().map(|&(at_s, _)| at_s).collect();
+        let older = older_looks(&times);
         let floor = |points: &mut dyn Iterator<Item = &(f64, u64)>| points.map(|&(_, bytes)| bytes).min().unwrap_or(0);
-        let rise = difference(floor(&mut points.iter().take(half)), floor(&mut points.iter().skip(points.len() - half)));
+        let rise = difference(floor(&mut points.iter().take(older)), floor(&mut points.iter().skip(older)));
         let (mut swing, mut high) = (0, 0);
         for &(_, bytes) in &points {
             high = high.max(bytes);
@@ -368,6 +374,21 @@ mod tests {
 
     fn shape(live: impl IntoIterator<Item = u64>) -> Shape {
         change(live).live_shape
+    }
+
+    /// A census is cheaper some of the time, and comes sooner then.
+    #[test]
+    fn a_steady_climb_has_its_rate_whatever_the_times_of_the_looks() {
+        let crowded = (0..10).map(|index| f64::from(index) * 0.05);
+        let sparse = (0..6).map(|index| 0.6 + f64::from(index) * 0.4);
+        let mut looks = Looks::new(64);
+        for at_s in crowded.chain(sparse) {
+            let live_bytes = 32 * MIB + (at_s * 4.0 * MIB as f64) as u64;
+            looks.add(Look { at_s, live_bytes, resident_bytes: live_bytes, ..Look::default() });
+        }
+        let change = looks.change().unwrap();
+        assert_eq!(change.live_shape, Shape::Growing);
+        assert!((change.live_bytes_per_s / MIB as f64 - 4.0).abs() < 0.01, "{change:?}");
     }
 
     #[test]
