@@ -1,11 +1,14 @@
 //! Compiles what the program carries in itself: the BPF objects, with clang; the preload sampler and the scratch program, with the C
-//! compiler.
+//! compiler. Writes the Rust side of what the BPF programs and the daemon share.
 
 use std::env;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use libbpf_cargo::SkeletonBuilder;
+
+#[path = "build/bindings.rs"]
+mod bindings;
 
 /// The instruction set the object is compiled for. v3 (32-bit jumps) is known to every kernel that has ring buffers (5.8); pinned,
 /// because compilers' defaults move ahead of old kernels.
@@ -26,12 +29,21 @@ fn main() -> Result<()> {
     compile("fragprof", "fragprof_legacy", &["-DFP_LEGACY"])?;
     compile("floor", "floor", &[])?;
     compile("registers", "registers", &[])?;
+    write_bindings()?;
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_sampler("libfragprof_sampler.so", &[])?;
     link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
     println!("cargo::rerun-if-changed={SCRATCH}");
     // What it does is said in x86-64's registers.
     if arch == "x86_64" { link_scratch() } else { Ok(()) }
+}
+
+/// Writes `OUT_DIR/shared.rs`, which `src/bpf.rs` includes.
+fn write_bindings() -> Result<()> {
+    compile("shared", "shared", &[])?;
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
+    let rust = bindings::generate(&out.join("shared.bpf.o")).context("cannot generate Rust from the types of bpf/shared.bpf.c")?;
+    std::fs::write(out.join("shared.rs"), rust).context("cannot write shared.rs")
 }
 
 /// The instruction set of the program that is built, whatever builds it.

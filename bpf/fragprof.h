@@ -2,28 +2,34 @@
 /*
  * The wire format: every type that crosses between the BPF programs and the daemon.
  *
- * Included by the BPF object, by the unwinder's host build, and mirrored field by field in src/capture/wire.rs, where a test holds
- * the mirror against the types' BTF. Plain fixed-width types only, no implicit padding, sizes asserted at the end.
+ * Included by the BPF object and by the unwinder's host build. The daemon's side, src/bpf.rs, is generated from it: shared.bpf.c lists what
+ * is shared. Plain fixed-width types only, no implicit padding.
  *
  * Times are CLOCK_MONOTONIC nanoseconds. Addresses are user addresses of the watched process.
  */
 #ifndef FRAGPROF_H
 #define FRAGPROF_H
 
-/* Watched processes at a time. A slot is an index into the target table and travels in every record and cookie, so that no program
- * needs a hash lookup to know whose event it sees. 1024 x 64 B = 64 KiB. */
-#define FP_TARGETS_MAX 1024
+enum fp_limit {
+	/* Watched processes at a time. A slot is an index into the target table and travels in every record and cookie, so that no program
+	 * needs a hash lookup to know whose event it sees. 1024 x 128 B = 128 KiB. */
+	FP_TARGETS_MAX = 1024,
 
-/* Frames of one stack. Real stacks of servers and JVMs stay below 100; 128 x 8 B = 1 KiB a definition. */
-#define FP_FRAMES_MAX 128
+	/* Frames of one stack. Real stacks of servers and JVMs stay below 100; 128 x 8 B = 1 KiB a definition. */
+	FP_FRAMES_MAX = 128,
+
+	/* Ring buffers. A process's records all go through one of them and so keep their order; more than a consumer thread a core does
+	 * not pay. */
+	FP_SHARDS_MAX = 16,
+
+	/* Rows that say where the arguments of programs' own probes (USDT) are. They are shared by sites with the same arguments:
+	 * compilers place three arguments in some dozen ways. */
+	FP_USDT_SITES_MAX = 1024,
+};
 
 /* Allocator calls of one thread that may be open at once without being nested: one, plus signal handlers on an alternate stack that
  * interrupt it. A call beyond the limit replaces the oldest and is counted (FP_CNT_CALL_ABANDONED). */
 #define FP_CALLS_MAX 4
-
-/* Ring buffers. A process's records all go through one of them and so keep their order; more than a consumer thread a core does not
- * pay. */
-#define FP_SHARDS_MAX 16
 
 /* What a record says. The value is the first byte of each record. */
 enum fp_record_kind {
@@ -51,7 +57,9 @@ struct fp_head {
 	unsigned long long stamp; /* low 48 bits: CLOCK_MONOTONIC, ns, wraps after 78 h (the reader knows the rest); high 16 bits: low bits
 	                           * of the slot's generation, by which a record of its former owner is recognised */
 };
-#define FP_STAMP_TIME_BITS 48
+enum fp_stamp {
+	FP_STAMP_TIME_BITS = 48,
+};
 
 /* FP_REC_ALLOC. 40 bytes. */
 struct fp_alloc {
@@ -72,10 +80,13 @@ struct fp_sample {
 };
 
 /* Words of a block by which it is known again: the first eight, six spread over what lies between, the last two. A block of fewer words
- * has fewer. Mirrored by src/governor/retention/words.rs. */
-#define FP_WORDS_HEAD 8
-#define FP_WORDS_SPREAD 6
-#define FP_WORDS (FP_WORDS_HEAD + FP_WORDS_SPREAD + 2)
+ * has fewer. */
+enum fp_words {
+	FP_WORDS_HEAD = 8,
+	FP_WORDS_SPREAD = 6,
+	FP_WORDS = FP_WORDS_HEAD + FP_WORDS_SPREAD + 2,
+};
+
 /* Allocations of which one, at random, is sent with its words: reading them takes a tenth of the time of a hit. */
 #define FP_BIRTH_INTERVAL 4
 
@@ -101,7 +112,7 @@ struct fp_free_stack {
 	unsigned long long stack; /* stack hash */
 };
 
-/* Why a walk ended. Stored in each stack, counted, shown. Mirrored by src/unwind/mod.rs. */
+/* Why a walk ended. Stored in each stack, counted, shown. */
 enum fp_unwind_end {
 	FP_END_NONE = 0,           /* not ended: never on the wire */
 	FP_END_COMPLETE = 1,       /* reached the thread's or the process's entry: undefined return address */
@@ -115,16 +126,23 @@ enum fp_unwind_end {
 	FP_END_BAD_PC = 9,         /* return address 0 or outside user space, where a frame was expected */
 	FP_END_JIT = 10,           /* a JIT or interpreter region whose frame pointers do not hold */
 	FP_END_TRAMPOLINE = 11,    /* a return trampoline whose original address was not found */
-	FP_END_FP_ONLY = 12,       /* walked by frame pointers alone: no claim of truth */
+	FP_END_FRAME_POINTERS_ONLY = 12, /* walked by frame pointers alone: no claim of truth */
 	FP_END_MAX
 };
 
-/* Flags in the top byte of a frame word; the address is the low 56 bits. */
-#define FP_FRAME_ADDR_MASK ((1ULL << 56) - 1)
-#define FP_FRAME_EXACT (1ULL << 56)   /* the address is the instruction itself (leaf, interrupted frame), not a return address */
-#define FP_FRAME_GUESSED (1ULL << 57) /* found by a guarded frame-pointer step */
-#define FP_FRAME_JIT (1ULL << 58)     /* in an anonymous executable region */
-#define FP_FRAME_SIGNAL (1ULL << 59)  /* a signal trampoline */
+/* Flags in the top byte of a frame word; the address is below them. */
+enum fp_frame_bits {
+	FP_FRAME_ADDR_BITS = 56,
+	FP_FRAME_EXACT_BIT = 56,   /* the address is the instruction itself (leaf, interrupted frame), not a return address */
+	FP_FRAME_GUESSED_BIT = 57, /* found by a guarded frame-pointer step */
+	FP_FRAME_JIT_BIT = 58,     /* in an anonymous executable region */
+	FP_FRAME_SIGNAL_BIT = 59,  /* a signal trampoline */
+};
+#define FP_FRAME_ADDR_MASK ((1ULL << FP_FRAME_ADDR_BITS) - 1)
+#define FP_FRAME_EXACT (1ULL << FP_FRAME_EXACT_BIT)
+#define FP_FRAME_GUESSED (1ULL << FP_FRAME_GUESSED_BIT)
+#define FP_FRAME_JIT (1ULL << FP_FRAME_JIT_BIT)
+#define FP_FRAME_SIGNAL (1ULL << FP_FRAME_SIGNAL_BIT)
 
 /* FP_REC_STACK: header, then len frame words, leaf first. 32 bytes + 8 len. */
 struct fp_stack {
@@ -176,8 +194,8 @@ struct fp_need_table {
 	unsigned long long pc;
 };
 
-/* What the programs count, per CPU, summed by the daemon; every one is shown to the user. Records sent are counted by the reader, who
- * sees them. Mirrored by src/capture/counters.rs with a description each. */
+/* What the programs count, per CPU, summed by the daemon; every one is shown to the user (names and descriptions: src/capture/counters.rs).
+ * Records sent are counted by the reader, who sees them. */
 enum fp_counter {
 	FP_CNT_LOST_ALLOC = 0,     /* ring full: allocation record lost */
 	FP_CNT_LOST_FREE,          /* ring full: free record lost */
@@ -204,8 +222,12 @@ enum fp_counter {
 	FP_CNT_UNKNOWN_SITE,       /* hits whose cookie names no process that was ever watched: calls lost */
 	FP_CNT_LOST_BIRTH,         /* ring full: record of what a new block held lost */
 	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls of a small one: a miss of the thread cache, a small realloc */
-	FP_CNT_END_FIRST,          /* one counter per enum fp_unwind_end from here */
-	FP_CNT_MAX = FP_CNT_END_FIRST + FP_END_MAX,
+	FP_CNT_MAX
+};
+
+struct fp_counters {
+	unsigned long long value[FP_CNT_MAX];
+	unsigned long long ends[FP_END_MAX]; /* walks by enum fp_unwind_end */
 };
 
 /* A target's row in the target table, written by the daemon, counts by the programs. 128 bytes; a recording in exact mode touches the
@@ -233,17 +255,18 @@ struct fp_target {
 	unsigned long long programs_ns; /* time that the programs took at entries and returns; those that were interrupted by another
 					 * thread are left out */
 };
-#define FP_TARGET_STACKS (1u << 0)      /* take stacks */
-#define FP_TARGET_FREE_STACKS (1u << 1) /* take stacks of frees too */
-#define FP_TARGET_VM (1u << 2)          /* send address-space records */
-#define FP_TARGET_ON (1u << 3)          /* take new calls; set when all probes are in, cleared before the first is taken out, so that
-                                         * no block is seen allocated whose free would be missed */
-#define FP_TARGET_GOVERNED (1u << 4)    /* count hits, and switch off when the quota is spent */
-#define FP_TARGET_GROWTH (1u << 5)      /* take the stack of growth of the address space even outside a recorded allocator call */
-
-#define FP_TARGET_BIRTHS (1u << 6)      /* send what some blocks hold when they are handed out */
-#define FP_TARGET_HELD (1u << 8)        /* the daemon traces it: it is held where it maps code and at its entry point (hold.bpf.h) */
-#define FP_TARGET_LIMITED (1u << 7)     /* its memory is limited: any operator new may fail, so no return of one that throws is probed */
+enum fp_target_flag {
+	FP_TARGET_STACKS = 1 << 0,      /* take stacks */
+	FP_TARGET_FREE_STACKS = 1 << 1, /* take stacks of frees too */
+	FP_TARGET_VM = 1 << 2,          /* send address-space records */
+	FP_TARGET_ON = 1 << 3,          /* take new calls; set when all probes are in, cleared before the first is taken out, so that no
+					 * block is seen allocated whose free would be missed */
+	FP_TARGET_GOVERNED = 1 << 4,    /* count hits, and switch off when the quota is spent */
+	FP_TARGET_GROWTH = 1 << 5,      /* take the stack of growth of the address space even outside a recorded allocator call */
+	FP_TARGET_BIRTHS = 1 << 6,      /* send what some blocks hold when they are handed out */
+	FP_TARGET_LIMITED = 1 << 7,     /* its memory is limited: any operator new may fail, so no return of one that throws is probed */
+	FP_TARGET_HELD = 1 << 8,        /* the daemon traces it: it is held where it maps code and at its entry point (hold.bpf.h) */
+};
 
 /* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
  * Registers are DWARF numbers (src/machine/). */
@@ -257,20 +280,49 @@ enum fp_op {
 	FP_OP_LARGE_FREE = 7,   /* likewise, that a freed one passes */
 	FP_OP_ENTRY = 8,        /* the program's entry point: the thread is held there (hold.bpf.h) */
 };
-#define FP_COOKIE_OP(c) ((unsigned int)((c) & 0xff))
-#define FP_COOKIE_FUNCTION(c) ((unsigned int)(((c) >> 8) & 0xff))
-#define FP_COOKIE_SIZE_REG(c) ((unsigned int)(((c) >> 16) & 0x1f))
-#define FP_COOKIE_COUNT_REG(c) ((unsigned int)(((c) >> 21) & 0x1f))
-#define FP_COOKIE_PTR_REG(c) ((unsigned int)(((c) >> 26) & 0x1f))
-#define FP_COOKIE_SLOT(c) ((unsigned int)(((c) >> 32) & 0xffff))
-#define FP_COOKIE_SP_WORDS(c) ((unsigned int)(((c) >> 48) & 0xff)) /* words pushed between entry and site */
-#define FP_COOKIE_MAY_THROW(c) ((unsigned int)(((c) >> 56) & 1)) /* fails by a C++ exception */
-#define FP_COOKIE_FREES_ON_FAILURE(c) ((unsigned int)(((c) >> 57) & 1)) /* reallocf: a failure frees the block */
-#define FP_COOKIE_HOLDS_CHUNK(c) ((unsigned int)(((c) >> 58) & 1)) /* ptr_reg has the block's chunk, FP_CHUNK_HEADER before it */
-/* The probe is for a child of vfork, which runs in the target's memory until it executes a program. Kernels from 6.12 on run a probe only
- * in the process that it was put in for (commit 900f362e2062, "bpf: Fix uprobe multi pid filter check"), not in all that share its memory. */
-#define FP_COOKIE_VFORK(c) ((unsigned int)(((c) >> 59) & 1))
-#define FP_NO_REG 0x1f
+enum fp_cookie_shift {
+	FP_COOKIE_OP_SHIFT = 0,         /* 8 bits: enum fp_op */
+	FP_COOKIE_FUNCTION_SHIFT = 8,   /* 8 bits */
+	FP_COOKIE_SIZE_REG_SHIFT = 16,  /* 5 bits each, FP_NO_REG = the call has no such argument */
+	FP_COOKIE_COUNT_REG_SHIFT = 21,
+	FP_COOKIE_PTR_REG_SHIFT = 26,
+	FP_COOKIE_SLOT_SHIFT = 32,      /* 16 bits */
+	FP_COOKIE_SP_WORDS_SHIFT = 48,  /* 8 bits: words pushed between entry and site */
+	FP_COOKIE_MAY_THROW_SHIFT = 56, /* 1 bit: fails by a C++ exception */
+	FP_COOKIE_FREES_ON_FAILURE_SHIFT = 57, /* 1 bit: reallocf, a failure frees the block */
+	FP_COOKIE_HOLDS_CHUNK_SHIFT = 58, /* 1 bit: ptr_reg has the block's chunk, FP_CHUNK_HEADER before it */
+	/* 1 bit. The probe is for a child of vfork, which runs in the target's memory until it executes a program. Kernels from 6.12 on run
+	 * a probe only in the process that it was put in for (commit 900f362e2062, "bpf: Fix uprobe multi pid filter check"), not in all
+	 * that share its memory. */
+	FP_COOKIE_VFORK_SHIFT = 59,
+	/* Of a probe that the program brings along (USDT), with the slot where the others have it: 16 bits, the number of the row that says
+	 * where the arguments are. */
+	FP_USDT_COOKIE_SITE_SHIFT = 16,
+};
+enum fp_no_register {
+	FP_NO_REG = 0x1f,      /* in a cookie: all bits of the field */
+	FP_USDT_NO_REG = 0xff, /* in a row: 0x1f is sp on arm64 */
+};
+#define FP_COOKIE_FIELD(c, shift, mask) ((unsigned int)(((c) >> (shift)) & (mask)))
+#define FP_COOKIE_OP(c) FP_COOKIE_FIELD(c, FP_COOKIE_OP_SHIFT, 0xff)
+#define FP_COOKIE_FUNCTION(c) FP_COOKIE_FIELD(c, FP_COOKIE_FUNCTION_SHIFT, 0xff)
+#define FP_COOKIE_SIZE_REG(c) FP_COOKIE_FIELD(c, FP_COOKIE_SIZE_REG_SHIFT, FP_NO_REG)
+#define FP_COOKIE_COUNT_REG(c) FP_COOKIE_FIELD(c, FP_COOKIE_COUNT_REG_SHIFT, FP_NO_REG)
+#define FP_COOKIE_PTR_REG(c) FP_COOKIE_FIELD(c, FP_COOKIE_PTR_REG_SHIFT, FP_NO_REG)
+#define FP_COOKIE_SLOT(c) FP_COOKIE_FIELD(c, FP_COOKIE_SLOT_SHIFT, 0xffff)
+#define FP_COOKIE_SP_WORDS(c) FP_COOKIE_FIELD(c, FP_COOKIE_SP_WORDS_SHIFT, 0xff)
+#define FP_COOKIE_MAY_THROW(c) FP_COOKIE_FIELD(c, FP_COOKIE_MAY_THROW_SHIFT, 1)
+#define FP_COOKIE_FREES_ON_FAILURE(c) FP_COOKIE_FIELD(c, FP_COOKIE_FREES_ON_FAILURE_SHIFT, 1)
+#define FP_COOKIE_HOLDS_CHUNK(c) FP_COOKIE_FIELD(c, FP_COOKIE_HOLDS_CHUNK_SHIFT, 1)
+#define FP_COOKIE_VFORK(c) FP_COOKIE_FIELD(c, FP_COOKIE_VFORK_SHIFT, 1)
+#define FP_USDT_COOKIE_SITE(c) FP_COOKIE_FIELD(c, FP_USDT_COOKIE_SITE_SHIFT, 0xffff)
+
+/* Where a probe lies on a kernel without attach cookies, and of which set: two may be in at one place. */
+struct fp_site {
+	unsigned int tgid;
+	unsigned int large; /* 1 = of those for large blocks alone */
+	unsigned long long ip;
+};
 
 /* glibc's chunks (malloc/malloc.c, struct malloc_chunk; the same from 2.26 on): two words before the block, the second of which is the
  * chunk's size with three flags. The thread cache takes chunks of up to 1040 bytes (tcache_max_bytes = 1032, and a word). */
@@ -289,16 +341,9 @@ enum fp_op {
  * that is asked for (src/recorder/throwing.rs). */
 #define FP_THROW_BYTES (1ULL << 30)
 
-/* Probes that programs pass by themselves (USDT). Their cookie has the slot where the others have it, and below it the number of a row
- * that says where the arguments are. Rows are shared by sites with the same arguments: compilers place three arguments in some dozen
- * ways. */
-#define FP_USDT_SITES_MAX 1024
-#define FP_USDT_COOKIE_SITE(c) ((unsigned int)(((c) >> 16) & 0xffff))
-/* alloc(pointer, bytes, weight), and of fragprof's own sampler the interval; free has the first alone. */
+/* Probes that programs pass by themselves (USDT): alloc(pointer, bytes, weight), and of fragprof's own sampler the interval; free has the
+ * first alone. */
 #define FP_USDT_ARGUMENTS 4
-
-/* Not FP_NO_REG, which is sp on arm64. */
-#define FP_USDT_NO_REG 0xff
 
 enum fp_usdt_kind {
 	FP_USDT_CONSTANT = 1, /* value */
@@ -321,20 +366,5 @@ struct fp_usdt_argument {
 struct fp_usdt_site {
 	struct fp_usdt_argument arguments[FP_USDT_ARGUMENTS];
 };
-
-#define FP_ASSERT_SIZE(type, size) _Static_assert(sizeof(type) == (size), #type " changed size: change the mirror too")
-FP_ASSERT_SIZE(struct fp_head, 16);
-FP_ASSERT_SIZE(struct fp_alloc, 40);
-FP_ASSERT_SIZE(struct fp_free, 24);
-FP_ASSERT_SIZE(struct fp_free_stack, 32);
-FP_ASSERT_SIZE(struct fp_stack, 32);
-FP_ASSERT_SIZE(struct fp_vm, 80);
-FP_ASSERT_SIZE(struct fp_life, 40);
-FP_ASSERT_SIZE(struct fp_need_table, 24);
-FP_ASSERT_SIZE(struct fp_target, 128);
-FP_ASSERT_SIZE(struct fp_sample, 56);
-FP_ASSERT_SIZE(struct fp_birth, 160);
-FP_ASSERT_SIZE(struct fp_usdt_argument, 16);
-FP_ASSERT_SIZE(struct fp_usdt_site, 64);
 
 #endif

@@ -3,7 +3,7 @@
  * What the instruction set decides: registers, where a call leaves its return address, signal frames, system call numbers. One header
  * for each, with the same names in it; src/machine/ is the daemon's side. __TARGET_ARCH_* is libbpf's name for the target.
  *
- * An unwind rule names a register in 4 bits (src/machine/ has the codes). Two codes are the same everywhere: FP_REG_BP and FP_REG_SP.
+ * An unwind rule names a register in 4 bits (src/machine/ has the codes). Two codes are the same everywhere (enum fp_rule_register).
  */
 #ifndef FRAGPROF_MACHINE_BPF_H
 #define FRAGPROF_MACHINE_BPF_H
@@ -16,10 +16,6 @@
 #include <bpf/bpf_helpers.h>
 #define FP_KERNEL_STRUCT __attribute__((preserve_access_index))
 #endif
-
-/* Codes of the frame pointer (rbp, x29) and of the stack pointer in rules. */
-#define FP_REG_BP 6
-#define FP_REG_SP 7
 
 /* Loads the word at an offset of the probe's registers by an instruction of its own: left to itself the compiler folds the cases of a
  * switch into one load at a computed offset of the context, which the verifier refuses. The offsets are uapi, and fixed. */
@@ -39,4 +35,10 @@
 #else
 #error "fragprof knows x86-64 and arm64"
 #endif
+
+/* A thread's user registers, as registers.bpf.c tells of them. */
+struct fp_thread_registers {
+	unsigned long long tid;
+	unsigned long long words[FP_REGISTER_WORDS];
+};
 #endif

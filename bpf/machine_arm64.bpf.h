@@ -13,6 +13,9 @@
  * trampoline there, unasked, and is known by the bits below. */
 #define FP_USER_END (1ULL << 48)
 
+/* Words of `struct pt_regs` that are read of a thread: x0 to x30, sp, pc. */
+#define FP_REGISTER_WORDS 33
+
 /* arch/arm64/include/asm/ptrace.h; begins with the uapi's struct user_pt_regs. */
 struct pt_regs {
 	unsigned long long regs[31];

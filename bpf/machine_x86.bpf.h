@@ -6,6 +6,9 @@
 /* First address that no user code has: 47 bits, of which the last page is never mapped. */
 #define FP_USER_END ((1ULL << 47) - 4096)
 
+/* Words of `struct pt_regs` that are read of a thread: r15 to ss. */
+#define FP_REGISTER_WORDS 21
+
 /* arch/x86/include/asm/ptrace.h: the kernel's own struct, field names without the uapi's r prefix. */
 struct pt_regs {
 	unsigned long r15, r14, r13, r12, bp, bx;

@@ -58,10 +58,6 @@ struct {
 	__type(value, __u8);
 } stacks_sent SEC(".maps");
 
-struct fp_counters {
-	__u64 value[FP_CNT_MAX];
-};
-
 /* The counters, one row, per CPU. A preempted program can be interleaved with another one on the same CPU, hence atomic adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -82,6 +78,16 @@ static __always_inline void fp_count_add(__u32 counter, __u64 n)
 static __always_inline void fp_count(__u32 counter)
 {
 	fp_count_add(counter, 1);
+}
+
+/* Counts a walk by its end. */
+static __always_inline void fp_count_end(__u32 end)
+{
+	__u32 zero = 0;
+	struct fp_counters *row = bpf_map_lookup_elem(&counters, &zero);
+
+	if (row && end < FP_END_MAX)
+		__sync_fetch_and_add(&row->ends[end], 1);
 }
 
 /* The row of a slot if it is in use. */

@@ -12,13 +12,6 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Words of `struct pt_regs` that are read: on x86-64 r15 to ss (21), on arm64 x0 to x30, sp, pc (33). */
-#if defined(__TARGET_ARCH_arm64)
-#define REGISTER_WORDS 33
-#else
-#define REGISTER_WORDS 21
-#endif
-
 struct bpf_iter_meta {
 	struct seq_file *seq;
 } __attribute__((preserve_access_index));
@@ -31,16 +24,11 @@ struct bpf_iter__task {
 /* The process. */
 const volatile __s32 target_tgid = 0;
 
-struct registers {
-	__u64 tid;
-	__u64 words[REGISTER_WORDS];
-};
-
 SEC("iter/task")
 int thread_registers(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
-	struct registers out = {};
+	struct fp_thread_registers out = {};
 
 	if (!task || task->tgid != target_tgid)
 		return 0;

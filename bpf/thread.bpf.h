@@ -68,13 +68,6 @@ struct {
 	__type(value, struct fp_thread);
 } new_thread SEC(".maps");
 
-/* Where a probe lies, and of which set: two may be in at one place. */
-struct fp_site {
-	__u32 tgid;
-	__u32 large; /* 1 = of those for large blocks alone */
-	__u64 ip;
-};
-
 /* What a kernel with attach cookies keeps with the probe. 64 sites of each of 1024 processes; 32 bytes an entry. Written by the daemon
  * before the site's probe is put in, removed after it is out. */
 struct {

@@ -234,7 +234,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	fp_count_add(FP_CNT_FRAMES, walk->len);
 	if (walk->repeated)
 		fp_count(FP_CNT_WALK_TAIL_REUSED);
-	fp_count(FP_CNT_END_FIRST + walk->end);
+	fp_count_end(walk->end);
 }
 
 #endif

@@ -21,10 +21,10 @@ struct blocks {
 
 /* Unwind tables by file number. A table is complete before its entry is set, and its memory outlives the entry by an RCU grace
  * period, so a walk sees all of it or nothing. File numbers are handed out in turn, so a number seen a moment ago is not another
- * file's now. 8192 files: three times the ELF files of a whole distribution; 64 KiB. */
+ * file's now. 64 KiB. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 8192);
+	__uint(max_entries, FP_FILES_MAX);
 	__type(key, __u32);
 	__array(values, struct blocks);
 } tables SEC(".maps");
@@ -37,12 +37,7 @@ struct {
 	__array(values, struct blocks);
 } mapping_tables SEC(".maps");
 
-/* What the daemon tells the unwinder while it runs. One row. */
-struct fp_unwind_clock {
-	__u32 generation; /* raised with each change of any table: what was learnt before may not hold any more */
-	__u32 tick;       /* seconds, for eviction by last use */
-};
-
+/* One row. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

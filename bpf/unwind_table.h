@@ -3,7 +3,7 @@
  * What the daemon writes and the unwinder reads: a file's unwind table, and a process's mapping table.
  *
  * Both are arrays of 256-byte blocks (four cache lines; the kernel rounds array values up to 8 bytes, so rows of 4 bytes must come in
- * blocks to cost 4 bytes). Mirrored by src/unwind/layout.rs, which builds them; tests hold the two against each other.
+ * blocks to cost 4 bytes). src/unwind/ builds them of the same types (src/bpf.rs).
  *
  * A file's table, all parts in one array, so that it appears and disappears as a whole:
  *
@@ -20,21 +20,26 @@
 #ifndef FRAGPROF_UNWIND_TABLE_H
 #define FRAGPROF_UNWIND_TABLE_H
 
-#define FP_BLOCK_BYTES 256
+enum fp_table_layout {
+	FP_BLOCK_BYTES = 256,
 
-/* Text covered by one index entry. 4 KiB hold ~70 rows in ordinary code: one or two blocks to search. */
-#define FP_GRANULE_SHIFT 12
+	/* Text covered by one index entry. 4 KiB hold ~70 rows in ordinary code: one or two blocks to search. */
+	FP_GRANULE_SHIFT = 12,
 
-/* Granules of one index block. Its last entry repeats the next block's first, so that a granule's first row and the next granule's
- * are always found in one block. */
-#define FP_INDEX_GRANULES 63
+	/* Granules of one index block. Its last entry repeats the next block's first, so that a granule's first row and the next granule's
+	 * are always found in one block. */
+	FP_INDEX_GRANULES = 63,
 
-#define FP_ROWS_PER_BLOCK 64
-#define FP_RULES_PER_BLOCK 32
-#define FP_MAPPINGS_PER_BLOCK 8
+	FP_ROWS_PER_BLOCK = 64,
+	FP_RULES_PER_BLOCK = 32,
+	FP_MAPPINGS_PER_BLOCK = 8,
 
-/* Executable mappings of a process. A JVM or a browser has a few hundred; 8192 in blocks of 8 are found in 10 steps. */
-#define FP_MAPPINGS_MAX 8192
+	/* Executable mappings of a process. A JVM or a browser has a few hundred; 8192 in blocks of 8 are found in 10 steps. */
+	FP_MAPPINGS_MAX = 8192,
+
+	/* Files with a table at a time: three times the ELF files of a whole distribution. */
+	FP_FILES_MAX = 8192,
+};
 
 /* A granule has at most 4096 rows, one a byte, so 65 blocks at most: 7 steps find the block. */
 #define FP_ROW_BLOCK_STEPS 7
@@ -92,6 +97,12 @@ enum fp_saved_ra {
 	FP_RA_AT_REG = 4,      /* at reg + 8 * bp_slot, likewise, where the CFA is reg + offset; arm64 */
 };
 
+/* Codes of the frame pointer (rbp, x29) and of the stack pointer in rules; the others are in machine_*.bpf.h. */
+enum fp_rule_register {
+	FP_REG_BP = 6,
+	FP_REG_SP = 7,
+};
+
 /* One rule, 8 bytes. Registers are codes (machine.bpf.h); other ones than bp and sp are known only where all are: in the first frame and
  * in one interrupted by a signal. */
 struct fp_rule {
@@ -135,6 +146,12 @@ struct fp_mappings_header {
 
 struct fp_mappings {
 	struct fp_mapping mapping[FP_MAPPINGS_PER_BLOCK];
+};
+
+/* What the daemon tells the unwinder while it runs. */
+struct fp_unwind_clock {
+	unsigned int generation; /* raised with each change of any table: what was learnt before may not hold any more */
+	unsigned int tick;       /* seconds, for eviction by last use */
 };
 
 _Static_assert(sizeof(struct fp_block) == FP_BLOCK_BYTES, "fp_block");

@@ -15,6 +15,7 @@
 //! | [`allocator`] | the allocators, one row each: what differs from one to the next | no |
 //! | [`target`] | which process, its mappings, its files, its allocators | reads `/proc` |
 //! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
+//! | [`bpf`] | what the BPF programs and the daemon share, generated from the programs' headers | no |
 //! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
 //! | [`unwind`] | `.eh_frame` to compact tables for the BPF unwinder | no |
 //! | [`machine`] | what the instruction set decides: registers, user addresses, rules | no |
@@ -38,6 +39,7 @@
 
 pub mod agent;
 pub mod allocator;
+pub mod bpf;
 pub mod capture;
 pub mod census;
 pub mod cli;

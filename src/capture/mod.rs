@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::bpf;
 use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::units::{FileOffset, Pid};
@@ -94,7 +95,7 @@ type Result<T> = std::result::Result<T, Error>;
 /// How to load and what to reserve.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Ring buffers, 1 to [`wire::SHARDS_MAX`]; a process's records all go through one.
+    /// Ring buffers, 1 to [`bpf::SHARDS_MAX`]; a process's records all go through one.
     pub shards: u32,
     /// Bytes of each ring buffer; rounded up to a power of two, at least a page. Kernel memory, locked.
     pub ring_bytes: u32,
@@ -233,7 +234,7 @@ impl Capture {
     pub fn load(config: &Config) -> Result<Self> {
         crate::machine::open_files::raise();
         let (object, offer) = load::load(config.method, config.governed)?;
-        let shards = config.shards.clamp(1, wire::SHARDS_MAX);
+        let shards = config.shards.clamp(1, bpf::SHARDS_MAX);
         let rings = make_rings(&object, shards, config.ring_bytes)?;
         let machine_wide = load::attach_machine_wide(&object)?;
         let tables = Tables::new(&object, config.tables_bytes)?;
@@ -273,7 +274,7 @@ impl Capture {
 
     /// Registers a process. Its records go through `shard`; nothing is probed yet, and no call is taken until [`Capture::switch`].
     pub fn add_target(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
-        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: wire::TARGETS_MAX })?;
+        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: bpf::TARGETS_MAX })?;
         self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
         let entered = self.update("slot_of_tgid", &pid.0.to_ne_bytes(), &u32::from(slot.index).to_ne_bytes());
         entered.map(|()| slot).inspect_err(|_| self.release(slot))
@@ -285,7 +286,7 @@ impl Capture {
     /// # Errors
     /// [`Error::TooManyTargets`].
     pub fn add_beside(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
-        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: wire::TARGETS_MAX })?;
+        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: bpf::TARGETS_MAX })?;
         self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
         Ok(slot)
     }
@@ -430,7 +431,7 @@ impl Capture {
         (set, one_link): (Set, bool),
         links: &mut Vec<Link>,
     ) -> libbpf_rs::Result<()> {
-        let with_slot = |cookie: u64| cookie | u64::from(slot.index) << 32;
+        let with_slot = |cookie: u64| cookie | cookie::of_slot(slot.index);
         let multi = |sites: &[&AttachSite], retprobe, session| UprobeMultiOpts {
             offsets: sites.iter().map(|site| site.offset.0 as usize).collect(),
             cookies: sites.iter().map(|site| with_slot(site.cookie)).collect(),

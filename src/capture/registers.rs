@@ -3,17 +3,16 @@
 use std::io::Read as _;
 
 use libbpf_rs::{Iter, Link, Object, ObjectBuilder};
+use zerocopy::FromBytes as _;
 
 use super::{Error, Result, load};
-use crate::machine::Machine;
+use crate::bpf;
 use crate::units::Pid;
 
 /// The compiled iterator.
 static OBJECT: &[u8] = load::aligned_object!("registers.bpf.o");
-/// Words of registers in one record; `REGISTER_WORDS` of bpf/registers.bpf.c.
-const WORDS: usize = if matches!(Machine::HOST, Machine::Aarch64) { 33 } else { 21 };
 /// Bytes read at most: as many threads as are looked at.
-const BYTES_MAX: u64 = (crate::census::threads::THREADS_MAX * 8 * (WORDS + 1)) as u64;
+const BYTES_MAX: u64 = (crate::census::threads::THREADS_MAX * size_of::<bpf::ThreadRegisters>()) as u64;
 
 /// The iterator for one process.
 #[derive(Debug)]
@@ -48,7 +47,7 @@ impl ThreadRegisters {
         let mut bytes = Vec::new();
         // What was read before an error counts: each word stands for itself.
         let _ = iter.take(BYTES_MAX).read_to_end(&mut bytes);
-        let record = bytes.chunks_exact(8 * (WORDS + 1));
-        record.flat_map(|record| record.chunks_exact(8).skip(1)).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect()
+        let records = bytes.chunks_exact(size_of::<bpf::ThreadRegisters>());
+        records.filter_map(|record| bpf::ThreadRegisters::read_from_bytes(record).ok()).flat_map(|record| record.words).collect()
     }
 }

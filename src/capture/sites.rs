@@ -3,21 +3,17 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use libbpf_rs::{Map, MapCore as _, MapFlags};
+use zerocopy::IntoBytes as _;
 
 use super::{AttachFile, Set, Slot};
+use crate::bpf::Site;
+use crate::probe::cookie;
 use crate::target::Process;
 use crate::units::{Addr, Pid};
 
-/// The cookie's bits that hold the slot (`FP_COOKIE_SLOT` in fragprof.h).
-const SLOT_SHIFT: u32 = 32;
-
-/// `struct fp_site` of thread.bpf.h.
-pub(super) fn key(pid: Pid, address: Addr, set: Set) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[..4].copy_from_slice(&pid.0.to_ne_bytes());
-    key[4..8].copy_from_slice(&u32::from(set == Set::Large).to_ne_bytes());
-    key[8..].copy_from_slice(&address.0.to_ne_bytes());
-    key
+/// The table's key.
+pub(super) fn key(pid: Pid, address: Addr, set: Set) -> Site {
+    Site { tgid: pid.0, large: u32::from(set == Set::Large), ip: address.0 }
 }
 
 /// Enters each address at which the process executes one of the file's sites. The file is known by its inode number alone, because some
@@ -29,7 +25,7 @@ pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, set: Set, with_slot: imp
     for mapping in maps.executable_files().filter(|mapping| mapping.inode == inode) {
         for site in &file.sites {
             if let Some(address) = mapping.address_of(site.offset) {
-                map.update(&key(pid, address, set), &with_slot(site.cookie).to_ne_bytes(), MapFlags::ANY)?;
+                map.update(key(pid, address, set).as_bytes(), &with_slot(site.cookie).to_ne_bytes(), MapFlags::ANY)?;
             }
         }
     }
@@ -40,7 +36,7 @@ pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, set: Set, with_slot: imp
 pub fn forget(map: &Map<'_>, slot: Slot) {
     let of_slot = |key: &Vec<u8>| {
         let cookie = map.lookup(key, MapFlags::ANY).ok().flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?)));
-        cookie.is_some_and(|cookie| (cookie >> SLOT_SHIFT) as u16 == slot.index)
+        cookie.is_some_and(|cookie| cookie::slot_of(cookie) == slot.index)
     };
     let gone: Vec<Vec<u8>> = map.keys().filter(of_slot).collect();
     for key in gone {

@@ -1,6 +1,6 @@
 //! Target slots: which row of the target table belongs to whom.
 
-use super::wire::TARGETS_MAX;
+use crate::bpf::TARGETS_MAX;
 
 /// A row of the target table in use: an index and its generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

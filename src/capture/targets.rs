@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 
 use libbpf_rs::Map;
 
-use super::wire::{TARGET_BIRTHS, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, TargetRow};
 use super::{Error, Hits, Result, Slot, TargetLoss};
+use crate::bpf::{TARGET_BIRTHS, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, Target};
 use crate::units::Pid;
 
 /// Bytes of the mapping: an array map's values lie one behind the other.
-const TABLE_BYTES: usize = TARGETS_MAX as usize * size_of::<TargetRow>();
+const TABLE_BYTES: usize = TARGETS_MAX as usize * size_of::<Target>();
 
 /// The mapping of the BPF array `targets`.
 #[derive(Debug)]
 pub struct TargetTable {
-    rows: NonNull<TargetRow>,
+    rows: NonNull<Target>,
 }
 
 // SAFETY: the rows are atomics in shared memory; the pointer is never moved nor freed before drop.
@@ -39,7 +39,7 @@ impl TargetTable {
         Ok(Self { rows })
     }
 
-    fn row(&self, slot: Slot) -> &TargetRow {
+    fn row(&self, slot: Slot) -> &Target {
         let index = usize::from(slot.index).min(TARGETS_MAX as usize - 1);
         // SAFETY: the mapping holds TARGETS_MAX rows of atomics, valid for every bit pattern, and lives as long as self.
         unsafe { self.rows.add(index).as_ref() }

@@ -7,11 +7,13 @@
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, UprobeMultiOpts, UprobeOpts};
+use zerocopy::IntoBytes as _;
 
 use super::slots::Slot;
 use super::targets::TargetTable;
-use super::wire::{TARGET_GOVERNED, TARGETS_MAX};
 use super::{Set, floor, load, sites};
+use crate::bpf::{TARGET_GOVERNED, TARGETS_MAX};
+use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::probe::functions::Op;
 use crate::units::{Addr, Pid};
@@ -50,13 +52,13 @@ static AT_IT: Mutex<()> = Mutex::new(());
 
 /// Hits of this process, and those of a child of vfork.
 fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64, hits: &dyn Fn() -> u64) -> libbpf_rs::Result<(u64, u64)> {
-    let cookie = Op::Alloc as u64 | u64::from(SLOT.index) << 32;
+    let cookie = Op::Alloc as u64 | cookie::of_slot(SLOT.index);
     let program = load::program(object, load::programs(method)[0])?;
     let key = sites::key(pid, Addr(address), Set::Calls);
     let link = match method {
         Attach::PerfEvents | Attach::ByAddress => {
             if method == Attach::ByAddress {
-                load::map(object, "site_cookies").update(&key, &cookie.to_ne_bytes(), MapFlags::ANY)?;
+                load::map(object, "site_cookies").update(key.as_bytes(), &cookie.to_ne_bytes(), MapFlags::ANY)?;
             }
             let cookie = if method == Attach::PerfEvents { cookie } else { 0 };
             program.attach_uprobe_with_opts(pid.0 as i32, "/proc/self/exe", offset as usize, UprobeOpts { cookie, ..Default::default() })?
@@ -72,7 +74,7 @@ fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64, hit
     let of_child = in_a_child_of_vfork().map(|()| hits() - own);
     drop(link);
     if method == Attach::ByAddress {
-        load::map(object, "site_cookies").delete(&key)?;
+        load::map(object, "site_cookies").delete(key.as_bytes())?;
     }
     Ok((own, of_child?))
 }

@@ -4,22 +4,17 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, UprobeMultiOpts, UprobeOpts};
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromZeros as _, IntoBytes as _};
 
-use super::wire::{USDT_SITES_MAX, UsdtArgument, UsdtSite};
 use super::{Attached, Capture, Error, Result, Slot, load};
+use crate::bpf::{self, USDT_SITES_MAX, UsdtArgument, UsdtKind, UsdtSite};
+use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::target::usdt::{Argument, Operand};
 use crate::units::{FileOffset, Pid};
 
-/// `FP_USDT_CONSTANT`.
-const CONSTANT: u8 = 1;
-/// `FP_USDT_REGISTER`.
-const REGISTER: u8 = 2;
-/// `FP_USDT_MEMORY`.
-const MEMORY: u8 = 3;
-/// `FP_USDT_NO_REG`.
-const NO_REG: u8 = 0xff;
+/// No register.
+const NO_REG: u8 = bpf::USDT_NO_REG as u8;
 
 /// A probe site that a program passes by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,15 +49,15 @@ fn row_argument(argument: &Argument) -> UsdtArgument {
         is_signed: u8::from(argument.signed),
         base: NO_REG,
         index: NO_REG,
-        ..UsdtArgument::default()
+        ..UsdtArgument::new_zeroed()
     };
     match argument.operand {
-        Operand::Constant(value) => UsdtArgument { kind: CONSTANT, value, ..row },
+        Operand::Constant(value) => UsdtArgument { kind: UsdtKind::Constant as u8, value, ..row },
         Operand::Register { register, high_byte } => {
-            UsdtArgument { kind: REGISTER, base: register.0, shift: if high_byte { 8 } else { 0 }, ..row }
+            UsdtArgument { kind: UsdtKind::Register as u8, base: register.0, shift: if high_byte { 8 } else { 0 }, ..row }
         }
         Operand::Memory { displacement, base, index } => UsdtArgument {
-            kind: MEMORY,
+            kind: UsdtKind::Memory as u8,
             value: displacement,
             base: base.map_or(NO_REG, |register| register.0),
             index: index.map_or(NO_REG, |(register, _)| register.0),
@@ -103,7 +98,7 @@ impl Capture {
         let attach_error = |source| Error::Attach { pid, path: file.path.display().to_string(), sites: sites.len(), source };
         let mut cookies = Vec::with_capacity(sites.len());
         for site in sites {
-            cookies.push(u64::from(self.row(&site.arguments)?) << 16 | u64::from(slot.index) << 32);
+            cookies.push(u64::from(self.row(&site.arguments)?) << bpf::USDT_COOKIE_SITE_SHIFT | cookie::of_slot(slot.index));
         }
         let multi = self.offer.method != Attach::PerfEvents;
         let name = match (with_weight, multi) {
@@ -134,7 +129,7 @@ impl Capture {
 
     /// The number of the row for these arguments, made now if there is none.
     fn row(&self, arguments: &[Argument]) -> Result<u32> {
-        let mut row = UsdtSite::default();
+        let mut row = UsdtSite::new_zeroed();
         for (into, argument) in row.arguments.iter_mut().zip(arguments) {
             *into = row_argument(argument);
         }
@@ -169,8 +164,8 @@ mod tests {
         let parsed = arguments(b"-4@-24(%rbp,%r9,8) 1@%bh 8@$-5", Machine::X86_64).unwrap();
         let rows: Vec<UsdtArgument> = parsed.iter().map(row_argument).collect();
         let fields = |row: &UsdtArgument| (row.kind, row.value, row.bytes, row.is_signed, row.base, row.index, row.shift);
-        assert_eq!(fields(&rows[0]), (MEMORY, -24, 4, 1, 6, 9, 3));
-        assert_eq!(fields(&rows[1]), (REGISTER, 0, 1, 0, 3, NO_REG, 8));
-        assert_eq!(fields(&rows[2]), (CONSTANT, -5, 8, 0, NO_REG, NO_REG, 0));
+        assert_eq!(fields(&rows[0]), (UsdtKind::Memory as u8, -24, 4, 1, 6, 9, 3));
+        assert_eq!(fields(&rows[1]), (UsdtKind::Register as u8, 0, 1, 0, 3, NO_REG, 8));
+        assert_eq!(fields(&rows[2]), (UsdtKind::Constant as u8, -5, 8, 0, NO_REG, NO_REG, 0));
     }
 }

@@ -1,80 +1,24 @@
-//! The Rust side of `bpf/fragprof.h`: the records as they lie in the ring, and their decoding.
+//! The records as they lie in the ring, and their decoding.
 //!
 //! A record comes from our own programs, yet it is read with checks: a record of unknown kind or short length is counted as malformed
 //! and skipped, never trusted.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
+pub use crate::bpf::Head;
+use crate::bpf::{self, RecordKind, VmOp};
 use crate::units::{Addr, StackHash};
 
-/// `FP_TARGETS_MAX`: watched processes at a time.
-pub const TARGETS_MAX: u32 = 1024;
-/// `FP_FRAMES_MAX`: frames of one stack.
-pub const FRAMES_MAX: usize = 128;
-/// `FP_SHARDS_MAX`: ring buffers.
-pub const SHARDS_MAX: u32 = 16;
-
-/// `FP_TARGET_STACKS`: take the stack of each allocation.
-pub const TARGET_STACKS: u32 = 1 << 0;
-/// `FP_TARGET_FREE_STACKS`: take the stack of each free too.
-pub const TARGET_FREE_STACKS: u32 = 1 << 1;
-/// `FP_TARGET_VM`: send changes of the address space.
-pub const TARGET_VM: u32 = 1 << 2;
-/// `FP_TARGET_ON`: take new calls. Set when all probes are in, cleared before the first is taken out.
-pub const TARGET_ON: u32 = 1 << 3;
-/// `FP_TARGET_GOVERNED`: count hits, and switch off when the quota is spent.
-pub const TARGET_GOVERNED: u32 = 1 << 4;
-/// `FP_TARGET_GROWTH`: take the stack of growth of the address space even outside a recorded allocator call.
-pub const TARGET_GROWTH: u32 = 1 << 5;
-/// `FP_TARGET_BIRTHS`: send what some blocks hold when they are handed out.
-pub const TARGET_BIRTHS: u32 = 1 << 6;
-/// `FP_TARGET_LIMITED`: its memory is limited, so no return of an operator new that throws is probed.
-pub const TARGET_LIMITED: u32 = 1 << 7;
-/// `FP_TARGET_HELD`: it is traced, and held where it maps code and at its entry point.
-pub const TARGET_HELD: u32 = 1 << 8;
-/// `FP_WORDS`: words of a block by which it is known again.
-pub const WORDS: usize = 16;
-
-const REC_ALLOC: u8 = 1;
-const REC_FREE: u8 = 2;
-const REC_REALLOC_FREE: u8 = 3;
-const REC_REALLOC_FAIL: u8 = 4;
-const REC_STACK: u8 = 5;
-const REC_VM: u8 = 6;
-const REC_EXEC: u8 = 7;
-const REC_FORK: u8 = 8;
-const REC_EXIT: u8 = 9;
-const REC_NEED_TABLE: u8 = 10;
-const REC_FREE_STACK: u8 = 11;
-const REC_SAMPLE: u8 = 12;
-const REC_BIRTH: u8 = 13;
-/// `FP_USDT_SITES_MAX`: rows that say where the arguments of programs' own probes are.
-pub const USDT_SITES_MAX: u32 = 1024;
-/// `FP_STAMP_TIME_BITS`.
-const STAMP_TIME_BITS: u32 = 48;
-
-/// `struct fp_head`: starts every record.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Head {
-    /// What the record says.
-    pub kind: u8,
-    /// Which entry point: an index into the function table of [`crate::probe`].
-    pub function: u8,
-    /// Target slot.
-    pub slot: u16,
-    /// Kernel thread id, initial pid namespace.
-    pub tid: u32,
-    stamp: u64,
-}
+/// Words of a block by which it is known again.
+pub const WORDS: usize = bpf::WORDS as usize;
+/// Bytes of the smallest record of a call.
+pub const FREE_BYTES: u64 = size_of::<bpf::Free>() as u64;
 
 impl Head {
     /// CLOCK_MONOTONIC in nanoseconds, given a reading of that clock within 39 hours of the record.
     pub fn time_ns(&self, near_ns: u64) -> u64 {
-        let mask = (1 << STAMP_TIME_BITS) - 1;
-        let half = 1 << (STAMP_TIME_BITS - 1);
+        let mask = (1 << bpf::STAMP_TIME_BITS) - 1;
+        let half = 1 << (bpf::STAMP_TIME_BITS - 1);
         let ahead = (self.stamp & mask).wrapping_sub(near_ns & mask) & mask;
         // In the upper half it lies behind.
         if ahead < half { near_ns.wrapping_add(ahead) } else { near_ns.wrapping_sub((mask + 1) - ahead) }
@@ -82,7 +26,7 @@ impl Head {
 
     /// The low bits of the slot's generation.
     pub fn generation_low(&self) -> u16 {
-        (self.stamp >> STAMP_TIME_BITS) as u16
+        (self.stamp >> bpf::STAMP_TIME_BITS) as u16
     }
 
     /// Whether the record is of the slot's owner with this generation.
@@ -90,193 +34,6 @@ impl Head {
         self.generation_low() == generation as u16
     }
 }
-
-/// `struct fp_alloc`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawAlloc {
-    head: Head,
-    addr: u64,
-    size: u64,
-    stack: u64,
-}
-
-/// `struct fp_sample`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawSample {
-    head: Head,
-    addr: u64,
-    size: u64,
-    weight: u64,
-    interval: u64,
-    stack: u64,
-}
-
-/// `struct fp_birth`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawBirth {
-    head: Head,
-    addr: u64,
-    known: u32,
-    pad: u32,
-    words: [u64; WORDS],
-}
-
-/// `struct fp_usdt_argument`: where an argument of a program's own probe is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoBytes, Immutable)]
-#[repr(C)]
-pub struct UsdtArgument {
-    /// The constant, or the displacement.
-    pub value: i64,
-    /// `enum fp_usdt_kind`.
-    pub kind: u8,
-    /// 1, 2, 4 or 8.
-    pub bytes: u8,
-    /// 1 = extended by its sign.
-    pub is_signed: u8,
-    /// DWARF register, 0x1f = none.
-    pub base: u8,
-    /// Likewise.
-    pub index: u8,
-    /// Bits.
-    pub shift: u8,
-    /// 0.
-    pub pad: [u8; 2],
-}
-
-/// `struct fp_usdt_site`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoBytes, Immutable)]
-#[repr(C)]
-pub struct UsdtSite {
-    /// Block, bytes, weight; interval, or nothing.
-    pub arguments: [UsdtArgument; 4],
-}
-
-/// Bytes of the smallest record of a call.
-pub const FREE_BYTES: u64 = size_of::<RawFree>() as u64;
-
-/// `struct fp_free`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawFree {
-    head: Head,
-    addr: u64,
-}
-
-/// `struct fp_free_stack`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawFreeStack {
-    head: Head,
-    addr: u64,
-    stack: u64,
-}
-
-/// `struct fp_stack` without its frames.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawStack {
-    head: Head,
-    hash: u64,
-    len: u16,
-    end: u8,
-    pad: [u8; 5],
-}
-
-/// `struct fp_vm`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawVm {
-    head: Head,
-    addr: u64,
-    len: u64,
-    addr2: u64,
-    len2: u64,
-    op: u32,
-    prot: u32,
-    flags: u32,
-    fd: i32,
-    stack: u64,
-    request: u64,
-}
-
-/// `struct fp_life`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawLife {
-    head: Head,
-    pid: u32,
-    other: u32,
-    comm: [u8; 16],
-}
-
-/// `struct fp_need_table`.
-#[derive(Debug, Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawNeedTable {
-    head: Head,
-    pc: u64,
-}
-
-/// `struct fp_target`: a row of the target table. The programs read it, and add to the counts, while the daemon has it mapped.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct TargetRow {
-    /// Process id, 0 = slot free.
-    pub tgid: AtomicU32,
-    /// Raised each time the slot gets a new owner.
-    pub generation: AtomicU32,
-    /// Ring buffer of this process's records.
-    pub shard: AtomicU32,
-    /// `TARGET_*`.
-    pub flags: AtomicU32,
-    /// Allocation records lost.
-    pub lost_alloc: AtomicU64,
-    /// Free records lost.
-    pub lost_free: AtomicU64,
-    /// Other records lost.
-    pub lost_other: AtomicU64,
-    /// Calls that never returned.
-    pub abandoned: AtomicU64,
-    /// Of so many first touches one is recorded; 0 = none.
-    pub touch_interval: AtomicU64,
-    /// Address space for the unwinder's mapping table.
-    pub mm_id: AtomicU64,
-    /// Probe hits of a governed target, on or off.
-    pub hits: AtomicU64,
-    /// Of them, at functions that free.
-    pub hits_free: AtomicU64,
-    /// Value of `hits` at which the programs switch the target off; once they did so, its value at that moment.
-    pub quota_end: AtomicU64,
-    /// When they did so, CLOCK_MONOTONIC ns; 0 = they did not.
-    pub closed_ns: AtomicU64,
-    /// When the window is over, CLOCK_MONOTONIC ns.
-    pub deadline_ns: AtomicU64,
-    /// Of probes for large blocks: another number each time that they are put in.
-    pub epoch: AtomicU64,
-    /// Returns that were probed.
-    pub returns: AtomicU64,
-    /// Time that the programs took, in nanoseconds.
-    pub programs_ns: AtomicU64,
-}
-
-const _: () = {
-    assert!(size_of::<Head>() == 16);
-    assert!(size_of::<RawAlloc>() == 40);
-    assert!(size_of::<RawFree>() == 24);
-    assert!(size_of::<RawFreeStack>() == 32);
-    assert!(size_of::<RawStack>() == 32);
-    assert!(size_of::<RawVm>() == 80);
-    assert!(size_of::<RawLife>() == 40);
-    assert!(size_of::<RawNeedTable>() == 24);
-    assert!(size_of::<TargetRow>() == 128);
-    assert!(size_of::<RawSample>() == 56);
-    assert!(size_of::<RawBirth>() == 160);
-    assert!(size_of::<UsdtArgument>() == 16);
-    assert!(size_of::<UsdtSite>() == 64);
-};
 
 /// `enum fp_vm_op` with its arguments: what happened to the address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -475,59 +232,57 @@ fn raw<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Option<&T> {
 
 fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
     let head = *raw::<Head>(bytes)?;
-    let body = match head.kind {
-        REC_ALLOC => {
-            let r = raw::<RawAlloc>(bytes)?;
+    let body = match RecordKind::from_wire(head.kind)? {
+        RecordKind::Alloc => {
+            let r = raw::<bpf::Alloc>(bytes)?;
             Body::Alloc { addr: Addr(r.addr), size: r.size, stack: StackHash(r.stack) }
         }
-        REC_SAMPLE => {
-            let r = raw::<RawSample>(bytes)?;
+        RecordKind::Sample => {
+            let r = raw::<bpf::Sample>(bytes)?;
             Body::Sample { addr: Addr(r.addr), size: r.size, weight: r.weight, interval: r.interval, stack: StackHash(r.stack) }
         }
-        REC_BIRTH => {
-            let r = raw::<RawBirth>(bytes)?;
+        RecordKind::Birth => {
+            let r = raw::<bpf::Birth>(bytes)?;
             Body::Birth { addr: Addr(r.addr), words: &r.words, known: r.known }
         }
-        REC_FREE => Body::Free { addr: Addr(raw::<RawFree>(bytes)?.addr), stack: StackHash(0) },
-        REC_FREE_STACK => {
-            let r = raw::<RawFreeStack>(bytes)?;
+        RecordKind::Free => Body::Free { addr: Addr(raw::<bpf::Free>(bytes)?.addr), stack: StackHash(0) },
+        RecordKind::FreeStack => {
+            let r = raw::<bpf::FreeStack>(bytes)?;
             Body::Free { addr: Addr(r.addr), stack: StackHash(r.stack) }
         }
-        REC_REALLOC_FREE => Body::ReallocFree { addr: Addr(raw::<RawFree>(bytes)?.addr) },
-        REC_REALLOC_FAIL => Body::ReallocFail { addr: Addr(raw::<RawFree>(bytes)?.addr) },
-        REC_STACK => {
-            let (r, rest) = RawStack::ref_from_prefix(bytes).ok()?;
+        RecordKind::ReallocFree => Body::ReallocFree { addr: Addr(raw::<bpf::Free>(bytes)?.addr) },
+        RecordKind::ReallocFail => Body::ReallocFail { addr: Addr(raw::<bpf::Free>(bytes)?.addr) },
+        RecordKind::Stack => {
+            let (r, rest) = bpf::Stack::ref_from_prefix(bytes).ok()?;
             let len = usize::from(r.len);
-            if len > FRAMES_MAX {
+            if len > bpf::FRAMES_MAX as usize {
                 return None;
             }
             let (frames, _) = <[u64]>::ref_from_prefix_with_elems(rest, len).ok()?;
             Body::Stack { hash: StackHash(r.hash), frames, end: r.end }
         }
-        REC_VM => {
-            let r = raw::<RawVm>(bytes)?;
+        RecordKind::Vm => {
+            let r = raw::<bpf::Vm>(bytes)?;
             Body::Vm { change: vm_change(r)?, stack: StackHash(r.stack), request: r.request }
         }
-        REC_EXEC => Body::Exec { comm: raw::<RawLife>(bytes)?.comm },
-        REC_FORK => Body::Fork { child: raw::<RawLife>(bytes)?.other, shares_memory: head.function != 0 },
-        REC_EXIT => Body::Exit { code: raw::<RawLife>(bytes)?.other },
-        REC_NEED_TABLE => Body::NeedTable { pc: Addr(raw::<RawNeedTable>(bytes)?.pc) },
-        _ => return None,
+        RecordKind::Exec => Body::Exec { comm: raw::<bpf::Life>(bytes)?.comm },
+        RecordKind::Fork => Body::Fork { child: raw::<bpf::Life>(bytes)?.other, shares_memory: head.function != 0 },
+        RecordKind::Exit => Body::Exit { code: raw::<bpf::Life>(bytes)?.other },
+        RecordKind::NeedTable => Body::NeedTable { pc: Addr(raw::<bpf::NeedTable>(bytes)?.pc) },
     };
     Some(Record { head, body })
 }
 
-fn vm_change(r: &RawVm) -> Option<VmChange> {
+fn vm_change(r: &bpf::Vm) -> Option<VmChange> {
     let addr = Addr(r.addr);
-    Some(match r.op {
-        1 => VmChange::Mmap { addr, len: r.len, prot: r.prot, flags: r.flags, fd: r.fd },
-        2 => VmChange::Munmap { addr, len: r.len },
-        3 => VmChange::Mremap { old: addr, old_len: r.len, new: Addr(r.addr2), new_len: r.len2 },
-        4 => VmChange::Brk { end: addr },
-        5 => VmChange::Madvise { addr, len: r.len, advice: r.flags },
-        6 => VmChange::Mprotect { addr, len: r.len, prot: r.prot },
-        7 => VmChange::Touch { addr, touches: r.len2 },
-        _ => return None,
+    Some(match VmOp::from_wire(r.op)? {
+        VmOp::Mmap => VmChange::Mmap { addr, len: r.len, prot: r.prot, flags: r.flags, fd: r.fd },
+        VmOp::Munmap => VmChange::Munmap { addr, len: r.len },
+        VmOp::Mremap => VmChange::Mremap { old: addr, old_len: r.len, new: Addr(r.addr2), new_len: r.len2 },
+        VmOp::Brk => VmChange::Brk { end: addr },
+        VmOp::Madvise => VmChange::Madvise { addr, len: r.len, advice: r.flags },
+        VmOp::Mprotect => VmChange::Mprotect { addr, len: r.len, prot: r.prot },
+        VmOp::Touch => VmChange::Touch { addr, touches: r.len2 },
     })
 }
 
@@ -542,7 +297,7 @@ mod tests {
 
     fn alloc_record() -> Aligned<40> {
         let mut bytes = [0; 40];
-        bytes[0] = REC_ALLOC;
+        bytes[0] = RecordKind::Alloc as u8;
         bytes[2..4].copy_from_slice(&7u16.to_le_bytes());
         bytes[16..24].copy_from_slice(&0x7f00_0000_1000u64.to_le_bytes());
         bytes[24..32].copy_from_slice(&100u64.to_le_bytes());
@@ -569,7 +324,7 @@ mod tests {
     #[test]
     fn a_stack_that_claims_more_frames_than_it_has_is_refused() {
         let mut bytes = Aligned([0; 48]);
-        bytes.0[0] = REC_STACK;
+        bytes.0[0] = RecordKind::Stack as u8;
         bytes.0[24] = 2;
         assert!(matches!(decode(&bytes.0).unwrap().body, Body::Stack { frames: [0, 0], .. }));
         bytes.0[24] = 3;

@@ -18,6 +18,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 
 use super::record::failed;
+use crate::bpf;
 use crate::capture::floor::{Floor, FloorAttached};
 use crate::capture::{AttachFile, AttachSite, Capture, Config, Sink, TargetFlags, wire};
 use crate::probe::cookie::Cookie;
@@ -94,7 +95,7 @@ fn pair_costs(rounds: u32, window: Duration) -> anyhow::Result<[f64; 4]> {
     let floor = Floor::load().map_err(|e| failed(e.into()))?;
     let capture = Capture::load(&Config::default()).map_err(|e| failed(e.into()))?;
     let readers = capture.read(vec![Box::new(Discard)]).map_err(|e| failed(e.into()))?;
-    let slot = capture.add_target(target.pid(), 0, TargetFlags(wire::TARGET_STACKS)).map_err(|e| failed(e.into()))?;
+    let slot = capture.add_target(target.pid(), 0, TargetFlags(bpf::TARGET_STACKS)).map_err(|e| failed(e.into()))?;
     let maps = process.maps().map_err(|e| failed(e.into()))?;
     capture.tables().sync_process(&process, target.pid().0, &maps).map_err(|e| failed(e.into()))?;
     if !capture.tables().wait_until_loaded(Duration::from_secs(10)) {

@@ -1,13 +1,14 @@
 //! The 64-bit word that a probe site hands to its program: which call it is and where its arguments are.
 //!
-//! Layout: `FP_COOKIE_*` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
+//! Layout: `enum fp_cookie_shift` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
 
 use super::functions::{Function, FunctionId, Op};
 use super::large::{Holds, LargeSite};
 use super::register::Register;
+use crate::bpf;
 
-/// FP_NO_REG: the call has no such argument.
-const NO_REGISTER: u64 = 0x1f;
+/// The call has no such argument; also the bits of a register's field.
+const NO_REGISTER: u64 = bpf::NO_REG as u64;
 
 /// What a site tells its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,14 +33,14 @@ impl Cookie {
     pub fn encode(&self, slot: u16) -> u64 {
         let register = |r: Option<Register>| r.map_or(NO_REGISTER, |r| u64::from(r.0) & NO_REGISTER);
         self.op as u64
-            | u64::from(self.function.0) << 8
-            | register(self.size) << 16
-            | register(self.count) << 21
-            | register(self.pointer) << 26
-            | u64::from(slot) << 32
-            | u64::from(self.sp_words) << 48
-            | u64::from(self.function.get().is_some_and(Function::may_throw)) << 56
-            | u64::from(self.function.get().is_some_and(Function::frees_on_failure)) << 57
+            | u64::from(self.function.0) << bpf::COOKIE_FUNCTION_SHIFT
+            | register(self.size) << bpf::COOKIE_SIZE_REG_SHIFT
+            | register(self.count) << bpf::COOKIE_COUNT_REG_SHIFT
+            | register(self.pointer) << bpf::COOKIE_PTR_REG_SHIFT
+            | of_slot(slot)
+            | u64::from(self.sp_words) << bpf::COOKIE_SP_WORDS_SHIFT
+            | u64::from(self.function.get().is_some_and(Function::may_throw)) << bpf::COOKIE_MAY_THROW_SHIFT
+            | u64::from(self.function.get().is_some_and(Function::frees_on_failure)) << bpf::COOKIE_FREES_ON_FAILURE_SHIFT
     }
 
     /// Takes a word apart into cookie and slot; `None` if its op is not known.
@@ -51,43 +52,55 @@ impl Cookie {
             (number != NO_REGISTER).then_some(Register(number as u8))
         };
         let cookie = Self {
-            op: Op::from_number(byte(0))?,
-            function: FunctionId(byte(8)),
-            size: register(16),
-            count: register(21),
-            pointer: register(26),
-            sp_words: byte(48),
+            op: Op::from_number(byte(bpf::COOKIE_OP_SHIFT))?,
+            function: FunctionId(byte(bpf::COOKIE_FUNCTION_SHIFT)),
+            size: register(bpf::COOKIE_SIZE_REG_SHIFT),
+            count: register(bpf::COOKIE_COUNT_REG_SHIFT),
+            pointer: register(bpf::COOKIE_PTR_REG_SHIFT),
+            sp_words: byte(bpf::COOKIE_SP_WORDS_SHIFT),
         };
-        Some((cookie, (word >> 32 & 0xffff) as u16))
+        Some((cookie, slot_of(word)))
     }
 }
 
-/// What passes a size-selective site. Values are `enum fp_op` of bpf/fragprof.h, behind those of [`Op`].
+/// The bits of a word that say the target's slot.
+#[must_use]
+pub const fn of_slot(slot: u16) -> u64 {
+    (slot as u64) << bpf::COOKIE_SLOT_SHIFT
+}
+
+/// The target's slot in a word.
+#[must_use]
+pub const fn slot_of(word: u64) -> u16 {
+    (word >> bpf::COOKIE_SLOT_SHIFT) as u16
+}
+
+/// What passes a size-selective site, of [`bpf::Op`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LargeOp {
     /// A new block.
-    Alloc = 6,
+    Alloc = bpf::Op::LargeAlloc as u8,
     /// A block that is freed.
-    Free = 7,
+    Free = bpf::Op::LargeFree as u8,
 }
 
-/// `FP_OP_ENTRY`: the program's entry point, at which its thread is held.
-pub const OP_ENTRY: u64 = 8;
+/// The word of the program's entry point, at which its thread is held.
+pub const OP_ENTRY: u64 = bpf::Op::Entry as u64;
 
-/// `FP_COOKIE_VFORK`: the probe is in a child of vfork, for a target in whose memory the child runs.
-pub const VFORK: u64 = 1 << 59;
+/// The probe is in a child of vfork, for a target in whose memory the child runs.
+pub const VFORK: u64 = 1 << bpf::COOKIE_VFORK_SHIFT;
 
 /// The word of a size-selective site for a target's slot. `function`: what its records are counted as.
 #[must_use]
 pub fn encode_large(op: LargeOp, function: FunctionId, site: &LargeSite, slot: u16) -> u64 {
     op as u64
-        | u64::from(function.0) << 8
-        | NO_REGISTER << 16
-        | NO_REGISTER << 21
-        | (u64::from(site.register.0) & NO_REGISTER) << 26
-        | u64::from(slot) << 32
-        | u64::from(site.holds == Holds::Chunk) << 58
+        | u64::from(function.0) << bpf::COOKIE_FUNCTION_SHIFT
+        | NO_REGISTER << bpf::COOKIE_SIZE_REG_SHIFT
+        | NO_REGISTER << bpf::COOKIE_COUNT_REG_SHIFT
+        | (u64::from(site.register.0) & NO_REGISTER) << bpf::COOKIE_PTR_REG_SHIFT
+        | of_slot(slot)
+        | u64::from(site.holds == Holds::Chunk) << bpf::COOKIE_HOLDS_CHUNK_SHIFT
 }
 
 #[cfg(test)]

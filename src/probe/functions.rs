@@ -10,21 +10,23 @@
 
 use serde::Serialize;
 
-/// What a call does with blocks. Values are `enum fp_op` of bpf/fragprof.h.
+use crate::bpf;
+
+/// What a call does with blocks: those of [`bpf::Op`] that are calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Op {
     /// Hands out a block; the result is its address, 0 = failed.
-    Alloc = 1,
+    Alloc = bpf::Op::Alloc as u8,
     /// Takes a block back.
-    Free = 2,
+    Free = bpf::Op::Free as u8,
     /// Takes a block back and hands out one with its contents, maybe at the same address; 0 = failed, the old one lives on.
-    Realloc = 3,
+    Realloc = bpf::Op::Realloc as u8,
     /// Hands out a block through memory; result 0 = success.
-    PosixMemalign = 4,
+    PosixMemalign = bpf::Op::PosixMemalign as u8,
     /// Resizes a block in place; the result is its usable size.
-    Xallocx = 5,
+    Xallocx = bpf::Op::Xallocx as u8,
 }
 
 impl Op {

@@ -60,7 +60,8 @@ use tracer::{At, Scope};
 use walker::{Purpose, Walker};
 pub use watched::Watched;
 
-use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
+use crate::bpf;
+use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags};
 use crate::ledger::{Ledger, StackLimits};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
@@ -438,12 +439,12 @@ impl Recorder {
     fn register(&mut self, process: Process, inherited: Option<Inherited>, free_at_start: Option<u64>) -> Result<u16, Error> {
         let pid = process.pid();
         let shard = 0;
-        let mut flags = wire::TARGET_VM;
+        let mut flags = bpf::TARGET_VM;
         if !self.options.no_stacks {
-            flags |= wire::TARGET_STACKS;
+            flags |= bpf::TARGET_STACKS;
         }
         if self.options.free_stacks {
-            flags |= wire::TARGET_FREE_STACKS;
+            flags |= bpf::TARGET_FREE_STACKS;
         }
         let slot = self.capture.add_target(pid, shard, TargetFlags(flags))?;
         let danger = Danger { limited: false, chooses_returns: self.capture.chooses_returns(), accepted: self.options.probe_throwing };

@@ -27,17 +27,6 @@ pub use resolver::{Counters, Symbolizer};
 pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};
 pub use space::{AddressSpace, Backing, Module, Region};
 
-/// The address in a frame word; the rest are flags. `FP_FRAME_ADDR_MASK` of bpf/fragprof.h.
-pub const WORD_ADDRESS: u64 = (1 << 56) - 1;
-/// Frame word flag: the address is the instruction itself, not a return address. `FP_FRAME_EXACT`.
-pub const WORD_EXACT: u64 = 1 << 56;
-/// Frame word flag: found by a guarded frame-pointer step. `FP_FRAME_GUESSED`.
-pub const WORD_GUESSED: u64 = 1 << 57;
-/// Frame word flag: in an anonymous executable region. `FP_FRAME_JIT`.
-pub const WORD_JIT: u64 = 1 << 58;
-/// Frame word flag: a signal trampoline, whose address is no return address. `FP_FRAME_SIGNAL`.
-pub const WORD_SIGNAL: u64 = 1 << 59;
-
 /// Longest name of a function or file that is kept, in bytes; longer ones are cut and end in `…`. C++ names of some hundred KiB exist,
 /// and nobody reads past the first screen.
 pub const NAME_BYTES_MAX: usize = 2048;

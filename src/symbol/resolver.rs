@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::elf::{ElfSymbols, FileSymbols, OpenedFile, Symbol};
 use super::space::{AddressSpace, Backing, Module, Region};
-use super::{WORD_ADDRESS, WORD_EXACT, WORD_GUESSED, WORD_JIT, WORD_SIGNAL, vdso};
+use super::vdso;
+use crate::bpf::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_GUESSED, FRAME_JIT, FRAME_SIGNAL};
 use crate::profile::pprof::MODULE_JIT;
 use crate::profile::{Frame, FrameFlags};
 
@@ -102,12 +103,12 @@ impl<S: FileSymbols> Symbolizer<S> {
     /// A return address points behind its call, perhaps into the next function or line: the byte before it is looked up.
     pub fn frames(&mut self, space: &AddressSpace, word: u64) -> Arc<[Frame]> {
         self.counters.words += 1;
-        let address = word & WORD_ADDRESS;
-        let exact = word & (WORD_EXACT | WORD_SIGNAL) != 0;
+        let address = word & FRAME_ADDRESS_MASK;
+        let exact = word & (FRAME_EXACT | FRAME_SIGNAL) != 0;
         let address = if exact { address } else { address.saturating_sub(1) };
-        let flags = FrameFlags { inlined: false, guessed: word & WORD_GUESSED != 0, jit: false };
+        let flags = FrameFlags { inlined: false, guessed: word & FRAME_GUESSED != 0, jit: false };
         let known = match space.find(address) {
-            Some(region) => self.in_region(space, region, address, word & WORD_JIT != 0),
+            Some(region) => self.in_region(space, region, address, word & FRAME_JIT != 0),
             None => self.in_named("[unknown]", "", address, false),
         };
         if !flags.guessed {

@@ -135,7 +135,8 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::symbol::{Symbolizer, WORD_EXACT};
+    use crate::bpf::FRAME_EXACT;
+    use crate::symbol::Symbolizer;
     use crate::units::Pid;
 
     const PROGRAM: &str = r#"
@@ -195,7 +196,7 @@ int main(void) {
         let (child, address) = started(&built(dir.path()));
         let space = taken(&mut Snapshots::default(), &child);
         drop(child);
-        let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
+        let frames = Symbolizer::new().stack(&space, &[address | FRAME_EXACT]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
         assert_eq!(&*frames[0].module, dir.path().join("shop").to_str().unwrap());
     }
@@ -207,7 +208,7 @@ int main(void) {
         std::fs::remove_file(dir.path().join("shop")).unwrap();
         let space = taken(&mut Snapshots::default(), &child);
         drop(child);
-        let frames = Symbolizer::new().stack(&space, &[address | WORD_EXACT]);
+        let frames = Symbolizer::new().stack(&space, &[address | FRAME_EXACT]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop_create", 4));
         assert!(!frames[0].build_id.is_empty());
     }

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use super::*;
+use crate::bpf::{FRAME_EXACT, FRAME_GUESSED, FRAME_JIT};
 use crate::profile::Frame;
 
 const CPP: &str = r#"
@@ -138,7 +139,7 @@ fn agrees_with_addr2line(path: &Path, wanted: &[&str]) -> usize {
         let all = functions(path, false);
         let (start, size, _) = all.iter().find(|(_, _, f)| squeezed(f).contains(&squeezed(name))).unwrap_or_else(|| panic!("no {name}"));
         for address in *start..start + size {
-            let exact = (BASE + address.wrapping_add(bias)) | WORD_EXACT;
+            let exact = (BASE + address.wrapping_add(bias)) | FRAME_EXACT;
             let frames = symbolizer.stack(&space, &[exact]);
             let ours: Vec<_> = frames.iter().map(said).collect();
             assert_eq!(ours, by_addr2line(path, address), "{name} at {address:#x}");
@@ -180,7 +181,7 @@ fn a_library_without_debug_information_gives_its_dynamic_symbols() {
     for wanted in ["malloc", "qsort", "getaddrinfo"] {
         let all = functions(libc, true);
         let (start, size, _) = all.iter().find(|(_, _, name)| name.split('@').next() == Some(wanted)).unwrap();
-        let frames = symbolizer.stack(&space, &[(BASE + start.wrapping_add(bias) + size / 2) | WORD_EXACT]);
+        let frames = symbolizer.stack(&space, &[(BASE + start.wrapping_add(bias) + size / 2) | FRAME_EXACT]);
         // An alias at the same address is as good.
         let same: Vec<&str> = all.iter().filter(|(a, ..)| a == start).map(|(.., name)| name.split('@').next().unwrap()).collect();
         assert!(
@@ -203,7 +204,7 @@ fn debug_information_in_a_file_of_its_own_is_found_by_its_link() {
     lines(Command::new("objcopy").arg("--only-keep-debug").arg(&path).arg(&debug));
     lines(Command::new("objcopy").arg("--strip-all").arg(format!("--add-gnu-debuglink={}", debug.display())).arg(&path));
     let space = mapped(module(&path));
-    let frames = Symbolizer::new().stack(&space, &[(BASE + (start + size / 2).wrapping_add(text_bias(&path))) | WORD_EXACT]);
+    let frames = Symbolizer::new().stack(&space, &[(BASE + (start + size / 2).wrapping_add(text_bias(&path))) | FRAME_EXACT]);
     assert_eq!(frames.iter().map(said).collect::<Vec<_>>(), expected);
 }
 
@@ -213,7 +214,7 @@ fn a_pipe_in_the_place_of_a_debug_file_does_not_stop_the_symbolizer() {
     let path = cpp_program(dir.path());
     let debug = dir.path().join("cpp.debug");
     let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
-    let word = (BASE + start.wrapping_add(text_bias(&path))) | WORD_EXACT;
+    let word = (BASE + start.wrapping_add(text_bias(&path))) | FRAME_EXACT;
     lines(Command::new("objcopy").arg("--only-keep-debug").arg(&path).arg(&debug));
     lines(Command::new("objcopy").arg("--strip-debug").arg(format!("--add-gnu-debuglink={}", debug.display())).arg(&path));
     std::fs::remove_file(&debug).unwrap();
@@ -234,7 +235,7 @@ fn a_file_that_was_deleted_and_replaced_is_read_through_its_open_descriptor() {
     let (expected, bias) = (by_addr2line(&path, start + size / 2), text_bias(&path));
     let kept = Module { file: Some(File::open(&path).unwrap()), ..module(&path) };
     std::fs::remove_file(&path).unwrap();
-    let word = (BASE + (start + size / 2).wrapping_add(bias)) | WORD_EXACT;
+    let word = (BASE + (start + size / 2).wrapping_add(bias)) | FRAME_EXACT;
     let space = mapped(kept);
     assert_eq!(Symbolizer::new().stack(&space, &[word]).iter().map(said).collect::<Vec<_>>(), expected);
     std::fs::write(&path, b"another program now").unwrap();
@@ -246,7 +247,7 @@ fn a_symbolizer_that_closes_its_files_knows_what_it_named_and_forgets_what_nobod
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());
     let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
-    let word = (BASE + start.wrapping_add(text_bias(&path)) + 4) | WORD_EXACT;
+    let word = (BASE + start.wrapping_add(text_bias(&path)) + 4) | FRAME_EXACT;
     let (file, mut symbolizer) = (Arc::new(module(&path)), Symbolizer::new());
     let region = Region { start: BASE, end: BASE + (1 << 30), offset: 0, backing: Backing::File(file.clone()) };
     let space = AddressSpace::new(7, vec![region]);
@@ -271,7 +272,7 @@ fn a_file_that_could_not_be_opened_is_tried_again_after_the_files_were_closed() 
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());
     let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
-    let word = (BASE + start.wrapping_add(text_bias(&path)) + 4) | WORD_EXACT;
+    let word = (BASE + start.wrapping_add(text_bias(&path)) + 4) | FRAME_EXACT;
     let space = mapped(module(&path));
     let away = dir.path().join("away");
     std::fs::rename(&path, &away).unwrap();
@@ -292,12 +293,12 @@ fn a_place_without_a_symbol_is_named_by_module_and_address() {
     let path = dir.path().join("libfoo.so");
     std::fs::write(&path, b"not an ELF file").unwrap();
     let mut symbolizer = Symbolizer::new();
-    let frames = symbolizer.stack(&mapped(module(&path)), &[(BASE + 0x123) | WORD_EXACT]);
+    let frames = symbolizer.stack(&mapped(module(&path)), &[(BASE + 0x123) | FRAME_EXACT]);
     assert_eq!(&*frames[0].function, "[libfoo.so+0x123]");
     let gone = symbolizer.stack(&mapped(module(Path::new("/nonexistent/libbar.so"))), &[BASE + 0x124]);
     assert_eq!((&*gone[0].function, gone[0].address), ("[libbar.so+0x123]", 0x123));
     assert_eq!(symbolizer.counters().unreadable_files, 1);
-    let nowhere = symbolizer.stack(&AddressSpace::default(), &[0x1234 | WORD_EXACT]);
+    let nowhere = symbolizer.stack(&AddressSpace::default(), &[0x1234 | FRAME_EXACT]);
     assert_eq!((&*nowhere[0].function, nowhere[0].address), ("[unknown]", 0x1234));
 }
 
@@ -306,10 +307,10 @@ fn generated_code_is_named_by_the_perf_map() {
     let anonymous = Region { start: 0x1000, end: 0x3000, offset: 0, backing: Backing::Anonymous };
     let mut space = AddressSpace::new(7, vec![anonymous]);
     let mut symbolizer = Symbolizer::new();
-    let bare = symbolizer.stack(&space, &[0x1008 | WORD_JIT]);
+    let bare = symbolizer.stack(&space, &[0x1008 | FRAME_JIT]);
     assert_eq!((&*bare[0].function, bare[0].flags.jit), ("[jit]", true));
     space.set_perf_map(PerfMap::parse(b"1000 20 LazyCompile:~render shop.js:12\n"));
-    let named = symbolizer.stack(&space, &[0x1008 | WORD_JIT | WORD_GUESSED]);
+    let named = symbolizer.stack(&space, &[0x1008 | FRAME_JIT | FRAME_GUESSED]);
     assert_eq!((&*named[0].function, &*named[0].module), ("LazyCompile:~render shop.js:12", "[jit]"));
     assert!(named[0].flags.jit && named[0].flags.guessed);
 }
@@ -321,7 +322,7 @@ fn a_vdso_function_is_named() {
     std::io::copy(&mut vdso_from_start(), &mut File::create(&copy).unwrap()).unwrap();
     let (start, ..) = functions(&copy, true).into_iter().find(|(.., name)| name.contains("clock_gettime")).unwrap();
     let space = AddressSpace::new(7, vec![Region { start: BASE, end: BASE + (1 << 20), offset: 0, backing: Backing::Vdso }]);
-    let frames = Symbolizer::new().stack(&space, &[(BASE + start) | WORD_EXACT]);
+    let frames = Symbolizer::new().stack(&space, &[(BASE + start) | FRAME_EXACT]);
     assert!(frames[0].function.contains("clock_gettime"), "{:?}", frames[0]);
     assert_eq!(&*frames[0].module, "[vdso]");
 }
@@ -362,7 +363,7 @@ fn a_damaged_program_never_ends_the_symbolizer() {
         damaged[..kept].copy_from_slice(&whole[..kept]);
         let path = dir.path().join(format!("damaged{round}"));
         std::fs::write(&path, &damaged).unwrap();
-        let frames = symbolizer.stack(&mapped(module(&path)), &[(BASE + start.wrapping_add(bias) + 4) | WORD_EXACT]);
+        let frames = symbolizer.stack(&mapped(module(&path)), &[(BASE + start.wrapping_add(bias) + 4) | FRAME_EXACT]);
         assert!(!frames.is_empty());
     }
 }

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fragprof::bpf::FRAME_ADDRESS_MASK;
 use fragprof::capture::Tables;
 use fragprof::target::Process;
 use fragprof::units::Pid;
@@ -19,8 +20,6 @@ use crate::support::process::run;
 
 /// `TEST_FRAMES_MAX` of usdt_test.bpf.c.
 const FRAMES_MAX: usize = 24;
-/// `FP_FRAME_ADDR_MASK` of bpf/fragprof.h.
-const FRAME_ADDRESS: u64 = (1 << 56) - 1;
 
 /// One probe that was passed.
 #[derive(Debug, Clone)]
@@ -159,7 +158,7 @@ fn object_file() -> PathBuf {
 fn parse(bytes: &[u8]) -> Record {
     let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
-    let frames = (0..(half(32) as usize).min(FRAMES_MAX)).map(|i| word(40 + 8 * i) & FRAME_ADDRESS).collect();
+    let frames = (0..(half(32) as usize).min(FRAMES_MAX)).map(|i| word(40 + 8 * i) & FRAME_ADDRESS_MASK).collect();
     Record { pid: half(0), is_free: half(4) != 0, pointer: word(8), size_bytes: word(16), weight_bytes: word(24), frames }
 }
 

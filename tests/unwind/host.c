@@ -43,11 +43,6 @@ struct host_world {
 static __thread const struct host_world *world;
 static int tables, mapping_tables, unwind_clock;
 
-struct fp_unwind_clock {
-	__u32 generation;
-	__u32 tick;
-};
-
 static void *bpf_map_lookup_elem(void *map, const void *key)
 {
 	static __thread struct fp_unwind_clock clock;
@@ -108,6 +103,10 @@ static void fp_count(__u32 counter)
 }
 
 static void fp_count_add(__u32 counter, __u64 n)
+{
+}
+
+static void fp_count_end(__u32 end)
 {
 }
 

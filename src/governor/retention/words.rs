@@ -1,11 +1,13 @@
 //! The words of a block by which it is known again, and what the allocator keeps beside it. Pure.
 
-/// `FP_WORDS`: words of a block that are looked at.
-pub const WORDS: usize = 16;
-/// `FP_WORDS_HEAD`.
-const HEAD: u64 = 8;
-/// `FP_WORDS_SPREAD`.
-const SPREAD: u64 = 6;
+use crate::bpf;
+
+/// Words of a block that are looked at.
+pub const WORDS: usize = bpf::WORDS as usize;
+/// Of them, at its start.
+const HEAD: u64 = bpf::WORDS_HEAD as u64;
+/// Of them, spread over what lies between those and its end.
+const SPREAD: u64 = bpf::WORDS_SPREAD as u64;
 /// Numbers nearer to 0 than this are counters, lengths and flags, which many blocks share.
 const SMALL: u64 = 1 << 16;
 /// Free chunks point at others of the same arena: all of glibc's are within this distance (malloc/arena.c: 64 MiB a heap of a thread; the

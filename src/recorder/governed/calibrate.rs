@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::processor_time::of_process_ns;
 use super::target::spent;
-use crate::capture::{Attached, Capture, Slot, TargetFlags, wire};
+use crate::bpf;
+use crate::capture::{Attached, Capture, Slot, TargetFlags};
 use crate::governor::{HitCosts, Spent};
 use crate::probe::plan::Planner;
 use crate::recorder::target::attach_file;
@@ -37,7 +38,7 @@ fn measure(capture: &Capture, planner: &mut Planner) -> anyhow::Result<Option<Hi
     let Some(file) = plan.files.iter().find(|file| file.serves_malloc) else { anyhow::bail!("this program's own malloc was not found") };
     let of = |name: &str| attach_file(file, |site| site.function.name() == name);
     let (mallocs, frees) = (of("malloc"), of("free"));
-    let slot = capture.add_target(child.pid(), 0, TargetFlags(wire::TARGET_STACKS | wire::TARGET_GOVERNED))?;
+    let slot = capture.add_target(child.pid(), 0, TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED))?;
     let measured = (|| {
         capture.tables().sync_process(&process, child.pid().0, &process.maps()?)?;
         let _ = capture.tables().wait_until_loaded(READY_WITHIN);

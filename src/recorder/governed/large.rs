@@ -9,7 +9,8 @@ use super::books::{LargeBook, lock};
 use super::builds::{KnownSites, find_now};
 use super::target::{Tools, is_lossy, spent};
 use crate::allocator::Allocator;
-use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss, wire};
+use crate::bpf;
+use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss};
 use crate::governor::large::PIECE_S;
 use crate::governor::{HitCosts, LargePace, Left};
 use crate::ledger::Ledger;
@@ -234,7 +235,7 @@ impl Large {
     fn begin(&mut self, tools: &Tools<'_>, whose: &Whose) -> f64 {
         self.state = State::Out(tools.now_s + RETRY_S);
         let Place::At(file) = &self.place else { return 0.0 };
-        let flags = TargetFlags(wire::TARGET_STACKS | wire::TARGET_GOVERNED);
+        let flags = TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED);
         let attached = self.slot.map_or_else(|| tools.capture.add_beside(whose.pid, 0, flags), Ok).and_then(|slot| {
             self.slot = Some(slot);
             Ok((slot, tools.capture.attach_large(whose.pid, slot, file)?))

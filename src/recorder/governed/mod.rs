@@ -40,7 +40,8 @@ use target::{Target, Tools};
 use super::build::{losses, unaccounted_so_far};
 pub use super::heap::HeapBytes;
 use super::{Error, heap, monotonic_ns};
-use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags, wire};
+use crate::bpf;
+use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags};
 use crate::governor::HitCosts;
 use crate::governor::pace::PERIOD_MIN_S;
 use crate::governor::retention::Verdict;
@@ -209,7 +210,7 @@ impl Governed {
     pub fn watch(&mut self, pid: Pid, budget: f64) -> Result<(), Error> {
         let process = Process::open(pid)?;
         let heap = if self.options.own_census { heap::bytes(pid) } else { HeapBytes::default() };
-        let flags = wire::TARGET_VM | wire::TARGET_STACKS | wire::TARGET_GOVERNED | wire::TARGET_GROWTH;
+        let flags = bpf::TARGET_VM | bpf::TARGET_STACKS | bpf::TARGET_GOVERNED | bpf::TARGET_GROWTH;
         let slot = self.capture.add_target(pid, 0, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
         lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, heap, monotonic_ns()));

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * Lists the types that the programs and the daemon share. Never loaded: build/bindings.rs generates Rust from this object's type
+ * information (src/bpf.rs). The daemon knows no type that is not reached from here.
+ */
+#include "vmlinux.h"
+
+#include "fragprof.h"
+#include "unwind_table.h"
+
+/* Structs that are copied from one side to the other. */
+struct structs {
+	struct fp_alloc alloc;
+	struct fp_sample sample;
+	struct fp_birth birth;
+	struct fp_free free;
+	struct fp_free_stack free_stack;
+	struct fp_stack stack;
+	struct fp_vm vm;
+	struct fp_life life;
+	struct fp_need_table need_table;
+	struct fp_counters counters;
+	struct fp_usdt_site usdt_site;
+	struct fp_site site;
+	struct fp_thread_registers thread_registers;
+	struct fp_table_header table_header;
+	struct fp_index index;
+	struct fp_rows rows;
+	struct fp_rule rule;
+	struct fp_mappings_header mappings_header;
+	struct fp_mapping mapping;
+	struct fp_unwind_clock unwind_clock;
+} structs;
+
+/* Structs that both sides write while the daemon has them mapped: atomics in Rust. */
+struct live {
+	struct fp_target target;
+} live;
+
+/* Enums in Rust, without NONE, for which it has Option, and without MAX. */
+struct choices {
+	enum fp_record_kind record_kind;
+	enum fp_unwind_end unwind_end;
+	enum fp_vm_op vm_op;
+	enum fp_counter counter;
+	enum fp_op op;
+	enum fp_usdt_kind usdt_kind;
+	enum fp_cfa cfa;
+	enum fp_saved_bp saved_bp;
+	enum fp_saved_ra saved_ra;
+	enum fp_mapping_kind mapping_kind;
+} choices;
+
+/* Constants in Rust. */
+struct numbers {
+	enum fp_limit limit;
+	enum fp_stamp stamp;
+	enum fp_words words;
+	enum fp_frame_bits frame_bits;
+	enum fp_target_flag target_flag;
+	enum fp_cookie_shift cookie_shift;
+	enum fp_no_register no_register;
+	enum fp_table_layout table_layout;
+	enum fp_rule_register rule_register;
+} numbers;
