@@ -1,119 +1,146 @@
-//! The programs' counters: what was sent, lost, dropped and why. The order is that of `enum fp_counter` in `bpf/fragprof.h`.
+//! The programs' counters: what was sent, lost, dropped and why.
 
+use zerocopy::{FromBytes as _, FromZeros as _};
+
+use crate::bpf::{self, Counter};
 use crate::unwind::End;
 
-/// Name and description of each counter before the per-reason unwind ends, in wire order.
-pub const DESCRIPTIONS: [(&str, &str); 25] = [
-    ("lost_allocations", "allocation records lost because the ring buffer was full"),
-    ("lost_frees", "free records lost because the ring buffer was full"),
-    ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
-    ("lost_vm_changes", "address-space records lost because the ring buffer was full, or events that the kernel did not pass on"),
-    ("lost_life_events", "life-cycle records lost because the ring buffer was full, or events that the kernel did not pass on"),
-    ("nested_calls", "inner allocator calls covered by an outer one"),
-    ("abandoned_calls", "allocator calls that never returned (exception, longjmp, cancelled thread)"),
-    ("unmatched_returns", "returns of allocator calls whose entry was not seen"),
-    ("no_thread_state", "events lost because thread state could not be allocated"),
-    ("no_walk_state", "stacks lost because walk state could not be allocated"),
-    ("stale_hits", "probe hits for a process that was let go of while its probes went out"),
-    ("stack_table_full", "stack definitions that could not be remembered as sent"),
-    ("not_followed_calls", "calls of a throwing operator new too large (1 GiB) to probe their return safely"),
-    ("failed_calls", "allocator calls that returned failure"),
-    ("walks", "stacks walked, but for those reused whole"),
-    ("walks_reused", "stacks proven unchanged and reused whole, all of them complete"),
-    ("walks_tail_reused", "walks of which some frames were proven unchanged and reused"),
-    ("frames", "frames found by the unwind tables"),
-    ("unreadable_arguments", "arguments of a program's own probes whose memory could not be read"),
-    ("hits", "probe hits at entries of functions"),
-    ("hits_off", "probe hits while the process was switched off"),
-    ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
-    ("unknown_sites", "probe hits whose place is not known: calls lost"),
-    ("lost_births", "records of what new blocks held lost because the ring buffer was full: fewer blocks can be known again"),
-    ("hits_small", "hits of probes for large blocks by a small one, which the thread cache had no room or no block for"),
-];
+impl Counter {
+    /// Its name where it is shown, and what it counts.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::LostAlloc => ("lost_allocations", "allocation records lost because the ring buffer was full"),
+            Self::LostFree => ("lost_frees", "free records lost because the ring buffer was full"),
+            Self::LostStack => ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
+            Self::LostVm => (
+                "lost_vm_changes",
+                "address-space records lost because the ring buffer was full, or events that the kernel did not pass on",
+            ),
+            Self::LostLife => {
+                ("lost_life_events", "life-cycle records lost because the ring buffer was full, or events that the kernel did not pass on")
+            }
+            Self::Nested => ("nested_calls", "inner allocator calls covered by an outer one"),
+            Self::CallAbandoned => ("abandoned_calls", "allocator calls that never returned (exception, longjmp, cancelled thread)"),
+            Self::ReturnUnmatched => ("unmatched_returns", "returns of allocator calls whose entry was not seen"),
+            Self::NoThreadState => ("no_thread_state", "events lost because thread state could not be allocated"),
+            Self::NoWalkState => ("no_walk_state", "stacks lost because walk state could not be allocated"),
+            Self::StaleSlot => ("stale_hits", "probe hits for a process that was let go of while its probes went out"),
+            Self::StackTableFull => ("stack_table_full", "stack definitions that could not be remembered as sent"),
+            Self::NotFollowed => ("not_followed_calls", "calls of a throwing operator new too large (1 GiB) to probe their return safely"),
+            Self::AllocFailed => ("failed_calls", "allocator calls that returned failure"),
+            Self::Walk => ("walks", "stacks walked, but for those reused whole"),
+            Self::WalkReused => ("walks_reused", "stacks proven unchanged and reused whole, all of them complete"),
+            Self::WalkTailReused => ("walks_tail_reused", "walks of which some frames were proven unchanged and reused"),
+            Self::Frames => ("frames", "frames found by the unwind tables"),
+            Self::ArgumentUnreadable => ("unreadable_arguments", "arguments of a program's own probes whose memory could not be read"),
+            Self::Hit => ("hits", "probe hits at entries of functions"),
+            Self::HitOff => ("hits_off", "probe hits while the process was switched off"),
+            Self::HitNull => ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
+            Self::UnknownSite => ("unknown_sites", "probe hits whose place is not known: calls lost"),
+            Self::LostBirth => {
+                ("lost_births", "records of what new blocks held lost because the ring buffer was full: fewer blocks can be known again")
+            }
+            Self::HitSmall => {
+                ("hits_small", "hits of probes for large blocks by a small one, which the thread cache had no room or no block for")
+            }
+        }
+    }
+
+    /// Its name where it is shown: keys of JSON, texts.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.words().0
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn description(self) -> &'static str {
+        self.words().1
+    }
+}
 
 /// What may become of a probe's hit instead of a record.
-const ACCOUNTED: [&str; 12] = [
-    "hits_off",
-    "hits_null",
-    "hits_small",
-    "unknown_sites",
-    "stale_hits",
-    "nested_calls",
-    "failed_calls",
-    "abandoned_calls",
-    "not_followed_calls",
-    "no_thread_state",
-    "lost_allocations",
-    "lost_frees",
+const ACCOUNTED: [Counter; 12] = [
+    Counter::HitOff,
+    Counter::HitNull,
+    Counter::HitSmall,
+    Counter::UnknownSite,
+    Counter::StaleSlot,
+    Counter::Nested,
+    Counter::AllocFailed,
+    Counter::CallAbandoned,
+    Counter::NotFollowed,
+    Counter::NoThreadState,
+    Counter::LostAlloc,
+    Counter::LostFree,
 ];
-
-/// `FP_END_MAX`: the reasons for a walk's end, counted behind [`DESCRIPTIONS`].
-pub const ENDS: usize = 13;
-/// `FP_CNT_MAX`.
-pub const COUNTERS: usize = DESCRIPTIONS.len() + ENDS;
 
 /// A reading of all counters, summed over the CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counters {
-    values: [u64; COUNTERS],
-}
+pub struct Counters(bpf::Counters);
 
 impl Default for Counters {
     fn default() -> Self {
-        Self { values: [0; COUNTERS] }
+        Self(bpf::Counters::new_zeroed())
     }
 }
 
 impl Counters {
     /// Sums the per-CPU rows as the kernel hands them out. Bytes beyond the known counters are ignored.
     pub fn from_rows(rows: &[Vec<u8>]) -> Self {
-        let mut values = [0u64; COUNTERS];
-        for row in rows {
-            for (value, bytes) in values.iter_mut().zip(row.as_chunks::<8>().0) {
-                *value = value.wrapping_add(u64::from_ne_bytes(*bytes));
-            }
+        let mut sum = Self::default();
+        for (row, _) in rows.iter().filter_map(|row| bpf::Counters::read_from_prefix(row).ok()) {
+            sum.each_with(&Self(row), u64::wrapping_add);
         }
-        Self { values }
+        sum
     }
 
-    /// Adds what the programs cannot count themselves. Nothing happens to a name that is not there.
-    pub fn add(&mut self, name: &str, more: u64) {
-        if let Some(at) = DESCRIPTIONS.iter().position(|(n, _)| *n == name) {
-            self.values[at] = self.values[at].saturating_add(more);
+    /// Joins each count with another reading's.
+    fn each_with(&mut self, other: &Self, join: impl Fn(u64, u64) -> u64) {
+        let own = self.0.value.iter_mut().chain(&mut self.0.ends);
+        for (own, other) in own.zip(other.0.value.iter().chain(&other.0.ends)) {
+            *own = join(*own, *other);
         }
     }
 
-    /// A counter by its name in [`DESCRIPTIONS`]; 0 for a name that is not there.
-    pub fn get(&self, name: &str) -> u64 {
-        DESCRIPTIONS.iter().position(|(n, _)| *n == name).map_or(0, |i| self.values[i])
+    /// Adds what the programs cannot count themselves.
+    pub fn add(&mut self, counter: Counter, more: u64) {
+        let value = &mut self.0.value[counter as usize];
+        *value = value.saturating_add(more);
     }
 
-    /// Stacks that ended for this reason (`enum fp_unwind_end`). Those reused whole are complete without being counted so one by one.
-    pub fn ends(&self, reason: u8) -> u64 {
-        let reused = if reason == End::Complete as u8 { self.get("walks_reused") } else { 0 };
-        self.values.get(DESCRIPTIONS.len() + usize::from(reason)).copied().unwrap_or(0).wrapping_add(reused)
+    /// One counter.
+    #[must_use]
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0.value[counter as usize]
     }
 
-    /// Name, description and value of each counter.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + '_ {
-        DESCRIPTIONS.iter().zip(self.values).map(|((name, text), value)| (*name, *text, value))
+    /// Stacks that ended for this reason. Those reused whole are complete without being counted so one by one.
+    #[must_use]
+    pub fn ends(&self, reason: End) -> u64 {
+        let reused = if reason == End::Complete { self.get(Counter::WalkReused) } else { 0 };
+        self.0.ends[reason as usize].wrapping_add(reused)
+    }
+
+    /// Each counter with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (Counter, u64)> + '_ {
+        Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }
 
     /// Probe hits that neither became one of `calls` records nor are in another count: the kernel lost them. Up to `in_flight` hits may
     /// still be on their way.
     pub fn unaccounted_hits(&self, calls: u64, in_flight: u64) -> u64 {
-        let accounted = ACCOUNTED.iter().map(|name| self.get(name)).fold(calls, u64::saturating_add);
-        let missing = self.get("hits").saturating_sub(accounted);
+        let accounted = ACCOUNTED.iter().map(|&counter| self.get(counter)).fold(calls, u64::saturating_add);
+        let missing = self.get(Counter::Hit).saturating_sub(accounted);
         if missing > in_flight { missing } else { 0 }
     }
 
     /// What was counted since an earlier reading.
+    #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let mut values = self.values;
-        for (value, before) in values.iter_mut().zip(earlier.values) {
-            *value = value.wrapping_sub(before);
-        }
-        Self { values }
+        let mut more = *self;
+        more.each_with(earlier, u64::wrapping_sub);
+        more
     }
 }
 
@@ -122,31 +149,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_all_cpus_are_summed_by_name() {
-        let row = |first: u64| (0..COUNTERS as u64).flat_map(|i| (first + i).to_ne_bytes()).collect::<Vec<u8>>();
+    fn rows_of_all_cpus_are_summed_by_counter() {
+        let words = (size_of::<bpf::Counters>() / 8) as u64;
+        let row = |first: u64| (0..words).flat_map(|i| (first + i).to_ne_bytes()).collect::<Vec<u8>>();
         let counters = Counters::from_rows(&[row(0), row(100)]);
-        assert_eq!(counters.get("lost_allocations"), 100);
-        assert_eq!(counters.get("lost_frees"), 102);
-        assert_eq!(counters.ends(0), 2 * DESCRIPTIONS.len() as u64 + 100);
-        assert_eq!(counters.get("no such"), 0);
+        assert_eq!(counters.get(Counter::LostAlloc), 100);
+        assert_eq!(counters.get(Counter::LostFree), 102);
+        assert_eq!(counters.ends(End::FrameLimit), 2 * (Counter::ALL.len() as u64 + End::FrameLimit as u64) + 100);
+    }
+
+    #[test]
+    fn each_counter_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = Counter::ALL.iter().map(|counter| counter.name()).collect();
+        assert_eq!(names.len(), Counter::ALL.len());
     }
 
     #[test]
     fn what_the_kernel_did_not_pass_on_is_added() {
         let mut counters = Counters::default();
-        counters.add("lost_vm_changes", 3);
-        counters.add("lost_vm_changes", 4);
-        counters.add("no such", 5);
-        assert_eq!((counters.get("lost_vm_changes"), counters.get("lost_life_events")), (7, 0));
+        counters.add(Counter::LostVm, 3);
+        counters.add(Counter::LostVm, 4);
+        assert_eq!((counters.get(Counter::LostVm), counters.get(Counter::LostLife)), (7, 0));
     }
 
     #[test]
     fn a_hit_without_a_record_or_a_reason_is_unaccounted_for() {
         let mut counters = Counters::default();
-        let mut set = |name, value| counters.values[DESCRIPTIONS.iter().position(|(n, _)| *n == name).expect(name)] = value;
-        set("hits", 100);
-        set("nested_calls", 30);
-        set("hits_null", 10);
+        counters.add(Counter::Hit, 100);
+        counters.add(Counter::Nested, 30);
+        counters.add(Counter::HitNull, 10);
         assert_eq!(counters.unaccounted_hits(60, 0), 0);
         assert_eq!(counters.unaccounted_hits(50, 0), 10);
         assert_eq!(counters.unaccounted_hits(50, 10), 0, "on their way");

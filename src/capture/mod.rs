@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::bpf;
+use crate::bpf::{self, Counter};
 use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::units::{FileOffset, Pid};
@@ -481,8 +481,8 @@ impl Capture {
         let rows = map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(|source| Error::Map { map: "counters", source })?;
         let mut counters = Counters::from_rows(&rows.unwrap_or_default());
         let (vm_changes, life_events) = load::missed_events(&self.object);
-        counters.add("lost_vm_changes", vm_changes);
-        counters.add("lost_life_events", life_events);
+        counters.add(Counter::LostVm, vm_changes);
+        counters.add(Counter::LostLife, life_events);
         Ok(counters)
     }
 

@@ -16,7 +16,6 @@ use super::heap::{Before, HeapPicture};
 use super::places::Places;
 use super::target::Target;
 use super::watched::Watched;
-use crate::capture::counters::ENDS;
 use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
@@ -107,8 +106,9 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
 
 fn metadata(facts: &Facts) -> Metadata {
     let counters = &facts.counters;
-    let stack_ends = (1..ENDS as u8)
-        .filter_map(|reason| Some((End::from_wire(reason)?, counters.ends(reason))))
+    let stack_ends = End::ALL
+        .iter()
+        .map(|&end| (end, counters.ends(end)))
         .filter(|(_, value)| *value > 0)
         .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
         .collect();

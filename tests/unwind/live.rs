@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use fragprof::bpf::Counter;
 use fragprof::capture::Counters;
 use fragprof::target::Process;
 use fragprof::unwind::End;
@@ -201,7 +202,7 @@ fn stacks_of_sleeping_programs_without_debug_information_are_gdbs() {
 }
 
 fn walked(counters: &Counters) -> u64 {
-    counters.get("walks") + counters.get("walks_reused")
+    counters.get(Counter::Walk) + counters.get(Counter::WalkReused)
 }
 
 /// Counts a number of walks between two looks at the mappings that found the same code: a compiler in the target makes more of it while
@@ -243,15 +244,15 @@ fn stacks_of_programs_under_load_are_complete() {
         let _link = lab.attach("walk_only", target.pid(), &libc, offset);
         let counters = count_while_code_stays(&lab, &process, 3000);
         let walks = walked(&counters);
-        let ends: Vec<(End, u64)> = End::ALL.iter().map(|&end| (end, counters.ends(end as u8))).filter(|(_, n)| *n > 0).collect();
+        let ends: Vec<(End, u64)> = End::ALL.iter().map(|&end| (end, counters.ends(end))).filter(|(_, n)| *n > 0).collect();
         eprintln!(
             "{program}: {walks} walks, {} frames, {} whole and {} partly repeated: {ends:?}",
-            counters.get("frames"),
-            counters.get("walks_reused"),
-            counters.get("walks_tail_reused")
+            counters.get(Counter::Frames),
+            counters.get(Counter::WalkReused),
+            counters.get(Counter::WalkTailReused)
         );
         assert!(walks > 100, "{program} hardly allocates");
-        assert!(counters.ends(End::Complete as u8) * 100 >= walks * 99, "{program}: {ends:?}");
+        assert!(counters.ends(End::Complete) * 100 >= walks * 99, "{program}: {ends:?}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! What was lost, put right or is in doubt, as a profile says it.
 
+use crate::bpf;
 use crate::capture::{Counters, Read, TargetLoss, wire};
 use crate::ledger::{LedgerStats, SampledLedger};
 use crate::profile::Counter;
@@ -8,17 +9,17 @@ use crate::recorder::watched::Watched;
 use crate::units::{HumanBytes, counted, grouped};
 
 /// The programs' counters that are losses.
-const LOSSES: [&str; 10] = [
-    "lost_allocations",
-    "lost_frees",
-    "lost_stacks",
-    "lost_vm_changes",
-    "lost_life_events",
-    "no_thread_state",
-    "no_walk_state",
-    "not_followed_calls",
-    "unknown_sites",
-    "lost_births",
+const LOSSES: [bpf::Counter; 10] = [
+    bpf::Counter::LostAlloc,
+    bpf::Counter::LostFree,
+    bpf::Counter::LostStack,
+    bpf::Counter::LostVm,
+    bpf::Counter::LostLife,
+    bpf::Counter::NoThreadState,
+    bpf::Counter::NoWalkState,
+    bpf::Counter::NotFollowed,
+    bpf::Counter::UnknownSite,
+    bpf::Counter::LostBirth,
 ];
 
 /// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.
@@ -49,11 +50,8 @@ pub fn unaccounted_so_far(counters: &Counters, read: Read, ring_bytes: u32) -> u
 
 /// What was lost, by kind; zeros say that the kind is counted. `unaccounted`: hits that the kernel lost.
 pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
-    let mut losses: Vec<Counter> = LOSSES
-        .iter()
-        .filter_map(|name| counters.iter().find(|(n, ..)| n == name))
-        .map(|(name, text, value)| Counter::new(name, value, text))
-        .collect();
+    let mut losses: Vec<Counter> =
+        LOSSES.iter().map(|&counter| Counter::new(counter.name(), counters.get(counter), counter.description())).collect();
     losses.push(Counter::new(
         "unaccounted_hits",
         unaccounted,
@@ -88,8 +86,8 @@ pub fn unobserved(stats: &[LedgerStats], unwatched_children: u64) -> [Counter; 3
 
 /// What must be said where the kernel does not do with hits what it should.
 pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> Option<String> {
-    let lost = unaccounted.saturating_add(counters.get("unknown_sites"));
-    let hits = counters.get("hits");
+    let lost = unaccounted.saturating_add(counters.get(bpf::Counter::UnknownSite));
+    let hits = counters.get(bpf::Counter::Hit);
     (lost > 0).then(|| match read.calls {
         0 => format!(
             "{} were hit and not one record came: the recording is empty because this kernel lost them, not because nothing was allocated; \

@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::books::Book;
 use super::target::Target;
-use crate::capture::counters::ENDS;
 use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::governor::estimate::{Amounts, STACKS_MAX};
@@ -116,8 +115,9 @@ fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, l
         kinds = KEPT.into_iter().fold(kinds, KindSet::with);
     }
     let counters = &facts.counters;
-    let stack_ends = (1..ENDS as u8)
-        .filter_map(|reason| Some((End::from_wire(reason)?, counters.ends(reason))))
+    let stack_ends = End::ALL
+        .iter()
+        .map(|&end| (end, counters.ends(end)))
         .filter(|(_, value)| *value > 0)
         .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
         .collect();
