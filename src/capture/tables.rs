@@ -23,19 +23,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, Object};
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use publisher::Publisher;
 pub use report::{FileStatus, Report, Status, TableState};
 use state::{FileEntry, FileKey, Source, State};
 
 use super::{Error, Result, load};
+use crate::bpf::{self, MappingKind};
 use crate::machine::Machine;
 use crate::target::elf::ElfError;
 use crate::target::file::FileError;
 use crate::target::{Backing, MappedFile, Mapping, Maps, Process};
 use crate::unwind::budget::{Admission, Budget};
 use crate::unwind::elf::{Elf, Image};
-use crate::unwind::layout::{BLOCK_BYTES, HEADER_LAST_USED, MappingKind};
+use crate::unwind::layout::BLOCK_BYTES;
 use crate::unwind::mappings::{self, CodeMapping};
 use crate::unwind::rows::Counts;
 use crate::unwind::{self, Table};
@@ -447,9 +449,8 @@ impl Shared {
         let state = &mut *state;
         for (number, file) in &state.files {
             let header = file.map.as_ref().and_then(|map| map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok().flatten());
-            let last_used = header.as_deref().and_then(|header| header.get(HEADER_LAST_USED..)?.first_chunk().copied());
-            if let Some(tick) = last_used {
-                state.budget.touch(*number, u32::from_le_bytes(tick));
+            if let Some((header, _)) = header.as_deref().and_then(|header| bpf::TableHeader::read_from_prefix(header).ok()) {
+                state.budget.touch(*number, header.last_used);
             }
         }
     }
@@ -496,11 +497,9 @@ impl Shared {
     }
 
     fn write_clock(&self, generation: u32) -> Result<()> {
-        let mut value = [0; 8];
-        value[..4].copy_from_slice(&generation.to_ne_bytes());
-        value[4..].copy_from_slice(&self.tick().to_ne_bytes());
+        let clock = bpf::UnwindClock { generation, tick: self.tick() };
         let error = |source| Error::Map { map: "unwind_clock", source };
-        self.clock.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).map_err(error)
+        self.clock.update(&0u32.to_ne_bytes(), clock.as_bytes(), MapFlags::ANY).map_err(error)
     }
 
     /// The thread: converts what waits, and tells the unwinder the time once a second.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::rc::Rc;
 
+use crate::bpf;
 use crate::census::memory::Memory;
 use crate::target::file::MappedFile;
 use crate::target::{Mapping, Maps, Process};
@@ -77,18 +78,17 @@ impl<'a> Walker<'a> {
             // A return address may be behind its function's last byte.
             let at = if depth == 0 { pc } else { pc.wrapping_sub(1) };
             let Some(rule) = self.rule(at) else { break };
-            let [kind, registers, saved, slot, ..] = rule.to_le_bytes();
-            let offset = (rule >> 32) as u32;
-            let register = match registers & 15 {
+            let rule: bpf::Rule = zerocopy::transmute!(rule);
+            let offset = u32::from_le_bytes(rule.offset);
+            let register = match rule.registers & 15 {
                 SP => Some(sp),
                 BP => bp,
                 _ => None,
             };
-            // `enum fp_cfa` and `enum fp_saved_bp` of bpf/unwind_table.h.
             let word = |addr: u64| self.memory.word(addr);
-            let cfa = match (kind, register) {
-                (1, Some(register)) => register.checked_add_signed(i64::from(offset.cast_signed())),
-                (2, Some(register)) => {
+            let cfa = match (bpf::Cfa::from_wire(rule.cfa), register) {
+                (Some(bpf::Cfa::Register), Some(register)) => register.checked_add_signed(i64::from(offset.cast_signed())),
+                (Some(bpf::Cfa::Deref), Some(register)) => {
                     let (offset, add) = ((offset as u16).cast_signed(), ((offset >> 16) as u16).cast_signed());
                     word(register.wrapping_add_signed(i64::from(offset))).and_then(|word| word.checked_add_signed(i64::from(add)))
                 }
@@ -97,16 +97,16 @@ impl<'a> Walker<'a> {
             // Frames lie one above the other.
             let Some(cfa) = cfa.filter(|&cfa| cfa > sp && cfa % 8 == 0) else { break };
             found.push(Frame { pc: at, cfa, start: sp });
-            let slot = i64::from(slot.cast_signed()) * 8;
-            bp = match saved & 15 {
-                0 => bp,
-                1 => word(cfa.wrapping_add_signed(slot)),
-                2 => bp.and_then(|bp| word(bp.wrapping_add_signed(slot))),
-                3 => word(sp.wrapping_add_signed(slot)),
+            let slot = i64::from(rule.bp_slot) * 8;
+            bp = match bpf::SavedBp::from_wire(rule.saved & 15) {
+                Some(bpf::SavedBp::Same) => bp,
+                Some(bpf::SavedBp::AtCfa) => word(cfa.wrapping_add_signed(slot)),
+                Some(bpf::SavedBp::AtBp) => bp.and_then(|bp| word(bp.wrapping_add_signed(slot))),
+                Some(bpf::SavedBp::AtSp) => word(sp.wrapping_add_signed(slot)),
                 _ => None,
             };
             match word(cfa - 8) {
-                Some(above) if saved >> 4 == 0 && above != 0 => (pc, sp) = (above, cfa),
+                Some(above) if rule.saved >> 4 == bpf::SavedRa::AtCfa as u8 && above != 0 => (pc, sp) = (above, cfa),
                 _ => break,
             }
         }

@@ -1,9 +1,12 @@
 //! A process's executable mappings as the blocks that the unwinder reads.
 
-use super::elf::Segment;
-use super::layout::{BLOCK_BYTES, MAPPINGS_MAX, MAPPINGS_PER_BLOCK, MappingKind, put_u32, put_u64};
+use zerocopy::IntoBytes as _;
 
-/// One executable mapping: `struct fp_mapping`.
+use super::elf::Segment;
+use super::layout::{BLOCK_BYTES, MAPPINGS_MAX, MAPPINGS_PER_BLOCK, put_blocks};
+use crate::bpf::{self, MappingKind};
+
+/// One executable mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodeMapping {
     /// First address.
@@ -42,19 +45,19 @@ pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
     let left_out = sorted.len().saturating_sub(MAPPINGS_MAX);
     sorted.truncate(MAPPINGS_MAX);
 
-    let blocks = sorted.len().div_ceil(MAPPINGS_PER_BLOCK);
-    let mut bytes = vec![0; (1 + blocks) * BLOCK_BYTES];
-    put_u32(&mut bytes, 0, u32::try_from(sorted.len()).unwrap_or(0));
-    for (i, place) in bytes.chunks_exact_mut(32).skip(BLOCK_BYTES / 32).enumerate() {
+    let mut bytes = vec![0; (1 + sorted.len().div_ceil(MAPPINGS_PER_BLOCK)) * BLOCK_BYTES];
+    let mut put = put_blocks(&mut bytes);
+    put(bpf::MappingsHeader { mappings: u32::try_from(sorted.len()).unwrap_or(0), pad: 0, asked: 0 }.as_bytes());
+    for mappings in sorted.chunks(MAPPINGS_PER_BLOCK) {
         // The search goes by `begin` alone: entries not used lie above every address.
-        let unused = CodeMapping { begin: u64::MAX, end: u64::MAX, bias: 0, file: 0, kind: MappingKind::NoCfi };
-        let mapping = sorted.get(i).unwrap_or(&unused);
-        put_u64(place, 0, mapping.begin);
-        put_u64(place, 8, mapping.end);
-        put_u64(place, 16, mapping.bias);
-        put_u32(place, 24, mapping.file);
-        put_u32(place, 28, mapping.kind as u32);
+        let unused = bpf::Mapping { begin: u64::MAX, end: u64::MAX, bias: 0, file: 0, kind: MappingKind::NoCfi as u32 };
+        let mut block = [unused; MAPPINGS_PER_BLOCK];
+        for (place, &CodeMapping { begin, end, bias, file, kind }) in block.iter_mut().zip(mappings) {
+            *place = bpf::Mapping { begin, end, bias, file, kind: kind as u32 };
+        }
+        put(block.as_bytes());
     }
+    drop(put);
     (bytes, left_out)
 }
 

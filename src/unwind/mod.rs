@@ -6,7 +6,7 @@
 //! budget decides which tables stay
 //! ```
 //!
-//! [`layout`] mirrors `bpf/unwind_table.h`. Everything read here comes from files and memory that others control: all of it is bounded,
+//! The blocks are made of the types in [`crate::bpf`]. Everything read here comes from files and memory that others control: all of it is bounded,
 //! nothing panics, and what is refused is counted ([`rows::Counts`]).
 
 pub mod budget;

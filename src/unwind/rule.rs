@@ -1,4 +1,4 @@
-//! One unwind rule in 8 bytes: `struct fp_rule` of `bpf/unwind_table.h`.
+//! One unwind rule in 8 bytes ([`bpf::Rule`]).
 //!
 //! ```text
 //!   higher addresses
@@ -16,14 +16,15 @@
 use gimli::{CfaRule, EndianSlice, LittleEndian, Register, RegisterRule, UnwindSection, UnwindTableRow};
 
 use super::expression::{self, Form};
+use crate::bpf;
 use crate::machine::Machine;
 
 /// The code of the frame pointer.
-pub const BP: u8 = 6;
+pub const BP: u8 = bpf::REG_BP as u8;
 /// The code of the stack pointer.
-pub const SP: u8 = 7;
+pub const SP: u8 = bpf::REG_SP as u8;
 
-/// How the canonical frame address is found. Numbers are `enum fp_cfa`.
+/// How the canonical frame address is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cfa {
     /// `reg + offset`
@@ -66,7 +67,7 @@ pub enum Cfa {
     Unsupported,
 }
 
-/// Where the caller's bp is. Numbers are `enum fp_saved_bp`. Slots are in words of 8 bytes.
+/// Where the caller's bp is. Slots are in words of 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SavedBp {
     /// Still in bp.
@@ -123,48 +124,41 @@ impl Rule {
     #[must_use]
     pub fn pack(self) -> u64 {
         let pair = |offset: i16, add: i16| u32::from(offset.cast_unsigned()) | u32::from(add.cast_unsigned()) << 16;
-        let (kind, reg, mut reg2, word) = match self.cfa {
-            Cfa::Register { reg, offset } => (1, reg, 0, offset.cast_unsigned()),
-            Cfa::Deref { reg, offset, add } => (2, reg, 0, pair(offset, add)),
-            Cfa::DerefIndex { reg, index, offset, add } => (3, reg, index, pair(offset, add)),
-            Cfa::Plt { pushed_from } => (4, 0, 0, u32::from(pushed_from)),
-            Cfa::Signal => (5, 0, 0, 0),
-            Cfa::End => (6, 0, 0, 0),
-            Cfa::Unsupported => (7, 0, 0, 0),
+        let (cfa, reg, mut reg2, word) = match self.cfa {
+            Cfa::Register { reg, offset } => (bpf::Cfa::Register, reg, 0, offset.cast_unsigned()),
+            Cfa::Deref { reg, offset, add } => (bpf::Cfa::Deref, reg, 0, pair(offset, add)),
+            Cfa::DerefIndex { reg, index, offset, add } => (bpf::Cfa::DerefIndex, reg, index, pair(offset, add)),
+            Cfa::Plt { pushed_from } => (bpf::Cfa::Plt, 0, 0, u32::from(pushed_from)),
+            Cfa::Signal => (bpf::Cfa::Signal, 0, 0, 0),
+            Cfa::End => (bpf::Cfa::End, 0, 0, 0),
+            Cfa::Unsupported => (bpf::Cfa::Unsupported, 0, 0, 0),
         };
-        let (bp, mut slot) = match self.bp {
-            SavedBp::Same => (0, 0),
-            SavedBp::AtCfa(slot) => (1, slot),
-            SavedBp::AtBp(slot) => (2, slot),
-            SavedBp::AtSp(slot) => (3, slot),
-            SavedBp::Lost => (4, 0),
+        let (bp, mut bp_slot) = match self.bp {
+            SavedBp::Same => (bpf::SavedBp::Same, 0),
+            SavedBp::AtCfa(slot) => (bpf::SavedBp::AtCfa, slot),
+            SavedBp::AtBp(slot) => (bpf::SavedBp::AtBp, slot),
+            SavedBp::AtSp(slot) => (bpf::SavedBp::AtSp, slot),
+            SavedBp::Lost => (bpf::SavedBp::Lost, 0),
         };
         let ra = match self.ra {
-            SavedRa::AtCfa => 0u8,
+            SavedRa::AtCfa => bpf::SavedRa::AtCfa,
             SavedRa::InRegister(reg) => {
                 reg2 = reg;
-                1
+                bpf::SavedRa::InRegister
             }
-            SavedRa::BesideBp => 2,
-            SavedRa::AtSlot(ra_slot) => {
-                slot = ra_slot;
-                3
+            SavedRa::BesideBp => bpf::SavedRa::BesideBp,
+            SavedRa::AtSlot(slot) => {
+                bp_slot = slot;
+                bpf::SavedRa::AtSlot
             }
-            SavedRa::AtRegister(ra_slot) => {
-                slot = ra_slot;
-                4
+            SavedRa::AtRegister(slot) => {
+                bp_slot = slot;
+                bpf::SavedRa::AtReg
             }
         };
-        u64::from_le_bytes([
-            kind,
-            (reg & 15) | (reg2 & 15) << 4,
-            bp | ra << 4,
-            slot.cast_unsigned(),
-            word.to_le_bytes()[0],
-            word.to_le_bytes()[1],
-            word.to_le_bytes()[2],
-            word.to_le_bytes()[3],
-        ])
+        let registers = (reg & 15) | (reg2 & 15) << 4;
+        let saved = bp as u8 | (ra as u8) << 4;
+        zerocopy::transmute!(bpf::Rule { cfa: cfa as u8, registers, saved, bp_slot, offset: word.to_le_bytes() })
     }
 
     /// The rule of a row. `section` holds the row's expressions.

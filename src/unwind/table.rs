@@ -1,9 +1,12 @@
 //! A file's rows as the blocks that the unwinder reads.
 
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
 use super::Error;
 use super::elf::{Elf, Image};
-use super::layout::{BLOCK_BYTES, GRANULE_SHIFT, INDEX_GRANULES, ROWS_PER_BLOCK, RULES_PER_BLOCK, put_u16, put_u32, put_u64};
+use super::layout::{BLOCK_BYTES, INDEX_GRANULES, ROWS_PER_BLOCK, RULES_PER_BLOCK, put_blocks};
 use super::rows::{self, Counts, Rows};
+use crate::bpf::{self, GRANULE_SHIFT};
 use crate::machine::Machine;
 
 /// Granules of one file: 4 GiB of text, more than the code models of x86-64 can link; its index takes 4 MiB.
@@ -104,30 +107,29 @@ impl Table {
     pub fn write(&self, out: &mut [u8]) {
         // All of these fit: a table has at most ROWS_MAX / 64 + GRANULES_MAX / 63 + 65536 / 32 blocks.
         let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        for (i, value) in
-            [self.first_granule, word(self.granules()), word(self.rules_block()), word(self.rows_block()), word(self.rows.rows.len())]
-                .into_iter()
-                .enumerate()
-        {
-            put_u32(out, 4 * i, value);
-        }
+        let mut put = put_blocks(out);
+        let header = bpf::TableHeader {
+            first_granule: self.first_granule,
+            granules: word(self.granules()),
+            rules_block: word(self.rules_block()),
+            rows_block: word(self.rows_block()),
+            rows: word(self.rows.rows.len()),
+            last_used: 0,
+        };
+        put(header.as_bytes());
         // Each block also holds the first row of the granule after its last.
-        for i in 0..self.granules().div_ceil(INDEX_GRANULES) {
-            let first_rows = self.index.iter().skip(i * INDEX_GRANULES).take(INDEX_GRANULES + 1);
-            for (j, &first_row) in first_rows.enumerate() {
-                put_u32(out, (1 + i) * BLOCK_BYTES + 4 * j, first_row);
-            }
+        for first in (0..self.granules()).step_by(INDEX_GRANULES) {
+            put(self.index[first..self.index.len().min(first + INDEX_GRANULES + 1)].as_bytes());
         }
-        for (i, &rule) in self.rows.rules.iter().enumerate() {
-            put_u64(out, self.rules_block() * BLOCK_BYTES + 8 * i, rule);
+        for rules in self.rows.rules.chunks(RULES_PER_BLOCK) {
+            put(rules.as_bytes());
         }
-        for (i, rows) in self.rows.rows.chunks(ROWS_PER_BLOCK).enumerate() {
-            let block = (self.rows_block() + i) * BLOCK_BYTES;
-            for (j, row) in rows.iter().enumerate() {
-                let [low, high, ..] = row.address.to_le_bytes();
-                put_u16(out, block + 2 * j, u16::from_le_bytes([low, high]));
-                put_u16(out, block + 2 * (ROWS_PER_BLOCK + j), row.rule);
+        for rows in self.rows.rows.chunks(ROWS_PER_BLOCK) {
+            let mut block = bpf::Rows::new_zeroed();
+            for ((pc, rule), row) in block.pc.iter_mut().zip(&mut block.rule).zip(rows) {
+                (*pc, *rule) = (row.address as u16, row.rule);
             }
+            put(block.as_bytes());
         }
     }
 

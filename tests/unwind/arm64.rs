@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use fragprof::bpf::MappingKind;
+use fragprof::bpf::{FRAME_ADDRESS_MASK, FRAME_SIGNAL};
 use fragprof::machine::Machine;
 use fragprof::unwind::elf::Elf;
-use fragprof::unwind::end::{FRAME_ADDRESS_MASK, FRAME_SIGNAL};
-use fragprof::unwind::layout::MappingKind;
 use fragprof::unwind::mappings::{self, CodeMapping};
 use fragprof::unwind::{End, Table};
 use tempfile::TempDir;

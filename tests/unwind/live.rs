@@ -3,11 +3,10 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::bpf::Counter;
+use fragprof::bpf::{Counter, FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_SIGNAL};
 use fragprof::capture::Counters;
 use fragprof::target::Process;
 use fragprof::unwind::End;
-use fragprof::unwind::end::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_SIGNAL};
 use tempfile::TempDir;
 
 use super::lab::{Lab, Target, compile, libc_function};

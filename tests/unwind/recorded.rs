@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use fragprof::bpf::FRAME_ADDRESS_MASK;
 use fragprof::machine::Machine;
 use fragprof::unwind::End;
-use fragprof::unwind::end::FRAME_ADDRESS_MASK;
 use tempfile::TempDir;
 
 use super::host::Host;

@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use fragprof::bpf::MappingKind;
 use fragprof::machine::Machine;
 use fragprof::target::{Backing, Maps};
 use fragprof::unwind::Table;
 use fragprof::unwind::elf::Elf;
-use fragprof::unwind::layout::MappingKind;
 use fragprof::unwind::mappings::{self, CodeMapping};
 
 use super::host::PtRegs;

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use libbpf_rs::MapHandle;
 
 use super::report::{FileStatus, TableState};
+use crate::bpf::FILES_MAX;
 use crate::target::FileIdentity;
 use crate::unwind::budget::Budget;
 use crate::unwind::elf::{Image, Segment};
-use crate::unwind::layout::FILES_MAX;
 use crate::unwind::rows::Counts;
 
 /// Two files that are one to the unwinder: by build id and size, else by everything the file system tells.
