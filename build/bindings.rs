@@ -51,7 +51,7 @@ impl<'a> Rust<'a> {
     /// The types of the members of one of the four structs.
     fn listed(&self, list: &str) -> Result<Vec<BtfType<'a>>> {
         let list: Composite<'_> = self.btf.type_by_name::<BtfType<'_>>(list).and_then(|ty| ty.try_into().ok()).context(list.to_owned())?;
-        members(&list).map(|member| self.ty(&member)).collect()
+        list.iter().map(|member| self.ty(&member)).collect()
     }
 
     fn ty(&self, member: &CompositeMember<'_>) -> Result<BtfType<'a>> {
@@ -66,7 +66,7 @@ impl<'a> Rust<'a> {
         }
         let composite = Composite::try_from(ty).ok().with_context(|| format!("{c_name} is not a struct"))?;
         let (mut fields, mut end) = (String::new(), 0);
-        for member in members(&composite) {
+        for member in composite.iter() {
             let MemberAttr::Normal { offset } = member.attr else { bail!("struct {c_name} has a bit field") };
             let ty = self.ty(&member)?;
             // A tail of variable length, which is read separately.
@@ -155,10 +155,6 @@ impl<'a> Rust<'a> {
         }
         Ok(())
     }
-}
-
-fn members<'a>(composite: &'a Composite<'a>) -> impl Iterator<Item = CompositeMember<'a>> {
-    composite.iter()
 }
 
 /// An enum's name, and its enumerators' with their values.

@@ -6,8 +6,9 @@ use crate::bpf::{self, Counter};
 use crate::unwind::End;
 
 impl Counter {
-    /// Its name where it is shown, and what it counts.
-    fn words(self) -> (&'static str, &'static str) {
+    /// Its name in JSON and texts, and what it counts.
+    #[must_use]
+    pub fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::LostAlloc => ("lost_allocations", "allocation records lost because the ring buffer was full"),
             Self::LostFree => ("lost_frees", "free records lost because the ring buffer was full"),
@@ -44,18 +45,6 @@ impl Counter {
                 ("hits_small", "hits of probes for large blocks by a small one, which the thread cache had no room or no block for")
             }
         }
-    }
-
-    /// Its name where it is shown: keys of JSON, texts.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        self.words().0
-    }
-
-    /// What it counts.
-    #[must_use]
-    pub fn description(self) -> &'static str {
-        self.words().1
     }
 }
 
@@ -160,7 +149,7 @@ mod tests {
 
     #[test]
     fn each_counter_has_a_name_of_its_own() {
-        let names: std::collections::HashSet<_> = Counter::ALL.iter().map(|counter| counter.name()).collect();
+        let names: std::collections::HashSet<_> = Counter::ALL.iter().map(|counter| counter.words().0).collect();
         assert_eq!(names.len(), Counter::ALL.len());
     }
 

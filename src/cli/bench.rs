@@ -298,7 +298,7 @@ fn two_threads(window: Duration) -> anyhow::Result<(u64, u64)> {
     }
     let pairs = target.pairs() - before;
     let counters = recorder.counters().map_err(failed)?;
-    let lost = counters.iter().filter(|(counter, _)| counter.name().starts_with("lost_")).map(|(_, value)| value).sum();
+    let lost = counters.iter().filter(|(counter, _)| counter.words().0.starts_with("lost_")).map(|(_, value)| value).sum();
     drop(recorder.finish().map_err(failed)?);
     Ok((pairs, lost))
 }

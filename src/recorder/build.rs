@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use losses::corrections;
 use losses::unobserved;
-pub use losses::{doubts, losses, lost_by_the_kernel, unaccounted_at_the_end, unaccounted_so_far};
+pub use losses::{doubts, losses, lost_by_the_kernel, stack_ends, unaccounted_at_the_end, unaccounted_so_far};
 use sampled::{JOINED_KINDS, SAMPLED_KINDS, add_sampled_process};
 
 use super::heap::{Before, HeapPicture};
@@ -19,7 +19,7 @@ use super::watched::Watched;
 use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
-use crate::profile::{BEFORE_ATTACH, Counter, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
+use crate::profile::{BEFORE_ATTACH, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
 use crate::symbol::{AddressSpace, Symbolizer};
 use crate::target::container::Container;
 use crate::units::{HumanBytes, StackId, counted, grouped};
@@ -106,12 +106,6 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
 
 fn metadata(facts: &Facts) -> Metadata {
     let counters = &facts.counters;
-    let stack_ends = End::ALL
-        .iter()
-        .map(|&end| (end, counters.ends(end)))
-        .filter(|(_, value)| *value > 0)
-        .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
-        .collect();
     let mut notes = facts.notes.clone();
     if facts.children_ignored > 0 {
         let children = facts.children_ignored;
@@ -126,7 +120,7 @@ fn metadata(facts: &Facts) -> Metadata {
         duration_s: facts.duration.as_secs_f64(),
         kinds: KindSet::from_iter(KINDS),
         losses: losses(counters, facts.read, unaccounted, facts.notices_lost, facts.inherited_refused),
-        stack_ends,
+        stack_ends: stack_ends(counters),
         notes,
         doubts: lost_by_the_kernel(counters, facts.read, unaccounted).into_iter().collect(),
         ..Metadata::default()
@@ -344,16 +338,4 @@ pub fn stand_in(id: StackId) -> &'static str {
         STACKS_BEYOND_LIMIT => "[stacks beyond the limit]",
         _ => "[stack lost]",
     }
-}
-
-/// `NoMapping` → `no_mapping`.
-pub fn snake_case(name: &str) -> String {
-    let mut snake = String::with_capacity(name.len() + 4);
-    for c in name.chars() {
-        if c.is_ascii_uppercase() && !snake.is_empty() {
-            snake.push('_');
-        }
-        snake.push(c.to_ascii_lowercase());
-    }
-    snake
 }

@@ -7,6 +7,7 @@ use crate::profile::Counter;
 use crate::profile::meta::{UNOBSERVED_MS, UNOBSERVED_SPELLS, UNWATCHED_CHILDREN};
 use crate::recorder::watched::Watched;
 use crate::units::{HumanBytes, counted, grouped};
+use crate::unwind::End;
 
 /// The programs' counters that are losses.
 const LOSSES: [bpf::Counter; 10] = [
@@ -50,8 +51,8 @@ pub fn unaccounted_so_far(counters: &Counters, read: Read, ring_bytes: u32) -> u
 
 /// What was lost, by kind; zeros say that the kind is counted. `unaccounted`: hits that the kernel lost.
 pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
-    let mut losses: Vec<Counter> =
-        LOSSES.iter().map(|&counter| Counter::new(counter.name(), counters.get(counter), counter.description())).collect();
+    let loss = |counter: bpf::Counter| Counter::new(counter.words().0, counters.get(counter), counter.words().1);
+    let mut losses: Vec<Counter> = LOSSES.into_iter().map(loss).collect();
     losses.push(Counter::new(
         "unaccounted_hits",
         unaccounted,
@@ -69,6 +70,24 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
         "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
     ));
     losses
+}
+
+/// Why walks ended, for each reason that there was.
+pub fn stack_ends(counters: &Counters) -> Vec<Counter> {
+    let all = End::ALL.iter().map(|&end| (end, counters.ends(end))).filter(|(_, value)| *value > 0);
+    all.map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description())).collect()
+}
+
+/// `NoMapping` → `no_mapping`.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::with_capacity(name.len() + 4);
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.push(c.to_ascii_lowercase());
+    }
+    snake
 }
 
 /// What was not observed of processes that were watched, and which were not watched, though they should have been.

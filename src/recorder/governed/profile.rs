@@ -17,7 +17,7 @@ use crate::profile::{
     Counter, Frame, Governed, HeapMoment, KindSet, LargeBlocks, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values,
     meta,
 };
-use crate::recorder::build::{add_others, losses, lost_by_the_kernel, snake_case, stand_in, unaccounted_so_far};
+use crate::recorder::build::{add_others, losses, lost_by_the_kernel, stack_ends, stand_in, unaccounted_so_far};
 use crate::recorder::monotonic_ns;
 use crate::symbol::Symbolizer;
 use crate::target::container::Container;
@@ -115,12 +115,6 @@ fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, l
         kinds = KEPT.into_iter().fold(kinds, KindSet::with);
     }
     let counters = &facts.counters;
-    let stack_ends = End::ALL
-        .iter()
-        .map(|&end| (end, counters.ends(end)))
-        .filter(|(_, value)| *value > 0)
-        .map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description()))
-        .collect();
     let unaccounted = unaccounted_so_far(counters, facts.read, facts.ring_bytes);
     let mut losses = losses(counters, facts.read, unaccounted, facts.notices_lost, 0);
     losses.push(Counter::new("processes_dropped", facts.ended_dropped, "processes that had ended and are not in the profile"));
@@ -156,7 +150,7 @@ fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, l
         survivor_age_s: Some(AGES_NS[age] as f64 / 1e9),
         kinds,
         losses,
-        stack_ends,
+        stack_ends: stack_ends(counters),
         notes,
         doubts: lost_by_the_kernel(counters, facts.read, unaccounted).into_iter().collect(),
         limits,
