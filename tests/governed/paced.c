@@ -7,25 +7,14 @@
 #include <string.h>
 #include <time.h>
 
+#include "compute.h"
+
 #define SITE __attribute__((noipa))
 #define RING 50
 
 SITE void *site_short(void) { return malloc(64); }
 SITE void *site_middle(void) { return malloc(256); }
 SITE void *site_kept(void) { return malloc(512); }
-
-/* Takes so much processor time. */
-static void compute(long us)
-{
-	struct timespec begin, now;
-
-	if (!us)
-		return;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
-	do
-		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-	while ((now.tv_sec - begin.tv_sec) * 1000000000L + now.tv_nsec - begin.tv_nsec < us * 1000);
-}
 
 int main(int argc, char **argv)
 {
