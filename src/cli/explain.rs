@@ -124,7 +124,7 @@ struct Seen {
 }
 
 /// Looks at a process over some time, four times at least unless the time is 0, however long they take. A look that verdicts may not rest on
-/// is left out: of a heap that moves fast the next one may be better.
+/// is left out and made up for: of a heap that moves fast the next one may be better.
 fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::Result<Seen> {
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
     let mut places = Places::default();
@@ -148,13 +148,19 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
         if look.is_some() || !matches!(kept, Some((_, true))) {
             kept = Some((census, look.is_some()));
         }
-        let enough = over.is_zero() || (now >= over && looks.count() + unusable >= LOOKS_MIN);
+        let enough = over.is_zero() || (now >= over && (looks.count() >= LOOKS_MIN || looks.count() + unusable >= 2 * LOOKS_MIN));
         if let Some((census, _)) = kept.take_if(|_| enough) {
             return Ok(Seen { census, change: looks.change(), unusable });
         }
-        let pause = (over / LOOKS_MAX).max((now - began).mul_f64(1.0 / SHARE_MAX - 1.0)).min(over / LOOKS_MIN as u32);
-        std::thread::sleep(pause.min(over.saturating_sub(now)).max(Duration::from_millis(1)));
+        std::thread::sleep(pause(over, now - began, over.saturating_sub(now)));
     }
+}
+
+/// Time until the next look, after one that took `look`, with `left` of `over` left. Looks that follow each other at once would tell noise
+/// from growth no better than one does: where looks take longer than `over`, they go on behind its end.
+fn pause(over: Duration, look: Duration, left: Duration) -> Duration {
+    let usual = (over / LOOKS_MAX).max(look.mul_f64(1.0 / SHARE_MAX - 1.0)).min(over / LOOKS_MIN as u32);
+    usual.min(left.max(usual / 2))
 }
 
 /// Where live bytes by stack would come from, of a process that is only looked at.
@@ -313,4 +319,20 @@ fn write_text(
         writeln!(out, "    {}: {}", terminal(&source.figures), terminal(&source.source))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_have_time_between_them_however_long_one_takes() {
+        let ms = Duration::from_millis;
+        assert_eq!(pause(ms(4800), ms(5), ms(4000)), ms(100));
+        assert_eq!(pause(ms(4800), ms(100), ms(4000)), ms(300));
+        // The last one falls on the end.
+        assert_eq!(pause(ms(4800), ms(100), ms(200)), ms(200));
+        assert_eq!(pause(ms(4800), ms(100), ms(20)), ms(150));
+        assert_eq!(pause(ms(4800), ms(9000), ms(0)), ms(600));
+    }
 }
