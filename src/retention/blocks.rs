@@ -112,10 +112,8 @@ impl Own {
             return;
         }
         let mut reader = Reader::new(memory, pace);
-        // They lie in thread-local storage: with stacks, or in small mappings.
-        let may_hold = |area: &&Area| {
-            matches!(area.class, Class::Stack | Class::Anonymous) && area.range.end - area.range.start <= CACHE_AREA_BYTES_MAX
-        };
+        // They lie in thread-local storage: with stacks, in small mappings, or behind the data of a library that was mapped beside it.
+        let may_hold = |area: &&Area| area.class != Class::Shared && area.range.end - area.range.start <= CACHE_AREA_BYTES_MAX;
         for area in areas.roots.iter().filter(may_hold) {
             reader.read(area.range.clone(), |addr, bytes| self.old.extend(cache_bins::stale(addr, bytes)));
         }

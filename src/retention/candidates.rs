@@ -174,12 +174,22 @@ impl Batch {
 
     fn read(&mut self, memory: &dyn Memory, digests: &mut Vec<(u32, u64)>) {
         self.buffer.resize(self.bytes, 0);
-        let got = memory.read_pieces(&self.pieces, &mut self.buffer);
-        let mut at = 0usize;
-        for (&number, piece) in self.numbers.iter().zip(&self.pieces) {
-            let end = at + piece.bytes;
-            digests.push((number, digest(self.buffer.get(at..end.min(got)).unwrap_or_default())));
-            at = end;
+        let (mut numbers, mut pieces) = (self.numbers.as_slice(), self.pieces.as_slice());
+        // A call ends at a page that was given back since; the blocks behind that one are read with the next call.
+        while !pieces.is_empty() {
+            let got = memory.read_pieces(pieces, &mut self.buffer);
+            let (mut done, mut at) = (0, 0usize);
+            for (&number, piece) in numbers.iter().zip(pieces) {
+                let end = at + piece.bytes;
+                digests.push((number, digest(self.buffer.get(at.min(got)..end.min(got)).unwrap_or_default())));
+                at = end;
+                done += 1;
+                if end > got {
+                    break;
+                }
+            }
+            numbers = numbers.get(done..).unwrap_or_default();
+            pieces = pieces.get(done..).unwrap_or_default();
         }
         self.numbers.clear();
         self.pieces.clear();
@@ -226,5 +236,34 @@ mod tests {
         memory.write_word(0x4000 + 64, 9);
         found.take_out_changed(&memory);
         assert_eq!(found.left().map(|(number, _)| number).collect::<Vec<_>>(), [0, 3]);
+    }
+
+    /// Memory whose page at an address is given back between the look at which pages are present and the read.
+    struct GivenBack(crate::census::Fixture, u64);
+
+    impl Memory for GivenBack {
+        fn read(&self, addr: u64, out: &mut [u8]) -> usize {
+            if addr & !0xfff == self.1 { 0 } else { self.0.read(addr, out) }
+        }
+
+        fn maps(&self) -> Result<crate::target::Maps, crate::census::memory::MemoryError> {
+            self.0.maps()
+        }
+
+        fn page_runs(&self, range: Range<u64>) -> Result<crate::heap::residency::PageRuns, crate::census::memory::MemoryError> {
+            self.0.page_runs(range)
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_given_back_hides_no_block_behind_it() {
+        let mut memory = crate::census::Fixture::default();
+        for page in 1..6 {
+            memory.write_word(0x1000 * page + 8, page);
+        }
+        let mut found = candidates(&[&[], &[], &[], &[]]);
+        found.remember(&memory);
+        found.take_out_changed(&GivenBack(memory, 0x2000));
+        assert_eq!(found.left().map(|(number, _)| number).collect::<Vec<_>>(), [0, 2, 3]);
     }
 }

@@ -1,0 +1,15 @@
+/* What programs compute beside what they allocate: a budget is a share of a program's own processor time. */
+#include <time.h>
+
+/* Takes so much processor time. */
+static void compute(long us)
+{
+	struct timespec begin, now;
+
+	if (!us)
+		return;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+	do
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	while ((now.tv_sec - begin.tv_sec) * 1000000000L + now.tv_nsec - begin.tv_nsec < us * 1000);
+}
