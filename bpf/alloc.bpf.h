@@ -88,11 +88,11 @@ static __always_inline bool fp_is_nested(struct pt_regs *regs, struct fp_thread 
 		if (here && !there)
 			return false; /* a signal handler interrupted that call */
 		if (here == there && sp <= call->sp && fp_call_is_open(regs, thread, task, sp, call)) {
-			fp_count(FP_CNT_NESTED);
+			fp_count(target, FP_CNT_NESTED);
 			return true;
 		}
 		calls->depth = top;
-		fp_count(FP_CNT_CALL_ABANDONED);
+		fp_count(target, FP_CNT_CALL_ABANDONED);
 		__sync_fetch_and_add(&target->abandoned, 1);
 	}
 	return false;
@@ -104,7 +104,7 @@ static __always_inline __u64 fp_take_stack(struct pt_regs *regs, struct fp_targe
 {
 	struct fp_walk *walk = &thread->walk;
 
-	unwind_into(walk, regs, (__u32)target->mm_id, entry_sp);
+	fp_walk_stack(walk, regs, target, entry_sp);
 	return fp_publish_stack(walk, target, FP_COOKIE_SLOT(cookie));
 }
 
@@ -249,20 +249,22 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 	__u32 slot = FP_COOKIE_SLOT(cookie);
 	struct fp_target *target = bpf_map_lookup_elem(&targets, &slot);
 
-	fp_count(FP_CNT_HIT);
-	if (!target || !target->generation) {
-		fp_count(FP_CNT_UNKNOWN_SITE);
+	if (target && !target->generation)
+		target = NULL;
+	fp_count(target, FP_CNT_HIT);
+	if (!target) {
+		fp_count(target, FP_CNT_UNKNOWN_SITE);
 		return NULL;
 	}
 	if (!target->tgid) {
-		fp_count(FP_CNT_STALE_SLOT);
+		fp_count(target, FP_CNT_STALE_SLOT);
 		return NULL;
 	}
 	if (target->flags & FP_TARGET_GOVERNED)
 		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE || FP_COOKIE_OP(cookie) == FP_OP_LARGE_FREE);
 	if (target->flags & FP_TARGET_ON && !fp_has_left(cookie))
 		return target;
-	fp_count(FP_CNT_HIT_OFF);
+	fp_count(target, FP_CNT_HIT_OFF);
 	return NULL;
 }
 
@@ -317,11 +319,11 @@ static __always_inline void fp_free_enter_on(struct pt_regs *regs, struct fp_tar
 
 	ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
 	if (!ptr) {
-		fp_count(FP_CNT_HIT_NULL);
+		fp_count(target, FP_CNT_HIT_NULL);
 		return;
 	}
 	tid = (__u32)bpf_get_current_pid_tgid();
-	if (target->flags & FP_TARGET_FREE_STACKS && (thread = fp_thread_of_current()))
+	if (target->flags & FP_TARGET_FREE_STACKS && (thread = fp_thread_of_current(target)))
 		fp_send_free_stack(target, cookie, tid, ptr, fp_take_stack(regs, target, thread, cookie, fp_entry_sp(regs, cookie)));
 	else
 		fp_send_free(target, cookie, tid, FP_REC_FREE, ptr);
@@ -358,7 +360,7 @@ static __always_inline __u64 fp_open_new_call(struct fp_target *target, struct f
 	top = calls->depth;
 	if (top >= FP_CALLS_MAX) {
 		top = FP_CALLS_MAX - 1;
-		fp_count(FP_CNT_CALL_ABANDONED);
+		fp_count(target, FP_CNT_CALL_ABANDONED);
 		__sync_fetch_and_add(&target->abandoned, 1);
 	}
 	call = &calls->open[top];
@@ -371,6 +373,7 @@ static __always_inline __u64 fp_open_new_call(struct fp_target *target, struct f
 	call->cookie = cookie;
 #endif
 	calls->depth = top + 1;
+	calls->slot = FP_COOKIE_SLOT(cookie);
 	return call->sequence;
 }
 
@@ -382,12 +385,12 @@ static __always_inline __u64 fp_alloc_enter_on(struct pt_regs *regs, struct fp_t
 
 	call.size = fp_size_of(regs, cookie);
 	if (FP_COOKIE_MAY_THROW(cookie) && (call.size >= FP_THROW_BYTES || target->flags & FP_TARGET_LIMITED)) {
-		fp_count(FP_CNT_NOT_FOLLOWED);
+		fp_count(target, FP_CNT_NOT_FOLLOWED);
 		return 0;
 	}
 	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
 		call.ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
-	thread = fp_thread_of_current();
+	thread = fp_thread_of_current(target);
 	if (!thread) {
 		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return 0;
@@ -438,11 +441,11 @@ static __always_inline void fp_alloc_return_on(struct pt_regs *regs, struct fp_t
 		if (!sequence)
 			return;
 		calls->depth = top;
-		fp_count(FP_CNT_CALL_ABANDONED);
+		fp_count(target, FP_CNT_CALL_ABANDONED);
 		__sync_fetch_and_add(&target->abandoned, 1);
 	}
 	if (sequence)
-		fp_count(FP_CNT_RETURN_UNMATCHED);
+		fp_count(target, FP_CNT_RETURN_UNMATCHED);
 	return;
 found:
 	call = calls->open[top & (FP_CALLS_MAX - 1)];
@@ -472,13 +475,13 @@ found:
 		block = result;
 	}
 	if (!block) {
-		fp_count(FP_CNT_ALLOC_FAILED);
+		fp_count(target, FP_CNT_ALLOC_FAILED);
 		return;
 	}
 	if (large) {
 		call.size = fp_large_bytes(block);
 		if (!call.size) {
-			fp_count(FP_CNT_HIT_SMALL);
+			fp_count(target, FP_CNT_HIT_SMALL);
 			return;
 		}
 	}

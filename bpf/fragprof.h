@@ -18,9 +18,13 @@ enum fp_limit {
 	/* Frames of one stack. Real stacks of servers and JVMs stay below 100; 128 x 8 B = 1 KiB a definition. */
 	FP_FRAMES_MAX = 128,
 
-	/* Ring buffers. A process's records all go through one of them and so keep their order; more than a consumer thread a core does
-	 * not pay. */
+	/* Ring buffers. Each recording has one of its own, and a row of counters; a target's records all go through one and so keep their
+	 * order. */
 	FP_SHARDS_MAX = 16,
+
+	/* Targets of one process at a time: recordings that watch it in ways of their own, each with a ring, a stack table and losses of its
+	 * own. The agent has three at most: exactly, by an emitter, in windows. */
+	FP_SLOTS_OF_PROCESS = 4,
 
 	/* Rows that say where the arguments of programs' own probes (USDT) are. They are shared by sites with the same arguments:
 	 * compilers place three arguments in some dozen ways. */
@@ -225,9 +229,15 @@ enum fp_counter {
 	FP_CNT_MAX
 };
 
+/* One row for each ring, and a last one, FP_SHARDS_MAX, for hits of which no target is known. */
 struct fp_counters {
 	unsigned long long value[FP_CNT_MAX];
 	unsigned long long ends[FP_END_MAX]; /* walks by enum fp_unwind_end */
+};
+
+/* The targets of a process. Unused places hold FP_TARGETS_MAX, which is no slot. */
+struct fp_slots {
+	unsigned int slot[FP_SLOTS_OF_PROCESS];
 };
 
 /* A target's row in the target table, written by the daemon, counts by the programs. 128 bytes; a recording in exact mode touches the

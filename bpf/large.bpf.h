@@ -45,11 +45,11 @@ static __always_inline void fp_large_free(struct pt_regs *regs, struct fp_target
 	struct fp_thread *thread;
 
 	if (!block) {
-		fp_count(FP_CNT_HIT_NULL);
+		fp_count(target, FP_CNT_HIT_NULL);
 		return;
 	}
 	if (!fp_large_bytes(block)) {
-		fp_count(FP_CNT_HIT_SMALL);
+		fp_count(target, FP_CNT_HIT_SMALL);
 		return;
 	}
 	thread = fp_thread_find();
@@ -96,10 +96,10 @@ static __always_inline __u64 fp_large_enter_on(struct pt_regs *regs, struct fp_t
 	}
 	no = fp_large_look(regs, cookie, &call);
 	if (no) {
-		fp_count(no);
+		fp_count(target, no);
 		return 0;
 	}
-	thread = fp_thread_of_current();
+	thread = fp_thread_of_current(target);
 	if (!thread) {
 		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return 0;

@@ -10,15 +10,10 @@
 #include "thread.bpf.h"
 #include "vm.bpf.h"
 
-static __always_inline void fp_send_life(__u8 kind, __u32 other, __u8 detail)
+static __always_inline void fp_send_life_to(struct fp_target *target, __u32 slot, __u8 kind, __u32 other, __u8 detail)
 {
-	struct fp_target *target;
 	struct fp_life *record;
-	__u32 slot;
 
-	target = fp_target_of_current(&slot);
-	if (!target)
-		return;
 	record = FP_RESERVE(struct fp_life, target, slot, (__u32)bpf_get_current_pid_tgid(), kind, detail, FP_CNT_LOST_LIFE);
 	if (!record)
 		return;
@@ -27,6 +22,21 @@ static __always_inline void fp_send_life(__u8 kind, __u32 other, __u8 detail)
 	if (bpf_get_current_comm(record->comm, sizeof(record->comm)))
 		record->comm[0] = 0;
 	fp_submit(record);
+}
+
+static __always_inline void fp_send_life(__u8 kind, __u32 other, __u8 detail)
+{
+	struct fp_slots *slots = fp_slots_of_current();
+	struct fp_target *target;
+	int i;
+
+	if (!slots)
+		return;
+	for (i = 0; i < FP_SLOTS_LOOKED_AT; i++) {
+		target = fp_target_of(slots->slot[i]);
+		if (target)
+			fp_send_life_to(target, slots->slot[i], kind, other, detail);
+	}
 }
 
 /* The new image has new stacks, a new return trampoline and no open call. */

@@ -26,13 +26,13 @@ struct {
 	__type(value, struct fp_target);
 } targets SEC(".maps");
 
-/* tgid -> slot, for the programs that run for every process of the machine (system calls, life cycle). */
+/* tgid -> slots, for the programs that run for every process of the machine (system calls, life cycle). An entry is replaced whole. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FP_TARGETS_MAX);
 	__type(key, __u32);
-	__type(value, __u32);
-} slot_of_tgid SEC(".maps");
+	__type(value, struct fp_slots);
+} slots_of_tgid SEC(".maps");
 
 /* The inner type of `rings`; its size is set by the daemon for each ring it makes. */
 struct ring {
@@ -40,8 +40,8 @@ struct ring {
 	__uint(max_entries, 4096);
 };
 
-/* Ring buffers by shard. A target's row names its shard, so records of one process keep their order. Filled by the daemon before the
- * first attach and not changed afterwards. */
+/* Ring buffers by shard. A target's row names its shard, so its records keep their order. The daemon enters a ring before the first target
+ * that names it, and removes it after the last. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, FP_SHARDS_MAX);
@@ -58,36 +58,27 @@ struct {
 	__type(value, __u8);
 } stacks_sent SEC(".maps");
 
-/* The counters, one row, per CPU. A preempted program can be interleaved with another one on the same CPU, hence atomic adds. */
+/* The counters, a row for each ring and one for hits of which no target is known, per CPU. A preempted program can be interleaved with
+ * another one on the same CPU, hence atomic adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, FP_SHARDS_MAX + 1);
 	__type(key, __u32);
 	__type(value, struct fp_counters);
 } counters SEC(".maps");
 
-static __always_inline void fp_count_add(__u32 counter, __u64 n)
+static __always_inline struct fp_counters *fp_counters_of(__u32 shard)
 {
-	__u32 zero = 0;
-	struct fp_counters *row = bpf_map_lookup_elem(&counters, &zero);
+	return bpf_map_lookup_elem(&counters, &shard);
+}
+
+/* Counts for the recording that a target belongs to; target: NULL = none is known. */
+static __always_inline void fp_count(const struct fp_target *target, __u32 counter)
+{
+	struct fp_counters *row = fp_counters_of(target ? target->shard : FP_SHARDS_MAX);
 
 	if (row && counter < FP_CNT_MAX)
-		__sync_fetch_and_add(&row->value[counter], n);
-}
-
-static __always_inline void fp_count(__u32 counter)
-{
-	fp_count_add(counter, 1);
-}
-
-/* Counts a walk by its end. */
-static __always_inline void fp_count_end(__u32 end)
-{
-	__u32 zero = 0;
-	struct fp_counters *row = bpf_map_lookup_elem(&counters, &zero);
-
-	if (row && end < FP_END_MAX)
-		__sync_fetch_and_add(&row->ends[end], 1);
+		__sync_fetch_and_add(&row->value[counter], 1);
 }
 
 /* The row of a slot if it is in use. */
@@ -101,7 +92,7 @@ static __always_inline struct fp_target *fp_target_of(__u32 slot)
 /* Counts a record that found its ring full: in sum, and for its process, whose ledger is lossy from now on. */
 static __always_inline void fp_lost(struct fp_target *target, __u32 counter)
 {
-	fp_count(counter);
+	fp_count(target, counter);
 	if (counter == FP_CNT_LOST_ALLOC)
 		__sync_fetch_and_add(&target->lost_alloc, 1);
 	else if (counter == FP_CNT_LOST_FREE)

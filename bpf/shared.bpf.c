@@ -20,6 +20,7 @@ struct structs {
 	struct fp_life life;
 	struct fp_need_table need_table;
 	struct fp_counters counters;
+	struct fp_slots slots;
 	struct fp_usdt_site usdt_site;
 	struct fp_site site;
 	struct fp_thread_registers thread_registers;

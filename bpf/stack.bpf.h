@@ -41,7 +41,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	}
 	walk->defined = to;
 	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
-		fp_count(FP_CNT_STACK_TABLE_FULL);
+		fp_count(target, FP_CNT_STACK_TABLE_FULL);
 }
 
 /* Asks for the table that a walk found missing. Not a loss if the ring is full: a later walk asks again. */
@@ -58,6 +58,13 @@ static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, 
 	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_NEED_TABLE, 0);
 	record->pc = pc;
 	fp_submit(record);
+}
+
+/* Walks the thread's stack, for a target. */
+static __always_inline void fp_walk_stack(struct fp_walk *walk, struct pt_regs *regs, struct fp_target *target, __u64 entry_sp)
+{
+	unwind_into(walk, regs, (__u32)target->mm_id, entry_sp);
+	fp_count_walk(walk, target->shard);
 }
 
 /* Makes the thread's last walk known to the reader; its hash. */

@@ -23,7 +23,7 @@ struct fp_calls {
 	struct fp_call open[FP_CALLS_MAX];
 	__u64 epoch;      /* of the probes for large blocks that they were entered by (struct fp_target) */
 	__u32 depth;      /* of them */
-	__u32 pad;
+	__u32 slot;       /* of the target whose probes entered the last one: its stack is defined for that target alone */
 };
 
 /* What is kept of a thread: its open calls, and its last walk. One piece, because finding it costs more than anything else that is
@@ -84,7 +84,8 @@ static __always_inline struct fp_thread *fp_thread_find(void)
 	return bpf_map_lookup_elem(&threads, &tid);
 }
 
-static __always_inline struct fp_thread *fp_thread_of_current(void)
+/* The current thread's state; NULL, counted for the target, if there is no memory for it. */
+static __always_inline struct fp_thread *fp_thread_of_current(const struct fp_target *target)
 {
 	__u32 tid = (__u32)bpf_get_current_pid_tgid(), zero = 0;
 	struct fp_thread *thread = bpf_map_lookup_elem(&threads, &tid), *blank;
@@ -95,7 +96,7 @@ static __always_inline struct fp_thread *fp_thread_of_current(void)
 			thread = bpf_map_lookup_elem(&threads, &tid);
 	}
 	if (!thread)
-		fp_count(FP_CNT_NO_THREAD_STATE);
+		fp_count(target, FP_CNT_NO_THREAD_STATE);
 	else if (!thread->tid)
 		thread->tid = tid;
 	return thread;
@@ -152,13 +153,14 @@ static __always_inline struct fp_thread *fp_thread_find(void)
 	return bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, 0);
 }
 
-static __always_inline struct fp_thread *fp_thread_of_current(void)
+/* The current thread's state; NULL, counted for the target, if there is no memory for it. */
+static __always_inline struct fp_thread *fp_thread_of_current(const struct fp_target *target)
 {
 	struct fp_thread *thread;
 
 	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!thread)
-		fp_count(FP_CNT_NO_THREAD_STATE);
+		fp_count(target, FP_CNT_NO_THREAD_STATE);
 	else if (!thread->tid)
 		thread->tid = (__u32)bpf_get_current_pid_tgid();
 	return thread;

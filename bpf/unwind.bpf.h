@@ -190,7 +190,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	if (generation == walk->generation && mm_id == walk->mm_id && fp_is_same_walk(walk, regs)) {
 		walk->need_pc = 0;
 		walk->repeated = walk->len;
-		fp_count(FP_CNT_WALK_REUSED);
+		walk->reused = 1;
 		return;
 	}
 	hash = walk->hash;
@@ -219,6 +219,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	walk->len = 0;
 	walk->last_at = 0;
 	walk->repeated = 0;
+	walk->reused = 0;
 	walk->hash = 0;
 	walk->end = FP_END_NONE;
 
@@ -229,12 +230,26 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	if (walk->hash != hash)
 		walk->defined = 0;
 	fp_ask_for_table(walk);
+}
 
-	fp_count(FP_CNT_WALK);
-	fp_count_add(FP_CNT_FRAMES, walk->len);
+/* Counts the walk that was just taken. */
+static __always_inline void fp_count_walk(const struct fp_walk *walk, __u32 shard)
+{
+	struct fp_counters *row = fp_counters_of(shard);
+	__u32 end = *(volatile const __u32 *)&walk->end; /* read once: what is compared is what is used */
+
+	if (!row)
+		return;
+	if (walk->reused) {
+		__sync_fetch_and_add(&row->value[FP_CNT_WALK_REUSED], 1);
+		return;
+	}
+	__sync_fetch_and_add(&row->value[FP_CNT_WALK], 1);
+	__sync_fetch_and_add(&row->value[FP_CNT_FRAMES], walk->len);
 	if (walk->repeated)
-		fp_count(FP_CNT_WALK_TAIL_REUSED);
-	fp_count_end(walk->end);
+		__sync_fetch_and_add(&row->value[FP_CNT_WALK_TAIL_REUSED], 1);
+	if (end < FP_END_MAX)
+		__sync_fetch_and_add(&row->ends[end], 1);
 }
 
 #endif

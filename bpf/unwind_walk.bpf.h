@@ -89,7 +89,7 @@ struct fp_walk {
 	__u32 now_repeatable;   /* for the step under way: FP_STEP_REPEATABLE */
 	__u32 now_uses_bp;      /* FP_STEP_USES_BP */
 	__s32 now_bp_at;
-	__u32 pad2;
+	__u32 reused;           /* 1 = the last walk was proven unchanged, and is this one */
 	__u64 first_sp[2];      /* stack pointer of the first frame */
 	struct fp_frames frames[2];
 	struct fp_step steps[2 * FP_FRAMES_MAX];

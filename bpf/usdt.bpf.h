@@ -34,12 +34,12 @@ static __always_inline long fp_read_user(__u64 *value, __u32 bytes, void *addres
 }
 
 /* An argument's value, extended to 64 bits. Not inlined: a site has four, each of which may be in any register. */
-static __noinline __u64 fp_usdt_argument(struct pt_regs *regs, struct fp_usdt_argument *argument)
+static __noinline __u64 fp_usdt_argument(struct pt_regs *regs, struct fp_usdt_argument *argument, struct fp_target *target)
 {
 	__u32 bits, bytes;
 	__u64 value = 0, address;
 
-	if (!argument)
+	if (!argument || !target)
 		return 0;
 	bytes = argument->bytes;
 	switch (argument->kind) {
@@ -55,7 +55,7 @@ static __noinline __u64 fp_usdt_argument(struct pt_regs *regs, struct fp_usdt_ar
 		if (argument->index != FP_USDT_NO_REG)
 			address += fp_register(regs, argument->index) << (argument->shift & 3);
 		if (fp_read_user(&value, bytes, (void *)address)) {
-			fp_count(FP_CNT_ARGUMENT_UNREADABLE);
+			fp_count(target, FP_CNT_ARGUMENT_UNREADABLE);
 			return 0;
 		}
 		break;
@@ -86,15 +86,15 @@ static __always_inline void fp_sample(struct pt_regs *regs, __u64 cookie)
 
 	if (!target || !site)
 		return;
-	addr = fp_usdt_argument(regs, &site->arguments[0]);
-	size = fp_usdt_argument(regs, &site->arguments[1]);
-	weight = fp_usdt_argument(regs, &site->arguments[2]);
-	interval = fp_usdt_argument(regs, &site->arguments[3]); /* 0 of a row that has three */
+	addr = fp_usdt_argument(regs, &site->arguments[0], target);
+	size = fp_usdt_argument(regs, &site->arguments[1], target);
+	weight = fp_usdt_argument(regs, &site->arguments[2], target);
+	interval = fp_usdt_argument(regs, &site->arguments[3], target); /* 0 of a row that has three */
 	if (!addr) {
-		fp_count(FP_CNT_HIT_NULL);
+		fp_count(target, FP_CNT_HIT_NULL);
 		return;
 	}
-	thread = fp_thread_of_current();
+	thread = fp_thread_of_current(target);
 	if (!thread) {
 		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return;
@@ -120,11 +120,11 @@ static __always_inline void fp_sampled_free(struct pt_regs *regs, __u64 cookie)
 
 	if (!target || !site)
 		return;
-	addr = fp_usdt_argument(regs, &site->arguments[0]);
+	addr = fp_usdt_argument(regs, &site->arguments[0], target);
 	if (addr)
 		fp_send_free(target, cookie, (__u32)bpf_get_current_pid_tgid(), FP_REC_FREE, addr);
 	else
-		fp_count(FP_CNT_HIT_NULL);
+		fp_count(target, FP_CNT_HIT_NULL);
 }
 
 #endif

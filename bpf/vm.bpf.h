@@ -26,27 +26,61 @@ static __always_inline bool fp_failed(long result)
 	return (unsigned long)result >= (unsigned long)-4095L;
 }
 
-/* The allocator call the thread is in, NULL if it is in none. */
-static __always_inline struct fp_call *fp_open_call(void)
+/* What a change of the address space is for. */
+struct fp_reason {
+	__u64 stack;        /* of the allocator call that the thread is in: hash, 0 = it is in none */
+	__u64 request;      /* bytes that call asks for */
+	__u32 slot;         /* of the target whose probes saw the call: the stack is defined for that one alone */
+	__u64 growth_stack; /* for the target that wants the stack of each growth */
+};
+
+/* The allocator call the thread is in. */
+static __always_inline void fp_find_open_call(struct fp_reason *reason)
 {
 	struct fp_thread *thread = fp_thread_find();
+	struct fp_call *call;
 	__u32 top;
 
 	if (!thread)
-		return NULL;
+		return;
 	top = thread->calls.depth - 1;
-	return top < FP_CALLS_MAX ? &thread->calls.open[top] : NULL;
+	if (top >= FP_CALLS_MAX)
+		return;
+	call = &thread->calls.open[top & (FP_CALLS_MAX - 1)];
+	reason->stack = call->stack;
+	reason->request = call->size;
+	reason->slot = thread->calls.slot;
 }
 
-static __always_inline struct fp_target *fp_target_of_current(__u32 *slot)
-{
-	__u32 tgid = bpf_get_current_pid_tgid() >> 32, *found;
+/* Kernels without attach cookies have one recording of a process at a time (src/capture/processes.rs), and a verifier that has to go through
+ * each turn of a loop. */
+#ifdef FP_LEGACY
+#define FP_SLOTS_LOOKED_AT 1
+#else
+#define FP_SLOTS_LOOKED_AT FP_SLOTS_OF_PROCESS
+#endif
 
-	found = bpf_map_lookup_elem(&slot_of_tgid, &tgid);
-	if (!found)
-		return NULL;
-	*slot = *found;
-	return fp_target_of(*found);
+/* The targets of the current process; NULL if it is not watched. */
+static __always_inline struct fp_slots *fp_slots_of_current(void)
+{
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+
+	return bpf_map_lookup_elem(&slots_of_tgid, &tgid);
+}
+
+/* The first of them that has one of the flags; its slot. */
+static __always_inline struct fp_target *fp_target_with(const struct fp_slots *slots, __u32 flags, __u32 *slot)
+{
+	struct fp_target *target;
+	int i;
+
+	for (i = 0; i < FP_SLOTS_LOOKED_AT; i++) {
+		*slot = slots->slot[i];
+		target = fp_target_of(*slot);
+		if (target && target->flags & flags)
+			return target;
+	}
+	return NULL;
 }
 
 struct fp_vm_args {
@@ -63,11 +97,11 @@ struct fp_vm_args {
 /* The stack from which user space entered the kernel. */
 static __always_inline __u64 fp_stack_of_entry(struct pt_regs *regs, struct fp_target *target, __u32 slot)
 {
-	struct fp_thread *thread = fp_thread_of_current();
+	struct fp_thread *thread = fp_thread_of_current(target);
 
 	if (!thread)
 		return 0;
-	unwind_into(&thread->walk, regs, (__u32)target->mm_id, 0);
+	fp_walk_stack(&thread->walk, regs, target, 0);
 	return fp_publish_stack(&thread->walk, target, slot);
 }
 
@@ -78,31 +112,21 @@ static __always_inline bool fp_may_grow(__u32 op, const struct fp_vm_args *args)
 	       (op == FP_VM_MPROTECT && args->prot & FP_PROT_WRITE);
 }
 
-static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const struct fp_vm_args *args)
+/* Sends a change to one target. */
+static __always_inline void fp_send_vm_to(struct fp_target *target, __u32 slot, __u32 op, const struct fp_vm_args *args,
+					  const struct fp_reason *reason, bool holds)
 {
-	struct fp_target *target;
-	struct fp_call *call;
+	__u64 stack = reason->slot == slot ? reason->stack : 0, request = reason->slot == slot ? reason->request : 0;
 	struct fp_vm *record;
-	__u64 stack, request;
-	bool holds = false;
-	__u32 slot;
 
-	target = fp_target_of_current(&slot);
-	if (!target || !(target->flags & FP_TARGET_VM))
-		return 0;
-	if (target->flags & FP_TARGET_HELD && op == FP_VM_MMAP && args->fd >= 0 && args->prot & FP_PROT_EXEC)
-		holds = fp_hold();
-	call = fp_open_call();
-	stack = call ? call->stack : 0;
-	request = call ? call->size : 0;
 	/* A call whose probes were taken out before it returned looks open for ever: a governed target's stack is always taken here. */
 	if (target->flags & FP_TARGET_GROWTH) {
+		stack = reason->growth_stack;
 		request = 0;
-		stack = fp_may_grow(op, args) ? fp_stack_of_entry(regs, target, slot) : 0;
 	}
 	record = FP_RESERVE(struct fp_vm, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_VM, holds, FP_CNT_LOST_VM);
 	if (!record)
-		return 0;
+		return;
 	record->addr = args->addr;
 	record->len = args->len;
 	record->addr2 = args->addr2;
@@ -114,12 +138,37 @@ static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const stru
 	record->stack = stack;
 	record->request = request;
 	fp_submit(record);
+}
+
+static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const struct fp_vm_args *args)
+{
+	struct fp_slots *slots = fp_slots_of_current();
+	struct fp_reason reason = {};
+	struct fp_target *target;
+	bool holds;
+	__u32 slot;
+	int i;
+
+	if (!slots)
+		return 0;
+	holds = op == FP_VM_MMAP && args->fd >= 0 && args->prot & FP_PROT_EXEC && fp_target_with(slots, FP_TARGET_HELD, &slot) && fp_hold();
+	fp_find_open_call(&reason);
+	target = fp_may_grow(op, args) ? fp_target_with(slots, FP_TARGET_GROWTH, &slot) : NULL;
+	if (target)
+		reason.growth_stack = fp_stack_of_entry(regs, target, slot);
+	for (i = 0; i < FP_SLOTS_LOOKED_AT; i++) {
+		slot = slots->slot[i];
+		target = fp_target_of(slot);
+		if (target && target->flags & FP_TARGET_VM)
+			fp_send_vm_to(target, slot, op, args, &reason, holds && target->flags & FP_TARGET_HELD);
+	}
 	return 0;
 }
 
 /* A page fault of user space. error: bit 0 = the page was there (a protection fault). */
 static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *regs, unsigned long error)
 {
+	struct fp_slots *slots;
 	struct fp_target *target;
 	struct fp_vm *record;
 	__u64 interval, stack;
@@ -127,7 +176,8 @@ static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *reg
 
 	if (error & 1)
 		return 0;
-	target = fp_target_of_current(&slot);
+	slots = fp_slots_of_current();
+	target = slots ? fp_target_with(slots, FP_TARGET_GROWTH, &slot) : NULL;
 	if (!target)
 		return 0;
 	interval = target->touch_interval;

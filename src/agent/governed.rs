@@ -20,6 +20,7 @@ use super::worker::{Worker, lock};
 use crate::governor::share::fair;
 use crate::profile::{Counter, Mode};
 use crate::recorder::governed::{Governed, HeapBytes, Options, Status};
+use crate::recorder::session::LazySession;
 use crate::units::Pid;
 
 /// Time between two choices of targets.
@@ -79,21 +80,28 @@ pub fn start(
     config: GovernedConfig,
     memory_max_bytes: u64,
     sites_store: Option<PathBuf>,
-    published: Arc<Published>,
-    board: Arc<Attributions>,
+    sources: Sources,
     sample: SharedSample,
 ) -> std::io::Result<Worker<GovernedConfig>> {
-    Worker::start("fragprof-governor", move |orders| {
-        Attribution::new(config, memory_max_bytes, sites_store, published, board, sample).run(orders)
-    })
+    Worker::start("fragprof-governor", move |orders| Attribution::new(config, memory_max_bytes, sites_store, sources, sample).run(orders))
+}
+
+/// What the agent's recordings share.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The programs.
+    pub session: Arc<LazySession>,
+    /// The newest snapshot.
+    pub published: Arc<Published>,
+    /// Where it is put what is known by stack.
+    pub board: Arc<Attributions>,
 }
 
 struct Attribution {
     config: GovernedConfig,
     memory_max_bytes: u64,
     sites_store: Option<PathBuf>,
-    published: Arc<Published>,
-    board: Arc<Attributions>,
+    sources: Sources,
     hand_over_at: Instant,
     sample: SharedSample,
     engine: Option<Governed>,
@@ -107,22 +115,14 @@ struct Attribution {
 }
 
 impl Attribution {
-    fn new(
-        config: GovernedConfig,
-        memory_max_bytes: u64,
-        sites_store: Option<PathBuf>,
-        published: Arc<Published>,
-        board: Arc<Attributions>,
-        sample: SharedSample,
-    ) -> Self {
+    fn new(config: GovernedConfig, memory_max_bytes: u64, sites_store: Option<PathBuf>, sources: Sources, sample: SharedSample) -> Self {
         let targets_max = config.targets_max;
         lock(&sample).enabled = config.enabled;
         Self {
             config,
             memory_max_bytes,
             sites_store,
-            published,
-            board,
+            sources,
             hand_over_at: Instant::now() + HAND_OVER_EVERY,
             sample,
             engine: None,
@@ -183,12 +183,11 @@ impl Attribution {
                 budget: self.config.budget_ratio(),
                 ring_bytes: Some(self.config.ring_mib << 20),
                 own_census: false,
-                tables_bytes: u64::from(self.config.tables_mib) << 20,
                 large_blocks: self.config.large_blocks,
                 sites_store: self.sites_store.clone(),
                 ..Options::default()
             };
-            match Governed::new(options) {
+            match self.sources.session.get().and_then(|session| Governed::over(session, options)) {
                 Ok(engine) => {
                     // Loading is paid once and for all, whatever the number of targets.
                     self.cpu_share.begin_anew();
@@ -209,7 +208,7 @@ impl Attribution {
     }
 
     fn choose(&mut self) {
-        let snapshot = self.published.load();
+        let snapshot = self.sources.published.load();
         self.shed(&snapshot);
         let candidates = self.candidates(&snapshot);
         lock(&self.sample).candidates = candidates.len();
@@ -334,13 +333,13 @@ impl Attribution {
                 rates: Some(rates),
                 slowdown_ratio_est: status.iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
             };
-            self.board.publish(identity.process, attributed);
+            self.sources.board.publish(identity.process, attributed);
         }
     }
 
     fn tell(&self) {
         let Some(engine) = &self.engine else { return };
-        let snapshot = self.published.load();
+        let snapshot = self.sources.published.load();
         let name = |pid: Pid| snapshot.process(pid.0).map_or_else(String::new, |one| one.comm.clone());
         let targets = engine.status().into_iter().map(|status| (name(status.pid), status)).collect();
         let losses = engine.losses();

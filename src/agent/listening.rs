@@ -10,11 +10,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::attribution::{Attributed, Attributions, Rates};
+use super::attribution::{Attributed, Rates};
 use super::config::ListeningConfig;
+use super::governed::Sources;
 use super::own::thread_cpu;
 use super::sample::{Identity, ProcessSample};
-use super::snapshot::{Published, Snapshot};
+use super::snapshot::Snapshot;
 use super::worker::{Worker, lock};
 use crate::ledger::{Estimate, SampledTotals};
 use crate::probe::emitter::Finder;
@@ -71,13 +72,8 @@ pub type SharedListening = Arc<Mutex<ListeningSample>>;
 ///
 /// # Errors
 /// If the system gives no thread.
-pub fn start(
-    config: ListeningConfig,
-    published: Arc<Published>,
-    board: Arc<Attributions>,
-    sample: SharedListening,
-) -> std::io::Result<Worker<ListeningConfig>> {
-    Worker::start("fragprof-listen", move |orders| Listener::new(config, published, board, sample).run(orders))
+pub fn start(config: ListeningConfig, sources: Sources, sample: SharedListening) -> std::io::Result<Worker<ListeningConfig>> {
+    Worker::start("fragprof-listen", move |orders| Listener::new(config, sources, sample).run(orders))
 }
 
 /// When something is due that may take a share of the processor's time.
@@ -117,8 +113,7 @@ struct Heeded {
 
 struct Listener {
     config: ListeningConfig,
-    published: Arc<Published>,
-    board: Arc<Attributions>,
+    sources: Sources,
     sample: SharedListening,
     finder: Finder,
     recorder: Option<Recorder>,
@@ -131,13 +126,12 @@ struct Listener {
 }
 
 impl Listener {
-    fn new(config: ListeningConfig, published: Arc<Published>, board: Arc<Attributions>, sample: SharedListening) -> Self {
+    fn new(config: ListeningConfig, sources: Sources, sample: SharedListening) -> Self {
         lock(&sample).enabled = config.enabled;
         let now = Paced { due: Instant::now() };
         Self {
             config,
-            published,
-            board,
+            sources,
             sample,
             finder: Finder::new(Features::of_host().emulation()),
             recorder: None,
@@ -198,7 +192,7 @@ impl Listener {
                 self.let_go(one.identity.process);
             }
             self.looked.clear();
-            self.board.set_emitting(BTreeSet::new());
+            self.sources.board.set_emitting(BTreeSet::new());
             self.recorder = None;
         }
         // Whoever asks anew gets a new try.
@@ -209,7 +203,7 @@ impl Listener {
     /// Looks at the processes that are due, and listens to those that have an emitter. Returns the time it took.
     fn look(&mut self) -> Duration {
         let began = thread_cpu();
-        let snapshot = self.published.load();
+        let snapshot = self.sources.published.load();
         let found = Found::of(&snapshot);
         self.looked.retain(|identity, _| found.0.contains_key(identity));
         for gone in self.heeded.extract_if(.., |one| !found.0.contains_key(&one.identity)).collect::<Vec<_>>() {
@@ -239,7 +233,7 @@ impl Listener {
                 self.heed(identity, size.is_joinable);
             }
         }
-        self.board.set_emitting(self.heeded.iter().map(|one| one.identity).collect::<BTreeSet<_>>());
+        self.sources.board.set_emitting(self.heeded.iter().map(|one| one.identity).collect::<BTreeSet<_>>());
         let heard = |identity: &Identity| self.heeded.iter().any(|one| one.identity == *identity);
         let over_limit = self.looked.iter().filter(|(identity, looked)| looked.has_emitter && !heard(identity)).count();
         lock(&self.sample).over_limit = over_limit;
@@ -280,11 +274,10 @@ impl Listener {
                 source: Choice::Emitter,
                 censuses: true,
                 ring_bytes: Some(self.config.ring_mib << 20),
-                tables_bytes: Some(u64::from(self.config.tables_mib) << 20),
                 start_chunks_max: usize::try_from(JOIN_CHUNKS_MAX).ok(),
                 ..Options::default()
             };
-            match Recorder::new(options) {
+            match self.sources.session.get().and_then(|session| Recorder::over(session, options)) {
                 Ok(recorder) => {
                     lock(&self.sample).unavailable = None;
                     self.recorder = Some(recorder);
@@ -311,7 +304,7 @@ impl Listener {
         let began = thread_cpu();
         let mut joining = Duration::ZERO;
         let share = self.share();
-        let snapshot = self.published.load();
+        let snapshot = self.sources.published.load();
         let Some(recorder) = &mut self.recorder else { return Duration::ZERO };
         let heard = recorder.heard();
         for one in &mut self.heeded {
@@ -342,13 +335,13 @@ impl Listener {
                 rates: Some(rates),
                 slowdown_ratio_est: None,
             };
-            self.board.publish(process, attributed);
+            self.sources.board.publish(process, attributed);
         }
         thread_cpu().saturating_sub(began).saturating_sub(joining)
     }
 
     fn tell(&self) {
-        let snapshot = self.published.load();
+        let snapshot = self.sources.published.load();
         let small = |process: ProcessId| snapshot.small.iter().find(|one| one.identity.process == process).map(|one| one.comm.clone());
         let name =
             |process: ProcessId| snapshot.process(process.pid.0).map(|one| one.comm.clone()).or_else(|| small(process)).unwrap_or_default();

@@ -23,6 +23,7 @@ use super::snapshot::Published;
 use super::worker::Worker;
 use super::{governed, leaks, listening, socket};
 use crate::client;
+use crate::recorder::session::LazySession;
 use crate::server::listener::Bound;
 use crate::server::{Server, ServerState, Serves, Sources};
 use crate::store::database::{Database, StoreError};
@@ -105,10 +106,15 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let address = listener.local_addr().map_err(system("learn the address"))?;
     let (keeper, store, reader) = history(&config, &published)?;
     let (commands, orders) = mpsc::channel();
+    let tables_mib = config.governed.tables_mib.max(config.listening.tables_mib);
+    let session = Arc::new(LazySession::new(u64::from(tables_mib) << 20));
+    let recordings =
+        governed::Sources { session: Arc::clone(&session), published: Arc::clone(&published), board: Arc::clone(&attributions) };
     let sources = Sources {
         published: Arc::clone(&published),
         heartbeat: Arc::clone(&heartbeat),
         attributions: Arc::clone(&attributions),
+        session,
         commands: commands.clone(),
         keeper: Some(keeper.clone()),
         reader: Some(reader),
@@ -134,13 +140,12 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         config.governed.clone(),
         config.census.memory_max_mib << 20,
         config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref()),
-        Arc::clone(&published),
-        Arc::clone(&attributions),
+        recordings.clone(),
         state.governed(),
     )
     .map_err(system("start the governor's thread"))?;
-    let listener = listening::start(config.listening.clone(), Arc::clone(&published), Arc::clone(&attributions), state.listening())
-        .map_err(system("start the listener's thread"))?;
+    let listener =
+        listening::start(config.listening.clone(), recordings, state.listening()).map_err(system("start the listener's thread"))?;
     let looker = leaks::start(config.leaks.clone(), Arc::clone(&published), Arc::clone(&attributions), state.leaks())
         .map_err(system("start the thread that looks for leaks"))?;
     let pusher = pusher(&config, &published)?;

@@ -43,7 +43,7 @@ pub(super) fn programs(method: Attach) -> &'static [&'static str] {
     }
 }
 
-/// The programs for large blocks alone, which a governed capture needs besides.
+/// The programs for large blocks alone, which windows need besides.
 fn large_programs(method: Attach) -> &'static [&'static str] {
     match method {
         Attach::Session => &["large_session"],
@@ -66,8 +66,8 @@ pub struct Offer {
 /// Run for every process of the machine: its address space and its life.
 const MACHINE_WIDE: [&str; 4] = ["vm_change", "life_exec", "life_fork", "life_exit"];
 
-/// What a governed capture needs besides: its windows' program, where there are sessions, and the first touches of pages.
-const GOVERNED: [&str; 2] = ["window_session", TOUCHES];
+/// What windows need besides: their program, where there are sessions, and the first touches of pages.
+const FOR_WINDOWS: [&str; 2] = ["window_session", TOUCHES];
 const TOUCHES: &str = "page_touch";
 
 /// Where libbpf's messages of the current load go: the verifier's refusal is in them.
@@ -99,16 +99,16 @@ pub(super) fn cause(messages: &str) -> Option<String> {
 }
 
 /// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself tells of its hit.
-pub fn load(wanted: Option<Attach>, governed: bool) -> Result<(Object, Offer)> {
+pub fn load(wanted: Option<Attach>, windows: bool) -> Result<(Object, Offer)> {
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
-    if governed && Machine::HOST != Machine::X86_64 {
+    if windows && Machine::HOST != Machine::X86_64 {
         let reason = "recording within a budget counts first touches of pages, for which the kernel has no tracepoint on this machine";
         return Err(Error::Load { reason: reason.into(), hint: "record without a budget: `fragprof record`".into() });
     }
     let mut refused = Vec::new();
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        match trial::glance(method).and_then(|()| try_load(method, governed)) {
+        match trial::glance(method).and_then(|()| try_load(method, windows)) {
             Ok((object, sees_vfork_children)) => return Ok((object, Offer { method, refused, sees_vfork_children })),
             Err(error) => {
                 let messages = std::mem::take(&mut *MESSAGES.lock().unwrap_or_else(PoisonError::into_inner));
@@ -162,13 +162,13 @@ fn hint_for(root: bool, lockdown: &str) -> &'static str {
     }
 }
 
-fn try_load(method: Attach, governed: bool) -> libbpf_rs::Result<(Object, bool)> {
+fn try_load(method: Attach, windows: bool) -> libbpf_rs::Result<(Object, bool)> {
     let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(object(method))?;
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
-        let windows = GOVERNED.contains(&&*name) && (method == Attach::Session || name != "window_session");
-        let wanted = governed && (windows || large_programs(method).contains(&&*name));
+        let of_windows = FOR_WINDOWS.contains(&&*name) && (method == Attach::Session || name != "window_session");
+        let wanted = windows && (of_windows || large_programs(method).contains(&&*name));
         program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name) || wanted);
     }
     let object = open.load()?;

@@ -1,28 +1,32 @@
 //! The BPF edge: the only module that knows libbpf. Loads and attaches the programs, consumes the rings, decodes records.
 //!
 //! ```text
-//! Capture::load ──→ add_target ──→ attach ──→ (records flow into the Sinks) ──→ drop Attached ──→ remove_target
-//!        │                                            ↑
-//!        └──→ read(sinks): one named thread a ring ───┘
+//! Capture::load ──→ open_ring ──→ add_target ──→ attach ──→ (records flow into the Sink) ──→ drop Attached ──→ remove_target
+//!                       │                                            ↑
+//!                       └──→ one named thread a ring ────────────────┘
 //! ```
+//!
+//! Loaded once, it serves several recordings at a time: each has a ring, a row of counters, and targets of its own, also in one process.
 //!
 //! Loading and attaching happen on the caller's thread, so that a missing permission or a refusal of the verifier is an error the
 //! caller can report. Threads start only after.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bpf::{self, Counter};
 use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::units::{FileOffset, Pid};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, UprobeMultiOpts, UprobeOpts};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, UprobeMultiOpts, UprobeOpts};
+use zerocopy::IntoBytes as _;
 
 pub mod counters;
 mod features;
 pub mod floor;
 mod load;
+mod processes;
 pub mod programs;
 pub mod registers;
 pub mod ring;
@@ -37,7 +41,8 @@ pub mod wire;
 pub use counters::Counters;
 pub use features::{features, has_uprobe_multi, unwind_tables};
 pub use load::Offer;
-pub use ring::{BATCH_RECORDS, Read, Readers, Sink};
+use processes::{Processes, Removed};
+pub use ring::{BATCH_RECORDS, Read, Ring, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
 pub use usdt::{PassedFile, PassedSite};
@@ -71,6 +76,20 @@ pub enum Error {
         /// The limit.
         max: u32,
     },
+    /// A process has as many targets as it may have.
+    #[error("{pid} is watched by {max} recordings already: it can take no other")]
+    TooManyRecordings {
+        /// The process.
+        pid: Pid,
+        /// The limit.
+        max: usize,
+    },
+    /// All rings are in use.
+    #[error("{max} recordings are under way already: no ring is free")]
+    TooManyRings {
+        /// The limit.
+        max: u32,
+    },
     /// The programs' own probes of all processes place their arguments in more ways than there is room for.
     #[error("probes of programs place their arguments in more than {max} different ways: no room for another")]
     TooManySites {
@@ -95,16 +114,12 @@ type Result<T> = std::result::Result<T, Error>;
 /// How to load and what to reserve.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Ring buffers, 1 to [`bpf::SHARDS_MAX`]; a process's records all go through one.
-    pub shards: u32,
-    /// Bytes of each ring buffer; rounded up to a power of two, at least a page. Kernel memory, locked.
-    pub ring_bytes: u32,
     /// Bytes of kernel memory for unwind tables; the least recently used go when it is spent.
     pub tables_bytes: u64,
     /// Attach by this method only, to measure or to test a fallback; `None` takes the best the kernel has.
     pub method: Option<Attach>,
-    /// Whether targets are watched in windows, and first touches of pages counted.
-    pub governed: bool,
+    /// Whether processes may be watched in windows, too, and first touches of pages counted.
+    pub windows: bool,
 }
 
 /// Default size of a ring buffer. Two threads in a tight malloc/free loop make about 90 MB of records a second; 32 MiB hold the third
@@ -116,7 +131,7 @@ pub const TABLES_BYTES: u64 = 64 << 20;
 
 impl Default for Config {
     fn default() -> Self {
-        Self { shards: 1, ring_bytes: RING_BYTES, tables_bytes: TABLES_BYTES, method: None, governed: false }
+        Self { tables_bytes: TABLES_BYTES, method: None, windows: false }
     }
 }
 
@@ -211,15 +226,18 @@ impl Attached {
 pub struct Capture {
     object: Object,
     offer: Offer,
-    rings: Vec<MapHandle>,
+    rings: Arc<ring::Rings>,
     slots: Mutex<slots::Slots>,
+    processes: Mutex<Processes>,
     targets: targets::TargetTable,
     tables: Tables,
     rows: Mutex<usdt::Rows>,
     /// How often probes for large blocks were put in, into any process.
     epochs: AtomicU64,
-    /// Programs that run for every process: address space, life cycle.
+    /// Programs that run for every process: address space, life cycle, first touches of pages.
     _machine_wide: Vec<Link>,
+    /// Why first touches of pages are not counted, where they should be.
+    no_touches: Option<String>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -227,28 +245,39 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Capture {
-    /// Loads the programs in the best form the kernel takes, makes the rings, and attaches what runs for every process.
+    /// Loads the programs in the best form the kernel takes, and attaches what runs for every process.
     ///
     /// # Errors
     /// [`Error::Load`] with the reason and what to do: a missing capability, a kernel without the features needed.
     pub fn load(config: &Config) -> Result<Self> {
         crate::machine::open_files::raise();
-        let (object, offer) = load::load(config.method, config.governed)?;
-        let shards = config.shards.clamp(1, bpf::SHARDS_MAX);
-        let rings = make_rings(&object, shards, config.ring_bytes)?;
-        let machine_wide = load::attach_machine_wide(&object)?;
+        let (object, offer) = load::load(config.method, config.windows)?;
+        let outer = MapHandle::try_from(&load::map(&object, "rings")).map_err(|source| Error::Map { map: "rings", source })?;
+        let mut machine_wide = load::attach_machine_wide(&object)?;
+        // It costs every page fault of the machine a little, so it is not there otherwise.
+        let touches = config.windows.then(|| load::attach_touches(&object));
+        let no_touches = match touches {
+            Some(Ok(link)) => {
+                machine_wide.push(link);
+                None
+            }
+            Some(Err(error)) => Some(error.to_string()),
+            None => None,
+        };
         let tables = Tables::new(&object, config.tables_bytes)?;
         let targets = targets::TargetTable::map(&load::map(&object, "targets"))?;
         Ok(Self {
+            processes: Mutex::new(Processes::new(if offer.method == Attach::ByAddress { 1 } else { bpf::SLOTS_OF_PROCESS as usize })),
             object,
             offer,
-            rings,
+            rings: Arc::new(ring::Rings::new(outer)),
             slots: Mutex::default(),
             targets,
             tables,
             rows: Mutex::default(),
             epochs: AtomicU64::new(0),
             _machine_wide: machine_wide,
+            no_touches,
         })
     }
 
@@ -262,22 +291,46 @@ impl Capture {
         &self.tables
     }
 
-    /// Number of ring buffers.
-    pub fn shards(&self) -> u32 {
-        self.rings.len() as u32
+    /// Why first touches of pages are not counted; `None` where they are, or were not asked for.
+    pub fn no_touches(&self) -> Option<&str> {
+        self.no_touches.as_deref()
     }
 
-    /// Starts one reader thread a ring; `sinks` has one for each shard.
-    pub fn read(&self, sinks: Vec<Box<dyn Sink>>) -> Result<Readers> {
-        ring::start(&self.rings, sinks)
+    /// Makes a ring and starts its reader thread, which hands all records to `sink`. `bytes` of kernel memory, locked: rounded up to a power
+    /// of two, at least a page.
+    ///
+    /// # Errors
+    /// [`Error::TooManyRings`]; if the kernel gives no memory, or the system no thread.
+    pub fn open_ring(&self, bytes: u32, sink: Box<dyn Sink>) -> Result<Ring> {
+        let mut ring = ring::open(&self.rings, bytes, sink)?;
+        // What was counted before is another's.
+        ring.before = self.counters_of_all(&ring)?;
+        Ok(ring)
     }
 
-    /// Registers a process. Its records go through `shard`; nothing is probed yet, and no call is taken until [`Capture::switch`].
-    pub fn add_target(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
-        let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: bpf::TARGETS_MAX })?;
-        self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
-        let entered = self.update("slot_of_tgid", &pid.0.to_ne_bytes(), &u32::from(slot.index).to_ne_bytes());
-        entered.map(|()| slot).inspect_err(|_| self.release(slot))
+    /// Registers a process. Its records go through `ring`; nothing is probed yet, and no call is taken until [`Capture::switch`].
+    ///
+    /// # Errors
+    /// [`Error::TooManyTargets`], [`Error::TooManyRecordings`].
+    pub fn add_target(&self, pid: Pid, ring: &Ring, flags: TargetFlags) -> Result<Slot> {
+        let slot = self.add_beside(pid, ring, flags)?;
+        let mut processes = lock(&self.processes);
+        let added = processes.add(pid, slot, ring.shard()).map_err(|full| Error::TooManyRecordings { pid, max: full.most });
+        let entered = added.and_then(|()| self.enter(&processes, pid));
+        entered.map(|()| slot).inspect_err(|_| {
+            processes.remove(pid, slot);
+            self.release(slot);
+        })
+    }
+
+    /// Tells the programs which targets a process has.
+    fn enter(&self, processes: &Processes, pid: Pid) -> Result<()> {
+        let map = self.map("slots_of_tgid");
+        let entered = match processes.row(pid) {
+            Some(row) => map.update(&pid.0.to_ne_bytes(), row.as_bytes(), MapFlags::ANY),
+            None => map.delete(&pid.0.to_ne_bytes()),
+        };
+        entered.map_err(|source| Error::Map { map: "slots_of_tgid", source })
     }
 
     /// Registers a process that is a target already a second time: with hits, quota and deadline of its own for another set of probes. What
@@ -285,15 +338,36 @@ impl Capture {
     ///
     /// # Errors
     /// [`Error::TooManyTargets`].
-    pub fn add_beside(&self, pid: Pid, shard: u32, flags: TargetFlags) -> Result<Slot> {
+    pub fn add_beside(&self, pid: Pid, ring: &Ring, flags: TargetFlags) -> Result<Slot> {
         let slot = lock(&self.slots).take().ok_or(Error::TooManyTargets { max: bpf::TARGETS_MAX })?;
-        self.targets.own(slot, pid, shard.min(self.shards() - 1), flags.0);
+        self.targets.own(slot, pid, ring.shard(), flags.0);
         Ok(slot)
     }
 
     /// Takes a process's calls, or not: between the two states its probes may be put in and taken out one by one.
     pub fn switch(&self, slot: Slot, on: bool) {
         self.targets.switch(slot, on);
+    }
+
+    /// Gives the calls of a process to one of its targets, which records every one: before its first probe. Windows of others are shut at
+    /// once, and stay so ([`Capture::open`]) until the target is removed.
+    pub fn record(&self, pid: Pid, slot: Slot) {
+        let mut processes = lock(&self.processes);
+        for other in processes.record(pid, slot) {
+            if self.targets.is_governed(other) {
+                self.targets.switch(other, false);
+            }
+        }
+    }
+
+    /// Whether every call of a process is recorded.
+    pub fn is_recorded(&self, pid: Pid) -> bool {
+        lock(&self.processes).is_recorded(pid)
+    }
+
+    /// How many recordings of every call of a process have begun while it was watched.
+    pub fn recordings_begun(&self, pid: Pid) -> u64 {
+        lock(&self.processes).begun(pid)
     }
 
     /// Whether a return can be left unprobed call by call; elsewhere the kernel takes the returns of all calls or of none.
@@ -317,8 +391,20 @@ impl Capture {
         self.targets.limit(slot, limited);
     }
 
-    /// Lets a governed process make so many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel switches it off by itself.
-    pub fn open(&self, slot: Slot, quota: u64, deadline_ns: u64) {
+    /// Lets a governed process make so many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel switches it off by itself. `false`: every
+    /// call of the process is recorded, and no window can be opened.
+    #[must_use]
+    pub fn open(&self, pid: Pid, slot: Slot, quota: u64, deadline_ns: u64) -> bool {
+        let processes = lock(&self.processes);
+        if processes.is_recorded(pid) {
+            return false;
+        }
+        self.targets.open(slot, quota, deadline_ns);
+        true
+    }
+
+    /// As [`Capture::open`], for probes for large blocks alone, which do not meet a recording of every call.
+    pub fn open_beside(&self, slot: Slot, quota: u64, deadline_ns: u64) {
         self.targets.open(slot, quota, deadline_ns);
     }
 
@@ -342,29 +428,22 @@ impl Capture {
         self.targets.hits(slot)
     }
 
-    /// Attaches what counts first touches of pages; it costs every page fault of the machine a little, so it is not there otherwise.
+    /// Takes a target from a process. Its probes must be out ([`Attached`] dropped); records still in the ring are told apart by the
+    /// generation. With the last target go the process's unwind tables.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn attach_touches(&mut self) -> Result<()> {
-        self._machine_wide.push(load::attach_touches(&self.object)?);
-        Ok(())
-    }
-
-    /// Forgets a process. Its probes must be out ([`Attached`] dropped); records still in the ring are told apart by the generation.
     pub fn remove_target(&self, pid: Pid, slot: Slot) -> Result<()> {
-        // The entry may name a newer slot of a reused pid already.
-        let index = u32::from(slot.index).to_ne_bytes();
-        let map = self.map("slot_of_tgid");
-        let map_error = |source| Error::Map { map: "slot_of_tgid", source };
-        if map.lookup(&pid.0.to_ne_bytes(), MapFlags::ANY).map_err(map_error)?.as_deref() == Some(index.as_slice()) {
-            map.delete(&pid.0.to_ne_bytes()).map_err(map_error)?;
-        }
+        let mut processes = lock(&self.processes);
+        let removed = processes.remove(pid, slot);
+        let entered = if removed == Removed::Unknown { Ok(()) } else { self.enter(&processes, pid) };
+        drop(processes);
+        let forgotten = if removed == Removed::Last { self.tables.forget_process(pid.0) } else { Ok(()) };
         if self.offer.method == Attach::ByAddress {
             sites::forget(&self.map("site_cookies"), slot);
         }
         self.release(slot);
-        Ok(())
+        entered.and(forgotten)
     }
 
     fn release(&self, slot: Slot) {
@@ -475,11 +554,24 @@ impl Capture {
         Ok(())
     }
 
-    /// The programs' counters, summed over the CPUs, with the events that the kernel did not pass on to them.
-    pub fn counters(&self) -> Result<Counters> {
+    /// What the programs counted for a ring's targets since it was opened, summed over the CPUs. Hits of which no target is known, and
+    /// events that the kernel did not pass on, may be anybody's: they are told of each ring.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read its map.
+    pub fn counters(&self, ring: &Ring) -> Result<Counters> {
+        Ok(self.counters_of_all(ring)?.since(&ring.before))
+    }
+
+    /// The same since the programs were loaded, of all rings that had this one's number.
+    fn counters_of_all(&self, ring: &Ring) -> Result<Counters> {
         let map = self.map("counters");
-        let rows = map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(|source| Error::Map { map: "counters", source })?;
-        let mut counters = Counters::from_rows(&rows.unwrap_or_default());
+        let mut rows = Vec::new();
+        for row in [ring.shard(), bpf::SHARDS_MAX] {
+            let of_cpus = map.lookup_percpu(&row.to_ne_bytes(), MapFlags::ANY).map_err(|source| Error::Map { map: "counters", source })?;
+            rows.extend(of_cpus.unwrap_or_default());
+        }
+        let mut counters = Counters::from_rows(&rows);
         let (vm_changes, life_events) = load::missed_events(&self.object);
         counters.add(Counter::LostVm, vm_changes);
         counters.add(Counter::LostLife, life_events);
@@ -494,24 +586,4 @@ impl Capture {
     fn map(&self, name: &'static str) -> libbpf_rs::Map<'_> {
         load::map(&self.object, name)
     }
-
-    fn update(&self, map: &'static str, key: &[u8], value: &[u8]) -> Result<()> {
-        self.map(map).update(key, value, MapFlags::ANY).map_err(|source| Error::Map { map, source })
-    }
-}
-
-fn make_rings(object: &Object, shards: u32, ring_bytes: u32) -> Result<Vec<MapHandle>> {
-    let bytes = ring_bytes.max(4096).checked_next_power_of_two().unwrap_or(1 << 31);
-    let options =
-        libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t, ..Default::default() };
-    let map_error = |source| Error::Map { map: "rings", source };
-    let outer = load::map(object, "rings");
-    (0..shards)
-        .map(|shard| {
-            let ring = MapHandle::create(MapType::RingBuf, Some("fragprof_ring"), 0, 0, bytes, &options).map_err(map_error)?;
-            let fd = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&ring)).to_ne_bytes();
-            outer.update(&shard.to_ne_bytes(), &fd, MapFlags::ANY).map_err(map_error)?;
-            Ok(ring)
-        })
-        .collect()
 }

@@ -3,15 +3,17 @@
 //! The programs never wake the reader (a wake-up costs more than the record), so it polls: at once while records keep coming, after a
 //! short sleep when there were none.
 
-use std::sync::Arc;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use libbpf_rs::{MapHandle, RingBufferBuilder};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, RingBufferBuilder};
 
 use super::wire::{self, Record};
-use super::{Error, Result};
+use super::{Counters, Error, Result};
+use crate::bpf::SHARDS_MAX;
 
 /// Records handled before the sink hears of a pause, so that a busy process cannot keep it from its other work.
 pub const BATCH_RECORDS: usize = 16 << 10;
@@ -24,11 +26,11 @@ pub trait Sink: Send {
     fn record(&mut self, record: &Record<'_>);
     /// The ring is empty, or a batch is done: time for other work. Called at least every few milliseconds.
     fn pause(&mut self);
-    /// The last call: everything sent before [`Readers::stop`] has been handed over.
+    /// The last call: everything sent before [`Ring::stop`] has been handed over.
     fn finish(&mut self);
 }
 
-/// What the readers saw.
+/// What the reader saw.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Read {
     /// Records that did not have the form of their kind.
@@ -43,53 +45,109 @@ struct Counts {
     calls: AtomicU64,
 }
 
-/// The reader threads; [`Readers::stop`] drains the rings and joins them.
-#[must_use]
-pub struct Readers {
-    stop: Arc<AtomicBool>,
-    counts: Arc<Counts>,
-    threads: Vec<JoinHandle<()>>,
+/// The rings that are open, by number.
+#[derive(Debug)]
+pub struct Rings {
+    /// The programs' map of rings.
+    outer: MapHandle,
+    open: Mutex<[bool; SHARDS_MAX as usize]>,
 }
 
-impl Readers {
-    /// What was read so far.
-    pub fn read(&self) -> Read {
-        Read { malformed: self.counts.malformed.load(Ordering::Relaxed), calls: self.counts.calls.load(Ordering::Relaxed) }
+impl Rings {
+    /// None is open in the map `rings`.
+    #[must_use]
+    pub fn new(outer: MapHandle) -> Self {
+        Self { outer, open: Mutex::default() }
     }
 
-    /// Hands over what is still in the rings, then ends the threads. Take the probes out first.
-    pub fn stop(mut self) -> Read {
-        self.stop_and_join();
-        self.read()
+    fn open(&self) -> MutexGuard<'_, [bool; SHARDS_MAX as usize]> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn stop_and_join(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a ring reader ended in a panic: its records are lost");
-            }
+/// A ring buffer with its reader thread. Dropped, it is drained and closed; take the targets out first.
+#[must_use]
+#[derive(Debug)]
+pub struct Ring {
+    number: Number,
+    bytes: u32,
+    /// What the programs had counted when it was opened.
+    pub(super) before: Counters,
+    stop: Arc<AtomicBool>,
+    counts: Arc<Counts>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A ring's number, free again when dropped.
+#[derive(Debug)]
+struct Number(Arc<Rings>, u32);
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.outer.delete(&self.1.to_ne_bytes()) {
+            tracing::debug!("ring {}: {error}", self.1);
+        }
+        if let Some(open) = self.0.open().get_mut(self.1 as usize) {
+            *open = false;
         }
     }
 }
 
-impl Drop for Readers {
-    fn drop(&mut self) {
-        self.stop_and_join();
+impl Ring {
+    /// Its number, by which targets name it.
+    #[must_use]
+    pub fn shard(&self) -> u32 {
+        self.number.1
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// What was read so far.
+    #[must_use]
+    pub fn read(&self) -> Read {
+        Read { malformed: self.counts.malformed.load(Ordering::Relaxed), calls: self.counts.calls.load(Ordering::Relaxed) }
+    }
+
+    /// Hands over what is still in the ring, then ends the thread; what was read in all. Take the probes out first.
+    pub fn stop(&mut self) -> Read {
+        self.stop.store(true, Ordering::Release);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a ring reader ended in a panic: its records are lost");
+        }
+        self.read()
     }
 }
 
-/// Starts the readers, ring by ring.
-pub fn start(rings: &[MapHandle], sinks: Vec<Box<dyn Sink>>) -> Result<Readers> {
-    let mut readers = Readers { stop: Arc::default(), counts: Arc::default(), threads: Vec::new() };
-    for (shard, (ring, sink)) in rings.iter().zip(sinks).enumerate() {
-        let ring = MapHandle::try_from(ring).map_err(|source| Error::Map { map: "rings", source })?;
-        let (stop, counts) = (Arc::clone(&readers.stop), Arc::clone(&readers.counts));
-        let thread =
-            std::thread::Builder::new().name(format!("fragprof-ring-{shard}")).spawn(move || read_ring(&ring, sink, &stop, &counts))?;
-        readers.threads.push(thread);
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.stop();
     }
-    Ok(readers)
+}
+
+/// Makes a ring, enters it for the programs, and starts its reader.
+pub fn open(rings: &Arc<Rings>, bytes: u32, sink: Box<dyn Sink>) -> Result<Ring> {
+    let number = {
+        let mut open = rings.open();
+        let free = open.iter().position(|open| !open).ok_or(Error::TooManyRings { max: SHARDS_MAX })?;
+        open[free] = true;
+        Number(Arc::clone(rings), free as u32)
+    };
+    let bytes = bytes.max(4096).checked_next_power_of_two().unwrap_or(1 << 31);
+    let options =
+        libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t, ..Default::default() };
+    let map_error = |source| Error::Map { map: "rings", source };
+    let map = MapHandle::create(MapType::RingBuf, Some("fragprof_ring"), 0, 0, bytes, &options).map_err(map_error)?;
+    rings.outer.update(&number.1.to_ne_bytes(), &map.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY).map_err(map_error)?;
+    let (stop, counts) = (Arc::<AtomicBool>::default(), Arc::<Counts>::default());
+    let thread = {
+        let (stop, counts) = (Arc::clone(&stop), Arc::clone(&counts));
+        std::thread::Builder::new().name(format!("fragprof-ring-{}", number.1)).spawn(move || read_ring(&map, sink, &stop, &counts))?
+    };
+    Ok(Ring { number, bytes, before: Counters::default(), stop, counts, thread: Some(thread) })
 }
 
 fn read_ring(ring: &MapHandle, sink: Box<dyn Sink>, stop: &AtomicBool, counts: &Counts) {

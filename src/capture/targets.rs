@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use libbpf_rs::Map;
 
 use super::{Error, Hits, Result, Slot, TargetLoss};
-use crate::bpf::{TARGET_BIRTHS, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, Target};
+use crate::bpf::{TARGET_BIRTHS, TARGET_GOVERNED, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, Target};
 use crate::units::Pid;
 
 /// Bytes of the mapping: an array map's values lie one behind the other.
@@ -74,6 +74,11 @@ impl TargetTable {
     /// Sets or clears `TARGET_ON`.
     pub fn switch(&self, slot: Slot, on: bool) {
         self.flag(slot, TARGET_ON, on);
+    }
+
+    /// Whether it is watched in windows.
+    pub fn is_governed(&self, slot: Slot) -> bool {
+        self.row(slot).flags.load(Ordering::Acquire) & TARGET_GOVERNED != 0
     }
 
     /// Sets or clears `TARGET_BIRTHS`.

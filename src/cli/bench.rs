@@ -20,7 +20,7 @@ use clap::Args;
 use super::record::failed;
 use crate::bpf;
 use crate::capture::floor::{Floor, FloorAttached};
-use crate::capture::{AttachFile, AttachSite, Capture, Config, Sink, TargetFlags, wire};
+use crate::capture::{AttachFile, AttachSite, Capture, Config, RING_BYTES, Sink, TargetFlags, wire};
 use crate::probe::cookie::Cookie;
 use crate::probe::features::Features;
 use crate::probe::plan::{FilePlan, plan};
@@ -94,8 +94,8 @@ fn pair_costs(rounds: u32, window: Duration) -> anyhow::Result<[f64; 4]> {
     let bare = pair_sites(file, true);
     let floor = Floor::load().map_err(|e| failed(e.into()))?;
     let capture = Capture::load(&Config::default()).map_err(|e| failed(e.into()))?;
-    let readers = capture.read(vec![Box::new(Discard)]).map_err(|e| failed(e.into()))?;
-    let slot = capture.add_target(target.pid(), 0, TargetFlags(bpf::TARGET_STACKS)).map_err(|e| failed(e.into()))?;
+    let mut ring = capture.open_ring(RING_BYTES, Box::new(Discard)).map_err(|e| failed(e.into()))?;
+    let slot = capture.add_target(target.pid(), &ring, TargetFlags(bpf::TARGET_STACKS)).map_err(|e| failed(e.into()))?;
     let maps = process.maps().map_err(|e| failed(e.into()))?;
     capture.tables().sync_process(&process, target.pid().0, &maps).map_err(|e| failed(e.into()))?;
     if !capture.tables().wait_until_loaded(Duration::from_secs(10)) {
@@ -115,7 +115,7 @@ fn pair_costs(rounds: u32, window: Duration) -> anyhow::Result<[f64; 4]> {
             drop(probes);
         }
     }
-    readers.stop();
+    ring.stop();
     Ok(samples.map(median))
 }
 

@@ -368,7 +368,9 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
 /// The exit status that belongs to a recorder's error.
 pub fn failed(error: recorder::Error) -> anyhow::Error {
     let status = match &error {
-        recorder::Error::Capture(capture::Error::Load { .. }) | recorder::Error::Deaf => ExitStatus::Unsupported,
+        recorder::Error::Capture(capture::Error::Load { .. }) | recorder::Error::Deaf | recorder::Error::NoWindows { .. } => {
+            ExitStatus::Unsupported
+        }
         recorder::Error::Target(TargetError::Denied { .. }) | recorder::Error::Plan(PlanError::Target(TargetError::Denied { .. })) => {
             ExitStatus::Unsupported
         }

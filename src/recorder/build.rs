@@ -55,7 +55,7 @@ const KINDS: [ValueKind; 9] = [
 ];
 
 /// Builds the profile of all targets; with `places`, also tells where the blocks of those recorded exactly lay.
-pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Places>>) -> Profile {
+pub fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, mut places: Option<&mut Vec<Places>>) -> Profile {
     let facts_unwatched = facts.unwatched_children;
     let mut profile = Profile::new(metadata(&facts));
     let is_sampled = |target: &&Target| target.books.as_ref().is_some_and(|books| books.sampled.is_some());
@@ -69,11 +69,11 @@ pub fn profile(facts: Facts, targets: &[Target], mut places: Option<&mut Vec<Pla
             profile.meta.limits.clear();
         }
     }
-    let mut namer = Namer { symbolizer: Symbolizer::new(), known: HashMap::new(), ends: HashMap::new() };
+    let mut namer = Namer { symbolizer, known: HashMap::new(), ends: HashMap::new() };
     for target in targets {
         let Some(books) = &target.books else { continue };
         if let Some(ledger) = &books.sampled {
-            add_sampled_process(&mut profile, &mut namer.symbolizer, target, books, ledger);
+            add_sampled_process(&mut profile, namer.symbolizer, target, books, ledger);
         } else {
             let stacks = add_process(&mut profile, &mut namer, target, books);
             if let Some(places) = &mut places {
@@ -128,7 +128,7 @@ fn metadata(facts: &Facts) -> Metadata {
 }
 
 /// Adds a process; returns the frames of its stacks.
-fn add_process(profile: &mut Profile, namer: &mut Namer, target: &Target, books: &Watched) -> HashMap<StackId, Arc<[FrameId]>> {
+fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, books: &Watched) -> HashMap<StackId, Arc<[FrameId]>> {
     let pid = target.process.pid().0;
     let heap = target.heap.as_ref();
     let totals = books.ledger.totals();
@@ -274,7 +274,7 @@ pub fn add_others(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &
 
 fn add_ledger(
     profile: &mut Profile,
-    namer: &mut Namer,
+    namer: &mut Namer<'_>,
     space: &AddressSpace,
     pid: u32,
     ledger: &Ledger,
@@ -298,15 +298,15 @@ fn add_ledger(
 }
 
 /// Names frames, each address of a process once: stacks of one program share nearly all of their frames.
-struct Namer {
-    symbolizer: Symbolizer,
+struct Namer<'a> {
+    symbolizer: &'a mut Symbolizer,
     /// By frame word, of one process: at most as many as its ledger keeps frames of, 12 bytes each and the ids.
     known: HashMap<u64, Box<[FrameId]>>,
     /// Words for the ends of cut walks.
     ends: HashMap<u8, Option<Arc<str>>>,
 }
 
-impl Namer {
+impl Namer<'_> {
     /// Addresses mean something else in the next process.
     fn begin_process(&mut self) {
         self.known.clear();

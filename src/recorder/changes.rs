@@ -46,8 +46,8 @@ impl Recorder {
         if parent.held_with_children && Process::open(child).map_or(true, |process| process.is_traced_by_us()) {
             return;
         }
-        let (shard, before) = (parent.shard, parent.before.clone());
-        let inherited = lock(&self.shards[shard]).inherited.remove(&child).flatten();
+        let before = parent.before.clone();
+        let inherited = lock(&self.shard).inherited.remove(&child).flatten();
         let forked_ns = monotonic_ns();
         let before = inherited.is_some().then_some(before);
         let Some(slot) = self.register_child(child, inherited, before, None) else { return };
@@ -84,7 +84,7 @@ impl Recorder {
         // Only from now on an exec is told. One that came before has taken all that was inherited.
         if target.process.has_executed() {
             target.before = Before::Nothing;
-            if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
+            if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
                 watched.inherits_nothing(monotonic_ns());
             }
         }
@@ -144,8 +144,7 @@ impl Recorder {
 
     /// From `start_ns` until now not everything of the process was seen.
     fn gap(&mut self, slot: u16, start_ns: u64) {
-        let Some(target) = self.targets.get(&slot) else { return };
-        if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
+        if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
             watched.gap(start_ns, monotonic_ns());
         }
     }
@@ -156,13 +155,11 @@ impl Recorder {
         let Some(mut target) = self.targets.remove(&slot) else { return };
         self.vfork_children_lose(slot);
         // The kernel takes its time, in which another process may stand still.
-        for attached in target.let_go(&self.capture) {
+        for attached in target.let_go() {
             drop(self.reaper.take_out(attached));
         }
-        target.books = lock(&self.shards[target.shard]).watched.remove(&slot);
-        if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
-            tracing::warn!("{error}");
-        }
+        target.books = lock(&self.shard).watched.remove(&slot);
+        self.remove(&target);
         self.ended.push(target);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use super::sink::lock;
 use super::target::Source;
 use super::{Error, Purpose, Recorder, build, sampled};
-use crate::capture::{self, Read, Readers, TargetLoss};
+use crate::capture::TargetLoss;
 use crate::ledger::{SampledStats, SampledTotals};
 use crate::profile::Profile;
 use crate::target::{Process, ProcessId};
@@ -75,7 +75,7 @@ impl Recorder {
     /// What each emitter told so far.
     pub fn heard(&self) -> Vec<Heard> {
         let heard = self.targets.iter().filter_map(|(slot, target)| {
-            let shard = lock(&self.shards[target.shard]);
+            let shard = lock(&self.shard);
             let ledger = shard.watched.get(slot)?.sampled.as_ref()?;
             Some(Heard {
                 process: target.process.id(),
@@ -95,10 +95,10 @@ impl Recorder {
     pub fn profile_of(&mut self, process: ProcessId, join: bool) -> Option<Profile> {
         let slot = self.targets.iter().find(|(_, target)| target.process.id() == process).map(|(slot, _)| *slot)?;
         let target = self.targets.get_mut(&slot)?;
-        target.look_at_the_end(&mut self.snapshots);
+        target.look_at_the_end(&self.session);
         // The ring's thread waits for the copy, not for the naming of stacks.
         let mut books = {
-            let mut shard = lock(&self.shards[target.shard]);
+            let mut shard = lock(&self.shard);
             let watched = shard.watched.get_mut(&slot)?;
             if let Some(ledger) = &mut watched.sampled {
                 ledger.settle();
@@ -114,14 +114,13 @@ impl Recorder {
         }
         let duration = target.since.elapsed();
         let start_unix_ns = self.started_at.checked_add(self.started.elapsed().saturating_sub(duration)).unwrap_or(self.started_at);
-        let (counters, read) =
-            (self.capture.counters().unwrap_or_default(), self.readers.as_ref().map_or_else(Read::default, Readers::read));
+        let (counters, read) = (self.session.capture.counters(&self.ring).unwrap_or_default(), self.ring.read());
         let facts = build::Facts {
             start_unix_ns: start_unix_ns.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
             duration,
             counters,
             read,
-            unaccounted: build::unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES)),
+            unaccounted: build::unaccounted_so_far(&counters, read, self.ring.bytes()),
             children_ignored: 0,
             unwatched_children: 0,
             notices_lost: 0,
@@ -129,7 +128,7 @@ impl Recorder {
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
         };
         target.books = Some(books);
-        let profile = build::profile(facts, std::slice::from_ref(&*target), None);
+        let profile = self.session.name(|symbolizer| build::profile(facts, std::slice::from_ref(&*target), symbolizer, None));
         target.books = None;
         Some(profile)
     }

@@ -42,7 +42,7 @@ impl Recorder {
                 }
                 None => {
                     (target.held, target.held_with_children) = (true, true);
-                    self.capture.hold(target.slot, true);
+                    self.session.capture.hold(target.slot, true);
                 }
             }
         }
@@ -101,7 +101,7 @@ impl Recorder {
         };
         let Some(slot) = slot else { return Ok(()) };
         let probed = self.probe(slot);
-        if !self.capture.tables().wait_until_loaded(TABLES_WITHIN) {
+        if !self.session.capture.tables().wait_until_loaded(TABLES_WITHIN) {
             tracing::warn!("process {}: it goes on before all its unwind tables are there", look.pid);
         }
         probed
@@ -110,10 +110,10 @@ impl Recorder {
     /// A child that has not run yet gets its parent's books, as they were at the fork.
     fn born(&mut self, parent: Pid, child: Pid) -> Option<u16> {
         let parent = self.targets.values().chain(&self.ended).find(|target| target.process.pid() == parent);
-        let (shard, before) = parent.map_or((0, Before::Unknown), |parent| (parent.shard, parent.before.clone()));
+        let before = parent.map_or(Before::Unknown, |parent| parent.before.clone());
         let deadline = Instant::now() + BOOKS_WITHIN;
         let inherited = loop {
-            let told = lock(&self.shards[shard]).inherited.remove(&child);
+            let told = lock(&self.shard).inherited.remove(&child);
             match told {
                 Some(inherited) => break inherited,
                 None if Instant::now() < deadline => std::thread::sleep(BOOKS_POLL),
@@ -134,7 +134,7 @@ impl Recorder {
         let of_child = self.vfork_children.get(&parent).map(|born| born.slot);
         let slot = of_child.or_else(|| self.targets.iter().find(|(_, target)| target.process.pid() == parent).map(|(slot, _)| *slot));
         let Some(target) = slot.and_then(|slot| self.targets.get_mut(&slot)) else { return Ok(()) };
-        if self.capture.offer().sees_vfork_children {
+        if self.session.capture.offer().sees_vfork_children {
             target.vfork_children_seen += 1;
             return Ok(());
         }
@@ -143,7 +143,7 @@ impl Recorder {
         if files.is_empty() {
             return Ok(());
         }
-        let attached = self.capture.attach_vfork_child(child, target.slot, &files)?;
+        let attached = self.session.capture.attach_vfork_child(child, target.slot, &files)?;
         target.vfork_children_seen += 1;
         self.vfork_children.insert(child, VforkChild { process, slot: target.slot.index, attached });
         Ok(())
@@ -173,7 +173,7 @@ impl Recorder {
         self.switch_on(slot);
         if let Some(target) = self.targets.get_mut(&slot) {
             (target.held, target.held_with_children) = (true, self.options.follow_children);
-            self.capture.hold(target.slot, true);
+            self.session.capture.hold(target.slot, true);
         }
     }
 
@@ -185,9 +185,7 @@ impl Recorder {
                 slot
             }
             None => {
-                for shard in &self.shards {
-                    lock(shard).inherited.remove(&look.pid);
-                }
+                lock(&self.shard).inherited.remove(&look.pid);
                 self.register_child(look.pid, None, Some(Before::Nothing), Some(0))?
             }
         };
@@ -200,7 +198,7 @@ impl Recorder {
         }
         let held = entry.ok_or_else(|| "it is not known".to_owned()).and_then(|entry| entry_site(&target.process, Addr(entry)));
         let attached = held.and_then(|site| {
-            let attached = self.capture.attach(target.process.pid(), target.slot, &[site]);
+            let attached = self.session.capture.attach(target.process.pid(), target.slot, &[site]);
             attached.map_err(|error| error.to_string())
         });
         match attached {

@@ -29,6 +29,7 @@ pub mod places;
 mod reaper;
 mod rest;
 mod sampled;
+pub mod session;
 mod sink;
 mod target;
 mod throwing;
@@ -53,6 +54,7 @@ pub use launch::LaunchError;
 pub use look::Look;
 use places::Places;
 use reaper::Reaper;
+use session::{Session, SharedSession};
 use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
 use throwing::Danger;
@@ -61,13 +63,12 @@ use walker::{Purpose, Walker};
 pub use watched::Watched;
 
 use crate::bpf;
-use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags};
+use crate::capture::{self, Counters, Ring, TargetFlags};
 use crate::ledger::{Ledger, StackLimits};
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
 use crate::probe::plan::{PlanError, Planner};
 use crate::profile::{Counter, Profile};
-use crate::symbol::Snapshots;
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
 
@@ -111,6 +112,12 @@ pub enum Error {
         "emitters are not listened to on this kernel, which has no attach cookies (Linux 5.17 brought them): record every call (--mode exact)"
     )]
     Deaf,
+    /// Processes cannot be watched in windows here.
+    #[error("processes cannot be watched in windows here: {reason}")]
+    NoWindows {
+        /// Why.
+        reason: String,
+    },
     /// The command could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -155,19 +162,19 @@ pub struct Options {
     pub owners: bool,
 }
 
-/// A recording under way. Dropped in this order: probes go out, then the reaper has taken them, then the programs go.
+/// A recording under way. Dropped in this order: probes go out, then the reaper has taken them, then the ring goes, and the programs if they
+/// were this recording's alone.
 pub struct Recorder {
     targets: HashMap<u16, Target>,
     ended: Vec<Target>,
     vfork_children: HashMap<Pid, held::VforkChild>,
     reaper: Reaper,
-    capture: Capture,
+    ring: Ring,
+    session: SharedSession,
     planner: Planner,
     finder: Finder,
-    snapshots: Snapshots,
     options: Options,
-    shards: Vec<SharedShard>,
-    readers: Option<Readers>,
+    shard: SharedShard,
     notices: Receiver<Notice>,
     notice: SyncSender<Notice>,
     notices_lost: Arc<AtomicU64>,
@@ -184,35 +191,32 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Loads the programs and starts reading; no process is watched yet.
+    /// Loads the programs for this recording alone and starts reading; no process is watched yet.
     ///
     /// # Errors
     /// If BPF is not permitted here or the kernel lacks what is needed.
     pub fn new(options: Options) -> Result<Self, Error> {
-        let config = capture::Config {
-            shards: 1,
-            ring_bytes: options.ring_bytes.unwrap_or(capture::RING_BYTES),
-            method: options.method,
-            tables_bytes: options.tables_bytes.unwrap_or(capture::TABLES_BYTES),
-            ..capture::Config::default()
-        };
-        let capture = Capture::load(&config)?;
-        if options.source == Choice::Emitter && !capture.hears_emitters() {
+        let config =
+            capture::Config { method: options.method, tables_bytes: options.tables_bytes.unwrap_or(capture::TABLES_BYTES), windows: false };
+        Self::over(Session::load(&config)?, options)
+    }
+
+    /// A recording that shares the programs with others: what `options` say of loading them (the method, the tables) is not asked.
+    ///
+    /// # Errors
+    /// If no ring is left, or emitters alone are wanted and cannot be heard.
+    pub fn over(session: SharedSession, options: Options) -> Result<Self, Error> {
+        if options.source == Choice::Emitter && !session.capture.hears_emitters() {
             return Err(Error::Deaf);
         }
         let emulation = Features::of_host().emulation();
         let (planner, finder) = (Planner::new(emulation), Finder::new(emulation));
         let (sender, notices) = sync_channel(NOTICES_MAX);
         let notices_lost = Arc::<AtomicU64>::default();
-        let shards: Vec<SharedShard> = (0..capture.shards()).map(|_| SharedShard::default()).collect();
-        let sinks = shards
-            .iter()
-            .map(|shard| {
-                lock(shard).follow_children = options.follow_children;
-                Box::new(LedgerSink::new(Arc::clone(shard), sender.clone(), Arc::clone(&notices_lost))) as Box<dyn capture::Sink>
-            })
-            .collect();
-        let readers = capture.read(sinks)?;
+        let shard = SharedShard::default();
+        lock(&shard).follow_children = options.follow_children;
+        let sink = LedgerSink::new(Arc::clone(&shard), sender.clone(), Arc::clone(&notices_lost));
+        let ring = session.capture.open_ring(options.ring_bytes.unwrap_or(capture::RING_BYTES), Box::new(sink))?;
         let walker = if options.censuses { Some(Walker::start().map_err(capture::Error::Thread)?) } else { None };
         let reaper = Reaper::start(DETACHING_THREADS).map_err(capture::Error::Thread)?;
         Ok(Self {
@@ -220,13 +224,12 @@ impl Recorder {
             ended: Vec::new(),
             vfork_children: HashMap::new(),
             reaper,
-            capture,
+            ring,
+            session,
             planner,
             finder,
-            snapshots: Snapshots::default(),
             options,
-            shards,
-            readers: Some(readers),
+            shard,
             notices,
             notice: sender,
             notices_lost,
@@ -339,11 +342,9 @@ impl Recorder {
 
     /// Takes the blocks of unmapped ranges out of the books, for a live view. Large books wait until their list of ranges is full.
     pub fn settle(&self) {
-        for shard in &self.shards {
-            for watched in lock(shard).watched.values_mut() {
-                if watched.ledger.totals().live <= SETTLE_BLOCKS_MAX {
-                    watched.ledger.settle();
-                }
+        for watched in lock(&self.shard).watched.values_mut() {
+            if watched.ledger.totals().live <= SETTLE_BLOCKS_MAX {
+                watched.ledger.settle();
             }
         }
     }
@@ -352,20 +353,20 @@ impl Recorder {
     pub fn looks(&self) -> Vec<Look<'_>> {
         let mut targets: Vec<&Target> = self.targets.values().chain(&self.ended).collect();
         targets.sort_by_key(|target| target.process.id());
-        targets.into_iter().map(|target| Look::new(target, &self.shards[target.shard])).collect()
+        targets.into_iter().map(|target| Look::new(target, &self.shard)).collect()
     }
 
     /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
     pub fn losses(&self) -> Vec<Counter> {
         // In this order: what is counted and not read yet is on its way.
-        let counters = self.capture.counters().unwrap_or_default();
-        let read = self.readers.as_ref().map_or_else(Read::default, Readers::read);
-        let unaccounted = build::unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES));
+        let counters = self.session.capture.counters(&self.ring).unwrap_or_default();
+        let read = self.ring.read();
+        let unaccounted = build::unaccounted_so_far(&counters, read, self.ring.bytes());
         build::losses(&counters, read, unaccounted, self.notices_lost.load(Ordering::Relaxed), self.inherited_refused())
     }
 
     fn inherited_refused(&self) -> u64 {
-        self.shards.iter().map(|shard| lock(shard).inherited_refused).sum()
+        lock(&self.shard).inherited_refused
     }
 
     /// The programs' counters.
@@ -373,7 +374,7 @@ impl Recorder {
     /// # Errors
     /// If the kernel refuses to read its map.
     pub fn counters(&self) -> Result<Counters, Error> {
-        Ok(self.capture.counters()?)
+        Ok(self.session.capture.counters(&self.ring)?)
     }
 
     /// Time since the recording began.
@@ -400,24 +401,30 @@ impl Recorder {
         // What stands still for a look goes on.
         self.followed = None;
         for target in self.targets.values_mut() {
-            target.look_at_the_end(&mut self.snapshots);
+            target.look_at_the_end(&self.session);
         }
         for target in self.targets.values() {
-            self.capture.switch(target.slot, false);
+            self.session.capture.switch(target.slot, false);
         }
         let duration = self.started.elapsed();
-        let read = self.readers.take().map_or_else(Read::default, Readers::stop);
+        let read = self.ring.stop();
         self.check_losses();
         for walked in self.walker.take().map_or_else(Vec::new, Walker::finish) {
             self.take_walk(walked);
         }
         for (slot, target) in &mut self.targets {
-            target.books = lock(&self.shards[target.shard]).watched.remove(slot);
+            target.books = lock(&self.shard).watched.remove(slot);
             target.look_at_the_heap(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), self.options.owners);
         }
-        let counters = self.capture.counters()?;
+        let counters = self.session.capture.counters(&self.ring)?;
         let start_unix_ns = self.started_at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
-        let mut all: Vec<Target> = self.targets.drain().map(|(_, target)| target).chain(self.ended.drain(..)).collect();
+        self.vfork_children.clear();
+        let mut all: Vec<Target> = self.targets.drain().map(|(_, target)| target).collect();
+        for target in &mut all {
+            target.detach();
+            self.remove(target);
+        }
+        all.append(&mut self.ended);
         all.sort_by_key(|target| target.process.pid());
         let unaccounted = build::unaccounted_at_the_end(&counters, read);
         let facts = build::Facts {
@@ -432,13 +439,19 @@ impl Recorder {
             inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
         };
-        Ok(build::profile(facts, &all, places))
+        Ok(self.session.name(|symbolizer| build::profile(facts, &all, symbolizer, places)))
+    }
+
+    /// Gives a target's slot back; its probes are out.
+    fn remove(&self, target: &Target) {
+        if let Err(error) = self.session.capture.remove_target(target.process.pid(), target.slot) {
+            tracing::warn!("{error}");
+        }
     }
 
     /// Gives a process a slot and books. `free_at_start`: free bytes of its heap, if they are known.
     fn register(&mut self, process: Process, inherited: Option<Inherited>, free_at_start: Option<u64>) -> Result<u16, Error> {
         let pid = process.pid();
-        let shard = 0;
         let mut flags = bpf::TARGET_VM;
         if !self.options.no_stacks {
             flags |= bpf::TARGET_STACKS;
@@ -446,45 +459,43 @@ impl Recorder {
         if self.options.free_stacks {
             flags |= bpf::TARGET_FREE_STACKS;
         }
-        let slot = self.capture.add_target(pid, shard, TargetFlags(flags))?;
-        let danger = Danger { limited: false, chooses_returns: self.capture.chooses_returns(), accepted: self.options.probe_throwing };
+        let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
+        let danger =
+            Danger { limited: false, chooses_returns: self.session.capture.chooses_returns(), accepted: self.options.probe_throwing };
         let (ledger, sampled) = inherited
             .map_or_else(|| (Ledger::new(monotonic_ns(), StackLimits::default()), None), |inherited| (inherited.ledger, inherited.sampled));
-        let shard = shard as usize;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
         let mut watched = Watched::new(pid, slot, ledger, &mappings, free_at_start);
         watched.sampled = sampled;
-        lock(&self.shards[shard]).watched.insert(slot.index, watched);
-        self.targets.insert(slot.index, Target::new(process, slot, shard, danger));
+        lock(&self.shard).watched.insert(slot.index, watched);
+        self.targets.insert(slot.index, Target::new(process, slot, danger));
         Ok(slot.index)
     }
 
     /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
         let Some(target) = self.targets.get_mut(&slot) else { return Ok(()) };
-        target.choose_source(&mut self.finder, self.options.source, self.capture.hears_emitters())?;
+        target.choose_source(&mut self.finder, self.options.source, self.session.capture.hears_emitters())?;
         // The books must be the right ones before the first record comes.
-        if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(&slot) {
+        if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
             watched.set_emitter(target.emitter_interval());
         }
-        target.probe(&self.capture, &mut self.planner, &mut self.snapshots)
+        target.probe(&self.session, &mut self.planner)
     }
 
     fn switch_on(&mut self, slot: u16) {
         if let Some(target) = self.targets.get(&slot) {
-            self.capture.switch(target.slot, true);
+            self.session.capture.switch(target.slot, true);
         }
     }
 
     /// Drops a target that was never watched.
     fn forget(&mut self, slot: u16) {
         if let Some(mut target) = self.targets.remove(&slot) {
-            lock(&self.shards[target.shard]).watched.remove(&slot);
+            lock(&self.shard).watched.remove(&slot);
             self.vfork_children_lose(slot);
-            target.detach(&self.capture);
-            if let Err(error) = self.capture.remove_target(target.process.pid(), target.slot) {
-                tracing::warn!("{error}");
-            }
+            target.detach();
+            self.remove(&target);
         }
     }
 
@@ -492,7 +503,7 @@ impl Recorder {
         self.checked = Instant::now();
         self.check_losses();
         for target in self.targets.values_mut() {
-            target.look_at_limits(&self.capture);
+            target.look_at_limits(&self.session.capture);
         }
         let lost = self.notices_lost.load(Ordering::Relaxed);
         if lost != self.notices_lost_seen {
@@ -523,10 +534,21 @@ impl Recorder {
     /// Tells the ledgers what was lost of their records since the last look.
     fn check_losses(&mut self) {
         for (slot, target) in &mut self.targets {
-            let Some((alloc, free, other)) = target.new_losses(&self.capture) else { continue };
-            if let Some(watched) = lock(&self.shards[target.shard]).watched.get_mut(slot) {
+            let Some((alloc, free, other)) = target.new_losses(&self.session.capture) else { continue };
+            if let Some(watched) = lock(&self.shard).watched.get_mut(slot) {
                 watched.loss(alloc, free, other, monotonic_ns());
             }
+        }
+    }
+}
+
+impl Drop for Recorder {
+    /// The programs may go on for others: nothing of this recording stays in them.
+    fn drop(&mut self) {
+        // What stands still for a look goes on.
+        self.followed = None;
+        for slot in self.targets.keys().copied().collect::<Vec<_>>() {
+            self.forget(slot);
         }
     }
 }

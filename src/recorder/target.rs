@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::heap::{self, Before, HeapPicture};
 use super::moments::Moments;
 use super::sampled::{self, SampledPicture};
+use super::session::Session;
 use super::throwing::{Danger, may_throw, memory_is_limited};
 use super::untold_exit::UntoldExit;
 use super::walker::{Walked, Whose};
@@ -15,7 +16,7 @@ use crate::heap::footprint::Footprint;
 use crate::probe::emitter::{Emitter, Finder};
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::profile::HeapMoment;
-use crate::symbol::{AddressSpace, Snapshots, read_perf_map};
+use crate::symbol::{AddressSpace, read_perf_map};
 use crate::target::Process;
 
 /// A file of the process, by device and inode.
@@ -41,7 +42,6 @@ pub enum Source {
 pub struct Target {
     pub process: Process,
     pub slot: Slot,
-    pub shard: usize,
     /// The probed files with their links.
     attached: HashMap<FileKey, Attached>,
     /// What holds it at its entry point, until it has been there.
@@ -92,12 +92,11 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, shard: usize, danger: Danger) -> Self {
+    pub fn new(process: Process, slot: Slot, danger: Danger) -> Self {
         let space = AddressSpace::new(process.pid().0, Vec::new());
         Self {
             process,
             slot,
-            shard,
             attached: HashMap::new(),
             entry: None,
             held: false,
@@ -249,9 +248,10 @@ impl Target {
     }
 
     /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
-    pub fn probe(&mut self, capture: &Capture, planner: &mut Planner, snapshots: &mut Snapshots) -> Result<(), Error> {
+    pub fn probe(&mut self, session: &Session, planner: &mut Planner) -> Result<(), Error> {
+        let capture = &session.capture;
         let maps = self.process.maps()?;
-        snapshots.update(&mut self.space, &self.process, &maps);
+        session.snapshots().update(&mut self.space, &self.process, &maps);
         if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
         }
@@ -262,6 +262,7 @@ impl Target {
         }
         self.look_at_limits(capture);
         let plan = planner.plan(&self.process)?;
+        capture.record(self.process.pid(), self.slot);
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
         for file in &plan.files {
@@ -350,10 +351,10 @@ impl Target {
     }
 
     /// What only a live process can tell: the last look at its code and its memory.
-    pub fn look_at_the_end(&mut self, snapshots: &mut Snapshots) {
+    pub fn look_at_the_end(&mut self, session: &Session) {
         // A process that ended a moment ago keeps what was seen of it before.
         match self.process.maps() {
-            Ok(maps) => snapshots.update(&mut self.space, &self.process, &maps),
+            Ok(maps) => session.snapshots().update(&mut self.space, &self.process, &maps),
             Err(error) => tracing::debug!("{error}"),
         }
         read_perf_map(&mut self.space, &self.process);
@@ -382,15 +383,12 @@ impl Target {
     }
 
     /// Takes all probes out.
-    pub fn detach(&mut self, capture: &Capture) {
-        drop(self.let_go(capture));
+    pub fn detach(&mut self) {
+        drop(self.let_go());
     }
 
-    /// Hands out all probes, and drops the process's unwind tables.
-    pub fn let_go(&mut self, capture: &Capture) -> Vec<Attached> {
-        if let Err(error) = capture.tables().forget_process(self.process.pid().0) {
-            tracing::warn!("{error}");
-        }
+    /// Hands out all probes.
+    pub fn let_go(&mut self) -> Vec<Attached> {
         self.attached.drain().map(|(_, attached)| attached).chain(self.entry.take()).collect()
     }
 

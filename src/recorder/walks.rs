@@ -16,7 +16,7 @@ impl Recorder {
         let Some(walker) = &self.walker else { return };
         let now_ns = monotonic_ns();
         for (slot, target) in &mut self.targets {
-            let totals = lock(&self.shards[target.shard]).watched.get(slot).map(|watched| watched.ledger.totals());
+            let totals = lock(&self.shard).watched.get(slot).map(|watched| watched.ledger.totals());
             if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes)) {
                 walker.ask(target.whose(), Purpose::During);
             }
@@ -30,7 +30,7 @@ impl Recorder {
         }
         for (slot, target) in &mut self.targets {
             if target.moments.proof.is_some() {
-                repair(&self.shards[target.shard], *slot, target);
+                repair(&self.shard, *slot, target);
             }
         }
     }

@@ -49,6 +49,7 @@ use crate::agent::push::PushCounters;
 use crate::agent::snapshot::Published;
 use crate::agent::worker::lock;
 use crate::metrics;
+use crate::recorder::session::LazySession;
 use crate::store::keeper::Record;
 use crate::store::{Keeper, KeeperCounters, Reader};
 
@@ -79,6 +80,7 @@ pub struct ServerState {
     listening: SharedListening,
     leaks: SharedLeaks,
     attributions: Arc<Attributions>,
+    session: Arc<LazySession>,
     commands: mpsc::Sender<Command>,
     keeper: Option<Keeper>,
     reader: Option<Reader>,
@@ -108,6 +110,8 @@ pub struct Sources {
     pub heartbeat: Arc<Heartbeat>,
     /// Where recordings on request are put.
     pub attributions: Arc<Attributions>,
+    /// The programs for recordings on request.
+    pub session: Arc<LazySession>,
     /// The census thread's orders.
     pub commands: mpsc::Sender<Command>,
     /// The history's newest events and counters.
@@ -121,7 +125,7 @@ impl ServerState {
     #[must_use]
     pub fn new(listen: SocketAddr, sources: Sources, token: Option<String>) -> Self {
         let zero = || AtomicU64::new(0);
-        let Sources { published, heartbeat, attributions, commands, keeper, reader } = sources;
+        let Sources { published, heartbeat, attributions, session, commands, keeper, reader } = sources;
         Self {
             listen,
             published,
@@ -130,6 +134,7 @@ impl ServerState {
             listening: SharedListening::default(),
             leaks: SharedLeaks::default(),
             attributions,
+            session,
             commands,
             keeper,
             reader,

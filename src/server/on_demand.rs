@@ -11,6 +11,7 @@ use super::api::{Refusal, refuse};
 use crate::agent::attribution::{Attributed, Rates};
 use crate::profile::Profile;
 use crate::recorder::places::Places;
+use crate::recorder::session::LazySession;
 use crate::recorder::{Options, Recorder};
 use crate::target::{Process, ProcessId};
 use crate::units::Pid;
@@ -34,7 +35,8 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
     }
     let busy = |_| refuse(StatusCode::CONFLICT, "another recording is running");
     let _alone = state.recording.try_lock().map_err(busy)?;
-    let recorded = tokio::task::spawn_blocking(move || run(pid, Duration::from_secs(seconds))).await;
+    let session = Arc::clone(&state.session);
+    let recorded = tokio::task::spawn_blocking(move || run(&session, pid, Duration::from_secs(seconds))).await;
     let (process, profile, places) = recorded
         .map_err(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, "the recording failed"))?
         .map_err(|why| refuse(StatusCode::UNPROCESSABLE_ENTITY, &why))?;
@@ -54,9 +56,10 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
     Ok(profile)
 }
 
-fn run(pid: Pid, time: Duration) -> Result<(ProcessId, Profile, Places), String> {
+fn run(session: &LazySession, pid: Pid, time: Duration) -> Result<(ProcessId, Profile, Places), String> {
     let process = Process::open(pid).map_err(|error| error.to_string())?.id();
-    let mut recorder = Recorder::new(Options::default()).map_err(|error| error.to_string())?;
+    let session = session.get_for_every_call().map_err(|error| error.to_string())?;
+    let mut recorder = Recorder::over(session, Options::default()).map_err(|error| error.to_string())?;
     recorder.watch(pid).map_err(|error| error.to_string())?;
     let deadline = Instant::now() + time;
     while Instant::now() < deadline && recorder.step(STEP.min(deadline.saturating_duration_since(Instant::now()))) {}

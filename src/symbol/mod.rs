@@ -23,7 +23,7 @@ mod vdso;
 
 pub(crate) use demangle::demangle;
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
-pub use resolver::{Counters, Symbolizer};
+pub use resolver::{Counters, Known, Symbolizer};
 pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};
 pub use space::{AddressSpace, Backing, Module, Region};
 

@@ -34,9 +34,15 @@ pub struct Counters {
     pub unreadable_files: u64,
 }
 
-/// Names frames. Not for sharing between threads.
+/// Names frames. Not for sharing between threads; what it knows is ([`Known`]).
 pub struct Symbolizer<S = ElfSymbols> {
     files: S,
+    known: Known,
+}
+
+/// What was named so far. It outlives the symbolizer that named it and its thread.
+#[derive(Debug, Default)]
+pub struct Known {
     vdso: Option<Arc<Module>>,
     modules: HashMap<ModuleKey, Arc<OpenedModule>>,
     frames: HashMap<(ModuleKey, u64), Arc<[Frame]>>,
@@ -47,6 +53,7 @@ pub struct Symbolizer<S = ElfSymbols> {
 /// A module is the same one as long as its [`Module`] lives; the cache keeps it alive, so the address is not used again meanwhile.
 type ModuleKey = usize;
 
+#[derive(Debug)]
 struct OpenedModule {
     /// Keeps the key from being used again.
     module: Arc<Module>,
@@ -57,7 +64,7 @@ struct OpenedModule {
 
 impl Default for Symbolizer<ElfSymbols> {
     fn default() -> Self {
-        Self::with_files(ElfSymbols::default())
+        Self::with_files(ElfSymbols::default(), Known::default())
     }
 }
 
@@ -67,26 +74,43 @@ impl Symbolizer<ElfSymbols> {
         Self::default()
     }
 
+    /// A symbolizer that goes on from what another one knew.
+    pub fn with_known(known: Known) -> Self {
+        Self::with_files(ElfSymbols::default(), known)
+    }
+
+    /// Closes all files ([`Symbolizer::close_files`]) and hands over what stays known.
+    pub fn into_known(mut self) -> Known {
+        self.close_files();
+        self.known.counters = self.counters();
+        self.known
+    }
+
     /// Closes all files, and forgets what belongs to modules and texts that nobody else holds, and to modules whose file could not be
     /// opened: the next use tries them again. What was named of others stays known. For a symbolizer that is kept between uses: what is
     /// parsed of a file takes as much memory as the file.
     pub fn close_files(&mut self) {
         self.files.close();
-        self.modules.retain(|_, opened| opened.file.is_some() && Arc::strong_count(&opened.module) > 1);
-        self.frames.retain(|(key, _), _| self.modules.contains_key(key));
-        self.texts.retain(|_, text| Arc::strong_count(text) > 1);
+        let Known { modules, frames, texts, .. } = &mut self.known;
+        modules.retain(|_, opened| opened.file.is_some() && Arc::strong_count(&opened.module) > 1);
+        frames.retain(|(key, _), _| modules.contains_key(key));
+        texts.retain(|_, text| Arc::strong_count(text) > 1);
     }
 
     /// What was done and forgotten.
     pub fn counters(&self) -> Counters {
-        let broken = self.files.broken.len() as u64;
-        Counters { file_evictions: self.files.evictions, unreadable_files: self.counters.unreadable_files + broken, ..self.counters }
+        let (before, broken) = (self.known.counters, self.files.broken.len() as u64);
+        Counters {
+            file_evictions: before.file_evictions + self.files.evictions,
+            unreadable_files: before.unreadable_files + broken,
+            ..before
+        }
     }
 }
 
 impl<S: FileSymbols> Symbolizer<S> {
-    fn with_files(files: S) -> Self {
-        Self { files, vdso: None, modules: HashMap::new(), frames: HashMap::new(), texts: HashMap::new(), counters: Counters::default() }
+    fn with_files(files: S, known: Known) -> Self {
+        Self { files, known }
     }
 
     /// The frames of a stack, leaf first: one for each word, and before it those of functions inlined there.
@@ -102,7 +126,7 @@ impl<S: FileSymbols> Symbolizer<S> {
     ///
     /// A return address points behind its call, perhaps into the next function or line: the byte before it is looked up.
     pub fn frames(&mut self, space: &AddressSpace, word: u64) -> Arc<[Frame]> {
-        self.counters.words += 1;
+        self.known.counters.words += 1;
         let address = word & FRAME_ADDRESS_MASK;
         let exact = word & (FRAME_EXACT | FRAME_SIGNAL) != 0;
         let address = if exact { address } else { address.saturating_sub(1) };
@@ -154,12 +178,12 @@ impl<S: FileSymbols> Symbolizer<S> {
 
     fn in_module(&mut self, module: &Arc<Module>, offset: u64, jit: bool) -> Arc<[Frame]> {
         let key = Arc::as_ptr(module) as ModuleKey;
-        if let Some(frames) = self.frames.get(&(key, offset)) {
+        if let Some(frames) = self.known.frames.get(&(key, offset)) {
             return frames.clone();
         }
         self.make_room();
         let opened = self.opened(key, module);
-        self.counters.lookups += 1;
+        self.known.counters.lookups += 1;
         let address = opened.file.as_ref().and_then(|file| file.address_of(offset));
         let symbols = match (&opened.file, address) {
             (Some(file), Some(address)) => self.files.symbols(file, address),
@@ -167,7 +191,7 @@ impl<S: FileSymbols> Symbolizer<S> {
         };
         let address = address.unwrap_or(offset);
         let symbols = if symbols.is_empty() {
-            self.counters.unnamed += 1;
+            self.known.counters.unnamed += 1;
             let name = opened.name.rsplit('/').next().unwrap_or_default();
             vec![Symbol { function: format!("[{name}+{address:#x}]"), ..Symbol::default() }]
         } else {
@@ -189,26 +213,26 @@ impl<S: FileSymbols> Symbolizer<S> {
                 flags: FrameFlags { inlined: i < last, guessed: false, jit },
             })
             .collect();
-        self.frames.insert((key, offset), frames.clone());
+        self.known.frames.insert((key, offset), frames.clone());
         frames
     }
 
     /// Empties the caches when one is full: simpler than choosing, and as rare as the limits are wide.
     fn make_room(&mut self) {
-        if self.frames.len() >= ADDRESSES_MAX || self.modules.len() >= MODULES_MAX {
-            self.counters.cache_resets += 1;
-            self.frames.clear();
-            self.modules.clear();
-            self.texts.clear();
+        if self.known.frames.len() >= ADDRESSES_MAX || self.known.modules.len() >= MODULES_MAX {
+            self.known.counters.cache_resets += 1;
+            self.known.frames.clear();
+            self.known.modules.clear();
+            self.known.texts.clear();
         }
     }
 
     fn opened(&mut self, key: ModuleKey, module: &Arc<Module>) -> Arc<OpenedModule> {
-        if let Some(opened) = self.modules.get(&key) {
+        if let Some(opened) = self.known.modules.get(&key) {
             return opened.clone();
         }
         let file = OpenedFile::open(&module.open_path, module.file.as_ref());
-        self.counters.unreadable_files += u64::from(file.is_none());
+        self.known.counters.unreadable_files += u64::from(file.is_none());
         let build_id: String = module.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
         let opened = Arc::new(OpenedModule {
             module: module.clone(),
@@ -217,31 +241,31 @@ impl<S: FileSymbols> Symbolizer<S> {
             file,
         });
         debug_assert_eq!(Arc::as_ptr(&opened.module) as ModuleKey, key);
-        self.modules.insert(key, opened.clone());
+        self.known.modules.insert(key, opened.clone());
         opened
     }
 
     fn vdso_module(&mut self) -> Option<Arc<Module>> {
-        if self.vdso.is_none() {
+        if self.known.vdso.is_none() {
             let file = vdso::image().ok()?;
             let open_path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
             let module = Module { path: "[vdso]".into(), open_path, file: Some(file), build_id: Vec::new() };
-            self.vdso = Some(Arc::new(module));
+            self.known.vdso = Some(Arc::new(module));
         }
-        self.vdso.clone()
+        self.known.vdso.clone()
     }
 
     /// One copy of each text.
     fn text(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.texts.get(text) {
+        if let Some(known) = self.known.texts.get(text) {
             return known.clone();
         }
         let shared: Arc<str> = text.into();
         // Texts of frames that are not cached by address (unknown and generated code) are bounded here.
-        if self.texts.len() >= ADDRESSES_MAX {
-            self.texts.clear();
+        if self.known.texts.len() >= ADDRESSES_MAX {
+            self.known.texts.clear();
         }
-        self.texts.insert(text.into(), shared.clone());
+        self.known.texts.insert(text.into(), shared.clone());
         shared
     }
 }

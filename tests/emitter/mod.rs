@@ -11,5 +11,6 @@ mod programs;
 mod pushes;
 mod real;
 mod report;
+mod session;
 mod statistics;
 mod workloads;

@@ -31,7 +31,7 @@ fn no_program_of_a_uprobe_has_a_stack_that_threads_share() {
     let _alone = serial();
     for method in Attach::ALL {
         let before: Vec<u32> = loaded().into_iter().map(|(id, ..)| id).collect();
-        let config = Config { method: Some(method), governed: true, ..Config::default() };
+        let config = Config { method: Some(method), windows: true, ..Config::default() };
         let Ok(_capture) = Capture::load(&config) else {
             println!("{method:?}: not on this kernel");
             continue;

@@ -32,8 +32,10 @@ static __always_inline struct fp_walk *unwind_user(struct pt_regs *regs)
 {
 	struct fp_walk *walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 
-	if (walk)
+	if (walk) {
 		unwind_into(walk, regs, bpf_get_current_pid_tgid() >> 32, FP_SP(regs));
+		fp_count_walk(walk, 0);
+	}
 	return walk;
 }
 

@@ -135,7 +135,8 @@ pub struct GovernedConfig {
     pub targets_max: usize,
     /// Share of one core that the governor's thread may use, in percent of the last minute; above it the number of targets is halved.
     pub cpu_percent: f64,
-    /// Kernel memory for unwind tables, MiB.
+    /// Kernel memory for unwind tables, MiB. All recordings share them: the larger of `governed.tables_mib` and `listening.tables_mib` counts,
+    /// as it was at the start.
     pub tables_mib: u32,
     /// Kernel memory for the ring buffer, MiB.
     pub ring_mib: u32,
@@ -199,7 +200,8 @@ pub struct ListeningConfig {
     pub census_interval_s: u64,
     /// Share of one core that the listener's thread may use, in percent; above it profiles and censuses become rarer.
     pub cpu_percent: f64,
-    /// Kernel memory for unwind tables, MiB.
+    /// Kernel memory for unwind tables, MiB. All recordings share them: the larger of `governed.tables_mib` and `listening.tables_mib` counts,
+    /// as it was at the start.
     pub tables_mib: u32,
     /// Kernel memory for the ring buffer, MiB.
     pub ring_mib: u32,

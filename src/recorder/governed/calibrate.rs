@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::processor_time::of_process_ns;
 use super::target::spent;
 use crate::bpf;
-use crate::capture::{Attached, Capture, Slot, TargetFlags};
+use crate::capture::{Attached, Capture, Ring, Slot, TargetFlags};
 use crate::governor::{HitCosts, Spent};
 use crate::probe::plan::Planner;
 use crate::recorder::target::attach_file;
@@ -23,26 +23,26 @@ const DEPTH: u32 = 16;
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
 /// Measures; [`HitCosts::ASSUMED`], with the reason, where that cannot be done.
-pub fn calibrate(capture: &Capture, planner: &mut Planner) -> (HitCosts, Option<String>) {
-    match measure(capture, planner) {
+pub fn calibrate(capture: &Capture, ring: &Ring, planner: &mut Planner) -> (HitCosts, Option<String>) {
+    match measure(capture, ring, planner) {
         Ok(Some(costs)) => (costs, None),
         Ok(None) => (HitCosts::ASSUMED, Some("the measurement gave no sense".to_owned())),
         Err(error) => (HitCosts::ASSUMED, Some(format!("{error:#}"))),
     }
 }
 
-fn measure(capture: &Capture, planner: &mut Planner) -> anyhow::Result<Option<HitCosts>> {
+fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Result<Option<HitCosts>> {
     let child = Child::start()?;
     let process = Process::open(child.pid())?;
     let plan = planner.plan(&process)?;
     let Some(file) = plan.files.iter().find(|file| file.serves_malloc) else { anyhow::bail!("this program's own malloc was not found") };
     let of = |name: &str| attach_file(file, |site| site.function.name() == name);
     let (mallocs, frees) = (of("malloc"), of("free"));
-    let slot = capture.add_target(child.pid(), 0, TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED))?;
+    let slot = capture.add_target(child.pid(), ring, TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED))?;
     let measured = (|| {
         capture.tables().sync_process(&process, child.pid().0, &process.maps()?)?;
         let _ = capture.tables().wait_until_loaded(READY_WITHIN);
-        capture.open(slot, u64::MAX / 2, u64::MAX);
+        anyhow::ensure!(capture.open(child.pid(), slot, u64::MAX / 2, u64::MAX), "somebody else records it");
         let mut rounds = Vec::with_capacity(ROUNDS);
         let mut programs = [Spent::default(); 2];
         for _ in 0..ROUNDS {
@@ -66,8 +66,7 @@ fn measure(capture: &Capture, planner: &mut Planner) -> anyhow::Result<Option<Hi
     })();
     capture.switch(slot, false);
     drop(child);
-    let gone = capture.tables().forget_process(process.pid().0).and_then(|()| capture.remove_target(process.pid(), slot));
-    if let Err(error) = gone {
+    if let Err(error) = capture.remove_target(process.pid(), slot) {
         tracing::warn!("{error}");
     }
     measured

@@ -236,7 +236,7 @@ impl Large {
         self.state = State::Out(tools.now_s + RETRY_S);
         let Place::At(file) = &self.place else { return 0.0 };
         let flags = TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED);
-        let attached = self.slot.map_or_else(|| tools.capture.add_beside(whose.pid, 0, flags), Ok).and_then(|slot| {
+        let attached = self.slot.map_or_else(|| tools.capture.add_beside(whose.pid, tools.ring, flags), Ok).and_then(|slot| {
             self.slot = Some(slot);
             Ok((slot, tools.capture.attach_large(whose.pid, slot, file)?))
         });
@@ -250,7 +250,7 @@ impl Large {
         let (hits, loss) = (tools.capture.hits(slot), tools.capture.loss(slot));
         let now_ns = monotonic_ns();
         lock(tools.books).begin_large(whose.slot.index, LargeBook::new(slot, now_ns));
-        tools.capture.open(slot, self.pace.quota(), u64::MAX);
+        tools.capture.open_beside(slot, self.pace.quota(), u64::MAX);
         self.trials += 1;
         self.since_s = tools.now_s - whose.began_s;
         (self.left, self.failed) = (None, None);

@@ -41,15 +41,16 @@ use super::build::{losses, unaccounted_so_far};
 pub use super::heap::HeapBytes;
 use super::{Error, heap, monotonic_ns};
 use crate::bpf;
-use crate::capture::{self, Capture, Counters, Read, Readers, TargetFlags};
+use crate::capture::{self, Counters, Ring, TargetFlags};
 use crate::governor::HitCosts;
 use crate::governor::pace::PERIOD_MIN_S;
 use crate::governor::retention::Verdict;
 use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
 use crate::profile::{Counter, Profile};
+use crate::recorder::session::{Session, SharedSession};
 use crate::recorder::target::START_CHUNKS_MAX;
-use crate::symbol::{Snapshots, Symbolizer, read_perf_map};
+use crate::symbol::read_perf_map;
 use crate::target::Process;
 use crate::units::{Pid, StackId};
 
@@ -110,14 +111,12 @@ impl Default for Options {
 
 /// The driver. Everything that attaches runs on the thread that calls it.
 pub struct Governed {
-    // Dropped in this order: probes go out, then the reaper has taken them, then the programs go.
+    // Dropped in this order: probes go out, then the reaper has taken them, then the ring goes, and the programs if they were its alone.
     targets: BTreeMap<u16, Target>,
     reaper: Reaper,
-    readers: Option<Readers>,
-    capture: Capture,
+    ring: Ring,
+    session: SharedSession,
     planner: Planner,
-    snapshots: Snapshots,
-    symbolizer: Symbolizer,
     known_sites: KnownSites,
     options: Options,
     costs: HitCosts,
@@ -136,31 +135,34 @@ pub struct Governed {
 }
 
 impl Governed {
-    /// Loads the programs, starts reading, and measures what a hit costs here.
+    /// Loads the programs for this recording alone, starts reading, and measures what a hit costs here.
     ///
     /// # Errors
     /// If BPF is not permitted here or the kernel lacks what is needed.
     pub fn new(options: Options) -> Result<Self, Error> {
-        let config = capture::Config {
-            shards: 1,
-            ring_bytes: options.ring_bytes.unwrap_or(capture::RING_BYTES),
-            method: options.method,
-            governed: true,
-            tables_bytes: options.tables_bytes,
-        };
-        let mut capture = Capture::load(&config)?;
+        let config = capture::Config { method: options.method, windows: true, tables_bytes: options.tables_bytes };
+        Self::over(Session::load(&config)?, options)
+    }
+
+    /// A recording that shares the programs with others, which must have been loaded for windows: what `options` say of loading them (the
+    /// method, the tables) is not asked.
+    ///
+    /// # Errors
+    /// If they were not, or no ring is left.
+    pub fn over(session: SharedSession, options: Options) -> Result<Self, Error> {
+        session.check_windows()?;
         let mut notes = Vec::new();
-        if let Err(error) = capture.attach_touches() {
-            notes.push(format!("first touches of pages are not counted: {error}"));
+        if let Some(reason) = session.capture.no_touches() {
+            notes.push(format!("first touches of pages are not counted: {reason}"));
         }
         let (sender, notices) = sync_channel(NOTICES_MAX);
         let notices_lost = Arc::<AtomicU64>::default();
         let books = SharedBooks::default();
         let sink = BookSink::new(Arc::clone(&books), sender, Arc::clone(&notices_lost));
-        let readers = capture.read(vec![Box::new(sink)])?;
+        let ring = session.capture.open_ring(options.ring_bytes.unwrap_or(capture::RING_BYTES), Box::new(sink))?;
         let reaper = Reaper::start(1).map_err(capture::Error::Thread)?;
         let mut planner = Planner::new(Features::of_host().emulation());
-        let (costs, uncalibrated) = calibrate::calibrate(&capture, &mut planner);
+        let (costs, uncalibrated) = calibrate::calibrate(&session.capture, &ring, &mut planner);
         if let Some(reason) = &uncalibrated {
             notes.push(format!("the cost of a hit is assumed ({:.1} µs), not measured: {reason}", costs.mean_s() * 1e6));
         }
@@ -168,11 +170,9 @@ impl Governed {
         Ok(Self {
             targets: BTreeMap::new(),
             reaper,
-            readers: Some(readers),
-            capture,
+            ring,
+            session,
             planner,
-            snapshots: Snapshots::default(),
-            symbolizer: Symbolizer::new(),
             known_sites: KnownSites::new(options.sites_store.clone()),
             options,
             costs,
@@ -211,18 +211,18 @@ impl Governed {
         let process = Process::open(pid)?;
         let heap = if self.options.own_census { heap::bytes(pid) } else { HeapBytes::default() };
         let flags = bpf::TARGET_VM | bpf::TARGET_STACKS | bpf::TARGET_GOVERNED | bpf::TARGET_GROWTH;
-        let slot = self.capture.add_target(pid, 0, TargetFlags(flags))?;
+        let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
         lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, heap, monotonic_ns()));
         let mut target = Target::new(process, slot, budget, &self.tools(), self.options.large_blocks);
-        if let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots, &mut self.known_sites) {
+        if let Err(error) = target.look(&self.session, &mut self.planner, &mut self.known_sites) {
             self.forget(target);
             return Err(error);
         }
         if self.options.own_census {
             (target.heap_at_start, target.before) = heap::at_start(pid, START_CHUNKS_MAX).unzip();
         }
-        self.capture.touch_interval(slot, TOUCH_INTERVAL);
+        self.session.capture.touch_interval(slot, TOUCH_INTERVAL);
         self.targets.insert(slot.index, target);
         self.share_the_reaper();
         Ok(())
@@ -238,7 +238,7 @@ impl Governed {
 
     /// Waits until the unwind tables of what is watched are there, at most this long: stacks of a window before that would be cut.
     pub fn wait_for_tables(&self, most: Duration) {
-        let _ = self.capture.tables().wait_until_loaded(most);
+        let _ = self.session.capture.tables().wait_until_loaded(most);
     }
 
     /// The recording's time begins now.
@@ -290,7 +290,7 @@ impl Governed {
     #[must_use]
     pub fn status(&self) -> Vec<Status> {
         let books = lock(&self.books);
-        self.targets.iter().map(|(slot, target)| Status::of(target, books.of.get(slot), &self.capture)).collect()
+        self.targets.iter().map(|(slot, target)| Status::of(target, books.of.get(slot), &self.session.capture)).collect()
     }
 
     /// Opens, closes and accounts for what is due, for up to `wait`. Returns whether any watched process is left.
@@ -317,7 +317,14 @@ impl Governed {
         let slots: Vec<u16> = self.targets.keys().copied().collect();
         for slot in slots {
             let now_s = self.now_s();
-            let tools = Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
+            let tools = Tools {
+                capture: &self.session.capture,
+                ring: &self.ring,
+                books: &self.books,
+                reaper: &self.reaper,
+                costs: self.costs,
+                now_s,
+            };
             if let Some(target) = self.targets.get_mut(&slot) {
                 target.advance(&tools);
             }
@@ -380,7 +387,7 @@ impl Governed {
         }
         self.looked.insert(slot, Instant::now());
         if let Some(target) = self.targets.get_mut(&slot)
-            && let Err(error) = target.look(&self.capture, &mut self.planner, &mut self.snapshots, &mut self.known_sites)
+            && let Err(error) = target.look(&self.session, &mut self.planner, &mut self.known_sites)
         {
             tracing::debug!("new code: {error}");
         }
@@ -415,18 +422,22 @@ impl Governed {
     fn forget_kernel_side(&mut self, target: &mut Target) -> Option<Book> {
         self.looked.remove(&target.slot.index);
         self.share_the_reaper();
-        if let Err(error) = self.capture.tables().forget_process(target.pid().0) {
+        if let Err(error) = self.session.capture.remove_target(target.pid(), target.slot) {
             tracing::warn!("{error}");
         }
-        if let Err(error) = self.capture.remove_target(target.pid(), target.slot) {
-            tracing::warn!("{error}");
-        }
-        target.large.forget(&self.capture, target.process.pid());
+        target.large.forget(&self.session.capture, target.process.pid());
         lock(&self.books).close(target.slot.index)
     }
 
     fn tools(&self) -> Tools<'_> {
-        Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s: self.now_s() }
+        Tools {
+            capture: &self.session.capture,
+            ring: &self.ring,
+            books: &self.books,
+            reaper: &self.reaper,
+            costs: self.costs,
+            now_s: self.now_s(),
+        }
     }
 
     fn now_s(&self) -> f64 {
@@ -438,16 +449,16 @@ impl Governed {
     /// # Errors
     /// If the kernel refuses to read its map.
     pub fn counters(&self) -> Result<Counters, Error> {
-        Ok(self.capture.counters()?)
+        Ok(self.session.capture.counters(&self.ring)?)
     }
 
     /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
     #[must_use]
     pub fn losses(&self) -> Vec<Counter> {
         // In this order: what is counted and not read yet is on its way.
-        let Ok(counters) = self.capture.counters() else { return Vec::new() };
-        let read = self.readers.as_ref().map_or_else(Read::default, Readers::read);
-        let unaccounted = unaccounted_so_far(&counters, read, self.options.ring_bytes.unwrap_or(capture::RING_BYTES));
+        let Ok(counters) = self.session.capture.counters(&self.ring) else { return Vec::new() };
+        let read = self.ring.read();
+        let unaccounted = unaccounted_so_far(&counters, read, self.ring.bytes());
         losses(&counters, read, unaccounted, self.notices_lost.load(Ordering::Relaxed), 0)
     }
 
@@ -455,14 +466,15 @@ impl Governed {
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
         let now_s = self.now_s();
-        let tools = Tools { capture: &self.capture, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
+        let tools =
+            Tools { capture: &self.session.capture, ring: &self.ring, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
         let wanted = |target: &Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
         for target in self.targets.values_mut().filter(|target| wanted(target)) {
             // A burst may have closed them since the last step.
             target.advance_large(&tools);
             target.look_again(true);
             if let Ok(maps) = target.process.maps() {
-                self.snapshots.update(&mut target.space, &target.process, &maps);
+                self.session.snapshots().update(&mut target.space, &target.process, &maps);
             }
             read_perf_map(&mut target.space, &target.process);
         }
@@ -470,9 +482,9 @@ impl Governed {
         let facts = profile::Facts {
             started_at: self.started_at,
             // In this order: what is counted and not read yet is on its way.
-            counters: self.capture.counters().unwrap_or_default(),
-            read: self.readers.as_ref().map_or_else(Read::default, Readers::read),
-            ring_bytes: self.options.ring_bytes.unwrap_or(capture::RING_BYTES),
+            counters: self.session.capture.counters(&self.ring).unwrap_or_default(),
+            read: self.ring.read(),
+            ring_bytes: self.ring.bytes(),
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             ended_dropped: self.ended_dropped,
             costs: self.costs,
@@ -498,8 +510,7 @@ impl Governed {
         for (index, book) in &mut ended_books {
             rows.push((&self.ended[*index], book));
         }
-        let profile = profile::build(&facts, &mut self.symbolizer, &mut rows);
-        self.symbolizer.close_files();
+        let profile = self.session.name(|symbolizer| profile::build(&facts, symbolizer, &mut rows));
         drop(rows);
         for (index, book) in ended_books {
             self.ended[index].book = Some(book);
@@ -521,5 +532,15 @@ impl Governed {
             }
         }
         self.profile(None)
+    }
+}
+
+impl Drop for Governed {
+    /// The programs may go on for others: nothing of this recording stays in them.
+    fn drop(&mut self) {
+        for (_, mut target) in std::mem::take(&mut self.targets) {
+            target.stop(&self.tools(), false);
+            self.forget(target);
+        }
     }
 }

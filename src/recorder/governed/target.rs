@@ -13,7 +13,7 @@ use super::large::{Large, Whose};
 use super::looks::look;
 use super::processor_time;
 use crate::allocator::{Allocator, ChunkRule};
-use crate::capture::{AttachFile, Attached, Capture, Hits, Slot, TargetLoss};
+use crate::capture::{AttachFile, Attached, Capture, Hits, Ring, Slot, TargetLoss};
 use crate::governor::random::Random;
 use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Spent, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
@@ -21,11 +21,12 @@ use crate::probe::plan::Planner;
 use crate::profile::HeapSummary;
 use crate::recorder::heap::{Before, HeapPicture};
 use crate::recorder::reaper::{Reaper, Ticket};
+use crate::recorder::session::Session;
 use crate::recorder::target::attach_file;
 use crate::recorder::throwing::{Danger, may_throw, memory_is_limited};
 use crate::recorder::untold_exit::UntoldExit;
 use crate::recorder::{Error, monotonic_ns};
-use crate::symbol::{AddressSpace, Snapshots};
+use crate::symbol::AddressSpace;
 use crate::target::Process;
 use crate::units::{Pid, StackId};
 
@@ -41,6 +42,8 @@ const HITS_TELL_MIN: u64 = 100;
 const TRIAL_LOOK_S: f64 = 0.002;
 /// Seconds after which a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
+/// Seconds between two looks whether a recording of every call is over.
+const RECORDED_S: f64 = 0.5;
 
 /// A window from its opening to its end.
 struct Window {
@@ -54,6 +57,8 @@ struct Window {
     closed_early: bool,
     /// Blocks of it that were looked at just before its end; `None` = not yet.
     looked: Option<Vec<(Newborn, Look)>>,
+    /// Recordings of every call that had begun before it was opened: another one shuts it.
+    recordings: u64,
     /// What the process had run at its opening, in nanoseconds, and its threads had done; in the window, once it is closed.
     run_ns: Option<u64>,
     threads: HashMap<u32, ThreadTime>,
@@ -81,6 +86,7 @@ enum State {
 /// What the driver acts with.
 pub struct Tools<'a> {
     pub capture: &'a Capture,
+    pub ring: &'a Ring,
     pub books: &'a SharedBooks,
     pub reaper: &'a Reaper,
     pub costs: HitCosts,
@@ -192,15 +198,10 @@ impl Target {
     }
 
     /// Looks at the code: which sites a window has to probe, and what is needed to walk and name stacks.
-    pub fn look(
-        &mut self,
-        capture: &Capture,
-        planner: &mut Planner,
-        snapshots: &mut Snapshots,
-        known: &mut KnownSites,
-    ) -> Result<(), Error> {
+    pub fn look(&mut self, session: &Session, planner: &mut Planner, known: &mut KnownSites) -> Result<(), Error> {
+        let capture = &session.capture;
         let maps = self.process.maps()?;
-        snapshots.update(&mut self.space, &self.process, &maps);
+        session.snapshots().update(&mut self.space, &self.process, &maps);
         if let Err(error) = capture.tables().sync_process(&self.process, self.pid().0, &maps) {
             self.note(format!("no unwind tables: {error}"));
         }
@@ -285,6 +286,9 @@ impl Target {
     pub fn advance(&mut self, tools: &Tools<'_>) {
         self.elapse(tools);
         self.look_again(false);
+        if tools.capture.is_recorded(self.pid()) {
+            self.make_way(tools);
+        }
         match std::mem::replace(&mut self.state, State::Idle(f64::INFINITY)) {
             State::Waiting(cycle) if tools.now_s >= cycle.open_s => self.open(tools, cycle),
             State::Open(window, attached) => self.while_open(tools, window, attached),
@@ -294,6 +298,33 @@ impl Target {
             state => self.state = state,
         }
         self.advance_large(tools);
+    }
+
+    /// Every call of the process is recorded: probes go out, and windows wait for the end of that. What was open is lost, for it was shut at a
+    /// moment that nobody knows.
+    fn make_way(&mut self, tools: &Tools<'_>) {
+        match std::mem::replace(&mut self.state, State::Idle(tools.now_s + RECORDED_S)) {
+            State::Open(_, attached) => self.make_way_with(tools, attached),
+            State::Full(full) => {
+                self.full_left += 1;
+                self.make_way_with(tools, full.attached);
+            }
+            // It was shut before, and is still read.
+            closing @ State::Closing(..) => self.state = closing,
+            State::Waiting(_) | State::Idle(_) => {}
+        }
+    }
+
+    /// Takes out probes that were put in for a window or a full trace, of which nothing is kept.
+    fn make_way_with(&mut self, tools: &Tools<'_>, attached: Attached) {
+        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
+            (book.window, book.live) = (None, None);
+        }
+        self.full_since_s = None;
+        drop(tools.reaper.take_out(attached));
+        self.schedule.restart(tools.now_s + RECORDED_S);
+        self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
+        self.state = State::Idle(tools.now_s + RECORDED_S);
     }
 
     /// Takes the probes for large blocks in, out, or into account.
@@ -380,6 +411,7 @@ impl Target {
     fn open(&mut self, tools: &Tools<'_>, cycle: Cycle) {
         let before = tools.capture.hits(self.slot);
         let loss = tools.capture.loss(self.slot);
+        let recordings = tools.capture.recordings_begun(self.pid());
         let Some(attached) = self.attach(tools) else { return };
         let at_open = tools.capture.hits(self.slot);
         let open_ns = monotonic_ns();
@@ -388,7 +420,10 @@ impl Target {
             book.open(open_ns, close_ns);
         }
         tools.capture.births(self.slot, self.knows_blocks);
-        tools.capture.open(self.slot, self.pace.quota(cycle.class), close_ns);
+        if !tools.capture.open(self.pid(), self.slot, self.pace.quota(cycle.class), close_ns) {
+            self.make_way_with(tools, attached);
+            return;
+        }
         let window = Window {
             cycle,
             before,
@@ -399,6 +434,7 @@ impl Target {
             close_ns,
             closed_early: false,
             looked: (!self.knows_blocks).then(Vec::new),
+            recordings,
             threads: processor_time::of_threads(&self.process),
             run_ns: processor_time::of_process_ns(self.pid()),
             times: WindowTimes::default(),
@@ -488,7 +524,8 @@ impl Target {
         let lost_s = tools.costs.spent_s(inside).min(window.times.run_s.unwrap_or(f64::INFINITY));
         self.pace.spent(WindowCost { lost_s, around_s: tools.costs.passed_over_s(around), open_s, tier: Tier::Windows });
         let observed = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.take());
-        let Some(observed) = observed else { return };
+        // A recording of every call that began meanwhile, even one that is over, may have shut it.
+        let Some(observed) = observed.filter(|_| tools.capture.recordings_begun(self.pid()) == window.recordings) else { return };
         if is_lossy(tools.capture.loss(self.slot), window.loss) {
             self.estimator.lossy();
             return;
@@ -517,7 +554,9 @@ impl Target {
             State::Open(_, attached) => drop(tools.reaper.take_out(attached)),
             State::Full(full) => {
                 drop(tools.reaper.take_out(full.attached));
-                if keep && !is_lossy(tools.capture.loss(self.slot), full.loss) {
+                let whole =
+                    !is_lossy(tools.capture.loss(self.slot), full.loss) && tools.capture.recordings_begun(self.pid()) == full.recordings;
+                if keep && whole {
                     self.wait_until_read(tools);
                     self.end_piece(tools, monotonic_ns(), None);
                 } else {

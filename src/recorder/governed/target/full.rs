@@ -23,10 +23,13 @@ pub(super) struct Full {
     pub(super) hits: Hits,
     pub(super) loss: TargetLoss,
     pub(super) estimate_ns: u64,
+    /// Recordings of every call that had begun before it.
+    pub(super) recordings: u64,
 }
 
 impl Target {
     pub(super) fn begin_full(&mut self, tools: &Tools<'_>) {
+        let recordings = tools.capture.recordings_begun(self.pid());
         let Some(attached) = self.attach(tools) else { return };
         let now_ns = monotonic_ns();
         if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
@@ -34,7 +37,10 @@ impl Target {
             book.live = Some(crate::ledger::Ledger::new(now_ns, crate::ledger::StackLimits::default()));
         }
         tools.capture.births(self.slot, false);
-        tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
+        if !tools.capture.open(self.pid(), self.slot, self.pace.full_quota(), u64::MAX) {
+            self.make_way_with(tools, attached);
+            return;
+        }
         self.full_since_s = Some(tools.now_s - self.began_s);
         let (hits, loss) = (tools.capture.hits(self.slot), tools.capture.loss(self.slot));
         self.state = State::Full(Full {
@@ -45,6 +51,7 @@ impl Target {
             hits,
             loss,
             estimate_ns: now_ns,
+            recordings,
         });
     }
 
@@ -74,7 +81,12 @@ impl Target {
             self.end_full(tools, full, hits.closed_ns, lossy);
             return;
         }
-        tools.capture.open(self.slot, self.pace.full_quota(), u64::MAX);
+        if full.recordings != tools.capture.recordings_begun(self.pid())
+            || !tools.capture.open(self.pid(), self.slot, self.pace.full_quota(), u64::MAX)
+        {
+            self.make_way_with(tools, full.attached);
+            return;
+        }
         (full.piece_s, full.piece_ns) = (tools.now_s, monotonic_ns());
         full.hits = hits;
         let now_ns = monotonic_ns();

@@ -1,0 +1,163 @@
+//! Which targets a process has: each recording that watches it has one, with a slot of its own.
+//!
+//! Probes of two targets on the same functions would see each other's open calls (bpf/thread.bpf.h) and take them for their own. So one
+//! recording of every call shuts the windows of all others; the rest (emitters, changes of the address space) does not meet.
+
+use std::collections::HashMap;
+
+use super::Slot;
+use crate::bpf::{SLOTS_OF_PROCESS, Slots, TARGETS_MAX};
+use crate::units::Pid;
+
+/// A process's targets.
+#[derive(Debug, Default)]
+struct Targets {
+    /// With the ring of each.
+    slots: Vec<(Slot, u32)>,
+    /// The one that records every call.
+    recorded: Option<Slot>,
+    /// Recordings of every call that have begun since it was first watched.
+    begun: u64,
+}
+
+/// The processes that are watched.
+#[derive(Debug)]
+pub struct Processes {
+    of: HashMap<Pid, Targets>,
+    most: usize,
+}
+
+/// Too many recordings watch the process already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full {
+    /// How many may.
+    pub most: usize,
+}
+
+impl Processes {
+    /// Nobody is watched. `most`: targets that a process may have, up to [`SLOTS_OF_PROCESS`].
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { of: HashMap::new(), most: most.min(SLOTS_OF_PROCESS as usize) }
+    }
+
+    /// Gives a process a target of a ring. One that the ring has already was of a process that had this id before.
+    ///
+    /// # Errors
+    /// If it has as many as it may have.
+    pub fn add(&mut self, pid: Pid, slot: Slot, shard: u32) -> Result<(), Full> {
+        let targets = self.of.entry(pid).or_default();
+        targets.slots.retain(|(_, of)| *of != shard);
+        if targets.slots.len() >= self.most {
+            return Err(Full { most: self.most });
+        }
+        targets.slots.push((slot, shard));
+        Ok(())
+    }
+
+    /// Takes a target from a process. Whether it was one, and the last.
+    pub fn remove(&mut self, pid: Pid, slot: Slot) -> Removed {
+        let Some(targets) = self.of.get_mut(&pid) else { return Removed::Unknown };
+        let before = targets.slots.len();
+        targets.slots.retain(|(one, _)| *one != slot);
+        if targets.slots.len() == before {
+            return Removed::Unknown;
+        }
+        targets.recorded.take_if(|recorded| *recorded == slot);
+        if targets.slots.is_empty() {
+            self.of.remove(&pid);
+            return Removed::Last;
+        }
+        Removed::OneOfSeveral
+    }
+
+    /// From now on a target records every call. The targets that must take none any more.
+    pub fn record(&mut self, pid: Pid, slot: Slot) -> Vec<Slot> {
+        let Some(targets) = self.of.get_mut(&pid).filter(|targets| targets.recorded != Some(slot)) else { return Vec::new() };
+        targets.recorded = Some(slot);
+        targets.begun += 1;
+        targets.slots.iter().map(|(one, _)| *one).filter(|one| *one != slot).collect()
+    }
+
+    /// Whether a process's calls are all recorded.
+    #[must_use]
+    pub fn is_recorded(&self, pid: Pid) -> bool {
+        self.of.get(&pid).is_some_and(|targets| targets.recorded.is_some())
+    }
+
+    /// How many recordings of every call have begun while it was watched: one that began and ended in between is known by it.
+    #[must_use]
+    pub fn begun(&self, pid: Pid) -> u64 {
+        self.of.get(&pid).map_or(0, |targets| targets.begun)
+    }
+
+    /// The row that the programs look up.
+    #[must_use]
+    pub fn row(&self, pid: Pid) -> Option<Slots> {
+        let targets = self.of.get(&pid)?;
+        let mut row = Slots { slot: [TARGETS_MAX; SLOTS_OF_PROCESS as usize] };
+        for (place, (slot, _)) in row.slot.iter_mut().zip(&targets.slots) {
+            *place = u32::from(slot.index);
+        }
+        Some(row)
+    }
+}
+
+/// What became of a process whose target was taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removed {
+    /// It was no target of the process.
+    Unknown,
+    /// Others watch the process.
+    OneOfSeveral,
+    /// Nobody watches the process any more.
+    Last,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const fn slot(index: u16) -> Slot {
+        Slot { index, generation: 1 }
+    }
+
+    #[test]
+    fn a_process_has_so_many_targets_and_its_row_names_them() {
+        let mut processes = Processes::new(2);
+        processes.add(Pid(7), slot(3), 0).unwrap();
+        processes.add(Pid(7), slot(5), 1).unwrap();
+        assert_eq!(processes.add(Pid(7), slot(6), 2), Err(Full { most: 2 }));
+        assert_eq!(processes.row(Pid(7)).unwrap().slot, [3, 5, TARGETS_MAX, TARGETS_MAX]);
+        assert_eq!(processes.remove(Pid(7), slot(6)), Removed::Unknown);
+        assert_eq!(processes.remove(Pid(7), slot(3)), Removed::OneOfSeveral);
+        assert_eq!(processes.row(Pid(7)).unwrap().slot[0], 5);
+        assert_eq!(processes.remove(Pid(7), slot(5)), Removed::Last);
+        assert!(processes.row(Pid(7)).is_none());
+    }
+
+    #[test]
+    fn a_ring_has_one_target_of_a_process_the_last() {
+        let mut processes = Processes::new(4);
+        processes.add(Pid(7), slot(3), 0).unwrap();
+        processes.add(Pid(7), slot(4), 0).unwrap();
+        assert_eq!(processes.row(Pid(7)).unwrap().slot[..2], [4, TARGETS_MAX]);
+        assert_eq!(processes.remove(Pid(7), slot(3)), Removed::Unknown);
+    }
+
+    #[test]
+    fn a_recording_of_every_call_shuts_the_others_until_it_ends() {
+        let mut processes = Processes::new(4);
+        for index in [3, 4, 5] {
+            processes.add(Pid(7), slot(index), u32::from(index)).unwrap();
+        }
+        assert_eq!(processes.record(Pid(7), slot(4)), [slot(3), slot(5)]);
+        assert_eq!(processes.record(Pid(7), slot(4)), [], "it began before");
+        assert!(processes.is_recorded(Pid(7)) && !processes.is_recorded(Pid(8)));
+        assert_eq!(processes.begun(Pid(7)), 1);
+        processes.remove(Pid(7), slot(4));
+        assert!(!processes.is_recorded(Pid(7)));
+    }
+}
