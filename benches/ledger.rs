@@ -10,9 +10,9 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
+use fragprof::allocator::footprint::Footprint;
 use fragprof::fragmentation::survey::Survey;
 use fragprof::heap::extents::{Coverage, HeapRange, RegionKind};
-use fragprof::heap::footprint::Footprint;
 use fragprof::heap::pages::AllResident;
 use fragprof::ledger::{Event, Ledger, StackLimits};
 use fragprof::units::{Addr, StackHash};

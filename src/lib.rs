@@ -1,18 +1,29 @@
 //! fragprof finds out who holds a service's memory: how much of its heap is live, free but held, trimmable and pinned, which call
 //! stacks own and pin it, and what to do about it, for unmodified processes, from outside.
 //!
-//! The modules are the way of the data:
+//! The modules are the way of the data, from the ground up; each uses only lines below its own (`tests/layers/`):
 //!
 //! ```text
-//! target  →  probe  →  capture  →  ledger ─┐
-//!    │                                      ├→ fragmentation → profile → surfaces
-//!    └────→  census ─────────→  heap  ──────┘                            (cli, tui, server, metrics)
-//!            recorder drives them for `record` and `top`
+//! cli
+//! daemon
+//! server  tui
+//! agent  metrics
+//! store
+//! model
+//! recorder
+//! retention
+//! capture  fragmentation
+//! census  probe  symbol  sampler
+//! target
+//! allocator
+//! ledger  unwind
+//! heap  machine  governor  profile
+//! units  bpf  frame  kept  random  sanitize  replace  error  client
 //! ```
 //!
 //! | module | job | needs root |
 //! |---|---|---|
-//! | [`allocator`] | the allocators, one row each: what differs from one to the next | no |
+//! | [`allocator`] | the allocators, one row each: what differs from one to the next; their entry points | no |
 //! | [`target`] | which process, its mappings, its files, its allocators | reads `/proc` |
 //! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
 //! | [`bpf`] | what the BPF programs and the daemon share, generated from the programs' headers | no |
@@ -29,11 +40,14 @@
 //! | [`profile`] | the one profile model and its encoders | no |
 //! | [`recorder`] | a recording from attach to profile | yes |
 //! | [`sampler`] | the preload library that samples in the process | no |
-//! | [`agent`] | the daemon: discovery, schedule and budget of the census, the sample model | reads memory |
-//! | [`metrics`] | Prometheus exposition of the sample model | no |
+//! | [`model`] | what is known of a node's processes, as every surface reads it | no |
+//! | [`agent`] | the threads of the daemon: discovery, schedule and budget of the census, recordings, pushes | reads memory |
+//! | [`daemon`] | the agent put together: start, signals, reload, stop | no |
+//! | [`metrics`] | Prometheus exposition of the model | no |
 //! | [`store`] | history on disk: samples, profiles, flight records | no |
 //! | [`server`] | HTTP: metrics, health, API | no |
 //! | [`client`] | HTTP requests to an agent, or to a server of profiles | no |
+//! | [`frame`], [`kept`], [`units`], [`random`], [`sanitize`], [`error`] | a frame of a stack, when a stack keeps what it allocates, numbers with units, random numbers, texts made safe to show, exit statuses | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 
@@ -44,19 +58,25 @@ pub mod capture;
 pub mod census;
 pub mod cli;
 pub mod client;
+pub mod daemon;
 pub mod error;
 pub mod fragmentation;
+pub mod frame;
 pub mod governor;
 pub mod heap;
+pub mod kept;
 pub mod ledger;
 pub mod machine;
 pub mod metrics;
+pub mod model;
 pub mod probe;
 pub mod profile;
+pub mod random;
 pub mod recorder;
 mod replace;
 pub mod retention;
 pub mod sampler;
+pub mod sanitize;
 pub mod server;
 pub mod store;
 pub mod symbol;

@@ -8,6 +8,7 @@ mod containers;
 mod emitter;
 mod faults;
 mod governed;
+mod layers;
 mod leaks;
 mod matrix;
 mod pages;

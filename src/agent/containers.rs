@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::config::CriSocket;
-use super::cri::{Cri, CriStatus, Directory};
+use super::cri::{Cri, Directory};
+use crate::model::counters::CriStatus;
 use crate::target::container::{CgroupFile, CgroupMemory, Hierarchies, Surroundings};
 use crate::units::Pid;
 

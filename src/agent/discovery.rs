@@ -8,8 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::rules::Rules;
-use super::sample::Identity;
 use crate::heap::residency::PAGE_BYTES;
+use crate::model::sample::Identity;
+use crate::model::seen::{Activity, Seen};
 use crate::target::ProcessId;
 use crate::target::container;
 use crate::target::process::{Stat, read_bounded};
@@ -19,33 +20,6 @@ use crate::units::Pid;
 const STAT_BYTES_MAX: u64 = 4096;
 /// Entries of `/proc` that are looked at: the kernel's largest pid (PID_MAX_LIMIT, include/linux/threads.h).
 const PIDS_MAX: usize = 1 << 22;
-
-/// A process that passed the rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// Who it is.
-    pub identity: Identity,
-    /// Its name, lossy where it is not UTF-8.
-    pub comm: String,
-    /// Its user, as the owner of `/proc/PID`.
-    pub uid: u32,
-    /// Resident bytes.
-    pub rss_bytes: u64,
-    /// What it has done.
-    pub activity: Activity,
-}
-
-/// What a process has done, as far as its line tells: while none of this changes its heap changes by what ten milliseconds of processor
-/// time allow, and touches no new page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Activity {
-    /// Page faults, minor and major.
-    faults: u64,
-    /// Processor time in clock ticks, 10 ms each.
-    ticks: u64,
-    /// Resident pages.
-    pages: u64,
-}
 
 /// What a look found.
 #[derive(Debug, Clone, Default)]

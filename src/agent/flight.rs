@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use super::containers::Containers;
-use super::sample::ProcessSample;
-use super::view::{LimitView, ProcessView, unix_s};
+use crate::model::sample::ProcessSample;
+use crate::model::view::{LimitView, ProcessView, unix_s};
 use crate::store::keeper::{Record, event_id};
 use crate::store::view::{EventKind, EventView};
 use crate::target::process::read_bounded;
@@ -167,7 +167,7 @@ fn summary(kind: EventKind, process: &ProcessView) -> String {
         EventKind::MemoryLimit => "is near its memory limit",
         EventKind::Exit => "ended",
     };
-    let name = crate::profile::sanitize::terminal(&process.comm);
+    let name = crate::sanitize::terminal(&process.comm);
     let mut text = format!("{name} (pid {}) {what}: {} resident", process.pid, HumanBytes(process.rss_bytes));
     if let Some(heap) = &process.ladder {
         let known = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), |bytes| HumanBytes(bytes).to_string());

@@ -9,17 +9,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::attribution::{Attributed, Attributions, Rates};
 use super::config::GovernedConfig;
 use super::need::{Candidate, choose};
 use super::own::{CpuShare, thread_cpu};
 use super::rules::glob;
-use super::sample::{Identity, ProcessSample};
-use super::snapshot::{Published, Snapshot};
 use super::worker::{Worker, lock};
 use crate::governor::share::fair;
-use crate::profile::{Counter, Mode};
-use crate::recorder::governed::{Governed, HeapBytes, Options, Status};
+use crate::model::attribution::{Attributed, Attributions, Rates};
+use crate::model::counters::GovernedSample;
+use crate::model::sample::{Identity, ProcessSample};
+use crate::model::snapshot::{Published, Snapshot};
+use crate::profile::Mode;
+use crate::recorder::governed::{Governed, HeapBytes, Options};
 use crate::recorder::session::LazySession;
 use crate::units::Pid;
 
@@ -41,33 +42,6 @@ const FLOOR_RATIO: f64 = 0.02 / 60.0;
 const MORE_BELOW: f64 = 0.7;
 /// Targets that could not be watched are left alone for so many choices.
 const REFUSED_ROUNDS: u32 = 30;
-
-/// What the governor does, for metrics.
-#[derive(Debug, Clone, Default)]
-pub struct GovernedSample {
-    /// Whether it is configured.
-    pub enabled: bool,
-    /// Why nothing can be attributed here.
-    pub unavailable: Option<String>,
-    /// Cost of a hit in seconds: allocation, free.
-    pub hit_cost_s: (f64, f64),
-    /// Of each attributed process: its name and how it is watched.
-    pub targets: Vec<(String, Status)>,
-    /// Processes that could be attributed.
-    pub candidates: usize,
-    /// Processor time of the governor's thread.
-    pub cpu_s: f64,
-    /// Times that the number of targets was halved for want of processor time.
-    pub shed_cpu: u64,
-    /// Times that all targets were let go for want of memory.
-    pub shed_memory: u64,
-    /// Processes that could not be watched.
-    pub refused: u64,
-    /// What was lost of the records so far, by kind.
-    pub losses: Vec<Counter>,
-    /// Sums over the targets that were let go or ended, so that counters do not fall: windows, closed early, lossy.
-    pub past: [u64; 3],
-}
 
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedSample = Arc<Mutex<GovernedSample>>;

@@ -9,16 +9,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::attribution::{Attributed, Attributions};
 use super::config::LeaksConfig;
 use super::own::thread_cpu;
-use super::sample::ProcessSample;
-use super::snapshot::Published;
 use super::worker::{Worker, lock};
 use crate::capture::registers::ThreadRegisters;
 use crate::census::live::LiveMemory;
 use crate::census::{Pace, Places};
 use crate::fragmentation::verdict::Kind;
+use crate::model::attribution::{Attributed, Attributions};
+use crate::model::counters::{LeakFound, LeaksSample};
+use crate::model::sample::ProcessSample;
+use crate::model::snapshot::Published;
 use crate::retention::looks::{Plan, look};
 use crate::retention::{Leaks, told};
 use crate::target::{Process, ProcessId};
@@ -27,38 +28,6 @@ use crate::target::{Process, ProcessId};
 const STEP: Duration = Duration::from_secs(1);
 /// Memory for one block while it is looked at: the chunk of the census, the index, the marks and the pointers kept.
 const BLOCK_BYTES: u64 = 32;
-
-/// What was found in one process.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// Who it is.
-    pub process: ProcessId,
-    /// Its name.
-    pub comm: String,
-    /// Blocks to which no pointer was seen.
-    pub blocks: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// When the last look ended.
-    pub at: Instant,
-}
-
-/// What the thread does, for metrics.
-#[derive(Debug, Clone, Default)]
-pub struct LeaksSample {
-    /// Whether it is configured.
-    pub enabled: bool,
-    /// What was found, of each process that was looked at and lives.
-    pub found: Vec<Found>,
-    /// Processes looked at so far.
-    pub looked: u64,
-    /// Processes that could not be looked at.
-    pub failed: u64,
-    /// Processes whose heap is larger than what is looked at.
-    pub too_large: usize,
-    /// Processor time of the thread.
-    pub cpu_s: f64,
-}
 
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedLeaks = Arc<Mutex<LeaksSample>>;
@@ -145,7 +114,7 @@ impl Looker {
             Ok(leaks) => {
                 sample.looked += 1;
                 sample.found.retain(|other| other.process != process);
-                sample.found.push(Found {
+                sample.found.push(LeakFound {
                     process,
                     comm: one.comm.clone(),
                     blocks: leaks.unreached_blocks,

@@ -10,14 +10,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::attribution::{Attributed, Rates};
 use super::config::ListeningConfig;
 use super::governed::Sources;
 use super::own::thread_cpu;
-use super::sample::{Identity, ProcessSample};
-use super::snapshot::Snapshot;
 use super::worker::{Worker, lock};
 use crate::ledger::{Estimate, SampledTotals};
+use crate::model::attribution::{Attributed, Rates};
+use crate::model::counters::ListeningSample;
+use crate::model::sample::{Identity, ProcessSample};
+use crate::model::snapshot::Snapshot;
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
 use crate::recorder::{Choice, Heard, Options, Recorder};
@@ -39,31 +40,6 @@ const RETRY: Duration = Duration::from_secs(300);
 const JOIN_CHUNKS_MAX: u64 = 4 << 20;
 /// The same where no census has counted the chunks yet: bytes of extent.
 const JOIN_EXTENT_MAX: u64 = 512 << 20;
-
-/// What the listener does, for metrics.
-#[derive(Debug, Clone, Default)]
-pub struct ListeningSample {
-    /// Whether it is configured.
-    pub enabled: bool,
-    /// Why nothing can be heard here.
-    pub unavailable: Option<String>,
-    /// Of each process that is listened to: its name and what it told.
-    pub targets: Vec<(String, Heard)>,
-    /// Processes with an emitter that are not listened to because there are too many.
-    pub over_limit: usize,
-    /// Looks for emitters.
-    pub looks: u64,
-    /// Processes with an emitter that could not be listened to.
-    pub refused: u64,
-    /// Censuses joined.
-    pub joins: u64,
-    /// Censuses that were left out because the heap is too large.
-    pub joins_too_large: u64,
-    /// Processor time of the listener's thread.
-    pub cpu_s: f64,
-    /// Of the processes that were let go or ended, so that counters do not fall: samples, lost samples, lost frees.
-    pub past: [u64; 3],
-}
 
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedListening = Arc<Mutex<ListeningSample>>;

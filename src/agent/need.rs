@@ -3,7 +3,7 @@
 //! Need is measured in bytes: what the heap grew by since the last choice, what it holds free, and a tenth of its resident memory. Who
 //! is attributed already keeps the place unless another needs it half as much again, so that windows can tell something.
 
-use super::sample::Identity;
+use crate::model::sample::Identity;
 
 /// How much more a newcomer must need.
 const KEEP: f64 = 1.5;

@@ -1,5 +1,8 @@
-//! The allocators that fragprof knows, one row each: what differs from one to the next stands in its row, and nowhere else.
+//! The allocators that fragprof knows, one row each: what differs from one to the next stands in its row, and nowhere else; their entry
+//! points, and what they add to a block.
 
+pub mod footprint;
+pub mod functions;
 mod registry;
 
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! One row an allocator.
 
 use super::Allocator;
-use crate::heap::footprint::Footprint;
+use super::footprint::Footprint;
 
 /// What is known of an allocator.
 #[derive(Debug)]

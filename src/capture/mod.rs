@@ -45,7 +45,6 @@ use processes::{Processes, Removed};
 pub use ring::{BATCH_RECORDS, Read, Ring, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
-pub use usdt::{PassedFile, PassedSite};
 
 /// Why capture cannot go on.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ use crate::units::Pid;
 /// The compiled iterator.
 static OBJECT: &[u8] = load::aligned_object!("registers.bpf.o");
 /// Bytes read at most: as many threads as are looked at.
-const BYTES_MAX: u64 = (crate::census::threads::THREADS_MAX * size_of::<bpf::ThreadRegisters>()) as u64;
+const BYTES_MAX: u64 = (crate::units::THREADS_MAX * size_of::<bpf::ThreadRegisters>()) as u64;
 
 /// The iterator for one process.
 #[derive(Debug)]

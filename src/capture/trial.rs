@@ -12,10 +12,10 @@ use zerocopy::IntoBytes as _;
 use super::slots::Slot;
 use super::targets::TargetTable;
 use super::{Set, floor, load, sites};
+use crate::allocator::functions::Op;
 use crate::bpf::{TARGET_GOVERNED, TARGETS_MAX};
 use crate::probe::cookie;
 use crate::probe::features::Attach;
-use crate::probe::functions::Op;
 use crate::units::{Addr, Pid};
 
 /// The row that the trial uses: the one that is given away last.

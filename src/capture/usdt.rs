@@ -1,6 +1,5 @@
 //! Attaching to probes that programs bring along (USDT): the rows that say where their arguments are, and the sites with semaphores.
 
-use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, UprobeMultiOpts, UprobeOpts};
@@ -10,33 +9,12 @@ use super::{Attached, Capture, Error, Result, Slot, load};
 use crate::bpf::{self, USDT_SITES_MAX, UsdtArgument, UsdtKind, UsdtSite};
 use crate::probe::cookie;
 use crate::probe::features::Attach;
+use crate::probe::passed::{PassedFile, PassedSite};
 use crate::target::usdt::{Argument, Operand};
-use crate::units::{FileOffset, Pid};
+use crate::units::Pid;
 
 /// No register.
 const NO_REG: u8 = bpf::USDT_NO_REG as u8;
-
-/// A probe site that a program passes by itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PassedSite {
-    /// The `nop`.
-    pub offset: FileOffset,
-    /// The count of listeners, which the kernel keeps; `None` = the site is passed always.
-    pub semaphore: Option<FileOffset>,
-    /// Where the arguments are; behind the fourth they are not looked at.
-    pub arguments: Vec<Argument>,
-}
-
-/// The sites of one file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PassedFile {
-    /// Path by which the kernel finds the file's inode.
-    pub path: PathBuf,
-    /// Sites that tell of an allocation: block, bytes, weight, and if they have a fourth argument, the interval.
-    pub allocs: Vec<PassedSite>,
-    /// Sites that tell of a free: block.
-    pub frees: Vec<PassedSite>,
-}
 
 /// The rows given out so far. They are shared and never taken back: there are as many as compilers have ways to place three arguments.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use crate::allocator::Allocator;
 use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 
 /// How closely to look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond.

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Threads looked at; beyond them their stacks are memory like any other.
-pub const THREADS_MAX: usize = 1 << 16;
+pub use crate::units::THREADS_MAX;
+
 /// A thread that runs is asked again this often.
 const TRIES: usize = 4;
 /// Waits between tries, of all threads together.

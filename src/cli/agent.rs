@@ -8,7 +8,7 @@ use clap::Args;
 use super::output;
 use crate::agent::Config;
 use crate::agent::config::ConfigError;
-use crate::agent::run::AgentError;
+use crate::daemon::AgentError;
 use crate::error::{ExitStatus, Failed};
 
 /// Watch the processes of this machine and serve what it finds: /metrics, health, API
@@ -38,7 +38,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
         // Whoever started it by hand wants the address; a closed standard output is no reason to stop.
         let _ = writeln!(std::io::stdout(), "fragprof agent: http://{address}/metrics");
     };
-    Ok(crate::agent::run(args.config.clone(), said).map_err(|error| failed(&error))?)
+    Ok(crate::daemon::run(args.config.clone(), said).map_err(|error| failed(&error))?)
 }
 
 fn failed(error: &AgentError) -> Failed {

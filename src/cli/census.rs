@@ -14,7 +14,7 @@ use crate::census::runtime::hotspot::JavaMemory;
 use crate::census::{Census, CoreFile, HeapAccount, Level, LiveMemory, MemoryError, Options, Pace, Places, Taken, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::ladder::Ladder;
-use crate::profile::sanitize::terminal;
+use crate::sanitize::terminal;
 use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid};

@@ -10,13 +10,13 @@ use super::past::DEFAULT_DIRECTORY;
 use crate::capture;
 use crate::capture::tables::{FileStatus, TableState};
 use crate::error::{ExitStatus, Failed};
+use crate::machine::register::Register;
 use crate::probe::emitter::{Emitter, Emitters, Finder};
 use crate::probe::features::{Capability, Features, Support};
 use crate::probe::large::SEEN_FROM_BYTES;
 use crate::probe::plan::{FilePlan, Plan, PlanError, SitePlan, plan};
-use crate::probe::register::Register;
-use crate::profile::sanitize::terminal;
 use crate::recorder::governed::large_places;
+use crate::sanitize::terminal;
 use crate::target::process::{Process, TargetError};
 use crate::units::{Pid, grouped};
 

@@ -20,7 +20,7 @@ use crate::fragmentation::verdict::{Change, Look, Looks, Remedy, Source, Verdict
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
 use crate::profile::coverage::Coverage;
-use crate::profile::sanitize::terminal;
+use crate::sanitize::terminal;
 use crate::target::Process;
 use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::units::{HumanBytes, HumanDuration, Pid, counted};

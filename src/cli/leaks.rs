@@ -13,13 +13,13 @@ use super::{output, progress};
 use crate::capture::registers::ThreadRegisters;
 use crate::census::{Memory, Pace, Places};
 use crate::error::{ExitStatus, Failed};
-use crate::profile::sanitize::terminal;
 use crate::profile::{Profile, pprof};
 use crate::recorder::{self, Recorder};
 use crate::retention::leaks::{Group, Leaks};
 use crate::retention::limit;
 use crate::retention::looks::{LooksError, Plan, Seen, look};
 use crate::retention::told::{self, LIMITS, doubts, sentence};
+use crate::sanitize::terminal;
 use crate::units::{HumanBytes, Pid, counted};
 
 /// Find blocks to which nothing points any more, in a process that goes on running

@@ -25,6 +25,7 @@ pub mod run;
 pub mod sites;
 mod stop;
 pub mod top;
+mod values;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -34,7 +35,7 @@ use clap::{Parser, Subcommand};
 use self::output::say;
 use crate::error::{ExitStatus, Failed};
 use crate::machine;
-use crate::profile::sanitize;
+use crate::sanitize;
 
 /// Find out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
 #[derive(Debug, Parser)]

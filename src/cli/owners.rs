@@ -11,11 +11,11 @@ use super::leaks::{memory_max, registers_of};
 use super::{output, progress};
 use crate::census::{Memory, Pace};
 use crate::error::{ExitStatus, Failed};
-use crate::profile::sanitize::terminal;
 use crate::profile::{Metadata, Mode, Profile, ValueKind, Values, pprof};
 use crate::retention::looks::LooksError;
 use crate::retention::owners::{By, Owner, Owners, Wanted, survey};
 use crate::retention::told::doubts;
+use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted};
 
 /// Show which blocks hold which: what would go with each, what they pin, their types, and from where they are reached

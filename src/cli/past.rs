@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use super::by::By;
 use super::output;
-use crate::agent::view::unix_s;
 use crate::error::{ExitStatus, Failed};
-use crate::profile::sanitize;
+use crate::model::view::unix_s;
+use crate::sanitize;
 use crate::server::api::history::difference;
 use crate::store::view::{DiffView, EventView, HistoryView, PastProcess};
 use crate::store::{Database, Reader, StoreError};

@@ -10,11 +10,11 @@ use super::owners::main_owner;
 use crate::census::live::LiveMemory;
 use crate::census::{Pace, Places};
 use crate::fragmentation::verdict::{Kind, Verdict};
-use crate::profile::sanitize::terminal;
 use crate::retention::Leaks;
 use crate::retention::looks::{Plan, look};
 use crate::retention::owners::{By, Owners, Wanted, survey};
 use crate::retention::told::{self, doubts};
+use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted, grouped};
 
 /// Heaps with more blocks are left to `owners` and `leaks`: a graph of these takes a quarter of a gigabyte, and ten seconds.

@@ -17,10 +17,10 @@ use crate::machine::open_files;
 use crate::probe::emitter::{Emitter, Finder};
 use crate::probe::features::Features;
 use crate::probe::plan::PlanError;
-use crate::profile::sanitize::terminal;
 use crate::profile::{Profile, ValueKind, pprof};
 use crate::recorder::governed::{Governed, Options as GovernedOptions};
 use crate::recorder::{self, Choice, Options, Recorder};
+use crate::sanitize::terminal;
 use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid, counted};
 

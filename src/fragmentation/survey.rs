@@ -2,8 +2,8 @@
 
 use super::pinned::PinnedSpace;
 use super::ratio::Ratios;
+use crate::allocator::footprint::Footprint;
 use crate::heap::extents::{Coverage, Extents, HeapRange};
-use crate::heap::footprint::Footprint;
 use crate::heap::pages::{Misfits, PageStates, PageSums, Span, visit_pages};
 use crate::ledger::Ledger;
 

@@ -16,7 +16,6 @@ pub mod estimate;
 pub mod large;
 pub mod observer;
 pub mod pace;
-pub mod random;
 pub mod retention;
 pub mod schedule;
 pub mod share;

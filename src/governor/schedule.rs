@@ -4,7 +4,7 @@
 //! uniformly in [0, period). All of that is decided before the cycle begins, from the past alone. A window that starts late reaches
 //! beyond its period; the next cycle then begins at its end.
 
-use super::random::Random;
+use crate::random::Random;
 
 /// A class of windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

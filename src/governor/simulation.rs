@@ -4,9 +4,9 @@
 use super::estimate::Bound;
 use super::observer::{ThreadTime, WindowObserver, WindowTimes};
 use super::pace::{Pace, Tier, WindowCost};
-use super::random::Random;
 use super::schedule::Schedule;
 use super::{AGES_NS, Estimator, HitCosts, Watched};
+use crate::random::Random;
 
 /// Ten times the real cost, and programs that do a tenth: the same shares of time at a tenth of the events.
 const COSTS: HitCosts = HitCosts { allocation_ns: 20_000.0, free_ns: 10_000.0, spread: 0.1, traps: None };

@@ -5,13 +5,11 @@
 //! | [`ranges`] | disjoint address ranges with a value each |
 //! | [`extents`] | which mappings are heap, kept up to date by events |
 //! | [`overlaid`] | ranges mapped anew before they were seen unmapped |
-//! | [`footprint`] | what an allocator adds to a block |
 //! | [`pages`] | spans of bytes cut at page ends: what lies on each page, and whose it is |
 //! | [`occupancy`] | live, cached and free bytes of each page of a census |
 //! | [`residency`] | which pages are in RAM, swapped out or huge |
 
 pub mod extents;
-pub mod footprint;
 pub mod occupancy;
 pub mod overlaid;
 pub mod pages;

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes of a page. x86-64 has no other base page; of arm64 only kernels with such pages are taken (`machine::host`).
-pub const PAGE_BYTES: u64 = 4096;
+pub use crate::units::PAGE_BYTES;
 
 /// Rounds up to a page boundary; saturates at the last page of the address space.
 #[must_use]

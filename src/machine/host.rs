@@ -1,6 +1,6 @@
 //! What this very machine has to have.
 
-use crate::heap::residency::PAGE_BYTES;
+use crate::units::PAGE_BYTES;
 
 /// A machine with pages of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

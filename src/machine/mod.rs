@@ -7,6 +7,7 @@
 mod aarch64;
 pub mod host;
 pub mod open_files;
+pub mod register;
 pub mod stopped;
 mod x86_64;
 

@@ -2,7 +2,7 @@
 
 use super::family::Family;
 use super::labels::Known;
-use crate::agent::governed::GovernedSample;
+use crate::model::counters::GovernedSample;
 
 /// The families.
 #[must_use]
@@ -103,8 +103,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::agent::sample::{Identity, ProcessSample};
-    use crate::agent::snapshot::Snapshot;
+    use crate::model::sample::{Identity, ProcessSample};
+    use crate::model::snapshot::Snapshot;
     use crate::recorder::governed::{LargeStatus, Status};
     use crate::target::ProcessId;
     use crate::target::container::Container;

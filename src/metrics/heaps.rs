@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use super::family::Family;
 use super::labels::Labels;
-use crate::agent::sample::{HeapSample, ProcessSample};
-use crate::agent::snapshot::Snapshot;
-use crate::agent::view::ProcessView;
 use crate::fragmentation::verdict::Kind;
+use crate::model::sample::{HeapSample, ProcessSample};
+use crate::model::snapshot::Snapshot;
+use crate::model::view::ProcessView;
 use crate::target::container::CgroupMemory;
 
 type Figure = fn(&HeapSample) -> Option<u64>;

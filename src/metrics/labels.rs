@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use crate::agent::sample::ProcessSample;
-use crate::agent::snapshot::Snapshot;
-use crate::profile::sanitize;
+use crate::model::sample::ProcessSample;
+use crate::model::snapshot::Snapshot;
+use crate::sanitize;
 use crate::units::Pid;
 
 /// What `pid` and `comm` are for the sum of the processes without series of their own.

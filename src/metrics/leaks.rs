@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use super::family::Family;
 use super::labels::Known;
-use crate::agent::leaks::{Found, LeaksSample};
+use crate::model::counters::{LeakFound, LeaksSample};
 
 /// The families.
 #[must_use]
 pub fn families(sample: &LeaksSample, known: &Known<'_>, now: Instant) -> Vec<Family> {
-    let each = |mut family: Family, of: &dyn Fn(&Found) -> f64| {
+    let each = |mut family: Family, of: &dyn Fn(&LeakFound) -> f64| {
         for found in &sample.found {
             family.add(&known.labels(found.process.pid, &found.comm).with(&[]), of(found));
         }

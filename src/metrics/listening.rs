@@ -2,7 +2,7 @@
 
 use super::family::Family;
 use super::labels::Known;
-use crate::agent::listening::ListeningSample;
+use crate::model::counters::ListeningSample;
 use crate::recorder::Heard;
 
 /// The families.

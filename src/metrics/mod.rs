@@ -17,9 +17,9 @@ use std::time::Instant;
 
 use prometheus::TextEncoder;
 
-use crate::agent::push::PushCounters;
-use crate::agent::snapshot::Snapshot;
-use crate::server::HttpCounters;
+use crate::model::counters::HttpCounters;
+use crate::model::counters::PushCounters;
+use crate::model::snapshot::Snapshot;
 use crate::store::KeeperCounters;
 
 /// Content-Type of the exposition (Prometheus text format 0.0.4).
@@ -63,7 +63,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::agent::sample::{HeapSample, Identity, ProcessSample, WatchState};
+    use crate::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
     use crate::target::ProcessId;
     use crate::units::Pid;
 

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::family::Family;
-use crate::agent::push::PushCounters;
-use crate::agent::sample::WatchState;
-use crate::agent::snapshot::Snapshot;
-use crate::server::HttpCounters;
+use crate::model::counters::HttpCounters;
+use crate::model::counters::PushCounters;
+use crate::model::sample::WatchState;
+use crate::model::snapshot::Snapshot;
 use crate::store::KeeperCounters;
 use crate::store::view::EventKind;
 

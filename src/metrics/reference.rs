@@ -8,16 +8,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::labels::Known;
 use super::{Beside, exposition};
-use crate::agent::attribution::{Attributed, Attributions, Rates};
-use crate::agent::governed::GovernedSample;
-use crate::agent::leaks::{Found, LeaksSample};
-use crate::agent::listening::ListeningSample;
-use crate::agent::push::PushCounters;
-use crate::agent::sample::{HeapSample, Identity, ProcessSample, TimedCensus};
-use crate::agent::snapshot::Snapshot;
-use crate::agent::view::Growth;
 use crate::census::{Census, Level, NotMalloc, WalkQuality};
 use crate::fragmentation::verdict::judge;
+use crate::model::attribution::{Attributed, Attributions, Rates};
+use crate::model::counters::GovernedSample;
+use crate::model::counters::ListeningSample;
+use crate::model::counters::PushCounters;
+use crate::model::counters::{LeakFound, LeaksSample};
+use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus};
+use crate::model::snapshot::Snapshot;
+use crate::model::view::Growth;
 use crate::profile::ValueKind;
 use crate::profile::testing::shop;
 use crate::recorder::Heard;
@@ -108,7 +108,7 @@ fn tiers(now: Instant, known: &Known<'_>) -> String {
         super::governed::families(&GovernedSample { targets: vec![("x".into(), status)], ..GovernedSample::default() }, known);
     families
         .extend(super::listening::families(&ListeningSample { targets: vec![("x".into(), heard)], ..ListeningSample::default() }, known));
-    let found = Found { process: ProcessId { pid: Pid(1), start_ticks: 1 }, comm: "x".into(), blocks: 1, bytes: 1, at: now };
+    let found = LeakFound { process: ProcessId { pid: Pid(1), start_ticks: 1 }, comm: "x".into(), blocks: 1, bytes: 1, at: now };
     families.extend(super::leaks::families(&LeaksSample { found: vec![found], ..LeaksSample::default() }, known, now));
     super::text(families).unwrap()
 }

@@ -2,10 +2,10 @@
 //!
 //! Layout: `enum fp_cookie_shift` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
 
-use super::functions::{Function, FunctionId, Op};
 use super::large::{Holds, LargeSite};
-use super::register::Register;
+use crate::allocator::functions::{Function, FunctionId, Op};
 use crate::bpf;
+use crate::machine::register::Register;
 
 /// The call has no such argument; also the bits of a register's field.
 const NO_REGISTER: u64 = bpf::NO_REG as u64;

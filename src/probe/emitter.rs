@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::passed::{PassedFile, PassedSite};
 use super::placement::Emulation;
-use crate::capture::{PassedFile, PassedSite};
 use crate::target::elf::{Elf, ReadAt};
 use crate::target::file::{FileIdentity, MappedFile};
 use crate::target::maps::Mapping;

@@ -12,8 +12,8 @@
 use std::collections::BTreeSet;
 
 use super::flow::{Flow, flow_at, stub_slot};
-use super::functions::{FUNCTIONS, Op, Shape};
 use super::placement::Placement;
+use crate::allocator::functions::{FUNCTIONS, Op, Shape};
 use crate::machine::Machine;
 use crate::target::allocator::EntryPoint;
 use crate::target::elf::{Elf, ReadAt};

@@ -14,15 +14,13 @@ pub mod emitter;
 pub mod features;
 pub mod flow;
 pub mod forward;
-pub mod functions;
 pub mod large;
+pub mod passed;
 pub mod placement;
 pub mod placement_arm64;
 pub mod plan;
-pub mod register;
 
 pub use cookie::Cookie;
 pub use features::Features;
-pub use functions::{FunctionId, Op, Shape};
 pub use placement::{Emulation, Placement, place};
 pub use plan::{FilePlan, Plan, Planner, SitePlan, plan};

@@ -18,8 +18,8 @@ use iced_x86::{
     Register as X86,
 };
 
-use super::functions::{Op, Shape};
-use super::register::{Register, argument_register};
+use crate::allocator::functions::{Op, Shape};
+use crate::machine::register::{Register, argument_register};
 
 /// Instructions walked from the entry. Compilers put the first branch or push within a few; further on little is left in registers.
 const WALK_INSTRUCTIONS_MAX: usize = 16;

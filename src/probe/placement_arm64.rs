@@ -7,10 +7,10 @@
 //! register there, and nobody can jump past it.
 
 use super::flow::{Flow, flow_at, is_idle_hint, word_of};
-use super::functions::Shape;
 use super::placement::{Jump, Placement, Reason};
-use super::register::argument_register;
+use crate::allocator::functions::Shape;
 use crate::machine::Machine;
+use crate::machine::register::argument_register;
 
 /// The place of a probe in the function at `entry`, whose first bytes are `code`.
 #[must_use]
@@ -67,7 +67,7 @@ fn text(word: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::functions::Op;
+    use crate::allocator::functions::Op;
 
     const SHAPE: Shape = Shape { op: Op::Alloc, size: Some(1), count: Some(0), pointer: None };
 

@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::kind::ValueKind;
-use super::model::{Frame, Profile, Stack};
+use super::model::{Profile, Stack};
 use super::rows;
+use crate::frame::Frame;
 
 /// One stack in both profiles.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use super::glue;
 use super::kind::ValueKind;
 use super::model::{Profile, Stack};
-use super::{glue, sanitize};
+use crate::sanitize;
 
 /// The folded lines of a kind, sorted, stacks of the same names added up; stacks without a value are left out.
 ///

@@ -1,7 +1,7 @@
 //! Which frames are the allocator's own and which are the standard libraries' allocation code, so that a stack can be shown without the
 //! former and titled by the function that asked for the memory. Pure.
 
-use super::model::Frame;
+use crate::frame::Frame;
 
 /// Functions of the allocators' interfaces, and inside of them, exactly; Go's are for its own profiles, the last ones are the allocators
 /// that Python and Perl have above malloc.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::kind::ValueKind;
 use super::model::{BEFORE_ATTACH, Profile, UNATTRIBUTED};
 use super::rows::Row;
-use super::sanitize;
+use crate::sanitize;
 
 /// Name of a frame in generated code of which no perf map tells the function.
 const UNNAMED: &str = "[jit]";

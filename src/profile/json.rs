@@ -14,7 +14,8 @@ use super::diff::Diff;
 use super::glue;
 use super::kind::{KindSet, StandardErrors, ValueKind, Values};
 use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Process};
-use super::model::{Frame, Profile, Stack};
+use super::model::{Profile, Stack};
+use crate::frame::Frame;
 
 /// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them. Without `top` all of
 /// them, those too that have nothing of `by`: what was freed again is not live, but was allocated.

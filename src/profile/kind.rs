@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::governor::retention::is_flagged;
+use crate::kept::is_flagged;
 
 /// Number of kinds; the length of [`Values`].
 pub const KINDS: usize = 26;

@@ -20,14 +20,14 @@ pub mod model;
 pub mod page;
 pub mod pprof;
 pub mod rows;
-pub mod sanitize;
 pub mod svg;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
 pub mod tree;
 
+pub use crate::frame::{Frame, FrameFlags};
 pub use histogram::PowerCounts;
 pub use kind::{KindSet, StandardErrors, ValueKind, Values};
 pub use meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, LargeBlocks, Metadata, Mode, Process};
-pub use model::{BEFORE_ATTACH, Frame, FrameFlags, FrameId, Profile, Stack, UNATTRIBUTED};
+pub use model::{BEFORE_ATTACH, FrameId, Profile, Stack, UNATTRIBUTED};

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::model::Frame;
-use super::sanitize;
+use crate::frame::Frame;
+use crate::sanitize;
 use crate::units::{HumanBytes, grouped};
 
 /// How to lay out a report.

@@ -4,8 +4,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::kind::{StandardErrors, ValueKind, Values};
-use super::model::{Frame, Profile, Stack};
+use super::model::{Profile, Stack};
 use super::{glue, page};
+use crate::frame::Frame;
 
 /// One row of a table: the stacks of a process whose shown frames read the same.
 #[derive(Debug, Clone)]

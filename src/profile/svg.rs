@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::folded;
 use super::kind::ValueKind;
 use super::model::Profile;
-use super::sanitize;
+use crate::sanitize;
 
 /// Why a flame graph could not be drawn.
 #[derive(Debug, Error)]

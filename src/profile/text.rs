@@ -10,7 +10,8 @@ use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Large
 use super::model::{Profile, Stack};
 use super::page::{Layout, Page, StackText, Tone, bytes, percent, percent_floor};
 use super::rows::{self, Row};
-use super::{glue, hints, sanitize};
+use super::{glue, hints};
+use crate::sanitize;
 use crate::units::{HumanBytes, counted, grouped};
 
 /// What the report ranks by: the value, the count that goes with it, and the words for both.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::glue;
 use super::kind::ValueKind;
 use super::model::{Profile, Stack};
-use super::sanitize;
+use crate::sanitize;
 
 /// Nodes of one tree at most: more than any screen shows, and some MiB of JSON. What does not fit is in `pruned`.
 pub const NODES_MAX: usize = 20_000;

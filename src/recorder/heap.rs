@@ -5,13 +5,13 @@ use std::cell::RefCell;
 
 use super::attribution::{Owned, StartHeap, is_disproved};
 use super::rest::{self, Part};
+use crate::allocator::footprint::Footprint;
 use crate::census::live::LiveMemory;
 use crate::census::memory::{Memory, MemoryError};
 use crate::census::resident::{heap_ranges, pages_of};
 use crate::census::{self, Level, Pace, Places, Taken};
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, Extents, RegionKind};
-use crate::heap::footprint::Footprint;
 use crate::ledger::Ledger;
 use crate::profile::{Attribution, HeapSummary};
 use crate::target::{Maps, Process};

@@ -1,6 +1,6 @@
 //! Which functions that fail by a C++ exception may be probed, and when their returns: see docs/design/0004.
 
-use crate::probe::functions::Function;
+use crate::allocator::functions::Function;
 use crate::probe::plan::SitePlan;
 use crate::target::Process;
 use crate::target::process::read_bounded;

@@ -22,7 +22,7 @@ const POINTERS_A_BLOCK: usize = 8;
 const POINTERS_MIN: usize = 1 << 20;
 
 /// What blocks are ranked by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Bytes in use
     Live,

@@ -40,35 +40,19 @@ use self::api::map::Maps;
 use self::api::stacks::RecordedBlocks;
 use self::listener::{Bound, Limited, Peer};
 use self::throttle::Throttle;
-use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::SharedSample;
 use crate::agent::leaks::SharedLeaks;
 use crate::agent::listening::SharedListening;
-use crate::agent::push::PushCounters;
-use crate::agent::snapshot::Published;
 use crate::agent::worker::lock;
 use crate::metrics;
+use crate::model::attribution::Attributions;
+use crate::model::counters::HttpCounters;
+use crate::model::counters::PushCounters;
+use crate::model::snapshot::Published;
 use crate::recorder::session::LazySession;
 use crate::store::keeper::Record;
 use crate::store::{Keeper, KeeperCounters, Reader};
-
-/// What the server counts.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HttpCounters {
-    /// Requests answered.
-    pub requests: u64,
-    /// Of them, turned away for want of a token.
-    pub unauthorized: u64,
-    /// Of the unauthorized, those whose answer was held back because the client was wrong too often.
-    pub slowed: u64,
-    /// Connections closed at once because too many were open.
-    pub refused: u64,
-    /// Connections that did nothing and were closed because another one needed the place.
-    pub displaced: u64,
-    /// Connections closed because a request did not arrive in time.
-    pub late: u64,
-}
 
 /// What handlers share.
 #[derive(Debug)]

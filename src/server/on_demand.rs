@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use super::ServerState;
 use super::api::stacks::Recorded;
 use super::api::{Refusal, refuse};
-use crate::agent::attribution::{Attributed, Rates};
+use crate::model::attribution::{Attributed, Rates};
 use crate::profile::Profile;
 use crate::recorder::places::Places;
 use crate::recorder::session::LazySession;

@@ -6,13 +6,13 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::api::map::MapView;
 use super::api::processes::AgentView;
-use super::api::profile::ProfileView;
 use super::api::stacks::RangeView;
-use crate::agent::view::{ProcessView, ProcessesView};
 use crate::census::Census;
 use crate::fragmentation::verdict::Verdict;
+use crate::model::map::MapView;
+use crate::model::profile::ProfileView;
+use crate::model::view::{ProcessView, ProcessesView};
 use crate::retention::Leaks;
 use crate::retention::owners::Owners;
 use crate::store::view::{DiffView, EventView, EventsView, HistoryView, PastProcesses};

@@ -12,8 +12,8 @@ use super::database::StoreError;
 use super::thin::{Limits, end_of_samples, size_bytes, thin};
 use super::view::EventView;
 use super::write::Writer;
-use crate::agent::snapshot::{Published, Snapshot};
-use crate::agent::view::{ProcessView, unix_s};
+use crate::model::snapshot::{Published, Snapshot};
+use crate::model::view::{ProcessView, unix_s};
 use crate::profile::Profile;
 use crate::target::ProcessId;
 

@@ -1,7 +1,7 @@
 //! One sample of one process as a row: the ladder of all its heaps, without what can be computed from it.
 
-use crate::agent::view::ProcessView;
 use crate::fragmentation::verdict::Kind;
+use crate::model::view::ProcessView;
 
 /// Columns of figures, in the order of [`Row::values`].
 pub const COLUMNS: [&str; 16] = [

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::agent::view::{ContainerView, ProcessView};
+use crate::model::view::{ContainerView, ProcessView};
 
 /// A process that history knows, running or not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

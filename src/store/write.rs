@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params, params_from_i
 use super::database::{Database, StoreError};
 use super::row::{COLUMNS, Row, verdict_number};
 use super::view::EventView;
-use crate::agent::view::ProcessView;
+use crate::model::view::ProcessView;
 use crate::profile::Profile;
 
 /// Time that a fresh row stands for, in seconds: nothing, until it is thinned.

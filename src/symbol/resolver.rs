@@ -9,8 +9,7 @@ use super::elf::{ElfSymbols, FileSymbols, OpenedFile, Symbol};
 use super::space::{AddressSpace, Backing, Module, Region};
 use super::vdso;
 use crate::bpf::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_GUESSED, FRAME_JIT, FRAME_SIGNAL};
-use crate::profile::pprof::MODULE_JIT;
-use crate::profile::{Frame, FrameFlags};
+use crate::frame::{Frame, FrameFlags, MODULE_JIT};
 
 /// Addresses whose frames are kept: about 200 bytes each. A large service's stacks touch some ten thousand.
 pub const ADDRESSES_MAX: usize = 256 << 10;

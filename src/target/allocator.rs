@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use super::elf::{Elf, Function, ReadAt, SymbolTable};
 use crate::allocator::Allocator;
-use crate::probe::functions::{FUNCTIONS, Family, FunctionId, find};
+use crate::allocator::functions::{FUNCTIONS, Family, FunctionId, find};
 
 /// Entry points kept of one file. The table has under 256 names, and jemalloc's prefixed ones come on top.
 const ENTRY_POINTS_MAX: usize = 1024;

@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::container::{self, Container};
 use super::maps::Maps;
 use crate::machine::Machine;
-use crate::profile::sanitize::terminal;
+use crate::sanitize::terminal;
 use crate::units::Pid;
 
 /// Bytes read of `/proc/PID/maps`: [`super::maps::MAPPINGS_MAX`] lines of the usual ~100 bytes, and room for long paths.

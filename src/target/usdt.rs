@@ -19,7 +19,7 @@ mod arm64;
 
 use super::elf::{Elf, ReadAt};
 use crate::machine::Machine;
-use crate::probe::register::Register;
+use crate::machine::register::Register;
 use crate::units::FileOffset;
 
 /// Bytes of notes read of a file. A note has some 80 bytes; the largest users (libc, Python, Ruby, databases) have some thousand probes.
@@ -328,7 +328,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::probe::register::argument_register;
+    use crate::machine::register::argument_register;
     use crate::sampler::library::Flavour;
 
     fn one(text: &str) -> Operand {

@@ -20,7 +20,7 @@ use super::sample::{ProcessSample, Sample, SortKey, StackSample};
 use super::state::{KEYS, Mode, State};
 use super::words::{self, LABEL_COLUMNS, Tone};
 use crate::profile::page::{place, shortened_front, shortened_middle, wrapped};
-use crate::profile::sanitize;
+use crate::sanitize;
 use crate::units::grouped;
 
 /// Processes shown in their table; the chosen one is always among them.

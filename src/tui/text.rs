@@ -6,7 +6,7 @@ use super::sample::{ProcessSample, Sample, SortKey, StackSample, rank};
 use super::words;
 use crate::profile::Frame;
 use crate::profile::page::place;
-use crate::profile::sanitize;
+use crate::sanitize;
 use crate::units::grouped;
 
 /// Stacks shown of a process.

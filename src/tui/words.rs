@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::sample::{Basis, Numbers, ProcessSample, Sample, StackSample};
 use crate::profile::page::{bytes, percent};
-use crate::profile::sanitize;
+use crate::sanitize;
 use crate::units::HumanBytes;
 use crate::units::grouped;
 

@@ -164,7 +164,8 @@ type Rates = Vec<(f64, f64, f64)>;
 
 /// Records `phased` for so many of its seconds; anew where the machine let it have hardly any windows, as the recording itself says.
 fn record_phased(seconds_long: u64) -> Rates {
-    const WINDOWS_MIN: f64 = 20.0;
+    // Five or more on an idle machine.
+    const WINDOWS_MIN: f64 = 3.0;
     for _ in 0..4 {
         let (windows, rates) = record_phased_once(seconds_long);
         if windows >= WINDOWS_MIN {

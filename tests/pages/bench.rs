@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fragprof::agent::view::ProcessesView;
+use fragprof::model::view::ProcessesView;
 use fragprof::store::Database;
 use fragprof::store::write::Writer;
 

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use fragprof::probe::functions::{FunctionId, Op, Shape};
+use fragprof::allocator::functions::{FunctionId, Op, Shape};
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::{SitePlan, Unprobed, place_all};
 use fragprof::target::allocator::identify;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::process::Command;
 
-use fragprof::probe::functions::{Op, Shape};
+use fragprof::allocator::functions::{Op, Shape};
 use fragprof::probe::placement::{Placement, Reason};
 
 /// An instruction as text.

@@ -9,8 +9,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use fragprof::allocator::Allocator;
+use fragprof::allocator::functions::{Op, Shape, find};
 use fragprof::probe::branches::BranchTargets;
-use fragprof::probe::functions::{Op, Shape, find};
 use fragprof::probe::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use fragprof::probe::plan::place_all;
 use fragprof::target::allocator::identify;
@@ -69,7 +69,7 @@ fn every_entry_point_of_every_allocator_has_a_site_that_objdump_s_listing_confir
 #[test]
 fn no_function_of_any_file_gets_a_site_that_objdump_s_listing_refutes() {
     let shape = |name: &str| {
-        use fragprof::probe::functions::Family;
+        use fragprof::allocator::functions::Family;
         find(Family::C, name.as_bytes()).unwrap().get().unwrap().shape
     };
     let shapes: Vec<Shape> = ["malloc", "calloc", "reallocarray", "free", "posix_memalign"].map(shape).to_vec();
@@ -109,15 +109,15 @@ fn placed(code: &[u8], function: &str) -> Placement {
 }
 
 fn placed_with(code: &[u8], function: &str, targets: &[u64]) -> Placement {
-    use fragprof::probe::functions::Family;
+    use fragprof::allocator::functions::Family;
     let shape = find(Family::C, function.as_bytes()).unwrap().get().unwrap().shape;
     place(code, 0x1000, shape, Emulation::default(), |vaddr| targets.contains(&vaddr))
 }
 
 /// The rule's clauses on code written by hand; bytes as the Intel manual encodes them.
 mod rules {
+    use fragprof::machine::register::Register;
     use fragprof::probe::placement::Reason;
-    use fragprof::probe::register::Register;
 
     use super::*;
 
@@ -314,7 +314,7 @@ fn functions_behind_the_end_of_the_address_space_are_left_out_and_the_others_pla
 
 #[test]
 fn a_function_at_the_end_of_the_address_space_is_walked_like_any_other() {
-    use fragprof::probe::functions::Family;
+    use fragprof::allocator::functions::Family;
     let shape = find(Family::C, b"malloc").unwrap().get().unwrap().shape;
     // cmp rdi,0x1000; ja
     let code = [0x48, 0x81, 0xff, 0, 0x10, 0, 0, 0x77, 0x20];

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fragprof::agent::sample::{HeapSample, Identity, ProcessSample, WatchState};
-use fragprof::agent::snapshot::{Published, Snapshot};
-use fragprof::agent::view::ProcessView;
 use fragprof::census::{Census, Level, NotMalloc, WalkQuality};
 use fragprof::metrics::Beside;
+use fragprof::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
+use fragprof::model::snapshot::{Published, Snapshot};
+use fragprof::model::view::ProcessView;
 use fragprof::profile::{Frame, Profile, ValueKind, Values};
 use fragprof::store::Database;
 use fragprof::store::thin::size_bytes;
@@ -54,7 +54,7 @@ fn process(pid: u32, at: u64, now: Instant) -> ProcessSample {
         layout_unknown: Vec::new(),
     };
     let verdict = Arc::new(fragprof::fragmentation::verdict::judge(&census, None));
-    let taken = fragprof::agent::sample::TimedCensus { at: now, wall: SystemTime::now(), cpu: Duration::ZERO, census };
+    let taken = fragprof::model::sample::TimedCensus { at: now, wall: SystemTime::now(), cpu: Duration::ZERO, census };
     let identity = Identity { process: ProcessId { pid: Pid(pid), start_ticks: u64::from(pid) }, stack: 1 };
     ProcessSample {
         state: WatchState::Watched,
@@ -140,7 +140,7 @@ fn figures_of_the_surfaces() {
 
     let published = Published::new(now);
     published.store(snapshot);
-    let view = fragprof::agent::view::ProcessesView::of(&published.load(), now);
+    let view = fragprof::model::view::ProcessesView::of(&published.load(), now);
     let spent = best_of(10, || assert!(serde_json::to_vec(&view).unwrap().len() > 1000));
     println!(
         "/api/v1/processes, 200 processes: {:.1} ms, {:.2} MiB",

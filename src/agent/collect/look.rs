@@ -5,13 +5,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::super::budget::Work;
 use super::super::own::{give_back, thread_cpu};
-use super::super::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
 use super::super::schedule::{Due, Shed, close_level, has_moved};
-use super::super::view::Growth;
 use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
 use crate::allocator::Allocator;
 use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
 use crate::fragmentation::verdict::{Kind, Look, judge};
+use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
+use crate::model::view::Growth;
 use crate::target::{Process, TargetError};
 
 /// Windows of the sample that a first verdict rests on: some 4 MiB of reading, a millisecond. Shares are known to a few percent then, and

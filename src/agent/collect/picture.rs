@@ -6,10 +6,10 @@ use thiserror::Error;
 
 use super::super::budget::Work;
 use super::super::own::thread_cpu;
-use super::super::sample::Identity;
 use super::super::schedule::close_level;
 use super::Collector;
 use crate::census::{Level, LiveMemory, MemoryError, Options, Pace, PageMap, take};
+use crate::model::sample::Identity;
 use crate::target::Process;
 
 /// Why there is no picture.

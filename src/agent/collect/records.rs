@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::sample::ProcessSample;
 use super::Collector;
+use crate::model::sample::ProcessSample;
 use crate::store::keeper::Record;
 use crate::store::view::EventKind;
 use crate::target::Process;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::super::config::CensusConfig;
-use super::super::discovery::Activity;
-use super::super::sample::ProcessSample;
 use super::super::schedule::{Due, rounds_skipped};
-use super::super::snapshot::AgentCounters;
 use super::LOOKS_KEPT_MAX;
 use crate::census::Level;
 use crate::fragmentation::verdict::Looks;
+use crate::model::sample::ProcessSample;
+use crate::model::seen::Activity;
+use crate::model::snapshot::AgentCounters;
 
 /// Rounds of close censuses for which a process that does nothing gives way to others.
 const GIVES_WAY_ROUNDS: f64 = 3.0;

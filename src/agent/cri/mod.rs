@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use crate::model::counters::CriStatus;
 
 pub use client::{Client, CriError};
 pub use names::Directory;
@@ -35,21 +35,6 @@ const REST: Duration = Duration::from_secs(60);
 const PAUSE_MIN: Duration = Duration::from_secs(2);
 /// Longest time after which a runtime that failed is asked again.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-
-/// What is known of the runtime. Small, for the metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct CriStatus {
-    /// Whether the last question was answered; `None` before the first, or if nobody is asked.
-    pub up: Option<bool>,
-    /// Questions that were answered.
-    pub answers: u64,
-    /// Questions that were not.
-    pub failures: u64,
-    /// Containers with names.
-    pub containers: u64,
-    /// Containers and pods in answers that were not taken.
-    pub refused: u64,
-}
 
 /// What thread and readers share.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::messages;
-use crate::profile::sanitize::terminal;
+use crate::sanitize::terminal;
 use crate::target::container::{Container, ContainerId, Engine};
 
 /// Containers and pods remembered: a node has 110 pods by default, and at most some 500; ended containers are listed too. About 500

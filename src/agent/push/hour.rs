@@ -12,7 +12,7 @@ use prost::Message;
 
 use super::parca::WriteRawRequest;
 use super::{PushProtocol, testing};
-use crate::agent::snapshot::Published;
+use crate::model::snapshot::Published;
 use crate::profile::testing::frame;
 use crate::profile::{Metadata, Mode, Profile, ValueKind, Values};
 

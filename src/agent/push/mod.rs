@@ -17,7 +17,7 @@ mod testing;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -25,9 +25,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use self::grpc::Grpc;
 use self::interval::{Account, Interval, Receipt};
 use super::config::PushProtocol;
-use super::sample::ProcessSample;
-use super::snapshot::Published;
 use crate::client::{ClientError, Server};
+use crate::model::counters::PushCounters;
+use crate::model::sample::ProcessSample;
+use crate::model::snapshot::Published;
 use crate::profile::pprof::{self, Part};
 use crate::profile::{KindSet, Profile};
 use crate::target::ProcessId;
@@ -45,21 +46,6 @@ const FOLLOWED_MAX: usize = 512;
 const FORGET_AFTER: Duration = Duration::from_secs(900);
 /// A profile that ends so far from when it was handed over has a start by another clock: naming its stacks takes a second or two.
 const CLOCK_SET_NS: u64 = 10_000_000_000;
-
-/// What was sent and what was not.
-#[derive(Debug, Default)]
-pub struct PushCounters {
-    /// Profiles that the server took.
-    pub sent: AtomicU64,
-    /// Requests that failed; the profile is tried again.
-    pub failures: AtomicU64,
-    /// Profiles dropped because too many waited. Their allocations are in the process's next one, unless it has ended.
-    pub dropped: AtomicU64,
-    /// Profiles the server refused for good (4xx). Their allocations are in the process's next one, unless it has ended.
-    pub refused: AtomicU64,
-    /// Profiles that wait.
-    pub waiting: AtomicU64,
-}
 
 /// A process and the tier that its profile is of.
 type Source = (ProcessId, &'static str);

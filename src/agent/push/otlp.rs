@@ -17,7 +17,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
 use super::interval::Interval;
-use crate::agent::sample::ProcessSample;
+use crate::model::sample::ProcessSample;
 use crate::profile::{Frame, Profile, ValueKind};
 
 /// The method.

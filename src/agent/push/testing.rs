@@ -12,10 +12,10 @@ use prost::Message;
 use tokio::net::TcpListener;
 
 use super::{PushProtocol, Pusher, Target};
-use crate::agent::attribution::{Attributed, Attributions};
-use crate::agent::sample::{Identity, ProcessSample};
-use crate::agent::snapshot::{Published, Snapshot};
 use crate::client::Server;
+use crate::model::attribution::{Attributed, Attributions};
+use crate::model::sample::{Identity, ProcessSample};
+use crate::model::snapshot::{Published, Snapshot};
 use crate::profile::pprof::proto;
 use crate::profile::testing::shop;
 use crate::profile::{Profile, ValueKind};

@@ -19,16 +19,11 @@ pub mod words;
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
+pub use crate::kept::{INFORMATIVE_MIN, SAME_ONE_IN, SAMPLED_MIN, is_flagged};
 use words::{SizeField, WORDS, digest, is_small, may_be_link, places};
 
 /// Age from which a block is told of. At less, blocks found the same by mistake are too many (up to one in 25 at 1 s).
 pub const TOLD_AGE_NS: u64 = 20_000_000_000;
-/// Sampled blocks of that age below which nothing is said of a stack.
-pub const SAMPLED_MIN: u64 = 20;
-/// Of them, those that give information.
-pub const INFORMATIVE_MIN: u64 = 10;
-/// A stack is flagged if at least one in so many of these is found the same.
-pub const SAME_ONE_IN: u64 = 5;
 /// Blocks kept of one target, the newest; 130 bytes each, and up to 16 times 24 for the words that are told apart.
 pub const SAMPLES_MAX: usize = 2048;
 /// Blocks taken from one window: at one window a second the oldest kept are a minute old.
@@ -125,12 +120,6 @@ impl Kept {
     pub fn is_flagged(&self) -> bool {
         is_flagged(self.sampled, self.informative, self.same)
     }
-}
-
-/// Whether a stack keeps what it allocates, by its numbers of blocks. `false` says nothing.
-#[must_use]
-pub fn is_flagged(sampled: u64, informative: u64, same: u64) -> bool {
-    sampled >= SAMPLED_MIN && informative >= INFORMATIVE_MIN && same.saturating_mul(SAME_ONE_IN) >= informative
 }
 
 /// A sampled block as it is seen now, for whoever can tell the truth.

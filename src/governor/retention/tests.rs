@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::governor::random::Random;
+use crate::random::Random;
 
 const S: u64 = 1_000_000_000;
 const BYTES: u64 = 120;

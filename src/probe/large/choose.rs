@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::functions::Candidate;
 use super::observed::{Done, Function, Passes, Visit};
 use super::{Holds, LargeSite, Unfit};
-use crate::probe::register::Register;
+use crate::machine::register::Register;
 
 /// Sites of one function. The builds known have at most three.
 const SITES_MAX: usize = 6;

@@ -43,7 +43,7 @@ fn is_right(sites: &LargeSites, request: &Done) -> bool {
 mod tests {
     use super::super::Holds;
     use super::*;
-    use crate::probe::register::Register;
+    use crate::machine::register::Register;
 
     const BLOCK: u64 = 0x5555_0000_1000;
 

@@ -50,8 +50,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use self::digest::Digest;
-use super::register::Register;
 use crate::machine::Machine;
+use crate::machine::register::Register;
 use crate::target::elf::{Elf, ElfError};
 
 pub use self::store::parse_entry;

@@ -15,7 +15,7 @@
 
 use super::SEEN_FROM_BYTES;
 use super::observed::Function;
-use crate::governor::random::Random;
+use crate::random::Random;
 
 /// Who makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

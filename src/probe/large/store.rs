@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use super::digest::Digest;
 use super::{Holds, LargeSite, LargeSites, Library, NoSites, Unfit};
 use crate::machine::Machine;
-use crate::probe::register::Register;
+use crate::machine::register::Register;
 use crate::replace::replace;
 
 /// First line of a file of the cache: what it is, and the version, to be raised with its form and when the finder finds more: what was kept of

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::{Frame, FrameFlags};
 use crate::profile::glue;
-use crate::profile::model::{Frame, FrameFlags, FrameId, Profile};
+use crate::profile::model::{FrameId, Profile};
 
 /// Start of the comment that holds the table.
 pub const TABLE_COMMENT: &str = "#fragprof-allocator ";

@@ -36,7 +36,5 @@ pub const LABEL_BOUND: &str = "lower_bound";
 pub const LABEL_BOUND_RATES: &str = "alloc, survivor";
 /// End of the numeric labels that hold the standard errors of estimates: `inuse_space_stderr`.
 pub const ERROR_SUFFIX: &str = "_stderr";
-/// Module name of generated code; a frame of it is a JIT frame.
-pub const MODULE_JIT: &str = "[jit]";
 /// Most [`LABEL_GUESSED`] labels of a sample that are read: the most frames that a recorded stack has.
 pub const GUESSED_MAX: usize = 128;

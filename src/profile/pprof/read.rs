@@ -16,10 +16,12 @@ use thiserror::Error;
 
 use super::allocator::{LABEL_ALLOCATED_BY, LABEL_FRAMES, TABLE_COMMENT, put_back, read_table};
 use super::proto;
-use super::{ERROR_SUFFIX, LABEL_GUESSED, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT, MODULE_JIT};
+use super::{ERROR_SUFFIX, LABEL_GUESSED, LABEL_PID, LABEL_TRUNCATED, METADATA_COMMENT};
+use crate::frame::MODULE_JIT;
+use crate::frame::{Frame, FrameFlags};
 use crate::profile::kind::{KindSet, StandardErrors, ValueKind, Values};
 use crate::profile::meta::{Metadata, Mode, Process};
-use crate::profile::model::{Frame, FrameFlags, FrameId, Profile};
+use crate::profile::model::{FrameId, Profile};
 
 /// Largest file, compressed. A profile of a million stacks has a few ten MiB.
 pub const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -263,7 +265,7 @@ impl<'a> Tables<'a> {
         const NAMES_SHOWN_MAX: usize = 8;
         if columns.iter().all(Option::is_none) {
             names.truncate(NAMES_SHOWN_MAX);
-            return Err(ReadError::NoHeapValues(crate::profile::sanitize::terminal(&names.join(", ")).into_owned()));
+            return Err(ReadError::NoHeapValues(crate::sanitize::terminal(&names.join(", ")).into_owned()));
         }
         Ok(columns)
     }

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
+use crate::frame::MODULE_JIT;
 use crate::profile::testing::{frame, shop};
 use crate::profile::*;
 

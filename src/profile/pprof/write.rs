@@ -13,8 +13,9 @@ use super::{
     ERROR_SUFFIX, LABEL_BOUND, LABEL_BOUND_RATES, LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED,
     METADATA_COMMENT,
 };
+use crate::frame::Frame;
 use crate::profile::kind::{KindSet, ValueKind, Values};
-use crate::profile::model::{Frame, FrameId, Profile, Stack};
+use crate::profile::model::{FrameId, Profile, Stack};
 
 /// Processes of which a comment for people says that values are lower bounds; the labels of samples say it of all.
 const BOUNDS_TOLD_MAX: usize = 16;

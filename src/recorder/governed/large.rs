@@ -9,13 +9,13 @@ use super::books::{LargeBook, lock};
 use super::builds::{KnownSites, find_now};
 use super::target::{Tools, is_lossy, spent};
 use crate::allocator::Allocator;
+use crate::allocator::functions::{Family, find as find_function};
 use crate::bpf;
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Hits, Slot, TargetFlags, TargetLoss};
 use crate::governor::large::PIECE_S;
 use crate::governor::{HitCosts, LargePace, Left};
 use crate::ledger::Ledger;
 use crate::probe::cookie::{LargeOp, encode_large};
-use crate::probe::functions::{Family, find as find_function};
 use crate::probe::large::{LargeSites, SEEN_FROM_BYTES};
 use crate::probe::plan::{FilePlan, Plan};
 use crate::recorder::monotonic_ns;
@@ -373,7 +373,7 @@ pub fn large_places(process: &Process, plan: &Plan, store: Option<&Path>) -> Res
 
 /// All sites of one file: those that large blocks pass, and the functions that have none.
 fn attach_file(glibc: &FilePlan, sites: &LargeSites) -> AttachFile {
-    let function = |name: &[u8]| find_function(Family::C, name).unwrap_or(crate::probe::FunctionId(u8::MAX));
+    let function = |name: &[u8]| find_function(Family::C, name).unwrap_or(crate::allocator::functions::FunctionId(u8::MAX));
     let (malloc, free) = (function(b"malloc"), function(b"free"));
     let allocs = sites.allocs.iter().map(|site| (site, encode_large(LargeOp::Alloc, malloc, site, 0)));
     let frees = sites.frees.iter().map(|site| (site, encode_large(LargeOp::Free, free, site, 0)));

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::super::ServerState;
 use super::history::ask;
 use super::{Refusal, answer, object, profile, query, refuse};
-use crate::agent::view::unix_s;
+use crate::model::view::unix_s;
 use crate::store::keeper::Record;
 use crate::store::view::{EventView, EventsView};
 

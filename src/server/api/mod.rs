@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::ServerState;
 use super::openapi;
-use crate::agent::sample::ProcessSample;
+use crate::model::sample::ProcessSample;
 
 /// A refusal that is ready to be sent. Boxed, because a response is large.
 pub type Refusal = Box<Response>;

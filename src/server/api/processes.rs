@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::ServerState;
 use super::{answer, find, object, refuse};
-use crate::agent::view::{ProcessView, ProcessesView, unix_s};
 use crate::fragmentation::verdict::{Source, Verdict};
+use crate::model::view::{ProcessView, ProcessesView, unix_s};
 
 /// What the agent is and what it can answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::super::ServerState;
 use super::{Refusal, answer, find, object, query, refuse};
-use crate::agent::view::unix_s;
+use crate::model::view::unix_s;
+use crate::profile::Profile;
 use crate::profile::glue::leading_frames;
-use crate::profile::{Profile, sanitize};
 use crate::recorder::places::Places;
+use crate::sanitize;
 use crate::target::ProcessId;
 
 /// Recordings whose blocks are kept: some 24 MiB each at most.

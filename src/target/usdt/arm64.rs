@@ -3,7 +3,7 @@
 //! `x3`, `w3`; a constant without any mark; `[x29, -8]`, `[sp]`, `[x1, x2]`, `[x1, x2, lsl 3]`, offsets with or without `#`.
 
 use super::{Operand, number};
-use crate::probe::register::Register;
+use crate::machine::register::Register;
 
 /// DWARF number of the stack pointer.
 const SP: u8 = 31;

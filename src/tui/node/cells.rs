@@ -1,10 +1,10 @@
 //! The texts of the views: columns of the list, lines of one process, cells of the address space. Pure.
 
-use crate::agent::sample::HeapSample;
-use crate::agent::view::{ProcessView, ProcessesView};
-use crate::profile::sanitize;
+use crate::model::map::MapView;
+use crate::model::sample::HeapSample;
+use crate::model::view::{ProcessView, ProcessesView};
 use crate::profile::tree::Node;
-use crate::server::api::map::MapView;
+use crate::sanitize;
 use crate::units::HumanBytes;
 
 /// Columns of the list; the name follows.

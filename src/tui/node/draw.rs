@@ -9,8 +9,8 @@ use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 use super::Sample;
 use super::cells::{self, Cell};
 use super::state::{KEYS, Mode, State};
-use crate::agent::view::ProcessView;
-use crate::profile::sanitize;
+use crate::model::view::ProcessView;
+use crate::sanitize;
 use crate::tui::draw::first_shown;
 use crate::units::HumanBytes;
 

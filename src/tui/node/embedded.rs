@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot::error::TryRecvError;
 
-use crate::agent::attribution::Attributions;
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
 use crate::agent::config::Config;
-use crate::agent::snapshot::{Published, Snapshot};
-use crate::agent::view::ProcessesView;
-use crate::server::api::map::{Kept, MapView};
+use crate::model::attribution::Attributions;
+use crate::model::map::{Kept, MapView};
+use crate::model::snapshot::{Published, Snapshot};
+use crate::model::view::ProcessesView;
 
 /// Share of one core in percent: somebody is looking, and leaves again. The agent's own 1 % is for always.
 const BUDGET_PERCENT: f64 = 10.0;

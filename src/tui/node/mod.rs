@@ -15,9 +15,9 @@ pub mod live;
 pub mod source;
 pub mod state;
 
-use crate::agent::view::ProcessesView;
-use crate::server::api::map::MapView;
-use crate::server::api::profile::ProfileView;
+use crate::model::map::MapView;
+use crate::model::profile::ProfileView;
+use crate::model::view::ProcessesView;
 
 /// What the agent said last.
 #[derive(Debug, Clone, Default)]

@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 
 use super::Sample;
 use super::embedded::Embedded;
-use crate::agent::view::ProcessesView;
 use crate::client::{ClientError, Server};
-use crate::server::api::map::MapView;
-use crate::server::api::profile::ProfileView;
+use crate::model::map::MapView;
+use crate::model::profile::ProfileView;
+use crate::model::view::ProcessesView;
 
 /// Cells of the map asked for: more than a screen has.
 const CELLS: usize = 4096;

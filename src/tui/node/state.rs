@@ -4,7 +4,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent,
 
 use super::Sample;
 use super::cells::live_resident;
-use crate::agent::view::ProcessView;
+use crate::model::view::ProcessView;
 use crate::tui::filter::type_into;
 use crate::tui::keys;
 use crate::tui::state::{Then, contains};

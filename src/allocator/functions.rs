@@ -363,7 +363,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::probe::register::argument_register;
+    use crate::machine::register::argument_register;
 
     /// Parameter names of each function that a C header declares, in order: an account of the shapes that is not ours.
     fn declared(header: &str, is_function: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<String>> {

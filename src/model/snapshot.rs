@@ -7,9 +7,9 @@ use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 
-use super::cri::CriStatus;
-use super::discovery::Seen;
+use super::counters::CriStatus;
 use super::sample::ProcessSample;
+use super::seen::Seen;
 
 /// What the agent counts of itself since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]

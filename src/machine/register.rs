@@ -1,6 +1,6 @@
 //! Registers by number and name, and which of them carry arguments.
 
-use crate::machine::Machine;
+use super::Machine;
 
 /// A general register by its DWARF number, which is that of [`Machine::HOST`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,8 +3,8 @@
 //! The ledger knows what was asked for. What an allocator adds is not free, so that the pages' free bytes come out right only if a
 //! block's whole chunk counts as live (live = requested + rounding).
 
-use super::pages::{Owner, Span};
-use super::residency::PAGE_BYTES;
+use crate::heap::pages::{Owner, Span};
+use crate::heap::residency::PAGE_BYTES;
 use crate::ledger::Block;
 
 /// The rule of an allocator.
