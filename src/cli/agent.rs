@@ -5,19 +5,24 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::help::examples;
 use super::output;
 use crate::agent::Config;
 use crate::agent::config::ConfigError;
 use crate::daemon::AgentError;
 use crate::error::{ExitStatus, Failed};
 
-/// Watch the processes of this machine and serve what it finds: /metrics, health, API
+/// Run the agent: the census of every process on this machine, as pages, metrics, JSON and history
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof agent", "Serve pages and metrics at http://127.0.0.1:9746/"),
+    ("fragprof agent --config agent.toml --check", "Check a configuration"),
+]))]
 pub struct AgentArgs {
-    /// Configuration; without it /etc/fragprof/agent.toml, if it is there
+    /// Configuration file [default: /etc/fragprof/agent.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Only say whether the configuration is usable
+    /// Check the configuration and exit
     #[arg(long)]
     pub check: bool,
 }
@@ -32,7 +37,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             .and_then(|config| config.token().and(config.push_token()))
             .map_err(AgentError::Config)
             .map_err(|error| failed(&error))?;
-        return output::print("the configuration is usable\n");
+        return output::print("the configuration is valid\n");
     }
     let said = |address| {
         // Whoever started it by hand wants the address; a closed standard output is no reason to stop.

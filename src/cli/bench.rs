@@ -1,11 +1,11 @@
-//! `fragprof bench`: what watching costs, as ratios measured in one run.
+//! `fragprof bench`: what tracing costs, as ratios measured in one run.
 //!
-//! The target is this program itself, in a loop of malloc and free of 64 to 127 bytes; it counts its pairs in shared memory. Each way
-//! of probing is measured in turn, round after round, in nanoseconds of the target's own CPU time a pair, so that a machine whose
-//! speed drifts, or which is busy with other things, does not favour one of them. The middle value of the rounds is printed.
+//! The target is this program itself, in a loop of malloc and free of 64 to 127 bytes; it counts its pairs in shared memory. The ways of
+//! probing are measured in turn in every round, in nanoseconds of the target's own CPU time per pair, so that a machine whose speed
+//! drifts, or which is busy with other work, does not favour one of them. The median of the rounds is printed.
 //!
-//! With a command, the same is asked of a whole program that ends by itself: its CPU time alone, with empty probes on every entry point
-//! that exact mode probes, and under exact mode.
+//! With a command, a whole program that ends by itself is measured: its CPU time without probes, with empty probes on every entry point
+//! that exact mode probes, and in exact mode.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use clap::Args;
 
+use super::help::examples;
 use super::record::failed;
 use crate::bpf;
 use crate::capture::floor::{Floor, FloorAttached};
@@ -30,35 +31,40 @@ use crate::recorder::{Options, Recorder};
 use crate::target::Process;
 use crate::units::{FileOffset, Pid};
 
-/// Measure what watching costs, as ratios within one run
+/// Measure what tracing costs a program, as ratios within one run
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof bench", "Exact mode, compared with empty probes"),
+    ("sudo fragprof bench -- CMD ARGS", "The same for a whole program"),
+    ("sudo fragprof bench --governed -- CMD ARGS", "A budget of 1 %, and the census alone"),
+]))]
 pub struct BenchArgs {
-    /// Rounds; the middle value counts
+    /// Number of rounds; the median is reported
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Milliseconds a measurement
+    /// Milliseconds per measurement
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub ms: u64,
-    /// Measure what a budget of 1 % costs the command, or the process given, and what the census alone costs
+    /// Measure what a budget of 1 % costs the command, or the processes given, and what the census alone costs
     #[arg(long, requires = "command")]
     pub governed: bool,
-    /// With --governed: measure two processes (give it twice) that do the same work while the command, a load, runs
+    /// With --governed: measure two processes that do the same work (give the option twice) while the command runs as their load
     #[arg(long, value_name = "PID", requires = "governed")]
     pub pid: Vec<u32>,
-    /// Measure this command, which must end by itself, instead of the loop; after --
+    /// Command to measure instead of the loop, after --; it must end by itself
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
-    /// Be the target: allocate and free in this many threads, and count pairs in the file that this descriptor is of
+    /// Act as the target: allocate and free in this many threads, and count pairs in the file behind this descriptor
     #[arg(long, num_args = 2, value_names = ["THREADS", "FD"], hide = true)]
     pub target: Option<Vec<i32>>,
 }
 
-/// The shared counter of pairs, one for each thread, a cache line apart.
+/// The shared counters of pairs: one per thread, a cache line apart.
 const COUNTERS_BYTES: usize = 4096;
 const COUNTER_STRIDE: usize = 64;
 const THREADS_MAX: usize = COUNTERS_BYTES / COUNTER_STRIDE;
 
-/// Measures, or is what is measured.
+/// Measures, or acts as the target.
 ///
 /// # Errors
 /// If BPF is not permitted here or the target cannot be started.
@@ -74,10 +80,9 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let window = Duration::from_millis(args.ms);
     let pair = pair_costs(args.rounds, window)?;
-    println!("malloc and free of 64 to 127 bytes, one thread, ns of CPU time a pair (median of {} rounds)", args.rounds);
+    println!("malloc and free of 64 to 127 bytes, one thread, ns of CPU time per pair (median of {} rounds)", args.rounds);
     let floor = pair[1];
-    for (name, ns) in ["alone", "floor: empty probes, well placed", "exact mode", "exact mode, probes at the bare symbols"].iter().zip(pair)
-    {
+    for (name, ns) in ["alone", "floor: empty probes, same sites", "exact mode", "exact mode, probes at function entry"].iter().zip(pair) {
         println!("  {name:<42} {ns:>9.1} ns   {:>6.2} x floor", ns / floor);
     }
     let (pairs, lost) = two_threads(Duration::from_secs(3).max(window))?;
@@ -99,7 +104,7 @@ fn pair_costs(rounds: u32, window: Duration) -> anyhow::Result<[f64; 4]> {
     let maps = process.maps().map_err(|e| failed(e.into()))?;
     capture.tables().sync_process(&process, target.pid().0, &maps).map_err(|e| failed(e.into()))?;
     if !capture.tables().wait_until_loaded(Duration::from_secs(10)) {
-        bail!("the unwind tables of the benchmark's own files were not ready in 10 s");
+        bail!("the unwind tables of the benchmark's own files were not ready within 10 s");
     }
     capture.switch(slot, true);
 
@@ -119,7 +124,7 @@ fn pair_costs(rounds: u32, window: Duration) -> anyhow::Result<[f64; 4]> {
     Ok(samples.map(median))
 }
 
-/// CPU seconds of a program alone, with empty probes, and under exact mode.
+/// CPU seconds of a program without probes, with empty probes, and in exact mode.
 fn whole_program(command: &[OsString], rounds: u32) -> anyhow::Result<()> {
     let mut samples: [Vec<f64>; 3] = Default::default();
     let mut records = Counts::default();
@@ -138,7 +143,7 @@ fn whole_program(command: &[OsString], rounds: u32) -> anyhow::Result<()> {
         println!("  {name:<42} {seconds:>9.3} s   {:>6.2} x alone   {:>6.2} x floor", seconds / alone, seconds / floor);
     }
     println!(
-        "exact mode: {} allocations, {:.1} frames a stack, {} records lost",
+        "exact mode: {} allocations, {:.1} frames per stack, {} records lost",
         records.allocations, records.frames_per_stack, records.lost
     );
     Ok(())
@@ -152,9 +157,9 @@ struct Counts {
     lost: u64,
 }
 
-/// What holds probes in a program until it has ended.
+/// Keeps probes attached to a program until it has ended.
 pub(super) trait Holds {
-    /// Does what is due while the program runs.
+    /// Does the periodic work while the program runs.
     fn step(&mut self) {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -199,7 +204,7 @@ fn floor_on(pid: Pid) -> anyhow::Result<(Floor, Vec<FloorAttached>)> {
     Ok((floor, attached))
 }
 
-/// A command under way that is waited for by hand.
+/// A running command whose resource use is read when it ends.
 pub(super) struct Copy {
     child: Child,
     name: String,
@@ -217,7 +222,7 @@ impl Copy {
         Ok(Self { pid: Pid(child.id()), child, name, used_s: None })
     }
 
-    /// Waits until its C library is there.
+    /// Waits until its C library is mapped.
     pub(super) fn wait_until_probable(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let maps = format!("/proc/{}/maps", self.pid);
@@ -230,10 +235,10 @@ impl Copy {
         Ok(())
     }
 
-    /// Whether it has ended; then what it used is known.
+    /// Whether it has ended; if so, `used_s` is set.
     pub(super) fn try_wait(&mut self) -> anyhow::Result<bool> {
         let mut status = 0;
-        // SAFETY: plain integers, for which zeroes are values.
+        // SAFETY: plain integers, for which zero is a valid value.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: waits for our own child; both pointers are to locals.
         match unsafe { libc::wait4(self.pid.0 as i32, &raw mut status, libc::WNOHANG, &raw mut usage) } {
@@ -248,7 +253,7 @@ impl Copy {
     }
 }
 
-/// Runs the command to its end with what `hold` puts into it as soon as its C library is there; its user and system time.
+/// Runs the command to its end, with what `hold` attaches as soon as its C library is mapped. Returns its user and system time.
 fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
     let mut copy = Copy::start(command)?;
     copy.wait_until_probable()?;
@@ -303,7 +308,7 @@ fn two_threads(window: Duration) -> anyhow::Result<(u64, u64)> {
     Ok((pairs, lost))
 }
 
-/// A sink for those who only want to know what the sending costs.
+/// A sink that drops all records: only the cost of sending them is measured.
 struct Discard;
 
 impl Sink for Discard {
@@ -348,8 +353,8 @@ struct Target {
 
 impl Target {
     fn start(threads: usize) -> anyhow::Result<Self> {
-        let file = rustix::fs::memfd_create("fragprof-bench", rustix::fs::MemfdFlags::empty()).context("cannot make the counters")?;
-        rustix::fs::ftruncate(&file, COUNTERS_BYTES as u64).context("cannot make the counters")?;
+        let file = rustix::fs::memfd_create("fragprof-bench", rustix::fs::MemfdFlags::empty()).context("cannot create the counters")?;
+        rustix::fs::ftruncate(&file, COUNTERS_BYTES as u64).context("cannot create the counters")?;
         let counters = Counters::map(file.as_raw_fd())?;
         let fd = file.as_raw_fd().to_string();
         let child = Command::new("/proc/self/exe")
@@ -391,7 +396,7 @@ impl Target {
         std::thread::sleep(window);
         let (pairs, cpu) = (self.pairs() - pairs, self.cpu_ns()? - cpu);
         if pairs == 0 {
-            bail!("the benchmark's target stands still");
+            bail!("the benchmark's target makes no progress");
         }
         Ok(cpu as f64 / pairs as f64)
     }
@@ -399,7 +404,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It loops for ever; nothing can be done if it is gone already.
+        // It loops for ever; if it has ended already, there is nothing to do.
         drop(self.child.kill());
         drop(self.child.wait());
     }

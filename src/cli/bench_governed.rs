@@ -1,8 +1,8 @@
-//! `fragprof bench --governed`: what a target loses under a budget, and under the census alone, against a copy of itself that is left alone.
+//! `fragprof bench --governed`: what a budget, and the census alone, cost a target, compared with a copy of it that is not watched.
 //!
 //! Two copies do the same work at the same time ([`super::beside`]); one of them is watched. The work is that of a program that ends by
-//! itself, or of two processes that are already there while a load runs. What is told is the watched one's additional processor time, as a
-//! share of its running time: the measure of a budget. Each round watches the one, then the other.
+//! itself, or of two processes that are already running while a load runs. The result is the watched one's additional CPU time as a share
+//! of its running time, as a budget is defined. Each round watches one of them, then the other.
 
 use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
@@ -19,11 +19,11 @@ use crate::recorder::governed::{Governed, Options};
 use crate::target::Process;
 use crate::units::Pid;
 
-/// The budget that the figures are for.
+/// The budget that is measured.
 const BUDGET: f64 = 0.01;
 /// How a copy is watched.
 const WAYS: [&str; 2] = ["budget 1 %", "census alone"];
-/// Time between two cheap censuses and between two full ones: those of the agent, three times as often.
+/// Time between two cheap censuses and between two full ones: three times as often as the agent takes them.
 const TOP_EVERY: Duration = Duration::from_secs(5);
 const FULL_EVERY: Duration = Duration::from_secs(100);
 
@@ -60,7 +60,7 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
         }
     }
     println!(
-        "a hit costs {:.2} µs (malloc) and {:.2} µs (free); {work_s:.1} s of work beside a copy that is watched, {rounds} rounds, both ways round in each",
+        "a hit costs {:.2} µs (malloc) and {:.2} µs (free); {work_s:.1} s of work next to a watched copy, {rounds} rounds, each watching one and then the other",
         costs.allocation_ns / 1e3,
         costs.free_ns / 1e3
     );
@@ -74,11 +74,11 @@ pub fn run(command: &[OsString], pids: &[u32], rounds: u32) -> anyhow::Result<()
             of(f64::max, f64::NEG_INFINITY)
         );
     }
-    println!("  {windows} windows; the governor's own estimate of what was lost: {:.2} %", estimated / f64::from(2 * rounds) * 100.0);
+    println!("  {windows} windows; the governor's own estimate of the slowdown: {:.2} %", estimated / f64::from(2 * rounds) * 100.0);
     Ok(())
 }
 
-/// Processor time for the same work, seconds.
+/// CPU time for the same work, in seconds.
 struct Times {
     watched_s: f64,
     other_s: f64,
@@ -102,7 +102,7 @@ fn measure<'a>(
     }
 }
 
-/// Two copies of a command, from the moment their C library is there until they end.
+/// Two copies of a command, from the moment their C library is mapped until they end.
 fn of_copies<'a>(
     command: &[OsString],
     watched: usize,
@@ -118,7 +118,7 @@ fn of_copies<'a>(
         held.step();
         for copy in &mut copies {
             if copy.used_s.is_none() && copy.try_wait()? {
-                // Its number may be another's from here on.
+                // From here on its pid may belong to another process.
                 beside = None;
             }
         }
@@ -135,7 +135,7 @@ fn of_processes<'a>(
     load: &[OsString],
     hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>,
 ) -> anyhow::Result<Times> {
-    let cpu_s = |pid: Pid| of_process_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} is gone"));
+    let cpu_s = |pid: Pid| of_process_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} has ended"));
     let mut held = hold(pids[watched])?;
     let _beside = Beside::start(pids)?;
     let before_s = [cpu_s(pids[0])?, cpu_s(pids[1])?];
@@ -156,7 +156,7 @@ fn spawn(command: &[OsString]) -> anyhow::Result<Child> {
 struct Governing<'a> {
     engine: &'a mut Governed,
     pid: Pid,
-    /// Windows and the estimated loss when it was last looked at: of a process that has ended there is no status.
+    /// Windows and the estimated loss at the last check: a process that has ended has no status.
     seen: (u64, f64),
     windows: &'a mut u64,
     lost: &'a mut f64,
@@ -196,7 +196,7 @@ impl Counting {
     fn count(&mut self, level: Level) {
         let Ok(memory) = Process::open(self.pid).map_err(Into::into).and_then(LiveMemory::open) else { return };
         let options = census::Options { level, pace: Pace::default(), with_not_malloc: false };
-        // One that fails costs the target nothing.
+        // A failed census costs the target nothing.
         let _ = census::take(&memory, self.pid.0, "", options, &mut self.places);
     }
 }

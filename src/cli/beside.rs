@@ -1,7 +1,7 @@
-//! Two processes beside each other, to be compared: each on a processor of its own, and they change places all the time.
+//! Runs two processes side by side for comparison: each on a CPU of its own, and they swap CPUs every few milliseconds.
 //!
-//! The speed of a virtual machine's processors changes by half within a second, by what others do on the same hardware. Two runs one after
-//! the other then differ by more than what is to be measured; two that change places every few milliseconds have the same of everything.
+//! The speed of a virtual machine's CPUs changes by half within a second, with the load of others on the same hardware. Two runs one after
+//! the other then differ by more than what is measured; two processes that keep swapping CPUs run under the same conditions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::units::Pid;
 
-/// How long they stay: longer than a slice of the scheduler, shorter than what changes the machine's speed.
+/// Time between swaps: longer than a time slice of the scheduler, shorter than the changes in the machine's speed.
 const STAY: Duration = Duration::from_millis(10);
 
-/// Two processes that change places until this is dropped; then they may run everywhere again.
+/// Two processes that swap CPUs until this is dropped; then they may run on all CPUs again.
 #[derive(Debug)]
 pub struct Beside {
     stop: Arc<AtomicBool>,
@@ -24,15 +24,15 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Puts them on the first two processors that this process may use.
+    /// Pins them to the first two CPUs that this process may use.
     ///
     /// # Errors
     /// If there is only one.
     pub fn start(pids: [Pid; 2]) -> anyhow::Result<Self> {
-        let all = sched_getaffinity(None).context("cannot ask for this process's processors")?;
+        let all = sched_getaffinity(None).context("cannot read this process's CPU affinity")?;
         let mut processors = (0..CpuSet::MAX_CPU).filter(|&processor| all.is_set(processor));
         let (Some(first), Some(second)) = (processors.next(), processors.next()) else {
-            bail!("this measurement needs two processors: two copies of the work run beside each other");
+            bail!("this measurement needs two CPUs: two copies of the work run side by side");
         };
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -58,7 +58,7 @@ impl Drop for Beside {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(mover) = self.mover.take() {
-            // A panic of the thread has been reported by the thread.
+            // The thread itself has reported its panic.
             let _ = mover.join();
         }
     }
@@ -70,7 +70,7 @@ fn only(processor: usize) -> CpuSet {
     set
 }
 
-/// All its threads. One that has ended meanwhile needs no place.
+/// Pins all its threads. One that has ended meanwhile is skipped.
 fn put(pid: Pid, place: &CpuSet) {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return };
     for thread in threads.flatten() {

@@ -1,4 +1,4 @@
-//! `--by`: which value a profile's stacks are ranked by, and which one where nobody says.
+//! `--by`: the value by which a profile's stacks are ranked, and the default.
 
 use std::path::Path;
 
@@ -11,37 +11,37 @@ use crate::profile::{Profile, ValueKind};
 /// The value to rank stacks by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// Bytes in use at the end: of the whole heap where a census read it, else of the recording; under a budget, of blocks above 1 KiB,
-    /// else what is confirmed
+    /// Bytes in use at the end: of the whole heap if a census read it, else of what was recorded; in governed mode, of blocks above
+    /// 1 KiB if they were tracked, else the bytes confirmed live
     Live,
     /// Bytes allocated during the recording
     Allocated,
-    /// Bytes that outlived the recording's survivor age
+    /// Bytes that survived the recording's survivor age
     Survivors,
-    /// Free bytes that a stack's live bytes keep from going back
+    /// Free bytes on pages that also hold live bytes of the stack
     Pinned,
-    /// Whole free pages below a heap's highest live chunks
+    /// Whole free pages below a heap's highest live block
     Blocked,
-    /// Bytes by which the heap grew while free bytes existed
+    /// Bytes by which the heap grew while enough free bytes were available
     Growth,
     /// Bytes outstanding at the high-water mark
     Peak,
-    /// Bytes of heap pages that the stack touched first (governed recordings)
+    /// Bytes of heap pages that the stack touched first (governed mode)
     Touched,
-    /// Bytes of blocks to which no pointer was seen (files of `leaks`)
+    /// Bytes of blocks to which no pointer was seen (profiles of `leaks`)
     Unreached,
 }
 
 impl By {
-    /// The kinds of value that answer it, the best first, with their words. A census counts the live bytes of the whole heap; without one
-    /// they are those of the recording.
+    /// The kinds of value that it can mean, best first, with their names. A census counts the live bytes of the whole heap; without one
+    /// only those of the recording are known.
     fn views(self) -> Vec<View> {
         let view = |kind, count, head, words| View { kind, count, head, words };
         match self {
             Self::Live => vec![
                 view(ValueKind::LiveSpace, Some(ValueKind::LiveObjects), "LIVE", "live bytes"),
                 view(ValueKind::LargeSpace, Some(ValueKind::LargeObjects), "LIVE >1K", "live bytes of blocks above 1 KiB"),
-                view(ValueKind::ConfirmedSpace, Some(ValueKind::SameObjects), "LIVE ≥", "bytes confirmed to live"),
+                view(ValueKind::ConfirmedSpace, Some(ValueKind::SameObjects), "LIVE ≥", "bytes confirmed live"),
                 view(ValueKind::InuseSpace, Some(ValueKind::InuseObjects), "LIVE", "live bytes"),
             ],
             Self::Allocated => vec![view(ValueKind::AllocSpace, Some(ValueKind::AllocObjects), "ALLOCATED", "allocated bytes")],
@@ -72,10 +72,10 @@ impl By {
         self.views().into_iter().find(|view| profiles.iter().all(|(profile, _)| profile.meta.kinds.contains(view.kind)))
     }
 
-    /// The view asked for; without one the first that a stack has bytes of, in the order live, survivors, allocated, and then the others.
+    /// The view that was asked for; by default the first of live, survivors, allocated, and then the others, for which a stack has bytes.
     ///
     /// # Errors
-    /// Where the profiles have not measured it, or not the same of it: with what they do have.
+    /// If the profiles did not measure it, or measured it in different ways; the message lists the values they have.
     pub fn view(asked: Option<Self>, profiles: &[(&Profile, &Path)]) -> Result<View, Failed> {
         let view = asked.map_or_else(|| Self::leading(profiles), |by| by.in_all(profiles));
         view.map(|view| of_the_heap(view, profiles)).ok_or_else(|| Self::lacking(asked, profiles))
@@ -89,7 +89,7 @@ impl By {
         views.iter().find(shows).or(views.first()).copied()
     }
 
-    /// What to say where profiles do not have what is wanted.
+    /// The error for profiles that lack the value.
     fn lacking(asked: Option<Self>, profiles: &[(&Profile, &Path)]) -> Failed {
         let has = |profile: &Profile| {
             let has: Vec<String> = Self::value_variants()
@@ -110,7 +110,7 @@ impl By {
     }
 }
 
-/// The words for a view whose rows add up to the whole heap though its stacks do not.
+/// The name of a view whose rows add up to the whole heap, although its stacks cover only blocks above 1 KiB.
 fn of_the_heap(view: View, profiles: &[(&Profile, &Path)]) -> View {
     let has_rest = |profile: &Profile| profile.stacks().iter().any(|stack| profile.is_rest(stack) && stack.values.get(view.kind) > 0);
     match view.kind == ValueKind::LargeSpace && profiles.iter().any(|(profile, _)| has_rest(profile)) {

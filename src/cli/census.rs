@@ -1,4 +1,4 @@
-//! `fragprof census`: what a process's heap really holds, read from outside.
+//! `fragprof census`: the state of a process's heap, read from outside.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
+use super::help::examples;
 use super::output;
 use super::progress::{self, Said};
 use crate::census::pace;
@@ -19,31 +20,37 @@ use crate::target::container::{CgroupMemory, Container, Hierarchies, Surrounding
 use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid};
 
-/// Rows of a table that are shown; the rest is summed up in one line.
+/// Rows shown of a table; the rest is summed in one line.
 const ROWS_MAX: usize = 16;
 
-/// Show what a process's heap holds: live, free but held, trimmable, pinned
+/// Show where the bytes of a process's heap are: live, cached, free, trimmable, pinned, per arena
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof census PID", "Where the heap's bytes are, with arenas and size classes"),
+    ("sudo fragprof census PID --map heap.svg", "Draw the heap page by page"),
+    ("sudo fragprof census PID --json --watch 10", "One JSON object every 10 seconds"),
+    ("fragprof census --core core.4242", "The heap in a core file"),
+]))]
 pub struct CensusArgs {
-    /// The process
+    /// Process id
     #[arg(required_unless_present = "core")]
     pub pid: Option<u32>,
-    /// Look at this ELF core file instead
+    /// Read this ELF core file instead of a process
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     pub core: Option<PathBuf>,
-    /// How closely to look
+    /// How much of the heap to read
     #[arg(long, value_enum, default_value_t = Level::Full)]
     pub level: Level,
-    /// Print one JSON object; with --watch one a line
+    /// Print one JSON object; with --watch one per line
     #[arg(long)]
     pub json: bool,
-    /// Draw the heap's address space, page by page, into this SVG file
+    /// Write a map of the heap's address space, page by page, to this SVG file
     #[arg(long, value_name = "FILE")]
     pub map: Option<PathBuf>,
-    /// Take a census again and again, this many seconds apart
+    /// Repeat the census every so many seconds
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "core")]
     pub watch: Option<u64>,
-    /// Pause this many milliseconds after each MiB read, for a process whose latency counts
+    /// Pause for this many milliseconds after each MiB read, for latency-sensitive processes
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
 }
@@ -72,7 +79,7 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
     }
 }
 
-/// How far the walk is, for a line of progress.
+/// The progress of the walk, for the progress line.
 pub fn reading() -> impl Fn() -> Said + Send {
     let before = pace::read_bytes();
     move || Said { what: format!("reading the heap: {}", HumanBytes(pace::read_bytes().saturating_sub(before))), share: None }
@@ -94,16 +101,16 @@ fn of_source(
     })
 }
 
-/// Opens a process's memory, with the exit status of what can go wrong.
+/// Opens a process's memory; an error carries its exit status.
 ///
 /// # Errors
-/// If the process is not there or may not be read.
+/// If the process does not exist or may not be read.
 pub fn open(pid: u32) -> anyhow::Result<LiveMemory> {
     let process = Process::open(Pid(pid)).map_err(|error| failed(MemoryError::Target(error)))?;
     Ok(LiveMemory::open(process).map_err(failed)?)
 }
 
-/// Reads a core file, or else the process: `of` gets the memory, the process's id and its name.
+/// Reads the core file if there is one, else the process: `of` gets the memory, the process's id and its name.
 ///
 /// # Errors
 /// If there is no such process or file, it may not be read, or `of` fails.
@@ -133,7 +140,7 @@ pub fn failed(error: MemoryError) -> Failed {
     Failed::new(status, error.to_string())
 }
 
-/// The census, and the surroundings beside it.
+/// The census, with the process's container and memory limit.
 #[derive(Serialize)]
 struct Page<'a> {
     #[serde(flatten)]
@@ -146,7 +153,7 @@ fn print(out: &mut dyn Write, census: &Census, surroundings: &Surroundings, args
     let page = Page { census, container: surroundings.container.as_deref(), cgroup_memory: surroundings.memory.as_ref() };
     match (args.json, args.watch) {
         (true, None) => serde_json::to_writer_pretty(&mut *out, &page)?,
-        // One object a line, for a reader that takes them as they come.
+        // One object per line, for readers of the stream.
         (true, Some(_)) => serde_json::to_writer(&mut *out, &page)?,
         (false, None) => return write_text(out, census, surroundings),
         (false, Some(_)) => write_text(out, census, surroundings)?,
@@ -164,7 +171,7 @@ fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings)
         writeln!(out, "  {sentence}")?;
     }
     if census.heaps.is_empty() && census.layout_unknown.is_empty() {
-        writeln!(out, "  no malloc heap that is understood: no glibc, jemalloc, musl or gperftools tcmalloc in use")?;
+        writeln!(out, "  no malloc heap that can be read: no glibc, jemalloc, musl or gperftools tcmalloc in use")?;
     }
     for unknown in &census.layout_unknown {
         writeln!(out, "  layout unknown: {unknown}")?;
@@ -193,7 +200,7 @@ fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings)
     )
 }
 
-/// The Java heap, which has a limit of its own, and metaspace.
+/// The Java heap, with its own limit, and metaspace.
 fn write_java(out: &mut dyn Write, java: &JavaMemory) -> io::Result<()> {
     writeln!(out, "\n  java{}", java.collector.map(|name| format!(" ({name} collector)")).unwrap_or_default())?;
     let mut row = |name: &str, bytes: Option<u64>, more: &str| match bytes {
@@ -235,7 +242,7 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
         if heap.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(heap.huge_bytes)) } else { String::new() },
     )?;
     row(6, "live, resident", ladder.live_resident_bytes, String::new())?;
-    row(6, "trimmable", heap.trimmable_bytes, "a trim would give it back now".into())?;
+    row(6, "trimmable", heap.trimmable_bytes, "a trim would release it now".into())?;
     row(6, "pinned", heap.pinned_bytes, "free, on pages with live bytes".into())?;
     row(6, "kept", heap.kept_bytes, "free pages that a trim leaves".into())?;
     row(2, "live", heap.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;
@@ -250,7 +257,7 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     row(2, "unknown", Some(heap.unknown_bytes), String::new())?;
     if let Some(off) = heap.off_balance_bytes() {
         let verdict = if off == 0 { "holds".to_owned() } else { format!("is off by {off} bytes") };
-        writeln!(out, "    extent = live + cached + free + top + overhead + unknown {verdict}")?;
+        writeln!(out, "    balance: extent = live + cached + free + top + overhead + unknown {verdict}")?;
     }
     if let Some(ratio) = ladder.fragmentation_ratio() {
         writeln!(out, "    fragmentation_ratio {ratio:.3}")?;
@@ -260,12 +267,12 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     write_classes(out, heap)
 }
 
-/// What jemalloc keeps of free pages, and for how long.
+/// The free pages that jemalloc keeps, and for how long.
 fn write_decay(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     let after = |time: Option<i64>| match time {
-        Some(0) => "given back at once".to_owned(),
-        Some(..0) => "never given back".to_owned(),
-        Some(ms) => format!("given back after {} s", ms as f64 / 1e3),
+        Some(0) => "returned at once".to_owned(),
+        Some(..0) => "never returned".to_owned(),
+        Some(ms) => format!("returned after {} s", ms as f64 / 1e3),
         None => String::new(),
     };
     let rows = [

@@ -3,12 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use super::by::By;
+use super::help::examples;
 use super::{output, past, report};
 use crate::profile::diff::compare;
 use crate::profile::{json, text};
 
-/// Show what changed between two profiles, stack by stack, or between two times of the agent's history
+/// Show what changed between two profiles, by stack, or between two times in the agent's history
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples(&[
+    ("fragprof diff before.pb.gz after.pb.gz", "What changed, by stack"),
+    ("fragprof diff before.pb.gz after.pb.gz --by pinned", "The same of the pinned bytes"),
+    ("fragprof diff --from 2h --to 1h -p PID", "Two times in the agent's history"),
+]))]
 pub struct DiffArgs {
     /// Older profile file
     #[arg(required_unless_present = "from")]
@@ -16,10 +22,10 @@ pub struct DiffArgs {
     /// Newer profile file
     #[arg(required_unless_present = "from")]
     pub new: Option<PathBuf>,
-    /// Compare in the agent's history: the earlier time, such as 2h ago, or @SECONDS since 1970
+    /// Compare two times in the agent's history: the earlier one, as an age such as 2h, or as @SECONDS since 1970
     #[arg(long, value_name = "TIME", value_parser = past::parse_time, conflicts_with_all = ["old", "new"], requires = "pid")]
     pub from: Option<f64>,
-    /// The later time [default: now]
+    /// The later time, in the same form [default: now]
     #[arg(long, value_name = "TIME", value_parser = past::parse_time, requires = "from")]
     pub to: Option<f64>,
     /// The process of the history
@@ -34,7 +40,7 @@ pub struct DiffArgs {
     /// Stacks to show [default: 20, with --json all]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
-    /// Callers to show of each stack
+    /// Callers to show per stack
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub callers: usize,
     /// Print one JSON object
@@ -45,7 +51,7 @@ pub struct DiffArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// If a file is no heap profile or does not have the value, or if the output cannot be written.
+/// If a file is not a heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &DiffArgs) -> anyhow::Result<()> {
     if let Some((from, pid)) = args.from.zip(args.pid) {
         let to = args.to.map_or_else(|| past::parse_time("now"), Ok).map_err(anyhow::Error::msg)?;

@@ -1,4 +1,4 @@
-//! `fragprof doctor`: what this kernel, these permissions and a process allow. The page to paste into a bug report.
+//! `fragprof doctor`: what this kernel, these permissions and a process allow; for bug reports.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -6,6 +6,7 @@ use std::path::Path;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::help::examples;
 use super::past::DEFAULT_DIRECTORY;
 use crate::capture;
 use crate::capture::tables::{FileStatus, TableState};
@@ -20,13 +21,17 @@ use crate::sanitize::terminal;
 use crate::target::process::{Process, TargetError};
 use crate::units::{Pid, grouped};
 
-/// Show what this kernel, these permissions and a process allow.
+/// Show what this kernel and these permissions allow, and how a process would be probed
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof doctor", "What this kernel and these permissions allow"),
+    ("sudo fragprof doctor -p PID", "The probe sites in a process"),
+]))]
 pub struct DoctorArgs {
-    /// Also show the allocators of this process and where each of their functions would be probed
+    /// Also show this process's allocators, and where each of their functions would be probed
     #[arg(short, long)]
     pub pid: Option<u32>,
-    /// Also put each BPF program through this kernel's verifier by itself and show the instructions that it counts
+    /// Also load each BPF program by itself, and show how many instructions this kernel's verifier counts
     #[arg(long)]
     pub programs: bool,
     /// Print one JSON object
@@ -34,17 +39,17 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// Prints the page.
+/// Prints the report.
 ///
 /// # Errors
 /// If the process cannot be watched (the kernel's part is printed first), or the output cannot be written.
 pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyhow::Result<()> {
     let target = args.pid.map(|pid| inspect(Pid(pid), features));
     let emitters = args.pid.and_then(|pid| Finder::new(features.emulation()).find(&Process::open(Pid(pid)).ok()?).ok());
-    // Without the right to load programs there are no tables to show; the kernel's part of the page says why.
+    // Without permission to load programs there are no tables to show; the kernel's part of the report says why.
     let tables = target.as_ref().and_then(|target| target.as_ref().ok()).and_then(|(process, _)| capture::unwind_tables(process).ok());
     let programs = args.programs.then(capture::programs::verify_each);
-    // A build that is not known yet takes seconds in the sandbox.
+    // A build that is not in the table takes seconds in the sandbox.
     let large = target.as_ref().and_then(|target| target.as_ref().ok());
     let large = large.map(|(process, plan)| large_places(process, plan, Some(Path::new(DEFAULT_DIRECTORY))));
     if args.json {
@@ -91,13 +96,13 @@ fn failed(error: &PlanError) -> Failed {
     Failed::new(status, error.to_string())
 }
 
-/// The kernel's offers, in the order of the page.
+/// The kernel's features, in the order of the report.
 fn offers(features: &Features) -> [(&'static str, &'static str, &Support); 11] {
     [
         ("uprobe_session", "uprobe_multi session", &features.uprobe_session),
         ("uprobe_multi", "uprobe_multi", &features.uprobe_multi),
         ("perf_uprobe", "perf-event uprobes", &features.perf_uprobe),
-        ("perf_uprobe_by_address", "the same by address", &features.perf_uprobe_by_address),
+        ("perf_uprobe_by_address", "perf-event uprobes by address", &features.perf_uprobe_by_address),
         ("attach_cookie", "attach cookies", &features.attach_cookie),
         ("ring_buffer", "ring buffers", &features.ring_buffer),
         ("unwind_tables", "unwind tables", &features.unwind_tables),
@@ -124,7 +129,7 @@ fn write_kernel(features: &Features, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(out, "permissions")?;
     for capability in Capability::ALL {
-        // Who may do everything anyway lacks nothing by the parts of it (user_namespaces(7), capabilities(7): CAP_SYS_ADMIN).
+        // CAP_SYS_ADMIN includes what the single capabilities allow (user_namespaces(7), capabilities(7)).
         let within = [Capability::Bpf, Capability::Perfmon, Capability::CheckpointRestore].contains(&capability);
         match features.capabilities.contains(&capability) {
             true => writeln!(out, "  {:<22} yes", capability.name())?,
@@ -140,7 +145,7 @@ fn write_kernel(features: &Features, out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// What the verifier said of each program.
+/// The verifier's result for each program.
 fn write_programs(programs: &[capture::programs::Verified], out: &mut dyn Write) -> io::Result<()> {
     if programs.is_empty() {
         return Ok(());
@@ -164,13 +169,13 @@ fn attach_name(method: crate::probe::features::Attach) -> &'static str {
     use crate::probe::features::Attach;
     match method {
         Attach::Session => "uprobe_multi sessions",
-        Attach::Multi => "uprobe_multi, entries and returns apart",
-        Attach::PerfEvents => "perf-event uprobes, one for each site",
-        Attach::ByAddress => "perf-event uprobes, one for each site, told apart by address (kernel before 5.17)",
+        Attach::Multi => "uprobe_multi, entries and returns attached separately",
+        Attach::PerfEvents => "perf-event uprobes, one per site",
+        Attach::ByAddress => "perf-event uprobes, one per site, distinguished by address (kernel before 5.17)",
     }
 }
 
-/// `large`: how many places the large blocks pass, or why these cannot be watched by themselves.
+/// `large`: the number of instructions that only large blocks reach, or why large blocks cannot be traced separately.
 fn write_process(process: &Process, plan: &Plan, large: Result<&usize, &String>, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "process {} ({})", process.pid(), terminal(process.comm()))?;
     if process.inner_pid() != process.pid() {
@@ -182,33 +187,39 @@ fn write_process(process: &Process, plan: &Plan, large: Result<&usize, &String>,
     for note in &plan.notes {
         writeln!(out, "  note: {}", terminal(note))?;
     }
-    let from = format!("blocks from {} bytes on", grouped(SEEN_FROM_BYTES));
+    let from = format!("blocks of {} bytes or more", grouped(SEEN_FROM_BYTES));
     match large {
-        Ok(places) => writeln!(out, "  {from}: each passes one of {places} places that small ones do not, or a function that is probed"),
-        Err(reason) => writeln!(out, "  {from} cannot be watched by themselves: {}", terminal(reason)),
+        Ok(places) => writeln!(
+            out,
+            "  {from} can be traced without the small ones: each reaches one of {places} instructions that small blocks do not, or a probed function"
+        ),
+        Err(reason) => writeln!(out, "  {from} cannot be traced without the small ones: {}", terminal(reason)),
     }
 }
 
-/// What the process tells of its allocations by itself, and what it costs that it does not.
+/// The process's emitters, or the consequence of having none.
 fn write_emitters(found: &Emitters, out: &mut dyn Write) -> io::Result<()> {
     for emitter in &found.emitters {
         let sites = format!("{} alloc and {} free sites", emitter.sites.allocs.len(), emitter.sites.frees.len());
         writeln!(out, "  emitter: {} ({sites})", terminal(&emitter.describe()))?;
         match emitter.stats {
             Some(stats) if stats.in_front => {
-                let told = format!("{} samples so far, {} of them without room", stats.samples, stats.overflows);
-                writeln!(out, "    one sample in {} allocated bytes; {told}", stats.sample_bytes)?;
+                let taken = format!(
+                    "{} samples so far, {} of them counted as freed at once because the table of live samples was full",
+                    stats.samples, stats.overflows
+                );
+                writeln!(out, "    one sample per {} allocated bytes; {taken}", stats.sample_bytes)?;
                 match (stats.samples_per_second, stats.lengthened) {
-                    (0, _) => writeln!(out, "    they may come as often as they like")?,
-                    (limit, 0) => writeln!(out, "    at most {limit} a second on a processor or in a thread, which was never reached")?,
+                    (0, _) => writeln!(out, "    no limit on the sample rate")?,
+                    (limit, 0) => writeln!(out, "    at most {limit} per second on a CPU or in a thread; the limit was never reached")?,
                     (limit, lengthened) => writeln!(
                         out,
-                        "    at most {limit} a second on a processor or in a thread: {lengthened} were drawn with a longer distance, up to {} bytes",
+                        "    at most {limit} per second on a CPU or in a thread: {lengthened} were taken at a longer distance, up to {} bytes",
                         stats.longest_sample_bytes
                     )?,
                 }
             }
-            Some(_) => writeln!(out, "    it hears nothing: another malloc stands in front of it")?,
+            Some(_) => writeln!(out, "    it sees no allocations: another malloc is in front of it")?,
             None => {}
         }
     }
@@ -216,12 +227,13 @@ fn write_emitters(found: &Emitters, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "  emitter refused: {}", terminal(refused))?;
     }
     if found.emitters.iter().any(Emitter::hears) {
-        writeln!(out, "    record, top and agent use it: live bytes by stack, always on, for some nanoseconds a call")?;
+        writeln!(out, "    record, top and agent use it: live bytes by stack, continuously, for a few nanoseconds per call")?;
     } else {
         writeln!(
             out,
-            "  emitter: none (no otel_memory or ddheap probes). Without one, live bytes by stack need every malloc and free to be traced, at\n    \
-             about 2 µs a pair: at 100,000 pairs a second a fifth of a CPU. Start it with `fragprof run -- CMD` to have them for some nanoseconds."
+            "  emitter: none (no otel_memory or ddheap probes). Without one, live bytes by stack need a trace of every malloc and free, at\n    \
+             about 2 µs per pair: at 100,000 pairs per second a fifth of a CPU. Started with `fragprof run -- CMD`, the program reports\n    \
+             them itself, for a few nanoseconds per call."
         )?;
     }
     Ok(())
@@ -260,12 +272,12 @@ fn write_tables(files: &[FileStatus], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Why a file's table is not in the kernel, as an ending of its line.
+/// Why a file's table is not in the kernel, as a suffix of its line.
 fn state(file: &FileStatus) -> String {
     match &file.state {
         TableState::Loaded => String::new(),
         TableState::Pending => " (being converted)".into(),
-        TableState::Evicted => " (given up for want of memory)".into(),
+        TableState::Evicted => " (evicted for lack of memory)".into(),
         state @ (TableState::NoRoom | TableState::Refused(_)) => format!(" ({})", state.refusal().unwrap_or_default()),
     }
 }

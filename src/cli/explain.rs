@@ -8,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::census::{failed, open, reading};
+use super::help::examples;
 use super::reachability::Reachability;
 use super::record::parse_duration;
 use super::{output, progress, report};
@@ -25,33 +26,38 @@ use crate::target::Process;
 use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::units::{HumanBytes, HumanDuration, Pid, counted};
 
-/// Time over which a process is looked at unless told otherwise.
+/// Default time over which samples of a process are taken.
 const OVER: Duration = Duration::from_secs(6);
-/// Most looks: more do not tell more of growth.
+/// Most samples: more say nothing more about growth.
 const LOOKS_MAX: u32 = 48;
-/// Share of the time that looks may take, so that a large heap's process is not slowed more than need be.
+/// Largest share of the time spent sampling, so that a process with a large heap is not slowed more than necessary.
 const SHARE_MAX: f64 = 0.25;
-/// Parts of what is not malloc's that are listed from so many bytes on.
+/// Smallest part of the memory outside malloc that is listed.
 const PART_BYTES_MIN: u64 = 1 << 20;
 
-/// Say what is wrong with a process's memory, with the evidence, and what would help
+/// Explain what is wrong with a process's memory, with the evidence and the remedies
 ///
-/// Of a process it takes several censuses of everything resident, six seconds long unless --over says otherwise, and compares what live bytes
-/// come back to. So short a time does not tell a leak from a cache that fills or a load that rises: it says "growing", and what it cannot
-/// know. Of a profile it judges the heap at the end of the recording, its growth since the start, and names the stacks.
+/// For a process, it takes several censuses over six seconds, or the time given with --over, and compares the low-water marks of the live
+/// bytes. Such a short time cannot distinguish a leak from a cache that fills or a load that rises: the verdict is then "growing", and what
+/// is not known is listed. For a profile, it judges the heap at the end of the recording and its growth since the start, and names the
+/// stacks responsible.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof explain PID", "Verdict from six seconds of samples"),
+    ("sudo fragprof explain PID --over 1h", "Distinguish a leak from a cache that fills"),
+    ("fragprof explain fragprof.pb.gz", "Verdict on a recording, with the stacks responsible"),
+]))]
 pub struct ExplainArgs {
     /// Process id, or profile file (gzipped pprof)
     #[arg(value_name = "PID|FILE")]
     pub what: PathBuf,
-    /// Look for so long whether live bytes grow, at most 48 times; a leak takes half an hour to be told from a cache that fills [default:
-    /// 6s]
+    /// Time over which to take samples, 48 at most; distinguishing a leak from a cache that fills takes half an hour [default: 6s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "once")]
     pub over: Option<Duration>,
-    /// Look once: says what is there, not whether it grows
+    /// Take a single sample: shows the state of the heap, but not whether it grows
     #[arg(long)]
     pub once: bool,
-    /// Do not ask who holds pinned bytes, nor whether pointers are left to what grows: this reads the whole heap
+    /// Do not scan the heap for what holds the pinned bytes, or for blocks to which no pointer is left
     #[arg(long)]
     pub no_owners: bool,
     /// Print one JSON object
@@ -77,7 +83,7 @@ fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
         return Err(usage(format!("--over and --once need a process: {file} is a file, whose recording has its own start and end")).into());
     }
     let profile = report::load(&args.what)?;
-    let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say of which process it is")))?;
+    let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say which process it is from")))?;
     let coverage = Coverage::of(&profile);
     print(args, &process.comm, process.pid, &verdict, &Surroundings::default(), Some(&coverage), &Reachability::default())
 }
@@ -96,13 +102,13 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
     };
     drop(shown);
     if !memory.process().is_alive() {
-        return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was looked at")).into());
+        return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was being read")).into());
     }
     let surroundings = Surroundings::of(Pid(pid), &Hierarchies::find());
     verdict.unknowns.extend(reachability.left_out.iter().cloned());
     if seen.unusable > 0 && !over.is_zero() {
-        let count = counted(seen.unusable as u64, "look");
-        verdict.unknowns.push(format!("{count} could not be read well enough, and are left out: the heap changed under them"));
+        let count = counted(seen.unusable as u64, "sample");
+        verdict.unknowns.push(format!("what {count} would have shown: too much of the heap changed during the census"));
     }
     verdict.sources.push(Source::new("stacks", stacks_of(memory.process())));
     print(args, &comm, pid, &verdict, &surroundings, None, &reachability)
@@ -113,23 +119,23 @@ fn live_blocks(census: &Census) -> u64 {
     census.heaps.iter().filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add)
 }
 
-/// What looks at a process over some time saw.
+/// The result of sampling a process over some time.
 struct Seen {
-    /// The last census that verdicts may rest on, or else the last.
+    /// The last census that is usable for verdicts, or else the last one.
     census: Census,
-    /// What all of them say of growth.
+    /// The growth that the samples show.
     change: Option<Change>,
-    /// Looks that verdicts may not rest on: the heap changed too much under them.
+    /// Samples that are not usable for verdicts: the heap changed too much during the census.
     unusable: usize,
 }
 
-/// Looks at a process over some time, four times at least unless the time is 0, however long they take. A look that verdicts may not rest on
-/// is left out and made up for: of a heap that moves fast the next one may be better.
+/// Samples a process over some time: at least four times unless the time is 0, however long that takes. A sample that is not usable is
+/// left out and repeated: the next one of a heap that changes fast may be usable.
 fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::Result<Seen> {
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
     let mut places = Places::default();
     let mut looks = Looks::new(LOOKS_MAX as usize);
-    // What it had before is told by its peak before the first look.
+    // What it held before shows in its peak before the first sample.
     looks.set_former_peak(memory.process().peak_resident_bytes().unwrap_or(0));
     let mut kept: Option<(Census, bool)> = None;
     let mut unusable = 0;
@@ -138,9 +144,9 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
         let began = started.elapsed();
         let census = take(memory, pid, comm, options, &mut places).map_err(failed)?.census;
         let now = started.elapsed();
-        // A look shows the heap as it was halfway through.
+        // A sample shows the heap as it was halfway through the census.
         let look = Look::of(&census, (began + now).as_secs_f64() / 2.0).filter(|_| census.walk.usable);
-        tracing::debug!("look at process {pid} at {began:?} took {:?}, usable {}", now - began, look.is_some());
+        tracing::debug!("sample of process {pid} at {began:?} took {:?}, usable {}", now - began, look.is_some());
         match look {
             Some(look) => looks.add(look),
             None => unusable += 1,
@@ -156,22 +162,22 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
     }
 }
 
-/// Time until the next look, after one that took `look`, with `left` of `over` left. Looks that follow each other at once would tell noise
-/// from growth no better than one does: where looks take longer than `over`, they go on behind its end.
+/// Time until the next sample, after one that took `look`, with `left` of `over` left. Samples right after each other would distinguish
+/// noise from growth no better than a single one: where they take longer than `over`, sampling continues beyond its end.
 fn pause(over: Duration, look: Duration, left: Duration) -> Duration {
     let usual = (over / LOOKS_MAX).max(look.mul_f64(1.0 / SHARE_MAX - 1.0)).min(over / LOOKS_MIN as u32);
     usual.min(left.max(usual / 2))
 }
 
-/// Where live bytes by stack would come from, of a process that is only looked at.
+/// Where live bytes by stack could come from, for a process of which only censuses are taken.
 fn stacks_of(process: &Process) -> String {
     let found = Finder::new(Features::of_host().emulation()).find(process).unwrap_or_default();
     let emitter = found.emitters.iter().find(|emitter| emitter.hears());
     emitter.map_or_else(
         || "none: a census knows no stacks, and the process has no emitter; fragprof record traces every call".to_owned(),
         |emitter| {
-            let every = emitter.stats.map_or_else(String::new, |stats| format!(", one sample in {}", stats.distance()));
-            format!("none here: a census knows no stacks; the agent and fragprof record have them from {}{every}", emitter.describe())
+            let every = emitter.stats.map_or_else(String::new, |stats| format!(", one sample per {}", stats.distance()));
+            format!("none here: a census knows no stacks; the agent and fragprof record get them from {}{every}", emitter.describe())
         },
     )
 }
@@ -191,17 +197,17 @@ fn print(
     })
 }
 
-/// The verdict, and the surroundings beside it.
+/// The verdict, with the process's container and memory limit.
 #[derive(Serialize)]
 struct Page<'a> {
     #[serde(flatten)]
     verdict: &'a Verdict,
     container: Option<&'a Container>,
     cgroup_memory: Option<&'a CgroupMemory>,
-    /// Of a profile: share of the live heap that a stack owns; `null` where no census could tell.
+    /// For a profile: share of the live heap that has a stack; `null` if not known, for lack of a census.
     #[serde(skip_serializing_if = "Option::is_none")]
     attributed_ratio: Option<Option<f64>>,
-    /// Of a profile.
+    /// For a profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     coverage: Option<&'a Coverage>,
     #[serde(flatten)]
@@ -227,7 +233,7 @@ fn write_json(
     writeln!(out)
 }
 
-/// What a remedy would save: `?` where nobody knows, `≤` before an upper limit.
+/// What a remedy would save: `?` if not known, `≤` before an upper limit.
 fn gain(remedy: &Remedy) -> String {
     let limit = if remedy.at_most { "≤ " } else { "" };
     remedy.predicted_bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{limit}{}", HumanBytes(bytes)))
@@ -252,7 +258,7 @@ fn write_text(
         verdict.summary
     )?;
     for other in verdict.findings.iter().skip(1) {
-        writeln!(out, "  besides, {} (confidence {}): {}", other.verdict.name(), other.confidence.name(), other.summary)?;
+        writeln!(out, "  also {} (confidence {}): {}", other.verdict.name(), other.confidence.name(), other.summary)?;
     }
     if let Some(coverage) = coverage {
         writeln!(out, "  coverage: {}", coverage.words())?;
@@ -300,7 +306,7 @@ fn write_text(
                 "    {name:<18} {:>10} in {}, {}",
                 format!("{}{}", sign(delta), HumanBytes(delta.unsigned_abs())),
                 HumanDuration(change.seconds),
-                counted(change.looks, "look")
+                counted(change.looks, "sample")
             )?;
         }
     }
@@ -326,11 +332,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_have_time_between_them_however_long_one_takes() {
+    fn samples_have_time_between_them_however_long_one_takes() {
         let ms = Duration::from_millis;
         assert_eq!(pause(ms(4800), ms(5), ms(4000)), ms(100));
         assert_eq!(pause(ms(4800), ms(100), ms(4000)), ms(300));
-        // The last one falls on the end.
+        // The last one is at the end.
         assert_eq!(pause(ms(4800), ms(100), ms(200)), ms(200));
         assert_eq!(pause(ms(4800), ms(100), ms(20)), ms(150));
         assert_eq!(pause(ms(4800), ms(9000), ms(0)), ms(600));

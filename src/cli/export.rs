@@ -5,31 +5,36 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::by::By;
+use super::help::examples;
 use super::{flamegraph, output, report};
 use crate::profile::{folded, json, pprof};
 
-/// Write a profile in another format, to standard output unless -o is given
+/// Convert a profile to another format
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples(&[
+    ("fragprof export fragprof.pb.gz --format folded", "Folded stacks on standard output"),
+    ("fragprof export fragprof.pb.gz --format json -o all.json", "Everything, as JSON"),
+]))]
 pub struct ExportArgs {
     /// Profile file (gzipped pprof)
     pub file: PathBuf,
-    /// Format to write
+    /// Output format
     #[arg(long, value_enum)]
     pub format: Format,
-    /// Value of folded and svg; order of json [default: live, or what the file has: survivors, else allocated]
+    /// Value for folded and svg, and the order of json [default: the first of live, survivors, allocated that the file has]
     #[arg(long, value_enum)]
     pub by: Option<By>,
-    /// File to write [default: standard output]
+    /// Output file [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// Formats that a profile is exported to.
+/// Formats to which a profile can be exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Gzipped pprof, for go tool pprof, Pyroscope, Parca, speedscope
     Pprof,
-    /// One line a stack, for flame-graph tools
+    /// One line per stack, for flame-graph tools
     Folded,
     /// Flame graph
     Svg,
@@ -40,7 +45,7 @@ pub enum Format {
 /// Runs the command.
 ///
 /// # Errors
-/// If the file is no heap profile or does not have the value, or if the output cannot be written.
+/// If the file is not a heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     let profile = report::load(&args.file)?;
     let mut bytes = Vec::new();

@@ -4,21 +4,26 @@ use std::io;
 use std::path::PathBuf;
 
 use super::by::By;
+use super::help::examples;
 use super::{output, report};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::Profile;
 use crate::profile::svg::{self, SvgError};
 use crate::profile::text::View;
 
-/// Draw a flame graph of a profile, for a browser
+/// Draw a flame graph of a profile as an SVG for the browser
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples(&[
+    ("fragprof flamegraph fragprof.pb.gz", "Write the live bytes by stack to fragprof.svg"),
+    ("fragprof flamegraph fragprof.pb.gz --by pinned -o pinned.svg", "The same of the pinned bytes"),
+]))]
 pub struct FlamegraphArgs {
     /// Profile file (gzipped pprof)
     pub file: PathBuf,
-    /// Value that gives the widths [default: live, or what the file has: survivors, else allocated]
+    /// Value shown as width [default: the first of live, survivors, allocated that the file has]
     #[arg(long, value_enum)]
     pub by: Option<By>,
-    /// File to write
+    /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.svg")]
     pub output: PathBuf,
 }
@@ -26,7 +31,7 @@ pub struct FlamegraphArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// If the file is no heap profile or has nothing to draw, or if the SVG cannot be written.
+/// If the file is not a heap profile or has nothing to draw, or if the SVG cannot be written.
 pub fn run(args: &FlamegraphArgs) -> anyhow::Result<()> {
     let profile = report::load(&args.file)?;
     let view = By::view(args.by, &[(&profile, &args.file)])?;

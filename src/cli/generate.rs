@@ -1,4 +1,4 @@
-//! `fragprof completions`, `man` and `schema`: files made from the definitions that the program itself uses.
+//! `fragprof completions`, `man` and `schema`: files generated from the definitions that the program itself uses.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,29 +9,40 @@ use clap::{Args, Command, CommandFactory as _};
 use clap_complete::Shell;
 use serde_json::json;
 
+use super::help::examples;
 use super::{Cli, output};
 use crate::error::{ExitStatus, Failed};
 use crate::server::openapi;
 
-/// Print the completions of a shell: `fragprof completions bash > /etc/bash_completion.d/fragprof`
+/// Print a shell's completion script
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("fragprof completions bash > /etc/bash_completion.d/fragprof", "Completions for bash"),
+]))]
 pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub shell: Shell,
 }
 
-/// Write the man pages, one a command, into a directory
+/// Write the man pages, one per command, into a directory
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("fragprof man target/man", "Write fragprof.1 and one page per command"),
+]))]
 pub struct ManArgs {
-    /// Directory for the pages; made if it is not there
+    /// Output directory; created if it does not exist
     pub directory: PathBuf,
 }
 
-/// Print the JSON Schemas of what the commands and the API send, or the API's whole description
+/// Print the JSON Schemas of the commands' and the API's output, or the OpenAPI description
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("fragprof schema Census", "The output of `census --json`"),
+    ("fragprof schema openapi", "The API's description"),
+]))]
 pub struct SchemaArgs {
-    /// One schema by name, such as Census, Verdict or ProcessView; `openapi` is the API's description. All schemas without it
+    /// Name of one schema, such as Census, Verdict or ProcessView, or `openapi` for the API's description [default: all schemas]
     pub name: Option<String>,
 }
 
@@ -50,18 +61,18 @@ pub fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
 /// # Errors
 /// If the directory or a page cannot be written.
 pub fn man(args: &ManArgs) -> anyhow::Result<()> {
-    fs::create_dir_all(&args.directory).with_context(|| format!("cannot make {}", args.directory.display()))?;
+    fs::create_dir_all(&args.directory).with_context(|| format!("cannot create {}", args.directory.display()))?;
     let mut command = Cli::command();
     command.build();
     page(&command, "fragprof", &args.directory)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         page(sub, &format!("fragprof-{}", sub.get_name()), &args.directory)?;
     }
     Ok(())
 }
 
 fn page(command: &Command, name: &str, directory: &Path) -> anyhow::Result<()> {
-    // The program's commands are few and known when it is built: their names may live as long as it.
+    // A leak of a few short names is fine: the commands are few and known at build time.
     let title: &'static str = Box::leak(name.to_owned().into_boxed_str());
     let page = clap_mangen::Man::new(command.clone().name(title));
     output::to_file(&directory.join(format!("{name}.1")), |out: &mut dyn Write| {
@@ -93,7 +104,7 @@ pub fn schema(args: &SchemaArgs) -> anyhow::Result<()> {
             schema
         }
     };
-    // References lead into the document itself.
+    // References point into the document itself.
     let text = if args.name.as_deref() == Some("openapi") {
         serde_json::to_string_pretty(&document)?
     } else {

@@ -1,4 +1,4 @@
-//! `fragprof leaks`: blocks in use to which no pointer is seen.
+//! `fragprof leaks`: blocks in use to which no pointer was seen.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::census::{failed, open, read_from, reading};
+use super::help::examples;
 use super::record::parse_duration;
 use super::{output, progress};
 use crate::capture::registers::ThreadRegisters;
@@ -22,29 +23,34 @@ use crate::retention::told::{self, LIMITS, doubts, sentence};
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, Pid, counted};
 
-/// Find blocks to which nothing points any more, in a process that goes on running
+/// Find blocks to which nothing points any more, while the process keeps running
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof leaks PID", "Six scans, a second apart"),
+    ("sudo fragprof leaks PID --record 30s", "With call stacks of blocks allocated from now on"),
+    ("sudo fragprof leaks PID -o leaks.pb.gz", "Write a profile, for report and flamegraph"),
+]))]
 pub struct LeaksArgs {
-    /// The process
+    /// Process id
     #[arg(required_unless_present = "core")]
     pub pid: Option<u32>,
-    /// Look at this ELF core file instead
+    /// Read this ELF core file instead of a process
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     pub core: Option<PathBuf>,
-    /// Quick looks after the first one; a core file needs none
+    /// Number of quick scans after the first, full one; a core file is scanned once
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub looks: u32,
-    /// Seconds before each quick look
+    /// Seconds between scans
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     pub interval: f64,
-    /// Trace every call for so long before the looks, and while they last, so that blocks from then on have their call stacks; costs the process
-    /// some 2 µs an allocation meanwhile
+    /// Trace every call for this time before the scans, and during them, so that blocks allocated from then on have call stacks; costs the
+    /// process about 2 µs per allocation meanwhile
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "core")]
     pub record: Option<Duration>,
     /// Groups to show [default: 20, with --json 1000]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
-    /// Show the first bytes of some blocks; contents may be private
+    /// Show the first bytes of some blocks, which may be private data
     #[arg(long)]
     pub show_content: bool,
     /// Print one JSON object
@@ -53,29 +59,29 @@ pub struct LeaksArgs {
     /// Write a profile (gzipped pprof) with the value unreached_space
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Memory that this may take here, in MiB; a heap that needs more is refused [default: half of what the machine has left]
+    /// Most memory that the scan itself may use, in MiB; a heap that needs more is refused [default: half of the available memory]
     #[arg(long, value_name = "MIB")]
     pub memory_max: Option<u64>,
-    /// Pause this many milliseconds after each MiB read, for a process whose latency counts
+    /// Pause for this many milliseconds after each MiB read, for latency-sensitive processes
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
 }
 
-/// Frames of a group that are told.
+/// Frames kept of a group.
 const FRAMES_MAX: usize = 32;
 /// Frames shown of a group.
 const FRAMES_SHOWN: usize = 6;
-/// How often the recording is looked after.
+/// Interval at which the recording's periodic work is done.
 const RECORD_STEP: Duration = Duration::from_millis(50);
 /// Groups shown when `--top` is not given.
 const TOP_DEFAULT: usize = 20;
-/// Longest time between looks: a day.
+/// Longest time between scans: a day.
 const INTERVAL_MAX_S: f64 = 86_400.0;
 
 /// Runs the command.
 ///
 /// # Errors
-/// If the process or the core cannot be read, has no heap that is understood, or the output cannot be written.
+/// If the process or the core cannot be read or has no heap that can be read, or the output cannot be written.
 pub fn run(args: &LeaksArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         output::check_writable(path)?;
@@ -146,7 +152,7 @@ impl Stacks {
     }
 }
 
-/// Records a process, looks at it while the recording goes on, and ends both.
+/// Records a process, scans it during the recording, and ends both.
 fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<(Seen, Stacks)> {
     let cannot = |error: recorder::Error| Failed::new(ExitStatus::Unsupported, format!("cannot record process {pid}: {error}"));
     let options = recorder::Options { source: recorder::Choice::Functions, ..recorder::Options::default() };
@@ -160,19 +166,19 @@ fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<
             seen_of(&memory, (pid, comm), plan).map_err(|error| error.to_string())
         })?;
         while !looks.is_finished() && recorder.step(RECORD_STEP) {}
-        Ok::<_, std::io::Error>(looks.join().unwrap_or_else(|_| Err("the looks ended by a fault of the program".to_owned())))
+        Ok::<_, std::io::Error>(looks.join().unwrap_or_else(|_| Err("the scanning thread panicked: this is a bug in fragprof".to_owned())))
     })?;
     let seen = seen.map_err(|text| Failed::new(ExitStatus::Target, text))?;
     let (profile, places) = recorder.finish_with_places().map_err(cannot)?;
     Ok((seen, Stacks { profile, places: places.into_iter().find(|places| places.pid == pid) }))
 }
 
-/// The limit on memory that was asked for, or the usual one.
+/// The memory limit that was given, or the default.
 pub(super) fn memory_max(mib: Option<u64>) -> u64 {
     mib.map_or_else(limit::default_bytes, |mib| mib.saturating_mul(1 << 20))
 }
 
-/// What reads the registers of a process's threads, where that is allowed.
+/// A reader for the registers of a process's threads, if permitted.
 pub(super) fn registers_of(memory: &dyn Memory) -> Option<ThreadRegisters> {
     let process = memory.process()?;
     match ThreadRegisters::of(process.pid()) {
@@ -189,7 +195,7 @@ fn write_text(out: &mut dyn Write, leaks: &Leaks, args: &LeaksArgs) -> io::Resul
     writeln!(out, "  {}", sentence(leaks))?;
     if leaks.unreached_blocks > 0 {
         writeln!(out, "  {LIMITS}")?;
-        writeln!(out, "\n  {:>11} {:>9} {:>9} {:>11} {:>9}  what stands in them", "unreached", "blocks", "size", "they hold", "blocks")?;
+        writeln!(out, "\n  {:>11} {:>9} {:>9} {:>11} {:>9}  contents", "unreached", "blocks", "size", "they hold", "blocks")?;
         let top = args.top.unwrap_or(TOP_DEFAULT);
         for group in leaks.groups.iter().take(top) {
             write_group(out, group)?;
@@ -203,8 +209,8 @@ fn write_text(out: &mut dyn Write, leaks: &Leaks, args: &LeaksArgs) -> io::Resul
     }
     writeln!(
         out,
-        "\n  read: any address inside a block counts, at multiples of 8; roots are data of programs and libraries, stacks, thread-local \
-         storage,\n  registers, other private and shared memory. {} read.",
+        "\n  scanned: {}. Any address inside a block counts as a pointer, at multiples of 8; roots are the data of programs and libraries,\n  \
+         stacks, thread-local storage, registers, other private and shared memory.",
         HumanBytes(leaks.read_bytes)
     )?;
     for doubt in doubts(&leaks.doubts) {

@@ -1,4 +1,4 @@
-//! Where log lines go: to standard error, or, while the live view has the terminal, into a buffer that is printed after it.
+//! The destination of log lines: standard error, or, while the live view uses the terminal, a buffer that is printed afterwards.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::progress;
 
-/// Bytes kept while the terminal is taken; later lines are dropped, and that is said.
+/// Bytes kept while the terminal is in use; later lines are dropped and counted.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Default)]
@@ -23,11 +23,11 @@ fn held() -> MutexGuard<'static, Held> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps log lines back as long as it lives.
+/// Holds log lines back until it is dropped.
 #[must_use]
 pub struct Hold(());
 
-/// Keeps log lines back until the result is dropped; then they are printed.
+/// Holds log lines back until the result is dropped; then they are printed.
 pub fn hold() -> Hold {
     held().holding = true;
     Hold(())
@@ -36,7 +36,7 @@ pub fn hold() -> Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Held { text, dropped, .. } = std::mem::take(&mut *held());
-        // There is nobody to tell if standard error is gone.
+        // If standard error is closed, there is nowhere to report it.
         let _ = io::stderr().write_all(&text);
         if dropped > 0 {
             let _ = writeln!(io::stderr(), "fragprof: {dropped} more log lines were dropped");
@@ -54,7 +54,7 @@ impl Write for LogWriter {
         if !held.holding {
             drop(held);
             progress::make_room();
-            // The subscriber tells a failed write on standard error, and panics where that cannot be written.
+            // The subscriber reports a failed write on standard error, and panics if that fails too.
             let _ = io::stderr().write_all(line);
             return Ok(line.len());
         }

@@ -1,4 +1,4 @@
-//! One file a subcommand: argument parsing, then a call.
+//! The command line: one file per subcommand, with its arguments and a call of what does the work.
 
 pub mod agent;
 pub mod bench;
@@ -12,6 +12,7 @@ pub mod explain;
 pub mod export;
 pub mod flamegraph;
 pub mod generate;
+mod help;
 pub mod leaks;
 mod log;
 pub mod output;
@@ -30,16 +31,22 @@ mod values;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::output::say;
 use crate::error::{ExitStatus, Failed};
 use crate::machine;
 use crate::sanitize;
 
-/// Find out who holds a service's memory: live, free but held, trimmable and pinned bytes, by call stack
+/// Show where the memory of running processes is: live, free but held, trimmable and pinned bytes, by call stack
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, after_help = help::examples(&[
+    ("sudo fragprof census PID", "Where the heap's bytes are"),
+    ("sudo fragprof explain PID", "What is wrong with them, and what would help"),
+    ("sudo fragprof record -p PID -d 30s", "Record every allocation and free, with stacks"),
+    ("fragprof report fragprof.pb.gz --by pinned", "Stacks that keep free memory from being returned"),
+    ("fragprof top", "All processes, live"),
+]))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -68,7 +75,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it looks at processes of this machine.
+    /// Whether it reads processes of this machine.
     fn watches(&self) -> bool {
         use Command::{Agent, Bench, Census, Explain, Leaks, Owners, Record, Run, Top};
         matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_))
@@ -78,7 +85,8 @@ impl Command {
 /// Runs the command line and returns its exit status.
 pub fn main() -> ExitCode {
     logging();
-    let command = Cli::parse().command;
+    let matches = help::with_developer_commands_apart(Cli::command()).get_matches();
+    let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     if command.watches()
         && let Err(error) = machine::host::check()
     {

@@ -1,4 +1,4 @@
-//! Where a command's output goes: standard output, or a file that appears only when it is whole.
+//! A command's output: to standard output, or to a file that appears only when it is complete.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// A line for the user on standard error. One that cannot be written (its terminal has gone) is left out: `eprintln!` would panic.
+/// A line for the user on standard error. If it cannot be written (the terminal is closed) it is dropped: `eprintln!` would panic.
 macro_rules! say {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -16,19 +16,19 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Whether standard output takes colours: a terminal that is not dumb, and nobody said no (<https://no-color.org>).
+/// Whether to use colours on standard output: it is a terminal, not a dumb one, and `NO_COLOR` is not set (<https://no-color.org>).
 pub fn colour() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     io::stdout().is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Columns of the terminal on standard output; `None` = it is not one, so lines are not cut.
+/// Columns of the terminal on standard output; `None` = not a terminal, so lines are not cut.
 pub fn columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
-/// Writes text to standard output. A reader that went away (`| head`) is not an error.
+/// Writes text to standard output. A closed pipe (`| head`) is not an error.
 ///
 /// # Errors
 /// If the text cannot be written.
@@ -36,7 +36,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     to_stdout(|out| out.write_all(text.as_bytes()))
 }
 
-/// Writes to standard output. A reader that went away (`| head`) is not an error.
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
 ///
 /// # Errors
 /// What `write` reports.
@@ -48,8 +48,8 @@ pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow
     }
 }
 
-/// Writes a file. It is written beside its name and renamed when it is whole, so that a full disk or an interruption leaves what was
-/// there before. Anything that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
+/// Writes a file. It is written under a temporary name and renamed when complete, so that a full disk or an interruption leaves the old
+/// file as it was. Anything that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
 ///
 /// # Errors
 /// What `write` or the file system reports, with the path.
@@ -58,7 +58,7 @@ pub fn to_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     let done = if special {
         OpenOptions::new().write(true).open(path).and_then(|file| filled(file, write))
     } else {
-        // Through a symbolic link: the file it leads to is replaced, not the link.
+        // The target of a symbolic link is replaced, not the link.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let beside = beside(&target);
         let made = OpenOptions::new().write(true).create_new(true).open(&beside);
@@ -72,7 +72,7 @@ pub fn to_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     done.map_err(|error| cannot_write(path, error))
 }
 
-/// Whether [`to_file`] could write here, found by making the file beside it: asked before work whose result would be lost.
+/// Checks that [`to_file`] can write here, by creating the temporary file: called before work whose result would be lost.
 ///
 /// # Errors
 /// What the file system reports, with the path.
@@ -86,10 +86,10 @@ pub fn check_writable(path: &Path) -> anyhow::Result<()> {
     done.map_err(|error| cannot_write(path, error))
 }
 
-/// The error with the path, and what to do where nothing can be written there at all, as in a container with a read-only root.
+/// The error with the path, and a hint if the file system is read-only, as a container's root can be.
 fn cannot_write(path: &Path, error: io::Error) -> anyhow::Error {
     let is_read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
-    let hint = if is_read_only { "; -o names another place (in the agent's own pod: a file in /var/lib/fragprof)" } else { "" };
+    let hint = if is_read_only { "; choose another file with -o (in the agent's own pod: one in /var/lib/fragprof)" } else { "" };
     anyhow::Error::new(error).context(format!("cannot write {}{hint}", path.display()))
 }
 
@@ -112,11 +112,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_nothing_can_be_written_another_place_is_named() {
+    fn the_error_of_a_read_only_file_system_suggests_another_file() {
         let error = cannot_write(Path::new("x.pb.gz"), io::Error::from_raw_os_error(libc::EROFS));
-        assert!(format!("{error:#}").contains("-o names another place"), "{error:#}");
+        assert!(format!("{error:#}").contains("choose another file with -o"), "{error:#}");
         let error = cannot_write(Path::new("x.pb.gz"), io::Error::from_raw_os_error(libc::ENOSPC));
-        assert!(!format!("{error:#}").contains("another place"), "{error:#}");
+        assert!(!format!("{error:#}").contains("another file"), "{error:#}");
     }
 
     #[test]

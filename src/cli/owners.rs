@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::census::{failed, read_from, reading};
+use super::help::examples;
 use super::leaks::{memory_max, registers_of};
 use super::{output, progress};
 use crate::census::{Memory, Pace};
@@ -18,37 +19,43 @@ use crate::retention::told::doubts;
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted};
 
-/// Show which blocks hold which: what would go with each, what they pin, their types, and from where they are reached
+/// Show which blocks hold which: what each retains and pins, its type, and the root it is reached from
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof owners PID", "Blocks that retain the most live bytes"),
+    ("sudo fragprof owners PID --by pinned", "Blocks that pin the most free bytes"),
+    ("sudo fragprof owners PID --path 0x55d0c0de1230", "How a block is reached from a root"),
+    ("sudo fragprof owners PID -o owners.pb.gz", "Write a profile, for report and flamegraph"),
+]))]
 pub struct OwnersArgs {
-    /// The process
+    /// Process id
     #[arg(required_unless_present = "core")]
     pub pid: Option<u32>,
-    /// Look at this ELF core file instead
+    /// Read this ELF core file instead of a process
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     pub core: Option<PathBuf>,
-    /// What to rank by
+    /// Bytes to rank by
     #[arg(long, value_enum, default_value_t = By::Live)]
     pub by: By,
-    /// Only blocks of this C++ class, as the table of types has it
+    /// Show only blocks of this C++ class, named as in the table of types
     #[arg(long = "type", value_name = "NAME")]
     pub type_name: Option<String>,
-    /// Show the way from a root to the block at this address (hexadecimal)
+    /// Show the path from a root to the block at this hexadecimal address
     #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
     pub path: Option<u64>,
-    /// Rows of each table [default: 10, with --json 200]
+    /// Rows per table [default: 10, with --json 200]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Write a profile (gzipped pprof) of all blocks by place, owner and type, as fragprof flamegraph draws it
+    /// Write a profile (gzipped pprof) of all blocks by root, owner and type, for report and flamegraph
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Memory that this may take here, in MiB; a heap that needs more is refused [default: half of what the machine has left]
+    /// Most memory that the scan itself may use, in MiB; a heap that needs more is refused [default: half of the available memory]
     #[arg(long, value_name = "MIB")]
     pub memory_max: Option<u64>,
-    /// Pause this many milliseconds after each MiB read, for a process whose latency counts
+    /// Pause for this many milliseconds after each MiB read, for latency-sensitive processes
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
 }
@@ -58,13 +65,13 @@ const TOP_DEFAULT: usize = 10;
 
 fn parse_address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
-    u64::from_str_radix(digits, 16).map_err(|_| format!("{text:?} is no hexadecimal address"))
+    u64::from_str_radix(digits, 16).map_err(|_| format!("{text:?} is not a hexadecimal address"))
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// If the process or the core cannot be read, has no heap that is understood, or the output cannot be written.
+/// If the process or the core cannot be read or has no heap that can be read, or the output cannot be written.
 pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         output::check_writable(path)?;
@@ -106,13 +113,13 @@ fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::R
         owners.roots.truncate(top);
     }
     if args.path.is_some() && owners.path.is_empty() {
-        let message = "no way leads to that address: it lies in no block, or no pointer to its block was seen";
+        let message = "no path leads to that address: it is in no block, or no pointer to its block was seen";
         return Err(Failed::new(ExitStatus::Target, message).into());
     }
     Ok(owners)
 }
 
-/// All blocks as stacks of three frames: the place from which they are reached first, the owner, what they are.
+/// All blocks as stacks of three frames: the root from which they are reached first, the owner, the type.
 fn write_profile(owners: &Owners, path: &Path) -> anyhow::Result<()> {
     let kinds = [ValueKind::LiveObjects, ValueKind::LiveSpace, ValueKind::PinnedSpace, ValueKind::BlockedSpace];
     let process = crate::profile::meta::Process { pid: owners.pid, comm: owners.comm.clone(), ..Default::default() };
@@ -138,10 +145,10 @@ fn write_profile(owners: &Owners, path: &Path) -> anyhow::Result<()> {
     output::to_file(path, |out| pprof::write(&profile, out))
 }
 
-/// Hundredths of all from which on a block is named as its holder.
+/// Smallest share, in percent, for which a block is named as the holder.
 const PERCENT_MIN: u64 = 10;
 
-/// The sentence on the block that most comes together in.
+/// A sentence that names the block in which most of the retained bytes come together.
 pub(super) fn main_owner(owners: &Owners, by: By) -> Option<String> {
     let owner = owners.main_owner.as_ref()?;
     let (held, all, what) = match by {
@@ -156,15 +163,15 @@ pub(super) fn main_owner(owners: &Owners, by: By) -> Option<String> {
     })
 }
 
-/// What one look cannot tell.
-const LIMITS: &str = "one look, in which pointers may have moved; what two owners share is owned by neither";
+/// What a single scan cannot show.
+const LIMITS: &str = "a single scan, during which pointers may have moved; what two owners share is retained by neither";
 
 fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Result<()> {
     let top = args.top.unwrap_or(TOP_DEFAULT);
     writeln!(out, "{} (pid {})", terminal(&owners.comm), owners.pid)?;
     writeln!(
         out,
-        "  {} in {} in use, {} pinned, {} blocked; to {} of them one look saw no pointer",
+        "  {} in {} in use, {} pinned, {} blocked; to {} of them the scan saw no pointer",
         HumanBytes(owners.live_bytes),
         counted(owners.live_blocks, "block"),
         HumanBytes(owners.pinned_bytes),
@@ -172,14 +179,14 @@ fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Re
         HumanBytes(owners.unreached_bytes)
     )?;
     if !owners.path.is_empty() {
-        writeln!(out, "\n  the shortest way to the block, from the first kind of root that leads to it")?;
+        writeln!(out, "\n  the shortest path to the block, from the first kind of root that leads to it")?;
         for step in &owners.path {
             let size = if step.size_bytes > 0 { format!("{} B", step.size_bytes) } else { String::new() };
             writeln!(out, "  {:>18} {size:>12}  {}", step.address, terminal(&step.label))?;
         }
         return Ok(());
     }
-    writeln!(out, "\n  blocks that hold most: what nothing else would lead to without them")?;
+    writeln!(out, "\n  blocks that retain most: what is reachable only through them")?;
     let wide = args.by == By::Blocked;
     let head = if wide { "blocked" } else { "pinned" };
     writeln!(out, "  {:>10} {:>10} {:>9} {:>18} {:>10}  what it is", "retained", head, "blocks", "address", "size")?;
@@ -206,9 +213,9 @@ fn write_text(out: &mut dyn Write, owners: &Owners, args: &OwnersArgs) -> io::Re
         }
     }
     if !owners.roots_left_out.is_empty() {
-        writeln!(out, "\n  places are not named: {}", owners.roots_left_out)?;
+        writeln!(out, "\n  roots are not named: {}", owners.roots_left_out)?;
     }
-    writeln!(out, "\n  one look, in which pointers may have moved; what two owners share is retained by neither")?;
+    writeln!(out, "\n  {LIMITS}")?;
     for doubt in doubts(&owners.doubts) {
         writeln!(out, "  doubt: {doubt}")?;
     }

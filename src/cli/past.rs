@@ -1,4 +1,4 @@
-//! `report --since` and `diff --from --to`: what the agent's history has of processes.
+//! `report --since` and `diff --from --to`: processes in the agent's history.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::store::view::{DiffView, EventView, HistoryView, PastProcess};
 use crate::store::{Database, Reader, StoreError};
 use crate::units::HumanBytes;
 
-/// Where the agent keeps its history unless told otherwise (`StateDirectory=` of the systemd unit).
+/// The agent's default history directory (`StateDirectory=` of the systemd unit).
 pub const DEFAULT_DIRECTORY: &str = "/var/lib/fragprof";
 /// Points of a history that is printed as text.
 const POINTS: u64 = 12;
@@ -32,7 +32,7 @@ const PROCESSES: usize = 30;
 pub fn open(directory: Option<&Path>) -> anyhow::Result<Reader> {
     let directory = directory.map_or_else(|| PathBuf::from(DEFAULT_DIRECTORY), Path::to_path_buf);
     let opened = Database::open_to_read(&directory).map_err(|error| match &error {
-        StoreError::Missing(_) => Failed::new(ExitStatus::Usage, format!("{error}; name it with --history DIRECTORY")),
+        StoreError::Missing(_) => Failed::new(ExitStatus::Usage, format!("{error}; give its directory with --history DIRECTORY")),
         _ => Failed::new(ExitStatus::Failure, error.to_string()),
     });
     Ok(Reader::new(opened?))
@@ -41,17 +41,19 @@ pub fn open(directory: Option<&Path>) -> anyhow::Result<Reader> {
 /// A time before now, or `@SECONDS` since the Unix epoch.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// If the text is not such a time.
 pub fn parse_time(text: &str) -> Result<f64, String> {
     let now = unix_s(SystemTime::now());
     match text.strip_prefix('@') {
-        Some(seconds) => seconds.parse().ok().filter(|at: &f64| at.is_finite()).ok_or_else(|| "after @ come seconds since 1970".to_owned()),
+        Some(seconds) => {
+            seconds.parse().ok().filter(|at: &f64| at.is_finite()).ok_or_else(|| "@ must be followed by seconds since 1970".to_owned())
+        }
         None if text == "now" => Ok(now),
         None => super::record::parse_duration(text).map(|before: Duration| now - before.as_secs_f64()),
     }
 }
 
-/// Prints what the history has of a span up to now: all processes, or one over time.
+/// Prints the history from `since` to now: all processes, or one over time.
 ///
 /// # Errors
 /// If the history cannot be read or has nothing of the process.
@@ -84,7 +86,7 @@ pub fn report(reader: &Reader, since: f64, pid: Option<u32>, json: bool) -> anyh
 }
 
 fn unknown(pid: u32) -> Failed {
-    Failed::new(ExitStatus::Target, format!("the history knows no process {pid}"))
+    Failed::new(ExitStatus::Target, format!("process {pid} is not in the history"))
 }
 
 fn row(reader: &Reader, one: &PastProcess) -> anyhow::Result<String> {
@@ -170,7 +172,8 @@ fn push_events(text: &mut String, events: &[EventView], now: f64) {
 pub fn diff(reader: &Reader, pid: u32, from: f64, to: f64, by: By, json: bool) -> anyhow::Result<()> {
     let found = reader.find(pid, None)?.ok_or_else(|| unknown(pid))?;
     let changed = difference(reader, &found, from, to, by.kind())?;
-    let changed = changed.ok_or_else(|| Failed::new(ExitStatus::Target, format!("the history has no sample of process {pid} by then")))?;
+    let changed =
+        changed.ok_or_else(|| Failed::new(ExitStatus::Target, format!("the history has no sample of process {pid} from these times")))?;
     if json {
         return output::print(&(serde_json::to_string(&changed)? + "\n"));
     }
@@ -180,12 +183,12 @@ pub fn diff(reader: &Reader, pid: u32, from: f64, to: f64, by: By, json: bool) -
 fn changes(view: &DiffView, comm: &str) -> String {
     let now = unix_s(SystemTime::now());
     let (from, to) = (ago(view.from.at_unix_s, now), ago(view.to.at_unix_s, now));
-    let mut text = format!("{} (pid {}): {from} against {to}\n\n", sanitize::terminal(comm), view.pid);
+    let mut text = format!("{} (pid {}): {from} compared with {to}\n\n", sanitize::terminal(comm), view.pid);
     for (key, delta) in &view.delta_bytes {
         let _ = writeln!(text, "{:>12}  {}", signed(*delta), key.trim_end_matches("_bytes"));
     }
     let Some(stacks) = &view.stacks else {
-        text.push_str("\nno stacks: the history has no two profiles of this process that measured this value\n");
+        text.push_str("\nno stacks: the history does not have two profiles of this process that measured this value\n");
         return text;
     };
     text.push('\n');

@@ -1,4 +1,4 @@
-//! A line on the terminal while long work goes on: what is done, how far, for how long. Nothing where standard error is no terminal.
+//! A progress line on the terminal during long work: what is done, how much of it, for how long. None if standard error is not a terminal.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -6,28 +6,28 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Work that is done by then shows nothing.
+/// Work that takes less than this shows no line.
 const AFTER: Duration = Duration::from_millis(400);
-/// Time between two changes of the line.
+/// Time between two updates of the line.
 const EVERY: Duration = Duration::from_millis(100);
-/// Signs of a bar.
+/// Characters of the bar.
 const BAR: usize = 24;
-/// Columns of a terminal that does not say how many it has.
+/// Columns assumed for a terminal that does not report them.
 const COLUMNS: usize = 80;
 
 /// Whether the line is on the terminal now.
 static SHOWN: Mutex<bool> = Mutex::new(false);
 
-/// What a line says.
+/// The contents of the line.
 #[derive(Debug, Clone, Default)]
 pub struct Said {
-    /// What is done.
+    /// What is being done.
     pub what: String,
-    /// How much of it, from 0 to 1, where it is known.
+    /// How much of it is done, from 0 to 1, if known.
     pub share: Option<f64>,
 }
 
-/// A line that is kept up to date until it is dropped.
+/// A line that is updated until this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Progress {
@@ -35,7 +35,7 @@ pub struct Progress {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Shows what `say` says, on a terminal; costs nothing elsewhere.
+/// Shows what `say` returns, if standard error is a terminal.
 pub fn show(say: impl Fn() -> Said + Send + 'static) -> Progress {
     let none = Progress { stop: None, thread: None };
     if !io::stderr().is_terminal() || std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
@@ -50,7 +50,7 @@ pub fn show(say: impl Fn() -> Said + Send + 'static) -> Progress {
             wait = EVERY;
         }
     };
-    // Without a thread there is no line, and the work goes on.
+    // If the thread cannot be started there is no line; the work continues.
     let Ok(thread) = std::thread::Builder::new().name("fragprof-progress".into()).spawn(run) else { return none };
     Progress { stop: Some(stop), thread: Some(thread) }
 }
@@ -59,18 +59,18 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
+            // The thread returns nothing.
             let _ = thread.join();
         }
         make_room();
     }
 }
 
-/// Takes the line away, for other lines to be printed; it comes back by itself.
+/// Clears the line so that others can be printed; the next update brings it back.
 pub fn make_room() {
     let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if std::mem::take(&mut *shown) {
-        // There is nobody to tell if standard error is gone.
+        // If standard error is closed, there is nowhere to report it.
         let _ = io::stderr().write_all(b"\r\x1b[K");
     }
 }
@@ -84,7 +84,7 @@ fn columns() -> usize {
     rustix::termios::tcgetwinsize(io::stderr()).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(COLUMNS)
 }
 
-/// The line, cut to the terminal's width: one that wraps could not be taken away.
+/// The line, cut to the terminal's width: a wrapped line could not be cleared.
 fn line(said: &Said, elapsed: Duration, columns: usize) -> String {
     let bar = said.share.map(|share| {
         let full = (share.clamp(0.0, 1.0) * BAR as f64) as usize;

@@ -1,4 +1,4 @@
-//! What `explain` says of who holds memory: the owners of pinned or blocked bytes, and blocks to which no pointer is seen.
+//! What `explain` reports of the blocks that hold memory: owners of pinned or blocked bytes, and blocks to which no pointer was seen.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -17,23 +17,23 @@ use crate::retention::told::{self, doubts};
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted, grouped};
 
-/// Heaps with more blocks are left to `owners` and `leaks`: a graph of these takes a quarter of a gigabyte, and ten seconds.
+/// Heaps with more blocks are left to `owners` and `leaks`: the graph of this many takes a quarter of a gigabyte, and ten seconds.
 const BLOCKS_MAX: u64 = 4 << 20;
-/// Bytes in question from which on their owners are asked for.
+/// Fewest pinned or blocked bytes for which owners are looked up.
 const BYTES_MIN: u64 = 1 << 20;
-/// Pinned bytes of this part of the heap, as 1 in so many, are asked for whatever the verdict.
+/// If at least one in this many bytes of the heap is pinned, owners are looked up whatever the verdict.
 const PINNED_SHARE_MIN: u64 = 5;
-/// Groups told.
+/// Most groups reported.
 const GROUPS_MAX: usize = 5;
-/// Looks for pointers after the first.
+/// Scans after the first.
 const LOOKS: u32 = 4;
 
-/// Who holds what is in question.
+/// The owners of the pinned or blocked bytes.
 #[derive(Debug, Serialize)]
 pub struct HeldBy {
     /// `pinned` or `blocked`.
     pub what: &'static str,
-    /// All of it.
+    /// All pinned or blocked bytes.
     pub bytes: u64,
     /// One sentence.
     pub summary: String,
@@ -43,14 +43,14 @@ pub struct HeldBy {
     pub doubts: Vec<String>,
 }
 
-/// Blocks that are alike.
+/// Blocks with the same type, owner and root.
 #[derive(Debug, Serialize)]
 pub struct Part {
-    /// Bytes of what is in question.
+    /// Their pinned or blocked bytes, or, of unreached blocks, all their bytes.
     pub bytes: u64,
     /// Blocks.
     pub blocks: u64,
-    /// What they are, by whom they are owned, from where they are reached first.
+    /// Their type, their owner, and the root from which they are reached first.
     pub words: String,
 }
 
@@ -63,28 +63,28 @@ pub struct Unreached {
     pub bytes: u64,
     /// One sentence.
     pub summary: String,
-    /// What most of them are.
+    /// The largest groups of them.
     pub groups: Vec<Part>,
     /// Reasons to doubt.
     pub doubts: Vec<String>,
 }
 
-/// What was found; each only where the verdict asks for it.
+/// What was found; each part only if the verdict calls for it.
 #[derive(Debug, Default, Serialize)]
 pub struct Reachability {
-    /// Who holds the bytes in question.
+    /// The owners of the pinned or blocked bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_by: Option<HeldBy>,
     /// Blocks to which no pointer was seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreached: Option<Unreached>,
-    /// Why something was not looked at.
+    /// What was not examined, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
 }
 
 impl Reachability {
-    /// Looks at a process as its verdict asks for. `live_blocks` are those of the census; with `is_once` nothing is looked at twice.
+    /// Scans a process as its verdict calls for. `live_blocks` are those of the census; with `is_once` nothing is scanned twice.
     pub fn of(memory: &LiveMemory, (pid, comm): (u32, &str), verdict: &Verdict, live_blocks: u64, is_once: bool) -> Self {
         let mut found = Self::default();
         let has = |kinds: &[Kind]| verdict.findings.iter().any(|finding| kinds.contains(&finding.verdict));
@@ -99,7 +99,7 @@ impl Reachability {
         if live_blocks > BLOCKS_MAX {
             let blocks = grouped(live_blocks);
             found.left_out.push(format!(
-                "who holds what: {blocks} blocks take a while and some memory; fragprof owners {pid} and fragprof leaks {pid} look"
+                "what holds the memory: a scan of {blocks} blocks takes time and memory; run fragprof owners {pid} and fragprof leaks {pid}"
             ));
             return found;
         }
@@ -111,15 +111,15 @@ impl Reachability {
             let wanted = Wanted { with_shares: true, ..Wanted::default() };
             match survey(memory, (pid, comm), Pace::default(), by, &wanted, read) {
                 Ok(owners) => found.held_by = held_by(&owners, by),
-                Err(error) => found.left_out.push(format!("who holds what: {error}")),
+                Err(error) => found.left_out.push(format!("what holds the memory: {error}")),
             }
         }
         if grows && is_once {
-            found.left_out.push("whether pointers to all blocks are left: this takes several looks (without --once)".to_owned());
+            found.left_out.push("whether all blocks are still pointed to: this takes several scans, so omit --once".to_owned());
         } else if grows {
             match unreached(memory, (pid, comm)) {
                 Ok(unreached) => found.unreached = Some(unreached),
-                Err(error) => found.left_out.push(format!("whether pointers to all blocks are left: {error}")),
+                Err(error) => found.left_out.push(format!("whether all blocks are still pointed to: {error}")),
             }
         }
         found
@@ -150,7 +150,7 @@ impl Reachability {
     }
 }
 
-/// Who holds the bytes that were ranked by; `None` if there are none.
+/// The owners of the bytes that `by` ranks by; `None` if there are none.
 fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
     let (what, bytes) = if by == By::Blocked { ("blocked", owners.blocked_bytes) } else { ("pinned", owners.pinned_bytes) };
     let summary = main_owner(owners, by)?;
@@ -160,7 +160,7 @@ fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
     Some(HeldBy { what, bytes, summary, groups, doubts: doubts(&owners.doubts) })
 }
 
-/// Looks for blocks without pointers.
+/// Finds blocks to which no pointer is left.
 fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached, crate::retention::LooksError> {
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
@@ -174,11 +174,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
         words: format!("{}, {} B", group.words(), group.size_bytes),
     };
     let summary = if leaks.unreached_blocks == 0 {
-        format!(
-            "to each of its {} blocks a pointer is left: what grows is kept, not lost ({} looks)",
-            grouped(leaks.live_blocks),
-            leaks.looks
-        )
+        format!("all {} blocks are still pointed to: what grows is retained, not lost ({} scans)", grouped(leaks.live_blocks), leaks.looks)
     } else {
         told::sentence(&leaks)
     };

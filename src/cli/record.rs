@@ -1,4 +1,4 @@
-//! `fragprof record`: traces every allocation and free of processes, or as many as a budget allows, and writes a profile.
+//! `fragprof record`: traces allocations and frees of processes, all of them or as many as a budget allows, and writes a profile.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args, ValueEnum};
 
+use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
@@ -24,46 +25,53 @@ use crate::sanitize::terminal;
 use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid, counted};
 
-/// Trace the allocations and frees of processes and write a profile
+/// Trace allocations and frees with their call stacks, and write a profile
 ///
-/// In exact mode each malloc and free of the target costs about 2 µs while the recording runs, or some nanoseconds where the process has an
-/// emitter (`fragprof run`, or a library with otel_memory or ddheap probes), which then is the source. In governed mode the target loses
-/// at most its budget: what allocates little is traced in full, the rest in windows at random times; where every process given has an
-/// emitter, that is the source there too, because it also tells live bytes, at a lower cost. Read the profile with `fragprof report`. In exact mode the exit status is that of the command, if one was started, failed, and its profile was
-/// written.
+/// By default every allocation and free is traced, at about 2 µs per malloc/free pair while the recording runs. If the process has an
+/// emitter (`fragprof run`, or a library with otel_memory or ddheap probes), its samples are recorded instead, at a few nanoseconds per
+/// call. In governed mode the target is slowed by no more than its budget: a process that allocates little is traced in full, any other in
+/// windows at random times. If every given process has an emitter, governed mode records the samples too: they cost less, and give live
+/// bytes. Read the profile with `fragprof report`.
+///
+/// If a command was started and failed, its exit status is passed on once the profile is written (not in governed mode).
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["pid", "command"])))]
+#[command(after_help = examples(&[
+    ("sudo fragprof record -p PID -d 30s", "Record a process for 30 seconds"),
+    ("sudo fragprof record -o run.pb.gz -- CMD ARGS", "Record a command from its first allocation"),
+    ("sudo fragprof record -p PID -d 2m --mode governed", "Record at a cost of at most 1 %"),
+]))]
 pub struct RecordArgs {
-    /// Process to record; may be given several times
+    /// Process to record; can be given several times
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
-    /// Time to record, such as 500ms, 10s or 2m; until Ctrl-C or the end of the processes if not given
+    /// Length of the recording, such as 500ms, 10s or 2m [default: until Ctrl-C or the end of the processes]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
-    /// How to record; if not given, what a process's own emitter tells where it has one, else every call
+    /// How to record [default: sampled if the process has an emitter, else exact]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// Share of its time that a process may lose in governed mode, such as 1% or 0.5%
+    /// Share of its running time that a process may lose in governed mode, such as 1% or 0.5%
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "1%")]
     pub budget: f64,
-    /// In governed mode, do not keep books of blocks above 1 KiB beside the windows: only windows then tell of them
+    /// In governed mode, do not track blocks above 1 KiB outside the windows
     #[arg(long, hide_short_help = true)]
     pub no_large_blocks: bool,
-    /// File to write
+    /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.pb.gz")]
     pub output: PathBuf,
-    /// Watch child processes too (always so for a command)
+    /// Record child processes too (always on for a command)
     #[arg(long)]
     pub children: bool,
-    /// Ask at the end who holds what was allocated before the recording and what no stack owns, by place, owner and type: reads the whole
-    /// heap, two seconds of processor time a GiB
+    /// At the end, scan the heap and split the rows [before attach] and [unattributed] by root, owner and type; takes about two seconds of
+    /// CPU time per GiB
     #[arg(long)]
     pub owners: bool,
-    /// Take the stacks of frees too
+    /// Record the stacks of frees too
     #[arg(long)]
     pub free_stacks: bool,
-    /// Record operator new of jemalloc, tcmalloc and mimalloc on kernels before 6.13 too: there a std::bad_alloc that passes it ends the
-    /// process instead of being caught
+    /// On kernels before 6.13, also record operator new of jemalloc, tcmalloc and mimalloc: a std::bad_alloc thrown through it then ends
+    /// the process instead of being caught
     #[arg(long, hide_short_help = true)]
     pub probe_throwing: bool,
     /// Size of the buffer between the kernel and fragprof, in KiB; a power of two
@@ -79,17 +87,17 @@ pub struct RecordArgs {
 pub enum Mode {
     /// Every allocation and free
     Exact,
-    /// A sample that the process itself tells of (otel_memory or ddheap probes, as of `fragprof run`): live bytes by stack for some
-    /// nanoseconds a call
+    /// Samples from the process's own emitter (otel_memory or ddheap probes, as with `fragprof run`): live bytes by stack for a few
+    /// nanoseconds per call
     Sampled,
-    /// As much as the budget allows, in windows at random times; or what their emitters tell, if all processes have one
+    /// As much as the budget allows, in windows at random times; or the emitters' samples, if all processes have an emitter
     Governed,
 }
 
 /// Parses `1%` or `0.01` as a share.
 fn parse_share(text: &str) -> Result<f64, String> {
     let (digits, unit) = text.strip_suffix('%').map_or((text, 1.0), |digits| (digits, 0.01));
-    let value: f64 = digits.trim().parse().map_err(|_| format!("{text} is not a share such as 1%"))?;
+    let value: f64 = digits.trim().parse().map_err(|_| format!("{text} is not a percentage such as 1%"))?;
     let share = value * unit;
     if (0.0001..=1.0).contains(&share) { Ok(share) } else { Err(format!("{text} is not between 0.01% and 100%")) }
 }
@@ -117,7 +125,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// If a process cannot be watched or the profile not written.
 pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
-    // Before anything is attached: a recording that cannot be written is a waste.
+    // Before anything is attached, because a recording that cannot be written would be lost.
     output::check_writable(&args.output)?;
     let stop = stop_flag()?;
     for note in stopped(args) {
@@ -129,28 +137,28 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     if args.children || args.free_stacks || args.probe_throwing || args.owners {
         return Err(Failed::new(
             ExitStatus::Usage,
-            "--children, --free-stacks, --probe-throwing and --owners are for exact mode".to_owned(),
+            "--children, --free-stacks, --probe-throwing and --owners cannot be used in governed mode".to_owned(),
         )
         .into());
     }
     let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
     if !with.is_empty() && with.len() == args.pid.len() {
-        say!("fragprof: no budget is needed: every process has an emitter, which also tells live bytes, at a lower cost");
+        say!("fragprof: recording emitters' samples instead of windows: they cost less, and give live bytes");
         return record(args, &stop);
     }
     for pid in with {
-        say!("fragprof: process {pid} has an emitter, which also tells live bytes, at a lower cost; record it by itself to use it");
+        say!("fragprof: process {pid} has an emitter, whose samples cost less and give live bytes; record it by itself to use it");
     }
     governed(args, &stop)
 }
 
-/// Whether a process tells of its allocations by itself. What cannot be looked at is reported when it is watched.
+/// Whether a process has an emitter. A process that cannot be read is reported when it is watched.
 fn has_emitter(pid: Pid) -> bool {
     let found = Process::open(pid).ok().and_then(|process| Finder::new(Features::of_host().emulation()).find(&process).ok());
     found.is_some_and(|found| found.emitters.iter().any(Emitter::hears))
 }
 
-/// Records what an emitter tells, or every call.
+/// Records an emitter's samples, or every call.
 fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let options = Options {
         follow_children: args.children || !args.command.is_empty(),
@@ -166,7 +174,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         },
         ..Options::default()
     };
-    let waiting = progress::show(|| Said { what: "making ready: programs, unwind tables, probes".into(), share: None });
+    let waiting = progress::show(|| Said { what: "preparing: BPF programs, unwind tables, probes".into(), share: None });
     let mut recorder = Recorder::new(options).map_err(failed)?;
     start(args, &mut recorder)?;
     drop(waiting);
@@ -181,7 +189,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     for words in recorder.source_words() {
         say!("fragprof: {words}");
     }
-    // A command that was started has the terminal to itself.
+    // A started command has the terminal to itself.
     let shown = args.command.is_empty().then(|| recording(args.duration));
     while !stop.load(Ordering::Relaxed) {
         let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(recorder.elapsed()));
@@ -191,7 +199,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     }
     drop(shown);
     let ended = recorder.command_status();
-    let shown = progress::show(|| Said { what: "finishing: the last look at the heap, names of functions".into(), share: None });
+    let shown = progress::show(|| Said { what: "finishing: last census, function names".into(), share: None });
     let mut profile = recorder.finish().map_err(failed)?;
     drop(shown);
     profile.meta.notes.extend(stopped(args));
@@ -203,7 +211,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     }
 }
 
-/// Shows how much of the recording is over.
+/// Shows the progress of the recording.
 fn recording(duration: Option<Duration>) -> Progress {
     let began = Instant::now();
     progress::show(move || {
@@ -212,12 +220,12 @@ fn recording(duration: Option<Duration>) -> Progress {
     })
 }
 
-/// The end of a command that failed by itself: its status is passed on, as `time` and `perf record` do.
+/// The status of a command that failed by itself: it is passed on, as `time` and `perf record` do.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Passed {
     text: String,
-    /// The command's exit status, or 128 and the signal's number, as a shell has it.
+    /// The command's exit status, or 128 plus the signal number, as in a shell.
     pub code: u8,
 }
 
@@ -253,7 +261,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         let pid = Pid(child.id());
         command = Some(child);
         let deadline = Instant::now() + ALLOCATOR_WITHIN;
-        // Its C library comes a moment after its start.
+        // Its C library is mapped a moment after its start.
         while let Err(error) = governed.watch(pid, args.budget) {
             let ended = command.as_mut().is_some_and(|child| !matches!(child.try_wait(), Ok(None)));
             if ended || Instant::now() > deadline {
@@ -267,7 +275,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     drop(waiting);
     governed.begin();
     let began = Instant::now();
-    // The first probes are in before anybody is told that it records.
+    // The first probes are attached before the message says that it records.
     governed.step(Duration::ZERO);
     say!(
         "fragprof: recording under a budget of {}% {}",
@@ -281,7 +289,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
             break;
         }
         if let Some(child) = &mut command {
-            // Reaps it, so that its end is seen.
+            // Reaps the child, so that its end is noticed.
             let _ = child.try_wait();
         }
     }
@@ -317,28 +325,26 @@ fn start(args: &RecordArgs, recorder: &mut Recorder) -> anyhow::Result<()> {
     if args.children { recorder.hold_children().map_err(failed) } else { Ok(()) }
 }
 
-/// Which of the processes stand still, so that nobody takes their silence for thrift.
+/// The processes that are stopped: without a note, they would look as if they allocated nothing.
 fn stopped(args: &RecordArgs) -> Vec<String> {
     let stands = |pid: &&u32| Process::open(Pid(**pid)).is_ok_and(|process| process.is_stopped());
     let says = |pid: &u32| {
-        format!("process {pid} is stopped, by a signal or a debugger: it allocates nothing until it goes on (`kill -CONT {pid}`)")
+        format!("process {pid} is stopped, by a signal or a debugger: it allocates nothing until it is resumed (`kill -CONT {pid}`)")
     };
     args.pid.iter().filter(stands).map(says).collect()
 }
 
-/// Writes the profile, or what cannot be written there to another place: what was recorded cannot be recorded again.
+/// Writes the profile; if that fails, to another directory, because a recording cannot be repeated.
 fn write(profile: &Profile, path: &Path) -> anyhow::Result<()> {
     let Err(error) = output::to_file(path, |out| pprof::write(profile, out)) else { return Ok(()) };
     let refused = error.context(format!("cannot write the profile to {}", path.display()));
     match keep(profile, path, &[std::env::temp_dir(), "/var/tmp".into(), "/dev/shm".into()]) {
-        Some(kept) => Err(refused.context(format!("the recording is kept in {}: move it to where there is room", kept.display()))),
-        None => {
-            Err(refused.context("the recording is lost: there is room for it neither there nor in the directories for temporary files"))
-        }
+        Some(kept) => Err(refused.context(format!("the recording is kept in {}: move it to a disk with enough space", kept.display()))),
+        None => Err(refused.context("the recording is lost: there is no space for it there or in the directories for temporary files")),
     }
 }
 
-/// Writes the profile into the first directory that takes it.
+/// Writes the profile into the first directory where that succeeds.
 fn keep(profile: &Profile, path: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
     let mut name = OsString::from(format!("fragprof-{}-", std::process::id()));
     name.push(path.file_name().unwrap_or_default());
@@ -365,7 +371,7 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
     text
 }
 
-/// The exit status that belongs to a recorder's error.
+/// A recorder's error with its exit status.
 pub fn failed(error: recorder::Error) -> anyhow::Error {
     let status = match &error {
         recorder::Error::Capture(capture::Error::Load { .. }) | recorder::Error::Deaf | recorder::Error::NoWindows { .. } => {
@@ -391,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_that_cannot_be_written_is_kept_in_the_first_place_that_takes_it() {
+    fn a_profile_that_cannot_be_written_is_kept_in_the_first_writable_directory() {
         let room = tempfile::tempdir().unwrap();
         let places = ["/proc/no-such-place".into(), room.path().to_path_buf()];
         let kept = keep(&Profile::default(), Path::new("/full/out.pb.gz"), &places).unwrap();

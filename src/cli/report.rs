@@ -1,36 +1,43 @@
-//! `fragprof report`: a profile file for people, or as JSON.
+//! `fragprof report`: a profile as text or JSON.
 
 use std::path::{Path, PathBuf};
 
 use super::by::By;
+use super::help::examples;
 use super::{output, past};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::page::Layout;
 use crate::profile::text;
 use crate::profile::{Profile, json, pprof};
 
-/// Show who holds the memory: the stacks of a profile by one of its values, or what the agent's history has
+/// Show the call stacks of a profile, ranked by one of its values, or processes from the agent's history
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples(&[
+    ("fragprof report fragprof.pb.gz", "Live bytes by stack"),
+    ("fragprof report fragprof.pb.gz --by pinned", "Stacks that keep free memory from being returned"),
+    ("fragprof report --since 2h", "All processes in the agent's history of two hours"),
+    ("fragprof report --since 2h -p PID", "One of them over time"),
+]))]
 pub struct ReportArgs {
     /// Profile file (gzipped pprof)
     #[arg(required_unless_present = "since")]
     pub file: Option<PathBuf>,
-    /// Show the agent's history from so long ago, such as 2h, or from @SECONDS since 1970
+    /// Show the agent's history since this time: an age such as 2h, or @SECONDS since 1970
     #[arg(long, value_name = "TIME", value_parser = past::parse_time, conflicts_with = "file")]
     pub since: Option<f64>,
-    /// One process of the history over time; all of them without it
+    /// Show one process of the history over time [default: all processes]
     #[arg(short, long, value_name = "PID", requires = "since")]
     pub pid: Option<u32>,
     /// Directory of the agent's history [default: /var/lib/fragprof]
     #[arg(long, value_name = "DIRECTORY", requires = "since")]
     pub history: Option<PathBuf>,
-    /// Value to rank stacks by [default: live, or what the file has: survivors, else allocated]
+    /// Value to rank stacks by [default: the first of live, survivors, allocated that the file has]
     #[arg(long, value_enum)]
     pub by: Option<By>,
     /// Stacks to show [default: 20, with --json all]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
-    /// Callers to show of each stack
+    /// Callers to show per stack
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub callers: usize,
     /// Print one JSON object
@@ -44,7 +51,7 @@ const TOP_DEFAULT: usize = 20;
 /// Runs the command.
 ///
 /// # Errors
-/// If the file is no heap profile or does not have the value, or if the output cannot be written.
+/// If the file is not a heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     if let Some(since) = args.since {
         return past::report(&past::open(args.history.as_deref())?, since, args.pid, args.json);

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 
+use super::help::examples;
 use super::output::say;
 use crate::error::{ExitStatus, Failed};
 use crate::sampler::fit::{self, Unfit};
@@ -17,24 +18,29 @@ use crate::sampler::{
 
 /// Start a program with the in-process sampler
 ///
-/// The sampler is a library that the dynamic linker loads first (LD_PRELOAD). It marks a sample of the program's allocations, in
-/// proportion to their bytes, with the probes otel_memory:alloc and otel_memory:free; `fragprof record`, `agent` and other profilers
-/// attach to them. Until one does, a malloc and its free cost about a nanosecond more. The program takes the place of fragprof: its
-/// pid, signals and exit status are its own, and its children have the sampler too.
+/// The sampler is a library that the dynamic linker preloads (LD_PRELOAD). It samples the program's allocations in proportion to their
+/// bytes, and reports the samples and their frees through the probes otel_memory:alloc and otel_memory:free, to which `fragprof record`,
+/// `agent` and other profilers attach. Until one does, a malloc/free pair costs about a nanosecond more. The program replaces the fragprof
+/// process: pid, signals and exit status are the program's own. Its children inherit the sampler.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["install", "command"])))]
+#[command(after_help = examples(&[
+    ("fragprof run -- CMD ARGS", "Start a command with the sampler"),
+    ("fragprof run --sample-bytes 65536 -- CMD ARGS", "Sample more densely"),
+    ("fragprof run --install /usr/lib/fragprof", "Write the libraries, for a container image"),
+]))]
 pub struct RunArgs {
-    /// Mean distance of samples in allocated bytes; 524288 if neither this nor FRAGPROF_SAMPLE_BYTES is given
+    /// Mean distance between samples, in allocated bytes [default: FRAGPROF_SAMPLE_BYTES, or 524288]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(SAMPLE_BYTES_MIN..=SAMPLE_BYTES_MAX))]
     pub sample_bytes: Option<u64>,
-    /// Samples a second, on a processor or in a thread, beyond which the distance grows, 0 = it never does; 250 if neither this nor
-    /// FRAGPROF_SAMPLES_PER_SECOND is given
+    /// Samples per second, on a CPU or in a thread, above which the distance grows; 0 = no limit [default: FRAGPROF_SAMPLES_PER_SECOND,
+    /// or 250]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=SAMPLES_PER_SECOND_MAX))]
     pub samples_per_second: Option<u64>,
-    /// Write the sampler's libraries into a folder and end: for images, and for LD_PRELOAD by hand
+    /// Write the sampler's libraries into this directory and exit, for container images and for LD_PRELOAD by hand
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["sample_bytes", "samples_per_second"])]
     pub install: Option<PathBuf>,
-    /// Program to start, after --
+    /// Command to start, after --
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
@@ -42,7 +48,7 @@ pub struct RunArgs {
 /// Starts the program in place of this one.
 ///
 /// # Errors
-/// If the program cannot run with the sampler, the library not be put anywhere, or the program not be started.
+/// If the program cannot run with the sampler, or the library cannot be written anywhere, or the program cannot be started.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(folder) = &args.install {
         for path in library::install(folder)? {
@@ -58,7 +64,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         say!("fragprof: {doubt}");
     }
     let path = library::place(fit.flavour)?;
-    let mut command = Command::new(args.command.first().context("no program is given")?);
+    let mut command = Command::new(args.command.first().context("no command is given")?);
     command.args(args.command.iter().skip(1)).env("LD_PRELOAD", preload(&path, std::env::var_os("LD_PRELOAD").as_deref()));
     if let Some(bytes) = args.sample_bytes {
         command.env(SAMPLE_BYTES_VARIABLE, bytes.to_string());
@@ -70,7 +76,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     Err(Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())).into())
 }
 
-/// The library first: in front of an allocator that is preloaded too. A second `fragprof run` does not add a second sampler.
+/// Puts the library first, in front of an allocator that is preloaded too. A nested `fragprof run` does not add a second sampler.
 fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let Some(already) = already else { return value };

@@ -1,19 +1,23 @@
-//! `fragprof sites`: the size-selective sites of a build of glibc, as a line of the table that is shipped.
+//! `fragprof sites`: the size-selective sites of a build of glibc, as a line for the table that fragprof ships.
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
 
+use super::help::examples;
 use super::output;
 use crate::probe::large;
 
-/// Run a build of glibc in a sandbox and print the places in it that only large blocks pass
+/// Run a build of glibc in a sandbox and print the instructions that only large blocks reach
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof sites /lib/x86_64-linux-gnu/libc.so.6", "The line for this machine's glibc"),
+]))]
 pub struct SitesArgs {
-    /// The C library, libc.so.6 of the build
+    /// The build's C library, libc.so.6
     pub library: PathBuf,
-    /// Its dynamic loader; ld-linux-x86-64.so.2 beside the library if not given
+    /// Its dynamic loader [default: ld-linux-x86-64.so.2 in the library's directory]
     #[arg(long)]
     pub loader: Option<PathBuf>,
 }
@@ -24,8 +28,7 @@ pub struct SitesArgs {
 /// If the library cannot be read or run, or the output cannot be written.
 pub fn run(args: &SitesArgs) -> anyhow::Result<()> {
     let beside = || args.library.parent().map(|folder| folder.join("ld-linux-x86-64.so.2"));
-    let loader =
-        args.loader.clone().or_else(beside).context("the library has no folder in which its loader could be: name it with --loader")?;
+    let loader = args.loader.clone().or_else(beside).context("cannot tell the library's directory: give its loader with --loader")?;
     let line = large::try_anew(&args.library, &loader)?;
     output::to_stdout(|out| writeln!(out, "{line}"))
 }

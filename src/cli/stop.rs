@@ -1,4 +1,4 @@
-//! Being asked to stop: the first signal ends the work in good order, a later one ends the command at once.
+//! Signals to stop: the first one ends the work in an orderly way, a later one ends the command at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,14 +8,14 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level;
 
-/// Signals that come within this time are one request: `timeout -s INT` signals the command and then its whole process group, and a
-/// profile must not be lost for that.
+/// Signals within this time count as one request: `timeout -s INT` signals the command and then its whole process group, and the profile
+/// must not be lost because of that.
 const ONE_REQUEST_MS: u64 = 500;
 
-/// Set by SIGINT, SIGTERM and SIGHUP. Another one half a second later or more ends the command at once, as if nobody listened.
+/// Set by SIGINT, SIGTERM and SIGHUP. Another one half a second later or more ends the command at once, as by default.
 ///
 /// # Errors
-/// If the signals cannot be listened for.
+/// If the handlers cannot be installed.
 pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let first_ms = Arc::new(AtomicU64::new(0));
@@ -32,7 +32,7 @@ pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
         };
         // SAFETY: the handler reads a clock, works on atomics and may end the process: all of it is async-signal-safe
         // (signal-safety(7)); it allocates nothing, locks nothing and does not panic.
-        unsafe { low_level::register(signal, heard) }.context("cannot listen for signals")?;
+        unsafe { low_level::register(signal, heard) }.context("cannot install signal handlers")?;
     }
     Ok(stop)
 }

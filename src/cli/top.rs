@@ -1,4 +1,4 @@
-//! `fragprof top`: who holds the memory of processes, live.
+//! `fragprof top`: the memory of processes, live.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
+use super::help::examples;
 use super::record::{failed, parse_duration};
 use super::stop::stop_flag;
 use super::{log, output};
@@ -27,48 +28,53 @@ use crate::tui::sample::{Sample, SortKey};
 use crate::tui::text;
 use crate::units::Pid;
 
-/// Show live who holds the memory of processes: live bytes, allocation rate, heap, top stacks
+/// Show the memory of all processes live, or one process with its live bytes, allocation rate and top stacks
 ///
-/// Without --pid all processes are shown, as this machine's agent sees them, or, where there is none, by a census of this command's own:
-/// neither costs the processes anything. With --pid each malloc and free of the target costs about 2 µs while it is watched, and stacks are
-/// shown; what was allocated before is unknown. On a terminal the view is interactive (? lists its keys); otherwise each sample is printed
-/// as text, or with --json as one object a line.
+/// Without --pid it shows all processes, as the agent of this machine sees them, or, if no agent runs, by a census of its own; neither sets
+/// probes in them. With --pid it traces every malloc and free of the process, at about 2 µs per pair, or records its emitter's samples if it
+/// has one, and shows call stacks; what was allocated before is unknown. On a terminal the view is interactive (? lists the keys); elsewhere
+/// each sample is printed as text, or with --json as one object per line.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("fragprof top", "All processes"),
+    ("fragprof top --url http://node7:9746 --token-file token", "All processes of another machine's agent"),
+    ("sudo fragprof top -p PID", "One process, with its call stacks"),
+    ("sudo fragprof top -p PID --once --json", "One sample as JSON"),
+]))]
 pub struct TopArgs {
-    /// Process to watch call by call; may be given several times
+    /// Process to trace; can be given several times
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
-    /// Show what an agent sees: http://HOST:PORT, or unix:PATH for its socket. Costs the processes nothing. Without it and without --pid,
-    /// the agent of this machine is shown if it answers
+    /// Agent to show: http://HOST:PORT, or unix:PATH for its socket [default: the agent of this machine, if it answers]
     #[arg(long, value_name = "URL", conflicts_with = "pid")]
     pub url: Option<String>,
-    /// File with the agent's token
+    /// File that contains the agent's token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Time between two samples, such as 500ms or 5s
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
-    /// Print one sample, taken after one interval, and leave
+    /// Print one sample, taken after one interval, and exit
     #[arg(long)]
     pub once: bool,
     /// Print samples as JSON objects
     #[arg(long)]
     pub json: bool,
-    /// Value that the printed stacks are ranked by
+    /// Value to rank printed stacks by
     #[arg(long, value_enum, default_value_t = Sort::Live)]
     pub sort: Sort,
 }
 
-/// What stacks are ranked by.
+/// The value by which stacks are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
     /// Live bytes
     Live,
     /// Live blocks
     Count,
-    /// Bytes allocated a second
+    /// Bytes allocated per second
     Bytes,
-    /// Allocations a second
+    /// Allocations per second
     Allocations,
     /// Bytes by which the address space grew
     Growth,
@@ -86,17 +92,17 @@ impl From<Sort> for SortKey {
     }
 }
 
-/// How long the recording is driven before it is asked whether to stop.
+/// Longest step of the recording between two checks of the stop flag.
 const STEP: Duration = Duration::from_millis(100);
-/// How long it is driven between two samples at least.
+/// Shortest step of the recording between two samples.
 const STEP_MIN: Duration = Duration::from_millis(10);
-/// Samples that may wait for the view. One is enough: a view that is late wants the newest.
+/// Samples that may wait for the view. One is enough: a late view needs only the newest.
 const SAMPLES_WAITING: usize = 1;
 
 /// Runs the command.
 ///
 /// # Errors
-/// If a process cannot be watched, or the output not written.
+/// If a process cannot be watched, or the output cannot be written.
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
     let prints = args.once || args.json || !is_terminal();
@@ -118,10 +124,10 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     show(args, recorder, &stop)
 }
 
-/// Where this machine's agent listens unless configured otherwise.
+/// The default addresses of this machine's agent.
 const LOCAL_AGENTS: [&str; 2] = ["unix:/run/fragprof/agent.sock", "http://127.0.0.1:9746"];
 
-/// The agent named, or that of this machine if it answers, or else a collector of this command's own.
+/// The given agent, or that of this machine if it answers, or else a census of this command's own.
 fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
     let token = args.token_file.as_ref().map(|path| {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -144,13 +150,13 @@ fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
     Ok(Feed::Embedded(Embedded::start().context("cannot start the census thread")?))
 }
 
-/// Shows all processes. Returns the one that is to be recorded, if the user chose one.
+/// Shows all processes. Returns the one to record, if the user selected one.
 fn of_all(args: &TopArgs, prints: bool, stop: &AtomicBool) -> anyhow::Result<Option<u32>> {
     let feed = feed(args)?;
     if !prints {
         let settings = Settings { title: feed.title(), can_record: matches!(feed, Feed::Embedded(_)), colour: output::colour() };
         let wanted = Arc::<Wanted>::default();
-        let samples = source::start(feed, args.interval, Arc::clone(&wanted)).context("cannot start the thread that asks for samples")?;
+        let samples = source::start(feed, args.interval, Arc::clone(&wanted)).context("cannot start the thread that fetches samples")?;
         let held = log::hold();
         let shown = node::live::show(&samples, &wanted, &settings, stop);
         drop(held);
@@ -174,8 +180,8 @@ fn is_terminal() -> bool {
     io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Drives the collector until `due`, `stop`, or the end of the processes, and a little even if it is late: the recording must be looked
-/// after. Returns whether to go on after a sample.
+/// Drives the collector until `due`, `stop`, or the end of the processes, and for a short time even if it is late, because the recording's
+/// periodic work must be done. Returns whether to continue after a sample.
 fn drive(collector: &mut Collector, due: Instant, stop: &AtomicBool) -> bool {
     while !stop.load(Ordering::Relaxed) {
         let left = due.saturating_duration_since(Instant::now());
@@ -190,20 +196,20 @@ fn drive(collector: &mut Collector, due: Instant, stop: &AtomicBool) -> bool {
 }
 
 fn print(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result<()> {
-    // Nobody waits at a key: each sample is whole.
+    // No user waits for a key press: each sample can be complete.
     let mut collector = Collector::new(recorder, Duration::MAX);
-    // The first sample is what the rates of the next are counted from.
+    // The first sample is the base for the rates of the next.
     collector.sample();
     let mut due = Instant::now();
     loop {
-        // Samples that came late are not made up for.
+        // Late samples are not repeated.
         due = Instant::now().max(due + args.interval);
         let go_on = drive(&mut collector, due, stop);
         let sample = collector.sample();
         let page = if args.json { object(&sample)? } else { text::page(&sample, args.sort.into()) };
         let mut out = io::stdout().lock();
         match out.write_all(page.as_bytes()).and_then(|()| out.flush()) {
-            // The reader has what it wanted (`| head`).
+            // The reader closed the pipe (`| head`).
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written.context("cannot write to standard output")?,
         }
@@ -225,7 +231,7 @@ fn show(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result
     let left = live::show(&samples, stop, output::colour());
     drop(held);
     done.store(true, Ordering::Relaxed);
-    // Before the thread is waited for: it must not wait for the view.
+    // Dropped before the join: the thread must not wait for the view.
     drop(samples);
     let collected = thread.join();
     match left.context("the terminal failed")? {
@@ -236,18 +242,18 @@ fn show(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result
 
 fn collect(recorder: Recorder, interval: Duration, samples: SyncSender<Sample>, done: Arc<AtomicBool>) -> io::Result<JoinHandle<()>> {
     Builder::new().name("fragprof-top".into()).spawn(move || {
-        // Half of an interval for names at most, so that samples come in time.
+        // At most half an interval for symbol names, so that samples are in time.
         let mut collector = Collector::new(recorder, interval / 2);
         let mut due = Instant::now();
         loop {
             let go_on = drive(&mut collector, due, &done);
             let sample = collector.sample();
             if !go_on {
-                // The last picture must arrive, however late the view is; a view that has left takes none.
+                // The last sample must arrive, however late the view is; a closed view takes none.
                 let _ = samples.send(sample);
                 return;
             }
-            // A view that is late misses this one.
+            // A late view misses this sample.
             let _ = samples.try_send(sample);
             due = Instant::now().max(due + interval);
         }
