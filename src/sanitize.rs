@@ -1,5 +1,5 @@
-//! Makes text from watched processes safe to show: names of functions, files and processes may hold any character, escape sequences
-//! for terminals among them.
+//! Makes text from watched processes safe to show: names of functions, files and processes may contain any character, including terminal
+//! escape sequences.
 
 use std::borrow::Cow;
 
@@ -24,7 +24,7 @@ pub fn terminal(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// As [`terminal`], for text of several lines of our own making, such as an error with advice: line feeds stay.
+/// Like [`terminal`], for fragprof's own text of several lines, such as an error with advice: line feeds stay.
 pub fn lines(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| c != '\n' && is_unsafe(c)) {
         return Cow::Borrowed(text);
@@ -32,7 +32,7 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.split('\n').map(terminal).collect::<Vec<_>>().join("\n"))
 }
 
-/// The text as one frame of a folded stack: `;` parts frames and a line is one stack, so both are replaced.
+/// The text as one frame of a folded stack: `;` separates frames and a line is one stack, so `;` and line breaks are replaced.
 pub fn folded(text: &str) -> Cow<'_, str> {
     let safe = terminal(text);
     if safe.contains(';') { Cow::Owned(safe.replace(';', ":")) } else { safe }

@@ -1,7 +1,7 @@
-//! `blocked_space`: who keeps the end of a heap up.
+//! `blocked_space`: the stacks whose blocks keep the end of a heap from being lowered.
 //!
 //! glibc returns memory by itself only from the top of each heap (`systrim`, `heap_trim`). The highest live chunk of a heap is charged
-//! with the whole free pages under it, down to the next live chunk, which would block in turn.
+//! with the whole free pages below it, down to the next live chunk, which would be the next to block.
 
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ pub struct BlockedSpace {
     pub bytes: BytesByStack,
     /// Heaps whose highest live chunk blocks at least a page.
     pub heaps: u64,
-    /// Heaps of which nothing can be said: under the highest known block lie bytes that may belong to blocks from before the
+    /// Heaps for which the blocked bytes are not known: bytes below the highest known block may belong to blocks from before the
     /// recording, or it may not be the highest.
     pub unknown_heaps: u64,
 }
 
-/// Blocked space of heaps that shrink only at their top. `heaps` are the address ranges of each (sorted, disjoint), `ranges` what is
-/// known of them, `spans` their blocks or chunks; all by address.
+/// Blocked space of heaps that shrink only at their top. `heaps` are the address ranges of each (sorted, disjoint), `ranges` the coverage
+/// of their parts, `spans` their blocks or chunks; all by address.
 pub fn blocked_space(
     heaps: &[Range<u64>],
     ranges: &[HeapRange],
@@ -56,7 +56,7 @@ pub fn blocked_space(
     (blocked, misfits)
 }
 
-/// The upper part of the heap under way: its highest live chunk so far, and what lies under and above it.
+/// The upper part of the current heap: its highest live chunk so far, and what lies below and above it.
 #[derive(Default)]
 struct Tail {
     /// The highest live chunk's stack; `None` before the first live chunk.
@@ -82,7 +82,7 @@ impl Tail {
 
     fn free(&mut self, range: Range<u64>) {
         match self.above.last_mut() {
-            // Two ranges of one heap that touch: a page may lie across.
+            // Two adjacent ranges of one heap: a page may span both.
             Some(last) if last.end == range.start => last.end = range.end,
             _ => self.above.push(range),
         }
@@ -134,7 +134,7 @@ mod tests {
         let ranges = [range(0x10000..0x30000, Coverage::Complete)];
         let spans = [live(0x10000, 0x100, 1), live(0x18800, 0x100, 2), live(0x20800, 0x20, 3)];
         let (blocked, _) = blocked_space(std::slice::from_ref(&(0x10000..0x30000)), &ranges, spans, &AllResident);
-        // From 0x19000 to 0x20000: seven pages. What lies above the chunk is the top and goes back by itself.
+        // From 0x19000 to 0x20000: seven pages. What lies above the chunk is the top, which is returned by itself.
         assert_eq!(blocked.bytes.of(StackId(3)), 7 * 4096);
         assert_eq!(blocked.bytes.total_bytes(), 7 * 4096);
     }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_where_older_blocks_may_lie_under_the_highest_known_one() {
+    fn blocked_bytes_are_unknown_where_older_blocks_may_lie_below_the_highest_known_one() {
         let ranges = [range(0x10000..0x18000, Coverage::Partial), range(0x18000..0x20000, Coverage::Complete)];
         let heaps = std::slice::from_ref(&(0x10000..0x20000));
         let (blocked, _) = blocked_space(heaps, &ranges, [live(0x1c000, 16, 1)], &AllResident);

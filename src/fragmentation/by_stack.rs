@@ -1,15 +1,14 @@
-//! Bytes by stack, with what lived before the recording and what no known stack owns kept apart.
+//! Bytes by stack, with separate sums for blocks from before the recording and for unattributed bytes.
 
 use crate::units::StackId;
 
-/// Stack ids are dense and have 20 bits (`ledger`): a vector by id is the smallest map. A larger id is a mistake and is not given room.
+/// Stack ids are dense and have 20 bits (`ledger`): a vector indexed by id is the smallest map. A larger id is a bug and gets no space.
 const STACKS_MAX: u32 = 1 << 20;
 
-/// Stands for the stacks of what was allocated before the recording: nobody knows them, but they are not the recording's. No ledger
-/// gives this id out.
+/// Stands for the unknown stacks of blocks allocated before the recording. No ledger assigns this id.
 pub const BEFORE_ATTACH: StackId = StackId(u32::MAX);
 
-/// Bytes charged to stacks. The sum over stacks plus the bytes from before the recording plus the unattributed bytes is exactly the
+/// Bytes charged to stacks. The sum over stacks, plus the bytes from before the recording, plus the unattributed bytes, is exactly the
 /// total.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BytesByStack {
@@ -36,22 +35,22 @@ impl BytesByStack {
         self.by_id[index] = self.by_id[index].saturating_add(bytes);
     }
 
-    /// What one stack was charged.
+    /// The bytes charged to one stack.
     pub fn of(&self, stack: StackId) -> u64 {
         self.by_id.get(stack.0 as usize).copied().unwrap_or(0)
     }
 
-    /// The stacks that were charged something, by id.
+    /// The stacks with charged bytes, by id.
     pub fn iter(&self) -> impl Iterator<Item = (StackId, u64)> + '_ {
         self.by_id.iter().enumerate().filter(|&(_, &bytes)| bytes > 0).map(|(id, &bytes)| (StackId(id as u32), bytes))
     }
 
-    /// What was charged to [`BEFORE_ATTACH`].
+    /// The bytes charged to [`BEFORE_ATTACH`].
     pub fn before_attach_bytes(&self) -> u64 {
         self.before_attach_bytes
     }
 
-    /// Adds what another account charged.
+    /// Adds the charges of another account.
     pub fn add(&mut self, other: &Self) {
         for (stack, bytes) in other.iter() {
             self.charge(Some(stack), bytes);
@@ -60,12 +59,12 @@ impl BytesByStack {
         self.charge(None, other.unattributed_bytes);
     }
 
-    /// What no known stack owns.
+    /// Bytes without a known stack.
     pub fn unattributed_bytes(&self) -> u64 {
         self.unattributed_bytes
     }
 
-    /// Everything.
+    /// All bytes.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lived_before_is_neither_a_stacks_nor_unattributed_and_the_sum_is_exact() {
+    fn bytes_from_before_the_recording_are_neither_a_stacks_nor_unattributed_and_the_sum_is_exact() {
         let mut bytes = BytesByStack::default();
         bytes.charge(Some(StackId(7)), 5);
         bytes.charge(Some(BEFORE_ATTACH), 11);

@@ -1,7 +1,7 @@
-//! Which causes hold, how sure each is, and the sentence that says so; the first is the verdict. Pure.
+//! The findings on a process: each cause that holds, with its confidence and a sentence; the first is the verdict. Pure.
 //!
-//! The malloc heap is judged by itself, and so is what lies outside it: each that holds is a finding. Growth comes first, then trouble in
-//! the heap if it is a share of the process that matters, then what lies outside.
+//! The malloc heap and the memory outside it are judged separately, and each cause that holds is a finding. Growth comes first, then
+//! trouble in the heap if it is a relevant share of the process, then the memory outside.
 
 use super::estimated;
 use super::outside;
@@ -10,26 +10,27 @@ use super::verdict::{Confidence, Evidence, Finding, Kind};
 use crate::census::Census;
 use crate::units::{HumanBytes, HumanDuration, counted};
 
-/// Share of the resident heap that must be free before anything but "healthy" is said, in percent. Allocators keep some 10 % in passing.
+/// Share of the resident heap that must be free for any verdict on free memory, in percent. Allocators usually keep about 10 %.
 const FREE_PERCENT_MIN: u64 = 20;
-/// Free bytes below which a heap is healthy whatever its shares: nobody's node dies of them.
+/// Free bytes below which a heap is healthy whatever its shares: too few to matter on any machine.
 const FREE_BYTES_MIN: u64 = 16 << 20;
-/// Share of the process's resident bytes from which on trouble in the heap is the verdict though most memory lies outside, in percent.
+/// Smallest share of the process's resident bytes for which trouble in the heap is the verdict although most memory lies outside it, in
+/// percent.
 const TROUBLE_PERCENT_MIN: u64 = 3;
 /// Time that a climb must last without slackening before it is called a leak: within it, a cache that fills looks the same.
 const LEAK_SECONDS_MIN: f64 = 1800.0;
-/// Looks that a leak needs.
+/// Fewest samples for a leak.
 const LEAK_LOOKS_MIN: u64 = 8;
-/// Time looked at from which on what is steady is so with more than little confidence: loads come and go within minutes.
+/// Shortest observation for which a steady heap has more than low confidence: loads change within minutes.
 const LONG_S: f64 = 300.0;
-/// Difference of live bytes between two looks that is told.
+/// Smallest difference of live bytes between two samples that is reported.
 const GROWN_BYTES_MIN: u64 = 1 << 20;
 /// The same as a share of live bytes, in percent.
 const GROWN_PERCENT_MIN: u64 = 2;
-/// Arenas that hold something, from which on they can be a blow-up.
+/// Fewest arenas in use for an arena blow-up.
 pub(super) const ARENAS_MIN: usize = 8;
 
-/// What holds of a census with its evidence; at least one finding, the verdict first.
+/// The findings on a census with its evidence: at least one, the verdict first.
 pub(super) fn decide(census: &Census, evidence: &Evidence) -> Vec<Finding> {
     if !census.walk.usable {
         return vec![Finding::unknown("the heap could not be read well enough for a verdict".into())];
@@ -53,7 +54,7 @@ pub(super) fn decide(census: &Census, evidence: &Evidence) -> Vec<Finding> {
     findings
 }
 
-/// What holds of a heap alone, where nothing is known of what lies outside it.
+/// The findings on a heap alone, where the memory outside it is not known.
 pub(super) fn of_heap(evidence: &Evidence) -> Vec<Finding> {
     let mut findings: Vec<Finding> = evidence.change.iter().filter_map(|change| live_grows(evidence, change)).collect();
     let heap = state_of_heap(evidence);
@@ -63,10 +64,10 @@ pub(super) fn of_heap(evidence: &Evidence) -> Vec<Finding> {
     findings
 }
 
-/// Kinds of mappings that may be the heap of an allocator nobody here understands.
+/// Kinds of mappings that may be the heap of an unknown allocator.
 const MAY_BE_A_HEAP: [&str; 2] = ["other_anonymous", "brk_not_malloc"];
 
-/// No verdict where an allocator was not understood: what is its own and what is not cannot be told apart.
+/// No verdict if an allocator could not be read: its memory cannot be distinguished from other memory.
 fn unread_allocator(census: &Census, evidence: &Evidence) -> Option<Finding> {
     let of =
         |kinds: &[&str]| evidence.not_malloc.iter().filter(|part| kinds.contains(&part.kind)).map(|part| part.resident_bytes).sum::<u64>();
@@ -75,31 +76,32 @@ fn unread_allocator(census: &Census, evidence: &Evidence) -> Option<Finding> {
     if may_be_heap < FREE_BYTES_MIN {
         return None;
     }
-    // What is certainly no heap is the larger part all the same: the verdict stands.
+    // Most of the memory is certainly not a heap: the verdict stands.
     if certain > may_be_heap.saturating_add(evidence.ladder.resident_bytes) {
         return None;
     }
     let reason = match census.layout_unknown.first() {
         Some(reason) => reason.clone(),
         None if census.heaps.is_empty() => {
-            "no allocator that can be read was found (glibc, jemalloc, musl, gperftools tcmalloc): a heap may be among the anonymous mappings".into()
+            "no readable allocator was found (glibc, jemalloc, musl, gperftools tcmalloc): one of the anonymous mappings may be a heap"
+                .into()
         }
         None => return None,
     };
     Some(Finding::unknown(format!(
-        "{} of {} resident may be heap or not: {reason}",
+        "{} of {} resident may or may not be heap: {reason}",
         HumanBytes(may_be_heap),
         HumanBytes(evidence.rss_bytes)
     )))
 }
 
-/// Memory that grows: the heap's live bytes, or else what lies outside.
+/// Growing memory: the heap's live bytes, or else the memory outside it.
 fn growing(evidence: &Evidence, change: &Change) -> Option<Finding> {
     live_grows(evidence, change).or_else(|| outside_grows(evidence, change))
 }
 
-/// Live bytes that grow. From their size alone a cache that fills and a leak are the same until the one is full, so a climb is a leak only
-/// once it has lasted; two looks make neither.
+/// Growing live bytes. By size alone a cache that fills and a leak look the same until the cache is full, so growth is a leak only once it
+/// has lasted; two samples show neither.
 fn live_grows(evidence: &Evidence, change: &Change) -> Option<Finding> {
     let grown = u64::try_from(change.live_bytes_delta).unwrap_or(0);
     let over = HumanDuration(change.seconds);
@@ -108,33 +110,34 @@ fn live_grows(evidence: &Evidence, change: &Change) -> Option<Finding> {
             let lasting = change.span_s >= LEAK_SECONDS_MIN && change.looks >= LEAK_LOOKS_MIN && !change.live_slackens;
             let rate = HumanBytes(change.live_bytes_per_s.max(0.0) as u64);
             let text = format!(
-                "the low-water mark of live bytes rose by {} in {over}, {rate} a second, over {}",
+                "the low-water mark of live bytes rose by {} in {over}, {rate} per second, over {}",
                 HumanBytes(grown),
-                counted(change.looks, "look")
+                counted(change.looks, "sample")
             );
             Some(if lasting {
-                let text = format!("{text}, and has not slackened for {}: a cache that fills would have", HumanDuration(change.span_s));
+                let text =
+                    format!("{text}, and has not slowed down for {}, as a cache that fills would have", HumanDuration(change.span_s));
                 Finding::new(Kind::Leak, Confidence::Medium, Some(grown), text)
             } else {
-                let why = if change.live_slackens { ", more slowly of late, as a cache that fills does" } else { "" };
+                let why = if change.live_slackens { ", and is slowing down, as a cache that fills does" } else { "" };
                 let confidence = if change.span_s >= LONG_S { Confidence::Medium } else { Confidence::Low };
                 Finding::new(Kind::Growing, confidence, Some(grown), format!("{text}{why}"))
             })
         }
         Shape::Unknown if is_much(grown, evidence.ladder.live_bytes.unwrap_or(0)) => {
-            let text = format!("live bytes were {} more after {over}: {} only", HumanBytes(grown), counted(change.looks, "look"));
+            let text = format!("live bytes were {} higher after {over}, by only {}", HumanBytes(grown), counted(change.looks, "sample"));
             Some(Finding::new(Kind::Growing, Confidence::Low, Some(grown), text))
         }
         _ => None,
     }
 }
 
-/// Whether a difference between two looks is worth telling.
+/// Whether a difference between two samples is large enough to report.
 fn is_much(grown: u64, live: u64) -> bool {
     grown >= GROWN_BYTES_MIN && grown.saturating_mul(100) >= live.saturating_mul(GROWN_PERCENT_MIN)
 }
 
-/// Memory outside malloc that grows, other than what has a limit of its own.
+/// Growing memory outside malloc, other than kinds with a limit of their own.
 fn outside_grows(evidence: &Evidence, change: &Change) -> Option<Finding> {
     if change.outside_shape != Shape::Growing {
         return None;
@@ -146,14 +149,14 @@ fn outside_grows(evidence: &Evidence, change: &Change) -> Option<Finding> {
         "memory outside malloc rose by {} in {} over {}; the largest part of it is {} with {}",
         HumanBytes(grown),
         HumanDuration(change.seconds),
-        counted(change.looks, "look"),
+        counted(change.looks, "sample"),
         largest.kind,
         HumanBytes(largest.resident_bytes)
     );
     Some(Finding::new(Kind::Growing, confidence, Some(grown), text))
 }
 
-/// Most of the memory is not the heap's; `None` if it is. Every process has code mapped, which is nothing to explain.
+/// Most of the memory is outside the heap; `None` if it is not. Mapped code, which every process has, is not counted.
 fn elsewhere(census: &Census, evidence: &Evidence) -> Option<Finding> {
     let parts = || evidence.not_malloc.iter().filter(|part| outside::counts(part.kind));
     let bytes = parts().map(|part| part.resident_bytes).fold(0, u64::saturating_add);
@@ -165,7 +168,7 @@ fn elsewhere(census: &Census, evidence: &Evidence) -> Option<Finding> {
     let confidence = if sure && evidence.change.is_some() { Confidence::High } else { Confidence::Medium };
     let java = outside::java_heap(census).map_or_else(String::new, |java| format!("; {java}"));
     let text = format!(
-        "{} of {} resident is not malloc's; the largest part is {} with {}{java}",
+        "{} of {} resident is outside malloc; the largest part is {} with {}{java}",
         HumanBytes(bytes),
         HumanBytes(evidence.rss_bytes),
         largest.kind,
@@ -174,14 +177,14 @@ fn elsewhere(census: &Census, evidence: &Evidence) -> Option<Finding> {
     Some(Finding::new(Kind::NotMalloc, confidence, Some(bytes), text))
 }
 
-/// What the heap's own figures say of the moment.
+/// The finding on the heap's present state.
 fn state_of_heap(evidence: &Evidence) -> Finding {
     let ladder = &evidence.ladder;
     let (Some(live), Some(free)) = (ladder.live_bytes, ladder.free_resident_bytes) else {
         if let Some(estimate) = evidence.occupancy_est {
             return estimated::state_of_heap(evidence, &estimate);
         }
-        return Finding::unknown("what is live and what is free was not looked at".into());
+        return Finding::unknown("live and free bytes were not measured".into());
     };
     if let Some(bloat) = huge_pages(evidence) {
         return bloat;
@@ -199,11 +202,11 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
         .into_iter()
         .max_by_key(|&(_, bytes)| bytes)
         .unwrap_or((Kind::Healthy, 0));
-    // What caches keep is their doing, though a trim would give whole pages of it back.
+    // Cached bytes are attributed to the caches, even if a trim would release whole pages of them.
     let (kind, bytes) = if cached.saturating_mul(2) > free { (Kind::Cache, cached) } else { (kind, bytes) };
-    // Free memory that is spread over many arenas comes from their number, whatever its form.
+    // Free memory that is spread over many arenas is attributed to their number, whatever its kind.
     let (kind, bytes) = if arenas.saturating_mul(4) >= free.saturating_mul(3) { (Kind::ArenaBlowUp, arenas) } else { (kind, bytes) };
-    // Memory that is free at one look may be so in passing.
+    // Memory that is free in one sample may be free only temporarily.
     let has_most = bytes.saturating_mul(2) >= free;
     let is_still = evidence.change.is_some_and(|change| matches!(change.live_shape, Shape::Steady | Shape::Levelled));
     let confidence = if has_most && is_still { Confidence::High } else { Confidence::Medium };
@@ -220,29 +223,29 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
     Finding::new(kind, confidence, Some(bytes), text)
 }
 
-/// Where free bytes lie that make this verdict.
+/// Where the free bytes behind this verdict are.
 pub(super) fn where_it_lies(kind: Kind) -> &'static str {
     match kind {
-        Kind::Hoarding => "lies in whole free pages that the allocator keeps",
-        Kind::Fragmentation => "lies on pages that also hold live blocks",
-        Kind::Cache => "is kept by thread caches and fastbins",
+        Kind::Hoarding => "is in whole free pages that the allocator keeps",
+        Kind::Fragmentation => "is on pages that also hold live blocks",
+        Kind::Cache => "is in thread caches and fastbins",
         _ => "is free",
     }
 }
 
-/// Whether so many free bytes of a heap are no trouble.
+/// Whether so few free bytes of a heap are no trouble.
 pub(super) fn is_little(free: u64, resident: u64) -> bool {
     free < FREE_BYTES_MIN || free.saturating_mul(100) < resident.saturating_mul(FREE_PERCENT_MIN)
 }
 
-/// Free bytes that lie in many arenas but the main one; 0 where there are few, or one of them has most.
+/// Free bytes in arenas other than the main one; 0 if there are few arenas, or one of them has most.
 fn spread_over_arenas(evidence: &Evidence) -> u64 {
     let all = evidence.other_arenas_free_bytes;
     let is_spread = evidence.arenas >= ARENAS_MIN && evidence.other_arena_free_bytes_max.saturating_mul(2) <= all;
     if is_spread { all } else { 0 }
 }
 
-/// Little is free, or only in passing. How sure that is depends on how long was looked: a leak has little free memory too.
+/// Little is free, or only temporarily. The confidence depends on the time observed: a leak has little free memory too.
 fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool) -> Finding {
     let ladder = &evidence.ladder;
     let mut text = format!(
@@ -259,13 +262,13 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
                 Shape::Unknown => {}
                 Shape::Steady | Shape::Growing => text.push_str(&format!("; live bytes did not grow in {over}")),
                 Shape::ComesAndGoes => text.push_str(&format!(
-                    "; live bytes come and go by {} in {over}, and what they come back to does not rise",
+                    "; live bytes swing by {} in {over}, and their low-water mark does not rise",
                     HumanBytes(change.live_swing_bytes)
                 )),
                 Shape::Refilling => {
-                    text.push_str(&format!("; live bytes rise, within what the process held before, over {over}"));
+                    text.push_str(&format!("; live bytes rose over {over}, but only within memory that the process held before"));
                 }
-                Shape::Levelled => text.push_str(&format!("; live bytes rose within {over}, and then no more")),
+                Shape::Levelled => text.push_str(&format!("; live bytes rose, then stopped rising, within {over}")),
             }
             match change.live_shape {
                 Shape::Unknown | Shape::Growing | Shape::Refilling => Confidence::Low,
@@ -275,13 +278,13 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
         }
     };
     if passes {
-        text.push_str(&format!("; as little as {} was free meanwhile", HumanBytes(lasting)));
+        text.push_str(&format!("; at the lowest only {} was free", HumanBytes(lasting)));
     }
     Finding::new(Kind::Healthy, confidence, None, text)
 }
 
-/// Memory that is resident only because its pages are huge; `None` unless that is much, and more than any other cause has. What is free can
-/// be zero too: a trim splits huge pages, so the other causes come first.
+/// Memory that is resident only because its pages are huge; `None` unless that is much, and more than any other cause has. Free bytes can
+/// be zero too, and a trim splits huge pages, so the other causes come first.
 pub(super) fn huge_pages(evidence: &Evidence) -> Option<Finding> {
     let ladder = &evidence.ladder;
     let zero = evidence.huge_zero_bytes_est?.min(ladder.huge_bytes);

@@ -1,7 +1,7 @@
-//! What a sample of a heap settles by itself, before the heap is walked. Pure.
+//! Findings that a sample of a heap allows before the heap is walked in full. Pure.
 //!
-//! The same bounds as for counted bytes hold, at both ends of an interval of two standard errors. Where the ends disagree, or the largest
-//! cause is not clearly the largest, nothing is said: a walk will tell.
+//! The bounds are the same as for counted bytes, applied at both ends of an interval of two standard errors. If the ends disagree, or the
+//! largest cause is not clearly the largest, the result is unknown until a full walk.
 
 use super::decide::{ARENAS_MIN, huge_pages, is_little, where_it_lies};
 use super::verdict::{Confidence, Evidence, Finding, Kind};
@@ -11,7 +11,7 @@ use crate::units::HumanBytes;
 /// Standard errors on each side.
 const ERRORS: u64 = 2;
 
-/// What the estimate says of the heap at this moment.
+/// The finding that the estimate allows on the heap's present state.
 pub(super) fn state_of_heap(evidence: &Evidence, estimate: &OccupancyEstimate) -> Finding {
     if let Some(bloat) = huge_pages(evidence) {
         return bloat;
@@ -19,7 +19,7 @@ pub(super) fn state_of_heap(evidence: &Evidence, estimate: &OccupancyEstimate) -
     let resident = evidence.ladder.resident_bytes;
     let (free, error) = (estimate.free_resident_bytes_est, estimate.free_resident_bytes_stderr.saturating_mul(ERRORS));
     let about = format!(
-        "of {} resident in the malloc heap, {} ± {} is free, by a sample of it",
+        "of {} resident in the malloc heap, {} ± {} is free, estimated from a sample",
         HumanBytes(resident),
         HumanBytes(free),
         HumanBytes(error)
@@ -28,22 +28,22 @@ pub(super) fn state_of_heap(evidence: &Evidence, estimate: &OccupancyEstimate) -
         return Finding::new(Kind::Healthy, Confidence::Low, None, about);
     }
     if is_little(free.saturating_sub(error), resident) {
-        return Finding::unknown(format!("{about}: too near the bound for a verdict"));
+        return Finding::unknown(format!("{about}: too close to the bound for a verdict"));
     }
     if evidence.arenas >= ARENAS_MIN {
-        return Finding::unknown(format!("{about}: how much of it each arena holds takes a walk"));
+        return Finding::unknown(format!("{about}: only a full walk shows how much of it each arena holds"));
     }
     let cached = estimate.cached_bytes_est.min(free);
     let mut causes =
         [(Kind::Hoarding, estimate.trimmable_bytes_est), (Kind::Fragmentation, estimate.pinned_bytes_est), (Kind::Cache, cached)];
     causes.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
     let [(kind, bytes), (_, second), _] = causes;
-    // What caches keep is their doing, whatever pages it lies on: from half of the free bytes on, as for counted ones.
+    // Cached bytes are attributed to the caches, whatever pages they are on, if they are half of the free bytes or more, as for counted bytes.
     let by_caches = |cached: u64| cached.saturating_mul(2) > free;
     let (kind, bytes) = match (by_caches(cached.saturating_sub(error)), by_caches(cached.saturating_add(error))) {
         (true, _) => (Kind::Cache, cached),
         (false, false) if bytes > second.saturating_add(error) => (kind, bytes),
-        _ => return Finding::unknown(format!("{about}: which cause has most of it takes a walk")),
+        _ => return Finding::unknown(format!("{about}: only a full walk shows which cause has most of it")),
     };
     Finding::new(kind, Confidence::Low, Some(bytes), format!("{about}; {} of that {}", HumanBytes(bytes), where_it_lies(kind)))
 }
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_settles_what_lies_clear_of_the_bounds() {
+    fn a_sample_gives_a_verdict_where_it_is_clear_of_the_bounds() {
         assert_eq!(kind(500, 40, 10, [20, 20, 0], 1), Kind::Healthy);
         assert_eq!(kind(500, 300, 20, [250, 50, 0], 1), Kind::Hoarding);
         assert_eq!(kind(500, 300, 20, [50, 250, 0], 1), Kind::Fragmentation);
@@ -77,12 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn what_its_error_leaves_open_is_unknown() {
+    fn a_sample_too_close_to_a_bound_gives_no_verdict() {
         assert_eq!(kind(500, 90, 10, [80, 10, 0], 1), Kind::Unknown);
         assert_eq!(kind(500, 110, 10, [80, 10, 0], 1), Kind::Unknown);
         assert_eq!(kind(500, 300, 20, [160, 140, 0], 1), Kind::Unknown);
         assert_eq!(kind(500, 300, 20, [200, 100, 160], 1), Kind::Unknown);
-        // By arenas a sample does not tell.
+        // A sample does not measure arenas.
         assert_eq!(kind(500, 300, 20, [250, 50, 0], 8), Kind::Unknown);
         assert_eq!(kind(500, 40, 10, [20, 20, 0], 8), Kind::Healthy);
     }

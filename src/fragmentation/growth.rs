@@ -1,4 +1,4 @@
-//! `growth_space`: who made the heap grow while enough free bytes were lying around.
+//! `growth_space`: the stacks that made the heap grow while enough free bytes were available.
 
 use super::by_stack::BytesByStack;
 use crate::units::StackId;
@@ -6,11 +6,11 @@ use crate::units::StackId;
 /// One growth of a heap: brk, a new arena heap, an mmap by the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Growth {
-    /// Who asked for the block that made the heap grow.
+    /// The stack that requested the block for which the heap grew.
     pub stack: Option<StackId>,
     /// Bytes by which the extent grew.
     pub grown_bytes: u64,
-    /// Bytes that were asked for.
+    /// Bytes requested.
     pub requested_bytes: u64,
     /// Free bytes of the heap at that moment; `None` if not known.
     pub free_bytes: Option<u64>,
@@ -19,18 +19,18 @@ pub struct Growth {
 /// The account of a heap's growth.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrowthSpace {
-    /// Growth while free bytes ≥ the request existed, by stack.
+    /// Growth while at least as many bytes as requested were free, by stack.
     pub bytes: BytesByStack,
     /// All growth, by stack.
     pub all: BytesByStack,
-    /// Growth of which the free bytes at that moment are not known.
+    /// Growth for which the free bytes at that moment are not known.
     pub unknown_bytes: u64,
     /// Number of growths.
     pub growths: u64,
 }
 
 impl GrowthSpace {
-    /// Books a growth.
+    /// Adds a growth to the account.
     pub fn add(&mut self, growth: &Growth) {
         self.growths += 1;
         self.all.charge(growth.stack, growth.grown_bytes);
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_charged_only_where_free_bytes_would_have_done() {
+    fn growth_is_charged_only_where_enough_bytes_were_free() {
         let mut growth = GrowthSpace::default();
         let one = Growth { stack: Some(StackId(4)), grown_bytes: 135_168, requested_bytes: 4096, free_bytes: Some(4096) };
         growth.add(&one);

@@ -1,4 +1,4 @@
-//! The ladder of a heap: extent ≥ resident ≥ live, and what the free part of it is worth. Pure.
+//! The ladder of a heap: extent ≥ resident ≥ live, and the free part by kind. Pure.
 
 use serde::Serialize;
 
@@ -10,25 +10,25 @@ use crate::census::HeapAccount;
 pub struct Ladder {
     /// Address space held.
     pub extent_bytes: u64,
-    /// In memory.
+    /// In RAM.
     pub resident_bytes: u64,
     /// In swap.
     pub swapped_bytes: u64,
-    /// In memory in huge pages.
+    /// In RAM, in huge pages.
     pub huge_bytes: u64,
-    /// In use, resident or not; `None` if the census did not look.
+    /// In use, resident or not; `None` if the census did not measure it.
     pub live_bytes: Option<u64>,
     /// In use and resident.
     pub live_resident_bytes: Option<u64>,
     /// Free bytes that are resident.
     pub free_resident_bytes: Option<u64>,
-    /// What a trim or a purge would give back now.
+    /// What a trim or a purge would release now.
     pub trimmable_bytes: Option<u64>,
-    /// Free bytes on pages with live bytes.
+    /// Free bytes on pages that also hold live bytes.
     pub pinned_bytes: Option<u64>,
-    /// Free whole pages that a trim leaves.
+    /// Whole free pages that a trim leaves.
     pub kept_bytes: Option<u64>,
-    /// Thread caches and fastbins.
+    /// Free bytes in thread caches and fastbins.
     pub cached_bytes: Option<u64>,
     /// Neither understood nor read.
     pub unknown_bytes: u64,
@@ -55,7 +55,7 @@ impl Ladder {
         }
     }
 
-    /// The ladder of all heaps of a process together; a step that one of them does not know is unknown.
+    /// The ladder of all heaps of a process together; a step that is unknown for one of them is unknown.
     #[must_use]
     pub fn of_all(heaps: &[HeapAccount]) -> Self {
         let mut heaps = heaps.iter().map(Self::of);

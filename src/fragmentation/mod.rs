@@ -2,20 +2,20 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | [`by_stack`] | bytes by stack, unattributed apart |
-//! | [`pinned`] | free bytes on pages that live blocks keep |
+//! | [`by_stack`] | bytes by stack, and unattributed bytes |
+//! | [`pinned`] | free bytes on pages that also hold live blocks |
 //! | [`blocked`] | free pages under the highest live chunk of a heap |
-//! | [`growth`] | growth while free bytes were lying around |
-//! | [`ladder`] | extent, resident, live, and what the free part is worth |
+//! | [`growth`] | growth while enough free bytes were available |
+//! | [`ladder`] | extent, resident, live, and the free part by kind |
 //! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
 //! | [`survey`] | one walk over a heap: sums by range, and pinning |
-//! | [`trend`] | how live bytes, and what is outside malloc, go over several looks |
-//! | `outside` | what is resident outside malloc: what counts, what can grow, what helps |
-//! | `decide` | which causes hold, the verdict first |
-//! | `estimated` | what a sample of a heap settles before a walk |
-//! | `remedy` | what would help, by allocator |
-//! | [`verdict`] | what is wrong, with evidence and remedies |
-//! | [`recorded`] | the verdict on a profile: what its censuses and its stacks say |
+//! | [`trend`] | how live bytes, and memory outside malloc, change over several samples |
+//! | `outside` | resident memory outside malloc: which kinds count, which can grow, remedies |
+//! | `decide` | the findings, the verdict first |
+//! | `estimated` | findings from a sample of a heap, before a full walk |
+//! | `remedy` | remedies, by allocator |
+//! | [`verdict`] | the verdict, with evidence and remedies |
+//! | [`recorded`] | the verdict on a profile, from its censuses and stacks |
 
 pub mod blocked;
 pub mod by_stack;

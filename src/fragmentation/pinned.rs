@@ -1,8 +1,8 @@
-//! `pinned_space`: who keeps free bytes from going back, page by page.
+//! `pinned_space`: the stacks whose blocks keep free bytes from being returned, page by page.
 //!
 //! On every resident page with live bytes L > 0 and free bytes F > 0, each live block is charged F × (its bytes on the page) / L. A
-//! huge page is one page of 2 MiB: one live byte on it keeps all of it. What no known stack owns is charged to `[unattributed]` and
-//! never spread over the others.
+//! huge page is one page of 2 MiB: one live byte on it keeps all of it. The share of live bytes without a known stack is charged to
+//! `[unattributed]` and never spread over the others.
 //!
 //! Integer bytes, none lost: the charges of a page are the steps of `floor(F × bytes so far / L)`, which ends at F.
 
@@ -21,7 +21,7 @@ pub struct PinnedSpace {
 }
 
 impl PinnedSpace {
-    /// Charges a page's free bytes to those who live on it.
+    /// Charges a page's free bytes to the blocks that are live on it.
     pub fn add(&mut self, page: &PageView<'_>) {
         let (live, free) = (page.live_bytes, page.free_bytes);
         if !page.resident || live == 0 || free == 0 {
@@ -53,7 +53,7 @@ mod tests {
     use crate::heap::pages::{HUGE_PAGE_BYTES, Owner, PageStates, PageSums, Span, visit_pages};
     use crate::units::StackId;
 
-    /// Pages by a bit pattern; the second huge page is one.
+    /// Resident pages by a bit pattern; of the two possible huge pages, the second is one.
     struct Pattern(u64);
     impl PageStates for Pattern {
         fn is_resident(&self, page: u64) -> bool {

@@ -1,4 +1,4 @@
-//! The two ratios, each with the bytes behind it: after a trim, extent stays while RSS falls, so neither can be read alone.
+//! The two ratios, with the bytes behind them: after a trim the extent stays while RSS falls, so neither can be read alone.
 
 /// `fragmentation_ratio = 1 − live / resident`: 0 is perfect. `extent_ratio = extent / live`: 1 is perfect.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -9,19 +9,19 @@ pub struct Ratios {
     pub resident_bytes: u64,
     /// Address space of the heap.
     pub extent_bytes: u64,
-    /// Of the resident bytes, those of which it is not known whether they are free. They are taken as live, so that the fragmentation
-    /// ratio is a lower bound and the extent ratio too. 0 after a census that understood everything.
+    /// Resident bytes of which it is not known whether they are free. They count as live, which makes both ratios lower bounds. 0 after a
+    /// census that understood everything.
     pub unknown_bytes: u64,
 }
 
 impl Ratios {
-    /// `1 − (live + unknown) / resident`; `None` if nothing is resident. Live bytes that were never touched or are swapped out can make live
-    /// larger than resident: that is no fragmentation, 0.
+    /// `1 − (live + unknown) / resident`; `None` if nothing is resident. If live is larger than resident, because of live bytes that were
+    /// never touched or are swapped out, there is no fragmentation: 0.
     pub fn fragmentation_ratio(&self) -> Option<f64> {
         (self.resident_bytes > 0).then(|| (1.0 - self.used_bytes() / self.resident_bytes as f64).max(0.0))
     }
 
-    /// `extent / (live + unknown)`; `None` if nothing is either.
+    /// `extent / (live + unknown)`; `None` if both are 0.
     pub fn extent_ratio(&self) -> Option<f64> {
         let used_bytes = self.used_bytes();
         (used_bytes > 0.0).then(|| self.extent_bytes as f64 / used_bytes)
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_follow_their_definitions_and_are_absent_where_they_mean_nothing() {
+    fn ratios_follow_their_definitions_and_are_absent_where_undefined() {
         let ratios = Ratios { live_bytes: 25, resident_bytes: 100, extent_bytes: 200, unknown_bytes: 0 };
         assert_eq!((ratios.fragmentation_ratio(), ratios.extent_ratio()), (Some(0.75), Some(8.0)));
         assert_eq!(Ratios { live_bytes: 101, ..ratios }.fragmentation_ratio(), Some(0.0));

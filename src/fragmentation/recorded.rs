@@ -1,4 +1,4 @@
-//! The verdict on a profile: the heap at the end of a recording, its change since the start, and the stacks to blame. Pure.
+//! The verdict on a profile: the heap at the end of a recording, its change since the start, and the stacks responsible. Pure.
 
 use super::decide::of_heap;
 use super::ladder::Ladder;
@@ -10,31 +10,31 @@ use crate::units::{HumanBytes, counted};
 
 /// Stacks named in the remedies.
 const STACKS_NAMED: usize = 3;
-/// Trims that give back less are not worth a line.
+/// A trim that would release less is not listed.
 const TRIM_BYTES_MIN: u64 = 1 << 20;
-/// A fall of live bytes from their peak to the end, from which on they are said to come and go.
+/// Smallest fall of live bytes from their peak to the end that makes their shape "comes and goes".
 const SWING_BYTES_MIN: u64 = 1 << 20;
 
-/// Judges the process of a profile with the largest heap; `None` if the profile is of no process.
+/// Judges the process of a profile with the largest heap; `None` if the profile names no process.
 #[must_use]
 pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
     let size = |process: &&Process| process.heap.and_then(|heap| heap.resident_bytes).or(process.peak_inuse_bytes).unwrap_or(0);
     let process = profile.meta.processes.iter().max_by_key(size)?;
-    let mut unknowns = vec!["a profile knows nothing of the memory outside malloc: fragprof explain PID does".to_owned()];
+    let mut unknowns = vec!["memory outside malloc: a profile does not have it, fragprof explain PID does".to_owned()];
     match profile.meta.processes.len() {
         1 => {}
-        2 => unknowns.push("the smaller process of the profile is not judged".into()),
-        several => unknowns.push(format!("the {} smaller processes of the profile are not judged", several - 1)),
+        2 => unknowns.push("the smaller process of the profile: only the largest one is judged".into()),
+        several => unknowns.push(format!("the {} smaller processes of the profile: only the largest one is judged", several - 1)),
     }
     if process.heap.is_none() {
-        unknowns.push("no heap at the end: the process had ended, or could not be read".into());
+        unknowns.push("the heap at the end: the process had ended, or could not be read".into());
     }
     let change = change(profile, process);
     unknowns.push(match change {
-        None => "no census at the start: whether live bytes grew is not known".into(),
+        None => "whether live bytes grew: there was no census at the start".into(),
         Some(_) => {
-            "two looks only, at the start and at the end: whether live bytes went up and down between them, as a load, or a table that \
-                    is filled and flushed, makes them, is not known"
+            "whether live bytes rose and fell between the start and the end, as a varying load, or a table that is filled and flushed, \
+                    causes it: there were only these two samples"
                 .into()
         }
     });
@@ -60,7 +60,7 @@ fn sources(profile: &Profile, process: &Process) -> Vec<Source> {
         sources.push(Source::new("heap, in use, trimmable, pinned", "census of the allocator's own metadata at the end of the recording"));
     }
     if process.at_start.is_some() && process.heap.is_some() {
-        sources.push(Source::new("change", "the difference from the census at the start"));
+        sources.push(Source::new("change", "difference from the census at the start"));
     }
     sources.push(Source::new("stacks", profile.meta.source_words(process)));
     let governed = profile.meta.governed.iter().find(|governed| governed.pid == process.pid);
@@ -68,7 +68,7 @@ fn sources(profile: &Profile, process: &Process) -> Vec<Source> {
         let from = crate::units::grouped(large.from_bytes);
         sources.push(Source::new(
             "stacks of large blocks",
-            format!("every block from {from} bytes on that was handed out since they are watched"),
+            format!("every block of {from} bytes or more that was allocated since tracking began"),
         ));
     }
     sources
@@ -88,8 +88,8 @@ fn ladder(heap: &HeapSummary) -> Ladder {
     }
 }
 
-/// From the census at the start to the one at the end. Where more of what was recorded was live once than at the end, live bytes do not
-/// just climb.
+/// From the census at the start to the one at the end. If more of the recorded bytes were live at some time than at the end, live bytes do
+/// not only rise.
 fn change(profile: &Profile, process: &Process) -> Option<Change> {
     let (start, end) = (process.at_start?, process.heap?);
     let look = |at_s, heap: HeapSummary| {
@@ -107,7 +107,7 @@ fn change(profile: &Profile, process: &Process) -> Option<Change> {
     }
 }
 
-/// By how much live bytes had fallen from their peak when the recording ended, as far as it tells.
+/// By how much live bytes had fallen from their recorded peak when the recording ended.
 fn fallen_bytes(profile: &Profile, process: &Process, end: &Look) -> u64 {
     let by_census = process.at_peak.and_then(|peak| peak.heap.live_bytes).map_or(0, |peak| peak.saturating_sub(end.live_bytes));
     let has_inuse = profile.meta.kinds.contains(ValueKind::InuseSpace);
@@ -117,7 +117,7 @@ fn fallen_bytes(profile: &Profile, process: &Process, end: &Look) -> u64 {
     by_census.max(by_record)
 }
 
-/// What gives back whole free pages. Of several allocators the one that the program brought serves its malloc, not the C library's.
+/// The call that releases whole free pages. Of several allocators the one that the program brings serves its malloc, not the C library's.
 fn trim_by_name(allocators: &[String]) -> &'static str {
     let known = || allocators.iter().map(|name| Allocator::of_name(name).unwrap_or_default().row());
     let serving = known().find(|row| row.trim.is_some() && !row.gives_way).or_else(|| known().find(|row| row.gives_way));
@@ -146,17 +146,17 @@ fn remedies(profile: &Profile, process: &Process, findings: &[Finding], heap: &H
     for (name, _, bytes) in largest(profile, process, ValueKind::BlockedSpace).into_iter().take(1) {
         if !is_healthy {
             list.push(Remedy {
-                action: format!("let {name} allocate its long-lived blocks before the load, or apart"),
+                action: format!("let {name} allocate its long-lived blocks before the load, or in a pool of their own"),
                 predicted_bytes: Some(bytes),
                 at_most: true,
-                basis: "whole free pages under its block at a heap's end, which the allocator would return by itself if it went".into(),
+                basis: "whole free pages below its block at the end of a heap, which the allocator would return by itself if the block were freed".into(),
             });
         }
     }
     list
 }
 
-/// What keeps memory: the stacks that hold most, by the best that the profile has of them.
+/// Remedies for growth: the stacks that hold most, by the best value that the profile has.
 fn of_leak(profile: &Profile, process: &Process) -> Vec<Remedy> {
     let remedies = |kind, blocks, what: &str| -> Vec<Remedy> {
         let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {
@@ -174,30 +174,30 @@ fn of_leak(profile: &Profile, process: &Process) -> Vec<Remedy> {
     let mut list = remedies(ValueKind::InuseSpace, ValueKind::InuseObjects, "");
     if list.is_empty() {
         list = remedies(ValueKind::LargeSpace, ValueKind::LargeObjects, " above 1 KiB");
-        list.extend(survivors(profile, process, |name| format!("look at what {name} keeps")));
+        list.extend(survivors(profile, process, |name| format!("check what {name} keeps")));
     }
     list
 }
 
-/// What lies between free pages: the stacks that pin most, or those whose blocks live long where nobody knows that.
+/// Remedies for fragmentation: the stacks that pin most, or, if that is not known, those whose blocks live long.
 fn of_fragmentation(profile: &Profile, process: &Process) -> Vec<Remedy> {
     let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {
         action: format!("allocate the blocks of {name} early or from a pool of their own"),
         predicted_bytes: Some(bytes),
         at_most: true,
         basis: format!(
-            "free bytes on the pages of its {} of live blocks: what is saved if all of them go elsewhere",
+            "free bytes on the pages of its {} of live blocks: what would be saved if all of them were elsewhere",
             HumanBytes(stack.values.get(ValueKind::LiveSpace).max(stack.values.get(ValueKind::InuseSpace)))
         ),
     };
     let list: Vec<Remedy> = largest(profile, process, ValueKind::PinnedSpace).into_iter().map(remedy).collect();
     match list.is_empty() {
-        true => survivors(profile, process, |name| format!("look at whether the blocks of {name} can come from a pool of their own")),
+        true => survivors(profile, process, |name| format!("check whether the blocks of {name} can come from a pool of their own")),
         false => list,
     }
 }
 
-/// The stacks whose blocks live long, of windows: an estimate of what was made, not of what lives.
+/// The stacks whose blocks live long, from windows: an estimate of what was allocated, not of what is live.
 fn survivors(profile: &Profile, process: &Process, action: impl Fn(&str) -> String) -> Vec<Remedy> {
     let Some(age_s) = profile.meta.survivor_age_s.filter(|_| profile.meta.mode == Mode::Governed) else { return Vec::new() };
     let remedy = |(name, stack, bytes): (String, &Stack, u64)| {
@@ -213,13 +213,13 @@ fn survivors(profile: &Profile, process: &Process, action: impl Fn(&str) -> Stri
             action: action(&name),
             predicted_bytes: None,
             at_most: false,
-            basis: format!("{about} from windows, which do not tell what still lives"),
+            basis: format!("{about} from windows, which do not show what is still live"),
         }
     };
     largest(profile, process, ValueKind::SurvivorSpace).into_iter().map(remedy).collect()
 }
 
-/// The 95 % interval of a stack's value, where it is an estimate.
+/// The 95 % interval of a stack's value, if it is an estimate.
 fn interval(stack: &Stack, kind: ValueKind) -> String {
     match stack.errors.get(kind) {
         0 => String::new(),
@@ -227,12 +227,12 @@ fn interval(stack: &Stack, kind: ValueKind) -> String {
     }
 }
 
-/// The profile with one stack a function that asked for memory, however it was called: a remedy is for a function, and names it once.
+/// The profile with one stack per allocating function, however it was called: a remedy is for a function, and names it once.
 fn by_title(profile: &Profile) -> Profile {
     let mut titled = Profile::new(profile.meta.clone());
     for stack in profile.stacks() {
         let mut frames: Vec<&Frame> = profile.frames_of(stack).collect();
-        // What no stack owns is no function's, whoever holds it.
+        // Unattributed bytes belong to no function, whatever holds them.
         if profile.is_rest(stack) {
             frames = frames.split_off(frames.len() - 1);
         }
@@ -243,7 +243,7 @@ fn by_title(profile: &Profile) -> Profile {
     titled
 }
 
-/// The stacks of a process with the most of a value, by the function that asked for the memory.
+/// The stacks of a process with the most of a value, by the function that allocated the memory.
 fn largest<'a>(profile: &'a Profile, process: &Process, kind: ValueKind) -> Vec<(String, &'a Stack, u64)> {
     let named = |stack: &&Stack| {
         let frames: Vec<_> = profile.frames_of(stack).collect();
@@ -283,7 +283,7 @@ mod tests {
         // The end is the peak.
         process.peak_inuse_bytes = Some(16 << 20);
         let (_, verdict) = judge(&profile).unwrap();
-        // Two looks make no leak.
+        // Two samples make no leak.
         assert_eq!((verdict.verdict, verdict.confidence), (Kind::Growing, Confidence::Low));
         assert_eq!(verdict.evidence.change.map(|change| (change.seconds, change.live_bytes_delta)), Some((10.0, 16 << 20)));
         assert!(verdict.remedies[0].action.contains("Session::create"), "{:?}", verdict.remedies);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn of_windows_a_leak_names_large_blocks_that_live_and_whose_blocks_live_long() {
+    fn growth_in_a_governed_profile_names_live_large_blocks_and_the_stacks_whose_blocks_live_long() {
         let mut profile = shop();
         profile.meta.mode = Mode::Governed;
         profile.meta.survivor_age_s = Some(10.0);
@@ -329,7 +329,7 @@ mod tests {
         let [large, small, ..] = &verdict.remedies[..] else { panic!("{:?}", verdict.remedies) };
         assert_eq!((large.action.as_str(), large.predicted_bytes), ("free what keeps_large keeps", Some(3 << 20)));
         assert!(large.basis.contains("3 blocks above 1 KiB"), "{large:?}");
-        assert_eq!((small.action.as_str(), small.predicted_bytes), ("look at what keeps_small keeps", None));
+        assert_eq!((small.action.as_str(), small.predicted_bytes), ("check what keeps_small keeps", None));
         assert!(small.basis.contains("9.00 MiB of its bytes outlived 10 s"), "{small:?}");
     }
 

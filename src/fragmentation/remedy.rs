@@ -1,8 +1,8 @@
-//! What would help against what was found, with the setting's name and the bytes it would save. Pure.
+//! Remedies for the findings, with the name of the setting and the bytes it would save. Pure.
 //!
-//! Remedies follow the allocator. What is counted (a trim, a purge) comes first; a setting whose effect on this program nobody has measured
-//! comes after it, with `at_most`: what fewer arenas save depends on how the threads' blocks come to lie, and is often a tenth of what the
-//! arenas hold free.
+//! Remedies depend on the allocator. Counted amounts (a trim, a purge) come first; settings whose effect on this program is not measured
+//! follow, with `at_most`: what fewer arenas save depends on where the threads' blocks end up, and is often a tenth of what the arenas hold
+//! free.
 
 use super::outside;
 use super::trend::Shape;
@@ -11,11 +11,11 @@ use crate::allocator;
 use crate::census::{ArenaAccount, Census, HeapAccount};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
-/// Trims and purges that give back less are not worth a line.
+/// A trim or purge that would release less is not listed.
 const TRIM_BYTES_MIN: u64 = 1 << 20;
 
-/// The remedies for a census: those against the verdict's own cause first, then those against the other findings, then what else would give
-/// back memory, by how much.
+/// The remedies for a census: those for the verdict's own cause first, then those for the other findings, then what else would release
+/// memory, by amount.
 pub(super) fn remedies(findings: &[Finding], census: &Census, evidence: &Evidence) -> Vec<Remedy> {
     let mut all: Vec<Remedy> = findings.iter().flat_map(|finding| against(finding.verdict, census, evidence)).collect();
     if findings.iter().any(|finding| finding.verdict != Kind::Healthy) {
@@ -33,7 +33,7 @@ pub(super) fn remedies(findings: &[Finding], census: &Census, evidence: &Evidenc
     list
 }
 
-/// What helps against one cause.
+/// The remedies for one cause.
 fn against(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
     let mut heaps: Vec<&HeapAccount> = census.heaps.iter().collect();
     heaps.sort_by_key(|heap| std::cmp::Reverse(heap.resident_bytes));
@@ -60,7 +60,7 @@ fn setting(heap: &HeapAccount, name: &str) -> Option<u64> {
     heap.settings.iter().find(|setting| setting.name == name).map(|setting| setting.value)
 }
 
-/// What gives back whole free pages now; `None` where that is little, or the allocator has no call for it.
+/// The call that releases whole free pages now; `None` if they are few, or the allocator has no such call.
 fn trim(heap: &HeapAccount) -> Option<Remedy> {
     let bytes = heap.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN)?;
     let allocator::Remedy { action, basis } = heap.allocator.row().trim?;
@@ -68,14 +68,14 @@ fn trim(heap: &HeapAccount) -> Option<Remedy> {
     Some(Remedy { action: action.into(), predicted_bytes: Some(bytes), at_most: false, basis })
 }
 
-/// What an allocator that gives pages back in time holds of them, and how long it waits; `None` where it does not tell.
+/// The free pages that an allocator returns after a time, and how long it waits; `None` if not known.
 fn decay(heap: &HeapAccount) -> Option<String> {
     let (dirty, muzzy) = (heap.dirty_bytes?, heap.muzzy_bytes?);
     let mut arenas: Vec<u64> = heap.arenas.iter().map(|arena| arena.dirty_bytes.unwrap_or(0).max(arena.muzzy_bytes.unwrap_or(0))).collect();
     arenas.retain(|&bytes| bytes > 0);
     let most = arenas.iter().max().copied().unwrap_or(0);
     Some(format!(
-        "{} dirty ({}), {} muzzy ({}), in {}, at most {} in one",
+        "{} dirty ({}), {} muzzy ({}), in {}, at most {} in one of them",
         HumanBytes(dirty),
         waits(heap, |arena| (arena.dirty_bytes, arena.dirty_decay_ms)),
         HumanBytes(muzzy),
@@ -85,7 +85,7 @@ fn decay(heap: &HeapAccount) -> Option<String> {
     ))
 }
 
-/// How long the arenas that hold pages of a kind keep them; all arenas where none holds any.
+/// How long the arenas that hold pages of a kind keep them; of all arenas if none holds any.
 fn waits(heap: &HeapAccount, of: impl Fn(&ArenaAccount) -> (Option<u64>, Option<i64>)) -> String {
     let holding: Vec<_> = heap.arenas.iter().map(&of).filter(|(bytes, _)| bytes.is_some_and(|bytes| bytes > 0)).collect();
     let all: Vec<_> = heap.arenas.iter().map(&of).collect();
@@ -93,15 +93,15 @@ fn waits(heap: &HeapAccount, of: impl Fn(&ArenaAccount) -> (Option<u64>, Option<
     times.sort_unstable();
     times.dedup();
     match times[..] {
-        [Some(-1)] => "never given back".into(),
-        [Some(0)] => "given back at once".into(),
-        [Some(ms)] => format!("given back within {}", HumanDuration(ms as f64 / 1e3)),
+        [Some(-1)] => "never returned".into(),
+        [Some(0)] => "returned at once".into(),
+        [Some(ms)] => format!("returned within {}", HumanDuration(ms as f64 / 1e3)),
         [None] | [] => "how long they are kept is not known".into(),
         _ => "kept for a time that differs by arena".into(),
     }
 }
 
-/// Whose the growing bytes are; and where it is not malloc's memory that grows, what that is.
+/// Remedies for growth: how to find the growing stacks, or, if memory outside malloc grows, advice on its kind.
 fn growth(evidence: &Evidence) -> Vec<Remedy> {
     let Some(change) = evidence.change else { return Vec::new() };
     if change.outside_shape == Shape::Growing && change.live_shape != Shape::Growing {
@@ -121,11 +121,11 @@ fn growth(evidence: &Evidence) -> Vec<Remedy> {
     vec![Remedy {
         action:
             "find the growing stacks: fragprof record -p PID --mode governed -d 60s, then fragprof report --by survivors; or exactly, at a \
-                 higher price: fragprof record -p PID -d 60s, then fragprof report --by live"
+                 higher cost: fragprof record -p PID -d 60s, then fragprof report --by live"
                 .into(),
         predicted_bytes: None,
         at_most: false,
-        basis: format!("{grown} more in {}; only a recording tells whose they are", HumanDuration(change.seconds)),
+        basis: format!("{grown} more in {}; only a recording shows the stacks that allocated them", HumanDuration(change.seconds)),
     }]
 }
 
@@ -137,25 +137,25 @@ fn fragmentation(evidence: &Evidence) -> Remedy {
                 .into(),
         predicted_bytes: evidence.ladder.pinned_bytes,
         at_most: true,
-        basis: "free bytes on pages that also hold live blocks: what is saved if all of those blocks go elsewhere".into(),
+        basis: "free bytes on pages that also hold live blocks: what would be saved if all of those blocks were elsewhere".into(),
     }
 }
 
 fn huge_pages(evidence: &Evidence) -> Remedy {
     Remedy {
         action:
-            "keep the heap out of huge pages: GLIBC_TUNABLES=glibc.malloc.hugetlb=0 or MALLOC_CONF=thp:never where they are asked for, \
-                 no madvise(MADV_HUGEPAGE) by the program, and /sys/kernel/mm/transparent_hugepage/enabled at madvise"
+            "keep the heap out of huge pages: GLIBC_TUNABLES=glibc.malloc.hugetlb=0 or MALLOC_CONF=thp:never if the allocator requests them, \
+                 no madvise(MADV_HUGEPAGE) in the program, and /sys/kernel/mm/transparent_hugepage/enabled set to madvise"
                 .into(),
         predicted_bytes: evidence.huge_zero_bytes_est,
         at_most: true,
-        basis: "pages of 4 KiB in the heap's huge pages that hold only zeros, estimated from a sample; of these, what the program cleared \
-                itself would stay"
+        basis: "pages of 4 KiB in the heap's huge pages that hold only zeros, estimated from a sample; those that the program itself \
+                zeroed would stay"
             .into(),
     }
 }
 
-/// A JVM takes direct buffers from malloc, which gives large ones mappings of their own.
+/// A JVM allocates direct buffers with malloc, which gives large ones mappings of their own.
 fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
     let is_java = evidence.not_malloc.iter().any(|part| part.kind == "java_heap");
     let mmapped: u64 = census.heaps.iter().map(|heap| heap.mmapped_bytes).fold(0, u64::saturating_add);
@@ -166,26 +166,26 @@ fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
         predicted_bytes: Some(mmapped),
         at_most: true,
         basis: format!(
-            "{} of malloc's with mappings of their own, in a JVM mostly direct buffers: what releasing all of them would save",
+            "{} in mappings of their own, which in a JVM are mostly direct buffers: what releasing all of them would save",
             counted(count, "block")
         ),
     })
 }
 
-/// Fewer arenas, which share their free memory better; never more than they hold free, and how much of it is not known.
+/// Fewer arenas, which share free memory better. They save at most what the arenas hold free; how much of it is not known.
 fn fewer_arenas(heap: &HeapAccount, evidence: &Evidence) -> Option<Remedy> {
     Some(Remedy {
         action: heap.allocator.row().fewer_arenas?.into(),
         predicted_bytes: Some(evidence.other_arenas_free_bytes),
         at_most: true,
         basis: format!(
-            "free resident bytes of all of the {} but the main one; what fewer arenas would need of it is not known, and threads wait for one another's lock",
+            "free resident bytes of all of the {} but the main one; how much of it fewer arenas would still need is not known, and threads would contend for their locks",
             counted(evidence.arenas as u64, "arena")
         ),
     })
 }
 
-/// Thresholds of glibc that adapted themselves, and keep the heap's end.
+/// glibc's dynamic thresholds, once they have risen so far that the end of the heap is kept.
 fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
     let (trim, mmap) = (setting(heap, "M_TRIM_THRESHOLD")?, setting(heap, "M_MMAP_THRESHOLD")?);
     let is_dynamic = setting(heap, "dynamic_threshold_off") == Some(0);
@@ -195,14 +195,14 @@ fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
         predicted_bytes: heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes),
         at_most: true,
         basis: format!(
-            "the thresholds adapted themselves to {} and {}: blocks below stay in the heap, and its end is only lowered above",
+            "glibc has raised the mmap threshold to {} and the trim threshold to {}: smaller blocks stay in the heap, and less free memory at its end is kept",
             HumanBytes(mmap),
             HumanBytes(trim)
         ),
     })
 }
 
-/// Freed chunks that caches keep: those of the threads and those of the arenas have a setting each.
+/// Freed chunks in caches: thread caches and fastbins have a setting each.
 fn caches(heap: &HeapAccount) -> Vec<Remedy> {
     let Some(settings) = heap.allocator.row().caches else { return Vec::new() };
     let fast = heap.fastbin_bytes.unwrap_or(0);

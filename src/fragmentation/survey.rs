@@ -1,4 +1,4 @@
-//! A heap looked at once: sums by range, and who pins what.
+//! One walk over a heap: sums by range, and pinned bytes by stack.
 
 use super::pinned::PinnedSpace;
 use super::ratio::Ratios;
@@ -10,13 +10,13 @@ use crate::ledger::Ledger;
 /// What a walk over all pages of a heap found.
 #[derive(Debug, Clone, Default)]
 pub struct Survey {
-    /// The ranges, by address, each with its sums. A huge page that lies across ranges is booked where it begins.
+    /// The ranges, by address, each with its sums. A huge page that spans ranges counts in the one where it begins.
     pub ranges: Vec<(HeapRange, PageSums)>,
     /// The sums of all ranges.
     pub sums: PageSums,
     /// Pinned bytes by stack.
     pub pinned: PinnedSpace,
-    /// What did not fit the picture.
+    /// Inconsistencies between ranges, spans and pages.
     pub misfits: Misfits,
 }
 
@@ -38,9 +38,9 @@ impl Survey {
         survey
     }
 
-    /// Surveys what a ledger knows of a heap. `states` is asked once for the page states of the heap's ranges.
+    /// Surveys a heap as a ledger knows it. `states` is called once, for the page states of the heap's ranges.
     ///
-    /// If anything was lost, no gap between blocks is known to be free: all of them are unknown.
+    /// If records were lost, no gap between blocks is known to be free: all of them count as unknown.
     pub fn of_ledger<S: PageStates>(
         ledger: &mut Ledger,
         extents: &Extents,

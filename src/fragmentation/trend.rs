@@ -1,12 +1,12 @@
-//! How a process's memory goes over several looks. Pure.
+//! How a process's memory changes over several samples. Pure.
 //!
-//! Live bytes of a service go up and down with its load. What matters is the floor: the low-water mark of the newer half of the looks
-//! against that of the older half. A sawtooth that ends where it began has none; a leak has. A cache that fills climbs as a leak does until
-//! it is full: the climb alone is [`Shape::Growing`], and only its end ([`Shape::Levelled`]) or its lasting tells the two apart.
+//! Live bytes of a service rise and fall with its load. Growth is measured at the floor: the low-water mark of the newer half of the samples
+//! minus that of the older half. It is zero for a sawtooth that ends where it began, and positive for a leak. A cache that fills rises like a
+//! leak until it is full: the rise alone is [`Shape::Growing`], and only its end ([`Shape::Levelled`]) or its duration distinguishes the two.
 //!
 //! ```text
-//! Growing  ____/‾‾‾   Levelled      /      Refilling: rises inside what the heap held before
-//!         /          ‾‾‾       ____/       ComesAndGoes: swings more than its floor rises
+//! Growing  ____/‾‾‾   Levelled      /      Refilling: rises within what the heap held before
+//!         /          ‾‾‾       ____/       ComesAndGoes: swings by more than its floor rises
 //! ```
 
 use std::collections::VecDeque;
@@ -16,30 +16,30 @@ use serde::{Deserialize, Serialize};
 use super::ladder::Ladder;
 use crate::census::Census;
 
-/// Looks before the shape is said: two a half.
+/// Fewest samples for a shape: two per half.
 pub const LOOKS_MIN: usize = 4;
-/// A climb of so many bytes is one, if there are hardly any falls in it.
+/// Smallest rise that counts as growth, if hardly anything falls in between.
 const CLIMB_BYTES_MIN: u64 = 256 << 10;
-/// And of this share of what is there, in thousandths.
+/// It must also be this share of the bytes, in thousandths.
 const CLIMB_PER_MILLE_MIN: u64 = 1;
-/// Where bytes come and go, a rise of the floor counts from so many bytes on.
+/// Smallest rise of the floor that counts as growth where bytes swing.
 const RISE_BYTES_MIN: u64 = 1 << 20;
-/// And of this share of what is there, in thousandths.
+/// It must also be this share of the bytes, in thousandths.
 const RISE_PER_MILLE_MIN: u64 = 20;
-/// A climb has levelled when its last part is this much flatter than the whole.
+/// A rise has levelled when the slope of its last part is at most this share of the whole's.
 const LEVELLED: f64 = 0.25;
-/// A climb slackens when its newer half is this much flatter than its older half: caches do, leaks do not.
+/// A rise slows down when the slope of its newer half is at most this share of the older half's: caches slow down, leaks do not.
 const SLACKENING: f64 = 0.6;
-/// Free memory counts as free for good if it was free at all looks of the last so many seconds: three full censuses of the agent.
+/// Free memory counts as lastingly free if it was free in all samples of this time, in seconds: three full censuses of the agent.
 const FREE_FOR_S: f64 = 600.0;
-/// Of what live bytes rose by, the part that must have come as new resident memory, in percent: else they fill what was held already.
+/// Share of a rise of live bytes that must be new resident memory, in percent: otherwise they fill memory that was held before.
 const NEW_PERCENT_MIN: u64 = 50;
 
-/// How some bytes go over several looks.
+/// How a number of bytes changes over several samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
-    /// Too few looks.
+    /// Too few samples.
     #[default]
     Unknown,
     /// The floor does not rise.
@@ -48,7 +48,7 @@ pub enum Shape {
     ComesAndGoes,
     /// They rise, but only within memory that the process held before.
     Refilling,
-    /// The floor rose, and then no more.
+    /// The floor rose, then stopped rising.
     Levelled,
     /// The floor rises.
     Growing,
@@ -69,10 +69,10 @@ impl Shape {
     }
 }
 
-/// One full census, in short.
+/// One sample: the figures of a full census that matter for growth.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Look {
-    /// When, in seconds from any beginning.
+    /// Time, in seconds from any origin.
     pub at_s: f64,
     /// Live bytes of all heaps.
     pub live_bytes: u64,
@@ -80,16 +80,16 @@ pub struct Look {
     pub resident_bytes: u64,
     /// Free bytes of the heaps that are resident.
     pub free_bytes: Option<u64>,
-    /// Resident bytes outside malloc that a program takes by itself: neither files nor the kernel's, nor a Java heap, which has a limit.
+    /// Resident bytes outside malloc that the program allocates itself: not files, the kernel's mappings, or kinds with a limit of their own.
     pub outside_bytes: u64,
 }
 
 impl Look {
-    /// What a census says; `None` if it does not know the live bytes.
+    /// The sample of a census; `None` if the census did not measure live bytes.
     #[must_use]
     pub fn of(census: &Census, at_s: f64) -> Option<Self> {
         let ladder = Ladder::of_all(&census.heaps);
-        // A process without a heap that can be read has none: what is outside can grow all the same.
+        // A process without a readable heap has no live bytes, but memory outside it can still grow.
         let live_bytes = if census.heaps.is_empty() { 0 } else { ladder.live_bytes? };
         let outside = census.not_malloc.iter().filter(|part| super::outside::grows_by_itself(part.kind));
         Some(Self {
@@ -105,46 +105,46 @@ impl Look {
 /// How a process changed over some time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct Change {
-    /// Time that the differences are over, in seconds: between the beginnings of the older and the newer half of the looks, or between the
-    /// two looks where there are fewer than four.
+    /// Time between the values that are compared, in seconds: between the beginnings of the older and the newer half of the samples, or
+    /// between the first and the last sample if there are fewer than four.
     pub seconds: f64,
-    /// Live bytes by then minus before: of the low-water marks of the halves.
+    /// Change of live bytes, new minus old: of the low-water marks of the halves.
     pub live_bytes_delta: i64,
-    /// Resident bytes of the process by then minus before.
+    /// Change of the process's resident bytes, new minus old.
     pub resident_bytes_delta: i64,
-    /// Growth of live bytes a second.
+    /// Growth of live bytes per second.
     pub live_bytes_per_s: f64,
-    /// Growth of resident bytes a second.
+    /// Growth of resident bytes per second.
     pub resident_bytes_per_s: f64,
-    /// Looks.
+    /// Number of samples.
     pub looks: u64,
-    /// Time between the first and the last look, in seconds.
+    /// Time between the first and the last sample, in seconds.
     pub span_s: f64,
-    /// How live bytes go.
+    /// How live bytes change.
     pub live_shape: Shape,
-    /// Whether the climb of live bytes slackens, as that of a cache that fills does.
+    /// Whether the rise of live bytes slows down, as that of a cache that fills does.
     pub live_slackens: bool,
-    /// The largest fall of live bytes from a look to a later one.
+    /// The largest fall of live bytes from a sample to a later one.
     pub live_swing_bytes: u64,
-    /// Growth of live bytes below which none would have been seen, in bytes over the span.
+    /// Smallest growth of live bytes that would have been detected, in bytes over the span.
     pub live_unseen_bytes: u64,
-    /// Memory outside malloc, files and Java heap apart, by then minus before.
+    /// Change of the memory outside malloc, without files and kinds with a limit of their own, new minus old.
     pub outside_bytes_delta: i64,
-    /// How that goes.
+    /// How that changes.
     pub outside_shape: Shape,
-    /// Free bytes of the heap that were free at every look of the last ten minutes.
+    /// Bytes of the heap that were free in every sample of the last ten minutes.
     pub free_floor_bytes: Option<u64>,
 }
 
 impl Change {
-    /// Growth of live bytes an hour, if it went on so.
+    /// Growth of live bytes per hour, at the present rate.
     #[must_use]
     pub fn live_bytes_per_hour(&self) -> i64 {
         // `as` saturates.
         (self.live_bytes_per_s * 3600.0) as i64
     }
 
-    /// From one look to another: a difference, of which nothing can be said but its size.
+    /// The change between two samples: a difference without a shape.
     #[must_use]
     pub fn between(before: &Look, after: &Look) -> Self {
         let seconds = (after.at_s - before.at_s).max(0.0);
@@ -165,28 +165,28 @@ impl Change {
     }
 }
 
-/// The last looks at one process.
+/// The last samples of one process.
 #[derive(Debug, Clone)]
 pub struct Looks {
     looks: VecDeque<Look>,
     looks_max: usize,
-    /// Resident bytes that the process once had before the first look; 0 = not known.
+    /// Peak of the process's resident bytes before the first sample; 0 = not known.
     former_peak_bytes: u64,
 }
 
 impl Looks {
-    /// Keeps at most so many.
+    /// Keeps at most this many samples.
     #[must_use]
     pub fn new(looks_max: usize) -> Self {
         Self { looks: VecDeque::new(), looks_max: looks_max.max(LOOKS_MIN), former_peak_bytes: 0 }
     }
 
-    /// Tells how large the process once was before the first look, in resident bytes.
+    /// Sets the peak of the process's resident bytes before the first sample.
     pub fn set_former_peak(&mut self, bytes: u64) {
         self.former_peak_bytes = bytes;
     }
 
-    /// Adds one; times must not run backwards.
+    /// Adds a sample; times must not run backwards.
     pub fn add(&mut self, look: Look) {
         if self.looks.len() == self.looks_max {
             self.looks.pop_front();
@@ -194,13 +194,13 @@ impl Looks {
         self.looks.push_back(look);
     }
 
-    /// Looks kept.
+    /// Number of samples kept.
     #[must_use]
     pub fn count(&self) -> usize {
         self.looks.len()
     }
 
-    /// What the looks say of growth; `None` with fewer than two.
+    /// The growth over the samples; `None` with fewer than two.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
         let (first, last) = (self.looks.front()?, self.looks.back()?);
@@ -211,7 +211,7 @@ impl Looks {
             return Some(Change { looks: self.looks.len() as u64, ..Change::between(first, last) });
         }
         let times: Vec<f64> = self.looks.iter().map(|look| look.at_s).collect();
-        // What only climbs is lowest at the beginning of each half.
+        // A value that only rises is lowest at the beginning of each half.
         let newer = times.get(older_looks(&times)).copied().unwrap_or(last.at_s);
         let seconds = (newer - first.at_s).max(1e-3);
         let live = Course::of(self.looks.iter().map(|look| (look.at_s, look.live_bytes)));
@@ -239,7 +239,7 @@ impl Looks {
         })
     }
 
-    /// Whether live bytes rise into memory that the process held before: free memory of its heap, or what it gave back to the kernel.
+    /// Whether live bytes rise into memory that the process held before: free memory of its heap, or memory it had returned to the kernel.
     fn refills(&self, live: &Course, resident: &Course) -> bool {
         let (Some(first), Some(last)) = (self.looks.front(), self.looks.back()) else { return false };
         let grown = live.gain();
@@ -254,7 +254,7 @@ impl Looks {
     }
 }
 
-/// How many of the looks lie in the older half of their time: by time and not by number, because looks do not come evenly.
+/// How many of the samples lie in the older half of their time: by time and not by number, because samples are not evenly spaced.
 fn older_looks(times: &[f64]) -> usize {
     let (first, last) = (times.first().copied().unwrap_or_default(), times.last().copied().unwrap_or_default());
     times.partition_point(|&at_s| at_s < f64::midpoint(first, last)).clamp(1, times.len().saturating_sub(1).max(1))
@@ -268,7 +268,7 @@ fn rate(delta: i64, seconds: f64) -> f64 {
     if seconds > 0.0 { delta as f64 / seconds } else { 0.0 }
 }
 
-/// One figure over the looks.
+/// One figure over the samples.
 struct Course {
     points: Vec<(f64, u64)>,
     /// Rise of the floor, from the older half to the newer.
@@ -301,13 +301,13 @@ impl Course {
         self.points.last().copied().unwrap_or_default()
     }
 
-    /// By how much the last look is above the first.
+    /// By how much the last sample is above the first.
     fn gain(&self) -> u64 {
         self.last().1.saturating_sub(self.first().1)
     }
 
-    /// The least rise of the floor that is one: a share of what is there, and more than chance gives where bytes come and go. Of a swing
-    /// that n looks a half meet at random moments the lowest one is off by a share of 1/(n + 1), give or take as much.
+    /// The smallest rise of the floor that counts: a share of the bytes, and more than chance gives where bytes swing. If n samples per half
+    /// meet a swing at random moments, the lowest one is off by 1/(n + 1) of the swing on average, with a standard deviation of about as much.
     fn least(&self) -> u64 {
         let (_, last) = self.last();
         let share = |per_mille: u64| last / 1000 * per_mille;
@@ -333,8 +333,8 @@ impl Course {
         difference(from.1, to.1) as f64 / (to.0 - from.0).max(1e-9)
     }
 
-    /// The last part, two steps between looks at least, is much flatter than the whole, and at the height of it: the fall of a sawtooth
-    /// does not count.
+    /// Whether the last part, of at least two intervals, is much flatter than the whole, and near its maximum: the fall of a sawtooth does
+    /// not count.
     fn has_levelled(&self) -> bool {
         let (first, last) = (self.first(), self.last());
         let steps = (self.points.len() / 6).max(2);
@@ -345,7 +345,7 @@ impl Course {
         at_its_height && Self::slope(since, (last.0, lately)) < LEVELLED * Self::slope(first, last)
     }
 
-    /// The newer half climbs much slower than the older one.
+    /// Whether the newer half rises much more slowly than the older one.
     fn slackens(&self) -> bool {
         let (first, last) = (self.first(), self.last());
         let middle = self.points.get(self.points.len() / 2).copied().unwrap_or_default();
@@ -376,9 +376,9 @@ mod tests {
         change(live).live_shape
     }
 
-    /// A census is cheaper some of the time, and comes sooner then.
+    /// Censuses vary in cost, so the samples are not evenly spaced.
     #[test]
-    fn a_steady_climb_has_its_rate_whatever_the_times_of_the_looks() {
+    fn a_steady_rise_has_its_rate_whatever_the_times_of_the_samples() {
         let crowded = (0..10).map(|index| f64::from(index) * 0.05);
         let sparse = (0..6).map(|index| 0.6 + f64::from(index) * 0.4);
         let mut looks = Looks::new(64);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_climb_is_growth_at_its_rate() {
+    fn a_steady_rise_is_growth_at_its_rate() {
         let change = change([100, 200, 300, 400, 500, 600]);
         let mib = MIB as i64;
         assert_eq!((change.live_bytes_delta, change.resident_bytes_delta, change.seconds), (300 * mib, 600 * mib, 30.0));
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(change([100, 900, 100, 900, 100, 900]).live_bytes_delta, 0);
         assert_eq!(shape([100, 900, 100, 900, 100, 900]), Shape::ComesAndGoes);
         assert_eq!(change([900, 900, 100, 100]).live_bytes_delta, -800 * MIB as i64);
-        // Looks that meet a sawtooth at random moments find another low-water mark in each half.
+        // Samples that meet a sawtooth at random moments have a different low-water mark in each half.
         assert_eq!(shape([30, 80, 55, 10, 95, 40, 70, 25, 90, 60, 35, 99]), Shape::ComesAndGoes);
         // A floor that rises by more than that under the swing is growth.
         assert_eq!(shape([0, 50, 10, 60, 20, 70, 100, 150, 110, 160, 120, 170]), Shape::Growing);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_climb_without_falls_is_seen_and_the_same_rise_under_swings_is_not() {
+    fn a_slow_rise_without_falls_is_seen_and_the_same_rise_under_swings_is_not() {
         let climb = |index: u64| 100 * MIB + index * 64 * 1024;
         let mut slow = Looks::new(12);
         let mut swinging = Looks::new(12);
@@ -453,7 +453,7 @@ mod tests {
         }
         let change = refilling.change().unwrap();
         assert_eq!((change.live_shape, change.free_floor_bytes), (Shape::Refilling, Some(150 * MIB)));
-        // What was given back to the kernel is seen from the process's former size.
+        // Memory returned to the kernel shows in the process's former size.
         let mut sawtooth = looks([10, 20, 30, 40, 50]);
         sawtooth.set_former_peak(400 * MIB);
         assert_eq!(sawtooth.change().unwrap().live_shape, Shape::Refilling);
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_outside_malloc_has_a_course_of_its_own() {
+    fn memory_outside_malloc_has_a_shape_of_its_own() {
         let mut looks = Looks::new(12);
         for index in 0..6 {
             looks.add(Look { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 30 * MIB, ..Look::default() });
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_looks_have_no_shape_and_old_ones_are_forgotten() {
+    fn too_few_samples_have_no_shape_and_old_ones_are_dropped() {
         assert!(looks([1]).change().is_none());
         let few = change([1, 2, 30]);
         assert_eq!((few.live_shape, few.looks, few.live_bytes_delta), (Shape::Unknown, 3, 29 * MIB as i64));

@@ -1,4 +1,4 @@
-//! What is wrong with a process's memory, with the numbers it rests on and what would help. Pure.
+//! The verdict on a process's memory, with the numbers it rests on and the remedies. Pure.
 
 use serde::Serialize;
 
@@ -14,21 +14,21 @@ use crate::units::{HumanBytes, HumanDuration, counted};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Live bytes have grown for so long, and so evenly, that no cache that fills explains it.
+    /// Live bytes have grown for so long, and so evenly, that a cache that fills does not explain it.
     Leak,
     /// Memory grows: a leak, or a cache that fills, or a load that rises.
     Growing,
-    /// Free bytes lie between live ones on the same pages.
+    /// Most free bytes are on pages that also hold live ones.
     Fragmentation,
-    /// The allocator keeps whole free pages that it could give back.
+    /// The allocator keeps whole free pages that it could return.
     Hoarding,
-    /// Thread caches and fastbins keep what was freed.
+    /// Most free bytes are in thread caches and fastbins.
     Cache,
     /// Many arenas, each with its own free memory.
     ArenaBlowUp,
-    /// Huge pages hold memory that nobody uses.
+    /// Huge pages hold mostly zeros.
     HugePageBloat,
-    /// Most of the resident memory is not malloc's.
+    /// Most of the resident memory is outside malloc.
     NotMalloc,
     /// Little is free, and it does not grow.
     Healthy,
@@ -69,15 +69,16 @@ impl Kind {
     }
 }
 
-/// How sure the verdict is: how often such a verdict was right of the programs whose trouble is known (`make verdicts`, docs/verdicts.md).
+/// The confidence in a verdict: how often such verdicts are right on programs whose correct verdict is known (`make verdicts`,
+/// docs/verdicts.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
-    /// The cause has most of the bytes in question, exactly counted, and looks over some time agree.
+    /// The cause has most of the bytes in question, counted exactly, and samples over some time agree.
     High,
-    /// The cause has the largest share, or was seen too briefly to be sure that it lasts.
+    /// The cause has the largest share, or the observation was too short to show that it lasts.
     Medium,
-    /// Little is known: one look, or a course that another cause has too.
+    /// Little is known: a single sample, or a shape that another cause has too.
     Low,
 }
 
@@ -93,16 +94,16 @@ impl Confidence {
     }
 }
 
-/// What would help.
+/// A remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Remedy {
     /// What to do.
     pub action: String,
-    /// Resident bytes that it would save; `None` where that cannot be told.
+    /// Resident bytes that it would save; `None` if not known.
     pub predicted_bytes: Option<u64>,
-    /// Whether that is only an upper limit: what it will really save is not known.
+    /// Whether that is only an upper limit: the actual saving is not known.
     pub at_most: bool,
-    /// Why.
+    /// What the prediction is based on.
     pub basis: String,
 }
 
@@ -111,9 +112,9 @@ pub struct Remedy {
 pub struct Finding {
     /// What holds.
     pub verdict: Kind,
-    /// How sure that is.
+    /// The confidence in it.
     pub confidence: Confidence,
-    /// Bytes in question; `None` where nothing is wrong, or nothing is known.
+    /// Bytes in question; `None` if nothing is wrong, or nothing is known.
     pub bytes: Option<u64>,
     /// One sentence.
     pub summary: String,
@@ -134,15 +135,15 @@ impl Finding {
 pub struct Verdict {
     /// What is wrong.
     pub verdict: Kind,
-    /// How sure that is.
+    /// The confidence in it.
     pub confidence: Confidence,
     /// One sentence.
     pub summary: String,
-    /// All that holds, each judged by itself: the verdict's own first.
+    /// All findings, each judged by itself, the verdict's own first.
     pub findings: Vec<Finding>,
     /// The numbers behind it.
     pub evidence: Evidence,
-    /// What would help: against the verdict's own cause first.
+    /// The remedies: those for the verdict's own cause first.
     pub remedies: Vec<Remedy>,
     /// What was not known.
     pub unknowns: Vec<String>,
@@ -150,17 +151,17 @@ pub struct Verdict {
     pub sources: Vec<Source>,
 }
 
-/// Where some numbers come from.
+/// The source of some numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Source {
     /// Which ones.
     pub figures: String,
-    /// Where from, in words.
+    /// Their source, in words.
     pub source: String,
 }
 
 impl Source {
-    /// Says where some figures come from.
+    /// The source of some figures.
     #[must_use]
     pub fn new(figures: &str, source: impl Into<String>) -> Self {
         Self { figures: figures.to_owned(), source: source.into() }
@@ -172,7 +173,7 @@ impl Source {
 pub struct Evidence {
     /// Resident bytes of the process.
     pub rss_bytes: u64,
-    /// Of them, not malloc's.
+    /// Of them, outside malloc.
     pub not_malloc_bytes: u64,
     /// The largest part of those.
     pub not_malloc_largest: Option<&'static str>,
@@ -181,16 +182,16 @@ pub struct Evidence {
     /// The steps of all heaps together.
     #[serde(flatten)]
     pub ladder: Ladder,
-    /// What the heaps' resident pages are full of, estimated from a sample, where they were not walked.
+    /// Occupancy of the heaps' resident pages, estimated from a sample, if they were not walked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy_est: Option<OccupancyEstimate>,
     /// `1 − live / resident`.
     pub fragmentation_ratio: Option<f64>,
-    /// Arenas that hold something.
+    /// Arenas in use.
     pub arenas: usize,
-    /// Of what is in huge pages, pages of 4 KiB that hold only zeros, as far as it was looked at.
+    /// Bytes of 4 KiB pages within huge pages that hold only zeros, as far as they were examined.
     pub huge_zero_bytes_est: Option<u64>,
-    /// Free bytes of all arenas but the main one, apart from what an allocator means to give back by itself.
+    /// Free bytes of all arenas but the main one, without those that the allocator will return by itself.
     pub other_arenas_free_bytes: u64,
     /// Of them, those of the one arena with most.
     pub other_arena_free_bytes_max: u64,
@@ -198,23 +199,25 @@ pub struct Evidence {
     pub change: Option<Change>,
 }
 
-/// Judges a census, taken at level full, or of a sample where that settles it, with what the looks before it say of growth, if there were any.
+/// Judges a census of level full, or a sample if that is enough, with the growth over earlier samples, if there were any.
 #[must_use]
 pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     let evidence = evidence(census, change);
     let mut unknowns = census.layout_unknown.clone();
     match census.level {
         Level::Full => {}
-        _ if evidence.occupancy_est.is_some() => unknowns.push("the heap was not walked: live and free bytes are estimates".into()),
-        Level::Top | Level::Sampled => unknowns.push("the heap was not walked: live and free bytes are not known".into()),
+        _ if evidence.occupancy_est.is_some() => {
+            unknowns.push("exact live and free bytes: the heap was not walked, so they are estimates".into())
+        }
+        Level::Top | Level::Sampled => unknowns.push("live and free bytes: the heap was not walked".into()),
     }
     if !census.walk.usable {
-        unknowns.push(format!("{} of the heap could not be understood or read", HumanBytes(census.walk.unknown_bytes)));
+        unknowns.push(format!("{} of the heap, which could not be read or understood", HumanBytes(census.walk.unknown_bytes)));
     }
     unknowns.extend(unknown_growth(change.as_ref()));
     let swapped = evidence.ladder.swapped_bytes;
     if swapped > 0 {
-        unknowns.push(format!("{} of the heap is in swap and was not read", HumanBytes(swapped)));
+        unknowns.push(format!("{} of the heap, which is in swap and was not read", HumanBytes(swapped)));
     }
     let findings = decide(census, &evidence);
     let remedies = remedies(&findings, census, &evidence);
@@ -223,7 +226,7 @@ pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
 }
 
 impl Verdict {
-    /// The verdict of some findings, of which the first is it.
+    /// The verdict made of some findings, of which the first gives its kind.
     pub(super) fn of(
         findings: Vec<Finding>,
         evidence: Evidence,
@@ -231,7 +234,7 @@ impl Verdict {
         unknowns: Vec<String>,
         sources: Vec<Source>,
     ) -> Self {
-        let first = findings.first().cloned().unwrap_or_else(|| Finding::unknown("nothing is known of it".into()));
+        let first = findings.first().cloned().unwrap_or_else(|| Finding::unknown("nothing is known about the heap".into()));
         Self {
             verdict: first.verdict,
             confidence: first.confidence,
@@ -245,20 +248,20 @@ impl Verdict {
     }
 }
 
-/// What looks of such number and such a course do not tell of growth.
+/// What the samples, by their number and shape, leave unknown about growth.
 fn unknown_growth(change: Option<&Change>) -> Option<String> {
-    let Some(change) = change else { return Some("one look only: whether live bytes grow is not known".into()) };
+    let Some(change) = change else { return Some("whether live bytes grow: there is only one sample".into()) };
     let over = HumanDuration(change.span_s);
     let text = match change.live_shape {
-        Shape::Unknown => format!("{} only: whether live bytes grow is not known", counted(change.looks, "look")),
+        Shape::Unknown => format!("whether live bytes grow: there are only {}", counted(change.looks, "sample")),
         Shape::Growing => format!(
-            "a leak, a cache that fills and a load that rises look the same over {over}: look longer (--over 1h), or record whose blocks they are"
+            "whether this is a leak, a cache that fills or a load that rises: over {over} they look the same; sample for longer (--over 1h), or record the stacks"
         ),
-        Shape::Refilling => "whether live bytes will rise above what the process held before is not known".into(),
+        Shape::Refilling => "whether live bytes will rise above what the process held before".into(),
         Shape::Steady | Shape::ComesAndGoes | Shape::Levelled => {
             let an_hour = change.live_unseen_bytes as f64 / change.span_s.max(1e-3) * 3600.0;
             format!(
-                "growth of live bytes below {} in {over} ({} an hour) would not have been seen",
+                "growth of live bytes below {} in {over} ({} per hour): it would not have been detected",
                 HumanBytes(change.live_unseen_bytes),
                 HumanBytes(an_hour as u64)
             )
@@ -270,8 +273,8 @@ fn unknown_growth(change: Option<&Change>) -> Option<String> {
 fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
     let closely = match census.level {
         Level::Full => "every chunk",
-        Level::Sampled => "a sample of the heap's windows: live and free bytes are estimates with their errors",
-        Level::Top => "its sums alone",
+        Level::Sampled => "a sample of the heap: live and free bytes are estimates with standard errors",
+        Level::Top => "sums only",
     };
     let allocators: Vec<&str> = census.heaps.iter().map(|heap| heap.allocator.name()).collect();
     let mut sources = Vec::new();
@@ -279,9 +282,9 @@ fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
         let census = format!("census of the allocator's own metadata ({}), {closely}", allocators.join(", "));
         sources.push(Source::new("heap, in use, trimmable, pinned", census));
     }
-    sources.push(Source::new("resident, not malloc", "the kernel's account of the mappings (smaps)"));
+    sources.push(Source::new("resident, not malloc", "the kernel's statistics of the mappings (smaps)"));
     if change.is_some() {
-        sources.push(Source::new("change", "low-water marks of such censuses, the newer half of them against the older"));
+        sources.push(Source::new("change", "low-water marks of such censuses: the newer half compared with the older half"));
     }
     sources
 }
@@ -306,14 +309,14 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
     }
 }
 
-/// The estimates of all heaps together; `None` where one of them has none, or all were walked.
+/// The estimates of all heaps together; `None` if one of them has none, or all were walked.
 fn occupancy_est(census: &Census) -> Option<OccupancyEstimate> {
     let mut estimates = census.heaps.iter().map(|heap| heap.occupancy_est);
     let first = estimates.next()??;
     estimates.try_fold(first, |sum, one| Some(sum.and(one?)))
 }
 
-/// Free bytes of a heap's arenas but the main one, apart from what would go back in time by itself: the sum, and the arena with most.
+/// Free bytes of a heap's arenas but the main one, without those that the allocator will return by itself: the sum, and the arena with most.
 fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
     let of = |arena: &ArenaAccount| (arena.free_bytes + arena.cached_bytes + arena.top_bytes).min(arena.resident_bytes);
     let free = || heap.arenas.iter().skip(1).map(of);
@@ -359,7 +362,7 @@ mod tests {
         }
     }
 
-    /// What looks at live bytes say that go like this, a step apart.
+    /// The change over samples with these live bytes, a step apart.
     fn course(step_s: f64, live: impl IntoIterator<Item = u64>, free: u64) -> Option<Change> {
         let mut looks = Looks::new(48);
         for (index, live) in live.into_iter().enumerate() {
@@ -384,12 +387,12 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_is_predicted_with_the_bytes_it_would_give_back() {
+    fn a_trim_is_predicted_with_the_bytes_it_would_release() {
         let hoarding = census(100, 300, 50, 5);
         let verdict = judge(&hoarding, course(1.0, [100; 6], 350));
         assert_eq!(verdict.remedies.first().map(|remedy| (remedy.predicted_bytes, remedy.at_most)), Some((Some(300 * MIB), false)));
         assert_eq!((verdict.verdict, verdict.confidence), (Kind::Hoarding, Confidence::High));
-        // At one look it may be free in passing.
+        // In one sample it may be free only temporarily.
         assert_eq!(judge(&hoarding, None).confidence, Confidence::Medium);
     }
 
@@ -421,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_climb_is_growing_and_a_leak_only_once_it_has_lasted() {
+    fn a_rise_is_growing_and_a_leak_only_once_it_has_lasted() {
         let climb = || (0..12).map(|index| 100 + index * 10);
         let after = census(210, 0, 0, 0);
         let brief = judge(&after, course(0.5, climb(), 0));
@@ -431,7 +434,7 @@ mod tests {
         let longer = judge(&after, course(60.0, climb(), 0));
         assert_eq!((longer.verdict, longer.confidence), (Kind::Growing, Confidence::Medium));
         assert_eq!(judge(&after, course(300.0, climb(), 0)).verdict, Kind::Leak);
-        // A cache that fills slackens as its misses become rarer, and is healthy once it is full.
+        // A cache that fills slows down as misses become rarer, and is healthy once it is full.
         let filling = [100, 130, 150, 165, 177, 186, 193, 198, 202, 205, 207, 210];
         assert_eq!(judge(&after, course(300.0, filling, 0)).verdict, Kind::Growing);
         let full = [100, 120, 140, 160, 180, 200, 210, 210, 210, 210, 210, 210];
@@ -441,14 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn health_is_as_sure_as_it_was_looked_at_for_long() {
+    fn confidence_in_health_rises_with_the_time_observed() {
         let healthy = census(200, 5, 5, 0);
         let confidence = |change| judge(&healthy, change).confidence;
         assert_eq!(confidence(None), Confidence::Low);
         assert_eq!(confidence(course(0.5, [200; 12], 10)), Confidence::Medium);
         assert_eq!(confidence(course(300.0, [200; 12], 10)), Confidence::High);
         let unknowns = judge(&healthy, course(0.5, [200; 12], 10)).unknowns;
-        assert!(unknowns.iter().any(|unknown| unknown.contains("would not have been seen")), "{unknowns:?}");
+        assert!(unknowns.iter().any(|unknown| unknown.contains("would not have been detected")), "{unknowns:?}");
     }
 
     #[test]
@@ -463,11 +466,11 @@ mod tests {
         }
         let verdict = judge(&trough, looks.change());
         assert_eq!(verdict.verdict, Kind::Healthy, "{}", verdict.summary);
-        assert!(verdict.summary.contains("come and go by 195 MiB"), "{}", verdict.summary);
+        assert!(verdict.summary.contains("swing by 195 MiB"), "{}", verdict.summary);
     }
 
     #[test]
-    fn the_malloc_heap_of_a_jvm_is_judged_by_itself_and_both_are_said() {
+    fn the_malloc_heap_of_a_jvm_is_judged_separately_and_both_findings_are_reported() {
         let mut java = census(99, 68, 10, 0);
         java.rss_bytes += 1000 * MIB;
         java.not_malloc = vec![NotMalloc { kind: "java_heap", resident_bytes: 1000 * MIB, mappings: 1 }];
@@ -487,7 +490,7 @@ mod tests {
         assert!(verdict.findings[1].summary.contains("50 % of its limit of 1.95 GiB"), "{}", verdict.findings[1].summary);
         assert!(verdict.remedies.iter().any(|remedy| remedy.action.contains("limit is set")), "{:?}", verdict.remedies);
         assert!(verdict.remedies.iter().all(|remedy| !remedy.action.starts_with("set -Xmx")), "{:?}", verdict.remedies);
-        // A share of the process that does not matter comes second, with its remedy all the same.
+        // A small share of the process comes second, but has its remedy too.
         java.not_malloc[0].resident_bytes = 10_000 * MIB;
         java.rss_bytes += 9000 * MIB;
         let verdict = judge(&java, None);
@@ -525,13 +528,13 @@ mod tests {
         for arena in &mut heap.arenas {
             (arena.dirty_bytes, arena.dirty_decay_ms, arena.muzzy_decay_ms) = (Some(12 * MIB), Some(-1), Some(0));
         }
-        // An arena that holds nothing, and waits otherwise, does not matter.
+        // An arena that holds nothing does not matter, whatever its decay time.
         heap.arenas.push(ArenaAccount { dirty_decay_ms: Some(0), muzzy_decay_ms: Some(0), ..ArenaAccount::default() });
         let verdict = judge(&many, None);
         assert_eq!(verdict.verdict, Kind::Hoarding);
         assert!(verdict.remedies[0].action.contains("dirty_decay_ms"), "{:?}", verdict.remedies);
         let basis = &verdict.remedies[0].basis;
-        assert!(basis.contains("185 MiB dirty (never given back), 0 B muzzy (given back at once), in 16 arenas"), "{basis}");
+        assert!(basis.contains("185 MiB dirty (never returned), 0 B muzzy (returned at once), in 16 arenas"), "{basis}");
         assert!(verdict.remedies.iter().all(|remedy| !remedy.action.contains("malloc_trim")), "{:?}", verdict.remedies);
     }
 
@@ -542,13 +545,13 @@ mod tests {
         many.heaps[0].arenas = vec![arena; 14];
         let verdict = judge(&many, None);
         assert_eq!(verdict.verdict, Kind::ArenaBlowUp);
-        // What a trim gives back is counted; what fewer arenas save is not known.
+        // What a trim releases is counted; what fewer arenas save is not known.
         assert!(verdict.remedies[0].action.contains("malloc_trim") && !verdict.remedies[0].at_most, "{:?}", verdict.remedies);
         let arenas = verdict.remedies.iter().find(|remedy| remedy.action.contains("MALLOC_ARENA_MAX"));
         assert!(arenas.is_some_and(|remedy| remedy.at_most), "{:?}", verdict.remedies);
         many.heaps[0].trimmable_bytes = Some(0);
         assert!(judge(&many, None).remedies[0].action.contains("--by pinned"));
-        // What one arena holds free is not for their number.
+        // Free bytes of a single arena are not due to the number of arenas.
         let mut one = census(75, 72, 0, 0);
         one.heaps[0].arenas = vec![ArenaAccount { extent_bytes: MIB, resident_bytes: MIB, ..ArenaAccount::default() }; 14];
         one.heaps[0].arenas[3] = ArenaAccount { extent_bytes: 147 * MIB, resident_bytes: 147 * MIB, free_bytes: 72 * MIB, ..arena };
@@ -573,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocator_that_is_not_understood_gives_no_verdict_but_its_reason() {
+    fn an_allocator_that_cannot_be_read_gives_no_verdict_but_a_reason() {
         let mut unread = census(0, 0, 0, 0);
         unread.heaps.clear();
         unread.rss_bytes = 900 * MIB;
@@ -583,10 +586,10 @@ mod tests {
         ];
         let verdict = judge(&unread, None);
         assert_eq!((verdict.verdict, verdict.confidence), (Kind::Unknown, Confidence::Low));
-        assert!(verdict.summary.contains("no allocator that can be read was found"), "{}", verdict.summary);
+        assert!(verdict.summary.contains("no readable allocator was found"), "{}", verdict.summary);
         unread.layout_unknown = vec!["mimalloc is not supported".into()];
         assert!(judge(&unread, None).summary.ends_with("mimalloc is not supported"));
-        // What is certainly no heap decides where it is the larger part.
+        // Memory that is certainly not a heap decides if it is the larger part.
         unread.not_malloc[1].resident_bytes = 2000 * MIB;
         assert_eq!(kind(&unread), Kind::NotMalloc);
     }

@@ -1,4 +1,4 @@
-//! How much of the live heap a profile explains and what it may have missed: the first thing a reader has to know. Pure.
+//! Coverage: which share of the live heap has a stack, and what the profile may have missed. Pure.
 
 use serde::Serialize;
 
@@ -8,46 +8,46 @@ use super::model::{BEFORE_ATTACH, Profile, UNATTRIBUTED};
 use super::page::percent_floor;
 use crate::units::{HumanBytes, grouped};
 
-/// What the stacks of a profile explain of the live heap, and what is at risk. Bytes of chunks, with the allocator's rounding.
+/// The share of the live heap that has a stack, and what may be missing. Bytes of chunks, with the allocator's rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Coverage {
-    /// Live bytes of the heaps by the census at the end. `None` = of no process a census could tell.
+    /// Live bytes of the heaps by the census at the end. `None` = no census of any process.
     pub live_bytes: Option<u64>,
-    /// The part of them that a stack owns. `None` = `live_bytes` is not known.
+    /// The part of them that has a stack. `None` = `live_bytes` is not known.
     pub attributed_bytes: Option<u64>,
-    /// The part from before the recording, as far as it could be told from the rest.
+    /// The part from before the recording, as far as it could be distinguished from the rest.
     pub before_attach_bytes: u64,
-    /// The part that no stack owns.
+    /// The part without a stack.
     pub unattributed_bytes: u64,
-    /// Live bytes by the census nearest to the highest recorded live bytes, of processes of which no census told at the end. `None` = of
-    /// none of them, or not known.
+    /// Live bytes by the census nearest to the peak of the recorded live bytes, of the processes without a census at the end. `None` = there
+    /// are no such processes, or it is not known.
     pub live_at_peak_bytes: Option<u64>,
-    /// What was recorded as live then, without the allocator's rounding.
+    /// Recorded live bytes at that time, without the allocator's rounding.
     pub recorded_at_peak_bytes: Option<u64>,
     /// Whether the parts are estimates.
     pub is_estimate: bool,
-    /// Processes with live bytes by a census, which the parts are of.
+    /// Processes with a census of their live bytes: the parts are those of these processes.
     pub processes_known: u64,
     /// Processes of the profile.
     pub processes: u64,
-    /// Live bytes of which it is not certain that they still live, because records were lost.
+    /// Live bytes that may have been freed, because records were lost.
     pub doubtful_bytes: u64,
     /// Time in which a process ran without its probes, in microseconds, summed over the processes.
     pub unobserved_us: u64,
-    /// Processes that did.
+    /// Number of these processes.
     pub processes_unobserved: u64,
-    /// Children that could not be watched: nothing of them is in the profile.
+    /// Children that could not be watched: the profile contains nothing of them.
     pub children_unwatched: u64,
-    /// Share of the time in which each call was traced, where there were windows under a budget. `None` = there were none.
+    /// Share of the time in which every call was traced, in a recording under a budget. `None` = there were no windows.
     pub traced_ratio: Option<f64>,
-    /// Losses of events that were counted, of whatever kind.
+    /// Lost events, of any kind.
     pub lost: u64,
 }
 
-/// Losses that are told in words of their own, and not added to the others.
+/// Losses that have phrases of their own, and are not added to the others.
 const TOLD_APART: [&str; 3] = [UNOBSERVED_SPELLS, UNOBSERVED_MS, UNWATCHED_CHILDREN];
 
-/// Kinds that say which live bytes a stack owns where no census was joined block by block.
+/// Kinds that give live bytes by stack if no census was joined block by block.
 const PARTS: [ValueKind; 3] = [ValueKind::InuseSpace, ValueKind::LargeSpace, ValueKind::ConfirmedSpace];
 
 impl Coverage {
@@ -107,14 +107,14 @@ impl Coverage {
         }
     }
 
-    /// Share of the live heap that a stack owns, in 0..=1. `None` = not known, or nothing is live.
+    /// Share of the live heap that has a stack, in 0..=1. `None` = not known, or nothing is live.
     #[must_use]
     pub fn attributed_ratio(&self) -> Option<f64> {
         let (owned, live) = (self.attributed_bytes?, self.live_bytes?);
         (live > 0).then(|| owned as f64 / live as f64)
     }
 
-    /// In one sentence: what is explained, and what is at risk.
+    /// One sentence: the share with a stack, and what may be missing.
     #[must_use]
     pub fn words(&self) -> String {
         format!("{}; {}", self.explained(), self.at_risk())
@@ -126,7 +126,7 @@ impl Coverage {
         };
         let Some(ratio) = self.attributed_ratio() else { return "nothing is live in the heap".to_owned() };
         if owned == 0 && self.traced_ratio.is_some_and(|ratio| ratio < 1.0) {
-            return format!("no stack of what is live is known ({} by the census): windows tell of rates and survivors", HumanBytes(live));
+            return format!("live bytes have no stacks ({} by the census): windows measure rates and survivors", HumanBytes(live));
         }
         let about = if self.is_estimate { "about " } else { "" };
         let mut text =
@@ -144,7 +144,7 @@ impl Coverage {
     }
 
     fn explained_at_peak(&self) -> String {
-        let at_end = "which share of the live heap has a stack is not known: no census could tell at the end";
+        let at_end = "the share of the live heap that has a stack is not known: there was no census at the end";
         match (self.recorded_at_peak_bytes, self.live_at_peak_bytes) {
             (Some(recorded), Some(live)) if live > 0 => {
                 let percent = percent_floor(recorded as f64 / live as f64);
@@ -157,23 +157,23 @@ impl Coverage {
     fn at_risk(&self) -> String {
         let mut risks = Vec::new();
         if self.doubtful_bytes > 0 {
-            risks.push(format!("{} that may be free already", HumanBytes(self.doubtful_bytes)));
+            risks.push(format!("{} that may have been freed", HumanBytes(self.doubtful_bytes)));
         }
         if self.unobserved_us > 0 {
             let spell = self.unobserved_us as f64 / 1e6;
             let of = if self.processes > 1 { format!(" of {} processes", self.processes_unobserved) } else { String::new() };
-            risks.push(format!("what was allocated and freed in {spell:.3} s{of} without probes"));
+            risks.push(format!("allocations and frees during {spell:.3} s{of} without probes"));
         }
         if self.children_unwatched > 0 {
             let children = if self.children_unwatched == 1 { "child" } else { "children" };
-            risks.push(format!("all of {} {children} that could not be watched", grouped(self.children_unwatched)));
+            risks.push(format!("everything in {} {children} that could not be watched", grouped(self.children_unwatched)));
         }
         if self.lost > 0 {
             risks.push(format!("{} counted under losses", grouped(self.lost)));
         }
         if let Some(ratio) = self.traced_ratio.filter(|&ratio| ratio < 1.0) {
             risks.push(format!(
-                "what happened in the {}% of the time in which not each call was traced: it is estimated",
+                "the {}% of the time in which not every call was traced, for which the values are estimates",
                 percent_floor(1.0 - ratio)
             ));
         }
@@ -181,7 +181,7 @@ impl Coverage {
     }
 }
 
-/// Time of windows and full traces against the time that their processes were watched; `None` where there was no window.
+/// Time of windows and full traces as a share of the time that their processes were watched; `None` if there was no window.
 fn traced_ratio(profile: &Profile) -> Option<f64> {
     let meta = &profile.meta;
     if meta.governed.iter().all(|governed| governed.windows.values().all(|&count| count == 0)) {
@@ -196,7 +196,7 @@ fn sum(total: &mut Option<u64>, part: u64) {
     *total = Some(total.unwrap_or(0).saturating_add(part));
 }
 
-/// Live bytes of a process that stacks own, and those from before the recording, by the kind that says most of them.
+/// Live bytes of a process with a stack, and those from before the recording, by the kind that covers most of them.
 fn owned_by_stacks(profile: &Profile, pid: u32) -> (u64, u64) {
     let mut owned = Values::default();
     let mut before = Values::default();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_recording_says_what_the_join_found_and_that_nothing_is_missed() {
+    fn an_exact_recording_states_the_share_with_a_stack_and_that_nothing_is_missed() {
         let attribution =
             Attribution { attributed_bytes: 600, before_attach_bytes: 300, unattributed_bytes: 100, ..Attribution::default() };
         let coverage = of(Mode::Exact, Process { pid: 7, attribution: Some(attribution), ..Process::default() }, &[]);
@@ -250,17 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_heap_that_windows_know_are_held_against_the_census() {
+    fn parts_of_the_heap_that_windows_know_are_compared_with_the_census() {
         let process = || Process { pid: 7, heap: Some(heap(1000)), ..Process::default() };
         let rows = [("f", ValueKind::LargeSpace, 150), ("g", ValueKind::LargeSpace, 50), (UNATTRIBUTED, ValueKind::LargeSpace, 800)];
         let coverage = of(Mode::Governed, process(), &rows);
         assert_eq!((coverage.attributed_bytes, coverage.unattributed_bytes, coverage.live_bytes), (Some(200), 800, Some(1000)));
         let coverage = of(Mode::Governed, process(), &[("f", ValueKind::SurvivorSpace, 150)]);
-        assert_eq!(coverage.attributed_ratio(), Some(0.0), "rates own nothing");
+        assert_eq!(coverage.attributed_ratio(), Some(0.0), "rates give no live bytes");
     }
 
     #[test]
-    fn of_windows_it_says_how_much_of_the_time_they_saw() {
+    fn for_windows_it_states_the_share_of_the_time_they_covered() {
         let mut profile = Profile::new(Metadata { mode: Mode::Governed, duration_s: 10.0, ..Metadata::default() });
         profile.meta.processes.push(Process { pid: 7, heap: Some(heap(1000)), ..Process::default() });
         profile.meta.governed.push(crate::profile::Governed {
@@ -270,15 +270,15 @@ mod tests {
             ..crate::profile::Governed::default()
         });
         let words = Coverage::of(&profile).words();
-        assert!(words.starts_with("no stack of what is live is known (1000 B by the census)"), "{words}");
-        assert!(words.contains("at risk: what happened in the 95% of the time in which not each call was traced"), "{words}");
+        assert!(words.starts_with("live bytes have no stacks (1000 B by the census)"), "{words}");
+        assert!(words.contains("at risk: the 95% of the time in which not every call was traced"), "{words}");
     }
 
     #[test]
     fn without_a_census_the_share_is_unknown_and_not_zero() {
         let coverage = of(Mode::Exact, Process { pid: 7, ..Process::default() }, &[("f", ValueKind::InuseSpace, 5)]);
         assert_eq!(coverage.attributed_ratio(), None);
-        assert!(coverage.words().starts_with("which share of the live heap has a stack is not known"), "{}", coverage.words());
+        assert!(coverage.words().starts_with("the share of the live heap that has a stack is not known"), "{}", coverage.words());
         let at_peak = Some(HeapMoment { after_ms: 5, recorded_live_bytes: 450, heap: heap(500) });
         let coverage = of(Mode::Exact, Process { pid: 7, at_peak, ..Process::default() }, &[]);
         assert_eq!(coverage.attributed_ratio(), None);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_risk_is_told_in_bytes_and_in_time() {
+    fn what_is_at_risk_is_given_in_bytes_and_in_time() {
         let process = Process { pid: 7, unobserved_us: Some(250_000), ..Process::default() };
         let mut profile = Profile::new(Metadata {
             kinds: KindSet::EMPTY.with(ValueKind::DoubtfulSpace),
@@ -297,9 +297,9 @@ mod tests {
         profile.add(7, &[], None, &Values::default().with(ValueKind::DoubtfulSpace, 4096));
         let words = Coverage::of(&profile).words();
         for part in [
-            "at risk: 4.00 KiB that may be free already",
-            "in 0.250 s without probes",
-            "all of 2 children that could not be watched",
+            "at risk: 4.00 KiB that may have been freed",
+            "during 0.250 s without probes",
+            "everything in 2 children that could not be watched",
             "3 counted under losses",
         ] {
             assert!(words.contains(part), "{part}: {words}");

@@ -1,7 +1,7 @@
 //! The difference of two profiles, stack by stack.
 //!
-//! Stacks are matched by the names of the functions that a reader sees: addresses, lines and process ids of two runs have nothing to say
-//! to one another, and which of the allocator's functions was called is no difference.
+//! Stacks are matched by the names of the functions that are shown: addresses, lines and process ids differ between runs, and which of the
+//! allocator's functions was called does not matter.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::frame::Frame;
 /// One stack in both profiles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiffRow<'a> {
-    /// Frames, leaf first, of the newer profile where it has the stack.
+    /// Frames, leaf first, from the newer profile if it has the stack.
     pub frames: Vec<&'a Frame>,
     /// Value in the older profile.
     pub old: u64,
@@ -23,7 +23,7 @@ pub struct DiffRow<'a> {
 }
 
 impl DiffRow<'_> {
-    /// What was added; negative where the stack shrank.
+    /// The change; negative if the stack shrank.
     pub fn delta(&self) -> i128 {
         i128::from(self.new) - i128::from(self.old)
     }
@@ -38,18 +38,18 @@ pub struct Diff<'a> {
     pub old_total: u64,
     /// Sum over all stacks of the newer profile.
     pub new_total: u64,
-    /// Which of the values are only lower bounds (older, newer): then a change is none that is known.
+    /// Whether the values (older, newer) are only lower bounds, so that the change is not known.
     pub lower_bounds: [bool; 2],
 }
 
 impl Diff<'_> {
-    /// What the changes mean where a side is only known to be no less; `None` where both are known.
+    /// What a change means if a side is only a lower bound; `None` if neither is.
     pub fn doubt(&self) -> Option<&'static str> {
         match self.lower_bounds {
             [false, false] => None,
-            [true, false] => Some("the old values are lower bounds: a rise may be none, and a fall may be larger"),
-            [false, true] => Some("the new values are lower bounds: a rise may be larger, and a fall may be none"),
-            [true, true] => Some("the values of both are lower bounds: what changed is not known"),
+            [true, false] => Some("the old values are lower bounds: increases may not be real, and decreases may be larger"),
+            [false, true] => Some("the new values are lower bounds: increases may be larger, and decreases may not be real"),
+            [true, true] => Some("both values are lower bounds: the changes are not known"),
         }
     }
 }
@@ -101,7 +101,7 @@ mod tests {
         let exact = profile(1, 0, &[(&["a"], 100)]);
         let mut bound = profile(2, 0, &[(&["a"], 50)]);
         bound.meta.governed.push(crate::profile::Governed { pid: 2, rates_are_lower_bounds: true, ..Default::default() });
-        assert_eq!(compare(&exact, &bound, ValueKind::InuseSpace).doubt(), None, "only rates are bounds");
+        assert_eq!(compare(&exact, &bound, ValueKind::InuseSpace).doubt(), None, "only rates are lower bounds");
         assert!(
             compare(&exact, &bound, ValueKind::AllocSpace)
                 .doubt()

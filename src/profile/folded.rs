@@ -1,4 +1,4 @@
-//! Folded stacks: one line a stack, root first, frames parted by `;`, then a space and the value. The input of flame-graph tools. The
+//! Folded stacks: one line per stack, root first, frames separated by `;`, then a space and the value. The input of flame-graph tools. The
 //! allocator's own frames at the leaf, the same in every stack, are left out.
 
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ fn line(profile: &Profile, stack: &Stack, with_process: bool) -> String {
         }
         text.push_str(&sanitize::folded(&frame.function));
     }
-    // Readers take a number after a space for a value: a name that ends in one gets a space that does not part.
+    // Readers take a number after a space for the value: in a name that ends in one, the space is replaced by a non-breaking one.
     match text.rsplit_once(' ') {
         Some((rest, last)) if last.parse::<f64>().is_ok() => format!("{rest}\u{a0}{last}"),
         _ => text,

@@ -1,10 +1,10 @@
-//! Which frames are the allocator's own and which are the standard libraries' allocation code, so that a stack can be shown without the
-//! former and titled by the function that asked for the memory. Pure.
+//! Which frames are the allocator's own and which are allocation code of standard libraries, so that a stack can be shown without the
+//! former and titled by the function that allocated the memory. Pure.
 
 use crate::frame::Frame;
 
-/// Functions of the allocators' interfaces, and inside of them, exactly; Go's are for its own profiles, the last ones are the allocators
-/// that Python and Perl have above malloc.
+/// Exact names of functions of the allocators' interfaces and inside of them; Go's are for its own profiles, the last ones are the allocators
+/// that Python and Perl have on top of malloc.
 const ALLOCATORS: &[&str] = &[
     "malloc",
     "calloc",
@@ -46,7 +46,7 @@ const ALLOCATORS: &[&str] = &[
     "Perl_safesysrealloc",
 ];
 
-/// Starts of names of allocators' functions.
+/// Prefixes of names of allocators' functions.
 const ALLOCATOR_PREFIXES: &[&str] = &[
     "operator new",
     "__libc_malloc",
@@ -84,15 +84,15 @@ const ALLOCATOR_PREFIXES: &[&str] = &[
     "_PyMem_",
 ];
 
-/// mimalloc's interface: the prefix alone is MyISAM's too (`mi_open`).
+/// mimalloc's interface: the prefix alone is also that of MyISAM (`mi_open`).
 fn is_mimallocs(function: &str) -> bool {
     function.strip_prefix("mi_").is_some_and(|rest| rest.contains("alloc") || rest.starts_with("new") || rest.starts_with("heap_"))
 }
 
-/// Functions of the C library that allocate for their caller, exactly.
+/// Exact names of functions of the C library that allocate for their caller.
 const LIBRARY: &[&str] = &["strdup", "__strdup", "strndup", "__strndup"];
 
-/// Starts of names: what C++ and Rust's libraries put between the allocator and the program.
+/// Prefixes of names: functions of the C++ and Rust libraries between the allocator and the program.
 const LIBRARY_PREFIXES: &[&str] = &[
     "__GI_",
     "__gnu_cxx::new_allocator<",
@@ -148,7 +148,7 @@ const MEMBERS: &[(&str, &str)] = &[
 const LIBRARY_SOURCES: &[&str] =
     &["/include/c++/", "/c++/v1/", "/library/alloc/src/", "/library/std/src/alloc.rs", "/library/std/src/sys/alloc/"];
 
-/// Where threads and processes start: the same at the root of every stack.
+/// Functions that start threads and processes: the same at the root of every stack.
 const STARTUP: &[&str] = &[
     "_start",
     "__libc_start_main",
@@ -179,13 +179,13 @@ pub(super) fn is_allocation_code(frame: &Frame) -> bool {
         || MEMBERS.iter().any(|(start, part)| function.starts_with(start) && function.contains(part))
 }
 
-/// How many frames at the leaf are the allocator's own: the same in every stack, so that flame graphs and pprof files go without them.
-/// Where all are, none.
+/// Number of frames at the leaf that are the allocator's own: the same in every stack, so flame graphs and pprof files omit them. 0 if all
+/// frames are.
 pub fn allocator_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> usize {
     leading(frames, is_allocators)
 }
 
-/// How many frames at the leaf are allocation code. Where all are, none: a stack needs a title.
+/// Number of frames at the leaf that are allocation code. 0 if all frames are: a stack needs a title.
 pub fn leading_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> usize {
     leading(frames, is_allocation_code)
 }
@@ -196,7 +196,7 @@ fn leading<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>, is_one: impl Fn
     if leading == all { 0 } else { leading }
 }
 
-/// Names that glibc's own code knows its functions by.
+/// Prefixes of glibc's internal names of its functions.
 const INNER_NAMES: [&str; 2] = ["__GI___libc_", "__libc_"];
 
 /// The allocator's function that the program called, as a programmer knows it, without its parameters: `operator new`, `calloc`.
@@ -207,7 +207,7 @@ pub fn allocated_by<'a>(frames: &[&'a Frame]) -> Option<&'a str> {
     Some(INNER_NAMES.iter().find_map(|inner| name.strip_prefix(inner)).unwrap_or(name))
 }
 
-/// How many frames at the root only start the thread or the process. Where all do, none.
+/// Number of frames at the root that only start the thread or the process. 0 if all frames do.
 pub fn startup_frames<'a>(frames: impl DoubleEndedIterator<Item = &'a Frame> + ExactSizeIterator) -> usize {
     let all = frames.len();
     let startup = frames.rev().take_while(|frame| STARTUP.contains(&&*frame.function)).count();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_titled_by_the_function_that_asked_for_memory() {
+    fn a_stack_is_titled_by_the_function_that_allocated_memory() {
         assert_eq!(title(&["malloc", "operator new(unsigned long)", "shop::create(int)", "main"]), "shop::create(int)");
         assert_eq!(
             title(&[
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allocators_own_frames_are_told_from_a_librarys_and_from_a_programs_of_like_name() {
+    fn the_allocators_own_frames_are_distinguished_from_a_librarys_and_from_a_programs_of_similar_name() {
         let own = |functions: &[&str]| {
             let frames: Vec<Frame> = functions.iter().map(|&f| Frame::named(f)).collect();
             let own = allocator_frames(frames.iter());

@@ -1,4 +1,4 @@
-//! What a reader should know of rows and frames that name no function, and what to do about it. Pure.
+//! Hints on rows and frames that name no function: what they are, and how to get the names. Pure.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,15 @@ use super::model::{BEFORE_ATTACH, Profile, UNATTRIBUTED};
 use super::rows::Row;
 use crate::sanitize;
 
-/// Name of a frame in generated code of which no perf map tells the function.
+/// Name of a frame in generated code without a perf map.
 const UNNAMED: &str = "[jit]";
 /// Processes that a hint names.
 const PIDS_NAMED: usize = 4;
 
-/// Hints on rows that are no stacks, by the names of the rows shown.
+/// Hints on rows that are not stacks, by the names of the rows shown.
 pub(super) fn of_rows(names: &[&str], kind: ValueKind) -> Vec<String> {
     let hints = [
-        (BEFORE_ATTACH, "in use when the recording began and never freed in it; start the program with record -- CMD to have its stacks"),
+        (BEFORE_ATTACH, "in use when the recording began and not freed during it; start the program with record -- CMD to get its stacks"),
         (UNATTRIBUTED, unattributed(kind)),
     ];
     hints.into_iter().filter(|(name, _)| names.contains(name)).map(|(name, hint)| format!("{name}: {hint}")).collect()
@@ -24,27 +24,27 @@ pub(super) fn of_rows(names: &[&str], kind: ValueKind) -> Vec<String> {
 /// What [`UNATTRIBUTED`] is.
 fn unattributed(kind: ValueKind) -> &'static str {
     match kind {
-        ValueKind::ConfirmedSpace => "live by the census, and not confirmed: only some survivors of windows are looked at again",
+        ValueKind::ConfirmedSpace => "live by the census, but not confirmed: only some survivors of windows are checked again",
         ValueKind::LargeSpace => {
-            "live by the census: smaller blocks, and those handed out before large ones were watched; record --mode exact tells whose"
+            "live by the census: smaller blocks, and those allocated before large ones were tracked; record --mode exact gives their stacks"
         }
         _ => {
-            "of no recorded stack: the C library's own, code that was not probed yet, or lost records; the losses, doubts and notes say which"
+            "without a recorded stack: the C library's own blocks, code that was not probed yet, or lost records; losses, doubts and notes say which"
         }
     }
 }
 
-/// How to have names, where generated code has none in the rows.
+/// How to get names for generated code that has none in the rows.
 pub(super) fn unnamed_code(profile: &Profile, rows: &[Row<'_>]) -> Option<String> {
     let has_unnamed = |row: &&Row<'_>| row.frames.iter().any(|frame| frame.flags.jit && &*frame.function == UNNAMED);
     let of: Vec<&Row<'_>> = rows.iter().filter(has_unnamed).collect();
     if of.is_empty() {
         return None;
     }
-    // A JVM is known by its library in the same stacks.
+    // A JVM is recognised by its library in the same stacks.
     let is_jvm = |row: &Row<'_>| row.frames.iter().any(|frame| frame.module.ends_with("/libjvm.so"));
     let jvms: BTreeSet<u32> = of.iter().filter(|row| is_jvm(row)).map(|row| row.pid).collect();
-    let what = format!("{UNNAMED}: code made by a just-in-time compiler, of which no perf map tells the names");
+    let what = format!("{UNNAMED}: code from a just-in-time compiler, for which no perf map gives names");
     if jvms.is_empty() {
         return Some(format!(
             "{what}: start node with --perf-basic-prof, python with -X perf; another runtime writes /tmp/perf-PID.map by its own option"
@@ -56,18 +56,18 @@ pub(super) fn unnamed_code(profile: &Profile, rows: &[Row<'_>]) -> Option<String
         .find_map(|pid| profile.meta.process(*pid))
         .map_or_else(String::new, |process| format!(" of {}", sanitize::terminal(&process.comm)));
     let has_map = rows.iter().flat_map(|row| &row.frames).any(|frame| frame.flags.jit && &*frame.function != UNNAMED);
-    let what = if has_map { format!("{what}, such as what was made after it was written") } else { what };
+    let what = if has_map { format!("{what}, for example because it was compiled after the map was written") } else { what };
     Some(format!("{what}: run `{}`{whose} (Java 17 and later) shortly before the recording ends", commands.join("; ")))
 }
 
-/// Why there may be nothing of a kind, and that this is no fault.
+/// Why a kind may be 0 everywhere without an error.
 pub(super) fn nothing(kind: ValueKind) -> &'static str {
     match kind {
         ValueKind::BlockedSpace => {
-            ": under the highest live block of each heap there is no whole free page, or the allocator returns memory from anywhere"
+            ": no heap has a whole free page below its highest live block, or the allocator can return memory from anywhere in the heap"
         }
-        ValueKind::PinnedSpace => ": no free bytes lie beside live ones, or no census could look",
-        ValueKind::GrowthSpace => ": the heap never grew while enough free bytes were there",
+        ValueKind::PinnedSpace => ": no page holds both free and live bytes, or there was no census",
+        ValueKind::GrowthSpace => ": the heap never grew while enough free bytes were available",
         _ => "",
     }
 }
@@ -93,6 +93,6 @@ mod tests {
         assert!(java.contains("`jcmd 77 Compiler.perfmap` of java"), "{java}");
         let other = hint("/usr/bin/node", "[jit]").unwrap();
         assert!(other.contains("--perf-basic-prof") && !other.contains("jcmd"), "{other}");
-        assert_eq!(hint("/usr/lib/jvm/java-17/lib/server/libjvm.so", "Shop.render()"), None, "a perf map told");
+        assert_eq!(hint("/usr/lib/jvm/java-17/lib/server/libjvm.so", "Shop.render()"), None, "a perf map gave the name");
     }
 }

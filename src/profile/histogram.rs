@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{HumanBytes, counted};
 
-/// Counts by power of two: the first counts zeros, number i those in `[2^(i-1), 2^i)`; the last one that the recorder has (39) is open
-/// above. Zeros at the end are left out.
+/// Counts by power of two: the first counts zeros, number i those in `[2^(i-1), 2^i)`; the recorder's last one (39) has no upper end. Zeros
+/// at the end are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PowerCounts(Vec<u64>);
 
-/// Heights of a bar of text, the lowest for anything above nothing.
+/// Bars of text by height; the lowest is for anything above 0.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Buckets shown and searched at most, whatever a file says: 2^63 is the last number there is.
+/// Most buckets shown and searched, whatever a file contains: 2^63 is the highest power in 64 bits.
 const BUCKETS_MAX: usize = 64;
 
 impl PowerCounts {
@@ -27,12 +27,12 @@ impl PowerCounts {
         self.0.iter().take(BUCKETS_MAX).enumerate().map(|(bucket, &count)| (1 << bucket, count))
     }
 
-    /// All that was counted.
+    /// The sum of the counts.
     pub fn total(&self) -> u64 {
         self.0.iter().fold(0, |sum, &count| sum.saturating_add(count))
     }
 
-    /// The smallest power of two below which at least `percent` of what was counted lies; 0 if nothing was.
+    /// The smallest power of two below which at least `percent` of the counted values lie; 0 if nothing was counted.
     fn quantile(&self, percent: u64) -> u64 {
         let wanted = u128::from(self.total()) * u128::from(percent);
         let mut sum = 0u128;
@@ -43,7 +43,7 @@ impl PowerCounts {
         enough.map_or(0, |(below, _)| below)
     }
 
-    /// A bar for each power of two from the first that has any to the last, with the two ends: `(from, bars, below)`.
+    /// A bar for each power of two from the first to the last with a count, and the two ends: `(from, bars, below)`.
     fn bars(&self) -> Option<(u64, String, u64)> {
         let first = self.0.iter().position(|&count| count > 0)?;
         let counts = self.0.get(first..)?;
@@ -59,7 +59,7 @@ impl PowerCounts {
         self.line("allocation", |bytes| HumanBytes(bytes).to_string())
     }
 
-    /// One line of lifetimes in microseconds, of a recording this long: none is longer, whatever power of two comes next.
+    /// One line of lifetimes in microseconds. `recorded_us` is the length of the recording, which limits them, whatever the power of two.
     pub fn lifetimes(&self, recorded_us: u64) -> Option<String> {
         self.line("free", |us| time(us.min(recorded_us)))
     }

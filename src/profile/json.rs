@@ -17,8 +17,8 @@ use super::meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, Proce
 use super::model::{Profile, Stack};
 use crate::frame::Frame;
 
-/// The JSON text of a profile, ending in a newline: stacks by falling value of `by`, at most `top` of them. Without `top` all of
-/// them, those too that have nothing of `by`: what was freed again is not live, but was allocated.
+/// The JSON text of a profile, ending in a newline: stacks by descending value of `by`, at most `top` of them. Without `top` all of them,
+/// including those for which `by` is 0: what was freed is not live, but was allocated.
 pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String {
     let mut ranked = profile.ranked(by);
     let with_value = ranked.len();
@@ -114,7 +114,7 @@ struct Report<'a> {
     totals: Numbers,
     losses: BTreeMap<&'a str, u64>,
     corrections: BTreeMap<&'a str, u64>,
-    /// Share of the live heap by the census at the end that a stack owns; `null` where no census could tell.
+    /// Share of the live heap, by the census at the end, that has a stack; `null` without a census.
     attributed_ratio: Option<f64>,
     coverage: Coverage,
     stacks_complete_ratio: Option<f64>,
@@ -133,17 +133,17 @@ struct Report<'a> {
 struct ProcessRow<'a> {
     pid: u32,
     comm: &'a str,
-    /// Where it ran: `namespace`, `pod`, `container`; none outside containers.
+    /// Where it ran: `namespace`, `pod`, `container`; absent outside containers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     container_labels: &'a BTreeMap<String, String>,
     allocators: &'a [String],
     lossy: bool,
-    /// Time in which it ran without its probes; `null` where that is not counted.
+    /// Time in which it ran without its probes; `null` if not counted.
     unobserved_us: Option<u64>,
-    /// Of what was counted.
+    /// Counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_inuse_bytes: Option<Option<u64>>,
-    /// Of what was estimated.
+    /// Estimated.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_inuse_bytes_est: Option<Option<u64>>,
     source: Option<&'a str>,
@@ -161,18 +161,18 @@ struct ProcessRow<'a> {
     lifetimes: Vec<LifetimeRow>,
 }
 
-/// Allocations that asked for less than so many bytes, and not less than half of it.
+/// Allocations of at least half of, and less than, a number of bytes.
 #[derive(Serialize)]
 struct SizeRow {
     below_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     allocations: Option<u64>,
-    /// Where it is an estimate.
+    /// If it is an estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     allocations_est: Option<u64>,
 }
 
-/// Frees of blocks that had lived for less than so many microseconds, and not less than half of it.
+/// Frees of blocks that had lived for at least half of, and less than, a number of microseconds.
 #[derive(Serialize)]
 struct LifetimeRow {
     below_us: u64,
@@ -188,12 +188,12 @@ struct StackRow<'a> {
     pid: Option<u32>,
     truncated: Option<&'a str>,
     frames: Vec<FrameRow<'a>>,
-    /// Frames at the leaf that are the allocator's own, such as `malloc`: other outputs go without them.
+    /// Number of frames at the leaf that are the allocator's own, such as `malloc`: other outputs omit them.
     allocator_frames: usize,
-    /// Raised, or not there: that it is not raised says nothing.
+    /// Set or absent: its absence means nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     retention_flag: Option<bool>,
-    /// Of its survivors that were looked at again.
+    /// Of its survivors that were checked again.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_information_ratio: Option<f64>,
     #[serde(flatten)]
@@ -275,7 +275,7 @@ fn row<'a>(profile: &'a Profile, stack: &'a Stack) -> StackRow<'a> {
     }
 }
 
-/// A frame's row; what is not known of it is `null`.
+/// A frame's row; unknown fields are `null`.
 pub(crate) fn frame(frame: &Frame) -> FrameRow<'_> {
     fn known(text: &str) -> Option<&str> {
         (!text.is_empty()).then_some(text)
@@ -293,14 +293,14 @@ pub(crate) fn frame(frame: &Frame) -> FrameRow<'_> {
     }
 }
 
-/// The values under their keys: the fixed ones always, the others where they were measured. Estimates have keys of their own, with
-/// their standard error beside them.
+/// The values under their keys: the fixed ones always, the others if measured. Estimates have keys of their own, each with its standard
+/// error.
 struct Numbers {
     values: Values,
-    /// Of estimates; `None` where the values were counted.
+    /// Standard errors of estimates; `None` if the values were counted.
     errors: Option<StandardErrors>,
     kinds: KindSet,
-    /// Rates are lower bounds, which have keys of their own and no error.
+    /// Whether rates are lower bounds, which have keys of their own and no error.
     bounds: bool,
 }
 
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn estimates_have_names_of_their_own_and_their_error_beside_them() {
+    fn estimates_have_names_of_their_own_and_a_standard_error() {
         let mut profile = shop();
         profile.meta.mode = crate::profile::Mode::Sampled;
         profile.meta.processes[0].samples = Some(17);
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(json["totals"]["inuse_bytes_stderr"], 5000);
         assert_eq!(json["processes"][0]["samples"], 17);
         for raw in ["inuse_bytes", "allocations", "pinned_bytes", "peak_inuse_bytes"] {
-            assert!(stack.get(raw).is_none() && json["totals"].get(raw).is_none(), "{raw} is a name of what was counted");
+            assert!(stack.get(raw).is_none() && json["totals"].get(raw).is_none(), "{raw} is a name for counted values");
         }
     }
 
@@ -375,7 +375,7 @@ mod tests {
                 assert!(object[format!("{key}_min")].is_u64(), "{key} {object}");
                 assert!(object.get(format!("{key}_est")).is_none() && object.get(format!("{key}_stderr")).is_none(), "{key}");
             }
-            assert!(object.get("inuse_bytes_est").is_some(), "what windows do not tell is as it was");
+            assert!(object.get("inuse_bytes_est").is_some(), "values other than rates keep their names");
         }
         assert_eq!(json["governed"][0]["rates_are_lower_bounds"], true);
     }

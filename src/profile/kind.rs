@@ -13,22 +13,22 @@ pub const KINDS: usize = 26;
 pub enum ValueKind {
     /// Allocations made during the recording. A count.
     AllocObjects = 0,
-    /// Bytes asked for by the allocations made during the recording.
+    /// Bytes requested by the allocations made during the recording.
     AllocSpace,
     /// Allocations outstanding at the end of the recording. A count.
     InuseObjects,
-    /// Bytes asked for by the allocations outstanding at the end of the recording.
+    /// Bytes requested by the allocations outstanding at the end of the recording.
     InuseSpace,
-    /// Free bytes that the stack's live bytes keep from going back: on each page with live and free bytes, each live allocation is
+    /// Free bytes that the stack's live bytes keep from being returned: on each page with live and free bytes, each live allocation is
     /// charged with the free bytes in proportion to its live bytes on that page.
     PinnedSpace,
-    /// Whole free pages under the highest live chunk of a heap, which the allocator would return if that chunk went.
+    /// Whole free pages below the highest live chunk of a heap, which the allocator would return if that chunk were freed.
     BlockedSpace,
-    /// Bytes by which the stack made the heap grow while free bytes for the request existed.
+    /// Bytes by which the stack made the heap grow while enough free bytes for the request existed.
     GrowthSpace,
     /// Bytes outstanding at the high-water mark of the process's recorded live bytes.
     PeakSpace,
-    /// The part of [`InuseSpace`](Self::InuseSpace) of which it is not certain that it still lives, because records were lost.
+    /// The part of [`InuseSpace`](Self::InuseSpace) that may have been freed, because records were lost.
     DoubtfulSpace,
     /// Allocations that outlived the recording's survivor age. A count.
     SurvivorObjects,
@@ -49,22 +49,22 @@ pub enum ValueKind {
     Survivor10SSpace,
     /// Bytes of heap pages that the stack touched first, by which it made the resident memory grow. An estimate from a sample.
     TouchedSpace,
-    /// Survivors of windows that were looked at again when they were old enough. A count of what was seen, not scaled.
+    /// Survivors of windows, old enough, that were checked again. A raw count, not scaled.
     SampledObjects,
-    /// Of those, the ones that can be told from other blocks; the rest gives no information.
+    /// Of those, the ones that can be distinguished from other blocks; the others give no information.
     InformativeObjects,
-    /// Of these, the ones that were found the same at every look.
+    /// Of these, the ones that were found the same at every check.
     SameObjects,
-    /// Bytes of a flagged stack that are confirmed to live, at least: those of blocks found the same, not scaled, less what may be a mistake. At
-    /// [`UNATTRIBUTED`](super::UNATTRIBUTED) what is left of the census's live bytes.
+    /// Bytes of a flagged stack that are confirmed live, a lower bound: those of blocks found the same, not scaled, minus an allowance for
+    /// errors. At [`UNATTRIBUTED`](super::UNATTRIBUTED) the rest of the census's live bytes.
     ConfirmedSpace,
-    /// Large blocks (above 1 KiB in glibc) outstanding at the end, of those handed out since they have been watched without a gap. A count.
+    /// Large blocks (above 1 KiB in glibc) outstanding at the end, of those allocated since tracking began without a gap. A count.
     LargeObjects,
-    /// Bytes that these blocks can hold. Counted, not estimated.
+    /// Usable bytes of these blocks. Counted, not estimated.
     LargeSpace,
-    /// Blocks in use to which no look saw a pointer. A count.
+    /// Blocks in use to which no scan saw a pointer. A count.
     UnreachedObjects,
-    /// Bytes that the program may use in these blocks.
+    /// Usable bytes of these blocks.
     UnreachedSpace,
 }
 
@@ -102,7 +102,7 @@ impl ValueKind {
     /// Bytes that outlived each of the governor's ages.
     pub const OUTLIVED: [Self; 4] = [Self::Survivor10MsSpace, Self::Survivor100MsSpace, Self::Survivor1SSpace, Self::Survivor10SSpace];
 
-    /// Whether it is of what outlived an age in a window.
+    /// Whether it measures survivors of windows.
     pub fn is_of_survivors(self) -> bool {
         matches!(self, Self::SurvivorObjects | Self::SurvivorSpace) || Self::OUTLIVED.contains(&self)
     }
@@ -200,7 +200,7 @@ impl ValueKind {
         format!("{}_stderr", self.json_key())
     }
 
-    /// Whether it is what was seen even in a mode that estimates: it has no error, and its key no `_est`.
+    /// Whether it is a raw count even in a mode that estimates: it has no error, and its key no `_est`.
     pub fn is_seen(self) -> bool {
         matches!(
             self,
@@ -220,21 +220,20 @@ impl ValueKind {
         format!("{}_min", self.json_key())
     }
 
-    /// Whether windows tell it as a rate: what was allocated, what outlived an age. Of a process that probes hold up too much these are lower
-    /// bounds.
+    /// Whether windows measure it as a rate: allocations, survivors. If probes delay a process too much, these are lower bounds.
     pub fn is_rate(self) -> bool {
         matches!(self, Self::AllocObjects | Self::AllocSpace | Self::SurvivorObjects | Self::SurvivorSpace)
             || Self::OUTLIVED.contains(&self)
     }
 
-    /// Whether values of intervals that follow each other add up: it counts what was allocated in each. The others say how a heap is at a
-    /// moment, or what has come of it until then, and must not be added over time.
+    /// Whether values of consecutive intervals add up, because it counts what was allocated in each. The others describe the heap at a
+    /// moment, or since some earlier time, and must not be added over time.
     pub fn adds_up_over_time(self) -> bool {
-        // Survivors of one fixed age do. `survivor_space` does not: its age is longer the longer a recording lasts.
+        // Survivors of a fixed age do. `survivor_space` does not: its age depends on the length of the recording.
         matches!(self, Self::AllocObjects | Self::AllocSpace) || Self::OUTLIVED.contains(&self)
     }
 
-    /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown beside another.
+    /// Its name as a value of `--by` and of the API's parameter `by`; `None` for kinds that are shown next to another.
     pub fn by(self) -> Option<&'static str> {
         match self {
             Self::InuseSpace | Self::LiveSpace | Self::LargeSpace | Self::ConfirmedSpace => Some("live"),
@@ -250,13 +249,13 @@ impl ValueKind {
         }
     }
 
-    /// The kind of a value of `--by`; of two that answer it the one that every tier measures ([`best_in`](Self::best_in) has the better).
+    /// The kind of a value of `--by`; if several match, the one that every tier measures ([`best_in`](Self::best_in) gives the best).
     pub fn from_by(by: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.by() == Some(by) && *kind != Self::LiveSpace)
     }
 
-    /// The kind that answers the same question best in a profile that measured these: live bytes of the whole heap before those of the
-    /// recording, those of large blocks where neither is known, and else what is confirmed.
+    /// The best kind with the same meaning in a profile that measured these: live bytes of the whole heap before those of the recording,
+    /// then those of large blocks, then those confirmed live.
     #[must_use]
     pub fn best_in(self, kinds: KindSet) -> Self {
         match self {
@@ -267,7 +266,7 @@ impl ValueKind {
         }
     }
 
-    /// Place in [`Values`].
+    /// Index in [`Values`].
     pub fn index(self) -> usize {
         self as usize
     }
@@ -295,18 +294,18 @@ impl Values {
         self
     }
 
-    /// By what stacks are ranked for a kind, the greatest first: its value; of survivors, those of stacks that are known to keep what they
-    /// allocate before all others, because most survivors of a short window are freed soon after it.
+    /// The sort key of stacks for a kind, in descending order: its value; for survivors, flagged stacks come before all others, because most
+    /// survivors of a short window are freed soon after it.
     pub fn rank(&self, kind: ValueKind) -> (bool, u64) {
         (kind.is_of_survivors() && self.is_flagged(), self.get(kind))
     }
 
-    /// Whether the stack keeps what it allocates ([`is_flagged`]). `false` says nothing.
+    /// Whether the stack is known to keep what it allocates ([`is_flagged`]). `false` means nothing.
     pub fn is_flagged(&self) -> bool {
         is_flagged(self.get(ValueKind::SampledObjects), self.get(ValueKind::InformativeObjects), self.get(ValueKind::SameObjects))
     }
 
-    /// Share of the survivors looked at again that gave no information; `None` where none was looked at.
+    /// Share of the survivors checked again that gave no information; `None` if none was checked.
     pub fn no_information_ratio(&self) -> Option<f64> {
         let (sampled, informative) = (self.get(ValueKind::SampledObjects), self.get(ValueKind::InformativeObjects));
         (sampled > 0).then(|| sampled.saturating_sub(informative) as f64 / sampled as f64)
@@ -325,8 +324,8 @@ impl Values {
     }
 }
 
-/// The standard errors of a row's values, one per kind, in the value's unit; 0 where the value is exact. Errors of rows are taken as
-/// independent of one another.
+/// The standard errors of a row's values, one per kind, in the value's unit; 0 if the value is exact. Errors of different rows are treated
+/// as independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct StandardErrors([u64; KINDS]);
 
@@ -365,7 +364,7 @@ impl StandardErrors {
     }
 }
 
-/// Which kinds a profile measured. A kind outside the set is unknown, which is not 0.
+/// The kinds that a profile measured. A kind outside the set is unknown, not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct KindSet(u32);
 
@@ -373,7 +372,7 @@ impl KindSet {
     /// No kind.
     pub const EMPTY: KindSet = KindSet(0);
 
-    /// The set with one kind more.
+    /// The set with one more kind.
     #[must_use]
     pub const fn with(self, kind: ValueKind) -> Self {
         Self(self.0 | 1 << kind as u8)
@@ -391,7 +390,7 @@ impl KindSet {
 }
 
 impl KindSet {
-    /// What its profile can be ranked by: values of `--by`, each once.
+    /// The values of `--by` by which its profile can be ranked, each once.
     #[must_use]
     pub fn by_names(self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
@@ -418,7 +417,7 @@ impl Serialize for KindSet {
 
 impl<'de> Deserialize<'de> for KindSet {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Names that are not known are left out: a newer fragprof may have more kinds.
+        // Unknown names are skipped: a newer fragprof may have more kinds.
         let names = Vec::<String>::deserialize(deserializer)?;
         Ok(ValueKind::ALL.into_iter().filter(|kind| names.iter().any(|name| name == kind.name())).collect())
     }

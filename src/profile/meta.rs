@@ -1,4 +1,4 @@
-//! What a profile says about itself: how it was taken, of which processes, what was lost, and what is in doubt.
+//! The metadata of a profile: how and of which processes it was taken, what was lost, and what is in doubt.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use super::histogram::PowerCounts;
 use super::kind::KindSet;
 use crate::units::{HumanBytes, counted};
 
-/// How the values came about; decides what they may claim.
+/// How the values were obtained, which determines how they are named and shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Every allocation and free of the recording was traced.
     #[default]
     Exact,
-    /// Traced in windows that a budget sized; values are estimates.
+    /// Traced in windows under a budget; values are estimates.
     Governed,
     /// Sampled by an emitter in the process; values are estimates.
     Sampled,
-    /// Looked at from outside, without events: the blocks to which no pointer was seen.
+    /// Scanned from outside, without events: by `leaks` and `owners`.
     Looked,
     /// Read from a file that another tool wrote.
     Imported,
@@ -37,21 +37,21 @@ impl Mode {
         }
     }
 
-    /// Whether allocations were watched, so that some may have been missed.
+    /// Whether allocations were observed, so that some may have been missed.
     pub fn has_events(self) -> bool {
         !matches!(self, Self::Looked | Self::Imported)
     }
 
-    /// Whether the values are estimates, with a standard error each.
+    /// Whether the values are estimates, each with a standard error.
     pub fn estimates(self) -> bool {
         matches!(self, Self::Governed | Self::Sampled)
     }
 }
 
-/// A named count with words for people, such as one kind of loss.
+/// A named count with a description, such as one kind of loss.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// Name in snake_case, unit last where it is not a plain count. A key in JSON.
+    /// Name in snake_case, ending in the unit unless it is a plain count. A key in JSON.
     pub name: String,
     /// The count.
     pub value: u64,
@@ -76,36 +76,36 @@ pub struct HeapSummary {
     pub extent_bytes: Option<u64>,
     /// The part of the extent that is in RAM.
     pub resident_bytes: Option<u64>,
-    /// Chunks in use, with their rounding where that is known.
+    /// Chunks in use, with their rounding if that is known.
     pub live_bytes: Option<u64>,
-    /// Whole free pages: what a trim gives back.
+    /// Whole free pages: what a trim releases.
     pub trimmable_bytes: Option<u64>,
     /// Free bytes on pages that also hold a live byte.
     pub pinned_bytes: Option<u64>,
-    /// Bytes of which it is not known whether they are live or free, such as what was allocated before the recording.
+    /// Bytes that may be live or free, such as those allocated before the recording.
     pub unknown_bytes: Option<u64>,
 }
 
 impl HeapSummary {
-    /// `1 − live / resident`, in 0..=1; 0 is perfect. `None` where a part is not known or nothing is resident. Live bytes above
-    /// resident ones (untouched or swapped pages) give 0.
+    /// `1 − live / resident`, in 0..=1; 0 is perfect. `None` if a part is not known or nothing is resident. 0 if live exceeds resident, as
+    /// with untouched or swapped pages.
     pub fn fragmentation_ratio(&self) -> Option<f64> {
         let (live, resident) = (self.live_bytes?, self.resident_bytes?);
         (resident > 0).then(|| (1.0 - live as f64 / resident as f64).max(0.0))
     }
 
-    /// `extent / live`, ≥ 1 in an intact heap. `None` where a part is not known or nothing is live.
+    /// `extent / live`, ≥ 1 in an intact heap. `None` if a part is not known or nothing is live.
     pub fn extent_ratio(&self) -> Option<f64> {
         let (extent, live) = (self.extent_bytes?, self.live_bytes?);
         (live > 0).then(|| extent as f64 / live as f64)
     }
 }
 
-/// Whose the live chunks of a census are. The three parts are disjoint and add up to the census's live bytes.
+/// The live chunks of a census by owner. The three parts are disjoint and add up to the census's live bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Attribution {
-    /// Bytes of chunks that recorded stacks own, with the allocator's rounding.
+    /// Bytes of chunks with a recorded stack, with the allocator's rounding.
     pub attributed_bytes: u64,
     /// Number of them.
     pub attributed_allocations: u64,
@@ -113,19 +113,19 @@ pub struct Attribution {
     pub before_attach_bytes: u64,
     /// Number of them.
     pub before_attach_allocations: u64,
-    /// Bytes of chunks whose owner is not known.
+    /// Bytes of chunks without a known stack.
     pub unattributed_bytes: u64,
     /// Number of them.
     pub unattributed_allocations: u64,
 }
 
-/// The heap at a moment of the recording, by a census of its own.
+/// The heap at a moment of the recording, by a census.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HeapMoment {
-    /// When the census began, in milliseconds since the recording did.
+    /// Start of the census, in milliseconds since the start of the recording.
     pub after_ms: u64,
-    /// Recorded live bytes at that moment, as the ledger had them.
+    /// Recorded live bytes at that moment, by the ledger.
     pub recorded_live_bytes: u64,
     /// The ladder.
     pub heap: HeapSummary,
@@ -139,39 +139,37 @@ pub struct Process {
     pub pid: u32,
     /// The kernel's name of the process, at the end of the recording. Any text.
     pub comm: String,
-    /// Where it ran: `namespace`, `pod`, `container`, as far as they are known. They are labels of its samples. Any text.
+    /// Where it ran: `namespace`, `pod`, `container`, as far as known. They are labels of its samples. Any text.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub container_labels: BTreeMap<String, String>,
     /// The allocators that were traced, such as `glibc 2.36`.
     pub allocators: Vec<String>,
-    /// Whether records of this process were lost: its live bytes are then partly in doubt.
+    /// Whether records of this process were lost, which puts some of its live bytes in doubt.
     pub lossy: bool,
-    /// Time in which it ran without its probes, in microseconds. `None` = not counted, as under a budget, where that is the rule.
+    /// Time in which it ran without its probes, in microseconds. `None` = not counted, as under a budget, where it usually has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unobserved_us: Option<u64>,
     /// Highest sum of recorded live bytes. `None` = not measured.
     pub peak_inuse_bytes: Option<u64>,
     /// The heap's ladder at the end. `None` = not measured.
     pub heap: Option<HeapSummary>,
-    /// Where the values of its stacks come from, for people, such as `otel_memory in libfragprof_sampler.so`. Empty = the allocator's
-    /// functions themselves.
+    /// Source of its stacks' values, as text, such as `otel_memory in libfragprof_sampler.so`. Empty = probes on the allocator's functions.
     pub source: String,
-    /// Allocations that the estimates rest on. `None` = the values are no estimates.
+    /// Number of sampled allocations behind the estimates. `None` = the values are not estimates.
     pub samples: Option<u64>,
     /// Mean distance of the samples in allocated bytes. `None` = not sampled by bytes, or not known.
     pub sample_bytes: Option<u64>,
-    /// The longest mean distance that a sample was drawn with, where the sampler made them rarer than usual for a time. `None` = all have
-    /// the same, or it is not known.
+    /// The longest mean distance of any sample, if the sampler lengthened it for a time. `None` = it was constant, or is not known.
     pub longest_sample_bytes: Option<u64>,
-    /// Whose the live chunks are at the end. `None` = no census could be joined with the recording.
+    /// The live chunks at the end by owner. `None` = no census could be joined with the recording.
     pub attribution: Option<Attribution>,
     /// The heap when the recording began; `None` = not measured.
     pub at_start: Option<HeapMoment>,
-    /// The heap at the highest recorded live bytes at which a census was taken: near the peak, not at it to the byte.
+    /// The heap at the highest recorded live bytes at which a census was taken: near the peak, not exactly at it.
     pub at_peak: Option<HeapMoment>,
-    /// Bytes asked for by each recorded allocation.
+    /// Bytes requested by each recorded allocation.
     pub sizes: PowerCounts,
-    /// Microseconds from each recorded allocation to its free, of those that were freed.
+    /// Microseconds from allocation to free, of the recorded allocations that were freed.
     pub lifetimes_us: PowerCounts,
 }
 
@@ -183,9 +181,9 @@ pub struct Governed {
     pub pid: u32,
     /// `windows`, `full` (every allocation and free since `full_since_s`), or `full, then windows`.
     pub tier: String,
-    /// Share of its running time that the process might lose.
+    /// Share of its running time that the process may lose.
     pub budget_ratio: f64,
-    /// Share that it is estimated to have lost.
+    /// Estimated share that it has lost.
     pub slowdown_ratio_est: f64,
     /// Seconds that windows were open.
     pub open_s: f64,
@@ -193,68 +191,69 @@ pub struct Governed {
     pub full_s: f64,
     /// Windows by length.
     pub windows: BTreeMap<String, u64>,
-    /// Of them, those that their quota closed early; the lengths they are of are left out of the estimates.
+    /// Of them, those that reached their quota and closed early; windows of their length are left out of the estimates.
     pub windows_closed_early: u64,
     /// Windows left out because records of them were lost.
     pub windows_lossy: u64,
-    /// Share of the bytes in windows that came from threads whose probes took more than half of their time.
+    /// Share of the bytes in windows that came from threads which spent more than half of their time in probes.
     pub saturated_ratio: f64,
-    /// Seconds that it ran by itself, probes left out, while it was not traced in full: what windows tell is per second of this.
+    /// Seconds of its own running time, without probes, while it was not traced in full: rates from windows are per second of this.
     pub own_s: f64,
-    /// Whether all that is said of what it allocated and what outlived an age are lower bounds, and no estimates.
+    /// Whether its allocation and survivor values are lower bounds instead of estimates.
     pub rates_are_lower_bounds: bool,
-    /// Why; empty where they are estimates.
+    /// The reason; empty if they are estimates.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub lower_bounds_because: String,
-    /// Standard errors of the sums over its stacks, by kind: what happens to many stacks at once does not cancel out. Empty of lower bounds.
+    /// Standard errors of the sums over its stacks, by kind: errors that affect many stacks at once do not cancel out. Empty for lower bounds.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub total_stderr: BTreeMap<String, u64>,
     /// Allocations seen.
     pub allocations_seen: u64,
-    /// Windows of equal weight that tell of the survivor age: what a confidence interval's degrees of freedom come from.
+    /// Effective number of windows of equal weight that measure the survivor age, for the degrees of freedom of a confidence interval.
     pub effective_windows: f64,
-    /// Its large blocks, watched all the time beside the windows. `None` = of an older fragprof.
+    /// Its large blocks, tracked all the time in addition to the windows. `None` = written by an older fragprof.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub large_blocks: Option<LargeBlocks>,
 }
 
-/// How the large blocks of a process were watched under a budget: every one from a moment on, or none.
+/// How the large blocks of a process were tracked under a budget: every one from some time on, or none.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LargeBlocks {
-    /// `kept`, `tried` (the first second), `left` (too dear, tried again later) or `none` (not possible here).
+    /// `kept`, `tried` (the first second), `left` (too expensive, tried again later) or `none` (not possible here).
     pub state: String,
-    /// Why they were left, or not possible; empty otherwise.
+    /// Why tracking stopped, or is not possible; empty otherwise.
     pub reason: String,
-    /// Since when every one has been seen, in seconds after the process was first watched. `None` = not now. Older ones are in no value.
+    /// Time since which every one has been seen, in seconds after the process was first watched. `None` = not at present. Values do not
+    /// include older blocks.
     pub since_s: Option<f64>,
-    /// Blocks of at least this many bytes are seen.
+    /// Smallest size tracked, in bytes.
     pub from_bytes: u64,
-    /// Bytes that those which live can hold.
+    /// Usable bytes of those that are live.
     pub live_bytes: u64,
     /// Their number.
     pub live_allocations: u64,
-    /// What that is of the heap's live bytes by its last census. `None` = no census could tell.
+    /// Their share of the heap's live bytes by its last census. `None` = there was no census.
     pub of_live_ratio: Option<f64>,
-    /// Blocks freed since that were handed out before.
+    /// Blocks freed since then that were allocated before.
     pub freed_from_before: u64,
-    /// Share of its time that the process is estimated to have lost to them; part of its slowdown.
+    /// Estimated share of its time that the process lost to this tracking; part of its slowdown.
     pub slowdown_ratio_est: f64,
-    /// Times that they were tried.
+    /// How often tracking was tried.
     pub trials: u64,
-    /// Times that they were left again.
+    /// How often it was stopped again.
     pub times_left: u64,
-    /// Blocks that were known when they were left, and dropped.
+    /// Tracked blocks that were dropped when it stopped.
     pub dropped: u64,
 }
 
-/// What a profile says about itself. Travels as one JSON object in a comment of the pprof file, so new fields need a default.
+/// The metadata of a profile, written as one JSON object in a comment of the pprof file, so new fields need a default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Metadata {
     /// Program and version that recorded, such as `fragprof 0.1.0`.
     pub tool: String,
-    /// How the values came about.
+    /// How the values were obtained.
     pub mode: Mode,
     /// Start of the recording, nanoseconds since the Unix epoch; 0 = not known.
     pub start_unix_ns: u64,
@@ -268,13 +267,13 @@ pub struct Metadata {
     pub governed: Vec<Governed>,
     /// The recorded processes.
     pub processes: Vec<Process>,
-    /// What was lost, by kind. Zeros may be left in: they say that the kind is counted.
+    /// What was lost, by kind. A 0 means that the kind is counted and nothing was lost.
     pub losses: Vec<Counter>,
-    /// What was put right in the books, by kind, such as blocks that a census proved free.
+    /// What was corrected in the ledger, by kind, such as blocks that a census proved free.
     pub corrections: Vec<Counter>,
-    /// How many stack walks ended for which reason; the reason named [`COMPLETE`] is the good one.
+    /// Number of stack walks by the reason why they ended; [`COMPLETE`] are those that reached the thread's entry.
     pub stack_ends: Vec<Counter>,
-    /// What the recording did that a reader should know, such as `a library was loaded and probed after 3 s`.
+    /// Events of the recording that matter to a reader, such as `a library was loaded and probed after 3 s`.
     pub notes: Vec<String>,
     /// What the values do not cover, such as `allocations made before the recording are not in the live bytes`.
     pub limits: Vec<String>,
@@ -282,7 +281,7 @@ pub struct Metadata {
     pub doubts: Vec<String>,
 }
 
-/// Names of losses that are no lost events but time without probes, and processes: spells, their time in milliseconds, and children.
+/// Names of losses that are not lost events: spells without probes, their time in milliseconds, and children that were not watched.
 pub const UNOBSERVED_SPELLS: &str = "unobserved_spells";
 /// See [`UNOBSERVED_SPELLS`].
 pub const UNOBSERVED_MS: &str = "unobserved_ms";
@@ -293,11 +292,11 @@ pub const UNWATCHED_CHILDREN: &str = "unwatched_children";
 pub const COMPLETE: &str = "complete";
 
 impl Process {
-    /// How many allocated bytes a sample is drawn from, in words. `None` = not sampled by bytes, or not known.
+    /// The mean distance between samples, in words. `None` = not sampled by bytes, or not known.
     pub fn sample_distance(&self) -> Option<String> {
         let mean = HumanBytes(self.sample_bytes?);
         Some(match self.longest_sample_bytes {
-            Some(longest) => format!("{mean} on average (up to {} where they came too often)", HumanBytes(longest)),
+            Some(longest) => format!("{mean} on average (up to {} at high rates)", HumanBytes(longest)),
             None => mean.to_string(),
         })
     }
@@ -317,19 +316,21 @@ impl Metadata {
         self.processes.iter().filter_map(|p| p.peak_inuse_bytes).reduce(u64::saturating_add)
     }
 
-    /// Where a process's values by stack come from, in words.
+    /// The source of a process's values by stack, in words.
     pub fn source_words(&self, process: &Process) -> String {
         match self.mode {
-            Mode::Looked => "looks at its memory from outside".to_owned(),
+            Mode::Looked => "scans of its memory from outside".to_owned(),
             Mode::Imported => "a profile of another tool".to_owned(),
-            Mode::Governed => "governed: windows under a budget, or every call where that fits it; estimates with their errors".to_owned(),
+            Mode::Governed => {
+                "governed: windows under a budget, or every call if that fits the budget; estimates with standard errors".to_owned()
+            }
             Mode::Exact | Mode::Sampled if process.source.is_empty() => {
                 "exact: every allocation and free, by probes on the allocator's functions".to_owned()
             }
             Mode::Exact | Mode::Sampled => {
-                let every = process.sample_distance().map_or_else(String::new, |distance| format!(", one sample in {distance}"));
+                let every = process.sample_distance().map_or_else(String::new, |distance| format!(", one sample per {distance}"));
                 let samples = process.samples.map_or_else(String::new, |samples| format!(", {}", counted(samples, "sample")));
-                format!("{}{every}{samples}; estimates with their errors", process.source)
+                format!("{}{every}{samples}; estimates with standard errors", process.source)
             }
         }
     }

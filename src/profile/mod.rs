@@ -1,4 +1,4 @@
-//! The one profile model, its encoders (pprof, folded, SVG, JSON) and the difference of two profiles.
+//! The profile model, its encoders (pprof, folded, SVG, JSON) and the difference of two profiles.
 //!
 //! A recording fills a [`Profile`]; `report`, `flamegraph`, `export` and `diff` read it back from a pprof file. Nothing here reads the
 //! clock, the terminal or another process.

@@ -7,10 +7,10 @@ use super::kind::{StandardErrors, ValueKind, Values};
 use super::meta::{Metadata, Mode, Process};
 use crate::frame::Frame;
 
-/// Name of the frame that owns what no known stack owns.
+/// Name of the frame for bytes without a known stack.
 pub const UNATTRIBUTED: &str = "[unattributed]";
 
-/// Name of the frame that owns what was allocated before the recording began.
+/// Name of the frame for what was allocated before the recording began.
 pub const BEFORE_ATTACH: &str = "[before attach]";
 
 /// Index of a frame in its [`Profile`].
@@ -39,10 +39,10 @@ struct StackKey {
     truncated: Option<Arc<str>>,
 }
 
-/// The one model that every recording ends in and every surface reads.
+/// The model that every recording produces and every surface reads.
 #[derive(Default)]
 pub struct Profile {
-    /// What the profile says about itself.
+    /// The metadata.
     pub meta: Metadata,
     frames: Vec<Frame>,
     frame_ids: HashMap<Frame, FrameId>,
@@ -50,7 +50,7 @@ pub struct Profile {
     stack_indices: HashMap<StackKey, usize>,
 }
 
-/// What programs ask for seldom has fewer bytes.
+/// Programs seldom allocate smaller blocks.
 const SMALL_BLOCK_BYTES: f64 = 16.0;
 
 impl Profile {
@@ -59,14 +59,14 @@ impl Profile {
         Self { meta, ..Self::default() }
     }
 
-    /// Adds values to a stack, which is made if it is new. `frames` is leaf first; an empty one is taken as [`UNATTRIBUTED`].
+    /// Adds values to a stack, which is created if it is new. `frames` is leaf first; an empty one means [`UNATTRIBUTED`].
     ///
-    /// `truncated` says why the walk ended early, and keeps apart stacks that look the same only because a walk was cut.
+    /// `truncated` says why the walk ended early, and distinguishes stacks that look the same only because a walk was cut short.
     pub fn add(&mut self, pid: u32, frames: &[Frame], truncated: Option<&str>, values: &Values) {
         self.add_estimate(pid, frames, truncated, values, &StandardErrors::default());
     }
 
-    /// As [`add`](Self::add), of values that are estimates with these standard errors.
+    /// Like [`add`](Self::add), for values that are estimates with these standard errors.
     pub fn add_estimate(&mut self, pid: u32, frames: &[Frame], truncated: Option<&str>, values: &Values, errors: &StandardErrors) {
         let ids: Vec<FrameId> = if frames.is_empty() {
             vec![self.intern(&Frame::named(UNATTRIBUTED))]
@@ -76,12 +76,12 @@ impl Profile {
         self.add_ids_estimate(pid, ids.into(), truncated.map(Arc::from), values, errors);
     }
 
-    /// As [`add`](Self::add), with frames interned before in this profile. For a caller that adds one frame to many stacks.
+    /// Like [`add`](Self::add), with frames already interned in this profile, for callers that add the same frame to many stacks.
     pub fn add_ids(&mut self, pid: u32, frames: Arc<[FrameId]>, truncated: Option<Arc<str>>, values: &Values) {
         self.add_ids_estimate(pid, frames, truncated, values, &StandardErrors::default());
     }
 
-    /// As [`add_ids`](Self::add_ids), of values that are estimates with these standard errors.
+    /// Like [`add_ids`](Self::add_ids), for values that are estimates with these standard errors.
     pub fn add_ids_estimate(
         &mut self,
         pid: u32,
@@ -136,24 +136,24 @@ impl Profile {
         stack.frames.iter().map(|&id| self.frame(id))
     }
 
-    /// Whether some of a kind is of a known stack, and not only [`UNATTRIBUTED`] or from [`BEFORE_ATTACH`].
+    /// Whether a known stack has a value of the kind, and not only [`UNATTRIBUTED`] or [`BEFORE_ATTACH`].
     pub fn has_stacks_of(&self, kind: ValueKind) -> bool {
         self.stacks.iter().any(|stack| stack.values.get(kind) > 0 && !self.is_rest(stack))
     }
 
-    /// Whether a row is no stack but what is left of a whole: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`].
+    /// Whether a row is not a stack but a remainder: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`].
     pub fn is_rest(&self, stack: &Stack) -> bool {
         self.rest_of(stack).is_some()
     }
 
-    /// Of what a row is a part that no stack owns: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`], as its outermost frame. Where it was asked who
-    /// holds them, the frames before it say that.
+    /// The remainder to which a row belongs: [`UNATTRIBUTED`] or [`BEFORE_ATTACH`], its outermost frame. With `--owners` the frames before
+    /// it name type, owner and root.
     pub fn rest_of(&self, stack: &Stack) -> Option<&'static str> {
         let last = self.frame(*stack.frames.last()?);
         [UNATTRIBUTED, BEFORE_ATTACH].into_iter().find(|name| *name == &*last.function)
     }
 
-    /// The kind that a tool shows which asks nobody: the first that a stack has some of, of bytes in use, live, surviving and allocated.
+    /// The default kind: the first of bytes in use, live, surviving and allocated for which a stack has a value.
     pub fn leading_kind(&self) -> ValueKind {
         const ORDER: [ValueKind; 7] = [
             ValueKind::InuseSpace,
@@ -167,7 +167,7 @@ impl Profile {
         ORDER.into_iter().find(|kind| self.meta.kinds.contains(*kind) && self.has_stacks_of(*kind)).unwrap_or(ValueKind::InuseSpace)
     }
 
-    /// Sums over the stacks. The peak is that of the metadata where it is known, which stacks need not add up to.
+    /// Sums over the stacks. The peak is that of the metadata if known; the stacks need not add up to it.
     pub fn totals(&self) -> Values {
         let mut totals = Values::default();
         for stack in &self.stacks {
@@ -189,8 +189,8 @@ impl Profile {
         kind.is_rate() && self.meta.governed.iter().any(|governed| governed.rates_are_lower_bounds)
     }
 
-    /// The standard errors of the sums over the stacks. What a sample leaves of a known whole errs by as much as its parts, the other way:
-    /// with such a rest in the sum, both cancel, unless the parts came to more than the whole and nothing was left.
+    /// The standard errors of the sums over the stacks. The remainder of a known total has the same error as its parts, with the opposite
+    /// sign: in the sum both cancel, unless the parts exceeded the total and there is no remainder.
     pub fn total_errors(&self) -> StandardErrors {
         let is_rest = |stack: &Stack| self.meta.mode == Mode::Sampled && self.is_rest(stack);
         let mut errors = StandardErrors::default();
@@ -214,9 +214,9 @@ impl Profile {
         errors
     }
 
-    /// Variance of a sum of samples beyond that of its terms, for those that may have been none: an interval of ±1.96 standard errors around
-    /// a Poisson count n holds 94 of 100 times or more if three are added to its variance n, and 0 ± 0 is no answer. What was not seen may
-    /// have been many small blocks. Not for what a census knows whole.
+    /// Additional variance of a sum of samples, for small counts: an interval of ±1.96 standard errors around a Poisson count n covers the
+    /// true value in 94 of 100 cases or more if 3 is added to its variance n, and 0 ± 0 is not an answer. Unseen allocations may have been
+    /// many small blocks. Not for totals that a census knows.
     fn unseen_variance(&self, kind: ValueKind) -> f64 {
         let block_bytes = match kind {
             _ if self.meta.mode != Mode::Sampled => return 0.0,
@@ -239,7 +239,7 @@ impl Profile {
     }
 }
 
-/// In short: a profile may have a million stacks.
+/// Abbreviated: a profile may have a million stacks.
 impl std::fmt::Debug for Profile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Profile").field("mode", &self.meta.mode).field("stacks", &self.stacks.len()).finish_non_exhaustive()

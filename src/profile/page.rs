@@ -1,4 +1,4 @@
-//! A page of text for people: named lines wrapped under themselves, tables of stacks, all cut to a width. Pure; width and colour are given.
+//! Layout of text reports: named lines with hanging indents, tables of stacks, all cut to a width. Pure; width and colour are parameters.
 
 use std::fmt::Write;
 
@@ -15,21 +15,21 @@ pub struct Layout {
     pub colour: bool,
     /// Stacks shown.
     pub top: usize,
-    /// Callers shown of each stack; the rest are counted.
+    /// Callers shown per stack; the rest are counted.
     pub callers: usize,
 }
 
-/// Narrowest layout: below this, lines wrap rather than say nothing.
+/// Narrowest layout: on narrower terminals lines wrap.
 const COLUMNS_MIN: usize = 60;
-/// Sentences shown of a list in the header.
+/// Most sentences shown of a list in the header.
 const SENTENCES_SHOWN_MAX: usize = 16;
 
-/// A share in percent, or a dash of nothing.
+/// A share in percent, or a dash if the whole is 0.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1}%", part as f64 * 100.0 / whole as f64) }
 }
 
-/// A share in percent that says 100 only of the whole.
+/// A share in percent, rounded down: 100 only if it is the whole.
 pub(crate) fn percent_floor(share: f64) -> String {
     let tenths = (share * 1000.0 + 1e-9).floor() / 10.0;
     if tenths == tenths.trunc() { format!("{tenths:.0}") } else { format!("{tenths:.1}") }
@@ -42,28 +42,28 @@ pub(crate) fn bytes(value: Option<u64>) -> String {
 
 #[derive(Clone, Copy)]
 pub(super) enum Tone {
-    /// As it is.
+    /// Plain.
     Plain,
     /// Heads and titles.
     Strong,
-    /// What may be passed over.
+    /// Less important.
     Faint,
-    /// What must not.
+    /// Warnings.
     Warn,
 }
 
 /// One stack of a table.
 #[derive(Default)]
 pub(super) struct StackText<'a> {
-    /// The frames to show, the function that asked for the memory first.
+    /// The frames to show, the function that allocated the memory first.
     pub frames: &'a [&'a Frame],
     /// The allocator's functions that it called; empty = not known.
     pub allocated_by: &'a str,
     /// Why the walk ended early.
     pub truncated: Option<&'a str>,
-    /// The process, where there are several; 0 = only one.
+    /// The process, if there are several; 0 = only one.
     pub pid: u32,
-    /// Different ways to the last frame that is shown.
+    /// Number of different paths to the last frame that is shown.
     pub ways: usize,
 }
 
@@ -114,7 +114,7 @@ impl Page {
         self.layout.columns.map_or(usize::MAX, |columns| columns.max(COLUMNS_MIN))
     }
 
-    /// A named line of the header, wrapped under itself.
+    /// A named line of the header, wrapped with a hanging indent.
     pub fn field(&mut self, name: &str, text: &str) {
         self.toned(name, text, Tone::Plain);
     }
@@ -154,7 +154,7 @@ impl Page {
         let more = match stack.ways {
             0 | 1 if more == 0 => None,
             0 | 1 => Some(format!("  … {more} more")),
-            ways => Some(format!("  … called in {ways} ways: --callers shows more")),
+            ways => Some(format!("  … called in {ways} ways: show more callers with --callers")),
         };
         if let Some(more) = more {
             self.text.push_str(&indent);
@@ -179,7 +179,7 @@ impl Page {
             let _ = write!(place, "{lead}({})", sanitize::terminal(allocated_by));
         }
         let room = room.saturating_sub(lead.chars().count());
-        // The function matters more: the place gives way first, to its end, down to a third.
+        // The function matters more: the location is shortened first, from the front, down to a third.
         let place_room = room.saturating_sub(name.chars().count() + 2).max(room / 3);
         let place = shortened_front(&place, place_room);
         let name_room = if place.is_empty() { room } else { room.saturating_sub(place.chars().count() + 2) };
@@ -201,7 +201,7 @@ impl Page {
     }
 }
 
-/// Where a frame is: file and line, or the module.
+/// The location of a frame: file and line, or the module.
 pub(crate) fn place(frame: &Frame) -> String {
     let file = sanitize::terminal(&frame.file);
     match (file.is_empty(), frame.line) {
@@ -209,13 +209,13 @@ pub(crate) fn place(frame: &Frame) -> String {
         (false, line) => format!("{file}:{line}"),
         (true, _) => {
             let module = frame.module.rsplit('/').next().unwrap_or_default();
-            // A stand-in name says the module already.
+            // A substitute name contains the module already.
             if frame.function.starts_with('[') { String::new() } else { sanitize::terminal(module).into_owned() }
         }
     }
 }
 
-/// A text cut to a width, its middle replaced: the start and the end of a name say most.
+/// A text shortened to a width in the middle: the start and the end of a name matter most.
 pub(crate) fn shortened_middle(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {
@@ -226,7 +226,7 @@ pub(crate) fn shortened_middle(text: &str, columns: usize) -> String {
     text.chars().take(kept - tail).chain(['…']).chain(text.chars().skip(length - tail)).collect()
 }
 
-/// A text cut to a width, its front replaced: the end of a path says most.
+/// A text shortened to a width at the front: the end of a path matters most.
 pub(crate) fn shortened_front(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {
@@ -235,7 +235,7 @@ pub(crate) fn shortened_front(text: &str, columns: usize) -> String {
     std::iter::once('…').chain(text.chars().skip(length - columns.saturating_sub(1))).collect()
 }
 
-/// A text in lines of at most so many columns, broken at spaces; a longer word stands alone.
+/// A text in lines of at most `columns`, broken at spaces; a longer word is on a line of its own.
 pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

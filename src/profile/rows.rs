@@ -1,5 +1,5 @@
-//! The stacks of a profile as a person reads them: without the allocator's and the thread's start, and those that would look the same
-//! as one row. Pure.
+//! The stacks of a profile as rows of a table: without the allocator's frames and the thread's start, and with stacks that would look the
+//! same merged. Pure.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,26 +13,26 @@ use crate::frame::Frame;
 pub struct Row<'a> {
     /// Process id, 0 = not known.
     pub pid: u32,
-    /// The shown frames of the largest of its stacks, the function that asked for the memory first.
+    /// The shown frames of the largest of its stacks, the function that allocated the memory first.
     pub frames: Vec<&'a Frame>,
     /// The allocator's functions that were called, in the order of their names.
     pub allocated_by: BTreeSet<&'a str>,
     /// Why the walk ended before the thread's entry; `None` = it did not, or this is not known.
     pub truncated: Option<&'a str>,
-    /// Different ways to the last frame that is shown: more than 1 where the stacks differ only above it.
+    /// Number of different paths to the last frame that is shown: more than 1 if the stacks differ only above it.
     pub ways: usize,
     /// Sums over its stacks.
     pub values: Values,
     /// The sums' standard errors.
     pub errors: StandardErrors,
-    /// Whether it is no stack but the rest of a whole ([`Profile::is_rest`]).
+    /// Whether it is not a stack but a remainder ([`Profile::is_rest`]).
     pub is_rest: bool,
 }
 
-/// What a reader sees of a frame: function, place and whether it is a guess.
+/// The visible parts of a frame: function, location and whether it is a guess.
 type FrameLook<'a> = (&'a str, String, bool);
 
-/// What two stacks must have in common to read the same: what is seen of each shown frame, and how the walk ended.
+/// The key by which stacks are merged: the visible parts of each shown frame, and how the walk ended.
 #[derive(PartialEq, Eq, Hash)]
 struct Look<'a> {
     pid: u32,
@@ -46,18 +46,18 @@ pub fn shown<'f, 'a>(frames: &'f [&'a Frame]) -> &'f [&'a Frame] {
     &frames[..frames.len() - glue::startup_frames(frames.iter().copied())]
 }
 
-/// What is seen of at most `most` frames.
+/// The visible parts of at most `most` frames.
 fn look_of<'a>(frames: &[&'a Frame], most: usize) -> Vec<FrameLook<'a>> {
     frames.iter().take(most).map(|frame| (&*frame.function, page::place(frame), frame.flags.guessed)).collect()
 }
 
-/// The rows with some of a kind, in the order of their [rank](Values::rank), equal ones in the order of their frames' names. A row shows its title and at most
-/// `callers` callers.
+/// The rows with a value of a kind, in the order of their [rank](Values::rank), equal ones in the order of their frames' names. A row shows
+/// its title and at most `callers` callers.
 pub fn ranked(profile: &Profile, kind: ValueKind, callers: usize) -> Vec<Row<'_>> {
     of(profile, profile.ranked(kind), kind, callers)
 }
 
-/// As [`ranked`], of some of the stacks.
+/// Like [`ranked`], for some of the stacks.
 pub fn of<'a>(profile: &'a Profile, stacks: Vec<&'a Stack>, kind: ValueKind, callers: usize) -> Vec<Row<'a>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
     let mut indices: HashMap<Look<'_>, usize> = HashMap::new();
@@ -80,7 +80,7 @@ pub fn of<'a>(profile: &'a Profile, stacks: Vec<&'a Stack>, kind: ValueKind, cal
         above.insert(look_of(seen.get(callers.saturating_add(1)..).unwrap_or_default(), usize::MAX));
         row.ways = above.len();
     }
-    // The sort is stable: equal rows stay in the order that the ranking gave them.
+    // The sort is stable: equal rows stay in the order of the ranking.
     rows.sort_by_key(|row| std::cmp::Reverse(row.values.rank(kind)));
     rows
 }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn of_survivors_stacks_known_to_keep_their_blocks_come_first() {
+    fn by_survivors_stacks_known_to_keep_their_blocks_come_first() {
         let mut profile = Profile::default();
         let mut add = |name: &str, bytes: u64, same: u64| {
             let counts = [(ValueKind::SampledObjects, 40), (ValueKind::InformativeObjects, 30), (ValueKind::SameObjects, same)];

@@ -43,7 +43,7 @@ pub fn write(profile: &Profile, kind: ValueKind, title: &str, mut out: impl Writ
     Ok(())
 }
 
-/// The root's row has no label until a browser's script writes one: viewers without scripts get it from here.
+/// Adds the label of the root's row, which is otherwise written by a script in the browser: viewers may not run scripts.
 fn with_root_label(mut svg: Vec<u8>) -> Vec<u8> {
     let find = |svg: &[u8], from: usize, wanted: &[u8]| {
         svg.get(from..).and_then(|rest| rest.windows(wanted.len()).position(|window| window == wanted)).map(|at| from + at)
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(svg, drawn(&shop(), "live bytes of shopd"));
         assert!(svg.contains("Session::create(User const&amp;)"), "{svg}");
         assert!(svg.contains(">all</text>"), "the root has its label");
-        // A parser of somebody else's: Python's expat.
+        // An independent parser: Python's expat.
         let mut child = std::process::Command::new("python3")
             .args(["-c", "import sys, xml.dom.minidom as m; m.parse(sys.stdin.buffer)"])
             .stdin(std::process::Stdio::piped())

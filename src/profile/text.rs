@@ -1,4 +1,4 @@
-//! The report for people: an honest header and a table of stacks, each with its chain of callers. Pure.
+//! The text report: a header, and a table of stacks with their callers. Pure.
 
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
@@ -14,12 +14,12 @@ use super::{glue, hints};
 use crate::sanitize;
 use crate::units::{HumanBytes, counted, grouped};
 
-/// What the report ranks by: the value, the count that goes with it, and the words for both.
+/// What the report ranks by: the value, the matching count, and their names.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
     /// The kind of value.
     pub kind: ValueKind,
-    /// The matching count, where there is one.
+    /// The matching count, if there is one.
     pub count: Option<ValueKind>,
     /// Column head, such as `LIVE`.
     pub head: &'static str,
@@ -27,7 +27,7 @@ pub struct View {
     pub words: &'static str,
 }
 
-/// Counters shown of a list: there are at most some twenty kinds.
+/// Most counters shown of a list: there are about twenty kinds.
 const COUNTERS_SHOWN_MAX: usize = 32;
 /// Processes shown in the header.
 const PROCESSES_SHOWN_MAX: usize = 16;
@@ -98,14 +98,14 @@ fn number(kind: ValueKind, value: u64) -> String {
     if kind.unit() == "bytes" { HumanBytes(value).to_string() } else { grouped(value) }
 }
 
-/// Stacks shown that are flagged to keep what they allocate, and frames of each, leaf first.
+/// Most flagged stacks shown, and frames of each, leaf first.
 const FLAGGED_SHOWN_MAX: usize = 10;
 const FLAGGED_FRAMES: usize = 4;
 
 /// How many standard errors a stated interval reaches to either side: 95 % of a normal distribution.
 const INTERVAL_ERRORS: f64 = 1.96;
 
-/// A number with the half-width of its 95 % interval, where it is an estimate.
+/// A number with the half-width of its 95 % interval, if it is an estimate.
 fn with_error(text: String, kind: ValueKind, error: u64) -> String {
     if error == 0 { text } else { format!("{text} {}", plus_minus(kind, error)) }
 }
@@ -136,7 +136,7 @@ fn ratio(value: Option<f64>) -> String {
 /// One line on how a profile was taken.
 fn recording(meta: &Metadata) -> String {
     let mut text = match meta.mode {
-        Mode::Looked => "looks from outside".to_owned(),
+        Mode::Looked => "scans from outside".to_owned(),
         Mode::Imported => "a profile of another tool".to_owned(),
         mode => format!("{} recording", mode.name()),
     };
@@ -238,12 +238,12 @@ fn header(page: &mut Page, profile: &Profile) {
     page.sentences("note", &meta.notes, Tone::Plain);
 }
 
-/// Beside a census's live bytes the recorded ones are others: without the allocator's rounding, and without what is older.
+/// The name of the recorded live bytes: next to those of a census they differ, because they are without rounding and without older blocks.
 fn live_name(meta: &Metadata) -> &'static str {
     if meta.processes.iter().any(|process| process.heap.is_some()) { "recorded" } else { "live" }
 }
 
-/// What was recorded and still lives.
+/// Recorded bytes that are still live.
 fn live(profile: &Profile, with_error: &impl Fn(ValueKind) -> String) -> String {
     let (meta, totals) = (&profile.meta, profile.totals());
     let mut text = with_error(ValueKind::InuseSpace);
@@ -253,23 +253,23 @@ fn live(profile: &Profile, with_error: &impl Fn(ValueKind) -> String) -> String 
     if meta.kinds.contains(ValueKind::InuseObjects) {
         let _ = write!(text, " in {} {}", with_error(ValueKind::InuseObjects), allocations(totals.get(ValueKind::InuseObjects)));
     }
-    text.push_str(", as asked for");
+    text.push_str(", as requested");
     if let Some(peak) = meta.peak_inuse_bytes() {
-        let since = if meta.mode.estimates() { " since the attach" } else { "" };
+        let since = if meta.mode.estimates() { " since attach" } else { "" };
         let _ = write!(text, "; peak{since} {}", HumanBytes(peak));
     }
     let doubtful = totals.get(ValueKind::DoubtfulSpace);
     if doubtful > 0 {
-        let _ = write!(text, "; of the live bytes {} are in doubt", HumanBytes(doubtful));
+        let _ = write!(text, "; {} of the live bytes are in doubt", HumanBytes(doubtful));
     }
     text
 }
 
-/// What is known of survivors after their windows: which stacks keep what they allocate.
+/// Results of checking survivors again after their windows: the stacks that keep what they allocate.
 fn kept(page: &mut Page, profile: &Profile) {
     let totals = profile.totals();
     let Some(nothing_known) = totals.no_information_ratio() else {
-        page.field("kept", "no survivor of a window was looked at again yet: they are told of at an age of 20 s");
+        page.field("kept", "no survivor of a window was checked again yet: survivors are reported once they are 20 s old");
         return;
     };
     let flagged: Vec<&Stack> = profile.ranked(ValueKind::SampledObjects).into_iter().filter(|stack| stack.values.is_flagged()).collect();
@@ -277,7 +277,7 @@ fn kept(page: &mut Page, profile: &Profile) {
     page.field(
         "kept",
         &format!(
-            "{} flagged to keep what they allocate (no flag says nothing); of {} looked at again {} the same, {:.0}% gave no information",
+            "{} flagged as keeping what they allocate (no flag means nothing); of {} checked again {} were the same, {:.0}% gave no information",
             counted(flagged.len() as u64, "stack"),
             counted(totals.get(ValueKind::SampledObjects), "survivor"),
             grouped(totals.get(ValueKind::SameObjects)),
@@ -290,7 +290,7 @@ fn kept(page: &mut Page, profile: &Profile) {
         page.field(
             "",
             &format!(
-                "{}: {} of {} the same, {} confirmed",
+                "{}: {} of {} the same, {} confirmed live",
                 sanitize::terminal(&names.join(" < ")),
                 grouped(values.get(ValueKind::SameObjects)),
                 grouped(values.get(ValueKind::InformativeObjects)),
@@ -314,42 +314,37 @@ pub fn governed(governed: &Governed) -> String {
     if !windows.is_empty() {
         let _ = write!(text, ", windows {} (open {:.2} s)", sanitize::terminal(&windows.join(", ")), governed.open_s);
     }
-    let _ = write!(
-        text,
-        "; {:.2}% of its running time lost est., {:.2}% allowed",
-        governed.slowdown_ratio_est * 100.0,
-        governed.budget_ratio * 100.0
-    );
+    let _ = write!(text, "; estimated slowdown {:.2}%, budget {:.2}%", governed.slowdown_ratio_est * 100.0, governed.budget_ratio * 100.0);
     if governed.windows_closed_early > 0 {
-        let _ = write!(text, "; {} closed early by bursts, their length left out", governed.windows_closed_early);
+        let _ = write!(text, "; {} closed early by bursts, windows of their length left out", governed.windows_closed_early);
     }
     if governed.windows_lossy > 0 {
-        let _ = write!(text, "; {} left out for lost records", governed.windows_lossy);
+        let _ = write!(text, "; {} left out because of lost records", governed.windows_lossy);
     }
     if governed.rates_are_lower_bounds {
-        let _ = write!(text, "; what it allocated is known as a lower bound (≥): {}", sanitize::terminal(&governed.lower_bounds_because));
+        let _ = write!(text, "; allocations are lower bounds (≥): {}", sanitize::terminal(&governed.lower_bounds_because));
     }
     text
 }
 
-/// How the large blocks of a process were watched; `None` where nothing is to be said: they were not meant to be, or all were.
+/// How the large blocks of a process were tracked; `None` if there is nothing to report: tracking was off, or everything was traced.
 pub fn large_blocks(large: &LargeBlocks) -> Option<String> {
-    let who = format!("blocks from {} bytes on", grouped(large.from_bytes));
+    let who = format!("blocks of {} bytes or more", grouped(large.from_bytes));
     if let Some(since_s) = large.since_s {
         let mut text = format!(
-            "{who}: each since {since_s:.1} s; {} live in {}",
+            "{who}: all tracked since {since_s:.1} s; {} live in {}",
             HumanBytes(large.live_bytes),
             counted(large.live_allocations, "block")
         );
         if let Some(ratio) = large.of_live_ratio {
             let _ = write!(text, ", {:.0}% of the heap's live bytes by its last census", ratio * 100.0);
         }
-        let _ = write!(text, "; {} from before freed since", grouped(large.freed_from_before));
-        let _ = write!(text, "; {:.2}% of its time est.", large.slowdown_ratio_est * 100.0);
+        let _ = write!(text, "; {} older ones freed since", grouped(large.freed_from_before));
+        let _ = write!(text, "; estimated slowdown {:.2}%", large.slowdown_ratio_est * 100.0);
         return Some(text);
     }
     let tried = if large.trials > 0 { format!(", tried {}", times(large.trials)) } else { String::new() };
-    (!large.reason.is_empty()).then(|| format!("{who}: not each is seen{tried}: {}", sanitize::terminal(&large.reason)))
+    (!large.reason.is_empty()).then(|| format!("{who}: not tracked{tried}: {}", sanitize::terminal(&large.reason)))
 }
 
 fn times(count: u64) -> String {
@@ -396,7 +391,7 @@ fn process(page: &mut Page, process: &Process, recorded_s: f64) {
             let _ = write!(text, ", {} samples", grouped(samples));
         }
         if let Some(distance) = process.sample_distance() {
-            let _ = write!(text, ", one in {distance}");
+            let _ = write!(text, ", one per {distance}");
         }
         page.field("source", &text);
     }
@@ -419,7 +414,7 @@ fn process(page: &mut Page, process: &Process, recorded_s: f64) {
     }
 }
 
-/// Whose the live chunks are.
+/// The live chunks by owner.
 fn owned(of: &Attribution) -> String {
     let mut text = format!("{} in {} by recorded stacks", HumanBytes(of.attributed_bytes), counted(of.attributed_allocations, "block"));
     for (bytes, chunks, whose) in [
@@ -467,13 +462,13 @@ fn ladder(page: &mut Page, heap: &HeapSummary) {
     if heap.trimmable_bytes.is_some() || heap.pinned_bytes.is_some() || heap.unknown_bytes.is_some_and(|unknown| unknown > 0) {
         let mut text = format!("trimmable {}, pinned {}", bytes(heap.trimmable_bytes), bytes(heap.pinned_bytes));
         if let Some(unknown) = heap.unknown_bytes.filter(|&unknown| unknown > 0) {
-            let _ = write!(text, "; not known whether live or free: {}", HumanBytes(unknown));
+            let _ = write!(text, "; {} may be live or free", HumanBytes(unknown));
         }
         page.field("free", &text);
     }
 }
 
-/// What the table below is of, and what else there is.
+/// The value of the table below, and the other values of the profile.
 fn ranking(page: &mut Page, profile: &Profile, view: View) {
     let total = profile.stacks().iter().fold(0u64, |sum, stack| sum.saturating_add(stack.values.get(view.kind)));
     let mut text = format!("{}, {} in all", view.words, number(view.kind, total));
@@ -495,7 +490,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     }
     let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
     let count_head = if count.is_some() { format!(" {:>9}", "COUNT") } else { String::new() };
-    // Estimates have a column more: the half-width of their 95 % interval.
+    // Estimates have one more column: the half-width of their 95 % interval.
     let estimates = profile.meta.mode.estimates() && !view.kind.is_seen();
     let error_head = if estimates { format!(" {:>11}", "±95%") } else { String::new() };
     page.head(&format!("{:>10}{error_head} {:>6}{count_head}  STACK", view.head, "%"));
@@ -503,8 +498,8 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     let is_bound = |row: &Row<'_>| profile.is_lower_bound(row.pid, view.kind);
     if rows.iter().any(is_bound) {
         let mixed = !rows.iter().all(is_bound);
-        let text = "rows with ≥ are lower bounds, with no error to state";
-        page.faint(&if mixed { format!("{text}: beside estimates they may stand too low") } else { text.to_owned() });
+        let text = "rows with ≥ are lower bounds, without an error";
+        page.faint(&if mixed { format!("{text}: compared with estimates they may rank too low") } else { text.to_owned() });
     }
     let is_kept = |row: &Row<'_>| row.values.rank(view.kind).0;
     if rows.iter().any(is_kept) {
@@ -532,7 +527,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     }
 }
 
-/// How many blocks a row has; of the rest of a whole this may not be known.
+/// The number of blocks of a row; of a remainder it may not be known.
 fn count_of(row: &Row<'_>, count: ValueKind) -> String {
     match row.values.get(count) {
         0 if row.is_rest => "?".to_owned(),
@@ -607,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_are_told_of_since_when_or_why_not() {
+    fn large_blocks_are_reported_with_their_start_or_the_reason_why_not() {
         let kept = LargeBlocks {
             state: "kept".into(),
             since_s: Some(1.25),
@@ -620,14 +615,15 @@ mod tests {
             ..LargeBlocks::default()
         };
         let text = large_blocks(&kept).unwrap_or_default();
-        for part in ["1,033 bytes", "each since 1.2 s", "3.00 MiB live in 1,200 blocks", "84% of the heap's live", "7 from before", "0.31%"]
+        for part in
+            ["1,033 bytes", "all tracked since 1.2 s", "3.00 MiB live in 1,200 blocks", "84% of the heap's live", "7 older ones", "0.31%"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }
         let left = LargeBlocks { state: "left".into(), reason: "a burst\x1b".into(), trials: 3, ..LargeBlocks::default() };
         let text = large_blocks(&left).unwrap_or_default();
         assert!(text.contains("tried 3 times: a burst") && !text.contains('\x1b'), "{text}");
-        assert_eq!(large_blocks(&LargeBlocks::default()), None, "nothing is to be said");
+        assert_eq!(large_blocks(&LargeBlocks::default()), None, "nothing to report");
     }
 
     proptest! {

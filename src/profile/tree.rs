@@ -1,4 +1,4 @@
-//! The flame graph as a tree: one node a function and path from the root, with its value and that of everything above it, without the
+//! The flame graph as a tree: one node per function and path from the root, with its own value and the total with its callees, without the
 //! allocator's own frames at the leaf. Pure.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use super::kind::ValueKind;
 use super::model::{Profile, Stack};
 use crate::sanitize;
 
-/// Nodes of one tree at most: more than any screen shows, and some MiB of JSON. What does not fit is in `pruned`.
+/// Most nodes of one tree: more than any screen shows, and a few MiB of JSON. The others are counted in `pruned_nodes`.
 pub const NODES_MAX: usize = 20_000;
 
 /// One function on one path from the root.
@@ -18,7 +18,7 @@ pub const NODES_MAX: usize = 20_000;
 pub struct Node {
     /// Function, made safe to show.
     pub name: String,
-    /// Source file of the first call that was seen here; empty = not known.
+    /// Source file of the first call seen here; empty = not known.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub file: String,
     /// Source line in `file`; 0 = not known.
@@ -27,15 +27,15 @@ pub struct Node {
     /// Mapped file of the function; empty = not known.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub module: String,
-    /// Whether it is a library's function on the way to the allocator, or the allocator's own: not the one to blame.
+    /// Whether it is allocation code of a library or of the allocator, not of the program.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub allocates: bool,
     /// Value of this node and everything it called.
     pub total: u64,
-    /// Of it, of stacks that end here.
+    /// The part of stacks that end here.
     #[serde(rename = "self")]
     pub own: u64,
-    /// What it called, largest first.
+    /// The functions it called, largest first.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub children: Vec<Node>,
 }
@@ -44,12 +44,12 @@ fn is_zero(line: &u32) -> bool {
     *line == 0
 }
 
-/// A tree with what was left out of it.
+/// A tree, with the number of nodes left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Tree {
     /// The root: its total is the sum over all stacks.
     pub root: Node,
-    /// Nodes left out because they are smaller than the smallest that was asked for, or beyond the limit; their values are in their callers.
+    /// Nodes left out because they are smaller than requested, or beyond the limit; their values are included in their callers.
     pub pruned_nodes: u64,
 }
 
@@ -70,7 +70,7 @@ pub fn build(profile: &Profile, kind: ValueKind, min_ratio: f64) -> Tree {
     }
     let all = nodes.first().map_or(0, |root| root.total);
     let least = (all as f64 * min_ratio.clamp(0.0, 1.0)).ceil() as u64;
-    // The largest nodes stay: a caller's total is never below its callee's, so what stays is a tree.
+    // The largest nodes are kept: a caller's total is never below its callee's, so what is kept is a tree.
     let mut totals: Vec<u64> = nodes.iter().map(|node| node.total).collect();
     totals.sort_unstable_by(|a, b| b.cmp(a));
     let least = least.max(totals.get(NODES_MAX).map_or(0, |&total| total.saturating_add(1))).max(1);
@@ -106,7 +106,7 @@ fn add(nodes: &mut Vec<Building>, profile: &Profile, stack: &Stack, value: u64) 
     }
 }
 
-/// Depth is bounded by the number of frames that a stack may have, which the recorder bounds.
+/// The depth is bounded by the number of frames of a stack, which the recorder limits.
 fn finish(nodes: &[Building], index: usize, name: String, profile: &Profile, least: u64, pruned: &mut u64) -> Node {
     let Some(node) = nodes.get(index) else { return Node::default() };
     let frame = node.frame.and_then(|frame| profile.frames().get(frame));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_hold_the_sum_of_what_they_call_and_what_they_ask_for_themselves() {
+    fn callers_have_the_sum_of_their_callees_and_of_their_own_allocations() {
         let profile = profile(&[(&["malloc", "load", "main"], 70), (&["malloc", "main"], 10), (&["malloc", "index", "load", "main"], 20)]);
         let tree = build(&profile, ValueKind::InuseSpace, 0.0);
         let main = &tree.root.children[0];

@@ -1,6 +1,6 @@
-//! The allocator's own frames at the leaf of a stack. They are the same in every stack and the first thing any viewer would show, so the
-//! samples go without them. A label names the function that the program called; a table in a comment has the frames as they were found,
-//! for whoever wants them, and [`read`](super::read) puts them back.
+//! The allocator's own frames at the leaf of a stack. They are the same in every stack and would come first in any viewer, so samples omit
+//! them. A label names the function that the program called; a table in a comment has the original frames, which [`read`](super::read)
+//! restores.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ pub const LABEL_ALLOCATED_BY: &str = "allocated_by";
 pub const LABEL_FRAMES: &str = "allocator_frames";
 /// Longest table that is read: a process has some tens of entries, of some 200 bytes.
 const TABLE_BYTES_MAX: usize = 16 << 20;
-/// Entries of a table; what has no room keeps its frames in the sample.
+/// Most entries of a table; further samples keep their frames.
 const ENTRIES_MAX: usize = 1 << 14;
-/// Frames of an entry: allocators nest a few calls.
+/// Most frames of an entry: allocators nest a few calls.
 const ENTRY_FRAMES_MAX: usize = 64;
 
 /// A frame in the table.
@@ -54,7 +54,7 @@ pub(super) struct Trimmed {
 }
 
 impl Trimmed {
-    /// How many frames at the leaf the sample goes without, and their place in the table; `None` = the sample keeps all.
+    /// Number of frames at the leaf that the sample omits, and their index in the table; `None` = the sample keeps all.
     pub fn trim(&mut self, profile: &Profile, frames: &[FrameId]) -> Option<(usize, usize)> {
         let own = glue::allocator_frames(frames.iter().map(|frame| profile.frame(*frame)));
         let cut = frames.get(..own).filter(|cut| !cut.is_empty() && cut.len() <= ENTRY_FRAMES_MAX)?;
@@ -70,7 +70,7 @@ impl Trimmed {
         Some((own, index))
     }
 
-    /// The comment; `None` where nothing was left out.
+    /// The comment; `None` if nothing was omitted.
     pub fn comment(&self, profile: &Profile) -> Option<String> {
         let row = |id: &FrameId| {
             let frame = profile.frame(*id);
@@ -92,7 +92,7 @@ impl Trimmed {
     }
 }
 
-/// The table of a comment that starts with [`TABLE_COMMENT`]; empty where it cannot be read: then the labels tell.
+/// The table of a comment that starts with [`TABLE_COMMENT`]; empty if it cannot be read: the labels are used instead.
 pub(super) fn read_table(json: &str) -> Vec<Vec<Frame>> {
     if json.len() > TABLE_BYTES_MAX {
         return Vec::new();
@@ -110,7 +110,7 @@ pub(super) fn read_table(json: &str) -> Vec<Vec<Frame>> {
     table.into_iter().take(ENTRIES_MAX).map(|entry| entry.into_iter().take(ENTRY_FRAMES_MAX).map(frame).collect()).collect()
 }
 
-/// The frames that a sample went without: by the table, or where that is of another file, the one that the label names.
+/// The frames that a sample omits: from the table, or, if it has no such entry, the one that the label names.
 pub(super) fn put_back(table: &[Vec<Frame>], index: Option<i64>, allocated_by: &Arc<str>) -> Vec<Frame> {
     let entry = index.and_then(|index| table.get(usize::try_from(index).ok()?));
     match entry.filter(|entry| entry.last().is_some_and(|frame| frame.function == *allocated_by)) {

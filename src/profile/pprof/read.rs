@@ -1,4 +1,4 @@
-//! pprof to profile: fragprof's own files without loss, and other tools' heap profiles as far as their sample types go.
+//! pprof to profile: fragprof's own files without loss, and other tools' heap profiles as far as their sample types are known.
 //!
 //! The input may be anything, so nothing is decoded as a whole: the top-level fields are walked, small messages are decoded one by one,
 //! and every table has a limit.
@@ -32,7 +32,7 @@ pub const PROFILE_BYTES_MAX: u64 = 512 << 20;
 pub const TABLE_ENTRIES_MAX: usize = 4 << 20;
 /// Frames of one stack. Real stacks stay below a few hundred; Go's profiles stop at 128 and Java's deepest recursions at some thousand.
 pub const STACK_FRAMES_MAX: usize = 16 << 10;
-/// Frames of all stacks together: 512 MiB of memory. A location may stand for many inlined frames and be named again in two bytes.
+/// Frames of all stacks together: 512 MiB of memory. A location may stand for many inlined frames, and each reference to it takes two bytes.
 pub const FRAMES_TOTAL_MAX: usize = 128 << 20;
 
 /// Why a file could not be read as a profile.
@@ -50,12 +50,12 @@ pub enum ReadError {
     /// A limit of this reader.
     #[error("{what} is above the limit of {limit}: not a profile that fragprof can hold")]
     TooLarge {
-        /// What there is too much of.
+        /// The quantity that is too large.
         what: &'static str,
-        /// The limit, in the unit that `what` names.
+        /// The limit, in the unit given in `what`.
         limit: u64,
     },
-    /// Something else than pprof.
+    /// A format other than pprof.
     #[error("not a pprof profile, but {0}")]
     Foreign(&'static str),
     /// Not pprof, or broken.
@@ -105,7 +105,7 @@ pub(super) fn decompress(file: &[u8], limit: u64) -> Result<Vec<u8>, ReadError> 
     Ok(plain)
 }
 
-/// Files that people try, by how they start.
+/// Other formats that users may try, by their first bytes.
 const FOREIGN: &[(&[u8], &str)] = &[
     (b"heap profile:", "a text heap profile of gperftools: convert it with `pprof -proto`"),
     (b"heap_v2/", "a text heap profile of jemalloc: convert it with `jeprof --raw` or `pprof -proto`"),
@@ -134,7 +134,7 @@ fn decode(bytes: &[u8]) -> Result<Profile, ReadError> {
     Ok(profile)
 }
 
-/// The top-level fields, each message still undecoded unless it is small and of few.
+/// The top-level fields, with messages still encoded unless they are small and few.
 #[derive(Default)]
 struct Tables<'a> {
     sample_types: Vec<proto::ValueType>,
@@ -182,7 +182,7 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u32, Field<'a>), ReadError> {
         }
         WireType::SixtyFourBit => take(rest, 8).map(|_| Field::Fixed)?,
         WireType::ThirtyTwoBit => take(rest, 4).map(|_| Field::Fixed)?,
-        WireType::StartGroup | WireType::EndGroup => return Err(ReadError::Malformed("it holds a group, which pprof never has")),
+        WireType::StartGroup | WireType::EndGroup => return Err(ReadError::Malformed("it contains a group, which pprof never does")),
     };
     Ok((tag, field))
 }
@@ -233,7 +233,7 @@ impl<'a> Tables<'a> {
                     }
                 }
                 (1..=6, _) => return Err(ReadError::Malformed("a table has an entry of the wrong type")),
-                // The other fields say nothing that a profile here needs; unknown ones may come with later versions.
+                // The other fields are not needed; unknown ones may come with later versions.
                 _ => {}
             }
         }
@@ -302,12 +302,12 @@ impl<'a> Tables<'a> {
             Some(Some(meta)) => meta,
             Some(None) => {
                 let mut meta = imported();
-                meta.doubts.push("the metadata in the file could not be read: losses and doubts of the recording are not known".into());
+                meta.doubts.push("the metadata in the file could not be read: the recording's losses and doubts are not known".into());
                 meta
             }
         };
         if merged_of > 1 {
-            meta.doubts.push(format!("the file was merged from {merged_of} recordings; the header is that of the first"));
+            meta.doubts.push(format!("the file was merged from {merged_of} recordings; its metadata is that of the first"));
         }
         meta.kinds = meta.kinds.iter().filter(|&kind| present.contains(kind)).collect();
         Ok(meta)
@@ -340,10 +340,10 @@ fn kind_of(name: &str, unit: &str) -> Option<ValueKind> {
 struct Samples<'t, 'a> {
     tables: &'t Tables<'a>,
     columns: &'t [Option<ValueKind>],
-    /// Frames that samples go without.
+    /// Frames that samples omit.
     allocator: Vec<Vec<Frame>>,
     strings: HashMap<i64, Arc<str>>,
-    /// Frames of a location, as they are and as guesses.
+    /// Frames of a location, as certain and as guessed ones.
     locations: HashMap<(u64, bool), Arc<[FrameId]>>,
     frames_total: usize,
 }
@@ -435,7 +435,7 @@ impl Samples<'_, '_> {
         if let Some(frames) = self.locations.get(&(id, guessed)) {
             return Ok(frames.clone());
         }
-        let bytes = self.tables.locations.get(&id).ok_or(ReadError::Malformed("a sample names a location that is not there"))?;
+        let bytes = self.tables.locations.get(&id).ok_or(ReadError::Malformed("a sample refers to a location that does not exist"))?;
         let location: proto::Location = message(bytes, "a location does not decode")?;
         if location.line.len() > STACK_FRAMES_MAX {
             return Err(ReadError::TooLarge { what: "the number of lines of a location", limit: STACK_FRAMES_MAX as u64 });
@@ -467,7 +467,7 @@ impl Samples<'_, '_> {
     }
 }
 
-/// What the labels of a sample say.
+/// The contents of a sample's labels.
 #[derive(Default)]
 struct Labels {
     pid: u32,
@@ -475,11 +475,11 @@ struct Labels {
     guessed: Vec<i64>,
     errors: StandardErrors,
     allocated_by: Option<Arc<str>>,
-    /// Index of what was left out.
+    /// Index of the omitted frames in the table.
     allocator_frames: Option<i64>,
 }
 
-/// A name for a frame without one: module and offset in its file, or the bare address.
+/// A substitute name for a frame: module and offset in its file, or the bare address.
 fn unnamed(frame: &Frame, mapping: &proto::Mapping) -> Arc<str> {
     let name = frame.module.rsplit('/').next().unwrap_or_default();
     if name.is_empty() {

@@ -17,7 +17,7 @@ use crate::frame::Frame;
 use crate::profile::kind::{KindSet, ValueKind, Values};
 use crate::profile::model::{FrameId, Profile, Stack};
 
-/// Processes of which a comment for people says that values are lower bounds; the labels of samples say it of all.
+/// Most processes with a readable comment saying that values are lower bounds; the samples' labels say it for all.
 const BOUNDS_TOLD_MAX: usize = 16;
 
 /// Writes the profile as gzipped pprof.
@@ -42,9 +42,8 @@ fn zip(message: &proto::Profile, out: impl Write) -> io::Result<()> {
     gzip.finish()?.flush()
 }
 
-/// Some kinds of a profile with values and a time of their own, such as one interval of a long recording. It is written for servers that
-/// store many of them: without stacks that have no value, without the metadata, and without sample
-/// labels but the one that marks lower bounds.
+/// Some kinds of a profile with values and a time of their own, such as one interval of a long recording. It is for servers that store many
+/// of them: without stacks that have no value, without the metadata, and with only the sample label that marks lower bounds.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
     /// The sample types, in the order of [`ValueKind::ALL`].
@@ -53,7 +52,7 @@ pub struct Part<'a> {
     pub rows: &'a [Values],
     /// When the values were collected, nanoseconds since the Unix epoch.
     pub time_unix_ns: u64,
-    /// The time that they are of, in nanoseconds; 0 = a moment.
+    /// The time that they cover, in nanoseconds; 0 = a moment.
     pub duration_ns: u64,
 }
 
@@ -81,7 +80,7 @@ fn encode_part(profile: &Profile, part: &Part<'_>) -> proto::Profile {
 
 /// The profile as a pprof message.
 ///
-/// The seven fixed sample types are always there; of the others, those that were measured. Values above `i64::MAX` are written as that.
+/// The seven fixed sample types are always present; the others if measured. Values above `i64::MAX` are written as `i64::MAX`.
 pub fn encode(profile: &Profile) -> proto::Profile {
     let mut encoder = Encoder::default();
     let kinds: Vec<ValueKind> = ValueKind::ALL
@@ -111,7 +110,7 @@ pub fn encode(profile: &Profile) -> proto::Profile {
         .collect();
 
     let meta = &profile.meta;
-    // A map of plain values cannot fail to serialise; if it ever does, the file is still a profile, without its metadata.
+    // Serialising plain values cannot fail; if it did, the file would still be a profile, without its metadata.
     let metadata = serde_json::to_string(meta).map(|json| format!("{METADATA_COMMENT}{json}"));
     let bounds = meta.governed.iter().filter(|governed| governed.rates_are_lower_bounds).take(BOUNDS_TOLD_MAX);
     let bounds = bounds.map(|governed| {
@@ -170,7 +169,7 @@ impl Encoder {
             time_nanos: signed(time_unix_ns),
             duration_nanos: signed(duration_ns),
             period_type,
-            // One: every byte stands for itself.
+            // A period of one: every byte counts as itself.
             period: 1,
             comment: Vec::new(),
             default_sample_type,
@@ -200,7 +199,7 @@ impl Encoder {
 
     fn new_location(&mut self, profile: &Profile, group: &[FrameId]) -> u64 {
         let id = self.locations.len() as u64 + 1;
-        // The last frame is the function that the address is in.
+        // The last frame is the function that contains the address.
         let (address, mapping_id) = match group.last() {
             Some(&outer) => (profile.frame(outer).address, self.mapping(profile.frame(outer), group.len() > 1)),
             None => (0, 0),
@@ -217,7 +216,7 @@ impl Encoder {
         id
     }
 
-    /// Addresses are those of the module's file, so a mapping starts at 0 and reaches over the highest address that was seen.
+    /// Addresses are those of the module's file, so a mapping starts at 0 and extends past the highest address seen.
     fn mapping(&mut self, frame: &Frame, has_inlined: bool) -> u64 {
         if frame.module.is_empty() {
             return 0;
@@ -226,7 +225,7 @@ impl Encoder {
         let next = self.mappings.len() as u64 + 1;
         let id = *self.mapping_ids.entry(key).or_insert(next);
         if id == next {
-            // Names were looked up once and for all: tools must not try again with what they find under that path on their machine.
+            // Names are resolved already: tools must not try again with the file at that path on their own machine.
             let has_functions = true;
             self.mappings.push(proto::Mapping { id, filename: key.0, build_id: key.1, has_functions, ..Default::default() });
         }
@@ -250,7 +249,7 @@ impl Encoder {
         id
     }
 
-    /// What tells of the allocator's own frames that the sample goes without.
+    /// The labels for the allocator's own frames that the sample omits.
     fn allocator_labels(&mut self, index: usize, called: &str) -> [proto::Label; 2] {
         let (by, called) = (self.strings.id(LABEL_ALLOCATED_BY), self.strings.id(called));
         let (key, num_unit) = (self.strings.id(LABEL_FRAMES), self.strings.id(LABEL_GUESSED_UNIT));
@@ -260,7 +259,7 @@ impl Encoder {
         ]
     }
 
-    /// Says that the rates of a stack's process are lower bounds.
+    /// The label for stacks of a process whose rates are lower bounds.
     fn bound_label(&mut self, profile: &Profile, stack: &Stack) -> Option<proto::Label> {
         let is_bound = profile.is_lower_bound(stack.pid, ValueKind::AllocSpace);
         is_bound.then(|| proto::Label { key: self.strings.id(LABEL_BOUND), str: self.strings.id(LABEL_BOUND_RATES), ..Default::default() })
