@@ -1,4 +1,4 @@
-//! What is read: the memory that a process can write, apart from what allocators keep for themselves, and where its threads' stacks end.
+//! The memory to scan: all that a process can write, without the allocators' own data, and with its threads' stacks cut at their pointers.
 
 use std::ops::Range;
 
@@ -9,19 +9,19 @@ use crate::target::{Backing, Mapping, Maps};
 
 /// Bytes below the stack pointer that a leaf function may use (System V x86-64 ABI, 3.2.2).
 const RED_ZONE_BYTES: u64 = 128;
-/// A mapping without rights below a stack is its guard up to this size; larger ones are reserves of somebody else.
+/// An inaccessible mapping of up to this size below a stack is its guard; larger ones are other reservations.
 const GUARD_BYTES_MAX: u64 = 64 << 10;
 
-/// What kind of memory a root lies in; in the order in which roots are followed.
+/// The kind of memory that contains a root, in the order in which roots are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Data of programs and libraries: globals and statics.
     Globals,
-    /// Stacks from the stack pointer on, and what lies with them: thread-local storage.
+    /// Stacks from the stack pointer on, and thread-local storage next to them.
     Stack,
     /// Other private memory: heaps of runtimes, mapped areas, generated code.
     Anonymous,
-    /// Memory that other processes may write too.
+    /// Memory shared with other processes.
     Shared,
 }
 
@@ -30,9 +30,9 @@ pub enum Class {
 pub struct Area {
     /// Addresses.
     pub range: Range<u64>,
-    /// What kind of memory it is.
+    /// The kind of memory.
     pub class: Class,
-    /// Distance of two places at which an address may stand: 8, and 1 in generated code.
+    /// Alignment of pointers: 8, or 1 in generated code.
     pub step: u64,
 }
 
@@ -41,21 +41,21 @@ pub struct Area {
 pub struct Areas {
     /// Memory without blocks, by class, then by address.
     pub roots: Vec<Area>,
-    /// The allocators' memory in which blocks lie, sorted and disjoint.
+    /// The allocators' memory that contains blocks, sorted and disjoint.
     pub heap: Vec<Range<u64>>,
-    /// Words in registers, stack pointers among them.
+    /// Words in registers, including stack pointers.
     pub registers: Vec<u64>,
     /// Threads.
     pub threads: usize,
-    /// Threads that ran: of their stacks also what lies below the stack pointer is read, and their registers are not known.
+    /// Threads that were running: their registers are not known, and their stacks are also read below the stack pointer.
     pub running_threads: usize,
 }
 
 impl Areas {
-    /// Looks at the mappings and the threads of now. `own` are the allocators' ranges, sorted and disjoint.
+    /// Reads the present mappings and threads. `own` are the allocators' ranges, sorted and disjoint.
     ///
     /// # Errors
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn of(memory: &dyn Memory, own: &[Range<u64>]) -> Result<Self, MemoryError> {
         let maps = memory.maps()?;
         let threads = memory.threads();
@@ -98,20 +98,20 @@ impl Areas {
                 heap.push(range);
             }
         }
-        // Only what is mapped and readable now of the allocators' ranges.
+        // Only those parts of the allocators' ranges that are mapped and readable now.
         let outside = without(&joined(&heap), own);
         areas.heap = without(&joined(&heap), &outside);
         areas.roots.sort_by_key(|area| (area.class, area.range.start));
         areas
     }
 
-    /// Adds pieces of the heap that are not understood: whatever stands there may be a pointer.
+    /// Adds parts of the heap that are not understood: any word there may be a pointer.
     pub fn add_unknown(&mut self, unknown: &[Range<u64>]) {
         self.roots.extend(unknown.iter().map(|range| Area { range: range.clone(), class: Class::Anonymous, step: 8 }));
     }
 }
 
-/// What kind of roots a mapping can hold; `None` for what cannot hold pointers to blocks, or cannot be read.
+/// The kind of roots in a mapping; `None` if it cannot hold pointers to blocks, or cannot be read.
 fn class_of(mapping: &Mapping, after: Option<&Mapping>, is_bss: bool) -> Option<Class> {
     let allowed = mapping.permissions;
     if !allowed.read {
@@ -121,7 +121,7 @@ fn class_of(mapping: &Mapping, after: Option<&Mapping>, is_bss: bool) -> Option<
         _ if allowed.shared => allowed.write.then_some(Class::Shared),
         Backing::File { path, .. } if path.starts_with("/anon_hugepage") => Some(Class::Anonymous),
         Backing::File { .. } => {
-            // Also data that was written before it was protected (RELRO), which lies right before an object's other data.
+            // Includes data that was written before it was protected (RELRO), which is right before an object's other data.
             let goes_on = after.is_some_and(|next| next.start == mapping.end && next.inode == mapping.inode && next.permissions.write);
             (allowed.write || goes_on && !allowed.execute).then_some(Class::Globals)
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_what_can_be_written_and_no_blocks_lie_in_and_stacks_begin_at_their_pointers() {
+    fn roots_are_writable_memory_without_blocks_and_stacks_begin_at_their_pointers() {
         let threads = [thread(Some(0x7ffc_0000_8010)), thread(Some(0x7f00_0040_0000)), thread(Some(0x7f00_0140_0000)), thread(None)];
         let own = [0x55d0_0100_1000..0x55d0_0110_0000, 0x7f00_0060_0000..0x7f00_0060_1000];
         let areas = Areas::from_parts(&Maps::parse(MAPS), &threads, &own);
@@ -179,7 +179,7 @@ mod tests {
         let globals = [(0x55d0_0000_2000, 0x55d0_0000_3000), (0x55d0_0000_3000, 0x55d0_0000_4000)];
         assert_eq!(of(Class::Globals), [&globals[..], &[(0x55d0_0000_4000, 0x55d0_0000_6000)]].concat());
         let main = (0x7ffc_0000_7f90, 0x7ffc_0010_0000);
-        // The first thread's stack has a guard; of the second nobody knows where it begins.
+        // The first thread's stack has a guard; where the second one begins is not known.
         let stacks =
             [(0x7f00_003f_ff80, 0x7f00_0060_0000), (0x7f00_0060_1000, 0x7f00_0080_1000), (0x7f00_0100_0000, 0x7f00_0180_0000), main];
         assert_eq!(of(Class::Stack), stacks);

@@ -1,4 +1,4 @@
-//! Blocked bytes by block: the whole free pages under the highest block of each heap that shrinks only at its top, by the definition of
+//! Blocked bytes by block: the whole free pages below the highest block of each heap that shrinks only at its top, as defined in
 //! [`crate::fragmentation::blocked`].
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub fn blocked(memory: &dyn Memory, heaps: &[HeapWalk], blocks: &Blocks) -> Hash
         let highest = highest(heap, &pieces);
         let spans = heap.chunks.blocks().filter_map(|block| {
             let owner = match block.chunk.state.holder() {
-                // Only the highest of each piece can be charged: it is known by the piece's number.
+                // Only the highest block of each piece can be charged: it is identified by the piece's number.
                 Holder::Live => highest.get(&block.addr).map_or(Owner::Unattributed, |&piece| Owner::Stack(StackId(piece))),
                 Holder::Other => Owner::Held,
                 _ => return None,

@@ -1,5 +1,5 @@
-//! The blocks of a census as the nodes of a graph. Free chunks are among them: they may have been handed out since, and are followed if
-//! something points at them, but never counted.
+//! The blocks of a census as the nodes of a graph. Free chunks are included: they may have been allocated since, and are followed if
+//! something points to them, but never counted.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use crate::census::jemalloc::cache_bins;
 use crate::census::memory::Memory;
 use crate::census::pace::Pace;
 
-/// Bytes of an arena's structure up to the last word that may lead to a free chunk (malloc/malloc.c, `struct malloc_state`, `binmap`).
+/// Bytes of an arena's structure up to the last word that may point to a free chunk (malloc/malloc.c, `struct malloc_state`, `binmap`).
 const ARENA_LISTS_BYTES: u64 = 2160;
 
-/// Roots that are looked through for thread caches: stacks have 8 MiB.
+/// Largest root area searched for thread caches: stacks have 8 MiB.
 const CACHE_AREA_BYTES_MAX: u64 = 16 << 20;
 
-/// Bits by a block's number.
+/// A bit per block.
 #[derive(Debug, Clone, Default)]
 pub struct Bits(Vec<u64>);
 
@@ -62,27 +62,27 @@ pub struct Blocks {
     pub live: Bits,
     /// Number of blocks in use.
     pub live_blocks: u64,
-    /// Bytes that the program may use in them.
+    /// Usable bytes of these blocks.
     pub live_bytes: u64,
 }
 
-/// What of the allocators' memory holds no pointers of the program's, and what is not understood.
+/// The parts of the allocators' memory that hold no pointers of the program, and the parts that are not understood.
 #[derive(Debug, Clone, Default)]
 pub struct Own {
     /// Lists of free chunks: threads' caches and arenas' bins. Sorted and disjoint.
     pub lists: Vec<Range<u64>>,
     /// Chunks that the census could not read.
     pub unknown: Vec<Range<u64>>,
-    /// Words of thread caches that are left over from blocks which were handed out again, as of the last look. Sorted and disjoint.
+    /// Stale words in thread caches, left from blocks that were allocated again, as of the last scan. Sorted and disjoint.
     pub old: Vec<Range<u64>>,
     /// Whether there may be such caches.
     has_caches: bool,
-    /// Regions of chunks whose header is the last word of the block before. Sorted and disjoint.
+    /// Regions in which a chunk's header is the last word of the block before it. Sorted and disjoint.
     pub borrowing: Vec<Range<u64>>,
 }
 
 impl Own {
-    /// Looks at a census of level full.
+    /// Of a census of level full.
     #[must_use]
     pub fn of(memory: &dyn Memory, heaps: &[HeapWalk]) -> Self {
         let mut own = Self::default();
@@ -105,14 +105,14 @@ impl Own {
 }
 
 impl Own {
-    /// Looks at thread caches again: what is old in them changes all the time.
+    /// Reads the thread caches again: their stale words change all the time.
     pub fn look_at_caches(&mut self, memory: &dyn Memory, areas: &Areas, pace: Pace) {
         self.old.clear();
         if !self.has_caches {
             return;
         }
         let mut reader = Reader::new(memory, pace);
-        // They lie in thread-local storage: with stacks, in small mappings, or behind the data of a library that was mapped beside it.
+        // They are in thread-local storage: next to stacks, in small mappings, or behind the data of a library mapped next to it.
         let may_hold = |area: &&Area| area.class != Class::Shared && area.range.end - area.range.start <= CACHE_AREA_BYTES_MAX;
         for area in areas.roots.iter().filter(may_hold) {
             reader.read(area.range.clone(), |addr, bytes| self.old.extend(cache_bins::stale(addr, bytes)));
@@ -121,7 +121,7 @@ impl Own {
     }
 }
 
-/// Whether a chunk can hold something that the program wrote.
+/// Whether a chunk can hold data of the program.
 fn is_node(block: &Block) -> bool {
     !matches!(block.chunk.state, ChunkState::Overhead | ChunkState::Unknown)
 }
@@ -135,7 +135,7 @@ impl Blocks {
     /// Indexes the chunks of a census of level full.
     ///
     /// # Errors
-    /// If they lie in more address space than an index holds.
+    /// If they span more address space than an index can hold.
     pub fn of(heaps: &[HeapWalk]) -> Result<Self, IndexError> {
         let mut regions: Vec<(&HeapWalk, &Region)> =
             heaps.iter().flat_map(|heap| heap.chunks.regions().iter().map(move |region| (heap, region))).collect();
@@ -174,10 +174,10 @@ pub fn is_in_use(heaps: &[HeapWalk], addr: u64, bytes: u64) -> bool {
     found.is_some_and(|block| is_live(&block) && block.addr == addr && block.usable_bytes == bytes)
 }
 
-/// The chunk of a census that an address lies in, as a block.
+/// The chunk of a census that contains an address, as a block.
 #[must_use]
 pub fn block_at(heaps: &[HeapWalk], addr: u64) -> Option<Block> {
-    // The first words of a block in glibc lie behind its header, its last one in the next chunk.
+    // In glibc a block begins after its header, and its last word is in the next chunk.
     let of = |heap: &HeapWalk| {
         let own = heap.chunks.block_at(addr)?;
         let before = || heap.chunks.block_at(own.chunk.start.checked_sub(1)?);
@@ -190,7 +190,7 @@ pub fn block_at(heaps: &[HeapWalk], addr: u64) -> Option<Block> {
     heaps.iter().find_map(of)
 }
 
-/// Whether the place at `addr` is in a block that a census has in use; `None` where it knows of none.
+/// Whether `addr` is in a block that is in use in a census; `None` if it is in no chunk.
 #[must_use]
 pub fn is_in_block_in_use(heaps: &[HeapWalk], addr: u64) -> Option<bool> {
     block_at(heaps, addr).filter(is_node).map(|block| is_live(&block))

@@ -1,4 +1,4 @@
-//! Blocks in use to which a pass saw no pointer, what they point to among themselves, and what stood in them.
+//! Candidates: blocks in use to which a scan saw no pointer, with their pointers to each other and a digest of their contents.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use super::mark::Marks;
 use crate::census::memory::{Memory, Piece};
 use crate::census::page_cache::PageCache;
 
-/// Bytes of a block that are compared.
+/// Bytes of a block that are compared between scans.
 pub const COMPARED_BYTES_MAX: u64 = 4096;
-/// Bytes read with one call, and blocks, which the kernel takes 1024 of.
+/// Bytes and blocks read with one call; the kernel's limit is 1024 pieces.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCH_PIECES: usize = 1024;
 
-/// A block that is not reached yet.
+/// A block that has not been reached yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
     /// Its address.
     pub addr: u64,
-    /// Bytes that the program may use.
+    /// Usable bytes.
     pub bytes: u64,
-    /// Digest of what stood in it.
+    /// Digest of its contents.
     digest: u64,
 }
 
@@ -32,7 +32,7 @@ impl Candidate {
     }
 }
 
-/// The candidates by rising address.
+/// The candidates by ascending address.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     list: Vec<Candidate>,
@@ -44,7 +44,7 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// What a pass left unreached, of blocks in use.
+    /// The blocks in use that a scan did not reach.
     #[must_use]
     pub fn of(blocks: &Blocks, marks: &Marks) -> Self {
         let is_left = |block: u32| blocks.live.get(block) && !marks.is_reached(block);
@@ -78,12 +78,12 @@ impl Candidates {
         found
     }
 
-    /// Those that are left, with their numbers.
+    /// The remaining ones, with their numbers.
     pub fn left(&self) -> impl Iterator<Item = (u32, &Candidate)> {
         self.list.iter().enumerate().map(|(number, one)| (number as u32, one)).filter(|(number, _)| !self.gone.get(*number))
     }
 
-    /// How many are left.
+    /// Number of remaining ones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.left
@@ -101,14 +101,14 @@ impl Candidates {
         self.list.get(number as usize)
     }
 
-    /// The candidates that one pointed at when the pass went over it; those that are gone are among them.
+    /// The candidates that this one pointed to in the first scan, including those removed since.
     #[must_use]
     pub fn pointers_of(&self, number: u32) -> &[u32] {
         let range = |place: usize| self.first.get(place).map_or(0, |&first| first as usize);
         self.to.get(range(number as usize)..range(number as usize + 1)).unwrap_or_default()
     }
 
-    /// Takes out candidates, and all that they lead to.
+    /// Removes candidates, and everything reachable from them.
     pub fn take_out(&mut self, numbers: impl IntoIterator<Item = u32>) {
         let mut stack: Vec<u32> = numbers.into_iter().collect();
         while let Some(number) = stack.pop() {
@@ -119,7 +119,7 @@ impl Candidates {
         }
     }
 
-    /// Notes what stands in the blocks now; afterwards [`Self::take_out_changed`] compares with it.
+    /// Records the blocks' contents, with which [`Self::take_out_changed`] compares.
     pub fn remember(&mut self, memory: &dyn Memory) {
         let digests = self.digests(memory);
         for (number, digest) in digests {
@@ -129,7 +129,7 @@ impl Candidates {
         }
     }
 
-    /// Takes out those whose contents are not what was remembered.
+    /// Removes those whose contents have changed since [`Self::remember`].
     pub fn take_out_changed(&mut self, memory: &dyn Memory) {
         let digests = self.digests(memory);
         let changed = |&(number, digest): &(u32, u64)| self.get(number).is_some_and(|one| one.digest != digest);
@@ -137,7 +137,7 @@ impl Candidates {
         self.take_out(changed);
     }
 
-    /// Digests of the first bytes of those that are left. Of a block that is not present there is one that all such blocks have.
+    /// Digests of the first bytes of the remaining ones. All blocks that are not present have the same digest.
     fn digests(&self, memory: &dyn Memory) -> Vec<(u32, u64)> {
         let mut digests = Vec::with_capacity(self.left);
         let mut pages = PageCache::new(memory);
@@ -175,7 +175,7 @@ impl Batch {
     fn read(&mut self, memory: &dyn Memory, digests: &mut Vec<(u32, u64)>) {
         self.buffer.resize(self.bytes, 0);
         let (mut numbers, mut pieces) = (self.numbers.as_slice(), self.pieces.as_slice());
-        // A call ends at a page that was given back since; the blocks behind that one are read with the next call.
+        // A call ends at a page that was released since; the blocks after it are read with the next call.
         while !pieces.is_empty() {
             let got = memory.read_pieces(pieces, &mut self.buffer);
             let (mut done, mut at) = (0, 0usize);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reached_block_leads_to_is_reached_too() {
+    fn blocks_reachable_from_a_reached_block_are_reached_too() {
         let mut found = candidates(&[&[1], &[2], &[], &[1, 4], &[3]]);
         found.take_out([1]);
         assert_eq!(found.left().map(|(number, _)| number).collect::<Vec<_>>(), [0, 3, 4]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_whose_contents_changed_are_taken_out_with_what_they_lead_to() {
+    fn blocks_whose_contents_changed_are_removed_with_what_they_point_to() {
         let mut memory = crate::census::Fixture::default();
         for page in 1..6 {
             memory.write_word(0x1000 * page + 8, page);
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(found.left().map(|(number, _)| number).collect::<Vec<_>>(), [0, 3]);
     }
 
-    /// Memory whose page at an address is given back between the look at which pages are present and the read.
+    /// Memory whose page at an address is released between the check for present pages and the read.
     struct GivenBack(crate::census::Fixture, u64);
 
     impl Memory for GivenBack {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_given_back_hides_no_block_behind_it() {
+    fn a_released_page_hides_no_block_behind_it() {
         let mut memory = crate::census::Fixture::default();
         for page in 1..6 {
             memory.write_word(0x1000 * page + 8, page);

@@ -3,12 +3,12 @@
 use super::blocks::Bits;
 use super::candidates::Candidates;
 
-/// A block that no other unreached block leads to; of a cycle one of its blocks.
+/// A block that is not reachable from any other unreached block; of a cycle, one of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// Its number among the candidates.
     pub number: u32,
-    /// Blocks that hang on it, without itself. What hangs on several counts once, with the first.
+    /// Blocks reachable from it, without itself. A block reachable from several heads counts once, with the first.
     pub held_blocks: u64,
     /// Their bytes.
     pub held_bytes: u64,

@@ -1,5 +1,5 @@
-//! The frames on the stacks of waiting threads, so that a place on a stack can be told by the local variable it is. Walked by the unwind
-//! tables of the files, on memory that is read, with nothing stopped: where a frame is not what the tables say, the walk ends.
+//! The frames on the stacks of waiting threads, so that a slot on a stack can be named by its local variable. Unwound with the files'
+//! tables, from memory read without stopping the process: if a frame does not match the tables, the walk ends.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,17 +14,17 @@ use crate::unwind::Table;
 use crate::unwind::elf::{Elf, Segment};
 use crate::unwind::rule::{BP, SP};
 
-/// Frames of one thread. Locals that live long are in the outer ones.
+/// Most frames of one thread. Long-lived locals are in the outer ones.
 const FRAMES_MAX: usize = 256;
-/// Threads walked.
+/// Most threads walked.
 const THREADS_MAX: usize = 256;
-/// Files whose tables are read; each takes some ten milliseconds.
+/// Most files whose tables are read; each takes about ten milliseconds.
 const FILES_MAX: usize = 64;
 
 /// One frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// An address in the call it stands in; of the innermost frame where it goes on.
+    /// An address within the call instruction; of the innermost frame, the instruction pointer.
     pub pc: u64,
     /// The canonical frame address: above everything that is the frame's own.
     pub cfa: u64,
@@ -35,7 +35,7 @@ pub struct Frame {
 /// A thread's registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// Where it goes on.
+    /// Instruction pointer.
     pub pc: u64,
     /// Stack pointer.
     pub sp: u64,
@@ -43,7 +43,7 @@ pub struct Standing {
     pub bp: Option<u64>,
 }
 
-/// What the frames of a file's code are told by.
+/// The unwind table of a file.
 struct Unwound {
     table: Table,
     segments: Vec<Segment>,
@@ -75,7 +75,7 @@ impl<'a> Walker<'a> {
         let mut found = Vec::new();
         let (mut pc, mut sp, mut bp) = (thread.pc, thread.sp, thread.bp);
         for depth in 0..FRAMES_MAX {
-            // A return address may be behind its function's last byte.
+            // A return address may be after its function's last byte.
             let at = if depth == 0 { pc } else { pc.wrapping_sub(1) };
             let Some(rule) = self.rule(at) else { break };
             let rule: bpf::Rule = zerocopy::transmute!(rule);
@@ -94,7 +94,7 @@ impl<'a> Walker<'a> {
                 }
                 _ => None,
             };
-            // Frames lie one above the other.
+            // Outer frames are at higher addresses.
             let Some(cfa) = cfa.filter(|&cfa| cfa > sp && cfa % 8 == 0) else { break };
             found.push(Frame { pc: at, cfa, start: sp });
             let slot = i64::from(rule.bp_slot) * 8;
@@ -140,10 +140,10 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// Registers of the threads that wait, from what `/proc` says of each and what the kernel saved of all.
+/// Registers of waiting threads, from `/proc` for each, and from those that the kernel saved for all.
 ///
-/// `saved` are `struct pt_regs` of x86-64, one behind the other (arch/x86/include/asm/ptrace.h): r15, r14, r13, r12, bp, bx, …, ip at 16,
-/// sp at 19. A thread's own are those with its stack pointer and its address.
+/// `saved` is a sequence of `struct pt_regs` of x86-64 (arch/x86/include/asm/ptrace.h): r15, r14, r13, r12, bp, bx, …, ip at 16, sp at 19.
+/// A thread's registers are those with its stack and instruction pointers.
 #[must_use]
 pub fn standing(threads: &[(u64, u64)], saved: &[u64]) -> Vec<Standing> {
     const WORDS: usize = 21;

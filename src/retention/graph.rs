@@ -1,14 +1,14 @@
-//! All pointers between blocks, and the roots that lead to them. Pure.
+//! All pointers between blocks, and the roots that point to them. Pure.
 
 use std::collections::VecDeque;
 
 use super::blocks::Bits;
 use super::pass::Sink;
 
-/// No block, no root.
+/// No block or root.
 const NONE: u32 = u32::MAX;
 
-/// Pointers of each block, one list behind the other.
+/// The pointers of each block, in consecutive lists.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     first: Vec<u32>,
@@ -39,7 +39,7 @@ impl Graph {
         self.len() == 0
     }
 
-    /// What a block points to.
+    /// The blocks to which a block points.
     #[inline]
     #[must_use]
     pub fn of(&self, block: u32) -> &[u32] {
@@ -82,16 +82,16 @@ impl Graph {
     }
 }
 
-/// A place outside of all blocks that points to one.
+/// A slot outside all blocks that points to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
-    /// Address of the place; 0 for a register.
+    /// Address of the slot; 0 for a register.
     pub slot: u64,
     /// The block.
     pub block: u32,
 }
 
-/// Builds a graph while memory is read.
+/// Builds a graph during a scan.
 #[derive(Debug)]
 pub struct GraphBuilder {
     graph: Graph,
@@ -105,7 +105,7 @@ pub struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// For `blocks` blocks and at most so many pointers.
+    /// For `blocks` blocks and at most `pointers_max` pointers.
     #[must_use]
     pub fn of(blocks: usize, pointers_max: usize) -> Self {
         Self {
@@ -152,17 +152,17 @@ impl Sink for GraphBuilder {
     }
 }
 
-/// By which root, and through which block, each block is reached first: breadth first, roots in their order.
+/// The root and the block from which each block is reached first: breadth first, roots in their order.
 #[derive(Debug, Clone, Default)]
 pub struct FirstReached {
     /// By block: the index of the root.
     origin: Vec<u32>,
-    /// By block: the block before it on the way; itself if a root points to it.
+    /// By block: the block before it on the path; itself if a root points to it.
     before: Vec<u32>,
 }
 
 impl FirstReached {
-    /// Searches from roots in groups: what a group reaches is its, whatever later ones reach.
+    /// Searches from groups of roots: a block belongs to the first group that reaches it.
     #[must_use]
     pub fn of(graph: &Graph, roots: &[Root], groups: &[std::ops::Range<usize>]) -> Self {
         let mut found = Self { origin: vec![NONE; graph.len()], before: vec![NONE; graph.len()] };

@@ -1,6 +1,6 @@
-//! What holds what, from one look: all pointers between blocks, their dominators, and what each block retains, pins and blocks.
+//! Retention, from a single scan: all pointers between blocks, their dominators, and what each block retains, pins and blocks.
 //!
-//! The program may move pointers meanwhile: a picture, not a proof.
+//! The program may move pointers meanwhile, so some may be missed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,18 +17,18 @@ use super::reader::Reader;
 use crate::census::memory::Memory;
 use crate::census::{Pace, Taken, all_own_ranges};
 
-/// Pointers kept for each block on the average, and in any case.
+/// Most pointers kept: this many per block on average, but at least the second number.
 const POINTERS_A_BLOCK: usize = 8;
 const POINTERS_MIN: usize = 1 << 20;
 
-/// What blocks are ranked by.
+/// The value by which blocks are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Bytes in use
     Live,
-    /// Free bytes that they keep from going back
+    /// Free bytes on pages that they share
     Pinned,
-    /// Whole free pages under a heap's highest block, which the allocator would give back if that went
+    /// Whole free pages below a heap's highest block, which the allocator would return if it were freed
     Blocked,
 }
 
@@ -37,7 +37,7 @@ pub enum By {
 pub struct Sums {
     /// Blocks in use.
     pub blocks: u64,
-    /// Bytes that the program may use in them.
+    /// Usable bytes of these blocks.
     pub bytes: u64,
     /// Free bytes that they pin.
     pub pinned: u64,
@@ -46,7 +46,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// What blocks are ranked by.
+    /// The value by which blocks are ranked.
     #[must_use]
     pub fn by(&self, by: By) -> u64 {
         match by {
@@ -56,7 +56,7 @@ impl Sums {
         }
     }
 
-    /// Adds others.
+    /// Adds other sums.
     pub fn add(&mut self, other: &Self) {
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.bytes = self.bytes.saturating_add(other.bytes);
@@ -65,30 +65,30 @@ impl Sums {
     }
 }
 
-/// What one look found.
+/// The result of a scan.
 #[derive(Debug)]
 pub struct Holdings {
     /// The blocks.
     pub blocks: Blocks,
     /// Pointers between them.
     pub graph: Graph,
-    /// The first place outside of blocks that points to each, by class.
+    /// The first slot outside blocks that points to each, by class.
     pub roots: Vec<Root>,
-    /// From where each is reached first.
+    /// The root from which each is reached first.
     pub reached: FirstReached,
     /// The dominator tree.
     pub tree: Dominators,
     /// Ranges of the allocators' memory.
     pub heap: Vec<Range<u64>>,
-    /// Whether a language runtime manages memory of its own, whose roots are all alike.
+    /// Whether a language runtime manages memory of its own, so that everything is reachable from all roots.
     pub is_managed: bool,
     /// Registers of all threads as the kernel saved them; empty if they were not read.
     pub saved: Vec<u64>,
     /// Reasons to doubt.
     pub doubts: Doubts,
-    /// Most memory of this program's that blocks and pointers took.
+    /// Most memory that blocks and pointers took in fragprof.
     pub table_bytes: u64,
-    /// Processor time of the dominators, seconds.
+    /// CPU time of computing the dominators, in seconds.
     pub dominators_s: f64,
     pinned: Vec<u32>,
     blocked: HashMap<u32, u64>,
@@ -98,10 +98,10 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Looks at the heaps of a census of level full, with blocks. `registers` reads those of all threads.
+    /// Scans the heaps of a census of level full, with blocks. `registers` reads those of all threads.
     ///
     /// # Errors
-    /// If the process cannot be read, went away, or has no heap whose blocks are known.
+    /// If the process cannot be read, has ended, or has no heap whose blocks are known.
     pub fn of(
         memory: &dyn Memory,
         pid: u32,
@@ -167,7 +167,7 @@ impl Holdings {
         })
     }
 
-    /// Number of blocks, free chunks that may have been handed out since among them.
+    /// Number of blocks, including free chunks that may have been allocated since.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.graph.len() as u32
@@ -185,7 +185,7 @@ impl Holdings {
         self.blocks.index.address(block).unwrap_or(0)
     }
 
-    /// What a block is by itself.
+    /// The sums of a block by itself.
     #[must_use]
     pub fn alone(&self, block: u32) -> Sums {
         let is_live = self.blocks.live.get(block);
@@ -197,26 +197,26 @@ impl Holdings {
         }
     }
 
-    /// What goes with a block.
+    /// The sums of everything that a block dominates, itself included.
     #[must_use]
     pub fn with_all(&self, block: u32) -> Sums {
         let (bytes, pinned, blocks) = self.retained.get(block as usize).copied().unwrap_or_default();
         Sums { blocks: u64::from(blocks), bytes, pinned, blocked: self.retained_blocked.get(&block).copied().unwrap_or(0) }
     }
 
-    /// The block that dominates a block next; `None` if none does.
+    /// The immediate dominator of a block; `None` if it has none.
     #[must_use]
     pub fn dominator(&self, block: u32) -> Option<u32> {
         self.tree.of.get(block as usize).copied().filter(|&up| up < self.len())
     }
 
-    /// Whether the look saw a way to a block.
+    /// Whether the scan reached a block.
     #[must_use]
     pub fn is_reached(&self, block: u32) -> bool {
         self.tree.of.get(block as usize).is_some_and(|&up| up != NONE)
     }
 
-    /// The place from which a block is reached first; 0 for a register.
+    /// The address of the root from which a block is reached first; 0 for a register.
     #[must_use]
     pub fn origin(&self, block: u32) -> Option<u64> {
         self.reached.origin(block).and_then(|origin| self.roots.get(origin)).map(|root| root.slot)
@@ -234,7 +234,7 @@ impl Holdings {
     }
 }
 
-/// What each block dominates, itself included.
+/// The sums of what each block dominates, itself included.
 fn retained(tree: &Dominators, blocks: &Blocks, pinned: &[u32]) -> Vec<(u64, u64, u32)> {
     let own = |block: u32| {
         let is_live = blocks.live.get(block);
@@ -243,7 +243,7 @@ fn retained(tree: &Dominators, blocks: &Blocks, pinned: &[u32]) -> Vec<(u64, u64
         (bytes, u64::from(pinned), u32::from(is_live))
     };
     let mut sums: Vec<(u64, u64, u32)> = (0..blocks.index.len() as u32).map(own).collect();
-    // Backwards, so that a block's sum is whole when it is added to its dominator's.
+    // Backwards, so that a block's sum is complete when it is added to its dominator's.
     for &block in tree.order.iter().skip(1).rev() {
         let up = tree.of.get(block as usize).copied().unwrap_or(NONE);
         let Some(sum) = sums.get(block as usize).copied() else { continue };
@@ -254,7 +254,7 @@ fn retained(tree: &Dominators, blocks: &Blocks, pinned: &[u32]) -> Vec<(u64, u64
     sums
 }
 
-/// The same of blocked bytes, which few blocks have.
+/// The same for blocked bytes, which few blocks have.
 fn retained_blocked(tree: &Dominators, blocked: &HashMap<u32, u64>) -> HashMap<u32, u64> {
     let mut sums: HashMap<u32, u64> = HashMap::new();
     for (&block, &bytes) in blocked {

@@ -1,12 +1,12 @@
-//! From an address to the block that it lies in: start bits with ranks, in cells over segments of 1 MiB. Pure.
+//! Index from an address to the block that contains it: start bits with ranks, in cells over segments of 1 MiB. Pure.
 //!
 //! ```text
 //! address ─ segment table ─→ cell { 64 start bits, blocks before, last start before } ─→ number of the block ─→ its size
 //! ```
 //!
-//! A look-up takes one cell and one size, two cache misses at most; [`BlockIndex::find_all`] overlaps those of many addresses. A block costs
-//! 4 bytes and the cells 1.6 % of the address space that blocks lie in (3.2 % where blocks begin at odd multiples of 8). Segments that lie
-//! wholly inside one block have no cells.
+//! A look-up reads one cell and one size, two cache misses at most; [`BlockIndex::find_all`] overlaps those of many addresses. A block costs
+//! 4 bytes, and the cells cost 1.6 % of the address space that contains blocks (3.2 % if blocks begin at odd multiples of 8). Segments
+//! entirely inside one block have no cells.
 
 use std::ops::Range;
 
@@ -17,11 +17,11 @@ const SEGMENT_BITS: u32 = 20;
 const SEGMENT_BYTES: u64 = 1 << SEGMENT_BITS;
 /// Starts in one cell.
 const CELL_BITS: u64 = 64;
-/// Blocks of this size and more are listed apart, because they may cover whole segments.
+/// Blocks of this size or more are listed separately, because they may cover whole segments.
 const LARGE_BYTES: u64 = 2 * SEGMENT_BYTES;
-/// A size that stands in the list of large blocks.
+/// Marks a size that is in the list of large blocks.
 const LARGE: u32 = u32::MAX;
-/// Marks entries of the segment table that lead to a large block.
+/// Marks entries of the segment table that refer to a large block.
 const COVERED: u32 = 1 << 31;
 /// No segment.
 const EMPTY: u32 = 0;
@@ -32,17 +32,17 @@ const TABLE_MAX: u64 = 1 << (47 - SEGMENT_BITS);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum IndexError {
     /// Starts are kept in 32 bits.
-    #[error("the heap's blocks lie in more than {} GiB of address space, more than an index holds", limit_bytes >> 30)]
+    #[error("the heap's blocks span more than {} GiB of address space, which is more than the index can hold", limit_bytes >> 30)]
     TooLarge {
         /// Address space that fits.
         limit_bytes: u64,
     },
     /// No user address.
-    #[error("blocks lie outside of user addresses")]
+    #[error("some blocks are outside the user address space")]
     Address,
 }
 
-/// A block's number, by rising address from 0, and a distance from its start.
+/// A block's number, by ascending address from 0, and a distance from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hit {
     /// Number of the block.
@@ -86,7 +86,7 @@ pub struct BlockIndex {
     overlapping: u64,
 }
 
-/// Builds an index from blocks that come by rising address.
+/// Builds an index from blocks in the order of their addresses.
 #[derive(Debug)]
 pub struct IndexBuilder {
     index: BlockIndex,
@@ -94,10 +94,10 @@ pub struct IndexBuilder {
 }
 
 impl IndexBuilder {
-    /// For at most about `blocks` blocks that lie in `span` and begin at multiples of 16 (`is_dense`: of 8).
+    /// For about `blocks` blocks within `span` that begin at multiples of 16 (`is_dense`: of 8).
     ///
     /// # Errors
-    /// If `span` leaves the user's addresses.
+    /// If `span` is not within the user address space.
     pub fn new(span: Range<u64>, blocks: usize, is_dense: bool) -> Result<Self, IndexError> {
         let base = span.start >> SEGMENT_BITS;
         let segments = (span.end.saturating_sub(1) >> SEGMENT_BITS).checked_sub(base).map_or(0, |last| last + 1);
@@ -106,7 +106,7 @@ impl IndexBuilder {
         }
         let index = BlockIndex {
             base,
-            // Zeroed by the kernel as it is touched: 4 KiB for each GiB of heap.
+            // Zeroed by the kernel when touched: 4 KiB per GiB of heap.
             table: vec![EMPTY; usize::try_from(segments).unwrap_or(0)],
             cells: Vec::new(),
             segments: vec![0],
@@ -158,7 +158,7 @@ impl IndexBuilder {
                 }
             }
         }
-        // Of a large block the segments between its first and its last have no cells.
+        // The segments between the first and the last of a large block have no cells.
         for segment in if is_large { last.max(first + 1)..last + 1 } else { first + 1..last + 1 } {
             Self::segment(index, segment, number + 1, self.last_start).ok_or_else(|| too_large.clone())?;
         }
@@ -178,7 +178,7 @@ impl IndexBuilder {
         self.index.sizes.is_empty()
     }
 
-    /// The number of a segment, which is made if it is not there; `None` if there are too many.
+    /// The number of a segment, which is created if needed; `None` if there are too many.
     fn segment(index: &mut BlockIndex, segment: u64, before: u32, last: u32) -> Option<u32> {
         let cells = index.cells_of_segment();
         let entry = index.table.get_mut(usize::try_from(segment.checked_sub(index.base)?).ok()?)?;
@@ -262,21 +262,21 @@ impl BlockIndex {
         self.cells.capacity() * size_of::<Cell>() + self.sizes.capacity() * 4 + self.segments.len() * 12 + self.large.len() * 24
     }
 
-    /// The block in which `addr` lies.
+    /// The block that contains `addr`.
     #[inline]
     #[must_use]
     pub fn find(&self, addr: u64) -> Option<Hit> {
         self.check(addr, self.place(addr))
     }
 
-    /// Looks up many addresses: `found` gets the place of each one that lies in a block, in their order. The misses of a few hundred
-    /// addresses overlap, so it is several times faster than one by one.
+    /// Looks up many addresses: `found` gets the position of each one that is in a block, in their order. The cache misses of a few hundred
+    /// addresses overlap, which makes it several times faster than one by one.
     #[inline]
     pub fn find_all(&self, words: &[u64], places: &mut Vec<Place>, mut found: impl FnMut(usize, Hit)) {
         places.clear();
         places.extend(words.iter().map(|&word| self.place(word)));
         for place in places.iter_mut() {
-            // Brings the sizes in: the loads do not depend on one another.
+            // Prefetches the sizes: the loads are independent.
             place.size = self.sizes.get(place.number as usize).copied().unwrap_or(0);
         }
         for (number, (&word, place)) in words.iter().zip(places.iter()).enumerate() {
@@ -295,7 +295,7 @@ impl BlockIndex {
             return Place { number, start: 0, at: 0, size: 0 };
         }
         let at = (entry << (SEGMENT_BITS - self.granule_bits)) + ((addr & (SEGMENT_BYTES - 1)) >> self.granule_bits) as u32;
-        // Segment 0 has empty cells: what lies in no segment finds nothing there.
+        // Segment 0 has empty cells, for addresses in no segment.
         let Some(cell) = self.cells.get((at / CELL_BITS as u32) as usize) else { return Place::NONE };
         let upto = cell.starts & (u64::MAX >> (63 - at % CELL_BITS as u32));
         let start = if upto == 0 { cell.last } else { (at & !63) + 63 - upto.leading_zeros() };
@@ -317,7 +317,7 @@ impl BlockIndex {
         }
         let granules = u64::from(place.at.wrapping_sub(place.start));
         let offset = (granules << self.granule_bits) | (addr & ((1 << self.granule_bits) - 1));
-        // Blocks begin at granules, so what is left of the address is the distance's.
+        // Blocks begin at granules, so the low bits of the address belong to the distance.
         (offset < u64::from(place.size)).then_some(Hit { block: place.number, offset })
     }
 
@@ -337,14 +337,14 @@ impl BlockIndex {
         }
     }
 
-    /// Where a block begins, found by its rank.
+    /// The start of a block, found by its rank.
     #[must_use]
     pub fn address(&self, block: u32) -> Option<u64> {
         if block as usize >= self.sizes.len() {
             return None;
         }
         let after = self.cells.partition_point(|cell| cell.before <= block);
-        // Of cells with the same rank the last one has the start.
+        // Of several cells with the same rank, the last one has the start.
         let place = after.checked_sub(1)?;
         let cell = self.cells.get(place)?;
         let mut starts = cell.starts;
@@ -360,7 +360,7 @@ impl BlockIndex {
         Some(segment + ((((cell % cells) as u64) * CELL_BITS + u64::from(bit)) << self.granule_bits))
     }
 
-    /// All blocks by rising address: number, address and bytes.
+    /// All blocks by ascending address: number, address and bytes.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u64, u64)> + '_ {
         let mut number = 0u32;
         self.cells.iter().enumerate().flat_map(move |(place, cell)| {
@@ -376,7 +376,7 @@ impl BlockIndex {
     }
 }
 
-/// Where a look-up stands.
+/// The state of a look-up.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     number: u32,

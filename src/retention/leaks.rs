@@ -1,4 +1,4 @@
-//! The blocks to which no pointer was seen, in groups for people and programs: the roots of chains first, with what each holds.
+//! The blocks to which no pointer was seen, in groups: the heads of chains, with what each holds.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,84 +11,84 @@ use super::looks::{Doubts, Seen, Times};
 use crate::census::all_own_ranges;
 use crate::census::memory::{Memory, MemoryError};
 
-/// Groups told; the rest is summed up.
+/// Most groups reported; the rest is summed.
 const GROUPS_MAX: usize = 1000;
-/// Groups kept while they are counted.
+/// Most groups while counting.
 const GROUPS_KEPT_MAX: usize = 1 << 16;
-/// Examples of a group.
+/// Most examples per group.
 const EXAMPLES_MAX: usize = 3;
 
-/// What was looked at and what was found. Field names are those of `--json`.
+/// What was scanned and what was found. Field names are those of `--json`.
 #[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct Leaks {
     /// Process id.
     pub pid: u32,
     /// Name of the process.
     pub comm: String,
-    /// Looks: the first pass over everything and the quick ones after it.
+    /// Scans: the first, full one and the quick ones after it.
     pub looks: u32,
     /// Seconds from the first census to the last.
     pub duration_s: f64,
     /// Blocks in use at the first census.
     pub live_blocks: u64,
-    /// Bytes that the program may use in them.
+    /// Usable bytes of these blocks.
     pub live_bytes: u64,
-    /// Blocks to which no look saw a pointer, whose contents did not change, and which were in use to the end.
+    /// Blocks to which no scan saw a pointer, whose contents did not change, and which were in use to the end.
     pub unreached_blocks: u64,
-    /// Bytes that the program may use in them.
+    /// Usable bytes of these blocks.
     pub unreached_bytes: u64,
-    /// Of them, blocks that hang on no other: the roots of chains, one block of each cycle, and all that hold nothing.
+    /// Of them, blocks that no other unreached block holds: the heads of chains, one block of each cycle, and all single blocks.
     pub heads: u64,
-    /// Blocks to which the first look alone saw no pointer: what one pass is worth while the program runs.
+    /// Blocks to which the first scan saw no pointer: what a single scan would have reported.
     pub first_look_blocks: u64,
-    /// Bytes of memory that could not be read: a pointer may stand there.
+    /// Bytes of memory that could not be read: there may be pointers in them.
     pub unread_bytes: u64,
-    /// Bytes read by all looks.
+    /// Bytes read by all scans.
     pub read_bytes: u64,
-    /// Most memory of this program's that the blocks and their pointers took.
+    /// Most memory that the blocks and their pointers took in fragprof.
     pub table_bytes: u64,
-    /// Processor time of this program.
+    /// CPU time of fragprof.
     pub times: Times,
     /// Reasons to doubt.
     pub doubts: Doubts,
-    /// The heads, by size, type and contents; those that make most unreached bytes first.
+    /// The heads, by size, type and contents; those with the most unreached bytes first.
     pub groups: Vec<Group>,
-    /// Groups left out, and their heads and bytes with what they hold.
+    /// Groups left out, with their heads, and their bytes including what they hold.
     pub more: More,
 }
 
-/// What was left out of the groups.
+/// Sums of the groups that were left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct More {
     /// Groups.
     pub groups: u64,
     /// Heads.
     pub blocks: u64,
-    /// Bytes with what they hold.
+    /// Bytes, including what they hold.
     pub bytes: u64,
 }
 
-/// Heads that look alike.
+/// Heads of equal size, type and contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Group {
-    /// Bytes that the program may use in each.
+    /// Usable bytes of each.
     pub size_bytes: u64,
     /// The class by its virtual table.
     #[serde(rename = "type")]
     pub type_name: Option<String>,
-    /// What stands in them.
+    /// The kind of their contents.
     pub content: Content,
-    /// Where the first word leads, if it leads into a program's or library's read-only memory.
+    /// Target of the first word, if it points into read-only memory of a program or library.
     pub first_word: Option<String>,
     /// Heads.
     pub blocks: u64,
     /// Their bytes, without what they hold.
     pub bytes: u64,
-    /// Blocks that hang on them.
+    /// Blocks that they hold.
     pub held_blocks: u64,
     /// Their bytes.
     pub held_bytes: u64,
-    /// Call stack that allocated them, where a recording or an emitter knows it; empty otherwise.
+    /// Call stack that allocated them, if a recording or an emitter knows it; otherwise empty.
     pub frames: Vec<String>,
     /// Some of them.
     pub examples: Vec<Example>,
@@ -101,7 +101,7 @@ impl Group {
         self.bytes.saturating_add(self.held_bytes)
     }
 
-    /// What they are, in words.
+    /// A description of them.
     #[must_use]
     pub fn words(&self) -> String {
         match (&self.type_name, &self.first_word) {
@@ -117,29 +117,29 @@ impl Group {
 pub struct Example {
     /// Its address, in hexadecimal.
     pub address: String,
-    /// Bytes that hang on it.
+    /// Bytes that it holds.
     pub held_bytes: u64,
     /// Its first bytes in hexadecimal, if contents are shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hex: Option<String>,
-    /// Its first bytes as text, if contents are shown; a point for what cannot be printed.
+    /// Its first bytes as text, if contents are shown, with a dot for each unprintable byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
 
 impl Leaks {
-    /// Sorts what was seen into groups. Contents are private: `shows_content` puts the first bytes of examples into the answer.
+    /// Groups the unreached blocks. Contents are private: only with `shows_content` does the result have the first bytes of examples.
     ///
     /// # Errors
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn of(memory: &dyn Memory, pid: u32, comm: &str, seen: &Seen, shows_content: bool) -> Result<Self, MemoryError> {
         Self::with_stacks(memory, (pid, comm), seen, shows_content, |_| Vec::new())
     }
 
-    /// The same, where something knows the call stacks of blocks: `stack_of` gives the frames of the block at an address, the innermost first.
+    /// The same with call stacks: `stack_of` gives the frames of the block at an address, the innermost first.
     ///
     /// # Errors
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn with_stacks(
         memory: &dyn Memory,
         (pid, comm): (u32, &str),
@@ -184,7 +184,7 @@ impl Leaks {
 }
 
 impl Leaks {
-    /// Keeps the first groups and sums up the others.
+    /// Keeps the first groups and sums the others.
     pub fn keep(&mut self, top: usize) {
         sum_up(&mut self.groups, top, &mut self.more);
     }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_look_alike_are_one_group_and_what_holds_most_comes_first() {
+    fn similar_heads_are_one_group_and_the_largest_comes_first() {
         let mut groups = Groups::default();
         let head = |number, held_bytes| Head { number, held_blocks: held_bytes / 10, held_bytes };
         groups.add(0x10..0x10 + 24, &head(0, 0), (kind("A"), Vec::new()), None);

@@ -1,19 +1,19 @@
-//! What a look needs of memory here, and the limit on it: a heap that needs more is refused before anything is built.
+//! The memory that a scan needs in fragprof, and its limit: a heap that needs more is refused before anything is built.
 
 use super::looks::LooksError;
 use crate::census::Taken;
 use crate::target::process::read_bounded;
 
-/// Bytes for one block while leaks are looked for: index, marks and the pointers of what is not reached.
+/// Bytes per block of `leaks`: index, marks and the pointers of unreached blocks.
 pub const LEAKS_BYTES_A_BLOCK: u64 = 24;
-/// Bytes for one block while owners are: index, pointers and their reverse, dominators, sums and names; with two pointers a block.
+/// Bytes per block of `owners`: index, pointers and their reverse, dominators, sums and names; with two pointers per block.
 pub const OWNERS_BYTES_A_BLOCK: u64 = 110;
-/// The map of starts takes a bit for each 16 bytes of the heap, and ranks beside it.
+/// The index has a bit for each 16 bytes of the heap, and ranks.
 const SPAN_SHARE: u64 = 60;
 /// `/proc/meminfo` has about 1.5 KiB.
 const MEMINFO_BYTES_MAX: u64 = 64 << 10;
 
-/// Half of the memory that the machine has left; no limit where that is not known.
+/// Half of the machine's available memory; no limit if that is not known.
 #[must_use]
 pub fn default_bytes() -> u64 {
     let text = read_bounded(std::path::Path::new("/proc/meminfo"), MEMINFO_BYTES_MAX).unwrap_or_default();
@@ -25,7 +25,7 @@ pub fn default_bytes() -> u64 {
 /// Refuses a heap whose blocks need more than the limit.
 ///
 /// # Errors
-/// With what it would need.
+/// If it needs more; the error states how much.
 pub fn check(taken: &Taken, bytes_a_block: u64, limit_bytes: u64) -> Result<(), LooksError> {
     let blocks: u64 = taken.heaps.iter().map(|heap| heap.chunks.len() as u64).sum();
     let span: u64 = taken.census.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);

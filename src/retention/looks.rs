@@ -1,4 +1,5 @@
-//! One pass and several quick looks: what no look saw a pointer to, did not change, and a last census still has in use.
+//! A full scan and several quick ones: they leave the blocks to which no scan saw a pointer, that did not change, and that a last census
+//! still shows in use.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,23 +21,23 @@ use crate::census::{Census, Level, Options, Pace, Places, Taken, add_blocks, all
 use crate::target::Backing;
 use crate::units::HumanBytes;
 
-/// Pointers kept for each block on the average; a heap of nothing but pointers has more, and is read with less care.
+/// Most pointers kept per block on average; in a heap with more, the targets of the others count as reached.
 const POINTERS_A_BLOCK: usize = 4;
-/// Pointers kept in any case.
+/// Lower limit on the most pointers kept.
 const POINTERS_MIN: usize = 1 << 20;
-/// Pointers in memory that was free at the first census, kept for the last one.
+/// Most pointers kept that were in memory which was free at the first census; they are judged by the last one.
 const LATER_MAX: usize = 1 << 22;
 
-/// How to look.
+/// How to scan.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Quick looks after the first pass; a core file has none.
+    /// Quick scans after the first one; a core file has none.
     pub looks: u32,
     /// Time before each of them.
     pub interval: Duration,
     /// How fast to read.
     pub pace: Pace,
-    /// Memory that index, marks and pointers may take here.
+    /// Most memory that index, marks and pointers may take in fragprof.
     pub memory_max_bytes: u64,
 }
 
@@ -46,31 +47,31 @@ impl Default for Plan {
     }
 }
 
-/// Why there is no answer.
+/// Why there is no result.
 #[derive(Debug, Error)]
 pub enum LooksError {
-    /// The process is gone, or may not be read.
+    /// The process has ended, or may not be read.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// There are too many blocks.
     #[error(transparent)]
     Index(#[from] IndexError),
-    /// Its blocks need more memory here than they may have.
+    /// Its blocks need more memory in fragprof than the limit.
     #[error(
-        "its {blocks} blocks need {} of memory here, and the limit is {}: raise it (--memory-max), or look on a machine with more",
+        "its {blocks} blocks need {} of memory in fragprof, and the limit is {}: raise it with --memory-max, or run it on a machine with more memory",
         HumanBytes(*needed_bytes),
         HumanBytes(*limit_bytes)
     )]
     TooLarge {
         /// Blocks, free ones included.
         blocks: u64,
-        /// What they need, about.
+        /// Memory that they need, approximately.
         needed_bytes: u64,
-        /// What they may have.
+        /// The limit.
         limit_bytes: u64,
     },
     /// There is no heap whose blocks are known.
-    #[error("no malloc heap of process {pid} whose blocks can be told apart: {reason}")]
+    #[error("process {pid} has no malloc heap whose blocks are known: {reason}")]
     NoBlocks {
         /// Process id.
         pid: u32,
@@ -83,39 +84,42 @@ impl LooksError {
     /// A census without blocks.
     pub(super) fn no_blocks(pid: u32, census: &Census) -> Self {
         let reason = match census.layout_unknown.as_slice() {
-            [] if census.heaps.is_empty() => "there is none that is understood".to_owned(),
-            [] => format!("of {} only sums are known", census.heaps.iter().map(|heap| heap.layout.as_str()).collect::<Vec<_>>().join(", ")),
+            [] if census.heaps.is_empty() => "it has no malloc heap that can be read".to_owned(),
+            [] => format!(
+                "only the sums of {} are known",
+                census.heaps.iter().map(|heap| heap.layout.as_str()).collect::<Vec<_>>().join(", ")
+            ),
             reasons => reasons.join("; "),
         };
         Self::NoBlocks { pid, reason }
     }
 }
 
-/// What was read, and what was not: reasons to doubt the answer.
+/// What was not read: reasons to doubt the result.
 #[derive(Debug, Clone, Default, Serialize, schemars::JsonSchema)]
 pub struct Doubts {
-    /// Bytes that were in memory but could not be read, or not in time.
+    /// Bytes that were in RAM but could not be read, or not in time.
     pub unread_bytes: u64,
-    /// Bytes in swap, which are not read: a pointer may stand there.
+    /// Bytes in swap, which are not read: there may be pointers in them.
     pub swapped_bytes: u64,
-    /// Bytes of the heap that the census does not understand; they are read as if they were roots.
+    /// Bytes of the heap that the census does not understand; they are scanned as roots.
     pub unknown_bytes: u64,
-    /// Blocks left out because the census saw others in their place.
+    /// Blocks left out because they overlap others in the census.
     pub overlapping_blocks: u64,
-    /// Pointers whose targets count as reached for want of room.
+    /// Pointers that were not kept for lack of space; their targets count as reached.
     pub dropped_pointers: u64,
-    /// Threads that ran when their registers were asked for, at most of all looks: their registers are not known.
+    /// Threads that were running when their registers were read, the most of any scan: their registers are not known.
     pub running_threads: usize,
-    /// Threads, at most of all looks.
+    /// Threads, the most of any scan.
     pub threads: usize,
-    /// Whether the registers of threads that wait were read; without them a block that only a register holds looks unreached.
+    /// Whether the registers of waiting threads were read; without them a block that only a register holds looks unreached.
     pub are_registers_known: bool,
     /// Whether both censuses are usable.
     pub is_census_usable: bool,
 }
 
 impl Doubts {
-    /// Whether all memory was read in which a pointer may stand.
+    /// Whether all memory that may contain pointers was read.
     #[must_use]
     pub fn is_all_read(&self) -> bool {
         self.unread_bytes == 0 && self.swapped_bytes == 0
@@ -129,34 +133,34 @@ impl Doubts {
     }
 }
 
-/// What the looks left.
+/// The result of all scans.
 #[derive(Debug)]
 pub struct Seen {
     /// Blocks to which no pointer was seen.
     pub candidates: Candidates,
-    /// The heap as the last census has it.
+    /// The heap in the last census.
     pub taken: Taken,
-    /// Quick looks that were made.
+    /// Quick scans made.
     pub looks: u32,
     /// From the first census to the last.
     pub duration: Duration,
-    /// Blocks that the first pass left unreached.
+    /// Blocks that the first scan left unreached.
     pub first_pass_blocks: u64,
     /// Blocks in use at the first census.
     pub live_blocks: u64,
-    /// Bytes that the program may use in them.
+    /// Usable bytes of these blocks.
     pub live_bytes: u64,
-    /// Bytes read by all looks together, without the censuses.
+    /// Bytes read by all scans together, without the censuses.
     pub read_bytes: u64,
     /// Most memory that index, marks and pointers took.
     pub table_bytes: usize,
-    /// Processor time of the parts.
+    /// CPU time of the parts.
     pub times: Times,
     /// Reasons to doubt.
     pub doubts: Doubts,
 }
 
-/// Processor time of this program, by part.
+/// CPU time of fragprof, by part.
 #[derive(Debug, Clone, Copy, Default, Serialize, schemars::JsonSchema)]
 pub struct Times {
     /// The first census.
@@ -165,14 +169,14 @@ pub struct Times {
     pub index_s: f64,
     /// Reading all memory and marking.
     pub mark_s: f64,
-    /// The dearest quick look.
+    /// The slowest quick scan.
     pub look_s: f64,
 }
 
-/// Looks at the process behind `memory`. `registers` reads the registers of all its threads, where that can be done without a stop.
+/// Scans the process behind `memory`. `registers` reads the registers of all its threads, if that is possible without stopping it.
 ///
 /// # Errors
-/// If it cannot be read, went away, or has no heap whose blocks are known.
+/// If it cannot be read, has ended, or has no heap whose blocks are known.
 pub fn look(
     memory: &dyn Memory,
     (pid, comm): (u32, &str),
@@ -262,7 +266,7 @@ pub fn look(
     })
 }
 
-/// Which program a process runs: an exec maps another file, and puts the main stack elsewhere.
+/// Identifies the program that a process runs: an exec maps another file, and moves the main stack.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Image {
     file: Option<(u64, u64)>,
@@ -270,34 +274,34 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// That of now.
+    /// The present one.
     ///
     /// # Errors
-    /// If the process is gone.
+    /// If the process has ended.
     pub(super) fn of(memory: &dyn Memory) -> Result<Self, MemoryError> {
         let maps = memory.maps()?;
         let stack = maps.mappings.iter().rfind(|one| matches!(&one.backing, Backing::Named(name) if name == "[stack]"));
         Ok(Self { file: maps.mappings.first().map(|one| (one.start.0, one.inode)), stack_end: stack.map(|one| one.end.0) })
     }
 
-    /// Refuses what was seen if it is of two programs.
+    /// Refuses a result that covers two programs.
     ///
     /// # Errors
-    /// If the process runs another one now, or is gone.
+    /// If the process runs another program now, or has ended.
     pub(super) fn check(&self, memory: &dyn Memory, pid: u32) -> Result<(), MemoryError> {
         if Self::of(memory)? == *self { Ok(()) } else { Err(MemoryError::Gone { pid }) }
     }
 }
 
-/// Pointers that stood in memory which was free at the first census: they count if it is in use at the last.
+/// Pointers in memory that was free at the first census: they count if it is in use at the last.
 #[derive(Debug, Default)]
 struct Later {
     slots: Vec<(u64, u32)>,
-    /// There was no room: such pointers count at once.
+    /// No space was left: such pointers count at once.
     is_full: bool,
 }
 
-/// Looks through all memory for pointers to candidates from outside of them, and takes those out.
+/// Scans all memory for pointers to candidates from outside them, and removes these candidates.
 fn quick_look(
     reader: &mut Reader<'_>,
     areas: &Areas,
@@ -326,7 +330,7 @@ fn quick_look(
                 let source = block_at(&taken.heaps, slot);
                 let is_link = source.is_some_and(|source| {
                     let (within, end) = (slot.saturating_sub(source.addr), source.addr.saturating_add(source.usable_bytes));
-                    // A pointer in what was free is judged by the last census.
+                    // A pointer in memory that was free is judged by the last census.
                     policy.is_link((within, end.saturating_sub(slot)), false, hit.offset, bytes, addr)
                 });
                 match source.map(|source| source.chunk.state) {
@@ -351,7 +355,7 @@ fn quick_look(
     Ok(())
 }
 
-/// Takes out what the last census no longer has in use, and what memory points at that has come into use.
+/// Removes blocks that the last census does not show in use, and those to which memory that came into use points.
 fn last_word(memory: &dyn Memory, last: &Taken, candidates: &mut Candidates, later: &Later) {
     let freed = candidates.left().filter(|(_, one)| !is_in_use(&last.heaps, one.addr, one.bytes)).map(|(number, _)| number);
     let freed: Vec<u32> = freed.collect();
@@ -364,7 +368,7 @@ fn last_word(memory: &dyn Memory, last: &Taken, candidates: &mut Candidates, lat
     candidates.take_out(still);
 }
 
-/// Processor time of this program.
+/// CPU time of fragprof.
 pub(super) struct Clock(Duration);
 
 impl Clock {

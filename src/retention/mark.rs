@@ -1,16 +1,16 @@
-//! Reachability while memory is read: roots first, then blocks by rising address. Pure.
+//! Reachability, computed during the scan: roots first, then blocks by ascending address. Pure.
 //!
-//! A pointer out of a block that is reached already marks its target at once; one to a target that is reached already says nothing new.
-//! Only the others are kept, and followed when their block is reached: 4 bytes each, and half a byte a block to find them. What is never
-//! reached keeps all its pointers to what is never reached: the chains of a leak.
+//! A pointer from a block that is already reached marks its target at once; one to a target that is already reached is dropped. Only the
+//! others are kept, and followed when their block is reached: 4 bytes each, and half a byte per block to find them. Unreached blocks keep
+//! all their pointers to other unreached blocks: the chains of a leak.
 
 use super::blocks::Bits;
 
 /// Marks the last pointer of a block.
 const LAST: u32 = 1 << 31;
-/// Blocks between two kept places: what lies between is skipped.
+/// Blocks between two recorded positions in the list; the blocks between are skipped over.
 const ANCHOR_EVERY: u32 = 16;
-/// Pointers of one piece of the list: 256 KiB, so that growing copies nothing.
+/// Pointers per piece of the list: 256 KiB, so that growing copies nothing.
 const PIECE: usize = 1 << 16;
 
 /// Pointers of blocks, in the order of their sources.
@@ -32,7 +32,7 @@ impl Pointers {
         if !self.has.set(from)
             && let Some(last) = self.pieces.last_mut().and_then(|piece| piece.last_mut())
         {
-            // The same target twice in a row is once enough.
+            // The same target twice in a row is stored once.
             if *last == to | LAST {
                 return;
             }
@@ -97,7 +97,7 @@ impl Marks {
         }
     }
 
-    /// Something outside of all blocks points at a block.
+    /// A root points to a block.
     #[inline]
     pub fn root(&mut self, to: u32) {
         if self.reached.set(to) {
@@ -106,7 +106,7 @@ impl Marks {
         }
     }
 
-    /// A block points at a block. Sources come by rising number.
+    /// A block points to a block. Sources come in ascending order.
     #[inline]
     pub fn pointer(&mut self, from: u32, to: u32) {
         if from == to || self.reached.get(to) {
@@ -132,7 +132,7 @@ impl Marks {
         }
     }
 
-    /// Whether something was seen to lead to a block.
+    /// Whether a block was reached.
     #[inline]
     #[must_use]
     pub fn is_reached(&self, block: u32) -> bool {
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Reachability as a textbook has it.
+    /// Textbook reachability.
     fn naive(blocks: usize, roots: &[u32], pointers: &[(u32, u32)]) -> Vec<bool> {
         let mut reached = vec![false; blocks];
         let mut work = roots.to_vec();

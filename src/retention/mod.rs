@@ -1,13 +1,13 @@
-//! Which blocks of a heap something still points at, found from outside: roots and live blocks are read for words that are addresses.
+//! Which blocks of a heap are still pointed to, found from outside: roots and live blocks are scanned for words that are addresses.
 //!
 //! ```text
 //! census ─→ index (address → block) ─┐
-//! mappings, threads ─→ areas ────────┴→ pass (mark from roots through blocks) ─→ candidates ─→ looks ─→ leaks
+//! mappings, threads ─→ areas ────────┴→ pass (mark from roots through blocks) ─→ candidates ─→ quick scans ─→ leaks
 //! ```
 //!
-//! No probe, no stop: a running program moves its pointers while they are read, so one pass says nothing. What it leaves unreached is looked
-//! for again several times; a block counts only if no look saw a pointer to it, its contents stayed the same, and a last census still has it
-//! in use.
+//! Without probes, and without stopping the process: a running program moves its pointers during the scan, so a single scan is not enough.
+//! The candidates that it leaves are checked by several more; a block counts only if no scan saw a pointer to it, its contents did not
+//! change, and a last census still shows it in use.
 
 pub mod areas;
 pub mod blocked;

@@ -1,4 +1,4 @@
-//! Names of places outside of blocks: the variable, with its member where debug information is there, or the kind of memory.
+//! Names of roots: the variable, with its member if there is debug information, or the kind of memory.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,16 +12,16 @@ use crate::target::file::MappedFile;
 use crate::target::{Backing, Mapping, Maps, Process};
 use crate::units::Addr;
 
-/// Variables kept of one file; a browser has some hundred thousand.
+/// Most variables kept per file; a browser has several hundred thousand.
 const VARIABLES_MAX: usize = 1 << 20;
 /// Files whose variables are kept.
 const FILES_MAX: usize = 256;
 /// Files whose debug information is kept.
 const DEBUGGED_MAX: usize = 16;
-/// Bytes of a stack that are looked through for the outermost local which leads to a block, and locals asked for.
+/// Most bytes of a stack that are searched for the outermost local that points to a block, and most locals tried.
 const STACK_BYTES_MAX: u64 = 1 << 20;
 const LOCALS_MAX: usize = 64;
-/// Blocks of a way that are told by their members, and bytes of each that are looked through.
+/// Most blocks of a path that are named by members, and most bytes of each that are searched.
 const HOPS_MAX: usize = 8;
 const HOP_BYTES_MAX: u64 = 256 << 10;
 /// Longest expression.
@@ -31,12 +31,12 @@ const EXPRESSION_CHARS_MAX: usize = 240;
 #[derive(Debug, Default)]
 struct Symbols {
     list: Vec<(u64, u64, Box<str>)>,
-    /// What is added to a virtual address to have one of the process.
+    /// Load bias: the process's address minus the file's virtual address.
     bias: u64,
 }
 
 impl Symbols {
-    /// The variable in which an address lies, its virtual address, and the distance from it.
+    /// The variable that contains an address, its virtual address, and the distance from it.
     fn at(&self, addr: u64) -> Option<(&str, u64, u64)> {
         let vaddr = addr.wrapping_sub(self.bias);
         let after = self.list.partition_point(|variable| variable.0 <= vaddr);
@@ -45,7 +45,7 @@ impl Symbols {
     }
 }
 
-/// A place in terms of the program's source.
+/// A root in terms of the program's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expression {
     /// `the_shop.catalog_.bestsellers_`
@@ -55,14 +55,14 @@ pub struct Expression {
     /// Whether it is a member of the implementation of what the text names: the storage of a container.
     pub is_storage: bool,
     pointee: Option<TypeId>,
-    /// Address of the place: of several on a stack that of the local variable which was found.
+    /// Address of the root: of several on a stack, that of the local variable that was found.
     slot: u64,
-    /// The file whose type that is.
+    /// The file that defines the type.
     inode: u64,
 }
 
 impl Expression {
-    /// It, and where that is.
+    /// The expression and its scope.
     #[must_use]
     pub fn words(&self) -> String {
         format!("{} ({})", self.text, self.scope)
@@ -84,7 +84,7 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// For a process with these mappings; of a core file places are named by their mappings alone. `saved` are the registers of all threads as
+    /// For a process with these mappings; in a core file roots are named by their mappings only. `saved` are the registers of all threads as
     /// the kernel saved them.
     #[must_use]
     pub fn of(memory: &'a dyn Memory, maps: &'a Maps, saved: &'a [u64]) -> Self {
@@ -105,7 +105,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// What a place is called that leads to the block with these addresses: `variable.member (file)`, `variable+0x10 (file)`, `stack of NAME`,
+    /// The name of a root that points to the block with these addresses: `variable.member (file)`, `variable+0x10 (file)`, `stack of NAME`,
     /// `register`, or its mapping's name.
     pub fn of_place(&mut self, slot: u64, target: &Range<u64>) -> String {
         if slot == 0 {
@@ -131,11 +131,11 @@ impl<'a> Names<'a> {
         match &mapping.backing {
             Backing::Named(name) => name.clone(),
             _ if mapping.permissions.shared => "shared memory".to_owned(),
-            _ => "private memory without a name".to_owned(),
+            _ => "unnamed private memory".to_owned(),
         }
     }
 
-    /// The place as the source has it, where debug information is there.
+    /// The root in terms of the source, if there is debug information.
     pub fn expression(&mut self, slot: u64, target: &Range<u64>) -> Option<Expression> {
         if let Some(known) = self.known.get(&(slot, target.start)) {
             return known.clone();
@@ -149,8 +149,8 @@ impl<'a> Names<'a> {
         found
     }
 
-    /// The expression for a block that is reached from a place through others: `blocks` are their addresses, from that which the place leads to
-    /// down to the block itself. `None` where a type on the way is not known.
+    /// The expression for a block that is reached from a root through others: `blocks` are their addresses, from the one that the root points
+    /// to down to the block itself. `None` if a type on the path is not known.
     pub fn way(&mut self, slot: u64, blocks: &[Range<u64>]) -> Option<Expression> {
         let mut found = self.expression(slot, blocks.first()?)?;
         if blocks.len() > HOPS_MAX {
@@ -178,7 +178,7 @@ impl<'a> Names<'a> {
         Some(found)
     }
 
-    /// Where in a block a pointer into another stands, and it.
+    /// The position in a block of a pointer into another, and the pointer.
     fn pointer_in(&self, from: &Range<u64>, to: &Range<u64>) -> Option<(u64, u64)> {
         let bytes = (from.end - from.start).min(HOP_BYTES_MAX);
         let mut buffer = vec![0u8; usize::try_from(bytes).ok()?];
@@ -205,7 +205,7 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// The outermost local variable on a stack that leads to a block: what lies deeper may be a copy.
+    /// The outermost local variable on a stack that points to a block: inner ones may be copies.
     fn of_stack(&mut self, number: usize, slot: u64, target: &Range<u64>) -> Option<Expression> {
         let mapping = self.maps.mappings.get(number)?;
         self.thread_in(mapping)?;
@@ -292,7 +292,7 @@ fn file_name(mapping: &Mapping) -> String {
 /// The variables of a mapping's file.
 fn read(process: &Process, mapping: &Mapping) -> Option<Symbols> {
     let file = MappedFile::open(process, mapping).ok()?;
-    // Pages that two segments share are mapped twice; data is in the later one.
+    // Pages shared by two segments are mapped twice; data is in the later one.
     let vaddr = file.elf.segments().iter().rev().filter(|segment| !segment.executable).find_map(|segment| {
         let distance = mapping.offset.0.checked_sub(page_down(segment.offset))?;
         let end = page_up(segment.offset.checked_add(segment.file_bytes)?) - page_down(segment.offset);

@@ -1,6 +1,6 @@
-//! Which blocks hold what: dominators over all blocks, with what they retain and pin, their types, and from where they are reached first.
+//! Which blocks hold what: dominators of all blocks, with what they retain and pin, their types, and the roots that reach them first.
 //!
-//! One pass over memory that may move meanwhile: a picture, not a proof. What two owners share is retained by neither.
+//! A single scan of memory that may change meanwhile, so some pointers may be missed. What two owners share is retained by neither.
 
 use std::collections::HashMap;
 
@@ -16,97 +16,97 @@ use crate::census::memory::Memory;
 use crate::census::{Level, Options, Pace, Places, Taken, add_blocks, take};
 use crate::units::grouped;
 
-/// Owners and types told.
+/// Most owners and types reported.
 const TOLD_MAX: usize = 200;
-/// Steps of a path that are told.
+/// Most steps of a path reported.
 const PATH_MAX: usize = 64;
 
-/// What to tell.
+/// What to report.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// Only owners of this type.
     pub type_name: Option<String>,
-    /// The way from a root to the block at this address.
+    /// The path from a root to the block at this address.
     pub path: Option<u64>,
     /// All blocks in groups.
     pub with_shares: bool,
-    /// Memory that this may take here; `None` = no limit.
+    /// Most memory that the scan may take in fragprof; `None` = no limit.
     pub memory_max_bytes: Option<u64>,
 }
 
-/// Who holds what. Field names are those of `--json`.
+/// What holds what. Field names are those of `--json`.
 #[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct Owners {
     /// Process id.
     pub pid: u32,
     /// Name of the process.
     pub comm: String,
-    /// Bytes in use that the program may use.
+    /// Usable bytes of the blocks in use.
     pub live_bytes: u64,
     /// Blocks in use.
     pub live_blocks: u64,
-    /// Of the bytes, those to which this one look saw no pointer; `leaks` looks again.
+    /// Of the bytes, those to which this single scan saw no pointer; `leaks` scans several times.
     pub unreached_bytes: u64,
     /// Pinned bytes of all blocks.
     pub pinned_bytes: u64,
     /// Blocked bytes of all blocks.
     pub blocked_bytes: u64,
-    /// The one block that most of what is ranked by comes together in; `None` if there is nothing of it.
+    /// The block in which most of the retained bytes come together; `None` if there are none.
     pub main_owner: Option<Owner>,
     /// Blocks that retain most.
     pub owners: Vec<Owner>,
     /// Types by their bytes.
     pub types: Vec<TypeSum>,
-    /// Places by what is reached first from them; empty of interpreters and virtual machines, whose roots are all alike.
+    /// Roots by what is reached first from them; empty for interpreters and virtual machines, where everything is reachable from all roots.
     pub roots: Vec<RootSum>,
-    /// Why places are not named; empty where they are.
+    /// Why roots are not named; empty if they are.
     pub roots_left_out: String,
-    /// The way to the block that was asked for, the root first.
+    /// The path to the requested block, the root first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<Step>,
-    /// All blocks in groups by place, owner and type, where that was asked for.
+    /// All blocks in groups by root, owner and type, if requested.
     #[serde(skip)]
     pub shares: Vec<Share>,
     /// Reasons to doubt.
     pub doubts: Doubts,
-    /// Most memory of this program's that blocks and pointers took.
+    /// Most memory that blocks and pointers took in fragprof.
     pub table_bytes: u64,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub duration_s: f64,
 }
 
-/// A block and what hangs on it alone.
+/// A block and what it retains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Owner {
     /// Its address, in hexadecimal.
     pub address: String,
-    /// Bytes that the program may use in it.
+    /// Its usable bytes.
     pub size_bytes: u64,
     /// The class by its virtual table.
     #[serde(rename = "type")]
     pub type_name: Option<String>,
-    /// What it is: its type, or what stands in it.
+    /// Its type, or the kind of its contents.
     pub label: String,
-    /// The place from which it is reached first.
+    /// The root from which it is reached first.
     pub reached_first_from: String,
-    /// What it is to the program, where debug information tells: `the storage of the_shop.catalog_.bestsellers_ (main in shopd)`.
+    /// Its role in the program, from debug information: `the storage of the_shop.catalog_.bestsellers_ (main in shopd)`.
     pub role: Option<String>,
-    /// Whether it is held by several blocks or places that have no owner in common.
+    /// Whether it is held by several blocks or roots without a common owner.
     pub shared: bool,
-    /// Bytes that nothing would lead to without it, its own included.
+    /// Bytes reachable only through it, its own included.
     pub retained_bytes: u64,
     /// Pinned bytes of these blocks.
     pub retained_pinned_bytes: u64,
     /// Blocked bytes of these blocks.
     pub retained_blocked_bytes: u64,
-    /// Blocks of these bytes.
+    /// Number of these blocks.
     pub blocks: u64,
-    /// The block that dominates it, in hexadecimal; `None` if none does.
+    /// Its immediate dominator's address, in hexadecimal; `None` if it has none.
     pub dominator: Option<String>,
 }
 
 impl Owner {
-    /// It in words: `one block of 65,544 B (pointers), reached first from NAME`.
+    /// A description: `one block of 65,544 B (pointers), reached first from NAME`.
     #[must_use]
     pub fn words(&self) -> String {
         if let Some(role) = &self.role {
@@ -134,10 +134,10 @@ pub struct TypeSum {
     pub blocked_bytes: u64,
 }
 
-/// What is reached first from a place.
+/// What is reached first from a root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct RootSum {
-    /// The place.
+    /// The root.
     pub reached_first_from: String,
     /// Blocks.
     pub blocks: u64,
@@ -149,21 +149,21 @@ pub struct RootSum {
     pub blocked_bytes: u64,
 }
 
-/// One step of a way.
+/// One step of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Step {
-    /// Address of the block; of the root that of the place.
+    /// Address of the block or root.
     pub address: String,
-    /// Bytes of the block; 0 of the root.
+    /// Bytes of the block; 0 for the root.
     pub size_bytes: u64,
-    /// What it is.
+    /// Its description.
     pub label: String,
 }
 
-/// Takes the census that a look at owners needs.
+/// Takes the census that a survey of owners needs.
 ///
 /// # Errors
-/// If the process cannot be read, or went away.
+/// If the process cannot be read, or has ended.
 pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Result<Taken, LooksError> {
     let mut places = Places::default();
     let options = Options { level: Level::Full, pace, with_not_malloc: true };
@@ -172,10 +172,10 @@ pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Resu
     Ok(taken)
 }
 
-/// Looks at the process behind `memory` once.
+/// Scans the process behind `memory` once.
 ///
 /// # Errors
-/// If it cannot be read, went away, or has no heap whose blocks are known.
+/// If it cannot be read, has ended, or has no heap whose blocks are known.
 pub fn survey(
     memory: &dyn Memory,
     (pid, comm): (u32, &str),
@@ -208,7 +208,7 @@ pub fn survey(
         types: types(&mut teller, by, &firsts),
         roots: if holdings.is_managed { Vec::new() } else { root_sums(&mut teller, by) },
         roots_left_out: if holdings.is_managed {
-            "a language runtime manages memory of its own, whose roots are all alike".to_owned()
+            "a language runtime manages memory of its own, in which everything is reachable from all roots".to_owned()
         } else {
             String::new()
         },
@@ -225,7 +225,7 @@ fn unreached_bytes(holdings: &Holdings) -> u64 {
     left.map(|block| holdings.alone(block).bytes).fold(0, u64::saturating_add)
 }
 
-/// The block that owns most of what is ranked by, with the blocks that have no nearer owner.
+/// The block that owns most of the ranked bytes, counting the blocks that have no nearer owner.
 fn main_owner(teller: &mut Teller<'_>, by: By) -> Option<Owner> {
     let holdings = teller.holdings;
     let nearest = shares::owners(holdings, by);
@@ -297,7 +297,7 @@ fn types(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
 
 fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
     let holdings = teller.holdings;
-    // With a block of each, by which a place is named.
+    // With a block of each, by which the root is named.
     let mut by_root: HashMap<u64, (u32, Sums)> = HashMap::new();
     for block in (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block)) {
         if let Some(slot) = holdings.origin(block) {
@@ -321,7 +321,7 @@ fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
     list.into_iter().map(told).collect()
 }
 
-/// The way by which a block is reached first; of a long one its ends.
+/// The path by which a block is reached first; the middle of a long one is left out.
 fn path(teller: &mut Teller<'_>, block: u32) -> Vec<Step> {
     let holdings = teller.holdings;
     let Some(slot) = holdings.origin(block) else { return Vec::new() };

@@ -1,9 +1,9 @@
-//! The first pass: every word of roots and blocks that is the address of a block.
+//! The full scan: every word of roots and blocks that is the address of a block.
 //!
-//! Any address inside a block counts, not only its first: strings with headers in front, interpreters' objects and intrusive lists keep no
-//! other. Words stand at multiples of 8. One thing does not count: in glibc the header of a free chunk is the last word of the block before
-//! it, so the links of free chunks look like pointers to that block. They stand in arenas, in free chunks (anywhere, as chunks are joined) and,
-//! after those were handed out again, in a block's first words.
+//! Any address inside a block counts, not only its first: for strings with headers in front, interpreters' objects and intrusive lists there
+//! is no other. Words are at multiples of 8. One exception: in glibc the header of a free chunk is the last word of the block before it, so
+//! the links of free chunks look like pointers to that block. They are in arenas, in free chunks (anywhere, as chunks are merged) and, after
+//! those were allocated again, in a block's first words.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ const LINKS_BYTES: u64 = 32;
 /// Bytes of the last word.
 const WORD_BYTES: u64 = 8;
 
-/// How pointers are told from words that only look like one.
+/// How pointers are distinguished from words that only look like pointers.
 pub struct Policy<'a> {
     own: &'a Own,
 }
@@ -31,7 +31,7 @@ impl<'a> Policy<'a> {
         Self { own }
     }
 
-    /// Whether a place is a list of an allocator's.
+    /// Whether a slot belongs to an allocator's list.
     #[inline]
     #[must_use]
     pub fn is_list(&self, slot: u64) -> bool {
@@ -39,27 +39,27 @@ impl<'a> Policy<'a> {
     }
 
     /// Whether a word in a block, `within` bytes from its start and `left` from its end, is a free chunk's link rather than a pointer to the
-    /// last word of a block of `bytes` bytes at `addr`. In a chunk that is free, links of those that it was joined from stand anywhere.
+    /// last word of a block of `bytes` bytes at `addr`. In a free chunk, links of the chunks it was merged from can be anywhere.
     #[inline]
     #[must_use]
     pub fn is_link(&self, (within, left): (u64, u64), is_free: bool, offset: u64, bytes: u64, addr: u64) -> bool {
         offset + WORD_BYTES == bytes
             && (within < LINKS_BYTES || is_free)
-            // A list whose links are its members' last words is one of the program's.
+            // A list whose links are its members' last words is the program's own.
             && left != WORD_BYTES
             && range_of(&self.own.borrowing, addr).is_some()
     }
 }
 
-/// Takes what a pass finds: first roots, then pointers by rising source.
+/// Receives what a scan finds: first roots, then pointers in ascending order of their source.
 pub trait Sink {
-    /// A place outside of all blocks points at a block; 0 stands for a register.
+    /// A slot outside all blocks points to a block; 0 stands for a register.
     fn root(&mut self, slot: u64, to: u32);
 
-    /// A block points at another.
+    /// A block points to another.
     fn pointer(&mut self, from: u32, to: u32);
 
-    /// Whether nothing more needs to be said of a block.
+    /// Whether further pointers to a block do not matter.
     fn is_known(&self, to: u32) -> bool;
 }
 
@@ -134,12 +134,12 @@ pub fn read_pointers<S: Sink>(
     }
 }
 
-/// Reads everything and marks what is reached.
+/// Scans everything and marks the blocks that are reached.
 pub fn mark(reader: &mut Reader<'_>, areas: &Areas, blocks: &Blocks, own: &Own, marks: &mut Marks) {
     read_pointers(reader, areas, blocks, own, marks, |_, _| {});
 }
 
-/// The block that the last place lay in: the next one mostly lies in it too.
+/// The block that contained the last slot: the next one is mostly in it too.
 #[derive(Default)]
 struct Source {
     range: Range<u64>,
@@ -147,7 +147,7 @@ struct Source {
 }
 
 impl Source {
-    /// The block of a place, with the place's distance from its start and its end.
+    /// The block of a slot, with the slot's distance from its start and its end.
     #[inline]
     fn of(&mut self, blocks: &Blocks, slot: u64) -> Option<(u32, u64, u64)> {
         if !self.range.contains(&slot) {
@@ -186,7 +186,7 @@ mod tests {
         HeapWalk { account: HeapAccount::default(), quality: WalkQuality::default(), chunks: table, extents: vec![(0, HEAP..end)] }
     }
 
-    /// Addresses of the candidates that are left.
+    /// Addresses of the remaining candidates.
     fn unreached(memory: &Fixture, walk: HeapWalk, registers: &[u64]) -> Vec<u64> {
         let heaps = vec![walk];
         let (blocks, own) = (Blocks::of(&heaps).unwrap(), Own::of(memory, &heaps));
@@ -208,7 +208,7 @@ mod tests {
         let mut memory = Fixture::default();
         let at = |number| block(number, 64);
         memory.write_word(ROOTS + 8, at(0) + 33);
-        // The chunk behind block 2 begins in its last word: a link left in the first words of block 0, and the program's in its later ones.
+        // The chunk after block 2 begins in its last word: a stale link is in the first words of block 0, the program's in its later ones.
         memory.write_word(at(0) + 8, at(2) + 48);
         memory.write_word(at(0) + 40, at(3) + 48);
         // A list whose links are the last words of its members.
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_chunk_is_followed_and_never_counted_and_what_is_not_understood_is_a_root() {
+    fn a_free_chunk_is_followed_and_never_counted_and_unknown_memory_is_a_root() {
         let states = [ChunkState::Live, ChunkState::Free, ChunkState::Tcache, ChunkState::Unknown, ChunkState::Live, ChunkState::Live];
         let walk = heap(&states.map(|state| (64, state)));
         let mut memory = Fixture::default();
@@ -226,7 +226,7 @@ mod tests {
         memory.write_word(ROOTS, at(1));
         memory.write_word(at(1) + 16, at(0));
         memory.write_word(at(3) + 8, at(4));
-        // A link that was left when free chunks were joined.
+        // A link that was left when free chunks were merged.
         memory.write_word(at(1) + 40, at(5) + 48);
         memory.write_word(at(2), at(5));
         assert_eq!(unreached(&memory, walk, &[]), [at(5)]);
@@ -234,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_left_of_any_heap_is_what_a_plain_search_leaves(
+        fn what_is_left_of_any_heap_is_what_a_simple_search_leaves(
             sizes in proptest::collection::vec((2u64..300, any::<bool>()), 1..60),
             words in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..120),
             roots in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..6),

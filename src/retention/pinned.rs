@@ -1,4 +1,4 @@
-//! Pinned bytes of each block: the free bytes on its pages that its live bytes keep from going back, by the definition of
+//! Pinned bytes by block: the free bytes on its pages that its live bytes keep from being returned, as defined in
 //! [`crate::fragmentation::pinned`], on pages of 4 KiB.
 
 use super::blocks::Blocks;
@@ -56,7 +56,7 @@ pub fn pinned(memory: &dyn Memory, heaps: &[HeapWalk], blocks: &Blocks) -> Vec<u
     found
 }
 
-/// Visits the pages on which a chunk's neighbours may lie too: its first and its last.
+/// Visits the pages that a chunk may share with its neighbours: its first and its last.
 fn on_shared_pages(block: &Block, mut visit: impl FnMut(u64, u64)) {
     let (start, end) = (block.chunk.start, block.chunk.end());
     let (first, last) = (page_down(start), page_down(end.saturating_sub(1)));

@@ -1,4 +1,4 @@
-//! One pass over ranges of memory: windows of present pages, at the census's pace. What is not present is never read, so nothing faults.
+//! Reads ranges of memory in windows of present pages, at the census's pace. Absent pages are never read, so nothing is faulted in.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub struct Reader<'a> {
     pacer: Pacer,
     buffer: Vec<u8>,
     pieces: Vec<Piece>,
-    /// Bytes that were present but could not be read, or were left out when time was up.
+    /// Bytes that were present but could not be read, or were left out when the time limit was reached.
     pub unread_bytes: u64,
     /// Bytes in swap, which are not read either.
     pub swapped_bytes: u64,
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         Self { memory, pages: PageCache::new(memory), pacer, buffer, pieces: Vec::new(), unread_bytes: 0, swapped_bytes: 0, read_bytes: 0 }
     }
 
-    /// Reads what is present of a range and hands it over in pieces: the address of the first byte, and the bytes.
+    /// Reads the present pages of a range and passes them on in pieces: the address of the first byte, and the bytes.
     pub fn read(&mut self, range: Range<u64>, mut visit: impl FnMut(u64, &[u8])) {
         let window = self.buffer.len() as u64;
         let mut at = range.start;
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
                     visit(piece.addr, bytes);
                 }
                 if end - done < piece.bytes {
-                    // What could not be read to its end is gone, or a device's: on behind it.
+                    // A piece that could not be read to its end was unmapped, or belongs to a device: continue after it.
                     self.unread_bytes += (piece.bytes - (end - done)) as u64;
                     later = number + 1;
                     break;
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Words that are visited at once: their look-ups overlap.
+/// Words per batch: their look-ups overlap.
 const BATCH_WORDS: usize = 512;
 
 /// log2 of a page.
@@ -102,15 +102,15 @@ const FILTER_BITS_A_PAGE: u64 = 64;
 /// Pages in the table at most: 2 MiB of table.
 const FILTERED_PAGES_MAX: u64 = 1 << 18;
 
-/// Words that may be addresses of a span, with the addresses at which they stand.
+/// Words that may be addresses within a span, with their positions.
 pub struct Words {
     lowest: u64,
     span: u64,
-    /// Bits of pages that are wanted, by a hash of the page; empty if all are.
+    /// Bits of the wanted pages, by a hash of the page; empty if all are wanted.
     pages: Vec<u64>,
     /// The words.
     pub words: Vec<u64>,
-    /// Where each stands.
+    /// The address of each word.
     pub slots: Vec<u64>,
 }
 
@@ -121,8 +121,8 @@ impl Words {
         Self { lowest: span.start, span: span.end - span.start, pages: Vec::new(), words: Vec::new(), slots: Vec::new() }
     }
 
-    /// For addresses in `span` that lie on pages of these ranges. What does not is mostly told from a table that fits the processor's
-    /// cache: a word in a hundred passes by mistake. Where the ranges have too many pages, all words of the span pass.
+    /// For addresses in `span` on pages of these ranges. Most others are rejected by a table that fits into the CPU's cache: one in a hundred
+    /// passes by mistake. If the ranges have too many pages, all words within the span pass.
     #[must_use]
     pub fn on_pages_of(span: &Range<u64>, ranges: &[(u64, u64)]) -> Self {
         let pages = |&(addr, bytes): &(u64, u64)| addr >> PAGE_BITS..((addr.saturating_add(bytes.max(1)) - 1) >> PAGE_BITS) + 1;
@@ -149,8 +149,8 @@ impl Words {
         (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
     }
 
-    /// Takes the words of the bytes at `addr` that stand at multiples of 8; `step` 1 takes those at every byte, as in machine code.
-    /// `full` is called with each batch, which it has to clear.
+    /// Takes the words of the bytes at `addr` that are at multiples of 8; `step` 1 takes those at every byte, as in machine code. `full` is
+    /// called with each batch, which it must clear.
     #[inline]
     pub fn take(&mut self, addr: u64, bytes: &[u8], step: u64, mut full: impl FnMut(&mut Self)) {
         let skip = if step == 1 { 0 } else { (addr.wrapping_neg() & 7) as usize };

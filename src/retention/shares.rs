@@ -1,5 +1,4 @@
-//! All blocks in groups that are alike: from where they are reached, who owns them, what they are. Each block is in one group, so that sums
-//! over the groups are those of the heap.
+//! All blocks in groups by root, owner and type. Each block is in one group, so that the sums over the groups are those of the heap.
 
 use std::collections::HashMap;
 
@@ -9,34 +8,34 @@ use super::suspects::NearestOwner;
 use super::teller::Teller;
 use crate::profile::Frame;
 
-/// Groups that are told; the smallest are summed by owner.
+/// Most groups reported; the smallest are summed by owner.
 const GROUPS_MAX: usize = 1000;
-/// Groups while they are counted; blocks beyond go to their owner's remainder.
+/// Most groups while counting; further blocks count in their owner's remainder.
 const COUNTED_MAX: usize = 1 << 18;
 
-/// Blocks that are alike.
+/// Blocks with the same root, owner and type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// The place that leads to them first; empty where places are not named.
+    /// The root from which they are reached first; empty if roots are not named.
     pub root: String,
-    /// The block that owns them, in words; empty where none does.
+    /// A description of the block that owns them; empty if none does.
     pub owner: String,
-    /// What they are.
+    /// Their type and size.
     pub kind: String,
     /// Their sums.
     pub sums: Sums,
 }
 
 impl Share {
-    /// Place, owner and what they are, as frames, what they are first.
+    /// Type, owner and root as frames, the type first.
     #[must_use]
     pub fn frames(&self) -> Vec<Frame> {
-        let root = if self.root.is_empty() { "[places are not named]" } else { &self.root };
+        let root = if self.root.is_empty() { "[roots are not named]" } else { &self.root };
         let owner = if self.owner.is_empty() { "[no single owner]" } else { &self.owner };
         [self.kind.as_str(), owner, root].map(Frame::named).to_vec()
     }
 
-    /// What they are, by whom they are owned, and from where they are reached first, in words.
+    /// A description: type, owner, and the root from which they are reached first.
     #[must_use]
     pub fn words(&self) -> String {
         let owner = if self.owner.is_empty() { String::new() } else { format!("; owned by {}", self.owner) };
@@ -45,23 +44,23 @@ impl Share {
     }
 }
 
-/// What a group's blocks are, while they are counted.
+/// The type of a group's blocks, while counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum What {
-    /// The label of this number, of blocks of this size.
+    /// The label with this number, of blocks of this size.
     Label(u32, u64),
     /// Anything else.
     Other,
 }
 
-/// Who leads to a group's blocks.
+/// The owner or root of a group's blocks, while counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Whose {
-    /// The owner of this number.
+    /// The owner with this number.
     Owner(u32),
-    /// No block; the place of this number.
+    /// No owner; the root with this number.
     Place(u32),
-    /// Nobody: no pointer was seen.
+    /// None: no pointer was seen.
     Nobody,
 }
 
@@ -109,7 +108,7 @@ impl Shares {
         shares
     }
 
-    /// Names the groups with most and sums up the others by owner.
+    /// Names the largest groups and sums the others by owner.
     fn tell(&mut self, teller: &mut Teller<'_>, by: By, keys: Vec<((Whose, What), Sums)>, labels: &Labels, places: &Places) {
         let mut order: Vec<u32> = (0..keys.len() as u32).collect();
         let rank = |group: &u32| keys.get(*group as usize).map(|(key, sums)| (std::cmp::Reverse((sums.by(by), sums.bytes)), *key));
@@ -120,7 +119,7 @@ impl Shares {
             let Some(&((mut whose, mut what), sums)) = keys.get(group as usize) else { continue };
             if rank >= GROUPS_MAX {
                 what = What::Other;
-                // Places are many where nobody owns what they lead to.
+                // Blocks without an owner may have many roots.
                 if let Whose::Place(_) = whose {
                     whose = Whose::Place(u32::MAX);
                 }
@@ -165,7 +164,7 @@ pub fn owners(holdings: &Holdings, by: By) -> NearestOwner {
     NearestOwner::of(&holdings.tree, value, |block| holdings.blocks.index.size(block), holdings.total().by(by))
 }
 
-/// What blocks begin with, as numbers.
+/// Labels of blocks, by their first words, as numbers.
 #[derive(Default)]
 struct Labels {
     of_word: HashMap<u64, u32>,
@@ -195,7 +194,7 @@ impl Labels {
     }
 }
 
-/// Names of places, as numbers.
+/// Names of roots, as numbers.
 #[derive(Default)]
 struct Places {
     of_slot: HashMap<u64, u32>,
@@ -220,6 +219,6 @@ impl Places {
     }
 
     fn name(&self, place: u32) -> String {
-        self.names.get(place as usize).cloned().unwrap_or_else(|| "many places".to_owned())
+        self.names.get(place as usize).cloned().unwrap_or_else(|| "many roots".to_owned())
     }
 }

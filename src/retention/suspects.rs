@@ -1,18 +1,18 @@
-//! The blocks to name as owners: those in which what they hold comes together. Pure.
+//! The blocks to name as owners: those in which the retained bytes come together. Pure.
 //!
-//! Everything hangs on few blocks at the top, which says little, and on very many at the bottom, which says nothing. From the top, a block is
-//! passed by as long as a few blocks below it, unlike itself, retain nearly all that it does: a structure that leads to a table is
-//! passed by, the table is named. A block is never passed by for one of its own size: that is the next member of its list or tree.
+//! A few blocks at the top of the dominator tree retain everything, and many at the bottom retain little; neither is useful. Descending from
+//! the top, a block is skipped as long as a few blocks below it, of other sizes, retain nearly all that it does: a structure that points to a
+//! table is skipped, and the table is named. A block is never skipped for one of its own size: that is the next element of its list or tree.
 
 use std::collections::HashMap;
 
 use super::dominators::{Dominators, NONE};
 
-/// Blocks that retain less than this share of all, as 1 in so many, are not named.
+/// Blocks that retain less than one in this many of all bytes are not named.
 const SHARE_MIN: u64 = 200;
-/// A block is passed by for at most so many below it.
+/// A block is skipped for at most this many blocks below it.
 const BRANCHES_MAX: usize = 8;
-/// They must retain so many hundredths of what it does.
+/// They must retain at least this percentage of what it does.
 const PERCENT_MIN: u64 = 80;
 
 /// By block: the nearest one above it, or itself, that is named; [`NONE`] if there is none.
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_structure_that_leads_to_a_table_is_passed_by_and_the_table_owns_its_entries() {
+    fn a_structure_that_points_to_a_table_is_skipped_and_the_table_owns_its_entries() {
         // 0: the structure, 1: its table, 2..102: entries.
         let sizes: Vec<u64> = [64, 800].into_iter().chain([100; 100]).collect();
         let mut pointers = vec![vec![1], (2..102).collect::<Vec<u32>>()];
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_two_blocks_share_has_no_owner_unless_it_is_large_itself() {
-        // 0 and 1 both lead to 2 and to 3..303.
+        // 0 and 1 both point to 2 and to 3..303.
         let sizes: Vec<u64> = [100, 100, 5000].into_iter().chain([10; 300]).collect();
         let shared: Vec<u32> = (2..303).collect();
         let mut pointers = vec![shared.clone(), shared];

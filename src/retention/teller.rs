@@ -1,4 +1,4 @@
-//! Words for what one look found: what blocks are, who owns them, from where they are reached.
+//! Descriptions of the result of a scan: the type of blocks, their owners, and the roots that reach them.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::census::page_cache::PageCache;
 use crate::target::Maps;
 
 const WORD_BYTES: u64 = 8;
-/// Blocks this near to one another are read with what lies between: a piece of its own costs the kernel as much as copying a page.
+/// Blocks this close together are read in one piece: a separate piece costs the kernel as much as copying a page.
 const GAP_BYTES_MAX: u64 = 4096;
 /// Most that is read at once.
 const STRETCH_BYTES_MAX: u64 = 256 << 10;
 
-/// Puts numbers into words.
+/// Describes blocks.
 pub struct Teller<'a> {
     /// What was found.
     pub holdings: &'a Holdings,
@@ -28,24 +28,24 @@ impl<'a> Teller<'a> {
     /// For a process with these mappings.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If it has ended.
     pub fn of(memory: &'a dyn Memory, maps: &'a Maps, holdings: &'a Holdings) -> Result<Self, MemoryError> {
         Ok(Self { holdings, contents: Contents::of(memory, maps, &holdings.heap), names: Names::of(memory, maps, &holdings.saved) })
     }
 
-    /// A block's class, if it has one, and what it is in words.
+    /// A block's class, if it has one, and its description.
     pub fn label(&mut self, block: u32) -> (Option<String>, String) {
         let first = self.contents.first_bytes(self.holdings.address(block), self.holdings.blocks.index.size(block));
         let kind = self.contents.kind(&first);
         (kind.type_name.clone(), kind.words())
     }
 
-    /// The place from which a block is reached first; empty where places are not named.
+    /// The root from which a block is reached first; empty if roots are not named.
     pub fn root_name(&mut self, block: u32) -> String {
         if self.holdings.is_managed && self.holdings.origin(block).is_some() { String::new() } else { self.place_name(block) }
     }
 
-    /// The place from which a block is reached first, whatever the program.
+    /// The root from which a block is reached first, whatever the program.
     pub fn place_name(&mut self, block: u32) -> String {
         let Some(slot) = self.holdings.origin(block) else { return "nowhere".to_owned() };
         let first = self.holdings.reached.path(block).first().map_or(block, |&first| first);
@@ -58,8 +58,8 @@ impl<'a> Teller<'a> {
         start..start.saturating_add(self.holdings.blocks.index.size(block))
     }
 
-    /// What a block is to the program, in terms of its source: `the storage of the_shop.catalog_.bestsellers_ (main in shopd)`. `None` where
-    /// there is no debug information, or a type on the way is not known.
+    /// A block's role in terms of the program's source: `the storage of the_shop.catalog_.bestsellers_ (main in shopd)`. `None` without debug
+    /// information, or if a type on the path is not known.
     pub fn role(&mut self, block: u32) -> Option<String> {
         let slot = self.holdings.origin(block).filter(|&slot| slot != 0 && !self.holdings.is_managed)?;
         let way: Vec<Range<u64>> = self.holdings.reached.path(block).into_iter().map(|block| self.range(block)).collect();
@@ -102,9 +102,9 @@ pub fn first_words(memory: &dyn Memory, holdings: &Holdings) -> Vec<u64> {
 #[derive(Debug, Default)]
 struct Stretch {
     range: Range<u64>,
-    /// Where the present pages end that the range begins on.
+    /// End of the present pages on which the range begins.
     present_end: u64,
-    /// By rising address: number and address.
+    /// Number and address, by ascending address.
     blocks: Vec<(u32, u64)>,
 }
 
@@ -120,7 +120,7 @@ impl Stretch {
         self.blocks.push((number, addr));
     }
 
-    /// Reads, and begins anew. What cannot be read any more stays 0.
+    /// Reads the words and empties the stretch. Words that can no longer be read stay 0.
     fn read(&mut self, memory: &dyn Memory, buffer: &mut [u8], words: &mut [u64]) {
         let bytes = usize::try_from(self.range.end - self.range.start).unwrap_or(usize::MAX).min(buffer.len());
         let got = buffer.get_mut(..bytes).map_or(0, |part| memory.read(self.range.start, part));

@@ -1,4 +1,4 @@
-//! What the looks found, in sentences and as a profile.
+//! The result of the scans, in sentences and as a profile.
 
 use super::Leaks;
 use super::looks::Doubts;
@@ -8,7 +8,7 @@ use crate::units::{HumanBytes, counted};
 /// Name of the outermost frame in profiles.
 const ROOT_FRAME: &str = "[no pointer was seen]";
 
-/// The groups as stacks of two frames: what they are, and that no pointer was seen.
+/// The groups as stacks of two frames: their type, and that no pointer was seen.
 #[must_use]
 pub fn profile(leaks: &Leaks) -> Profile {
     let kinds = [ValueKind::UnreachedObjects, ValueKind::UnreachedSpace].into_iter().collect();
@@ -43,16 +43,16 @@ pub fn profile(leaks: &Leaks) -> Profile {
     profile
 }
 
-/// What no look can tell.
+/// What no scan can show.
 pub const LIMITS: &str = "Programs that hide pointers (XORed, compressed, tagged in the upper 16 bits) look the same. A block that is still \
                       pointed to, but never used again, is not among them.";
 
-/// What was found, in one sentence.
+/// The result, in one sentence.
 #[must_use]
 pub fn sentence(leaks: &Leaks) -> String {
-    let looks = counted(u64::from(leaks.looks), "look");
+    let looks = counted(u64::from(leaks.looks), "scan");
     if leaks.unreached_blocks == 0 {
-        return format!("To each of the {} blocks in use a pointer was seen ({looks}, {:.1} s).", leaks.live_blocks, leaks.duration_s);
+        return format!("A pointer to each of the {} blocks in use was seen ({looks} over {:.1} s).", leaks.live_blocks, leaks.duration_s);
     }
     let unchanged = if leaks.looks > 1 { ", and their contents did not change" } else { "" };
     format!(
@@ -70,30 +70,30 @@ pub fn sentence(leaks: &Leaks) -> String {
 pub fn doubts(seen: &Doubts) -> Vec<String> {
     let mut told = Vec::new();
     let mut tell = |holds: bool, text: String| told.extend(holds.then_some(text));
-    tell(seen.swapped_bytes > 0, format!("{} are in swap and were not read: pointers may stand there", HumanBytes(seen.swapped_bytes)));
-    tell(seen.unread_bytes > 0, format!("{} could not be read: pointers may stand there", HumanBytes(seen.unread_bytes)));
+    tell(seen.swapped_bytes > 0, format!("{} are in swap and were not read: they may contain pointers", HumanBytes(seen.swapped_bytes)));
+    tell(seen.unread_bytes > 0, format!("{} could not be read: they may contain pointers", HumanBytes(seen.unread_bytes)));
     tell(!seen.is_census_usable, "the census of the heap is not usable: blocks may be missing or wrong".to_owned());
     tell(
         seen.unknown_bytes > 0,
         format!(
-            "{} of the heap are not understood; they were read as roots, and their blocks are not told",
+            "{} of the heap are not understood: they were scanned as roots, and blocks in them are not reported",
             HumanBytes(seen.unknown_bytes)
         ),
     );
     tell(
         seen.dropped_pointers > 0,
-        format!("{} were not kept for want of room: what they lead to counts as reached", counted(seen.dropped_pointers, "pointer")),
+        format!("{} were not kept for lack of memory: their targets count as reached", counted(seen.dropped_pointers, "pointer")),
     );
     tell(
         !seen.are_registers_known,
-        "registers were not read, but for arguments of system calls (this takes CAP_BPF and CAP_PERFMON): a block that only a register \
-         holds looks the same"
+        "registers were not read, except system call arguments (it needs CAP_BPF and CAP_PERFMON): a block that only a register holds \
+         looks unreached"
             .to_owned(),
     );
     tell(
         seen.running_threads > 0,
         format!(
-            "{} of {} ran during a look: their registers are not known, and their stacks were read whole",
+            "{} of {} were running during a scan: their registers are not known, and their stacks were read in full",
             seen.running_threads,
             counted(seen.threads as u64, "thread")
         ),

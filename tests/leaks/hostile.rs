@@ -71,7 +71,7 @@ fn a_heap_that_needs_more_than_the_limit_is_refused_with_what_it_would_need() {
     let (fixture, _) = recorded();
     let plan = Plan { memory_max_bytes: 1 << 10, ..Plan::default() };
     let refused = look(&fixture, (1, "x"), plan, None, &mut Places::default()).unwrap_err().to_string();
-    assert!(refused.contains("of memory here, and the limit is 1.00 KiB"), "{refused}");
+    assert!(refused.contains("of memory in fragprof, and the limit is 1.00 KiB"), "{refused}");
     let wanted = Wanted { memory_max_bytes: Some(1 << 10), ..Wanted::default() };
     let refused = survey(&fixture, (1, "x"), Pace::default(), By::Live, &wanted, None).unwrap_err().to_string();
     assert!(refused.contains("--memory-max"), "{refused}");
