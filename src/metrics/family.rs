@@ -1,4 +1,4 @@
-//! One metric family as the exposition wants it, filled sample by sample.
+//! A metric family, filled sample by sample.
 
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
@@ -12,7 +12,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// A value that goes up and down.
+    /// A value that can rise and fall.
     #[must_use]
     pub fn gauge(name: &'static str, help: &'static str) -> Self {
         Self { name, help, kind: MetricType::GAUGE, metrics: Vec::new() }
@@ -61,7 +61,7 @@ impl Family {
         self
     }
 
-    /// The family for the encoder; `None` without samples, which the format does not know.
+    /// The family for the encoder; `None` without samples, which the format does not allow.
     #[must_use]
     pub fn into_proto(self) -> Option<MetricFamily> {
         if self.metrics.is_empty() {

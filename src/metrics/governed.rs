@@ -1,4 +1,4 @@
-//! What the governor does and costs.
+//! The governor's work and costs.
 
 use super::family::Family;
 use super::labels::Known;
@@ -15,7 +15,7 @@ pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
     };
     let mut large_live = Family::gauge(
         "fragprof_process_large_blocks_live_bytes",
-        "Bytes of live blocks above 1 KiB, of those handed out since each is seen. Counted, by what they can hold. No series while they are not watched.",
+        "Usable bytes of live blocks above 1 KiB, of those allocated since tracking began. Counted, not estimated. No series while they are not tracked.",
     );
     for (comm, status) in &sample.targets {
         if let Some(bytes) = status.large.live_bytes {
@@ -26,55 +26,55 @@ pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
     let total = |index: usize, of| (sample.past[index] + now(of)) as f64;
     vec![
         Family::gauge("fragprof_governor_enabled", "1 if allocations are attributed (governed.enabled).").with(f64::from(u8::from(sample.enabled))),
-        Family::gauge("fragprof_governor_unavailable", "1 if that is not possible here; the reason is in the log.")
+        Family::gauge("fragprof_governor_unavailable", "1 if allocations cannot be attributed here; the reason is in the log.")
             .with(f64::from(u8::from(sample.unavailable.is_some()))),
-        Family::gauge("fragprof_governor_candidates", "Processes with a heap that could be attributed.").with(sample.candidates as f64),
-        Family::gauge("fragprof_governor_targets", "Processes attributed now, by how: in windows, or every allocation and free.").with_each(
+        Family::gauge("fragprof_governor_candidates", "Processes with a heap whose allocations could be attributed.").with(sample.candidates as f64),
+        Family::gauge("fragprof_governor_targets", "Processes attributed now, by tier: in windows, or with every allocation and free.").with_each(
             "tier",
             [false, true].map(|full| {
                 let count = sample.targets.iter().filter(|(_, status)| status.full == full).count();
                 (if full { "full" } else { "windows" }, count as f64)
             }),
         ),
-        Family::gauge("fragprof_governor_hit_cost_seconds", "What a probe's hit costs a process here, measured at the start.")
+        Family::gauge("fragprof_governor_hit_cost_seconds", "Cost of a probe hit on this machine, measured at start.")
             .with_each("call", [("allocation", sample.hit_cost_s.0), ("free", sample.hit_cost_s.1)]),
         each(
-            Family::gauge("fragprof_process_slowdown_ratio_est", "Share of its running time that a process is estimated to have lost to probes. Stays below its budget."),
+            Family::gauge("fragprof_process_slowdown_ratio_est", "Estimated share of its running time that a process lost to probes. Stays below its budget."),
             |status| status.slowdown_ratio_est,
         ),
-        each(Family::gauge("fragprof_process_budget_ratio", "Share of its running time that a process may lose."), |status| status.budget_ratio),
+        each(Family::gauge("fragprof_process_budget_ratio", "Share of its running time that a process may lose to probes."), |status| status.budget_ratio),
         each(
-            Family::counter("fragprof_process_windows_open_seconds_total", "Time that windows of a process were open."),
+            Family::counter("fragprof_process_windows_open_seconds_total", "Time that windows on a process were open."),
             |status| status.open_s,
         ),
         each(
-            Family::counter("fragprof_process_traced_in_full_seconds_total", "Time that a process was traced in full, because that fits its budget."),
+            Family::counter("fragprof_process_traced_in_full_seconds_total", "Time that a process was traced in full, because that fit its budget."),
             |status| status.full_s,
         ),
         each(
-            Family::counter("fragprof_process_rare_events_total", "Stacks taken of growth of the heap and of first touches of its pages, which are always watched; of the touches one in 64."),
+            Family::counter("fragprof_process_rare_events_total", "Stacks taken for growth of the heap and for first touches of its pages, which are always observed; one in 64 of the touches."),
             |status| status.rare_events as f64,
         ),
         each(
-            Family::counter("fragprof_process_rare_event_seconds_total", "Time that a process is estimated to have lost to the stacks of rare events, at the measured cost of an allocation's stack. It counts against its budget."),
+            Family::counter("fragprof_process_rare_event_seconds_total", "Estimated time that a process lost to the stacks of rare events, at the measured cost of an allocation's stack. It counts against its budget."),
             |status| status.rare_events_s,
         ),
         each(
-            Family::gauge("fragprof_process_large_blocks_watched", "1 while each block above 1 KiB of a process in windows is seen, so that live bytes by stack of such blocks are known; 0 where that is not possible or does not fit the budget."),
+            Family::gauge("fragprof_process_large_blocks_watched", "1 while every block above 1 KiB of a process in windows is tracked, so that live bytes of such blocks are known by stack; 0 if that is not possible or does not fit the budget."),
             |status| f64::from(u8::from(status.large.kept)),
         ),
         large_live,
         each(
-            Family::counter("fragprof_process_large_blocks_seconds_total", "Time that a process is estimated to have lost to the probes for blocks above 1 KiB. It counts against its budget."),
+            Family::counter("fragprof_process_large_blocks_seconds_total", "Estimated time that a process lost to the probes for blocks above 1 KiB. It counts against its budget."),
             |status| status.large.lost_s,
         ),
         each(
-            Family::counter("fragprof_process_large_blocks_left_total", "Times that blocks above 1 KiB of a process were no longer watched, because they came too often or records were lost."),
+            Family::counter("fragprof_process_large_blocks_left_total", "How often tracking of blocks above 1 KiB of a process was stopped, because they were too frequent or records were lost."),
             |status| status.large.times_left as f64,
         ),
         Family::counter(
             "fragprof_governor_windows_total",
-            "Windows, by how they ended: at their time, early by their quota (a burst), or left out because records were lost.",
+            "Windows, by their end: on time, early because of their quota (a burst), or left out because records were lost.",
         )
         .with_each(
             "end",
@@ -84,13 +84,13 @@ pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
                 ("lossy", total(2, |status| status.windows_lossy)),
             ],
         ),
-        Family::counter("fragprof_governor_lost_total", "What was lost of attributed processes' records, by kind: rings that were full, hits that the kernel did not pass on.")
+        Family::counter("fragprof_governor_lost_total", "Lost records of attributed processes, by kind: full ring buffers, hits that the kernel did not deliver.")
             .with_each("kind", sample.losses.iter().map(|loss| (loss.name.as_str(), loss.value as f64))),
-        Family::counter("fragprof_governor_cpu_seconds_total", "Processor time of the governor's thread.").with(sample.cpu_s),
+        Family::counter("fragprof_governor_cpu_seconds_total", "CPU time of the governor's thread.").with(sample.cpu_s),
         Family::counter("fragprof_governor_refused_total", "Processes that could not be watched.").with(sample.refused as f64),
         Family::counter(
             "fragprof_governor_shed_total",
-            "Work left out, in the order in which it is: targets halved for want of processor time (governed.cpu_percent), all let go for want of memory (census.memory_max_mib).",
+            "Work skipped, in this order: half of the targets dropped for lack of CPU time (governed.cpu_percent), all dropped for lack of memory (census.memory_max_mib).",
         )
         .with_each("step", [("targets_cpu", sample.shed_cpu as f64), ("targets_memory", sample.shed_memory as f64)]),
     ]

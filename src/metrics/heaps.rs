@@ -1,4 +1,4 @@
-//! The ladder of each process's heaps, and what is resident besides.
+//! The ladder of each process's heaps, and its other resident memory.
 //!
 //! Bounded: the processes with the most resident memory have series of their own; the rest is summed in `pid="other", comm="other"`.
 //! Names of processes are shown without control characters, so that no name breaks a line or a terminal.
@@ -17,31 +17,31 @@ use crate::target::container::CgroupMemory;
 
 type Figure = fn(&HeapSample) -> Option<u64>;
 
-/// Name, what it is and its error, and where it comes from. `{pid, comm, allocator}` each.
+/// Name, help and source. `{pid, comm, allocator}` each.
 const HEAP: [(&str, &str, Figure); 19] = [
     (
         "fragprof_heap_extent_bytes",
-        "Address space the allocator holds, of the newest census of any level. Exact at rest; under load within what the heap changes during a census.",
+        "Address space that the allocator holds, from the newest census of any level. Exact at rest; under load off by what changes during a census.",
         |heap| Some(heap.extent_bytes),
     ),
     (
         "fragprof_heap_resident_bytes",
-        "Of the extent, in memory. Exact to the page at rest; between full censuses the pages of blocks with mappings of their own are carried over from the last full one (and not counted before the first).",
+        "Part of the extent that is in RAM. Exact to the page at rest; between full censuses the pages of blocks with mappings of their own are carried over from the last full one (and not counted before the first).",
         |heap| Some(heap.resident_bytes),
     ),
     (
         "fragprof_heap_swapped_bytes",
-        "Of the extent, in swap. Between full censuses without blocks that have mappings of their own.",
+        "Part of the extent that is in swap. Between full censuses without blocks that have mappings of their own.",
         |heap| Some(heap.swapped_bytes),
     ),
     (
         "fragprof_heap_huge_bytes",
-        "Of the extent, in memory in huge pages; 0 on kernels before 6.7, which do not tell. Between full censuses without blocks that have mappings of their own.",
+        "Part of the extent that is in RAM in huge pages; 0 on kernels before 6.7, which do not report it. Between full censuses without blocks that have mappings of their own.",
         |heap| Some(heap.huge_bytes),
     ),
     (
         "fragprof_heap_live_bytes",
-        "Chunks in use with their rounding, those with mappings of their own included, as of the last full census. Exact at rest; error at most 0.5 % in the mean at 2 million operations a second.",
+        "Chunks in use with their rounding, including those with mappings of their own, as of the last full census. Exact at rest; mean error at most 0.5 % at 2 million operations per second.",
         |heap| heap.live_bytes,
     ),
     (
@@ -50,51 +50,55 @@ const HEAP: [(&str, &str, Figure); 19] = [
         |heap| heap.live_bytes_est,
     ),
     ("fragprof_heap_live_bytes_stderr", "Standard error of fragprof_heap_live_bytes_est.", |heap| heap.live_bytes_stderr),
-    ("fragprof_heap_live_allocations", "Chunks in use as of the last full census; error as of fragprof_heap_live_bytes.", |heap| {
-        heap.live_allocations
-    }),
     (
-        "fragprof_heap_cached_bytes",
-        "Freed chunks that thread caches and fastbins keep, as of the last full census. Exact at rest.",
-        |heap| heap.cached_bytes,
+        "fragprof_heap_live_allocations",
+        "Number of chunks in use as of the last full census; error as for fragprof_heap_live_bytes.",
+        |heap| heap.live_allocations,
     ),
+    ("fragprof_heap_cached_bytes", "Freed chunks in thread caches and fastbins, as of the last full census. Exact at rest.", |heap| {
+        heap.cached_bytes
+    }),
     ("fragprof_heap_free_bytes", "Freed chunks in the allocator's bins, as of the last full census. Exact at rest.", |heap| {
         heap.free_bytes
     }),
-    ("fragprof_heap_top_bytes", "The free ends of heaps, of the newest census of any level. Exact at rest.", |heap| Some(heap.top_bytes)),
+    ("fragprof_heap_top_bytes", "Free memory at the top of heaps, from the newest census of any level. Exact at rest.", |heap| {
+        Some(heap.top_bytes)
+    }),
     ("fragprof_heap_overhead_bytes", "The allocator's own data in the extent, as of the last full census.", |heap| heap.overhead_bytes),
     (
         "fragprof_heap_trimmable_bytes",
-        "What malloc_trim(0), or a purge, would have given back at the last full census; a prediction, within 1 % or 256 KiB of the fact at rest.",
+        "What malloc_trim(0), or a purge, would have released at the last full census: a prediction, right within 1 % or 256 KiB at rest.",
         |heap| heap.trimmable_bytes,
     ),
     (
         "fragprof_heap_pinned_bytes",
-        "Free bytes on resident pages that also hold live bytes, as of the last full census: no trim gives them back. Exact at rest.",
+        "Free bytes on resident pages that also hold live bytes, as of the last full census: no trim releases them. Exact at rest.",
         |heap| heap.pinned_bytes,
     ),
     (
         "fragprof_heap_kept_bytes",
-        "Resident whole pages of free bytes that a trim leaves (thread caches, tops of other arenas), as of the last full census.",
+        "Resident whole free pages that a trim leaves (thread caches, tops of other arenas), as of the last full census.",
         |heap| heap.kept_bytes,
     ),
     (
         "fragprof_heap_unknown_bytes",
-        "Part of the extent that was not understood or not read at the last full census; the error of all other steps. Above 1 % fragprof_census_usable is 0.",
+        "Part of the extent that was not understood or not read at the last full census: the error of all other steps. Above 1 % fragprof_census_usable is 0.",
         |heap| heap.unknown_bytes,
     ),
-    ("fragprof_heap_mmapped_bytes", "Chunks with mappings of their own, part of the extent, of the newest census of any level.", |heap| {
-        Some(heap.mmapped_bytes)
-    }),
-    ("fragprof_heap_arenas", "Arenas of the heap, of the newest census of any level. Exact.", |heap| Some(heap.arenas)),
+    (
+        "fragprof_heap_mmapped_bytes",
+        "Chunks with mappings of their own, part of the extent, from the newest census of any level.",
+        |heap| Some(heap.mmapped_bytes),
+    ),
+    ("fragprof_heap_arenas", "Arenas of the heap, from the newest census of any level. Exact.", |heap| Some(heap.arenas)),
     (
         "fragprof_heap_largest_arena_extent_bytes",
-        "Extent of the largest arena, of the newest census of any level; for pid=\"other\" a sum over processes.",
+        "Extent of the largest arena, from the newest census of any level; for pid=\"other\" the sum over processes.",
         |heap| Some(heap.arena_extent_bytes_max),
     ),
 ];
 
-/// Processes with series of their own, each with its labels and its view; and those without.
+/// Processes with series of their own, each with its labels and its view, and those without.
 struct Ranked<'a> {
     own: Vec<(&'a ProcessSample, Labels, ProcessView)>,
     other: Vec<&'a ProcessSample>,
@@ -146,7 +150,7 @@ fn heap_family(name: &'static str, help: &'static str, figure: Figure, ranked: &
 fn fragmentation(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_fragmentation_ratio",
-        "1 - live / resident of all heaps of the process, 0 is perfect; live bytes of the last full census, resident ones of the newest. Where the heap was sampled, an estimate.",
+        "1 - live / resident of all heaps of the process, 0 is perfect; live bytes from the last full census, resident bytes from the newest. An estimate if the heap was sampled.",
     );
     for (_, labels, view) in &ranked.own {
         if let Some(ratio) = view.fragmentation_ratio {
@@ -159,7 +163,7 @@ fn fragmentation(ranked: &Ranked<'_>) -> Family {
 fn resident(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_resident_bytes",
-        "Resident bytes of the process at the last look at the list of processes; the kernel's figure, off by up to some hundred KiB a CPU.",
+        "Resident bytes of the process at the last scan of the process list; the kernel's figure, off by up to some hundred KiB per CPU.",
     );
     for (process, labels, _) in &ranked.own {
         family.add(&labels.with(&[]), process.rss_bytes as f64);
@@ -174,7 +178,7 @@ fn resident(ranked: &Ranked<'_>) -> Family {
 fn not_malloc(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_not_malloc_resident_bytes",
-        "Resident bytes that are not malloc's, by kind of mapping, as of the last full census; shared pages count in each process. Kinds are told by the mappings' names and order: an unnamed mapping of an unknown owner is other_anonymous.",
+        "Resident bytes outside malloc, by kind of mapping, as of the last full census; shared pages count in each process. Kinds are determined by the owner's data or the mappings' names and order: an unnamed mapping of an unknown owner is other_anonymous.",
     );
     for (process, labels, _) in &ranked.own {
         for one in process.best().iter().flat_map(|taken| &taken.census.not_malloc) {
@@ -195,7 +199,7 @@ fn not_malloc(ranked: &Ranked<'_>) -> Family {
 fn verdicts(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_verdict",
-        "1 for the verdict that holds, as of the last full census; 0 for the others. For pid=\"other\" the number of processes by verdict. /api/v1/processes/PID/explain has its numbers and confidence.",
+        "1 for the current verdict, as of the last full census; 0 for the others. For pid=\"other\" the number of processes by verdict. /api/v1/processes/PID/explain has its numbers and confidence.",
     );
     let holds = |process: &ProcessSample, kind: Kind| process.verdict.as_ref().is_some_and(|verdict| verdict.verdict == kind);
     for (process, labels, _) in ranked.own.iter().filter(|(process, ..)| process.verdict.is_some()) {
@@ -215,12 +219,13 @@ fn verdicts(ranked: &Ranked<'_>) -> Family {
 fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
     let mut live = Family::gauge(
         "fragprof_process_live_growth_bytes_per_second",
-        "Growth of the live bytes' low-water mark between the older and the newer half of the last 12 full censuses; what comes and goes within that time is not in it. Negative where it shrinks; none before 4 censuses.",
+        "Growth of the live bytes' low-water mark between the older and the newer half of the last 12 full censuses, without temporary allocations. Negative if it shrinks; no series before 4 censuses.",
     );
-    let mut resident = Family::gauge("fragprof_process_resident_growth_bytes_per_second", "The same of the resident bytes of the process.");
+    let mut resident =
+        Family::gauge("fragprof_process_resident_growth_bytes_per_second", "The same for the resident bytes of the process.");
     let mut reached = Family::gauge(
         "fragprof_process_memory_limit_reached_in_seconds",
-        "Estimate: time until fragprof_cgroup_memory_limit_bytes at the process's growth of resident bytes; no series unless it grows. Other processes of the cgroup are not in it, so the limit may be reached sooner.",
+        "Estimate: time until fragprof_cgroup_memory_limit_bytes is reached at the process's growth of resident bytes; no series unless it grows. Other processes of the cgroup are not included, so the limit may be reached sooner.",
     );
     for (_, labels, view) in &ranked.own {
         let labels = labels.with(&[]);
@@ -238,13 +243,13 @@ fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
 fn rates(ranked: &Ranked<'_>) -> [Family; 8] {
     let mut calls = Family::gauge(
         "fragprof_process_allocations_per_second",
-        "Allocations a second, by the tier that measured it (mode): exact = counted, sampled and governed = estimated, with the error in fragprof_process_allocations_per_second_stderr. No series where no tier measures.",
+        "Allocations per second, by the tier that measured it (mode): exact = counted, sampled and governed = estimated, with the error in fragprof_process_allocations_per_second_stderr. No series if no tier measures it.",
     );
     let mut calls_error =
         Family::gauge("fragprof_process_allocations_per_second_stderr", "Standard error of fragprof_process_allocations_per_second.");
     let mut bytes = Family::gauge(
         "fragprof_process_allocated_bytes_per_second",
-        "Bytes asked for a second, by the tier that measured it (mode), with the error in fragprof_process_allocated_bytes_per_second_stderr.",
+        "Bytes requested per second, by the tier that measured it (mode), with the error in fragprof_process_allocated_bytes_per_second_stderr.",
     );
     let mut bytes_error = Family::gauge(
         "fragprof_process_allocated_bytes_per_second_stderr",
@@ -252,19 +257,19 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 8] {
     );
     let mut calls_min = Family::gauge(
         "fragprof_process_allocations_per_second_min",
-        "Allocations a second, at least: a lower bound in 95 of 100 cases, instead of fragprof_process_allocations_per_second of a process that probes hold up for more than half of the time that they are in.",
+        "Lower bound of the allocations per second, right in 95 of 100 cases; replaces fragprof_process_allocations_per_second for a process that spends more than half of its windows in probes.",
     );
     let mut bytes_min = Family::gauge(
         "fragprof_process_allocated_bytes_per_second_min",
-        "Bytes asked for a second, at least: the same instead of fragprof_process_allocated_bytes_per_second.",
+        "Lower bound of the bytes requested per second; likewise replaces fragprof_process_allocated_bytes_per_second.",
     );
     let mut slowdown = Family::gauge(
         "fragprof_process_slowdown_ratio",
-        "Deprecated, gone in the next release: fragprof_process_slowdown_ratio_est, with the tier (mode).",
+        "Deprecated, removed in the next release: fragprof_process_slowdown_ratio_est, with the tier (mode).",
     );
     let mut flags = Family::gauge(
         "fragprof_process_retention_flags",
-        "Stacks flagged to keep what they allocate, by survivors of windows that were looked at again. A stack without a flag may keep its blocks too. No series where none is looked at.",
+        "Stacks flagged as keeping what they allocate, by survivors of windows that were checked again. A stack without a flag may keep its blocks too. No series if none is checked.",
     );
     for (_, labels, view) in &ranked.own {
         if let Some(rates) = &view.rates {
@@ -294,19 +299,19 @@ fn rates(ranked: &Ranked<'_>) -> [Family; 8] {
     [calls, calls_error, calls_min, bytes, bytes_error, bytes_min, slowdown, flags]
 }
 
-/// Name, what it is, and where it comes from.
+/// Name, help and source.
 type MemoryFigure = (&'static str, &'static str, fn(&CgroupMemory) -> Option<u64>);
 
-/// Of the cgroup that a process lives in. `{pid, comm, namespace, pod, container}` each.
+/// Figures of a process's cgroup. `{pid, comm, namespace, pod, container}` each.
 const CGROUP: [MemoryFigure; 3] = [
     (
         "fragprof_cgroup_memory_limit_bytes",
-        "Memory limit of the process's container, or of its cgroup outside containers: the least of the cgroup's and its ancestors'. No series without a limit. The same for each process of a container: take max by (namespace, pod, container).",
+        "Memory limit of the process's container, or of its cgroup outside containers: the lowest of the cgroup's and its ancestors'. No series without a limit. The same for each process of a container: take max by (namespace, pod, container).",
         |memory| memory.limit_bytes,
     ),
     (
         "fragprof_cgroup_memory_usage_bytes",
-        "Memory that the limit counts, page cache included, of the process's container or cgroup. The same for each process of a container.",
+        "Memory that counts towards the limit, page cache included, of the process's container or cgroup. The same for each process of a container.",
         |memory| Some(memory.usage_bytes),
     ),
     (
@@ -320,11 +325,11 @@ const CGROUP: [MemoryFigure; 3] = [
 fn containers(ranked: &Ranked<'_>) -> Vec<Family> {
     let mut info = Family::gauge(
         "fragprof_process_container_info",
-        "1 for each process in a container, with its ids and image. Without names of a runtime (fragprof_cri_up is not 1) pod is the pod's uid, and container the first digits of the id.",
+        "1 for each process in a container, with its ids and image. Without names from a container runtime (fragprof_cri_up is not 1) pod is the pod's uid, and container the first digits of the id.",
     );
     let mut oom_kills = Family::counter(
         "fragprof_cgroup_oom_kills_total",
-        "Processes that the kernel killed in the process's container or cgroup because memory ran out, since it was made. The same for each process of a container.",
+        "Processes that the kernel killed in the process's container or cgroup because memory ran out, since it was created. The same for each process of a container.",
     );
     let mut families: Vec<Family> = CGROUP.iter().map(|&(name, help, _)| Family::gauge(name, help)).collect();
     for (process, labels, _) in &ranked.own {
@@ -348,7 +353,7 @@ fn containers(ranked: &Ranked<'_>) -> Vec<Family> {
 fn censuses(ranked: &Ranked<'_>, now: Instant) -> [Family; 3] {
     let mut age = Family::gauge(
         "fragprof_census_age_seconds",
-        "Time since the last census of the level: how old the figures are. For pid=\"other\" that of the oldest.",
+        "Time since the last census of the level: the age of the figures. For pid=\"other\" that of the oldest.",
     );
     let mut duration = Family::gauge(
         "fragprof_census_duration_seconds",
@@ -356,7 +361,7 @@ fn censuses(ranked: &Ranked<'_>, now: Instant) -> [Family; 3] {
     );
     let mut usable = Family::gauge(
         "fragprof_census_usable",
-        "1 if the last full or sampled census is a basis for verdicts: balanced, and at most 1 % unknown. For pid=\"other\" 1 if all are.",
+        "1 if the last full or sampled census is usable for verdicts: balanced, and at most 1 % unknown. For pid=\"other\" 1 if all are.",
     );
     for (process, labels, _) in &ranked.own {
         for taken in [&process.top, &process.full].into_iter().flatten() {

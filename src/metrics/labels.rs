@@ -1,4 +1,4 @@
-//! The labels that say whose a series is. Names of processes are shown without control characters, so that no name breaks a line or a
+//! The labels that identify a series' process. Names of processes are shown without control characters, so that no name breaks a line or a
 //! terminal.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use crate::model::snapshot::Snapshot;
 use crate::sanitize;
 use crate::units::Pid;
 
-/// What `pid` and `comm` are for the sum of the processes without series of their own.
+/// The value of `pid` and `comm` for the sum of the processes without series of their own.
 pub const OTHER: &str = "other";
 
 /// The labels of one process, or of the sum of those without series of their own.
@@ -17,7 +17,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// pid and comm; namespace, pod and container where they are known.
+    /// pid and comm; namespace, pod and container if known.
     pub fn of(process: &ProcessSample) -> Self {
         let mut labels = Self::of_name(process.identity.process.pid, &process.comm);
         if let Some(container) = &process.surroundings.container {
@@ -31,12 +31,12 @@ impl Labels {
         Self { own: vec![("pid", pid.to_string()), ("comm", shown(comm))] }
     }
 
-    /// Those of the sum.
+    /// The labels of the sum.
     pub fn other() -> Self {
         Self { own: vec![("pid", OTHER.to_owned()), ("comm", OTHER.to_owned())] }
     }
 
-    /// These and more.
+    /// These labels and others.
     pub fn with<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         self.own.iter().map(|(name, value)| (*name, value.as_str())).chain(more.iter().copied()).collect()
     }
@@ -46,7 +46,7 @@ fn shown(text: &str) -> String {
     sanitize::terminal(text).into_owned()
 }
 
-/// The processes of a snapshot by id, for tiers that know of theirs no more than the name.
+/// The processes of a snapshot by id, for tiers that only know their names.
 pub struct Known<'a>(HashMap<Pid, &'a ProcessSample>);
 
 impl<'a> Known<'a> {
@@ -56,7 +56,7 @@ impl<'a> Known<'a> {
         Self(snapshot.processes.iter().map(|process| (process.identity.process.pid, process.as_ref())).collect())
     }
 
-    /// A process's labels, the same as in its other series; its name alone, as `comm`, where the snapshot does not have it (yet, or any more).
+    /// A process's labels, the same as in its other series; only its name, as `comm`, if the snapshot does not have it (yet, or any more).
     pub fn labels(&self, pid: Pid, comm: &str) -> Labels {
         self.0.get(&pid).map_or_else(|| Labels::of_name(pid, comm), |process| Labels::of(process))
     }

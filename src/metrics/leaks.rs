@@ -1,4 +1,4 @@
-//! Blocks to which nothing points, and what it costs to look for them.
+//! Blocks to which nothing points, and the cost of scanning for them.
 
 use std::time::Instant;
 
@@ -16,25 +16,25 @@ pub fn families(sample: &LeaksSample, known: &Known<'_>, now: Instant) -> Vec<Fa
         family
     };
     vec![
-        Family::gauge("fragprof_leaks_enabled", "1 if processes are looked at for blocks to which nothing points (leaks.enabled).")
+        Family::gauge("fragprof_leaks_enabled", "1 if processes are scanned for blocks to which nothing points (leaks.enabled).")
             .with(f64::from(u8::from(sample.enabled))),
-        Family::counter("fragprof_leaks_looked_total", "Processes that were looked at for blocks to which nothing points, by result.")
+        Family::counter("fragprof_leaks_looked_total", "Processes scanned for blocks to which nothing points, by result.")
             .with_each("result", [("done", sample.looked as f64), ("failed", sample.failed as f64)]),
         Family::gauge(
             "fragprof_leaks_too_large",
-            "Processes that are not looked at for such blocks: their heap exceeds leaks.heap_max_mib, or its blocks leaks.memory_mib.",
+            "Processes that are not scanned for such blocks: their heap exceeds leaks.heap_max_mib, or the scan would need more than leaks.memory_mib.",
         )
         .with(sample.too_large as f64),
-        Family::counter("fragprof_leaks_cpu_seconds_total", "Processor time of the thread that looks for such blocks.").with(sample.cpu_s),
+        Family::counter("fragprof_leaks_cpu_seconds_total", "CPU time of the thread that scans for such blocks.").with(sample.cpu_s),
         each(
             Family::gauge(
                 "fragprof_process_unreached_bytes",
-                "Bytes of blocks in use to which no pointer was seen in several looks; programs that hide pointers look the same.",
+                "Bytes of blocks in use to which no pointer was seen in several scans; programs that hide pointers look the same.",
             ),
             &|found| found.bytes as f64,
         ),
         each(Family::gauge("fragprof_process_unreached_blocks", "The number of these blocks."), &|found| found.blocks as f64),
-        each(Family::gauge("fragprof_process_unreached_age_seconds", "Time since the last of these looks."), &|found| {
+        each(Family::gauge("fragprof_process_unreached_age_seconds", "Time since the last of these scans."), &|found| {
             now.saturating_duration_since(found.at).as_secs_f64()
         }),
     ]

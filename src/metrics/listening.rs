@@ -1,4 +1,4 @@
-//! What is heard of processes that sample themselves, and what that costs.
+//! Samples from processes' emitters, and the cost of listening to them.
 
 use super::family::Family;
 use super::labels::Known;
@@ -19,49 +19,50 @@ pub fn families(sample: &ListeningSample, known: &Known<'_>) -> Vec<Family> {
     let total =
         |index: usize, of: fn(&Heard) -> u64| (sample.past[index] + sample.targets.iter().map(|(_, heard)| of(heard)).sum::<u64>()) as f64;
     vec![
-        Family::gauge("fragprof_listener_enabled", "1 if emitters in processes are listened to (listening.enabled).")
+        Family::gauge("fragprof_listener_enabled", "1 if the agent listens to emitters in processes (listening.enabled).")
             .with(f64::from(u8::from(sample.enabled))),
         Family::gauge(
             "fragprof_listener_unavailable",
-            "1 if there are emitters and they cannot be listened to here; the reason is in the log.",
+            "1 if there are emitters, but the agent cannot listen to them here; the reason is in the log.",
         )
         .with(f64::from(u8::from(sample.unavailable.is_some()))),
-        Family::gauge("fragprof_listener_targets", "Processes listened to now.").with(sample.targets.len() as f64),
+        Family::gauge("fragprof_listener_targets", "Processes that the agent listens to now.").with(sample.targets.len() as f64),
         Family::gauge(
             "fragprof_listener_over_limit",
-            "Processes with an emitter that are not listened to: too many (listening.targets_max), or they could not be.",
+            "Processes with an emitter that the agent does not listen to: too many (listening.targets_max), or attaching failed.",
         )
         .with(sample.over_limit as f64),
-        Family::counter("fragprof_listener_looks_total", "Looks at a process for emitters.").with(sample.looks as f64),
-        Family::counter("fragprof_listener_refused_total", "Processes with an emitter that could not be listened to.")
+        Family::counter("fragprof_listener_looks_total", "Searches of a process for emitters.").with(sample.looks as f64),
+        Family::counter("fragprof_listener_refused_total", "Processes with an emitter to which the agent could not attach.")
             .with(sample.refused as f64),
-        Family::counter("fragprof_listener_samples_total", "Samples of all processes.").with(total(0, |heard| heard.totals.samples)),
-        Family::counter("fragprof_listener_lost_total", "Samples and frees of samples that found the ring buffer full.")
+        Family::counter("fragprof_listener_samples_total", "Samples received from all processes.")
+            .with(total(0, |heard| heard.totals.samples)),
+        Family::counter("fragprof_listener_lost_total", "Samples and frees of samples lost because the ring buffer was full.")
             .with_each("kind", [("sample", total(1, |heard| heard.loss.allocations)), ("free", total(2, |heard| heard.loss.frees))]),
         Family::counter(
             "fragprof_listener_censuses_total",
-            "Censuses that profiles were to be joined with: taken, or left out because the heap has too many chunks.",
+            "Censuses for joining with profiles: taken, or left out because the heap has too many chunks.",
         )
         .with_each("result", [("taken", sample.joins as f64), ("too_large", sample.joins_too_large as f64)]),
-        Family::counter("fragprof_listener_cpu_seconds_total", "Processor time of the listener's thread.").with(sample.cpu_s),
-        each(Family::counter("fragprof_process_samples_total", "Samples that a process told of."), |heard| {
+        Family::counter("fragprof_listener_cpu_seconds_total", "CPU time of the listener's thread.").with(sample.cpu_s),
+        each(Family::counter("fragprof_process_samples_total", "Samples received from a process."), |heard| {
             Some(heard.totals.samples as f64)
         }),
         each(
             Family::counter(
                 "fragprof_process_samples_lost_total",
-                "Samples of a process, and frees of them, that were lost: its live bytes by stack are off by what they stood for.",
+                "Lost samples of a process, and lost frees of samples: its live bytes by stack are off by the bytes that they represent.",
             ),
             |heard| Some((heard.loss.allocations + heard.loss.frees) as f64),
         ),
         each(
-            Family::gauge("fragprof_process_sample_interval_bytes", "Mean distance of a process's samples in allocated bytes."),
+            Family::gauge("fragprof_process_sample_interval_bytes", "Mean distance between a process's samples, in allocated bytes."),
             |heard| heard.sample_bytes.map(|bytes| bytes as f64),
         ),
         each(
             Family::gauge(
                 "fragprof_process_sampled_live_bytes_est",
-                "Live bytes allocated since the listening began, estimated from the samples.",
+                "Live bytes allocated since the agent began to listen, estimated from the samples.",
             ),
             |heard| Some(heard.totals.live_bytes.value),
         ),

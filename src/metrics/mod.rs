@@ -1,7 +1,7 @@
 //! Prometheus exposition of the sample model.
 //!
-//! [`heaps`] has the ladder of each process, [`own`] the agent itself. Every family says in its HELP what it is and what its error is;
-//! series end with their process, because each exposition is made from the newest snapshot alone.
+//! [`heaps`] has the ladder of each process, [`own`] the agent itself. Every family's HELP says what it is and what its error is; series end
+//! with their process, because each exposition is made from the newest snapshot only.
 
 pub mod family;
 pub mod governed;
@@ -25,21 +25,21 @@ use crate::store::KeeperCounters;
 /// Content-Type of the exposition (Prometheus text format 0.0.4).
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is counted beside the sample model.
+/// Counters outside the sample model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Beside<'a> {
     /// The server's counters.
     pub http: HttpCounters,
     /// The history's counters.
     pub keeper: KeeperCounters,
-    /// What is sent to a server of profiles.
+    /// Counters of profiles pushed to a server.
     pub push: Option<&'a PushCounters>,
 }
 
 /// The whole exposition.
 ///
 /// # Errors
-/// If the encoder refuses a family, which is a fault of this module.
+/// If the encoder refuses a family, which would be a bug in this module.
 pub fn exposition(snapshot: &Snapshot, beside: &Beside<'_>, now: Instant) -> Result<String, prometheus::Error> {
     let (mut families, in_other) = heaps::families(snapshot, now);
     families.extend(own::families(snapshot, &beside.http, in_other, now));
@@ -51,7 +51,7 @@ pub fn exposition(snapshot: &Snapshot, beside: &Beside<'_>, now: Instant) -> Res
 /// The text of some families.
 ///
 /// # Errors
-/// As [`exposition`].
+/// See [`exposition`].
 pub fn text(families: Vec<family::Family>) -> Result<String, prometheus::Error> {
     let families: Vec<_> = families.into_iter().filter_map(family::Family::into_proto).collect();
     TextEncoder::new().encode_to_string(&families)

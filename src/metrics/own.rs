@@ -1,4 +1,4 @@
-//! What the agent says of itself: every cost, limit and drop.
+//! The agent itself: its costs, its limits and what it drops.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -26,7 +26,7 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
     let cri = counters.cri;
     let mut cri_up = Family::gauge(
         "fragprof_cri_up",
-        "Whether the container runtime answered the last question for names; no series if none is asked or there. Without it containers are told by their ids.",
+        "1 if the container runtime answered the last request for names; no series if there is no runtime or names are off. Without names, containers are shown by their ids.",
     );
     if let Some(up) = cri.up {
         cri_up.add(&[], f64::from(u8::from(up)));
@@ -35,37 +35,37 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
     vec![
         info,
         Family::gauge("fragprof_agent_uptime_seconds", "Time since the agent started.").with(age_s(snapshot.started)),
-        Family::gauge("fragprof_agent_snapshot_age_seconds", "Time since the census thread last published: above 60 it hangs.")
+        Family::gauge("fragprof_agent_snapshot_age_seconds", "Time since the census thread last published a snapshot: above 60 it hangs.")
             .with(age_s(snapshot.at)),
         Family::gauge(
             "fragprof_agent_processes",
-            "Processes that passed the rules, by what is known of them; over_limit: beyond discovery.processes_max, not watched.",
+            "Processes selected by the rules, by state; over_limit: beyond discovery.processes_max, not watched.",
         )
         .with_each("state", states.chain([("over_limit", snapshot.processes_over_limit as f64)])),
-        Family::gauge("fragprof_agent_processes_on_machine", "Processes there are, kernel threads and zombies apart.")
+        Family::gauge("fragprof_agent_processes_on_machine", "Processes on the machine, without kernel threads and zombies.")
             .with(snapshot.processes_on_machine as f64),
         Family::gauge("fragprof_agent_processes_in_other", "Watched processes without series of their own, summed in pid=\"other\" (metrics.processes_max).")
             .with(in_other as f64),
-        Family::counter("fragprof_agent_processes_ended_total", "Watched processes that ended, ran another program, or no longer pass the rules.")
+        Family::counter("fragprof_agent_processes_ended_total", "Watched processes that ended, executed another program, or are no longer selected by the rules.")
             .with(counters.ended as f64),
         Family::gauge("fragprof_agent_budget_ratio", "Share of one core that the census thread may use (census.budget_percent).")
             .with(snapshot.budget_ratio),
-        Family::counter("fragprof_agent_cpu_seconds_total", "Processor time of the census thread. Its rate stays below fragprof_agent_budget_ratio.")
+        Family::counter("fragprof_agent_cpu_seconds_total", "CPU time of the census thread. Its rate stays below fragprof_agent_budget_ratio.")
             .with(counters.thread_cpu_s),
-        Family::counter("fragprof_agent_process_cpu_seconds_total", "Processor time of the whole agent, answers to requests included.")
+        Family::counter("fragprof_agent_process_cpu_seconds_total", "CPU time of the whole agent, including answers to requests.")
             .with(process_cpu_s()),
         Family::counter("fragprof_agent_censuses_total", "Censuses taken, by level.")
             .with_each("level", by_level(counters.censuses.map(|count| count as f64))),
-        Family::counter("fragprof_agent_census_cpu_seconds_total", "Processor time of censuses, by level; part of fragprof_agent_cpu_seconds_total.")
+        Family::counter("fragprof_agent_census_cpu_seconds_total", "CPU time of censuses, by level; part of fragprof_agent_cpu_seconds_total.")
             .with_each("level", by_level(counters.census_cpu_s)),
-        Family::counter("fragprof_agent_read_bytes_total", "Bytes of the targets' memory that were read.").with(counters.read_bytes as f64),
-        Family::counter("fragprof_agent_census_failures_total", "Censuses that gave nothing: the process had ended (gone), or may not or cannot be read (refused).")
+        Family::counter("fragprof_agent_read_bytes_total", "Bytes read of the targets' memory.").with(counters.read_bytes as f64),
+        Family::counter("fragprof_agent_census_failures_total", "Failed censuses: the process had ended (gone), or cannot or may not be read (refused).")
             .with_each("reason", [("gone", counters.gone as f64), ("refused", counters.refused as f64)]),
-        Family::counter("fragprof_agent_census_unusable_total", "Censuses that are no basis for verdicts: more than 1 % unknown, or not balanced.")
+        Family::counter("fragprof_agent_census_unusable_total", "Censuses that are not usable for verdicts: more than 1 % unknown, or not balanced.")
             .with(counters.unusable as f64),
         Family::counter(
             "fragprof_agent_shed_total",
-            "Work left out, in the order in which it is: full rounds of a process for want of budget, walks replaced by samples (too large for census.walk_memory_mib; agent above census.memory_max_mib), cheap censuses of a process on which they take more than a quarter of the budget, cheap rounds for want of budget.",
+            "Work skipped, in this order: full rounds of a process for lack of budget, walks replaced by samples (too large for census.walk_memory_mib, or agent above census.memory_max_mib), cheap censuses of a process that take more than a quarter of the budget, cheap rounds for lack of budget.",
         )
         .with_each(
             "step",
@@ -79,45 +79,45 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
         ),
         Family::counter(
             "fragprof_agent_quiet_rounds_total",
-            "Cheap censuses that were not needed: the process took no processor time and no page fault since its last one.",
+            "Cheap censuses that were not needed: the process has used no CPU time and had no page fault since its last one.",
         )
         .with(counters.top_quiet as f64),
-        Family::counter("fragprof_agent_samples_open_total", "First verdicts that a sample of the heap left open, so that it had to be walked.")
+        Family::counter("fragprof_agent_samples_open_total", "First verdicts for which a sample of the heap was not enough, so that it had to be walked.")
             .with(counters.samples_open as f64),
-        Family::counter("fragprof_agent_arenas_dropped_total", "Arenas left out of the censuses that the API gives: at most 512 a heap are kept.")
+        Family::counter("fragprof_agent_arenas_dropped_total", "Arenas left out of the censuses in the API: at most 512 per heap are kept.")
             .with(counters.arenas_dropped as f64),
         Family::gauge("fragprof_agent_resident_bytes", "The agent's own resident memory.").with(snapshot.own_rss_bytes as f64),
-        Family::gauge("fragprof_agent_memory_limit_bytes", "Own resident memory above which heaps are sampled instead of walked (census.memory_max_mib).")
+        Family::gauge("fragprof_agent_memory_limit_bytes", "The agent's resident memory above which heaps are sampled instead of walked (census.memory_max_mib).")
             .with(snapshot.memory_max_bytes as f64),
-        Family::counter("fragprof_agent_scans_total", "Looks at the list of processes.").with(counters.scans as f64),
-        Family::counter("fragprof_agent_scan_errors_total", "Looks at the list of processes that failed.").with(counters.scan_errors as f64),
-        Family::counter("fragprof_agent_config_reloads_total", "Configurations read again on SIGHUP: taken (ok), or not usable (error).")
+        Family::counter("fragprof_agent_scans_total", "Scans of the process list.").with(counters.scans as f64),
+        Family::counter("fragprof_agent_scan_errors_total", "Failed scans of the process list.").with(counters.scan_errors as f64),
+        Family::counter("fragprof_agent_config_reloads_total", "Configuration reloads on SIGHUP: applied (ok), or invalid (error).")
             .with_each("result", [("ok", counters.reloads as f64), ("error", counters.reload_errors as f64)]),
         cri_up,
         Family::gauge("fragprof_cri_containers", "Containers and pods whose names are known.").with(cri.containers as f64),
-        Family::counter("fragprof_cri_requests_total", "Questions to the container runtime: answered (ok), or not, too late, too large, or with nonsense (error).")
+        Family::counter("fragprof_cri_requests_total", "Requests to the container runtime: answered (ok), or without a valid answer in time (error).")
             .with_each("result", [("ok", cri.answers as f64), ("error", cri.failures as f64)]),
-        Family::counter("fragprof_cri_refused_total", "Containers and pods in answers that were not taken: beyond 10000, or without a usable id.")
+        Family::counter("fragprof_cri_refused_total", "Containers and pods in answers that were ignored: beyond 10000, or without a valid id.")
             .with(cri.refused as f64),
         Family::counter("fragprof_http_requests_total", "Requests answered.").with(http.requests as f64),
-        Family::counter("fragprof_http_unauthorized_total", "Requests turned away: no token or a wrong one, a page of another site, a foreign host name.")
+        Family::counter("fragprof_http_unauthorized_total", "Requests refused: no token or a wrong one, a page of another site, a foreign host name.")
             .with(http.unauthorized as f64),
-        Family::counter("fragprof_http_slowed_total", "Of the requests turned away, those answered a second late: their client was wrong too often.")
+        Family::counter("fragprof_http_slowed_total", "Refused requests that were answered a second late, because their client was refused too often.")
             .with(http.slowed as f64),
         Family::counter(
             "fragprof_http_connections_refused_total",
-            "Connections closed at once: server.connections_max were being answered, or half of them were the client's.",
+            "Connections closed at once: server.connections_max were open, or the same client had half of them.",
         )
         .with(http.refused as f64),
         Family::counter(
             "fragprof_http_connections_closed_total",
-            "Connections closed: displaced (it did nothing, and another one needed the place), late (no whole request head within 5 s).",
+            "Connections closed: displaced (idle, and a new connection needed the slot), late (no complete request head within 5 s).",
         )
         .with_each("reason", [("displaced", http.displaced as f64), ("late", http.late as f64)]),
     ]
 }
 
-/// History, flight records and pictures.
+/// History, flight records and maps.
 #[must_use]
 pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
     let counters = &snapshot.counters;
@@ -125,31 +125,31 @@ pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
     vec![
         Family::counter(
             "fragprof_flight_records_total",
-            "Flight records made: of watched processes that the kernel killed for want of memory (oom_kill), whose memory limit was nearly reached (memory_limit), or that ended (exit). Kills are told by the cgroup's counter; which process it was is inferred where several ended at once.",
+            "Flight records of watched processes that the kernel killed for lack of memory (oom_kill), that came near their memory limit (memory_limit), or that ended (exit). Kills are counted by the cgroup; which process was killed is inferred if several ended at once.",
         )
         .with_each("kind", flights),
-        Family::counter("fragprof_flight_exits_passed_over_total", "Exits without a flight record: fewer resident bytes than flight.exit_rss_min_mib, or never looked at.")
+        Family::counter("fragprof_flight_exits_passed_over_total", "Exits without a flight record: resident memory below flight.exit_rss_min_mib, or no census was taken.")
             .with(counters.exits_passed_over as f64),
-        Family::counter("fragprof_agent_maps_total", "Pictures of an address space that were asked for.").with(counters.maps as f64),
-        Family::counter("fragprof_agent_maps_refused_total", "Of them, refused for want of budget or memory.").with(counters.maps_refused as f64),
+        Family::counter("fragprof_agent_maps_total", "Requested maps of an address space.").with(counters.maps as f64),
+        Family::counter("fragprof_agent_maps_refused_total", "Requested maps that were refused for lack of budget or memory.").with(counters.maps_refused as f64),
         Family::counter(
             "fragprof_history_written_total",
-            "What was written to the history: samples (one a process and time), profiles, events.",
+            "Rows written to the history: samples (one per process and time), profiles, events.",
         )
         .with_each("kind", [("sample", keeper.samples as f64), ("profile", keeper.profiles as f64), ("event", keeper.events as f64)]),
-        Family::counter("fragprof_history_write_errors_total", "Writes to the history that failed, for want of space or otherwise. What was committed stays.")
+        Family::counter("fragprof_history_write_errors_total", "Failed writes to the history, for lack of space or other reasons. Committed data is kept.")
             .with(keeper.write_errors as f64),
-        Family::counter("fragprof_history_events_lost_total", "Flight records that did not get to the history; the newest 64 are in memory all the same.")
+        Family::counter("fragprof_history_events_lost_total", "Flight records that could not be written to the history; the newest 64 are still in memory.")
             .with(keeper.events_lost as f64),
         Family::counter(
             "fragprof_history_removed_total",
-            "Rows removed from the history: thinned (a later sample of the same step took their place), aged (history.age_max_days), dropped (history.size_max_mib was reached although all was thinned).",
+            "Rows removed from the history: thinned (replaced by a later sample of the same step), aged (history.age_max_days), dropped (history.size_max_mib was reached even after thinning).",
         )
         .with_each("reason", [("thinned", keeper.merged as f64), ("aged", keeper.aged as f64), ("dropped", keeper.dropped as f64)]),
-        Family::gauge("fragprof_history_size_bytes", "Bytes of the history in use, its log apart (4 MiB at most).").with(keeper.size_bytes as f64),
+        Family::gauge("fragprof_history_size_bytes", "Bytes of the history in use, without its log (4 MiB at most).").with(keeper.size_bytes as f64),
         Family::gauge("fragprof_history_size_limit_bytes", "Limit of fragprof_history_size_bytes (history.size_max_mib, or history.memory_max_mib in memory).")
             .with(keeper.size_bytes_max as f64),
-        Family::counter("fragprof_history_set_aside_total", "Damaged files of the history that were renamed to history.db.broken; a new one was begun each time.")
+        Family::counter("fragprof_history_set_aside_total", "Damaged history files that were renamed to history.db.broken and replaced by a new one.")
             .with(keeper.set_aside as f64),
         Family::gauge("fragprof_history_failing", "1 while the last write to the history failed.").with(f64::from(u8::from(keeper.is_failing))),
         Family::gauge("fragprof_history_on_disk", "1 if the history outlives the agent (history.directory), 0 if it is in memory.")
@@ -157,19 +157,19 @@ pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
     ]
 }
 
-/// What is sent to a server of profiles.
+/// Profiles pushed to a server.
 pub fn push(counters: &PushCounters) -> Vec<Family> {
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
     vec![
         Family::counter(
             "fragprof_push_profiles_total",
-            "Profiles by what became of them: sent, dropped (more waited than the queue holds), refused (the server's 4xx). The allocations of a \
-             profile that was not sent are in the process's next one.",
+            "Profiles by result: sent, dropped (the queue was full), refused (4xx from the server). The allocations of a profile that was not sent \
+             are in the process's next one.",
         )
         .with_each("result", [("sent", read(&counters.sent)), ("dropped", read(&counters.dropped)), ("refused", read(&counters.refused))]),
-        Family::counter("fragprof_push_failures_total", "Requests that failed; the profile is tried again, after 1 s to 5 min.")
+        Family::counter("fragprof_push_failures_total", "Failed requests; the profile is sent again after 1 s to 5 min.")
             .with(read(&counters.failures)),
-        Family::gauge("fragprof_push_waiting", "Profiles that wait to be sent: 256, or 32 MiB, at most.").with(read(&counters.waiting)),
+        Family::gauge("fragprof_push_waiting", "Profiles waiting to be sent: at most 256, or 32 MiB.").with(read(&counters.waiting)),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Holds `docs/metrics.md` and the exposition together.
+//! Keeps `docs/metrics.md` and the exposition in step.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use crate::target::ProcessId;
 use crate::target::container::{CgroupMemory, Container};
 use crate::units::Pid;
 
-/// A process of which everything is known, so that each family has a sample.
+/// A process with all figures known, so that each family has a sample.
 fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
     let process = ProcessId { pid: Pid(pid), start_ticks: 1 };
     let some = Some(1 << 20);
@@ -78,7 +78,7 @@ fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
     sample
 }
 
-/// What the tiers that know stacks say of themselves, each with a process.
+/// The families of the tiers that know stacks, each with a process.
 fn tiers(now: Instant, known: &Known<'_>) -> String {
     let status = crate::recorder::governed::Status {
         pid: Pid(1),
@@ -141,7 +141,7 @@ fn table() -> String {
     table
 }
 
-/// `FRAGPROF_BLESS=1 cargo test --lib reference` writes the table anew.
+/// `FRAGPROF_BLESS=1 cargo test --lib reference` regenerates the table.
 #[test]
 fn the_reference_in_docs_lists_every_metric_with_its_help() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
@@ -151,5 +151,5 @@ fn the_reference_in_docs_lists_every_metric_with_its_help() {
     if std::env::var_os("FRAGPROF_BLESS").is_some() {
         std::fs::write(path, &whole).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(path).unwrap(), whole, "write it anew: FRAGPROF_BLESS=1 cargo test --lib reference");
+    assert_eq!(std::fs::read_to_string(path).unwrap(), whole, "regenerate it: FRAGPROF_BLESS=1 cargo test --lib reference");
 }
