@@ -66,7 +66,7 @@ show_process() {
 step "3. Who holds live memory: fragprof report $out/demo.pb.gz --by live"
 show report "$out/demo.pb.gz" --by live --top 3
 
-step "4. Who keeps free memory from going back: fragprof report $out/demo.pb.gz --by pinned"
+step "4. The stacks that keep free memory from being returned: fragprof report $out/demo.pb.gz --by pinned"
 show report "$out/demo.pb.gz" --by pinned --top 3
 
 step "5. The verdict, of the recording and of the process as it is now: fragprof explain $out/demo.pb.gz; fragprof explain $pid"

@@ -1,4 +1,4 @@
-//! Who may ask: with the token, or from this machine; never a page of another site.
+//! Access control: with the token, or from this machine; never from a page of another site.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "no such path")
 }
 
-/// Answers nothing but health on the connections that are kept for it.
+/// Answers only health requests on the connections reserved for them.
 pub async fn keep_reserve(ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next) -> Response {
     if !peer.reserved || matches!(request.uri().path(), "/healthz" | "/readyz") {
         return next.run(request).await;
@@ -38,8 +38,8 @@ pub async fn keep_reserve(ConnectInfo(peer): ConnectInfo<Peer>, request: Request
     answer
 }
 
-/// Lets a request pass that has the token. Where there is none (loopback only), one that was addressed to this machine by number or as
-/// localhost: a page from elsewhere whose name was pointed at 127.0.0.1 is not to read the API through a browser.
+/// Accepts a request that has the token. If no token is configured (loopback only), accepts one addressed to this machine by IP address or as
+/// localhost: a foreign page whose name resolves to 127.0.0.1 must not read the API through a browser.
 pub async fn check(State(state): State<Arc<ServerState>>, ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next) -> Response {
     let token = state.token.read().unwrap_or_else(PoisonError::into_inner).clone();
     match token {
@@ -48,7 +48,7 @@ pub async fn check(State(state): State<Arc<ServerState>>, ConnectInfo(peer): Con
             slow_down(&state, &peer).await;
             let mut answer = error(StatusCode::UNAUTHORIZED, "send the agent's token: Authorization: Bearer TOKEN (server.token_file)");
             answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
-            // For browsers, which ask for a name and a password: the password is the token, the name is not looked at.
+            // For browsers, which ask for a name and a password: the password is the token, the name is ignored.
             answer
                 .headers_mut()
                 .append(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Basic realm=\"fragprof\", charset=\"UTF-8\""));
@@ -56,24 +56,25 @@ pub async fn check(State(state): State<Arc<ServerState>>, ConnectInfo(peer): Con
         }
         _ if is_made_by_another_page(request.headers()) => {
             state.unauthorized.fetch_add(1, Ordering::Relaxed);
-            error(StatusCode::FORBIDDEN, "a page of another site may not ask")
+            error(StatusCode::FORBIDDEN, "requests from pages of other sites are refused")
         }
         None if !is_addressed_locally(request.headers()) => {
             state.unauthorized.fetch_add(1, Ordering::Relaxed);
-            error(StatusCode::FORBIDDEN, "without server.token_file only requests to localhost or an address are answered").into_response()
+            error(StatusCode::FORBIDDEN, "without server.token_file only requests addressed to localhost or an IP address are answered")
+                .into_response()
         }
         _ => next.run(request).await,
     }
 }
 
-/// Holds the answer back where the client was wrong too often, and says so in the log once a minute.
+/// Delays the answer to a client that was refused too often, and logs it once a minute.
 async fn slow_down(state: &ServerState, peer: &Peer) {
     let verdict = lock(&state.throttle).wrong(peer.client, Instant::now());
     if let Some(count) = verdict.say {
         let client = peer.client.map_or_else(|| "the socket".to_owned(), |address| address.to_string());
         tracing::warn!(
-            "requests without the right token (server.token_file): {count} since this was said last, the newest from {client}; whoever \
-             goes on is answered a second late"
+            "requests without a valid token (server.token_file): {count} since the last such message, the newest from {client}; further \
+             ones are answered a second late"
         );
     }
     if verdict.is_slowed {
@@ -82,26 +83,26 @@ async fn slow_down(state: &ServerState, peer: &Peer) {
     }
 }
 
-/// Lets a request for metrics pass unless a browser sends it for another site: whatever the browser's name for this machine is, on loopback
-/// it is a local one. Beyond loopback scrapers use names that are not known here.
+/// Accepts a request for metrics unless a browser sends it for another site: on loopback the host must be a local name. On other addresses
+/// scrapers may use any name.
 pub async fn check_metrics(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     if is_made_by_another_page(headers) {
         state.unauthorized.fetch_add(1, Ordering::Relaxed);
-        return error(StatusCode::FORBIDDEN, "a page of another site may not ask");
+        return error(StatusCode::FORBIDDEN, "requests from pages of other sites are refused");
     }
     if !is_addressed_locally(headers) {
         state.unauthorized.fetch_add(1, Ordering::Relaxed);
         return error(
             StatusCode::FORBIDDEN,
-            "on loopback only requests to localhost or an address are answered (server.metrics_listen is for others)",
+            "on loopback only requests addressed to localhost or an IP address are answered (for others use server.metrics_listen)",
         );
     }
     next.run(request).await
 }
 
-/// Whether a browser says that a page from elsewhere made it ask: it would send along the token that a person gave it. Following a link
-/// to a page is fine. Older browsers have no `Sec-Fetch` headers, and say it by `Origin`.
+/// Whether a browser's headers show that a foreign page caused the request: the browser would send the user's token along. Following a link
+/// to a page is fine. Older browsers have no `Sec-Fetch` headers, only `Origin`.
 fn is_made_by_another_page(headers: &HeaderMap) -> bool {
     let is = |name: &str, value: &str| headers.get(name).is_some_and(|given| given.as_bytes() == value.as_bytes());
     let by_fetch = (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site"))
@@ -109,8 +110,8 @@ fn is_made_by_another_page(headers: &HeaderMap) -> bool {
     by_fetch || headers.get(header::ORIGIN).is_some_and(|origin| !is_origin_of(origin, headers.get(header::HOST)))
 }
 
-/// Whether an origin (`http://HOST[:PORT]`) is the host that is asked. `null`, which a page in a sandbox has, is none. The scheme may be
-/// another one: a proxy may speak TLS.
+/// Whether an origin (`http://HOST[:PORT]`) is the requested host. `null`, the origin of sandboxed pages, is not. The scheme may differ,
+/// because a proxy may use TLS.
 fn is_origin_of(origin: &header::HeaderValue, host: Option<&header::HeaderValue>) -> bool {
     let (Ok(origin), Some(Ok(host))) = (origin.to_str(), host.map(header::HeaderValue::to_str)) else { return false };
     let Some((scheme, authority)) = origin.split_once("://") else { return false };
@@ -134,7 +135,7 @@ fn has_token(headers: &HeaderMap, token: &str) -> bool {
     decoded.get(colon + 1..).is_some_and(|password| is_equal(password, token.as_bytes()))
 }
 
-/// Decodes base64 (RFC 4648) with its padding; `None` if it is none.
+/// Decodes padded base64 (RFC 4648); `None` if it is invalid.
 fn from_base64(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
@@ -160,7 +161,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Compares in a time that does not tell how much was right.
+/// Compares in constant time.
 fn is_equal(given: &[u8], token: &[u8]) -> bool {
     let differences = given.iter().zip(token).fold(0u8, |sum, (a, b)| sum | (a ^ b));
     std::hint::black_box(differences) == 0 && given.len() == token.len()

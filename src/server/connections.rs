@@ -1,37 +1,37 @@
-//! The open connections of a listener, and which of them has to go when another one needs its place. Pure.
+//! The open connections of a listener, and which of them is closed when a new one needs a slot. Pure.
 //!
-//! Nobody is turned away while a place is held by a client that does nothing with it. A new connection takes the place of one that waits
-//! for its next request, that has not sent its request yet, or that does not take its answer, the longest such one first. Only when all
-//! places are held by requests that are being answered is there none, and then some are left that answer health probes alone.
+//! No client is refused while an idle one holds a slot. A new connection replaces one that waits for its next request, has not sent its
+//! request yet, or does not read its answer, the longest such one first. Only when all slots hold requests that are being answered is a new
+//! connection refused; a few reserved slots then still answer health probes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Places beyond the limit, in which only health is answered: a probe is over in a millisecond.
+/// Slots beyond the limit, in which only health is answered: a probe takes a millisecond.
 const RESERVE: usize = 8;
-/// How long a client may hold a place without taking its answer, when others want the place.
+/// How long a client may hold a slot without reading its answer, when others need the slot.
 const STUCK_MAX: Duration = Duration::from_secs(5);
-/// What was written last may still be on its way to the client for so long.
+/// The last data written may still be on its way to the client for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
-/// What a connection does.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
-    /// It asked without the right token, and its answer is held back.
+    /// It was refused for its token, and its answer is being delayed.
     Slowed,
-    /// It has its answer, and has asked for nothing since.
+    /// It has its answer, and has sent nothing since.
     Idle,
-    /// It has not sent the whole head of its request.
+    /// It has not sent its complete request head.
     Receiving,
-    /// It does not take its answer.
+    /// It does not read its answer.
     Stuck,
     /// Its request is being answered.
     Answering,
 }
 
 impl Phase {
-    /// How long it may be in this phase before it may be closed for another one; `None` = as long as it wants.
+    /// How long it may be in this phase before it can be closed for another one; `None` = no limit.
     fn patience(self) -> Option<Duration> {
         match self {
             Self::Slowed | Self::Receiving => Some(Duration::ZERO),
@@ -52,7 +52,7 @@ struct Open<C> {
     _close: C,
 }
 
-/// A place that was given.
+/// An assigned slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     /// Number of the connection.
@@ -69,19 +69,19 @@ pub(super) struct Connections<C> {
     open: BTreeMap<u64, Open<C>>,
     next_id: u64,
     places_max: usize,
-    /// Of one client beyond this machine: half of all, so that one alone cannot keep the others out.
+    /// Most slots of one remote client: half of all, so that it cannot lock out the others.
     client_max: usize,
 }
 
 impl<C> Connections<C> {
-    /// At most so many at once, and the reserve.
+    /// At most `places_max` at once, plus the reserve.
     pub fn new(places_max: usize) -> Self {
         Self { open: BTreeMap::new(), next_id: 0, places_max, client_max: places_max.div_ceil(2) }
     }
 
-    /// A place for a client, where there is one. `client`: its address, `None` for those of a unix socket.
+    /// A slot for a client, if there is one. `client`: its address, `None` on a unix socket.
     pub fn place(&mut self, client: Option<IpAddr>, close: C, now: Instant) -> Option<Place> {
-        // All of this machine have one address; behind it may be anybody who uses a port-forward.
+        // All local clients share one address; a port-forward may have any client behind it.
         let limited = client.filter(|address| !address.is_loopback());
         let of_client = limited.map_or(0, |_| self.open.values().filter(|one| one.client == client).count());
         let ordinary = self.open.values().filter(|one| !one.reserved).count();
@@ -106,14 +106,14 @@ impl<C> Connections<C> {
         Some(Place { id, reserved, displaces: victim.is_some() })
     }
 
-    /// The one that can be closed best, of those that may be.
+    /// The best connection to close, of those that may be closed.
     fn victim(&self, now: Instant, which: impl Fn(&Open<C>) -> bool) -> Option<u64> {
         let may_go = |one: &Open<C>| one.phase.patience().is_some_and(|patience| now.saturating_duration_since(one.since) >= patience);
         let candidates = self.open.iter().filter(|(_, one)| which(one) && may_go(one));
         candidates.min_by_key(|(id, one)| (one.phase, one.since, **id)).map(|(id, _)| *id)
     }
 
-    /// Says what a connection does from now on. One that was closed is not in the table any more.
+    /// Sets the state of a connection. One that was closed is no longer in the table.
     pub fn set_phase(&mut self, id: u64, phase: Phase, now: Instant) {
         if let Some(one) = self.open.get_mut(&id)
             && one.phase != phase
@@ -123,7 +123,7 @@ impl<C> Connections<C> {
         }
     }
 
-    /// Says that a connection took something of its answer.
+    /// Notes that a connection read some of its answer.
     pub fn progressed(&mut self, id: u64, now: Instant) {
         if let Some(one) = self.open.get_mut(&id) {
             one.phase = Phase::Idle;
@@ -131,7 +131,7 @@ impl<C> Connections<C> {
         }
     }
 
-    /// Frees the place.
+    /// Frees the slot.
     pub fn remove(&mut self, id: u64) {
         self.open.remove(&id);
     }
@@ -153,7 +153,7 @@ mod tests {
         for at in 0..10_000u64 {
             let now = start + Duration::from_micros(at * 125);
             let place = open.place(address(1), (), now).unwrap();
-            assert!(!place.reserved && place.displaces == (at >= 32), "half of the places are one client's at most");
+            assert!(!place.reserved && place.displaces == (at >= 32), "one client has at most half of the slots");
             let probe = open.place(address(2), (), now).unwrap();
             assert!(!probe.reserved && !probe.displaces);
             open.remove(probe.id);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_nothing_goes_first_and_who_is_answered_stays() {
+    fn idle_clients_are_closed_first_and_those_being_answered_stay() {
         let start = Instant::now();
         let mut open = Connections::new(4);
         let ids: Vec<u64> = (1..5).map(|last| open.place(address(last), (), start).unwrap().id).collect();
@@ -180,12 +180,12 @@ mod tests {
         assert!(open.place(address(9), (), start + Duration::from_secs(10)).is_none());
         assert!(open.open.contains_key(&ids[0]) && open.open.contains_key(&ids[1]));
         let now = start + Duration::from_secs(4);
-        assert!(open.place(address(8), (), now).unwrap().reserved, "five seconds are given to whoever takes its answer slowly");
+        assert!(open.place(address(8), (), now).unwrap().reserved, "a client that reads slowly has five seconds");
         assert!(!open.place(address(7), (), start + Duration::from_secs(5)).unwrap().reserved);
     }
 
     #[test]
-    fn what_is_left_when_all_are_answered_is_for_probes() {
+    fn the_reserve_is_for_probes_when_all_slots_are_busy() {
         let start = Instant::now();
         let mut open = Connections::new(2);
         for _ in 0..2 {
@@ -196,7 +196,7 @@ mod tests {
             let place = open.place(None, (), start).unwrap();
             assert!(place.reserved && !place.displaces);
         }
-        // The reserve has its own turn-over.
+        // The reserve has its own turnover.
         let place = open.place(None, (), start).unwrap();
         assert!(place.reserved && place.displaces);
         open.remove(0);

@@ -20,16 +20,16 @@ use super::ServerState;
 use super::connections::{Connections, Phase};
 use crate::agent::worker::lock;
 
-/// Time from the first byte of a request, or from the connection, until its head is there as a whole.
+/// Time limit from the first byte of a request, or from the connection, to its complete head.
 const HEAD_MAX: Duration = Duration::from_secs(5);
-/// Time that an answer may take to be made: a recording on request takes five minutes at most.
+/// Time limit for an answer: a recording on request takes five minutes at most.
 const ANSWER_MAX: Duration = Duration::from_secs(330);
 /// Silence after which a connection is closed. Longer than the usual minute between two scrapes, so that a scraper keeps its connection.
 const SILENCE_MAX: Duration = Duration::from_secs(75);
-/// Pause after an error of accept, which mostly means that there are no descriptors left.
+/// Pause after an error of accept, which mostly means that no descriptors are left.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// A socket that is bound already.
+/// A bound socket.
 #[derive(Debug)]
 pub enum Bound {
     /// An address.
@@ -63,7 +63,7 @@ impl Inner {
     }
 }
 
-/// What a connection reads and writes.
+/// The stream of a connection.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug> Stream for T {}
@@ -80,7 +80,7 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Takes at most `connections_max` connections at once; what that costs others is counted in `state`. Called inside a runtime.
+    /// Accepts at most `connections_max` connections at once; refused and displaced ones are counted in `state`. Must run in a runtime.
     pub(super) fn new(bound: Bound, connections_max: usize, state: Arc<ServerState>) -> io::Result<Self> {
         let listener = match bound {
             Bound::Tcp(listener) => {
@@ -96,19 +96,19 @@ impl Limited {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Debug, Clone)]
 pub struct Peer {
     /// Its address; `None` for a unix socket.
     pub client: Option<IpAddr>,
-    /// Whether the connection is one of the few that are kept for health probes.
+    /// Whether the connection is one of those reserved for health probes.
     pub reserved: bool,
     id: u64,
     table: Option<Table>,
 }
 
 impl Peer {
-    /// Waits. Meanwhile the connection is the first to go when another one needs its place.
+    /// Waits. Meanwhile the connection is the first to be closed when another one needs its slot.
     pub async fn hold_back(&self, time: Duration) {
         self.set_phase(Phase::Slowed);
         sleep(time).await;
@@ -164,7 +164,7 @@ impl Listener for Limited {
 /// Finds the end of a request's head: an empty line after the first line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum HeadEnd {
-    /// Nothing but line ends so far, which are passed over before a request.
+    /// Only line ends so far, which are skipped before a request.
     #[default]
     Before,
     /// In a line.
@@ -191,7 +191,7 @@ impl HeadEnd {
     }
 }
 
-/// A connection that holds its place, and ends when its time is over.
+/// A connection that holds a slot, and is closed when its time is over.
 #[derive(Debug)]
 pub struct Connection {
     stream: Box<dyn Stream>,
@@ -200,7 +200,7 @@ pub struct Connection {
     head: HeadEnd,
     /// When this phase is over.
     timer: Pin<Box<Sleep>>,
-    /// Ends when the place is given to another connection.
+    /// Completes when the slot is given to another connection.
     closed: oneshot::Receiver<()>,
     is_closed: bool,
     state: Arc<ServerState>,
@@ -218,19 +218,19 @@ impl Connection {
         self.peer.set_phase(phase);
     }
 
-    /// What was read.
+    /// Handles bytes read.
     fn received(&mut self, bytes: &[u8]) {
         if self.phase == Phase::Idle && !bytes.is_empty() {
             self.head = HeadEnd::default();
             self.enter(Phase::Receiving, HEAD_MAX);
         }
-        // What comes while an answer is made is a body, which nothing here takes, or the next request, which is looked at afterwards.
+        // Bytes that arrive during an answer are a body, which no handler reads, or the next request, which is handled afterwards.
         if self.phase == Phase::Receiving && self.head.is_in(bytes) {
             self.enter(Phase::Answering, ANSWER_MAX);
         }
     }
 
-    /// What was written.
+    /// Handles bytes written.
     fn progressed(&mut self) {
         self.phase = Phase::Idle;
         self.timer.as_mut().reset(Instant::now() + SILENCE_MAX);
@@ -239,7 +239,7 @@ impl Connection {
         }
     }
 
-    /// An error once the connection's time is over, or its place is another's.
+    /// An error once the connection's time is over, or its slot was given to another.
     fn end(&mut self, context: &mut Context<'_>) -> Option<io::Error> {
         if self.is_closed || Pin::new(&mut self.closed).poll(context).is_ready() {
             self.is_closed = true;
@@ -288,7 +288,7 @@ impl AsyncWrite for Connection {
             Poll::Ready(Ok(_)) => self.progressed(),
             Poll::Pending if self.phase != Phase::Stuck => {
                 self.enter(Phase::Stuck, SILENCE_MAX);
-                // The timer is another one than was looked at above.
+                // The timer was replaced since the check above.
                 let _ = self.timer.as_mut().poll(context);
             }
             _ => {}

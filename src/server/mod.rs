@@ -4,13 +4,13 @@
 //! |---|---|---|
 //! | `/`, `/pages/…` | the pages | yes |
 //! | `/metrics` | Prometheus exposition; on loopback only under a local name | no |
-//! | `/healthz` | 200 while the census thread goes on, else 503 | no |
-//! | `/readyz` | 200 once every process found at the start was looked at, else 503 | no |
+//! | `/healthz` | 200 while the census thread is alive, else 503 | no |
+//! | `/readyz` | 200 once every process found at start has had its first census, else 503 | no |
 //! | `/api/v1/…` | the sample model, maps, profiles, history, events: see `docs/api/openapi.json` | yes |
 //! | `/debug/pprof/heap?pid=` | a process's profile for scrapers | yes |
 //!
-//! Handlers read the newest snapshot and the history. Only two make the agent look at a process: `map` asks for a full census within the
-//! census's budget, and `profile?seconds=` records, where the configuration allows it.
+//! Handlers read the newest snapshot and the history. Only two cause work on a process: `map` requests a full census within the census's
+//! budget, and `profile?seconds=` records, if the configuration allows it.
 
 pub mod api;
 pub mod auth;
@@ -69,7 +69,7 @@ pub struct ServerState {
     keeper: Option<Keeper>,
     reader: Option<Reader>,
     maps: Maps,
-    /// Whose the blocks of the newest recordings on request are.
+    /// The blocks of the newest recordings on request.
     recorded: RecordedBlocks,
     /// Held while a recording on request runs.
     recording: tokio::sync::Mutex<()>,
@@ -85,18 +85,18 @@ pub struct ServerState {
     late: AtomicU64,
 }
 
-/// What the server reads and asks.
+/// What the server reads, and where it sends commands.
 #[derive(Debug, Clone)]
 pub struct Sources {
     /// The newest snapshot.
     pub published: Arc<Published>,
-    /// Whether the census thread goes on.
+    /// Shows whether the census thread is alive.
     pub heartbeat: Arc<Heartbeat>,
     /// Where recordings on request are put.
     pub attributions: Arc<Attributions>,
-    /// The programs for recordings on request.
+    /// The BPF programs for recordings on request.
     pub session: Arc<LazySession>,
-    /// The census thread's orders.
+    /// Commands to the census thread.
     pub commands: mpsc::Sender<Command>,
     /// The history's newest events and counters.
     pub keeper: Option<Keeper>,
@@ -105,7 +105,7 @@ pub struct Sources {
 }
 
 impl ServerState {
-    /// Without a `token` everything is open, to loopback only.
+    /// Without a `token` everything is open, but only to loopback.
     #[must_use]
     pub fn new(listen: SocketAddr, sources: Sources, token: Option<String>) -> Self {
         let zero = || AtomicU64::new(0);
@@ -138,13 +138,13 @@ impl ServerState {
         }
     }
 
-    /// Shows what is sent to a server of profiles. Only the first call counts.
+    /// Adds the counters of pushed profiles to the metrics. Only the first call counts.
     pub fn set_push(&self, counters: Arc<PushCounters>) {
-        // There is one pusher in an agent's life.
+        // An agent has one pusher.
         let _ = self.push.set(counters);
     }
 
-    /// Allows recordings on request for at most so many seconds; 0 = none.
+    /// Allows recordings on request of at most `seconds_max`; 0 = none.
     pub fn allow_recordings(&self, seconds_max: u64) {
         self.profile_seconds_max.store(seconds_max, Ordering::Relaxed);
     }
@@ -171,19 +171,19 @@ impl ServerState {
         self.listen
     }
 
-    /// What the governor's thread writes and the metrics show.
+    /// The governor thread's sample, for the metrics.
     #[must_use]
     pub fn governed(&self) -> SharedSample {
         Arc::clone(&self.governed)
     }
 
-    /// What the listener's thread writes and the metrics show.
+    /// The listener thread's sample, for the metrics.
     #[must_use]
     pub fn listening(&self) -> SharedListening {
         Arc::clone(&self.listening)
     }
 
-    /// What the thread that looks for leaks writes and the metrics show.
+    /// The leak-scanning thread's sample, for the metrics.
     #[must_use]
     pub fn leaks(&self) -> SharedLeaks {
         Arc::clone(&self.leaks)
@@ -207,14 +207,14 @@ impl ServerState {
     }
 }
 
-/// What a listener gives.
+/// The paths that a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serves {
     /// All paths.
     Everything,
     /// `/metrics`, `/healthz` and `/readyz`, which need no token.
     MetricsAndHealth,
-    /// All paths, to whoever may open the socket: no token is asked for.
+    /// All paths, without a token, to those who may open the socket.
     EverythingToFriends,
 }
 
@@ -226,10 +226,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the thread `fragprof-http` on a socket that is bound already, so that a taken address is the caller's error.
+    /// Starts the thread `fragprof-http` on a bound socket, so that an address in use is the caller's error.
     ///
     /// # Errors
-    /// If the system gives no thread, timer or poll descriptor.
+    /// If no thread, timer or poll descriptor can be created.
     pub fn start(bound: Bound, state: Arc<ServerState>, connections_max: usize, serves: Serves) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let is_loopback = match &bound {
@@ -244,7 +244,7 @@ impl Server {
         let router = router(state, serves, is_loopback);
         let serve = move || {
             let until = async {
-                // Told, or the sender is gone: both mean the end.
+                // A message or a dropped sender both mean the end.
                 let _ = stopped.await;
             };
             let service = router.into_make_service_with_connect_info::<Peer>();
@@ -263,9 +263,9 @@ impl Server {
         self.thread.is_finished()
     }
 
-    /// Lets requests under way finish, for at most `within`.
+    /// Lets running requests finish, for at most `within`.
     pub fn stop(self, within: Duration) {
-        // It is gone already if this fails.
+        // If this fails, it has ended already.
         let _ = self.stop.send(());
         let deadline = Instant::now() + within;
         while !self.thread.is_finished() && Instant::now() < deadline {
@@ -274,7 +274,7 @@ impl Server {
     }
 }
 
-/// `is_loopback`: only this machine can connect, and so can every page that its browsers show.
+/// `is_loopback`: only this machine can connect, but so can any page open in its browsers.
 fn router(state: Arc<ServerState>, serves: Serves, is_loopback: bool) -> Router {
     let all = || api::routes().merge(pages::routes());
     let guarded = match serves {
@@ -322,6 +322,6 @@ async fn readyz(State(state): State<Arc<ServerState>>) -> Response {
     if state.published.load().first_round_done {
         "ok\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the first round over the processes is not finished\n").into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, "the first round of censuses is not finished\n").into_response()
     }
 }

@@ -1,5 +1,5 @@
-//! The description of the API (OpenAPI 3.1), made from the types that are sent. `docs/api/openapi.json` is this document; a test holds the
-//! two together.
+//! The description of the API (OpenAPI 3.1), generated from the types that are sent. `docs/api/openapi.json` is this document; a test keeps
+//! the two in step.
 
 use axum::response::{IntoResponse, Response};
 use schemars::generate::SchemaSettings;
@@ -17,19 +17,21 @@ use crate::retention::Leaks;
 use crate::retention::owners::Owners;
 use crate::store::view::{DiffView, EventView, EventsView, HistoryView, PastProcesses};
 
-/// A parameter: name, JSON type, what it is.
+/// A parameter: name, JSON type, description.
 type Parameter = (&'static str, &'static str, &'static str);
 
 const PID: Parameter = ("pid", "integer", "Process id in the agent's pid namespace.");
 const ID: Parameter = ("id", "integer", "The event's id.");
 const FROM: Parameter = ("from", "number", "Start, seconds since the Unix epoch; negative = seconds before now.");
-const TO: Parameter = ("to", "number", "End, seconds since the Unix epoch; negative = seconds before now; now without it.");
-const TICKS: Parameter = ("start_ticks", "integer", "Which process of the pid; the running one, or the last one, without it.");
-const BY: Parameter =
-    ("by", "string", "Value: live (without the parameter), allocated, survivors, pinned, blocked, growth, peak or touched.");
-const FORMAT: Parameter =
-    ("format", "string", "tree (without the parameter), stacks (the object of `report --json`), folded, or pprof (gzipped).");
-const MIN_RATIO: Parameter = ("min_ratio", "number", "Smallest share of the whole that a node of the tree has, 0 to 1; 0.0005 without it.");
+const TO: Parameter = ("to", "number", "End, seconds since the Unix epoch; negative = seconds before now. Default: now.");
+const TICKS: Parameter = (
+    "start_ticks",
+    "integer",
+    "Start time of the process, to identify it among those with the same pid. Default: the running one, or the last one.",
+);
+const BY: Parameter = ("by", "string", "Value: live (the default), allocated, survivors, pinned, blocked, growth, peak or touched.");
+const FORMAT: Parameter = ("format", "string", "tree (the default), stacks (the object of `report --json`), folded, or pprof (gzipped).");
+const MIN_RATIO: Parameter = ("min_ratio", "number", "Smallest share of the whole for a node of the tree, 0 to 1. Default: 0.0005.");
 
 /// One path.
 struct Endpoint {
@@ -43,22 +45,16 @@ struct Endpoint {
 
 const ENDPOINTS: &[Endpoint] = &[
     Endpoint { path: "/metrics", summary: "Prometheus exposition, text format 0.0.4.", query: &[], answer: "", refusals: &[] },
-    Endpoint { path: "/healthz", summary: "200 while the census thread goes on, else 503.", query: &[], answer: "", refusals: &[503] },
+    Endpoint { path: "/healthz", summary: "200 while the census thread is alive, else 503.", query: &[], answer: "", refusals: &[503] },
     Endpoint {
         path: "/readyz",
-        summary: "200 once every process found at the start was looked at, else 503.",
+        summary: "200 once every process found at start has had its first census, else 503.",
         query: &[],
         answer: "",
         refusals: &[503],
     },
     Endpoint { path: "/api/v1/openapi.json", summary: "This document.", query: &[], answer: "", refusals: &[] },
-    Endpoint {
-        path: "/api/v1/agent",
-        summary: "What the agent is and what it can answer.",
-        query: &[],
-        answer: "AgentView",
-        refusals: &[],
-    },
+    Endpoint { path: "/api/v1/agent", summary: "The agent, and what it can answer.", query: &[], answer: "AgentView", refusals: &[] },
     Endpoint {
         path: "/api/v1/processes",
         summary: "All watched processes with their ladders, verdicts and growth.",
@@ -69,7 +65,7 @@ const ENDPOINTS: &[Endpoint] = &[
     Endpoint { path: "/api/v1/processes/{pid}", summary: "One of them.", query: &[], answer: "ProcessView", refusals: &[404] },
     Endpoint {
         path: "/api/v1/processes/{pid}/heap",
-        summary: "Its newest close census: the object of `fragprof census --json`.",
+        summary: "Its newest full or sampled census: the object of `fragprof census --json`.",
         query: &[],
         answer: "Census",
         refusals: &[404],
@@ -83,28 +79,32 @@ const ENDPOINTS: &[Endpoint] = &[
     },
     Endpoint {
         path: "/api/v1/processes/{pid}/map",
-        summary: "Its heaps' address space, page by page or in larger cells. Takes a full census if the last picture is older than a minute; 429 while the census's budget is used up, 422 for heaps too large to walk.",
+        summary: "Its heaps' address space, page by page or in larger cells. Takes a full census if the last map is older than a minute; 429 while the census's budget is used up, 422 for heaps too large to walk.",
         query: &[
             ("from", "string", "First address, decimal or hexadecimal with 0x."),
             ("to", "string", "First address after the range."),
-            ("cells", "integer", "Cells at most, about: 1 to 16384, 2048 without it."),
+            ("cells", "integer", "Approximate number of cells, 1 to 16384. Default: 2048."),
         ],
         answer: "MapView",
         refusals: &[404, 422, 429, 503],
     },
     Endpoint {
         path: "/api/v1/processes/{pid}/profile",
-        summary: "Its bytes by call stack, as the tiers that know stacks have them.",
+        summary: "Its bytes by call stack, from the tiers that know stacks.",
         query: &[
             BY,
             FORMAT,
             MIN_RATIO,
-            ("at", "number", "Time, seconds since the Unix epoch, negative = before now: the history's last profile by then."),
+            (
+                "at",
+                "number",
+                "Time, seconds since the Unix epoch, negative = before now: returns the history's last profile at or before it.",
+            ),
             TICKS,
             (
                 "seconds",
                 "integer",
-                "Records every allocation for so long first, where profile.on_demand allows it; costs the target about 2 µs an allocation.",
+                "Records every allocation for this time first, if profile.on_demand allows it; costs the target about 2 µs per allocation.",
             ),
         ],
         answer: "ProfileView",
@@ -112,40 +112,45 @@ const ENDPOINTS: &[Endpoint] = &[
     },
     Endpoint {
         path: "/api/v1/processes/{pid}/stacks",
-        summary: "Whose the blocks of a range of addresses are, as the newest exact recording on request (profile?seconds=) had them.",
+        summary: "The call stacks of the blocks in a range of addresses, from the newest exact recording on request (profile?seconds=).",
         query: &[
             ("from", "string", "First address, decimal or hexadecimal with 0x."),
             ("to", "string", "First address after the range."),
-            ("top", "integer", "Stacks at most: 1 to 200, 10 without it."),
+            ("top", "integer", "Most stacks returned, 1 to 200. Default: 10."),
         ],
         answer: "RangeView",
         refusals: &[404],
     },
     Endpoint {
         path: "/api/v1/processes/{pid}/history",
-        summary: "Its ladder over time; the last hour without parameters.",
-        query: &[FROM, TO, ("points", "integer", "Points at most: 1 to 2000, 300 without it."), TICKS],
+        summary: "Its ladder over time; by default the last hour.",
+        query: &[FROM, TO, ("points", "integer", "Most points returned, 1 to 2000. Default: 300."), TICKS],
         answer: "HistoryView",
         refusals: &[404, 503],
     },
     Endpoint {
         path: "/api/v1/processes/{pid}/diff",
-        summary: "What changed between two times: the ladder, and the stacks where there are two profiles.",
+        summary: "What changed between two times: the ladder, and the stacks if there are two profiles.",
         query: &[FROM, TO, BY, TICKS],
         answer: "DiffView",
         refusals: &[404, 503],
     },
     Endpoint {
         path: "/api/v1/history",
-        summary: "The processes that the history knows of a span, running or not.",
+        summary: "The processes in the history within a span, running or not.",
         query: &[FROM, TO],
         answer: "PastProcesses",
         refusals: &[404, 503],
     },
     Endpoint {
         path: "/api/v1/events",
-        summary: "Flight records, the newest first; the last week without parameters.",
-        query: &[FROM, TO, ("limit", "integer", "Records at most: 1 to 500, 50 without it."), ("pid", "integer", "Of this process alone.")],
+        summary: "Flight records, the newest first; by default of the last week.",
+        query: &[
+            FROM,
+            TO,
+            ("limit", "integer", "Most records returned, 1 to 500. Default: 50."),
+            ("pid", "integer", "Only those of this process."),
+        ],
         answer: "EventsView",
         refusals: &[],
     },
@@ -160,10 +165,7 @@ const ENDPOINTS: &[Endpoint] = &[
     Endpoint {
         path: "/debug/pprof/heap",
         summary: "A process's profile as gzipped pprof, for scrapers.",
-        query: &[
-            ("pid", "integer", "Process id."),
-            ("seconds", "integer", "Records for so long first, where profile.on_demand allows it."),
-        ],
+        query: &[("pid", "integer", "Process id."), ("seconds", "integer", "Records for this time first, if profile.on_demand allows it.")],
         answer: "",
         refusals: &[403, 404, 409, 422],
     },
@@ -220,12 +222,12 @@ pub fn build() -> Value {
         "info": {
             "title": "fragprof agent",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Who holds the memory of the processes of a machine. Numbers have their unit last in their name; null = not known, which is not 0. Texts of processes are as the kernel has them.",
+            "description": "The memory of the processes of a machine. Names of numbers end in their unit; null = not known, which is not 0. Texts of processes are as the kernel reports them.",
         },
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": { "token": { "type": "http", "scheme": "bearer", "description": "The token of server.token_file. Without one the agent answers loopback only." } },
+            "securitySchemes": { "token": { "type": "http", "scheme": "bearer", "description": "The token of server.token_file. Without one the agent answers only on loopback." } },
         },
     })
 }
@@ -263,10 +265,10 @@ fn why(status: u16) -> &'static str {
         400 => "A parameter is wrong.",
         401 => "The token is missing or wrong.",
         403 => "Not allowed here.",
-        404 => "There is no such thing.",
+        404 => "Not found.",
         409 => "Another recording is running.",
-        422 => "It cannot be done with this process.",
-        429 => "The budget is used up; Retry-After says when to ask again.",
+        422 => "Not possible with this process.",
+        429 => "The budget is used up; Retry-After says when to retry.",
         _ => "The agent cannot answer now.",
     }
 }
@@ -274,7 +276,7 @@ fn why(status: u16) -> &'static str {
 /// The document as text, as it is served and kept in `docs/api/openapi.json`.
 #[must_use]
 pub fn text() -> String {
-    // Texts, numbers and lists: this cannot fail.
+    // Serialising texts, numbers and lists cannot fail.
     serde_json::to_string_pretty(&build()).unwrap_or_default() + "\n"
 }
 
@@ -288,14 +290,14 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// `FRAGPROF_BLESS=1 cargo test --lib openapi` writes the file anew.
+    /// `FRAGPROF_BLESS=1 cargo test --lib openapi` regenerates the file.
     #[test]
     fn the_document_in_docs_is_the_one_that_is_served() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api/openapi.json");
         if std::env::var_os("FRAGPROF_BLESS").is_some() {
             std::fs::write(path, text()).unwrap();
         }
-        assert_eq!(std::fs::read_to_string(path).unwrap(), text(), "write it anew: FRAGPROF_BLESS=1 cargo test --lib openapi");
+        assert_eq!(std::fs::read_to_string(path).unwrap(), text(), "regenerate it: FRAGPROF_BLESS=1 cargo test --lib openapi");
     }
 
     #[test]

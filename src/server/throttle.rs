@@ -1,19 +1,19 @@
-//! Who asks without the right token, how often, and what is done about it. Pure.
+//! Rate limit for requests without a valid token. Pure.
 //!
-//! A client may be wrong some times in a row: a browser asks for every part of a page before the person has typed the token. Beyond that
-//! its answers are held back, so that trying tokens is slow and costs the agent nothing. The right token is answered at once, always.
+//! A client may be refused several times in a row: a browser requests every part of a page before the user has typed the token. Beyond that
+//! its answers are delayed, so that guessing tokens is slow and costs the agent nothing. Requests with the right token are never delayed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Wrong requests of a client that are answered at once.
+/// Refused requests of a client that are answered at once.
 const BURST: f64 = 20.0;
-/// Wrong requests of a client a second that are answered at once beyond that.
+/// Refused requests of a client per second that are answered at once beyond that.
 const A_SECOND: f64 = 1.0;
-/// How long an answer is held back.
+/// How long an answer is delayed.
 pub(super) const DELAY: Duration = Duration::from_secs(1);
-/// Clients that are told apart; the rest are taken for one.
+/// Clients that are counted separately; all others count as one.
 const CLIENTS_MAX: usize = 1024;
 /// Time between two lines in the log.
 const SAY_EVERY: Duration = Duration::from_secs(60);
@@ -30,16 +30,16 @@ impl Bucket {
     }
 }
 
-/// What to do about a wrong request.
+/// How to answer a refused request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict {
-    /// Whether its answer is held back.
+    /// Whether its answer is delayed.
     pub is_slowed: bool,
-    /// How many there were since the last line in the log, where it is time for the next.
+    /// Number of refused requests since the last log line, if it is time for the next one.
     pub say: Option<u64>,
 }
 
-/// Wrong requests of all clients.
+/// Refused requests of all clients.
 #[derive(Debug, Default)]
 pub(super) struct Throttle {
     clients: HashMap<Option<IpAddr>, Bucket>,
@@ -78,7 +78,7 @@ mod tests {
         let mut throttle = Throttle::default();
         let (hostile, other) = (Some(IpAddr::from([10, 0, 0, 1])), Some(IpAddr::from([10, 0, 0, 2])));
         let (mut at_once, mut said) = (0, Vec::new());
-        // 8,000 a second for two minutes.
+        // 8,000 per second for two minutes.
         for at in 0..120 * 8000u64 {
             let verdict = throttle.wrong(hostile, start + Duration::from_micros(at * 125));
             at_once += u64::from(!verdict.is_slowed);

@@ -173,7 +173,7 @@ fn whoever_tries_tokens_is_slowed_and_named_and_the_right_one_is_answered_at_onc
     assert_eq!(ask(TOKEN).0, 200);
     let slowed = value(&daemon.metrics(), "fragprof_http_slowed_total", "");
     assert!(slowed.is_some_and(|count| (1.0..=3.0).contains(&count)), "{slowed:?}");
-    let said = daemon.process.err.wait_for(LIMIT, |line| line.contains("without the right token")).unwrap();
+    let said = daemon.process.err.wait_for(LIMIT, |line| line.contains("without a valid token")).unwrap();
     assert!(said.contains("127.0.0.1") && !said.contains("0124"), "{said}");
 }
 

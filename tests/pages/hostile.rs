@@ -61,7 +61,7 @@ fn beyond_loopback_a_browser_asks_for_the_token_and_then_shows_the_pages() {
     assert_eq!((daemon.get("/").status, daemon.get("/pages/main.js").status), (401, 401));
     browser.log_in_with(TOKEN);
     browser.open(&format!("http://127.0.0.1:{}/", daemon.address.port()));
-    assert!(browser.text("main").contains("Who holds this machine's memory"));
+    assert!(browser.text("main").contains("Memory of this machine's processes"));
     // Another site's page cannot make the browser ask in its person's name.
     let answer = daemon.ask(&format!(
         "GET /api/v1/processes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\nConnection: close\r\n\r\n"

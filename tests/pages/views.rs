@@ -114,7 +114,7 @@ fn pages_fit_a_phone_and_both_themes_and_are_drawn_for_a_person_to_look_at() {
             browser.look(look);
             browser.open(&page(&daemon, &fragment));
             browser
-                .wait("all parts", "document.querySelector('#quality, tbody tr') !== null && !document.body.innerText.includes('Asking')");
+                .wait("all parts", "document.querySelector('#quality, tbody tr') !== null && !document.body.innerText.includes('Loading')");
             let beyond = browser.eval(&format!("document.scrollingElement.scrollWidth - {}", look.width)).as_i64().unwrap();
             assert!(beyond <= 0, "{name}: the {view} is {beyond} pixels wider than the screen");
             browser.screenshot(&pictures().join(format!("{view}-{name}.png")), None);

@@ -1,4 +1,4 @@
-//! Flight records: what was known of processes that were killed, neared their limit, or ended.
+//! Flight records: the last state of processes that were killed, came near their limit, or ended.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,7 +18,7 @@ use crate::store::view::{EventView, EventsView};
 
 /// Events without the parameter.
 const LIMIT: u64 = 50;
-/// Events of one answer at most: some KiB each.
+/// Most events in one answer, of a few KiB each.
 const LIMIT_MAX: u64 = 500;
 /// Span without parameters: a week.
 const DEFAULT_S: f64 = 7.0 * 86400.0;
@@ -42,14 +42,14 @@ async fn list(state: &ServerState, asked: Result<Query<Asked>, QueryRejection>) 
     let asked = query::checked(asked)?;
     let limit = asked.limit.unwrap_or(LIMIT);
     if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(refuse(StatusCode::BAD_REQUEST, "limit is a number from 1 to 500"));
+        return Err(refuse(StatusCode::BAD_REQUEST, "limit must be a number from 1 to 500"));
     }
     let now = unix_s(SystemTime::now());
-    // What happens while this is asked belongs to it.
+    // Events that occur during this request are included.
     let to = asked.to.map_or(Ok(now + 1.0), |to| query::time(to, now))?;
     let from = asked.from.map_or(Ok(to - DEFAULT_S), |from| query::time(from, now))?;
     let of = |event: &EventView| asked.pid.is_none_or(|pid| event.process.pid == pid) && (from..=to).contains(&event.at_unix_s);
-    // The newest are in memory although the disk cannot be read.
+    // The newest are in memory even if the disk cannot be read.
     let mut view = ask(state, move |reader| reader.events(from, to, LIMIT_MAX, None)).await.unwrap_or_default();
     view.events.retain(of);
     for Record { event, .. } in state.recent().into_iter().filter(|record| of(&record.event)) {
@@ -65,11 +65,11 @@ async fn list(state: &ServerState, asked: Result<Query<Asked>, QueryRejection>) 
 }
 
 fn id(text: &str) -> Result<u64, Refusal> {
-    text.parse().map_err(|_| refuse(StatusCode::BAD_REQUEST, "an event's id is a number"))
+    text.parse().map_err(|_| refuse(StatusCode::BAD_REQUEST, "an event's id must be a number"))
 }
 
 fn unknown() -> Refusal {
-    refuse(StatusCode::NOT_FOUND, "there is no event of this id")
+    refuse(StatusCode::NOT_FOUND, "there is no event with this id")
 }
 
 /// `/api/v1/events/{id}`
@@ -97,7 +97,7 @@ pub async fn profile(
 async fn shown(state: &ServerState, text: &str, asked: Result<Query<profile::Asked>, QueryRejection>) -> Result<Response, Refusal> {
     let asked = query::checked(asked)?;
     let event = one(state, text).await?;
-    let none = || refuse(StatusCode::NOT_FOUND, "no profile was at hand when this happened");
+    let none = || refuse(StatusCode::NOT_FOUND, "there was no profile of the process at the time of this event");
     let recent = state.recent().into_iter().find(|record| record.event.id == event.id).and_then(|record| record.profile);
     if let Some(profile) = recent {
         return asked.show(event.process.pid, &profile, event.at_unix_s);

@@ -1,4 +1,4 @@
-//! What was: the ladder over time, processes of the past, and what changed between two times.
+//! The history: the ladder over time, past processes, and what changed between two times.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -24,10 +24,10 @@ use crate::store::view::{DiffView, HistoryView, PastProcesses, StackDiff, Stacks
 const DEFAULT_S: f64 = 3600.0;
 /// Points without the parameter.
 const POINTS: u64 = 300;
-/// Stacks of a difference.
+/// Most stacks of a difference.
 const STACKS_MAX: usize = 200;
 
-/// Asks the history on a thread that may wait for the disk.
+/// Queries the history on a thread that may wait for the disk.
 ///
 /// # Errors
 /// 503 if it cannot be read.
@@ -35,7 +35,7 @@ pub async fn ask<T: Send + 'static>(
     state: &ServerState,
     question: impl FnOnce(&Reader) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let reader = state.reader.clone().ok_or_else(|| refuse(StatusCode::NOT_FOUND, "this agent keeps no history"))?;
+    let reader = state.reader.clone().ok_or_else(|| refuse(StatusCode::NOT_FOUND, "this agent does not keep a history"))?;
     let unreadable = |why: String| refuse(StatusCode::SERVICE_UNAVAILABLE, &why);
     let asked = tokio::task::spawn_blocking(move || question(&reader)).await.map_err(|error| unreadable(error.to_string()))?;
     asked.map_err(|error| unreadable(error.to_string()))
@@ -46,11 +46,11 @@ fn now_unix_s() -> f64 {
 }
 
 fn unknown() -> Refusal {
-    refuse(StatusCode::NOT_FOUND, "the history knows no process of this pid")
+    refuse(StatusCode::NOT_FOUND, "the history has no process with this pid")
 }
 
 async fn known(state: &ServerState, pid: u32, start_ticks: Option<u64>) -> Result<Found, Refusal> {
-    // Of a running process its own past is meant, not that of an older one of the same pid.
+    // For a running process this is its own past, not that of an earlier process with the same pid.
     let running = state.published.load().process(pid).map(|one| one.identity.process.start_ticks);
     let found = ask(state, move |reader| match reader.find(pid, start_ticks.or(running))? {
         None if start_ticks.is_none() => reader.find(pid, None),
@@ -124,7 +124,7 @@ async fn changed(state: &ServerState, pid: &str, asked: Result<Query<Between>, Q
     view.ok_or_else(|| refuse(StatusCode::NOT_FOUND, "the history has no sample of this process at or before one of the two times"))
 }
 
-/// The difference of a process between two times; before its first sample, the first one stands for it.
+/// The difference of a process between two times; for times before its first sample, the first one is used.
 ///
 /// # Errors
 /// What the history reports.
@@ -174,5 +174,5 @@ pub async fn profile_at(
     let found = known(state, pid, start_ticks).await?;
     let profile = ask(state, move |reader| reader.profile_at(&found, kind, at_unix_s)).await?;
     profile
-        .ok_or_else(|| refuse(StatusCode::NOT_FOUND, "the history has no profile of this process that measured it, at or before this time"))
+        .ok_or_else(|| refuse(StatusCode::NOT_FOUND, "the history has no profile of this process with this value, at or before this time"))
 }

@@ -1,4 +1,4 @@
-//! The picture of the address space: what each page, or run of pages, of the heaps is full of.
+//! The map of the address space: the contents of each page, or run of pages, of the heaps.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +18,13 @@ use crate::model::map::{Kept, MapView};
 use crate::model::sample::{Identity, ProcessSample};
 use crate::target::ProcessId;
 
-/// Cells of one answer at most: about 300 KiB of JSON.
+/// Most cells in one answer: about 300 KiB of JSON.
 const CELLS_MAX: u64 = 16_384;
 /// Cells without the parameter.
 const CELLS_DEFAULT: u64 = 2048;
-/// How long a map is shown again instead of looking anew, so that zooming stays on one picture.
+/// How long a map is reused instead of taking a new census, so that zooming stays within one map.
 const KEEP: Duration = Duration::from_secs(60);
-/// Memory for maps that are kept.
+/// Most memory for cached maps.
 const KEPT_BYTES_MAX: usize = 48 << 20;
 /// Longest wait for the census thread: a census may take 30 s.
 const WAIT_MAX: Duration = Duration::from_secs(35);
@@ -40,7 +40,7 @@ impl Maps {
         kept.iter().find(|one| one.identity == identity).cloned()
     }
 
-    /// Forgets the map of a process, so that the next one is a new one.
+    /// Drops the map of a process, so that the next request takes a new one.
     pub(in crate::server) fn forget(&self, process: ProcessId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|one| one.identity.process != process);
     }
@@ -74,7 +74,7 @@ async fn view(state: &ServerState, pid: &str, asked: Result<Query<Asked>, QueryR
     let range = query::range(asked.from.as_deref(), asked.to.as_deref())?;
     let cells = asked.cells.unwrap_or(CELLS_DEFAULT);
     if !(1..=CELLS_MAX).contains(&cells) {
-        return Err(refuse(StatusCode::BAD_REQUEST, "cells is a number from 1 to 16384"));
+        return Err(refuse(StatusCode::BAD_REQUEST, "cells must be a number from 1 to 16384"));
     }
     let found = find(state, pid)?;
     let kept = match state.maps.young(found.identity) {
@@ -84,7 +84,7 @@ async fn view(state: &ServerState, pid: &str, asked: Result<Query<Asked>, QueryR
     Ok(MapView::of(&kept, &range, usize::try_from(cells).unwrap_or(1)))
 }
 
-/// Asks the census thread, which charges its budget for it.
+/// Requests a map from the census thread, which charges its budget for it.
 async fn look(state: &ServerState, found: &ProcessSample) -> Result<Kept, Refusal> {
     let (reply, answer) = oneshot::channel();
     let silent = || refuse(StatusCode::SERVICE_UNAVAILABLE, "the census thread does not answer");

@@ -1,4 +1,4 @@
-//! The API: the sample model as JSON, keys in snake_case with the unit last. `docs/api/openapi.json` describes it, made from these types.
+//! The API: the sample model as JSON, keys in snake_case ending in the unit. `docs/api/openapi.json`, generated from these types, describes it.
 
 pub mod events;
 pub mod history;
@@ -22,7 +22,7 @@ use super::ServerState;
 use super::openapi;
 use crate::model::sample::ProcessSample;
 
-/// A refusal that is ready to be sent. Boxed, because a response is large.
+/// A refusal, ready to send. Boxed, because a response is large.
 pub type Refusal = Box<Response>;
 
 /// Paths that need the token.
@@ -72,9 +72,9 @@ fn answer(done: Result<Response, Refusal>) -> Response {
     done.unwrap_or_else(|refusal| *refusal)
 }
 
-/// The watched process of a pid in a path.
+/// The watched process for a pid in a path.
 fn find(state: &ServerState, pid: &str) -> Result<Arc<ProcessSample>, Refusal> {
     let pid = query::pid(pid)?;
     let found = state.published.load().process(pid).map(Arc::clone);
-    found.ok_or_else(|| refuse(StatusCode::NOT_FOUND, "no process of this pid is watched: it has ended, or the rules leave it out"))
+    found.ok_or_else(|| refuse(StatusCode::NOT_FOUND, "no process with this pid is watched: it has ended, or the rules exclude it"))
 }

@@ -14,32 +14,32 @@ use super::{answer, find, object, refuse};
 use crate::fragmentation::verdict::{Source, Verdict};
 use crate::model::view::{ProcessView, ProcessesView, unix_s};
 
-/// What the agent is and what it can answer.
+/// The agent, and what it can answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AgentView {
     /// Its version.
     pub version: String,
     /// Number of the newest snapshot.
     pub sequence: u64,
-    /// When it was made, seconds since the Unix epoch.
+    /// When that was made, seconds since the Unix epoch.
     pub at_unix_s: f64,
     /// Seconds since the agent started.
     pub uptime_s: f64,
-    /// Whether every process found at the start was looked at once.
+    /// Whether every process found at start has had its first census.
     pub is_ready: bool,
-    /// Processes on the machine, kernel threads and zombies apart.
+    /// Processes on the machine, without kernel threads and zombies.
     pub processes_on_machine: u64,
     /// Watched processes.
     pub processes_watched: u64,
-    /// Processes that passed the rules, but not the limit on their number.
+    /// Processes selected by the rules, but beyond the limit on their number.
     pub processes_over_limit: u64,
     /// Share of one core that the census may use.
     pub budget_ratio: f64,
     /// The agent's own resident bytes.
     pub own_rss_bytes: u64,
-    /// Whether `history`, `diff` and profiles of the past answer.
+    /// Whether `history`, `diff` and past profiles are available.
     pub has_history: bool,
-    /// Whether `profile?seconds=` answers, and for how many seconds at most; null = not allowed here.
+    /// Longest recording that `profile?seconds=` allows, in seconds; null = not allowed here.
     pub profile_seconds_max: Option<u64>,
 }
 
@@ -72,7 +72,7 @@ pub async fn process(State(state): State<Arc<ServerState>>, Path(pid): Path<Stri
     answer(find(&state, &pid).map(|found| object(&ProcessView::of(&found, Instant::now()))))
 }
 
-/// `/api/v1/processes/{pid}/heap`: the newest close census, the object of `fragprof census --json`.
+/// `/api/v1/processes/{pid}/heap`: the newest full or sampled census, the object of `fragprof census --json`.
 pub async fn heap(State(state): State<Arc<ServerState>>, Path(pid): Path<String>) -> Response {
     answer(find(&state, &pid).and_then(|found| {
         let why = found.reason.as_deref().unwrap_or("no census of this process yet");

@@ -15,7 +15,7 @@ use crate::model::profile::ProfileView;
 use crate::model::view::unix_s;
 use crate::profile::{self, Profile};
 
-/// Smallest share of the whole that a node of the tree has, without the parameter.
+/// Default of the smallest share of the whole for a node of the tree.
 const MIN_RATIO: f64 = 0.0005;
 
 /// Parameters.
@@ -31,18 +31,18 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The profile in the format asked for.
+    /// The profile in the requested format.
     ///
     /// # Errors
-    /// 400 for parameters out of range, 404 where the profile did not measure it.
+    /// 400 for parameters out of range, 404 if the profile did not measure the value.
     pub fn show(&self, pid: u32, profile: &Profile, at_unix_s: f64) -> Result<Response, Refusal> {
         let kind = query::by(self.by.as_deref())?.best_in(profile.meta.kinds);
         let min_ratio = self.min_ratio.unwrap_or(MIN_RATIO);
         if !(0.0..=1.0).contains(&min_ratio) {
-            return Err(refuse(StatusCode::BAD_REQUEST, "min_ratio is a number from 0 to 1"));
+            return Err(refuse(StatusCode::BAD_REQUEST, "min_ratio must be a number from 0 to 1"));
         }
         if self.format.as_deref() != Some("pprof") && !profile.meta.kinds.contains(kind) {
-            let why = format!("this was not measured; there is: {}", profile.meta.kinds.by_names().join(", "));
+            let why = format!("this value was not measured; available: {}", profile.meta.kinds.by_names().join(", "));
             return Err(refuse(StatusCode::NOT_FOUND, &why));
         }
         match self.format.as_deref() {
@@ -50,7 +50,7 @@ impl Asked {
             Some("stacks") => Ok(text("application/json", profile::json::to_string(profile, kind, Some(STACKS_MAX)))),
             Some("folded") => Ok(text("text/plain; charset=utf-8", profile::folded::lines(profile, kind).join("\n") + "\n")),
             Some("pprof") => pprof_of(profile),
-            Some(_) => Err(refuse(StatusCode::BAD_REQUEST, "format is one of tree, stacks, folded, pprof")),
+            Some(_) => Err(refuse(StatusCode::BAD_REQUEST, "format must be one of tree, stacks, folded, pprof")),
         }
     }
 }
@@ -93,14 +93,14 @@ async fn shown(state: &ServerState, pid: &str, asked: Result<Query<Asked>, Query
         let profile = super::super::on_demand::record(state, found.identity.process.pid, seconds).await?;
         return asked.show(pid, &profile, unix_s(SystemTime::now()));
     }
-    // From the board itself: what was just recorded is there before the next look at the process.
+    // Read from the board itself: a new recording is there before the process's next sample.
     let attributed = state.attributions.of(found.identity.process);
     let known = attributed.with(kind).or_else(|| attributed.best());
     let known = known.ok_or_else(|| refuse(StatusCode::NOT_FOUND, NO_PROFILE))?;
     asked.show(pid, &known.profile, unix_s(known.wall))
 }
 
-const NO_PROFILE: &str = "no stacks of this process are known: no tier that knows stacks watches it (fragprof record -p PID records them)";
+const NO_PROFILE: &str = "this process has no profile: no tier that knows stacks watches it (record it with fragprof record -p PID)";
 
 /// Parameters of the scraper's path.
 #[derive(Debug, Default, Deserialize)]
@@ -110,14 +110,14 @@ pub struct Scraped {
     seconds: Option<u64>,
 }
 
-/// `/debug/pprof/heap?pid=`: for scrapers that take Go's paths.
+/// `/debug/pprof/heap?pid=`: for scrapers that use Go's paths.
 pub async fn pprof(State(state): State<Arc<ServerState>>, asked: Result<Query<Scraped>, QueryRejection>) -> Response {
     answer(scraped(&state, asked).await)
 }
 
 async fn scraped(state: &ServerState, asked: Result<Query<Scraped>, QueryRejection>) -> Result<Response, Refusal> {
     let asked = query::checked(asked)?;
-    let pid = asked.pid.ok_or_else(|| refuse(StatusCode::BAD_REQUEST, "which process? /debug/pprof/heap?pid=PID"))?;
+    let pid = asked.pid.ok_or_else(|| refuse(StatusCode::BAD_REQUEST, "a pid is required: /debug/pprof/heap?pid=PID"))?;
     let found = find(state, &pid)?;
     if let Some(seconds) = asked.seconds {
         let recorded = super::super::on_demand::record(state, found.identity.process.pid, seconds).await?;

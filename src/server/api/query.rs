@@ -1,4 +1,4 @@
-//! Parameters of requests: every value is checked, and a wrong one is named.
+//! Parameters of requests: every value is checked, and an invalid one is named.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request};
@@ -10,11 +10,11 @@ use serde::Deserialize;
 use super::{Refusal, refuse};
 use crate::profile::ValueKind;
 
-/// Points of one history answer at most.
+/// Most points in one history answer.
 const POINTS_MAX: u64 = 2000;
 
-/// What a profile can be ranked by, for messages.
-const BY: &str = "by is one of live, allocated, survivors, pinned, blocked, growth, peak, touched";
+/// The values by which a profile can be ranked, for messages.
+const BY: &str = "by must be one of live, allocated, survivors, pinned, blocked, growth, peak, touched";
 
 /// Refuses parameters, for paths that have none.
 pub async fn none(request: Request, next: Next) -> Response {
@@ -37,7 +37,7 @@ pub fn checked<T>(given: Result<Query<T>, QueryRejection>) -> Result<T, Refusal>
 /// # Errors
 /// 400 unless it is a number.
 pub fn pid(text: &str) -> Result<u32, Refusal> {
-    text.parse().map_err(|_| refuse(StatusCode::BAD_REQUEST, "a pid is a number"))
+    text.parse().map_err(|_| refuse(StatusCode::BAD_REQUEST, "a pid must be a number"))
 }
 
 /// A kind of value by its name; live bytes without one.
@@ -59,27 +59,27 @@ pub struct Span {
 }
 
 impl Span {
-    /// The span in seconds since the Unix epoch; the last `default_s` where it is not given.
+    /// The span in seconds since the Unix epoch; by default the last `default_s`.
     ///
     /// # Errors
-    /// 400 if it ends before it begins, or is no number.
+    /// 400 if it ends before it begins, or is not a number.
     pub fn bounds(&self, now_unix_s: f64, default_s: f64) -> Result<(f64, f64), Refusal> {
         let to = self.to.map_or(Ok(now_unix_s), |to| time(to, now_unix_s))?;
         let from = self.from.map_or(Ok(to - default_s), |from| time(from, now_unix_s))?;
         if from <= to { Ok((from, to)) } else { Err(refuse(StatusCode::BAD_REQUEST, "from must not be after to")) }
     }
 
-    /// Points asked for, within what is allowed.
+    /// Points requested, within the limit.
     ///
     /// # Errors
     /// 400 for none or too many.
     pub fn points(&self, default: u64) -> Result<u64, Refusal> {
         let points = self.points.unwrap_or(default);
-        let message = "points is a number from 1 to 2000";
+        let message = "points must be a number from 1 to 2000";
         if (1..=POINTS_MAX).contains(&points) { Ok(points) } else { Err(refuse(StatusCode::BAD_REQUEST, message)) }
     }
 
-    /// Which process of the pid; `None` = the one seen last.
+    /// Identifies the process among those with the pid; `None` = the last one seen.
     #[must_use]
     pub fn start_ticks(&self) -> Option<u64> {
         self.start_ticks
@@ -89,10 +89,10 @@ impl Span {
 /// A time: seconds since the Unix epoch, or, where negative, seconds before now.
 ///
 /// # Errors
-/// 400 if it is no finite number.
+/// 400 if it is not a finite number.
 pub fn time(value: f64, now_unix_s: f64) -> Result<f64, Refusal> {
     if !value.is_finite() {
-        return Err(refuse(StatusCode::BAD_REQUEST, "a time is a number of seconds since 1970, or before now where negative"));
+        return Err(refuse(StatusCode::BAD_REQUEST, "a time must be a number: seconds since 1970, or, if negative, seconds before now"));
     }
     Ok(if value < 0.0 { now_unix_s + value } else { value })
 }
@@ -100,16 +100,16 @@ pub fn time(value: f64, now_unix_s: f64) -> Result<f64, Refusal> {
 /// An address, decimal or hexadecimal with 0x.
 ///
 /// # Errors
-/// 400 if it is none.
+/// 400 if it is not an address.
 pub fn address(text: &str) -> Result<u64, Refusal> {
     let parsed = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
-    parsed.map_err(|_| refuse(StatusCode::BAD_REQUEST, "an address is a number, or 0x and hexadecimal digits"))
+    parsed.map_err(|_| refuse(StatusCode::BAD_REQUEST, "an address must be a decimal number, or 0x and hexadecimal digits"))
 }
 
-/// A range of addresses; everything where it is not given.
+/// A range of addresses; by default all.
 ///
 /// # Errors
-/// 400 if it is empty, or of anything but addresses.
+/// 400 if it is empty, or its ends are not addresses.
 pub fn range(from: Option<&str>, to: Option<&str>) -> Result<std::ops::Range<u64>, Refusal> {
     let range = from.map_or(Ok(0), address)?..to.map_or(Ok(u64::MAX), address)?;
     if range.is_empty() { Err(refuse(StatusCode::BAD_REQUEST, "from must be before to")) } else { Ok(range) }

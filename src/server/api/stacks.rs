@@ -1,4 +1,4 @@
-//! Whose the blocks of a range of addresses are, by the newest exact recording on request.
+//! The stacks of the blocks in a range of addresses, from the newest exact recording on request.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,44 +20,44 @@ use crate::recorder::places::Places;
 use crate::sanitize;
 use crate::target::ProcessId;
 
-/// Recordings whose blocks are kept: some 24 MiB each at most.
+/// Recordings whose blocks are kept: at most about 24 MiB each.
 const RECORDINGS_MAX: usize = 2;
-/// Stacks of one answer at most.
+/// Most stacks in one answer.
 const TOP_MAX: usize = 200;
 /// Stacks without the parameter.
 const TOP_DEFAULT: usize = 10;
 
-/// Who holds a range of addresses.
+/// The stacks with blocks in a range of addresses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RangeView {
     /// Process id.
     pub pid: u32,
-    /// When the recording ended, seconds since the Unix epoch: its blocks are those of that moment.
+    /// End of the recording, seconds since the Unix epoch: the blocks are those that were live then.
     pub at_unix_s: f64,
-    /// Time that the recording covers: what was allocated before it is not among the blocks.
+    /// Length of the recording: blocks allocated before it are not included.
     pub duration_s: f64,
     /// First address, in hexadecimal with 0x.
     pub from: String,
     /// First address after the range, in hexadecimal with 0x.
     pub to: String,
-    /// Bytes asked for that lie in the range, of blocks that the recording saw.
+    /// Requested bytes within the range, of recorded blocks.
     pub live_bytes: u64,
-    /// The blocks.
+    /// Number of these blocks.
     pub live_allocations: u64,
-    /// Their stacks, those with most bytes first.
+    /// Their stacks, those with the most bytes first.
     pub stacks: Vec<RangeStack>,
-    /// Stacks that are left out.
+    /// Number of stacks left out.
     pub stacks_left_out: u64,
-    /// Blocks of the whole process of which it is not known where they lie: there were too many.
+    /// Blocks of the whole process whose addresses were not kept, because there were too many.
     pub allocations_left_out: u64,
 }
 
 /// One stack's share of a range.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RangeStack {
-    /// Functions, the one that asked first.
+    /// Functions, leaf first.
     pub frames: Vec<String>,
-    /// Index in `frames` of the first one that is not an allocator's: the one to look at.
+    /// Index in `frames` of the first function outside the allocator and library allocation code: the title of the stack.
     pub title: u64,
     /// Bytes of its blocks in the range.
     pub live_bytes: u64,
@@ -65,10 +65,10 @@ pub struct RangeStack {
     pub live_allocations: u64,
 }
 
-/// A recording with the places of its blocks.
+/// A recording with the addresses of its blocks.
 #[derive(Debug)]
 pub struct Recorded {
-    /// Whose.
+    /// The process.
     pub process: ProcessId,
     /// The profile.
     pub profile: Arc<Profile>,
@@ -80,12 +80,12 @@ pub struct Recorded {
     pub wall: SystemTime,
 }
 
-/// The recordings that are kept, the oldest first.
+/// The recordings kept, the oldest first.
 #[derive(Debug, Default)]
 pub struct RecordedBlocks(Mutex<VecDeque<Arc<Recorded>>>);
 
 impl RecordedBlocks {
-    /// Keeps one in the place of the process's last.
+    /// Keeps one, replacing the process's previous one.
     pub fn keep(&self, new: Recorded) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|one| one.process != new.process);
@@ -123,10 +123,10 @@ fn view(state: &ServerState, pid: &str, asked: Result<Query<Asked>, QueryRejecti
     let range = query::range(asked.from.as_deref(), asked.to.as_deref())?;
     let top = usize::try_from(asked.top.unwrap_or(TOP_DEFAULT as u64)).unwrap_or(usize::MAX);
     if !(1..=TOP_MAX).contains(&top) {
-        return Err(refuse(StatusCode::BAD_REQUEST, "top is a number from 1 to 200"));
+        return Err(refuse(StatusCode::BAD_REQUEST, "top must be a number from 1 to 200"));
     }
     let found = find(state, pid)?;
-    let none = "no exact recording of this process is at hand: only one knows whose the block at an address is (profile?seconds=)";
+    let none = "there is no exact recording of this process, which is needed to know the stack of a block (profile?seconds=)";
     let recorded = state.recorded.of(found.identity.process).ok_or_else(|| refuse(StatusCode::NOT_FOUND, none))?;
     let shares = recorded.places.within(&range);
     let sum = |value: fn(&crate::recorder::places::Share) -> u64| shares.iter().map(value).fold(0, u64::saturating_add);

@@ -1,15 +1,15 @@
-//! The pages: what a person sees. Static files in the binary, drawn from the API by hand-written JavaScript; nothing is loaded from
-//! elsewhere, and no text of a watched process is ever parsed as markup.
+//! The pages for browsers. Static files in the binary, drawn from the API by hand-written JavaScript; nothing is loaded from elsewhere, and
+//! no text of a watched process is ever parsed as markup.
 //!
 //! | file | job |
 //! |---|---|
-//! | `index.html`, `style.css`, `dark.css`, `icon.svg` | the frame, its looks, the colours of the dark theme, the icon |
-//! | `early.js` | asks for a view's answers while the modules load |
-//! | `main.js` | which view the address names, refreshing, theme |
+//! | `index.html`, `style.css`, `dark.css`, `icon.svg` | the frame, its style, the colours of the dark theme, the icon |
+//! | `early.js` | requests a view's data while the modules load |
+//! | `main.js` | the view named in the URL, refreshing, theme |
 //! | `list.js`, `process.js`, `event.js` | the views: all processes; one process; one flight record |
 //! | `facts.js`, `time.js`, `stacks.js` | parts of a view: verdict and memory; time axis and difference; call stacks |
-//! | `ladder.js`, `chart.js`, `map.js`, `flame.js` | the pictures: bar, time, address space, stacks |
-//! | `api.js`, `dom.js`, `parts.js`, `units.js`, `words.js` | asking, elements, shared pieces, numbers, names |
+//! | `ladder.js`, `chart.js`, `map.js`, `flame.js` | the graphics: bar, time chart, map of the address space, flame graph |
+//! | `api.js`, `dom.js`, `parts.js`, `units.js`, `words.js` | requests, elements, shared pieces, numbers, names |
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-/// Nothing but what this agent serves runs, is styled, shown or asked. No inline script or style; no frame may hold a page.
+/// Scripts, styles, images and requests only from this agent. No inline script or style; pages cannot be framed.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -59,7 +59,7 @@ const ASSETS: [Asset; 21] = [
     asset!("/pages/words.js", "words.js", "text/javascript; charset=utf-8"),
 ];
 
-/// The pages' paths. The page itself names its files by paths with the tag, which a browser keeps for good: only the page is asked for again.
+/// The pages' paths. The page names its files by paths with a tag, which browsers cache for ever: only the page itself is requested again.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
         let router = router.route(asset.path, get(move |headers: HeaderMap| answer(asset, headers)));
@@ -75,7 +75,7 @@ const FILES: &str = "/pages/";
 
 async fn answer(asset: &'static Asset, asked: HeaderMap) -> Response {
     let tag = format!("\"{}\"", *TAG);
-    // A file changes only with the agent: the browser asks each time, and is told in one line that nothing changed.
+    // A file changes only with the agent: the browser asks each time, and gets 304 if nothing changed.
     let is_known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
     let text = if asset.path == "/" { PAGE.as_str() } else { asset.text };
     let answer = if is_known { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
@@ -88,7 +88,7 @@ async fn answer(asset: &'static Asset, asked: HeaderMap) -> Response {
     answer
 }
 
-/// A file under the path of its text's tag: what is there never changes.
+/// A file under a path with its tag: its contents never change.
 async fn lasting(asset: &'static Asset) -> Response {
     let mut answer = with_policy(asset.text.into_response(), asset);
     answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
@@ -106,9 +106,9 @@ fn with_policy(mut answer: Response, asset: &Asset) -> Response {
     answer
 }
 
-/// One tag for all files: a sum over their texts.
+/// One tag for all files: a hash of their texts.
 static TAG: LazyLock<String> = LazyLock::new(|| {
-    // FNV-1a, 64 bits: only has to differ between two builds.
+    // FNV-1a, 64 bits: it only has to differ between builds.
     let fold = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     format!("{:016x}", ASSETS.iter().flat_map(|asset| asset.text.bytes()).fold(0xcbf2_9ce4_8422_2325, fold))
 });

@@ -1,4 +1,4 @@
-// The agent's answers. Pages show these and compute nothing but sums of them.
+// Requests to the agent. Pages show its answers and compute only sums of them.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -7,7 +7,7 @@ export class Refused extends Error {
   }
 }
 
-// Longest wait for an answer, in milliseconds: beyond it the page says so instead of looking alive.
+// Longest wait for an answer, in milliseconds: after it the page reports the failure.
 const WAIT_MAX_MS = 15000;
 
 export async function ask(path, signal) {
@@ -24,7 +24,7 @@ export async function ask(path, signal) {
     try {
       message = (await answer.json()).error ?? message;
     } catch {
-      // Not JSON: the status says it.
+      // Not JSON: the status is enough.
     }
     throw new Refused(answer.status, message);
   }

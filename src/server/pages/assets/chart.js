@@ -20,8 +20,8 @@ function ticks(most) {
   return all;
 }
 
-// A chart that is drawn again and again in the same element: whoever reads it keeps focus and place. `onpick(index)` is called for a chosen
-// point. `draw(points, marks)`: points are [{at_unix_s, rss_bytes, steps}], rising; marks are the times that are compared.
+// A chart that is redrawn in the same element, so that focus and position are kept. `onpick(index)` is called for a chosen point.
+// `draw(points, marks)`: points are [{at_unix_s, rss_bytes, steps}], in ascending order; marks are the times that are compared.
 export function chart(node, { onpick }) {
   const picture = svg("svg", { class: "chart", role: "img", tabindex: 0 });
   const reading = el("output", { class: "reading" });
@@ -52,11 +52,11 @@ export function chart(node, { onpick }) {
   return {
     draw(points, marks) {
       if (points.length < 2) {
-        const text = points.length ? "One sample so far: the picture begins with the second." : "No samples kept of this time.";
+        const text = points.length ? "Only one sample so far: the chart needs two." : "No samples of this time.";
         put(node, el("p", { class: "quiet" }, text));
         return;
       }
-      // Taken out and put in again, it would lose the focus.
+      // Removing and inserting it again would lose the focus.
       if (picture.parentNode !== node) put(node, picture, reading);
       Object.assign(drawing, { points }, plot(picture, reading, points, marks, node.clientWidth));
       drawing.show(place());
@@ -77,7 +77,7 @@ function plot(picture, reading, points, marks, width) {
   const x = (at) => LEFT + ((at - from) / Math.max(1e-9, to - from)) * (WIDTH - LEFT - 8);
   const y = (value) => TOP + (1 - value / (most * 1.04)) * (HEIGHT - TOP - BOTTOM);
   const cuts = points.map((one) => parts(one.steps));
-  // A hole in the record is a hole in the picture: neighbours further apart than this are not joined.
+  // A gap in the record is a gap in the chart: points further apart than this are not connected.
   const usual = median(points.slice(1).map((one, index) => one.at_unix_s - points[index].at_unix_s));
   const runs = [];
   points.forEach((one, index) => {

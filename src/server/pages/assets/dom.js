@@ -1,4 +1,4 @@
-// Elements. Whatever a watched process says of itself passes through here as text: nothing on these pages is ever parsed as markup.
+// Elements. All text from watched processes passes through here: nothing on these pages is ever parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,7 +24,7 @@ export function append(node, children) {
 export const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Replaces what a node holds.
+// Replaces the children of a node.
 export function put(node, ...children) {
   node.replaceChildren();
   append(node, children);
@@ -32,7 +32,7 @@ export function put(node, ...children) {
 }
 
 // Text of a target for one line: control and direction characters are shown as escapes, so that no name can reorder or hide what
-// stands beside it.
+// is next to it.
 export function visible(text) {
   return String(text ?? "").replace(
     /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu,

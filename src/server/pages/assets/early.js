@@ -1,5 +1,4 @@
-// Runs before anything else: asks at once for what the view in the address will need, so that its answers are on their way while the
-// modules load.
+// Runs first: requests the data that the view in the URL will need, while the modules load.
 
 (() => {
   const [path] = (location.hash.slice(1) || "/").split("?");

@@ -1,4 +1,4 @@
-// Flight records: what was known of a process when it was killed, neared its limit, or ended.
+// Flight records: the state of a process when it was killed, came near its limit, or ended.
 
 import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
@@ -8,10 +8,10 @@ import { callStacks } from "./stacks.js";
 import { duration, instant } from "./units.js";
 
 export function open({ main, trail, signal, settings, argument: id }) {
-  const said = el("section", { class: "card", "aria-label": "What happened" }, el("p", { class: "quiet" }, "Asking…"));
+  const said = el("section", { class: "card", "aria-label": "What happened" }, el("p", { class: "quiet" }, "Loading…"));
   const head = el("section", { class: "card verdict", "aria-label": "Verdict" });
-  const where = section("where", "Where the memory was", "the last complete look at it");
-  const stacks = section("stacks", "Call stacks", "who held it");
+  const where = section("where", "Where the memory was", "from the last complete census");
+  const stacks = section("stacks", "Call stacks", "of the memory it held");
   put(main, said, head, where.node, stacks.node);
   let view = null;
   return {
@@ -29,7 +29,7 @@ export function open({ main, trail, signal, settings, argument: id }) {
           "p",
           { class: "quiet" },
           `Noticed ${instant(event.at_unix_s)}. ${visible(event.evidence)}`,
-          event.sample_age_s === null ? "" : ` The newest look at it was ${duration(event.sample_age_s)} old.`,
+          event.sample_age_s === null ? "" : ` Its newest sample was ${duration(event.sample_age_s)} old.`,
         ),
         el("p", {}, el("a", { href: `#/p/${event.process.pid}` }, "This process over time")),
       );

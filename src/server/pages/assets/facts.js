@@ -6,7 +6,7 @@ import { chip, home, pairs, source, verdictOf } from "./parts.js";
 import { amount, bytes, count, duration, exact, percent, signed } from "./units.js";
 import { NOT_MALLOC, VERDICTS } from "./words.js";
 
-// The verdict in words, with the numbers it rests on. `said` is the agent's long form of it, null = none.
+// The verdict in words, with the numbers it rests on. `said` is the agent's detailed verdict, null = none.
 export function drawVerdict(head, one, said) {
   const short = verdictOf(one);
   const verdict = said ?? short;
@@ -37,16 +37,16 @@ export function drawVerdict(head, one, said) {
       : el(
           "p",
           { class: "said quiet" },
-          VERDICTS[verdict?.verdict]?.text ?? "No close look yet: the verdict comes with the first full census.",
+          VERDICTS[verdict?.verdict]?.text ?? "No verdict yet: it comes with the first full census.",
         ),
     (said?.findings ?? [])
       .slice(1)
-      .map((other) => el("p", { class: "quiet" }, "Besides, ", chip(other), ` (confidence ${visible(other.confidence)}): ${visible(other.summary)}`)),
+      .map((other) => el("p", { class: "quiet" }, "Also ", chip(other), ` (confidence ${visible(other.confidence)}): ${visible(other.summary)}`)),
     limit
       ? el(
           "p",
           { class: limit.used_ratio > 0.9 ? "notice" : "quiet" },
-          `Its limit is ${bytes(limit.limit_bytes)}, of which ${percent(limit.used_ratio)} are used`,
+          `Its limit is ${bytes(limit.limit_bytes)}, of which ${percent(limit.used_ratio)} is used`,
           limit.seconds_to_limit_est != null ? `; at this growth it is reached in about ${duration(limit.seconds_to_limit_est)}` : "",
           limit.oom_kills ? `; ${count(limit.oom_kills)} killed there so far` : "",
           ".",
@@ -76,9 +76,9 @@ export function drawVerdict(head, one, said) {
                         "b",
                         {},
                         remedy.predicted_bytes === null
-                          ? el("span", { class: "unknown", title: "cannot be told" }, "?")
+                          ? el("span", { class: "unknown", title: "not known" }, "?")
                           : [
-                              remedy.at_most ? el("span", { title: "an upper limit: what it will save is not known" }, "≤ ") : null,
+                              remedy.at_most ? el("span", { title: "an upper limit: the actual saving is not known" }, "≤ ") : null,
                               amount(remedy.predicted_bytes, "predicted"),
                             ],
                       ),
@@ -124,7 +124,7 @@ function evidence(one, said, steps) {
   const growth = one.growth;
   return pairs([
     ["Process resident", amount(from.rss_bytes)],
-    from.not_malloc_bytes !== undefined ? ["Not malloc", amount(from.not_malloc_bytes)] : null,
+    from.not_malloc_bytes !== undefined ? ["Outside malloc", amount(from.not_malloc_bytes)] : null,
     ["Heap extent", amount(from.extent_bytes)],
     ["Heap resident", amount(from.resident_bytes)],
     from.live_bytes_est != null
@@ -159,7 +159,7 @@ function evidence(one, said, steps) {
   ]);
 }
 
-// What the process has in memory, and what its heaps are full of.
+// The process's resident memory, and the contents of its heaps.
 export function drawWhere(part, one) {
   const steps = one.ladder ? stepsOf(one.ladder) : null;
   const rows = [];
@@ -180,7 +180,7 @@ export function drawWhere(part, one) {
     one.rss_bytes,
     [
       ["resident", steps ? Math.min(steps.resident_bytes, one.rss_bytes) : 0, "malloc's heaps"],
-      ["other", Math.max(0, one.rss_bytes - (steps?.resident_bytes ?? 0)), "not malloc"],
+      ["other", Math.max(0, one.rss_bytes - (steps?.resident_bytes ?? 0)), "outside malloc"],
     ],
     "All resident bytes, the kernel's figure",
   );
@@ -194,8 +194,8 @@ export function drawWhere(part, one) {
     row(
       "Heap resident",
       steps.resident_bytes,
-      [["resident", steps.resident_bytes, "of the extent, in memory"]],
-      "Of the extent, in memory",
+      [["resident", steps.resident_bytes, "the part of the extent in RAM"]],
+      "The part of the extent in RAM",
     );
   }
   const ladders = (one.heaps ?? []).map((heap) => {
@@ -225,7 +225,7 @@ export function drawWhere(part, one) {
     ladders,
     besides.length
       ? [
-          el("h3", {}, "Resident, and not malloc's"),
+          el("h3", {}, "Resident outside malloc"),
           el(
             "table",
             { class: "plain" },

@@ -3,19 +3,19 @@
 import { el, put, visible } from "./dom.js";
 import { bytes, count, exact, percent } from "./units.js";
 
-// Frames drawn at once: beyond it the narrowest are left out and counted. Zooming shows them.
+// Most frames drawn at once: beyond it the narrowest are left out and counted. Zooming shows them.
 const FRAMES_MAX = 1500;
 // Narrowest frame drawn, as a share of the view: half a pixel of a wide screen.
 const SHARE_MIN = 0.0004;
 
-// A colour of the module's own, so that one library reads as one; text is never told by colour alone.
+// One colour per module, so that a library is recognised; nothing is shown by colour alone.
 function hue(text) {
   let sum = 7;
   for (let index = 0; index < text.length; index += 1) sum = (sum * 31 + text.charCodeAt(index)) >>> 0;
   return sum % 6;
 }
 
-// `tree`: {name, total, self, children}; `changes` is the tree of the other time, to colour by what was added.
+// `tree`: {name, total, self, children}; `changes` is the tree of the other time, to colour by the difference.
 export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
   let root = tree;
   let words = "";
@@ -55,7 +55,7 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
       .filter(Boolean)
       .join(" · ");
   const line = (one) =>
-    `${visible(one.name)} · ${unit(one.total)} (${percent(one.total / Math.max(1, total), 1)}), of its own ${unit(one.self ?? 0)}`;
+    `${visible(one.name)} · ${unit(one.total)} (${percent(one.total / Math.max(1, total), 1)}), itself ${unit(one.self ?? 0)}`;
 
   function draw() {
     const rows = [];
@@ -94,7 +94,7 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
     reset.disabled = root === tree;
     found.textContent = [
       words ? `found in ${unit(matched)} (${percent(matched / Math.max(1, root.total), 1)})` : "",
-      narrow ? `${count(narrow)} frames are too narrow here; zoom in to see them` : "",
+      narrow ? `${count(narrow)} frames are too narrow to show; zoom in to see them` : "",
     ]
       .filter(Boolean)
       .join(" · ");
@@ -134,12 +134,12 @@ export function graph(node, tree, { unit = bytes, baseline = null } = {}) {
   draw();
 }
 
-// The stacks of a tree with values of their own, largest first: what the table beside the graph shows.
+// The stacks of a tree with values of their own, largest first, for the table next to the graph.
 export function leaves(tree, most) {
   const all = [];
   (function walk(one, names, title) {
     const path = one === tree ? names : [one.name, ...names];
-    // Frames of the allocator at the leaf are not the ones to look at, unless there is nothing else.
+    // Frames of the allocator at the leaf are skipped for the title, unless there are no others.
     const skipped = one.allocates ? title + 1 : 0;
     if (one.self > 0) all.push({ value: one.self, names: path, title: skipped < path.length ? skipped : 0 });
     for (const child of one.children ?? []) walk(child, path, skipped);

@@ -1,4 +1,4 @@
-// The ladder: extent ≥ resident ≥ live, and what the free part is worth, as a bar and as a legend.
+// The ladder: extent ≥ resident ≥ live, and the free part by kind, as a bar and as a legend.
 
 import { el } from "./dom.js";
 import { amount, bytes, exact, percent } from "./units.js";
@@ -10,7 +10,7 @@ const sum = (heaps, key) => heaps.reduce((total, heap) => total + (heap[key] ?? 
 const known = (heaps, key) =>
   heaps.length && heaps.every((heap) => heap[key] !== null && heap[key] !== undefined) ? sum(heaps, key) : null;
 
-// The heaps of a process, or of many, as one. A step that one of them does not know is not known.
+// The sum of the heaps of one or several processes. A step that is unknown for one of them is unknown.
 export function total(heaps) {
   const live_est =
     heaps.length && heaps.every((heap) => (heap.live_bytes ?? heap.live_bytes_est) != null)
@@ -34,7 +34,7 @@ export function total(heaps) {
   };
 }
 
-// A ladder as the agent sends it, with the steps that it leaves out.
+// A ladder as the agent sends it, completed with the steps that it omits.
 export const stepsOf = (ladder) => ({
   live_bytes: null,
   live_bytes_est: null,
@@ -44,9 +44,9 @@ export const stepsOf = (ladder) => ({
   ...ladder,
 });
 
-// The extent cut into the parts of the bar; together they are the extent.
+// The extent divided into the parts of the bar, which add up to it.
 export function parts(steps) {
-  // Of many processes, cut already.
+  // Of several processes, divided already.
   if (steps.cut) return steps.cut;
   const { extent_bytes: extent, resident_bytes: resident } = steps;
   const all = { live: 0, pinned: 0, trimmable: 0, kept: 0, rest: 0, unseen: 0, absent: Math.max(0, extent - resident) };
@@ -71,7 +71,7 @@ export function sentence(steps) {
   return named.length ? named.join(", ") : "nothing";
 }
 
-// A bar. `scale` is what its full width stands for, in bytes; by default the extent.
+// A bar. `scale` is the bytes of its full width; by default the extent.
 export function bar(node, steps, scale = steps.extent_bytes, withLabels = false) {
   const cut = parts(steps);
   node.classList.add("ladder");

@@ -1,4 +1,4 @@
-// All processes with their ladders: sortable, filtered by words.
+// All processes with their ladders: sortable, with a filter.
 
 import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
@@ -7,18 +7,18 @@ import { chip, home, verdictOf, eventList } from "./parts.js";
 import { amount, bytes, count, duration, percent } from "./units.js";
 import { COLUMNS, VERDICTS } from "./words.js";
 
-// Rows drawn at once, more than a screen has; the rest follows when these are shown.
+// Rows drawn first, more than fit a screen; the rest follows once these are shown.
 const ROWS_FIRST = 50;
-// Processes named in the line of those that need a look; the rest is a click away.
+// Most processes named in the line of those that need attention.
 const NEED_MAX = 6;
-// What a person types, or the line's last word enters, to see them all.
+// The filter for all of them, typed or set by the line's last link.
 const NEED = "needs-a-look";
-// Events shown beside the list.
+// Events shown next to the list.
 const EVENTS_MAX = 8;
 
 const STATES = {
-  waiting: "no look at it yet",
-  no_heap: "no malloc heap that is understood",
+  waiting: "no census yet",
+  no_heap: "no malloc heap that can be read",
   unreadable: "cannot be read",
 };
 
@@ -35,7 +35,7 @@ const SORTS = [
   { key: "age", name: "Age", title: COLUMNS.age },
 ];
 
-// What a row is sorted and filtered by.
+// The values by which rows are sorted and filtered.
 function figures(one) {
   const steps = one.ladder ? stepsOf(one.ladder) : total(one.heaps ?? []);
   const ages = (one.censuses ?? []).filter((census) => census.level !== "top").map((census) => census.age_s);
@@ -56,7 +56,7 @@ function figures(one) {
   };
 }
 
-// How much a process needs a look: 2 = its verdict is bad, 1 = it is a warning, 0 = neither.
+// How much a process needs attention: 2 = its verdict is bad, 1 = a warning, 0 = neither.
 function urgency(own) {
   return { bad: 2, warn: 1 }[VERDICTS[own.verdict?.verdict]?.tone] ?? 0;
 }
@@ -113,7 +113,7 @@ export function open({ main, settings, signal }) {
     SORTS.map((one) => el("option", { value: one.key }, `Sort by ${one.key === "extent" ? "extent" : one.name.toLowerCase()}`)),
   );
   const quiet = el("div");
-  const happened = el("section", { class: "card", hidden: true, "aria-label": "What happened lately" });
+  const happened = el("section", { class: "card", hidden: true, "aria-label": "Recent events" });
 
   function keep() {
     const values = new URLSearchParams();
@@ -214,7 +214,7 @@ export function open({ main, settings, signal }) {
     const value = ({ own }) => (sort === "verdict" ? (own.verdict?.verdict ?? "") : own[sort]);
     chosen.sort((a, b) => {
       const [x, y] = [value(a), value(b)];
-      // What is not known comes last, whichever way.
+      // Unknown values come last, in either order.
       if (x === null || y === null) return (x === null) - (y === null) || a.one.pid - b.one.pid;
       const less = typeof x === "string" ? x.localeCompare(y) : x - y;
       return (rising ? less : -less) || a.one.pid - b.one.pid;
@@ -237,7 +237,7 @@ export function open({ main, settings, signal }) {
   }
 
   function drawMachine(all) {
-    // Parts are added up process by process: what one of them was not looked into is a part of its own, and hides nothing of the others.
+    // Parts are added up process by process: memory that was not examined is a part of its own, and hides nothing of the others.
     const cut = all
       .map(({ own }) => parts(own.steps))
       .reduce(
@@ -255,7 +255,7 @@ export function open({ main, settings, signal }) {
       .sort((a, b) => urgency(b.own) - urgency(a.own) || b.own.rss - a.own.rss || a.one.pid - b.one.pid);
     put(
       node,
-      el("h1", {}, "Who holds this machine's memory"),
+      el("h1", {}, "Memory of this machine's processes"),
       el(
         "div",
         { class: "tiles" },
@@ -264,9 +264,9 @@ export function open({ main, settings, signal }) {
         tile(
           "Live, resident",
           amount(cut.live),
-          looked.length < withHeap ? `of ${count(looked.length)} looked into so far` : "blocks in use",
+          looked.length < withHeap ? `of ${count(looked.length)} examined so far` : "blocks in use",
         ),
-        tile("Pinned", amount(cut.pinned), "free, beside live bytes"),
+        tile("Pinned", amount(cut.pinned), "free, on pages with live bytes"),
         tile("Trimmable now", amount(cut.trimmable), "whole free pages"),
       ),
       machineBar,
@@ -275,7 +275,7 @@ export function open({ main, settings, signal }) {
         ? el(
             "p",
             { class: "need" },
-            `${count(need.length)} ${need.length === 1 ? "process needs" : "processes need"} a look: `,
+            `${count(need.length)} ${need.length === 1 ? "process needs" : "processes need"} attention: `,
             need
               .slice(0, NEED_MAX)
               .map(({ one, own }) => [el("a", { href: `#/p/${one.pid}` }, own.name || one.pid), " ", chip(own.verdict), " "]),
@@ -300,14 +300,14 @@ export function open({ main, settings, signal }) {
         ? el(
             "p",
             { class: "notice" },
-            `${count(last.processes_over_limit)} more processes passed the rules, but are beyond discovery.processes_max and not watched.`,
+            `${count(last.processes_over_limit)} more processes match the rules, but exceed discovery.processes_max and are not watched.`,
           )
         : null,
       looked.length < withHeap
         ? el(
             "p",
             { class: "quiet" },
-            `${count(withHeap - looked.length)} heaps were not looked into yet: their inside is counted as “not looked into”.`,
+            `${count(withHeap - looked.length)} heaps were not examined yet: their contents count as “not examined”.`,
           )
         : null,
       el("p", { class: "quiet source" }, "Source: census of each process, and the kernel's resident bytes."),
@@ -322,8 +322,8 @@ export function open({ main, settings, signal }) {
         el(
           "header",
           {},
-          el("h2", {}, "What happened lately"),
-          el("span", { class: "quiet" }, "kept when a process was killed, neared its limit or ended"),
+          el("h2", {}, "Recent events"),
+          el("span", { class: "quiet" }, "recorded when a process was killed, came near its limit or ended"),
         ),
         eventList(got.events),
         got.events_left_out ? el("p", { class: "quiet" }, `and ${count(got.events_left_out)} more this week`) : null,
@@ -384,7 +384,7 @@ export function open({ main, settings, signal }) {
       const events = api.events({ limit: EVENTS_MAX }, signal).catch(() => null);
       const isFirst = last === null;
       last = await api.processes(signal);
-      // What fits a screen is not to wait for what does not.
+      // The visible rows do not wait for the others.
       draw(isFirst ? ROWS_FIRST : Infinity);
       if (isFirst && last.processes.length > ROWS_FIRST) setTimeout(() => signal.aborted || draw());
       events.then(drawEvents);
@@ -396,12 +396,12 @@ export function open({ main, settings, signal }) {
               "p",
               { class: "notice" },
               last.sequence === 0
-                ? "The agent has just started and has not looked yet."
-                : "No process passes the agent's rules (discovery in agent.toml).",
+                ? "The agent has just started: there is no census yet."
+                : "No process matches the agent's rules (discovery in agent.toml).",
             ),
       );
       return last.age_s > 60
-        ? `the census thread published last ${duration(last.age_s)} ago: it hangs`
+        ? `the census thread hangs: it last published ${duration(last.age_s)} ago`
         : `updated ${duration(last.age_s)} ago`;
     },
   };

@@ -1,4 +1,4 @@
-// The frame around the views: which view the address names, refreshing, light and dark.
+// The frame around the views: the view named in the URL, refreshing, light and dark theme.
 
 import { el, put } from "./dom.js";
 import { Refused } from "./api.js";
@@ -19,7 +19,7 @@ let leave = new AbortController();
 let paused = false;
 let timer = 0;
 
-// The list is at hand; the other views are loaded with the first need.
+// The list is loaded with the page; the other views when first needed.
 const VIEWS = [
   { path: /^\/?$/, view: () => list },
   { path: /^\/p\/(\d+)$/, view: () => import("./process.js") },
@@ -113,7 +113,7 @@ themeButton.addEventListener("click", () => {
   try {
     localStorage.setItem("theme", next);
   } catch {
-    // Without storage the choice holds for this page.
+    // Without storage the choice lasts for this page.
   }
   setTheme(next);
 });

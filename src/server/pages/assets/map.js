@@ -1,22 +1,22 @@
-// The picture of the address space: one cell for a page or more, in the order of addresses, dark where it is live and bright where it is
+// The map of the address space: one cell per page or several pages, in the order of addresses, dark where it is live and bright where it is
 // free. Canvas, because there are thousands of cells; the same figures are in the table below it and, by keyboard, in the line under it.
 
 import { el, put } from "./dom.js";
 import { table as pieceTable } from "./parts.js";
 import { address, amount, bytes, count, percent } from "./units.js";
 
-// Cells asked for: what a wide screen shows at the smallest cell that a finger or an eye can pick out.
+// Cells requested: what a wide screen shows at the smallest usable cell size.
 const CELLS = 6000;
 const CELL_PX_MIN = 5;
 const CELL_PX_MAX = 15;
 const GUTTER_PX = 118;
 const HEAD_PX = 26;
 const GAP_PX = 10;
-// Time that a pointer rests on a cell before its stacks are asked for, in milliseconds.
+// Time that a pointer rests on a cell before its stacks are requested, in milliseconds.
 const REST_MS = 120;
 const STEPS = ["live_bytes", "pinned_bytes", "trimmable_bytes", "kept_bytes", "other_bytes", "resident_bytes"];
 
-// Which of the ramps a cell is drawn from. The order of the ramps is that of brightness, so that the picture reads without colour.
+// The colour ramp of a cell. The ramps are ordered by brightness, so that the map is readable without colour.
 export function shade(cell, size) {
   if (cell.resident_bytes === 0) return { kind: "absent" };
   if (cell.live_bytes === 0) {
@@ -49,18 +49,18 @@ function colours(node) {
 const name = (piece) =>
   `${piece.allocator}, ${piece.arena === null || piece.arena === undefined ? "blocks with mappings of their own" : piece.arena === 0 ? "main arena" : `arena ${piece.arena}`}`;
 
-// `load({from, to, cells})` gives the agent's answer; `onrange(from, to)` is told what is looked at, null for all; `stacks(from, to)` gives
-// what is shown of the stacks of a range.
+// `load({from, to, cells})` returns the agent's answer; `onrange(from, to)` is called with the visible range, null for all;
+// `stacks(from, to)` returns the element that shows the stacks of a range.
 export function picture(node, { load, signal, range, onrange, stacks }) {
   const canvas = el("canvas", { tabindex: 0, role: "img", class: "map" });
   const facts = el("output", { class: "facts", "aria-live": "polite" });
   const owners = el("div", { class: "owners" });
   const notes = el("div");
-  // Made once: whoever works them from the keyboard keeps the focus when the picture changes.
+  // Created once, so that they keep the keyboard focus when the map changes.
   const button = (name, onclick, title) => el("button", { type: "button", onclick, title }, name);
   const whole = button("Whole heap", () => zoom(null));
   const further = button("Wider", () => wider());
-  const nearer = button("Closer", () => closer(cursor ?? densest()), "Around the marked cell, or where most is pinned");
+  const nearer = button("Zoom in", () => closer(cursor ?? densest()), "Around the marked cell, or where most is pinned");
   const rangeText = el("span");
   const crumbs = el("div", { class: "crumbs" }, whole, further, nearer, rangeText);
   const tableHead = el("summary");
@@ -75,7 +75,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   let shown = range ?? null;
   let busy = 0;
   let resting = 0;
-  // The range whose stacks were asked for last.
+  // The range whose stacks were requested last.
   let asked = "";
 
   async function fetchMap() {
@@ -93,7 +93,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     const total = answer.pieces.reduce((sum, piece) => sum + piece.cells.length, 0);
     const wanted = Math.sqrt(((width - gutter) * 460) / Math.max(1, total));
     const px = Math.max(width < 560 ? CELL_PX_MIN : CELL_PX_MIN + 1, Math.min(CELL_PX_MAX, Math.floor(wanted)));
-    // Round addresses at the rows' beginnings: a power of two, or one and a half of it.
+    // Round addresses at the start of rows: a power of two, or one and a half times it.
     const fit = Math.max(8, (width - gutter) / px);
     const power = 2 ** Math.floor(Math.log2(fit));
     const columns = power * 1.5 <= fit ? power * 1.5 : power;
@@ -163,7 +163,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     } else if (kind === "kept") {
       context.fillRect(x + 1, y + size / 2 - 0.5, size - 2, 1);
     } else if (kind === "live" && step >= 3) {
-      // Mostly pinned: a stroke across.
+      // Mostly pinned: a diagonal stroke.
       context.beginPath();
       context.moveTo(x + 1, y + size - 1);
       context.lineTo(x + size - 1, y + 1);
@@ -253,7 +253,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     if (stacks) own(start(low), end(high));
   }
 
-  // Asked for when the pointer rests: a range that was left is not drawn.
+  // Requested when the pointer rests: a range that the pointer has left is not drawn.
   function own(from, to) {
     const key = `${address(from)}-${address(to)}`;
     if (asked === key) return;
@@ -275,7 +275,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   }
 
   function report(error) {
-    if (error.name !== "AbortError") put(notes, el("p", { class: "notice" }, `The picture cannot be had: ${error.message}`));
+    if (error.name !== "AbortError") put(notes, el("p", { class: "notice" }, `The map is not available: ${error.message}`));
   }
 
   canvas.addEventListener("pointermove", (event) => {
@@ -349,7 +349,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     return { piece, cell: Math.max(0, Math.min(answer.pieces[piece].cells.length - 1, cell)) };
   }
 
-  // An eighth of what is shown, around a cell; pages are the end of it.
+  // An eighth of the visible range, around a cell; not smaller than pages.
   function closer(at) {
     const piece = answer.pieces[at.piece];
     if (answer.cell_bytes <= answer.page_bytes) return;
@@ -383,7 +383,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     const held = answer.pieces.reduce((sum, piece) => sum + (piece.end - piece.start), 0);
     canvas.setAttribute(
       "aria-label",
-      `Address space of ${count(answer.pieces.length)} pieces, ${bytes(held)}: resident ${bytes(all.resident_bytes)}, live ${bytes(all.live_bytes)}, pinned ${bytes(all.pinned_bytes)}, trimmable ${bytes(all.trimmable_bytes)}. Arrow keys move, Enter looks closer, Escape goes back.`,
+      `Address space of ${count(answer.pieces.length)} pieces, ${bytes(held)}: resident ${bytes(all.resident_bytes)}, live ${bytes(all.live_bytes)}, pinned ${bytes(all.pinned_bytes)}, trimmable ${bytes(all.trimmable_bytes)}. Arrow keys move, Enter zooms in, Escape goes back.`,
     );
     canvas.dataset.cells = answer.pieces.reduce((sum, piece) => sum + piece.cells.length, 0);
     for (const step of STEPS) canvas.dataset[step.replace("_bytes", "")] = all[step];
@@ -395,7 +395,7 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
     put(
       notes,
       answer.pages_dropped > 0
-        ? el("p", { class: "notice" }, `${count(answer.pages_dropped)} pages lie beyond the limit of the picture and are not in it.`)
+        ? el("p", { class: "notice" }, `${count(answer.pages_dropped)} pages are beyond the limit of the map and are not shown.`)
         : null,
     );
     tableHead.textContent = `The same as a table: ${count(answer.pieces.length)} ${answer.pieces.length === 1 ? "piece" : "pieces"}`;
@@ -439,13 +439,13 @@ export function picture(node, { load, signal, range, onrange, stacks }) {
   return { refresh: fetchMap, report };
 }
 
-// Rows of the table that stands for the picture.
+// Rows of the table with the same figures.
 const ROWS_MAX = 200;
 
 function key() {
   return el(
     "div",
-    { class: "key", "aria-label": "How to read the picture" },
+    { class: "key", "aria-label": "Legend of the map" },
     el(
       "span",
       { class: "ramp" },

@@ -1,13 +1,13 @@
-// Pieces that the views share: cards, where numbers come from, pairs of names and numbers.
+// Pieces that the views share: cards, sources of numbers, pairs of names and numbers.
 
 import { Refused } from "./api.js";
 import { el, put, visible } from "./dom.js";
 import { amount, exact, instant } from "./units.js";
 import { EVENTS, SOURCES, TONES, VERDICTS } from "./words.js";
 
-// Rows of a table that are shown at once; the rest is summed in a line.
+// Most rows shown of a table; the rest is summed in a line.
 export const ROWS_MAX = 24;
-// The names of the tiers as the API has them, in the words of the pages.
+// The names of the API's tiers, as the pages show them.
 export const TIERS = { exact: "exact", sampled: "emitter", governed: "governed", imported: "exact", census: "census" };
 
 export const source = (name, ...more) =>
@@ -35,7 +35,7 @@ export const pairs = (list) =>
     list.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
   );
 
-// A table that scrolls by itself where the screen is narrow. `isNumber(column)`: which columns are set right.
+// A table that scrolls by itself on narrow screens. `isNumber(column)`: which columns are right-aligned.
 export const table = (heads, rows, { isNumber = (column) => column > 1, name = "" } = {}) =>
   el(
     "div",
@@ -69,7 +69,7 @@ export const liveAndFree = (live, free, most) =>
     ),
   );
 
-// Where a process runs, as far as the agent knows: the labels of containers are in the answer only where there are containers.
+// Where a process runs: container labels are in the answer only for processes in containers.
 export function home(one) {
   const container = one.container ?? one.labels ?? {};
   const names = [container.namespace, container.pod, container.container ?? container.name].filter(

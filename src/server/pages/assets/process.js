@@ -10,14 +10,14 @@ import { overTime } from "./time.js";
 import { address, amount, bytes, clock, count, duration, percent } from "./units.js";
 
 export function open({ main, trail, signal, settings, argument: pid }) {
-  const head = el("section", { class: "card verdict", id: "verdict", "aria-label": "Verdict" }, el("p", { class: "quiet" }, "Asking…"));
-  const where = section("where", "Where the memory is", "what the process has in RAM, and what its heaps are");
+  const head = el("section", { class: "card verdict", id: "verdict", "aria-label": "Verdict" }, el("p", { class: "quiet" }, "Loading…"));
+  const where = section("where", "Where the memory is", "the process's resident memory, and its heaps");
   const time = section("time", "Over time");
-  const space = section("space", "Address space", "each cell a page or more, in the order of addresses");
-  const stacks = section("stacks", "Call stacks", "who holds it");
+  const space = section("space", "Address space", "each cell is a page or several, in the order of addresses");
+  const stacks = section("stacks", "Call stacks", "of the memory it holds");
   const arenas = section("arenas", "Arenas");
   const sizes = section("sizes", "Size classes", "chunks by size, with the allocator's rounding");
-  const quality = section("quality", "Evidence", "what was looked at, what was lost, what is in doubt");
+  const quality = section("quality", "Evidence", "what was examined, what was lost, what is in doubt");
   const all = [
     ["verdict", "Verdict"],
     ["where", "Memory"],
@@ -70,12 +70,12 @@ export function open({ main, trail, signal, settings, argument: pid }) {
   const timeView = overTime(time, { pid, signal, settings, set });
   let stackView = null;
   let picture = null;
-  // Whether an exact recording is at hand, which alone knows whose the block at an address is.
+  // Whether there is an exact recording: only it knows the stack of the block at an address.
   let recorded = false;
 
   async function closer(one) {
-    // The inside of the heap changes only with a close census: no need to ask for it each time.
-    // A recording has blocks that lie where the picture before it had nothing.
+    // The contents of the heap change only with a full or sampled census: no need to request them each time.
+    // A recording has blocks where the earlier map had none.
     const closely = (one.censuses ?? []).filter((census) => census.level !== "top");
     const exactly = (one.profiles ?? []).filter((profile) => profile.mode === "exact");
     const key = [...closely, ...exactly].map((each) => each.at_unix_s).join();
@@ -104,7 +104,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
     ]);
   }
 
-  // The picture is not waited for: the agent walks the whole heap for it, within its budget.
+  // The map is not awaited: the agent walks the whole heap for it, within its budget.
   function look(range) {
     picture ??= map.picture(space.body, {
       signal,
@@ -131,7 +131,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
   return {
     async refresh() {
       const drawn = timeView.refresh();
-      // Whether it fails is asked below, unless the process is gone.
+      // Failures are handled below, unless the process has ended.
       drawn.catch(() => {});
       const [one, agent] = await Promise.all([api.process(pid, signal), stackView ? null : api.agent(signal).catch(() => null)]);
       stackView ??= callStacks(stacks, {
@@ -139,7 +139,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
         set,
         ask: (values) => api.profile(pid, values, signal),
         seconds_max: agent?.profile_seconds_max,
-        absent: `A census knows every block, but not who asked for it. fragprof record -p ${pid} does, for about 2 µs an allocation while it runs.`,
+        absent: `A census knows every block, but not its call stack. fragprof record -p ${pid} records stacks, at about 2 µs per allocation.`,
       });
       document.title = `${visible(one.comm)} (${pid}) – fragprof`;
       put(trail, el("span", {}, visible(one.comm)), el("span", { class: "quiet" }, `pid ${pid}`));
@@ -148,7 +148,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
       drawWhere(where, one);
       await Promise.all([closer(one), drawn, stackView.refresh(one.profiles ?? [])]);
       const ages = (one.censuses ?? []).map((census) => census.age_s);
-      return ages.length ? `looked at ${duration(Math.min(...ages))} ago` : "not looked at yet";
+      return ages.length ? `last census ${duration(Math.min(...ages))} ago` : "no census yet";
     },
     failed(error) {
       if (!(error instanceof api.Refused && error.status === 404)) return;
@@ -159,7 +159,7 @@ export function open({ main, trail, signal, settings, argument: pid }) {
         el("p", {}, el("a", { href: "#/" }, "All processes")),
       );
       for (const part of [where, space, stacks, arenas, sizes, quality]) part.node.hidden = true;
-      // What is gone may be known all the same.
+      // A process that has ended may still be in the history.
       timeView.refresh().catch(() => {});
       api.events({ pid }, signal).then(
         (got) => put(head.appendChild(el("div")), eventList(got.events)),
@@ -173,9 +173,9 @@ export function open({ main, trail, signal, settings, argument: pid }) {
 // Stacks shown of a range of addresses.
 const OWNERS_MAX = 5;
 
-// Whose the blocks of a range are.
+// The stacks of the blocks in a range.
 function owners(got) {
-  if (!got.live_allocations) return el("p", { class: "quiet" }, `The recording of ${clock(got.at_unix_s)} has no block here.`);
+  if (!got.live_allocations) return el("p", { class: "quiet" }, `The recording of ${clock(got.at_unix_s)} has no blocks here.`);
   return [
     el(
       "p",
@@ -206,7 +206,7 @@ function owners(got) {
   ];
 }
 
-// The answer of `/map` as the picture wants it: cells by name, addresses as numbers.
+// The answer of `/map` for drawing: cells by name, addresses as numbers.
 function mapOf(got) {
   const named = (cell) => Object.fromEntries(got.columns.map((column, index) => [column, cell[index]]));
   const pieces = got.pieces.map((piece) => ({
@@ -223,7 +223,7 @@ function drawArenas(part, heap) {
   const all = heap.heaps.flatMap((one) => one.arenas.map((arena, index) => ({ ...arena, name: `${visible(one.allocator)} ${index}` })));
   all.sort((a, b) => b.extent_bytes - a.extent_bytes);
   const most = Math.max(1, ...all.map((arena) => arena.extent_bytes));
-  // What a census did not look into is 0 there.
+  // Bytes that a census did not examine are 0 there.
   const inside = (value) => (heap.level === "full" ? value : null);
   const row = (arena) =>
     el(
@@ -245,7 +245,7 @@ function drawArenas(part, heap) {
     part.body,
     all.length
       ? table(heads, all.slice(0, ROWS_MAX).map(row))
-      : el("p", { class: "quiet" }, "This allocator has no arenas that are told apart."),
+      : el("p", { class: "quiet" }, "No arenas are known of this allocator."),
     all.length > ROWS_MAX ? el("p", { class: "quiet" }, `and ${count(all.length - ROWS_MAX)} smaller arenas`) : null,
   );
   put(part.from, source("census", visible(heap.level)));
@@ -285,7 +285,7 @@ function drawQuality(part, one, heap) {
       ].map((value) => el("td", { class: "number" }, value)),
       el("td", {}, (census.usable ?? census.walk?.usable) ? "yes" : el("b", {}, "no")),
     );
-  const heads = ["Census", "Age", "Took", "Processor time", "Not understood or read", "Basis for verdicts"];
+  const heads = ["Census", "Age", "Took", "CPU time", "Not understood or read", "Usable for verdicts"];
   put(
     part.body,
     table(heads, (one.censuses ?? []).map(row), { isNumber: (column) => column > 0 && column < 5 }),
@@ -300,7 +300,7 @@ function drawQuality(part, one, heap) {
     (heap?.layout_unknown ?? []).map((text) => el("p", { class: "notice" }, `Not understood: ${visible(text)}`)),
     (one.profiles ?? []).length
       ? [
-          el("h3", {}, "Profiles at hand"),
+          el("h3", {}, "Profiles"),
           el(
             "ul",
             { class: "doubts" },
@@ -312,7 +312,7 @@ function drawQuality(part, one, heap) {
                 `over ${duration(profile.duration_s)}, finished ${clock(profile.at_unix_s)}`,
                 profile.source ? `, ${visible(profile.source)}` : "",
                 profile.slowdown_ratio_est != null ? `, slows the process by about ${percent(profile.slowdown_ratio_est, 2)}` : "",
-                profile.retention_flags ? `, ${profile.retention_flags} of its stacks flagged to keep what they allocate` : "",
+                profile.retention_flags ? `, ${profile.retention_flags} of its stacks flagged as keeping what they allocate` : "",
               ),
             ),
           ),

@@ -1,4 +1,4 @@
-// Call stacks: who holds it, as a flame graph and as a table, by kind of value.
+// Call stacks as a flame graph and as a table, by kind of value.
 
 import { el, put, visible } from "./dom.js";
 import * as flame from "./flame.js";
@@ -6,10 +6,10 @@ import { ROWS_MAX, TIERS, sorry, source } from "./parts.js";
 import { amount, bytes, clock, count, duration, exact, percent } from "./units.js";
 import { KINDS } from "./words.js";
 
-// Longest recording that is asked for here, in seconds.
+// Longest recording that is requested here, in seconds.
 const RECORD_S = 10;
 
-// The function to look at, and who called it. `title` is its index: before it are the allocator's own.
+// The title function and its callers. `title` is its index: before it are the allocator's own.
 export const stackCell = (names, title = 0) => [
   el("b", { title: names.slice(0, title).map(visible).join(" ← ") || null }, visible(names[title] ?? "[no stack]")),
   names.length > title + 1
@@ -24,7 +24,7 @@ export const stackCell = (names, title = 0) => [
     : null,
 ];
 
-// `ask({by, …})` gives the agent's answer. `seconds_max` is the longest recording that may be asked for; null = none.
+// `ask({by, …})` returns the agent's answer. `seconds_max` is the longest recording allowed; null = none.
 export function callStacks(part, { ask, settings, set, seconds_max = null, absent = "" }) {
   let kind = KINDS.find((one) => one.key === settings.get("by")) ?? KINDS[0];
   let chosen = settings.get("by") === kind.key;
@@ -65,14 +65,14 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
       hidden: !seconds,
       type: "button",
       class: "record",
-      title: "Every allocation and free with its stack, for some seconds. Costs the process about 2 µs for each while it lasts.",
+      title: "Records every allocation and free with its stack, for some seconds. Costs the process about 2 µs per malloc/free pair meanwhile.",
     },
     `Record ${seconds} s`,
   );
   put(part.body, el("div", { class: "tools" }, kinds, record), area);
 
-  // `more` are parameters beside the kind: `seconds` asks for a recording, which is shown until another is chosen. Whether there was
-  // anything to show.
+  // `more` are parameters in addition to the kind: `seconds` requests a recording, which is shown until another is chosen. Returns whether
+  // there was anything to show.
   async function load(more = {}) {
     const wanted = kind;
     let got;
@@ -87,7 +87,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
     return got.total !== 0;
   }
 
-  // The first kind of those measured that has anything to show, or the first, unless somebody chooses meanwhile.
+  // The first measured kind that has anything to show, or the first, unless the user chooses meanwhile.
   async function loadFirst(measured) {
     for (const one of [...measured, ...measured.slice(0, 1)]) {
       choose(one);
@@ -109,7 +109,7 @@ export function callStacks(part, { ask, settings, set, seconds_max = null, absen
       el(
         "p",
         { class: "quiet" },
-        `${kind.name}: ${kind.text}. In all `,
+        `${kind.name}: ${kind.text}. Total `,
         el("data", { value: got.total, title: got.unit === "count" ? "" : exact(got.total), class: "total" }, unit(got.total)),
         ".",
       ),

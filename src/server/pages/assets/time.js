@@ -8,7 +8,7 @@ import { ROWS_MAX, sorry, source, table } from "./parts.js";
 import { stackCell } from "./stacks.js";
 import { amount, bytes, count, duration, exact, instant, signed } from "./units.js";
 
-// Points asked for of the time axis: one for two or three pixels of a wide screen.
+// Points requested for the time axis: one per two or three pixels of a wide screen.
 const POINTS = 400;
 const SPANS = [
   ["1h", 3600],
@@ -19,7 +19,7 @@ const SPANS = [
 
 export function overTime(part, { pid, signal, settings, set }) {
   let points = [];
-  // The times that are compared, two at most, rising.
+  // The times that are compared, at most two, in ascending order.
   let marks = [];
   let span = SPANS.find(([name]) => name === settings.get("span")) ?? SPANS[0];
   const picture = el("div");
@@ -74,7 +74,7 @@ export function overTime(part, { pid, signal, settings, set }) {
   const draw = () => plot.draw(points, marks);
   const compare = () => drawDifference(difference, marks, { pid, signal, by: settings.get("by") ?? "live" });
 
-  // The picture is drawn for the width that it has.
+  // The chart is drawn for its present width.
   let width = 0;
   const observer = new ResizeObserver(() => {
     if (picture.clientWidth === width) return;
@@ -100,7 +100,7 @@ export function overTime(part, { pid, signal, settings, set }) {
   return { refresh };
 }
 
-// The answer of `/history`, which comes in columns, as points.
+// The answer of `/history`, which is in columns, as points.
 function pointsOf(got) {
   const columns = Object.keys(got).filter(
     (key) => key !== "at_unix_s" && Array.isArray(got[key]) && got[key].length === got.at_unix_s.length,
@@ -155,7 +155,7 @@ function drawDifference(node, marks, { pid, signal, by }) {
         }),
         got.stacks
           ? stackDifference(got.stacks)
-          : el("p", { class: "quiet" }, "By stack there is nothing to compare: no profiles are kept of these two times."),
+          : el("p", { class: "quiet" }, "No comparison by stack: there are no profiles of these two times."),
       );
     },
     (error) => error.name === "AbortError" || put(node, el("p", { class: "quiet" }, error.message)),

@@ -1,4 +1,4 @@
-// Numbers as people read them. Bytes are IEC with three digits, as everywhere in fragprof; the full number is in the title.
+// Formatted numbers. Bytes are IEC with three digits, as everywhere in fragprof; the full number is in the title.
 
 import { el } from "./dom.js";
 
@@ -23,7 +23,7 @@ export function bytes(value) {
 
 export const exact = (value) => (value === null || value === undefined ? "not known" : `${grouped.format(value)} bytes`);
 
-// An amount of bytes as an element that carries its full number.
+// An amount of bytes as an element with the full number in its title.
 export function amount(value, more) {
   if (value === null || value === undefined) return el("span", { class: "unknown", title: "not known" }, "–");
   return el("data", { value, title: more ? `${exact(value)}, ${more}` : exact(value) }, bytes(value));
