@@ -7,10 +7,10 @@ use super::draw::Theme;
 use super::sample::ProcessSample;
 use super::words::LABEL_COLUMNS;
 
-/// Columns of the bar at most: beyond, a cell more says nothing more.
+/// Most columns of the bar: more cells add no information.
 const COLUMNS_MAX: usize = 64;
 
-/// The heap's extent as a row of cells: live since the attach, live from before, unknown, free, not in memory. Nothing where its parts are not known.
+/// The heap's extent as a row of cells: live since attach, live from before, unknown, free, not resident. `None` if its parts are not known.
 pub(super) fn bar(process: &ProcessSample, columns: usize, theme: Theme) -> Option<Line<'static>> {
     let ladder = &process.heap.ladder;
     let (extent, resident) = (ladder.extent_bytes?, ladder.resident_bytes?);
@@ -40,8 +40,8 @@ pub(super) fn bar(process: &ProcessSample, columns: usize, theme: Theme) -> Opti
     Some(Line::from(spans))
 }
 
-/// Shares of a row of cells. Each part ends where its sum falls, so that the row is always full; a part that is there has a cell if
-/// there is room.
+/// Shares of a row of cells. Each part ends at its cumulative sum, so that the row is always full; a part above 0 has a cell if there is
+/// space.
 fn cells<const N: usize>(parts: [u64; N], room: usize) -> [usize; N] {
     let total: u128 = parts.iter().map(|part| u128::from(*part)).sum();
     let mut counts = [0; N];

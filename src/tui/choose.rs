@@ -2,11 +2,12 @@
 
 use super::sample::{Numbers, SortKey};
 
-/// Stacks kept by each sort key. More than a screen holds, so that a filter still finds something; with five keys at most 1,000 stacks
-/// of some KiB each travel in a sample.
+/// Stacks kept by each sort key. More than a screen shows, so that filters find something; with five keys a sample has at most 1,000 stacks of
+/// a few KiB each.
 pub const STACKS_PER_KEY: usize = 200;
 
-/// The indices of the rows that are among the `per_key` largest by any key, rising. Rows without a value by a key do not count there.
+/// The indices, in ascending order, of the rows that are among the `per_key` largest by any key. Rows without a value for a key do not count
+/// for it.
 pub fn largest(rows: &[Numbers], per_key: usize) -> Vec<usize> {
     let mut chosen = Vec::new();
     for key in SortKey::ALL {

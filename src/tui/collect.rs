@@ -1,7 +1,7 @@
-//! From a recording under way to samples: copies what the books say, names the largest stacks, reads the heap from `/proc`.
+//! From a running recording to samples: copies the ledgers' figures, names the largest stacks, reads the heap.
 //!
-//! The books are locked twice a process and sample, each time only to copy: the totals of all stacks (some ten nanoseconds a stack),
-//! then the frames of the few that are new to the view. Blocks are never gone through.
+//! A ledger is locked twice per process and sample, each time only to copy: first the totals of all stacks (about ten nanoseconds per stack),
+//! then the frames of the few that are new to the view. Blocks are never iterated over.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ use crate::target::ProcessId;
 use crate::units::StackId;
 use crate::unwind::End;
 
-/// Named stacks kept of a process: some KiB each. Beyond it all are forgotten and the shown ones named again, from the symbolizer's cache.
+/// Named stacks kept per process, of a few KiB each. Beyond it all are dropped and the shown ones named again, from the symbolizer's cache.
 const NAMES_MAX: usize = 8192;
 
 /// Takes samples of a recording.
@@ -28,7 +28,7 @@ pub struct Collector {
     naming_max: Duration,
 }
 
-/// What is remembered of a process between two samples.
+/// State of a process between two samples.
 #[derive(Default)]
 struct Seen {
     at: Option<Instant>,
@@ -42,7 +42,7 @@ struct Seen {
     ended: Option<ProcessSample>,
 }
 
-/// What is copied of the books.
+/// A copy of a ledger's figures.
 struct Books {
     at: Instant,
     image: u64,
@@ -54,7 +54,7 @@ struct Books {
     exited: Option<u32>,
     doubts: Vec<String>,
     stacks: Vec<Numbers>,
-    /// Of estimates: the standard errors of the sums.
+    /// Standard errors of the sums, for estimates.
     errors: Option<Errors>,
 }
 
@@ -92,7 +92,7 @@ impl Books {
         }
     }
 
-    /// The estimates of a process that has an emitter, in the places of what is counted of others.
+    /// The estimates of a process that has an emitter, in the fields that have counts for others.
     fn copy_sampled(look: &Look<'_>, watched: &Watched, sampled: &SampledLedger) -> Self {
         let numbers = |view: crate::ledger::SampledStack<'_>| Numbers {
             inuse_bytes: view.live_bytes.rounded(),
@@ -156,7 +156,7 @@ impl Books {
 }
 
 impl Collector {
-    /// A collector over a recording. Naming new stacks takes at most `naming_max` of a sample; the rest is named by later ones.
+    /// A collector for a recording. Naming new stacks takes at most `naming_max` per sample; later samples name the rest.
     pub fn new(recorder: Recorder, naming_max: Duration) -> Self {
         Self { recorder, symbolizer: Symbolizer::new(), seen: HashMap::new(), naming_max }
     }
@@ -166,7 +166,7 @@ impl Collector {
         self.recorder.step(wait)
     }
 
-    /// Everything as it is now.
+    /// The present state of everything.
     pub fn sample(&mut self) -> Sample {
         self.recorder.settle();
         let Self { recorder, symbolizer, seen, naming_max } = self;
@@ -224,7 +224,7 @@ impl Seen {
         })
     }
 
-    /// Fills in the stacks' rates, and forgets what belongs to an earlier image.
+    /// Fills in the stacks' rates, and drops the state of an earlier image.
     fn rate(&mut self, books: &mut Books) {
         if books.image != self.image {
             self.image = books.image;
@@ -253,7 +253,7 @@ impl Seen {
     }
 
     /// Names the stacks that are not named yet, those that hold most first, until the time is up.
-    /// Returns stand-ins for those that have no frames.
+    /// Returns placeholders for those without frames.
     fn name(
         &mut self,
         look: &Look<'_>,
@@ -281,7 +281,7 @@ impl Seen {
                 break;
             }
             if words.is_empty() {
-                // Not remembered: its frames may still be on their way.
+                // Not stored: its frames may not have arrived yet.
                 stand_ins.insert(key, Named::new(vec![Frame::named(stand_in(key.id))], None));
                 continue;
             }
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_process_is_told_as_wait_tells_it() {
+    fn the_end_of_a_process_is_worded_by_its_wait_status() {
         assert_eq!(end_words(None), "ended");
         assert_eq!(end_words(Some(0)), "exited with status 0");
         assert_eq!(end_words(Some(3 << 8)), "exited with status 3");

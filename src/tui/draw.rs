@@ -1,9 +1,9 @@
-//! A sample and the view's state to one frame of the terminal. Pure.
+//! Draws a sample and the view's state as one frame of the terminal. Pure.
 //!
 //! ```text
 //! title
 //! table of processes, if there are several
-//! figures of the chosen one
+//! figures of the selected one
 //! bar of its heap
 //! table of its stacks, or one stack in full
 //! footer: filter, sort, keys
@@ -23,18 +23,18 @@ use crate::profile::page::{place, shortened_front, shortened_middle, wrapped};
 use crate::sanitize;
 use crate::units::grouped;
 
-/// Processes shown in their table; the chosen one is always among them.
+/// Processes shown in their table, always including the selected one.
 const PROCESSES_SHOWN: usize = 8;
-/// Terminal lines that one line of the figures may wrap into.
+/// Most terminal lines for one line of the figures.
 const WRAPPED_LINES_MAX: usize = 3;
-/// Lines that the stacks get at least, before the figures are cut.
+/// Fewest lines for the stacks; the figures are cut first.
 const STACK_LINES_MIN: u16 = 5;
-/// Columns that names of stacks get at least, before numbers are left out.
+/// Fewest columns for names of stacks; number columns are left out first.
 const NAME_COLUMNS_MIN: usize = 40;
 /// Every column of the stacks' numbers.
 const ALL_COLUMNS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
-/// The styles in use. Without colours, bold, dim and reversed text remain.
+/// The styles. Without colours, bold, dim and reversed text remain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Theme {
     colour: bool,
@@ -154,7 +154,7 @@ fn stacks(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, state: &St
     let mut text = vec![Line::styled(stack_heads(&shown, state.sort), Theme::strong())];
     if rows.is_empty() {
         let empty =
-            if process.stacks.is_empty() { "no allocation was seen yet" } else { "no stack has a frame that contains the filter's text" };
+            if process.stacks.is_empty() { "no allocation has been seen yet" } else { "no stack has a frame that matches the filter" };
         text.push(Line::styled(empty, Theme::faint()));
     }
     let room = usize::from(area.height).saturating_sub(1);
@@ -166,7 +166,7 @@ fn stacks(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, state: &St
     frame.render_widget(Paragraph::new(text), area);
 }
 
-/// The number columns that fit beside the names: first growth goes, then the share and the rates, but never the one sorted by.
+/// The number columns that fit next to the names: growth is left out first, then the share and the rates, but never the sort column.
 fn shown_columns(columns: usize, sort: SortKey) -> Vec<usize> {
     let sorted = column_of(sort);
     let mut shown: Vec<usize> = (0..words::STACK_HEADS.len()).collect();
@@ -226,7 +226,7 @@ fn stack_row(stack: &StackSample, total_bytes: u64, shown: &[usize], columns: us
 fn stack_in_full(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, state: &State, theme: Theme) {
     let rows = state.rows(process);
     let Some(stack) = rows.get(state.selected_row(&rows)) else {
-        frame.render_widget(Line::styled("the stack is no longer among the largest (Esc goes back)", Theme::faint()), area);
+        frame.render_widget(Line::styled("the stack is no longer among the largest (Esc: back)", Theme::faint()), area);
         return;
     };
     let numbers = &stack.numbers;
@@ -238,7 +238,7 @@ fn stack_in_full(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, sta
             crate::units::HumanBytes(numbers.allocated_bytes),
             grouped(numbers.allocations),
             if numbers.doubtful_bytes > 0 {
-                format!("; in doubt: {} of what is live", crate::units::HumanBytes(numbers.doubtful_bytes))
+                format!("; in doubt: {} of the live bytes", crate::units::HumanBytes(numbers.doubtful_bytes))
             } else {
                 String::new()
             }
@@ -275,7 +275,7 @@ fn stack_in_full(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, sta
     if let Some(reason) = stack.named.truncated {
         text.push(Line::styled(format!("      … cut: {reason}"), theme.warn()));
     }
-    // The last frame can be scrolled to the last line, not beyond.
+    // Scrolling ends with the last frame on the last line.
     let room = usize::from(area.height).saturating_sub(first).max(1);
     let scroll = state.scroll.min(text.len().saturating_sub(first + room));
     text.drain(first..first + scroll);
@@ -284,14 +284,14 @@ fn stack_in_full(frame: &mut Frame<'_>, area: Rect, process: &ProcessSample, sta
 
 fn footer(process: &ProcessSample, state: &State, theme: Theme) -> Line<'static> {
     if state.over {
-        return Line::styled("no process is left: this is the last picture. Press any key to leave.", theme.warn());
+        return Line::styled("all processes have ended: this is the last sample. Press any key to quit.", theme.warn());
     }
     if state.mode == Mode::Filter {
         return Line::from(vec![
             Span::styled("show stacks with: ", Theme::strong()),
             Span::raw(sanitize::terminal(&state.filter).into_owned()),
             Span::styled("▏", Theme::strong()),
-            Span::styled("  Enter keeps it, Esc shows all", Theme::faint()),
+            Span::styled("  Enter applies it, Esc shows all", Theme::faint()),
         ]);
     }
     let mut text = format!("{} stacks by {}", grouped(process.stacks_with_value as u64), state.sort.words());
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_terminal_keeps_room_for_stacks() {
+    fn a_small_terminal_keeps_space_for_stacks() {
         let state = State { sort: SortKey::AllocationsPerSecond, ..State::default() };
         insta::assert_snapshot!(drawn(80, 12, Some(&one()), &state).backend());
     }
@@ -438,7 +438,7 @@ mod tests {
             for _ in 0..100 {
                 terminal.draw(|frame| draw(frame, Some(&sample), state, true)).unwrap();
             }
-            println!("filter {:?}: {:.2} ms a frame", state.filter, began.elapsed().as_secs_f64() * 10.0);
+            println!("filter {:?}: {:.2} ms per frame", state.filter, began.elapsed().as_secs_f64() * 10.0);
         }
     }
 }

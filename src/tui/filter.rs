@@ -1,11 +1,11 @@
-//! Typing a filter. Pure.
+//! Editing a filter. Pure.
 
 use crossterm::event::KeyCode;
 
-/// Characters that a filter may have: more than a name has.
+/// Most characters of a filter: more than a name has.
 const FILTER_CHARS_MAX: usize = 100;
 
-/// Takes a key into the filter; returns whether the typing is over. Enter keeps the filter, Esc empties it.
+/// Applies a key to the filter; returns whether editing is finished. Enter keeps the filter, Esc clears it.
 pub fn type_into(filter: &mut String, code: KeyCode) -> bool {
     match code {
         KeyCode::Enter => return true,

@@ -1,9 +1,8 @@
-//! A process's heap as it is now: the allocator's own account by a census, or, where no census can read the allocator, what the
-//! mappings alone show.
+//! The present state of a process's heap: by a census, or, if no census can read the allocator, by the mappings.
 //!
-//! The kernel does not say which anonymous memory is whose. Without a census, the brk area is malloc's, and of the other private
-//! anonymous writable memory everything is counted but thread stacks and the zeroed data of files. That extent is an upper bound:
-//! memory that a program maps for itself is in it.
+//! The kernel does not say what anonymous memory is used for. Without a census, the brk area counts as malloc's, and so does all other
+//! private anonymous writable memory except thread stacks and the zeroed data of files. That extent is an upper bound: it includes memory
+//! that the program maps for itself.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -16,20 +15,20 @@ use crate::profile::HeapSummary;
 use crate::target::{Backing, Mapping, Maps, Process};
 use crate::units::Pid;
 
-/// A guard under a thread's stack has at most this many bytes: glibc's default is one page.
+/// Largest guard below a thread's stack: glibc's default is one page.
 const GUARD_BYTES_MAX: u64 = 16 << 10;
-/// A heap up to this extent is walked whole (about 100 ms); a larger one is sampled.
+/// A heap of up to this extent is walked in full (about 100 ms); a larger one is sampled.
 const WALKED_BYTES_MAX: u64 = 256 << 20;
-/// Longest walk, so that the recording is looked after.
+/// Longest walk, so that the recording's periodic work is not delayed.
 const WALK_MAX: Duration = Duration::from_millis(500);
-/// Heaps are read as often as this share of the time allows, one part in so many.
+/// Heaps are read so often that it takes at most one in this many parts of the time.
 const TIME_SHARE: u32 = 50;
 /// But at least this often.
 const REST_MAX: Duration = Duration::from_secs(30);
 /// Bytes of `/proc/PID/statm`: seven numbers.
 const STATM_BYTES_MAX: u64 = 256;
 
-/// The ranges of memory that malloc may hold, by rising address.
+/// The ranges of memory that malloc may hold, by ascending address.
 pub fn ranges(maps: &Maps) -> Vec<Range<u64>> {
     let mut heap: Vec<Range<u64>> = Vec::new();
     let mut before: Option<&Mapping> = None;
@@ -49,15 +48,15 @@ fn is_heap(mapping: &Mapping, before: Option<&Mapping>) -> bool {
     }
     match &mapping.backing {
         Backing::Named(name) if name == "[heap]" => true,
-        // Allocators name their memory so (glibc.mem.decorate_maps: `[anon: glibc: malloc]`); everybody else's name says it is not malloc's.
+        // Names that allocators give their memory (glibc.mem.decorate_maps: `[anon: glibc: malloc]`); other names show that it is not malloc's.
         Backing::Named(name) => name.starts_with("[anon") && name.contains("malloc") && !name.contains("stack"),
         Backing::Anonymous => !before.is_some_and(|before| before.end == mapping.start && (is_guard(before) || is_data(before))),
         Backing::File { .. } => false,
     }
 }
 
-/// The guard page under a thread's stack (glibc: one page by default, `pthread_attr_setguardsize(3)`). Reserves of allocators lie above
-/// what is accessible, and are larger.
+/// The guard page below a thread's stack (glibc: one page by default, `pthread_attr_setguardsize(3)`). Reserved memory of allocators is above
+/// the accessible part, and larger.
 fn is_guard(mapping: &Mapping) -> bool {
     let permissions = mapping.permissions;
     mapping.backing == Backing::Anonymous && !permissions.read && !permissions.write && mapping.len() <= GUARD_BYTES_MAX
@@ -68,7 +67,7 @@ fn is_data(mapping: &Mapping) -> bool {
     mapping.path().is_some() && mapping.permissions.write
 }
 
-/// Reads a process's heap again and again, as often as its size allows.
+/// Reads a process's heap repeatedly, as often as its size allows.
 #[derive(Debug, Default)]
 pub struct HeapReader {
     memory: Option<LiveMemory>,
@@ -78,14 +77,14 @@ pub struct HeapReader {
 }
 
 impl HeapReader {
-    /// The heap now, or as it was a little earlier if reading it takes long. `None` if it could not be read yet.
+    /// The heap now, or from a little earlier if reading it takes long. `None` if it has not been read successfully yet.
     pub fn read(&mut self, process: &Process) -> Option<HeapReading> {
         let began = Instant::now();
         if self.due.is_none_or(|due| began >= due) {
             match self.reading(process.pid(), process.comm()) {
                 Ok(reading) => self.last = Some(reading),
                 Err(error) => {
-                    // What was read last stays: the process may have ended. After an exec its memory is opened anew.
+                    // The last reading is kept: the process may have ended. After an exec its memory is opened again.
                     tracing::debug!("heap of process {}: {error}", process.pid());
                     self.memory = None;
                 }
@@ -157,7 +156,7 @@ fn from_mappings(memory: &LiveMemory) -> Result<HeapReading, MemoryError> {
     })
 }
 
-/// Memory of the whole process in RAM. `None` = the process is gone.
+/// Resident memory of the whole process. `None` = the process has ended.
 pub fn rss_bytes(process: &Process) -> Option<u64> {
     rss_of_statm(&crate::target::process::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?)
 }
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_reading_stays_when_the_process_is_gone() {
+    fn the_last_reading_stays_when_the_process_has_ended() {
         let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let process = Process::open(Pid(child.id())).unwrap();
         let mut reader = HeapReader::default();

@@ -1,9 +1,8 @@
-//! What comes from the terminal: keys, movements of the mouse, and its end.
+//! Input from the terminal: keys, the mouse, and hang-up.
 //!
-//! A terminal that has gone (its window closed, its connection lost) is always readable and gives nothing. crossterm 0.29 reads such a one
-//! again and again inside its own `poll` and never comes back, so it is asked only where the kernel says that there is something and that
-//! the terminal is still there. The moment between the two is the guard's: a thread that waits for the terminal's end, leaves the program
-//! some time to end in good order, and then ends it.
+//! After a hang-up (window closed, connection lost) a terminal is always readable and returns nothing. crossterm 0.29 then loops inside its
+//! own `poll` and never returns, so it is called only if the kernel reports input and no hang-up. The race between the two is covered by the
+//! guard: a thread that waits for the hang-up, leaves the program some time to end in an orderly way, and then ends it.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
@@ -15,25 +14,25 @@ use crossterm::event::{self, Event};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// How often the guard looks by itself: a hang-up need not wake a poll that asks for nothing else (`pollwake`, fs/select.c).
+/// How often the guard checks: a hang-up need not wake a poll that waits for nothing else (`pollwake`, fs/select.c).
 const GUARD_EVERY: Duration = Duration::from_millis(250);
-/// Time between the terminal's end and the program's, if that does not end by itself.
+/// Time from the hang-up until the guard ends the program.
 const END_WITHIN: Duration = Duration::from_secs(2);
-/// Exit status of a program that its terminal's end has ended: 128 and the number of SIGHUP, as shells have it.
+/// Exit status after a hang-up: 128 plus the number of SIGHUP, as in shells.
 const STATUS_HUNG_UP: i32 = 129;
 
-/// What came.
+/// An input.
 #[derive(Debug)]
 pub enum Input {
-    /// A key, the mouse, another size.
+    /// A key, the mouse, or a resize.
     Event(Event),
-    /// Nothing in this time.
+    /// Nothing within the time.
     Nothing,
-    /// The terminal's end.
+    /// Hang-up.
     Gone,
 }
 
-/// The terminal that is read: standard input, or else that of the session, as crossterm has it.
+/// The terminal that is read: standard input, or else the session's terminal, as in crossterm.
 fn terminal() -> io::Result<&'static OwnedFd> {
     static TERMINAL: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(terminal) = TERMINAL.get() {
@@ -48,7 +47,7 @@ fn terminal() -> io::Result<&'static OwnedFd> {
     Ok(TERMINAL.get_or_init(|| opened))
 }
 
-/// Waits for `events` on the terminal; what is there afterwards. A signal ends the wait.
+/// Waits for `events` on the terminal and returns those present. A signal ends the wait.
 fn wait_for(terminal: &OwnedFd, events: PollFlags, most: Duration) -> io::Result<PollFlags> {
     let mut polled = [PollFd::new(terminal, events)];
     let timeout = Timespec::try_from(most).map_err(io::Error::other)?;
@@ -62,7 +61,7 @@ fn has_gone(found: PollFlags) -> bool {
     found.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
 }
 
-/// Whether the terminal has gone. What cannot be asked counts as there.
+/// Whether the terminal has hung up. If that cannot be checked, it has not.
 #[must_use]
 pub fn is_gone() -> bool {
     terminal().and_then(|terminal| wait_for(terminal, PollFlags::empty(), Duration::ZERO)).is_ok_and(has_gone)
@@ -84,7 +83,7 @@ fn read(most: Duration) -> io::Result<Input> {
     if has_gone(wait_for(terminal, PollFlags::empty(), Duration::ZERO)?) {
         return Ok(Input::Gone);
     }
-    // Further events of what was read before.
+    // Further events of an earlier read.
     if event::poll(Duration::ZERO)? {
         return event::read().map(Input::Event);
     }
@@ -96,7 +95,7 @@ fn read(most: Duration) -> io::Result<Input> {
         return event::read().map(Input::Event);
     }
     if found.contains(PollFlags::IN) {
-        // crossterm has left it for later: this must not become a busy loop.
+        // crossterm left it for later: this must not become a busy loop.
         std::thread::sleep(most);
     }
     Ok(Input::Nothing)
@@ -105,7 +104,7 @@ fn read(most: Duration) -> io::Result<Input> {
 /// Starts the guard, once for the program's life.
 ///
 /// # Errors
-/// If there is no terminal, or the system gives no thread.
+/// If there is no terminal, or no thread can be started.
 pub fn guard() -> io::Result<()> {
     static STARTED: OnceLock<()> = OnceLock::new();
     let terminal = terminal()?;
@@ -116,7 +115,7 @@ pub fn guard() -> io::Result<()> {
         loop {
             match wait_for(terminal, PollFlags::empty(), GUARD_EVERY) {
                 Ok(found) if !has_gone(found) => {}
-                // Without an answer nobody would see the end: it is taken for one.
+                // If polling fails, a hang-up would go unnoticed: treat the failure as one.
                 Ok(_) | Err(_) => break,
             }
         }

@@ -1,11 +1,11 @@
-//! Keys that mean the same in every list.
+//! Keys with the same meaning in every list.
 
 use crossterm::event::KeyCode;
 
-/// Rows that a page key goes.
+/// Rows that a page key moves.
 const PAGE_ROWS: isize = 10;
 
-/// How many rows a key goes, down the list where positive; its ends are the greatest and the least number. `None`: another key.
+/// How many rows a key moves, downwards if positive; the ends of the list are the largest and smallest number. `None`: another key.
 #[must_use]
 pub fn rows(code: KeyCode) -> Option<isize> {
     match code {

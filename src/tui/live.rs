@@ -13,23 +13,23 @@ use super::sample::Sample;
 use super::screen::Screen;
 use super::state::{State, Then};
 
-/// How long a key is waited for before samples and signals are looked at: a new sample is on the screen within it.
+/// Longest wait for a key before samples and signals are checked, and so the longest delay of a new sample.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Why the view ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// The user or a signal asked for it, or the terminal has gone.
+    /// The user or a signal requested it, or the terminal hung up.
     Asked,
-    /// The source of samples failed, while processes still ran.
+    /// The source of samples failed while processes were still running.
     SourceFailed,
 }
 
-/// Shows samples until the user leaves, `stop` is set, the terminal ends, or the source fails. When all processes have ended, the last
-/// picture stays until a key.
+/// Shows samples until the user quits, `stop` is set, the terminal hangs up, or the source fails. When all processes have ended, the last
+/// sample stays until a key is pressed.
 ///
 /// # Errors
-/// If the terminal cannot be taken, read or written.
+/// If the terminal cannot be set up, read or written.
 pub fn show(samples: &Receiver<Sample>, stop: &AtomicBool, colour: bool) -> io::Result<Left> {
     let mut screen = Screen::take()?;
     let mut state = State::default();

@@ -6,8 +6,8 @@
 //!                                                   └─ serde_json ─→ --json
 //! ```
 //!
-//! A [`Sample`](sample::Sample) is plain values: every view shows what is in it and computes no numbers of its own. Another source, such
-//! as an agent, takes the collector's place by sending samples through the same channel.
+//! A [`Sample`](sample::Sample) is plain values: every view shows its contents and computes no numbers of its own. Another source, such as an
+//! agent, replaces the collector by sending samples through the same channel.
 //!
 //! | file | job | pure |
 //! |---|---|---|
@@ -16,15 +16,15 @@
 //! | [`heap`] | the heap by a census, or by its mappings | ranges: yes |
 //! | [`collect`] | recorder and `/proc` to samples | no |
 //! | [`words`] | a process's figures as labelled lines | yes |
-//! | [`text`] | the page for a pipe | yes |
+//! | [`text`] | plain text for a pipe | yes |
 //! | [`state`] | what is shown and selected; what keys do | yes |
-//! | `keys` | keys that mean the same in every list | yes |
+//! | `keys` | keys with the same meaning in every list | yes |
 //! | [`draw`] | sample and state to a frame; its heap's bar in a file of its own | yes |
-//! | [`filter`] | typing a filter | yes |
-//! | [`screen`] | the terminal, put back in every case | no |
-//! | [`input`] | keys, the mouse, the terminal's end | no |
+//! | [`filter`] | editing a filter | yes |
+//! | [`screen`] | the terminal, restored in every case | no |
+//! | [`input`] | keys, the mouse, hang-up | no |
 //! | [`live`] | the event loop | no |
-//! | [`node`] | all processes, as an agent or a collector of `top`'s own sees them | parts: yes |
+//! | [`node`] | all processes, from an agent or a collector inside `top` | parts: yes |
 
 mod bar;
 pub mod choose;

@@ -1,6 +1,6 @@
-//! One look at everything that is watched, as plain values: the only numbers that the views show. Pure.
+//! The sample model: all watched processes at one moment, as plain values, the only numbers that the views show. Pure.
 //!
-//! As JSON it is one object with the keys of `report --json` and `census --json`. What is not known is `null`, never 0.
+//! As JSON it is one object with the keys of `report --json` and `census --json`. Unknown values are `null`, never 0.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use crate::profile::json;
 use crate::profile::{Counter, Frame, HeapSummary, glue};
 use crate::units::StackId;
 
-/// One look at all watched processes.
+/// A sample of all watched processes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
     /// When it was taken, nanoseconds since the Unix epoch; 0 = not known.
     pub taken_unix_ns: u64,
-    /// Seconds since the processes were attached to.
+    /// Seconds since attach.
     pub elapsed_s: f64,
     /// The processes, by pid.
     pub processes: Vec<ProcessSample>,
-    /// What was lost, by kind, over all processes. Zeros say that the kind is counted.
+    /// What was lost, by kind, over all processes. A 0 means that the kind is counted.
     #[serde(serialize_with = "counts")]
     pub losses: Vec<Counter>,
 }
 
-/// One process. All figures of allocations count from the attach on; what was allocated before is not in them.
+/// One process. All figures of allocations count from attach on; older blocks are not included.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProcessSample {
     /// Process id in the initial pid namespace.
@@ -35,17 +35,17 @@ pub struct ProcessSample {
     pub comm: String,
     /// The allocators that are traced.
     pub allocators: Vec<String>,
-    /// How it ended, such as `exited with status 0`. `None` = it runs.
+    /// How it ended, such as `exited with status 0`. `None` = it is running.
     pub end: Option<String>,
-    /// What it did and holds in all.
+    /// Its totals.
     #[serde(flatten)]
     pub totals: Numbers,
     /// Highest sum of recorded live bytes so far.
     #[serde(flatten)]
     pub peak: Peak,
-    /// Where the figures come from, if not from the allocator's functions. Empty = from those.
+    /// The source of the figures. Empty = probes on the allocator's functions.
     pub source: String,
-    /// Frees of blocks that are not in the books: allocated before the attach, or their record was lost.
+    /// Frees of blocks that are not in the ledger: allocated before attach, or their record was lost.
     pub unknown_frees: u64,
     /// Its heap.
     #[serde(flatten)]
@@ -54,7 +54,7 @@ pub struct ProcessSample {
     pub lossy: bool,
     /// Reasons to doubt its figures.
     pub doubts: Vec<String>,
-    /// What a reader should know of how it is traced.
+    /// Notes on how it is traced.
     pub notes: Vec<String>,
     /// Stacks that allocated anything.
     pub stacks_with_value: usize,
@@ -62,27 +62,27 @@ pub struct ProcessSample {
     pub stacks: Vec<StackSample>,
 }
 
-/// What the figures of a heap rest on.
+/// The basis of a heap's figures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
     /// Nothing: it could not be read.
     #[default]
     None,
-    /// The allocator's own account, every chunk.
+    /// The allocator's metadata, every chunk.
     Census,
-    /// The allocator's own account; live bytes are an estimate.
+    /// The allocator's metadata; live bytes are an estimate.
     SampledCensus,
-    /// The mappings: the extent is an upper bound, and what is live is known only since the attach.
+    /// The mappings: the extent is an upper bound, and live bytes are known only since attach.
     Mappings,
 }
 
-/// What was read of a heap, from outside.
+/// A heap's figures read from outside.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct HeapReading {
-    /// What it rests on.
+    /// Its basis.
     pub basis: Basis,
-    /// The ladder, as far as the basis tells.
+    /// The ladder, as far as the basis gives it.
     pub ladder: HeapSummary,
     /// Heap pages in swap. `None` = not known.
     pub swapped_bytes: Option<u64>,
@@ -90,23 +90,23 @@ pub struct HeapReading {
     pub live_bytes_est: Option<u64>,
     /// Standard error of the estimate.
     pub live_bytes_stderr: Option<u64>,
-    /// `1 − live / resident`, of what the census saw.
+    /// `1 − live / resident`, by the census.
     pub fragmentation_ratio: Option<f64>,
-    /// `extent / live`, of what the census saw.
+    /// `extent / live`, by the census.
     pub extent_ratio: Option<f64>,
 }
 
-/// The heap of a process, as far as it can be seen from outside.
+/// The heap of a process, as far as it is known from outside.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Heap {
     /// What it rests on.
     #[serde(rename = "heap_basis")]
     pub basis: Basis,
-    /// The ladder. `live_bytes` is `None` where blocks from before the attach are not known; `unknown_bytes` then are those resident
-    /// that are free or were allocated before.
+    /// The ladder. `live_bytes` is `None` if blocks from before attach are not known; `unknown_bytes` are then the resident bytes that are free
+    /// or were allocated before.
     #[serde(flatten)]
     pub ladder: HeapSummary,
-    /// Live bytes that no recorded block owns: allocated before the attach, or rounding of chunks. `None` = not known.
+    /// Live bytes outside recorded blocks: allocated before attach, or rounding of chunks. `None` = not known.
     pub unattributed_bytes: Option<u64>,
     /// Estimate of the live bytes. `None` = not estimated.
     pub live_bytes_est: Option<u64>,
@@ -118,16 +118,16 @@ pub struct Heap {
     pub rss_bytes: Option<u64>,
     /// `1 − live / resident`, 0..=1. `None` = not known.
     pub fragmentation_ratio: Option<f64>,
-    /// What [`fragmentation_ratio`](Self::fragmentation_ratio) is at most: as if all that is unknown were free. `None` = not known.
+    /// Upper bound of [`fragmentation_ratio`](Self::fragmentation_ratio), as if all unknown bytes were free. `None` = not known.
     pub fragmentation_ratio_max: Option<f64>,
     /// `extent / live`. `None` = not known.
     pub extent_ratio: Option<f64>,
-    /// What [`extent_ratio`](Self::extent_ratio) is at most. `None` = not known.
+    /// Upper bound of [`extent_ratio`](Self::extent_ratio). `None` = not known.
     pub extent_ratio_max: Option<f64>,
 }
 
 impl Heap {
-    /// What was read, joined with what was recorded: `inuse_bytes` live since the attach.
+    /// Joins the figures read with the recording: `inuse_bytes` are live since attach.
     pub fn of(reading: &HeapReading, inuse_bytes: u64, rss_bytes: Option<u64>) -> Self {
         let HeapReading { basis, ladder, swapped_bytes, live_bytes_est, live_bytes_stderr, fragmentation_ratio, extent_ratio } = *reading;
         let live_bytes = ladder.live_bytes.or(live_bytes_est);
@@ -146,7 +146,7 @@ impl Heap {
         if live_bytes.is_none() {
             heap.ladder.unknown_bytes = ladder.resident_bytes.map(|resident| resident.saturating_sub(inuse_bytes));
         }
-        // Known exactly, a ratio needs no bound; an estimate of live bytes is better than what happens to be recorded.
+        // An exact ratio needs no bound; an estimate of live bytes is better than the recorded part of them.
         if fragmentation_ratio.is_none() {
             let at_least = HeapSummary { live_bytes: Some(live_bytes.unwrap_or(inuse_bytes)), ..ladder };
             heap.fragmentation_ratio_max = at_least.fragmentation_ratio();
@@ -156,7 +156,7 @@ impl Heap {
     }
 }
 
-/// The highest live bytes; as JSON under the name that says whether they were counted.
+/// The highest live bytes; its JSON key says whether they were counted or estimated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Peak {
     /// Bytes.
@@ -179,26 +179,26 @@ pub struct Errors {
     pub inuse_bytes: u64,
     /// Of the blocks outstanding.
     pub inuse_allocations: u64,
-    /// Of the bytes asked for.
+    /// Of the bytes requested.
     pub allocated_bytes: u64,
     /// Of the allocations.
     pub allocations: u64,
 }
 
-/// What a stack, or a process, did and holds. As JSON, estimates have names of their own, with their standard errors beside them.
+/// The figures of a stack, or of a process. As JSON, estimates have names of their own, and standard errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Numbers {
     /// Bytes outstanding.
     pub inuse_bytes: u64,
     /// Blocks outstanding.
     pub inuse_allocations: u64,
-    /// Bytes asked for since the attach.
+    /// Bytes requested since attach.
     pub allocated_bytes: u64,
-    /// Allocations since the attach.
+    /// Allocations since attach.
     pub allocations: u64,
-    /// Bytes asked for a second since the last sample. `None` = this is the first.
+    /// Bytes requested per second since the last sample. `None` = this is the first.
     pub allocated_bytes_per_s: Option<f64>,
-    /// Allocations a second since the last sample. `None` = this is the first.
+    /// Allocations per second since the last sample. `None` = this is the first.
     pub allocations_per_s: Option<f64>,
     /// Of the bytes outstanding, those whose free may have been missed.
     pub doubtful_bytes: u64,
@@ -235,7 +235,7 @@ impl Serialize for Numbers {
 }
 
 impl Numbers {
-    /// Fills in the rates from what was counted `seconds` ago.
+    /// Fills in the rates from the counts of `seconds` ago.
     #[must_use]
     pub fn with_rates(self, before: Counted, seconds: f64) -> Self {
         let rate = |now: u64, before: u64| (seconds > 0.0).then(|| now.saturating_sub(before) as f64 / seconds);
@@ -246,25 +246,25 @@ impl Numbers {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Whether all of it is 0.
     pub fn is_zero(&self) -> bool {
         self.allocations == 0 && self.inuse_allocations == 0 && self.growth_bytes == 0
     }
 }
 
-/// The running counts that rates are made of.
+/// The running counts for rates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Allocations so far.
     pub allocations: u64,
-    /// Bytes asked for so far.
+    /// Bytes requested so far.
     pub allocated_bytes: u64,
 }
 
 /// A stack's identity while its process is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StackKey {
-    /// How many images the process had before this one.
+    /// Number of images the process had before this one.
     pub image: u64,
     /// The stack's number in the image's ledger.
     pub id: StackId,
@@ -273,10 +273,10 @@ pub struct StackKey {
 /// One stack.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StackSample {
-    /// Who it is.
+    /// Its identity.
     #[serde(skip)]
     pub key: StackKey,
-    /// What it did and holds.
+    /// Its figures.
     #[serde(flatten)]
     pub numbers: Numbers,
     /// Its frames.
@@ -284,13 +284,13 @@ pub struct StackSample {
     pub named: Named,
 }
 
-/// A stack's frames with what is said of them.
+/// A stack's named frames.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Named {
     /// Frames, leaf first. Empty if they are not named yet.
     #[serde(serialize_with = "frames")]
     pub frames: Arc<[Frame]>,
-    /// Index of the frame that asked for the memory: the first outside the allocator.
+    /// Index of the frame that allocated the memory: the first outside the allocator.
     #[serde(skip)]
     pub title: usize,
     /// Why the walk ended before the thread's entry. `None` = it did not.
@@ -308,7 +308,7 @@ impl Named {
         Self { frames: Arc::new([]), title: 0, truncated: None }
     }
 
-    /// The frame that asked for the memory. `None` = not named yet.
+    /// The frame that allocated the memory. `None` = not named yet.
     pub fn title(&self) -> Option<&Frame> {
         self.frames.get(self.title)
     }
@@ -319,7 +319,7 @@ impl Named {
     }
 }
 
-/// What stacks are ranked by.
+/// The value by which stacks are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SortKey {
     /// Bytes outstanding.
@@ -327,16 +327,16 @@ pub enum SortKey {
     Live,
     /// Blocks outstanding.
     Count,
-    /// Bytes asked for a second.
+    /// Bytes requested per second.
     BytesPerSecond,
-    /// Allocations a second.
+    /// Allocations per second.
     AllocationsPerSecond,
     /// Bytes by which the address space grew.
     Growth,
 }
 
 impl SortKey {
-    /// Every key, in the order in which they take turns.
+    /// Every key, in the order of key `s`.
     pub const ALL: [Self; 5] = [Self::Live, Self::Count, Self::BytesPerSecond, Self::AllocationsPerSecond, Self::Growth];
 
     /// In a sentence.
@@ -357,7 +357,7 @@ impl SortKey {
         Self::ALL[(at + 1) % Self::ALL.len()]
     }
 
-    /// The value ranked by. Rates are whole numbers here: below one a second the order does not matter.
+    /// The value. Rates are whole numbers here: below one per second the order does not matter.
     pub fn of(self, numbers: &Numbers) -> u64 {
         match self {
             Self::Live => numbers.inuse_bytes,
@@ -369,7 +369,7 @@ impl SortKey {
     }
 }
 
-/// The order of the table: largest first, equal ones by what they hold, then by age, so that rows do not swap places for nothing.
+/// Sorts the table: largest first, equal ones by live bytes, then by age, so that rows do not swap needlessly.
 pub fn rank(stacks: &mut [&StackSample], by: SortKey) {
     stacks.sort_by(|a, b| {
         let largest = by.of(&b.numbers).cmp(&by.of(&a.numbers));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_census_what_was_allocated_before_the_attach_is_unknown_and_never_free() {
+    fn without_a_census_blocks_from_before_attach_are_unknown_and_never_free() {
         let heap = Heap::of(&mappings(400, 300), 75, None);
         assert_eq!((heap.ladder.live_bytes, heap.unattributed_bytes), (None, None));
         assert_eq!(heap.ladder.unknown_bytes, Some(225));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_census_what_no_recorded_block_owns_is_unattributed() {
+    fn with_a_census_live_bytes_outside_recorded_blocks_are_unattributed() {
         let mut reading = mappings(400, 300);
         reading.ladder.live_bytes = Some(200);
         reading.ladder.unknown_bytes = Some(1);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_what_was_counted_since_the_last_sample_by_its_time() {
+    fn rates_are_the_counts_since_the_last_sample_divided_by_the_time() {
         let now = Numbers { allocations: 30, allocated_bytes: 700, ..Numbers::default() };
         let rated = now.with_rates(Counted { allocations: 10, allocated_bytes: 500 }, 2.0);
         assert_eq!((rated.allocations_per_s, rated.allocated_bytes_per_s), (Some(10.0), Some(100.0)));

@@ -1,6 +1,6 @@
-//! The terminal: taken for the live view, and put back when it ends in whatever way.
+//! The terminal: set up for the live view, and restored however it ends.
 //!
-//! A panic anywhere in the program puts it back before the message is printed; after that nothing is drawn any more.
+//! A panic anywhere in the program restores it before the message is printed; after that nothing more is drawn.
 
 use std::io::{self, Stdout};
 use std::mem::ManuallyDrop;
@@ -15,21 +15,21 @@ use ratatui::backend::CrosstermBackend;
 
 use super::input;
 
-/// Whether the terminal is taken.
+/// Whether the terminal is set up for drawing.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The taken terminal. Dropping it puts the terminal back.
+/// The terminal, set up for drawing. Dropping it restores the terminal.
 pub struct Screen {
-    /// Never dropped: it would show the cursor once more, and panic where neither that nor a message about it can be written (ratatui-core 0.1,
+    /// Never dropped: that would show the cursor again, and panic if neither that nor a message about it can be written (ratatui-core 0.1,
     /// `Terminal::drop`).
     terminal: ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>,
 }
 
 impl Screen {
-    /// Takes the terminal: raw mode, alternate screen, no cursor.
+    /// Sets up the terminal: raw mode, alternate screen, no cursor.
     ///
     /// # Errors
-    /// If the terminal refuses; it is as it was then.
+    /// If the terminal refuses; it is then unchanged.
     pub fn take() -> io::Result<Self> {
         restore_on_panic();
         input::guard()?;
@@ -40,10 +40,10 @@ impl Screen {
         taken.map(|terminal| Self { terminal: ManuallyDrop::new(terminal) }).inspect_err(|_| put_back())
     }
 
-    /// As [`take`](Self::take), and the mouse's movements and clicks come as events.
+    /// Like [`take`](Self::take), with mouse events.
     ///
     /// # Errors
-    /// If the terminal refuses; it is as it was then.
+    /// If the terminal refuses; it is then unchanged.
     pub fn take_with_mouse() -> io::Result<Self> {
         let screen = Self::take()?;
         execute!(io::stdout(), EnableMouseCapture)?;
@@ -53,10 +53,10 @@ impl Screen {
     /// Draws a frame.
     ///
     /// # Errors
-    /// If the terminal is gone, or was put back by a panic.
+    /// If the terminal hung up, or was restored by a panic.
     pub fn draw(&mut self, draw: impl FnOnce(&mut ratatui::Frame<'_>)) -> io::Result<()> {
         if !TAKEN.load(Ordering::SeqCst) {
-            return Err(io::Error::other("a thread of this program failed"));
+            return Err(io::Error::other("a thread of fragprof panicked"));
         }
         self.terminal.draw(draw).map(drop)
     }
@@ -68,10 +68,10 @@ impl Drop for Screen {
     }
 }
 
-/// Puts the terminal back, if it is taken.
+/// Restores the terminal, if it is set up.
 fn put_back() {
     if TAKEN.swap(false, Ordering::SeqCst) {
-        // A terminal that is gone cannot be put back, and there is nobody to tell.
+        // After a hang-up it cannot be restored, and there is nowhere to report it.
         let _ = execute!(io::stdout(), DisableMouseCapture, LeaveAlternateScreen, cursor::Show);
         let _ = disable_raw_mode();
     }

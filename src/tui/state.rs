@@ -1,4 +1,4 @@
-//! What the live view shows and what is selected, and what each key does to it. Pure.
+//! The state of the live view, and what each key does to it. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::filter::type_into;
 use super::keys;
 use super::sample::{ProcessSample, Sample, SortKey, StackKey, StackSample, rank};
 
-/// What is on top.
+/// The active view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The table of stacks.
@@ -17,41 +17,41 @@ pub enum Mode {
     Stacks,
     /// One stack in full.
     Stack,
-    /// The filter is being typed.
+    /// The filter is being edited.
     Filter,
-    /// The keys.
+    /// The list of keys.
     Help,
 }
 
-/// Whether to go on.
+/// Whether to continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// Go on.
+    /// Continue.
     Go,
-    /// Leave.
+    /// Quit.
     Quit,
 }
 
-/// What the live view shows.
+/// The state of the live view.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// What is on top.
+    /// The active view.
     pub mode: Mode,
     /// Pid of the process shown; `None` = the first.
     pub pid: Option<u32>,
-    /// What stacks are ranked by.
+    /// The value by which stacks are ranked.
     pub sort: SortKey,
-    /// Only stacks are shown that have a frame with this text, in any case.
+    /// Show only stacks that have a frame with this text, ignoring case.
     pub filter: String,
-    /// The stack selected; `None` = the first row.
+    /// The selected stack; `None` = the first row.
     pub selected: Option<StackKey>,
     /// First line shown of a stack in full.
     pub scroll: usize,
-    /// All processes have ended: the next key leaves.
+    /// All processes have ended: the next key quits.
     pub over: bool,
 }
 
-/// The keys, with what they do.
+/// The keys, and what they do.
 pub const KEYS: [(&str, &str); 11] = [
     ("↑ ↓ j k", "select a stack"),
     ("PgUp PgDn g G", "ten up or down, first, last"),
@@ -63,7 +63,7 @@ pub const KEYS: [(&str, &str); 11] = [
     ("?", "these keys"),
     ("Esc", "back; from the table: quit"),
     ("q  Ctrl-C", "quit"),
-    ("", "live: allocated since attach, not freed; growth: the heap grew although it had room"),
+    ("", "live: allocated since attach, not freed; growth: the heap grew although it had space"),
 ];
 
 impl State {
@@ -91,7 +91,7 @@ impl State {
         rows.iter().position(|row| Some(row.key) == self.selected).unwrap_or(0)
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent, sample: Option<&Sample>) -> Then {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if self.over || control && matches!(key.code, KeyCode::Char('c' | 'd')) {
@@ -118,7 +118,7 @@ impl State {
 
     fn stack_key(&mut self, code: KeyCode) -> Then {
         if let Some(rows) = keys::rows(code) {
-            // What is scrolled has no end here: it is cut where it is drawn.
+            // Scrolling is not limited here, but when drawing.
             self.scroll = if rows == isize::MAX { self.scroll } else { self.scroll.saturating_add_signed(rows) };
             return Then::Go;
         }
@@ -149,7 +149,7 @@ impl State {
             KeyCode::Tab => self.turn(sample, 1),
             KeyCode::BackTab => self.turn(sample, -1),
             KeyCode::Enter => {
-                // Pins the first row if none was chosen, so that a new order does not change the stack that is read.
+                // Selects the first row if none was selected, so that a new order does not change the selected stack.
                 self.go(sample, 0);
                 self.scroll = 0;
                 self.mode = Mode::Stack;
@@ -171,14 +171,14 @@ impl State {
         let count = sample.processes.len();
         let Some(pid) = self.process(sample).map(|process| process.pid) else { return };
         let at = sample.processes.iter().position(|process| process.pid == pid).unwrap_or(0);
-        // One forward, or all but one: the same as one back.
+        // One forward, or all but one, which is one back.
         let next = if by < 0 { at + count - 1 } else { at + 1 } % count.max(1);
         self.pid = sample.processes.get(next).map(|process| process.pid);
         self.selected = None;
     }
 }
 
-/// Whether a text has another in it, in any case of ASCII letters.
+/// Whether a text contains another, ignoring ASCII case.
 pub fn contains(text: &str, part: &str) -> bool {
     part.is_empty() || text.as_bytes().windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
 }
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(shown(&state, &sample), ["parse\u{1b}[31m"]);
         press(&mut state, &sample, "/zzz");
         assert!(shown(&state, &sample).is_empty());
-        // A table without rows takes every key.
+        // A table without rows accepts every key.
         assert_eq!(press(&mut state, &sample, "⏎↓jkG⏎⏎"), Then::Go);
         press(&mut state, &sample, "/⎋");
         assert_eq!(shown(&state, &sample).len(), 3);

@@ -1,4 +1,4 @@
-//! A sample that the tests of the views share.
+//! A sample for the tests of the views.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::sample::{Basis, Heap, HeapReading, Named, Numbers, Peak, ProcessSampl
 use crate::profile::{Counter, Frame, HeapSummary};
 use crate::units::StackId;
 
-/// A frame of a function with its place.
+/// A frame of a function with its location.
 pub fn frame(function: &str, file: &str, line: u32) -> Frame {
     Frame { file: Arc::from(file), line, module: Arc::from("/usr/bin/shop"), address: 0x1234, ..Frame::named(function) }
 }

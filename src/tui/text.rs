@@ -1,4 +1,4 @@
-//! A sample as a page of plain text, for a pipe or a file. Pure.
+//! A sample as plain text, for a pipe or a file. Pure.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ const STACKS_SHOWN: usize = 20;
 /// Callers shown of a stack.
 const CALLERS_SHOWN: usize = 3;
 
-/// The page of a sample, ending in a newline.
+/// The text of a sample, ending in a newline.
 pub fn page(sample: &Sample, by: SortKey) -> String {
     let mut page = String::new();
     for process in &sample.processes {
@@ -58,7 +58,7 @@ fn stack(page: &mut String, stack: &StackSample, total_bytes: u64) {
     }
 }
 
-/// A frame with its place, safe to show.
+/// A frame with its location, safe to show.
 pub fn frame(frame: &Frame) -> String {
     let place = place(frame);
     let name = sanitize::terminal(&frame.function);

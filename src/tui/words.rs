@@ -1,4 +1,4 @@
-//! A process's figures as labelled lines for people. Pure. The terminal and the plain page show the same lines.
+//! A process's figures as labelled lines. Pure. The live view and the plain text show the same lines.
 
 use std::fmt::Write as _;
 
@@ -8,23 +8,23 @@ use crate::sanitize;
 use crate::units::HumanBytes;
 use crate::units::grouped;
 
-/// How a line is meant.
+/// The kind of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
     /// A figure.
     Plain,
-    /// Something that makes figures doubtful.
+    /// A reason to doubt figures.
     Warn,
 }
 
 /// A labelled line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// What it is about, at most [`LABEL_COLUMNS`] − 1 characters; empty = as the line before.
+    /// Its label, at most [`LABEL_COLUMNS`] − 1 characters; empty = that of the line before.
     pub label: &'static str,
-    /// What it says; safe for a terminal.
+    /// Its text; safe for a terminal.
     pub text: String,
-    /// How it is meant.
+    /// Its kind.
     pub tone: Tone,
 }
 
@@ -33,7 +33,7 @@ pub const LABEL_COLUMNS: usize = 11;
 /// Sentences shown of a list.
 const SENTENCES_MAX: usize = 4;
 
-/// Who and for how long: the title line.
+/// The title line: the process, and the time since attach.
 pub fn title(sample: &Sample, process: &ProcessSample) -> String {
     let mut text = format!("{} (pid {})", sanitize::terminal(&process.comm), process.pid);
     if !process.allocators.is_empty() {
@@ -164,7 +164,7 @@ fn unknown(process: &ProcessSample) -> String {
         (None, None) => "all: the heap could not be read".to_owned(),
     };
     if process.unknown_frees > 0 {
-        let _ = write!(text, "; {} blocks from before freed since", grouped(process.unknown_frees));
+        let _ = write!(text, "; {} older blocks freed since", grouped(process.unknown_frees));
     }
     text
 }

@@ -53,7 +53,7 @@ fn screen_json_api_and_metrics_say_the_same() {
     terminal.press("\u{1b}");
     terminal.wait_for("the list again", |screen| screen.has("PROCESS"));
     terminal.press("?");
-    terminal.wait_for("the keys", |screen| screen.has("order by the next column"));
+    terminal.wait_for("the keys", |screen| screen.has("sort by the next column"));
     terminal.press(" q");
     assert!(terminal.wait().success());
     terminal.assert_put_back();

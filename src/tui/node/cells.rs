@@ -46,17 +46,17 @@ pub fn columns(process: &ProcessView) -> [String; HEADS.len()] {
     ]
 }
 
-/// Live bytes as a step below the resident ones: those that are resident, or, where that is not known, at most as many as are.
+/// Live bytes as a step below the resident ones: the resident part of them, or, if that is not known, at most the resident bytes.
 #[must_use]
 pub fn live_resident(heap: &HeapSample) -> Option<u64> {
     heap.live_resident_bytes.or_else(|| Some(heap.live()?.min(heap.resident_bytes)))
 }
 
-/// The ladder in a sentence. What lives but was never touched, or is swapped, is told beside it: it is in no page.
+/// The ladder in a sentence. Live bytes that were never touched, or are swapped, are given in parentheses: they are on no page.
 fn ladder(heap: &HeapSample) -> String {
     let (extent, resident) = (HumanBytes(heap.extent_bytes), HumanBytes(heap.resident_bytes));
     let absent = heap.live().zip(live_resident(heap)).map_or(0, |(live, in_memory)| live.saturating_sub(in_memory));
-    let absent = if absent == 0 { String::new() } else { format!(" ({} more are not in memory)", HumanBytes(absent)) };
+    let absent = if absent == 0 { String::new() } else { format!(" ({} more are not resident)", HumanBytes(absent)) };
     format!(
         "extent {extent} ≥ resident {resident} ≥ live {}{absent}; swapped {}",
         known(live_resident(heap)),
@@ -74,7 +74,7 @@ pub fn name(process: &ProcessView) -> String {
     }
 }
 
-/// Cells right-aligned under their heads, as many as fit into `columns` beside a name of twelve.
+/// Cells right-aligned under their heads, as many as fit into `columns` next to a name of twelve.
 #[must_use]
 pub fn line(cells: &[String; HEADS.len()], name: &str, columns: usize) -> String {
     let mut text = String::new();
@@ -96,7 +96,7 @@ pub fn heads(columns: usize) -> String {
     line(&HEADS.map(|(head, _)| head.to_owned()), "PROCESS", columns)
 }
 
-/// The list as a page of plain text, by falling resident bytes.
+/// The list as plain text, by descending resident bytes.
 #[must_use]
 pub fn page(view: &ProcessesView) -> String {
     let mut processes: Vec<&ProcessView> = view.processes.iter().collect();
@@ -105,7 +105,7 @@ pub fn page(view: &ProcessesView) -> String {
     std::iter::once(heads(usize::MAX)).chain(rows).map(|line| line + "\n").collect()
 }
 
-/// What is said of one process, a label and a text each.
+/// The figures of one process, each a label and a text.
 #[must_use]
 pub fn figures(process: &ProcessView) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
@@ -178,18 +178,18 @@ pub fn figures(process: &ProcessView) -> Vec<(&'static str, String)> {
         lines.push(("besides", list.join(", ")));
     }
     for census in &process.censuses {
-        let usable = if census.usable { "" } else { ", no basis for verdicts" };
+        let usable = if census.usable { "" } else { ", not usable for verdicts" };
         lines.push(("census", format!("{} {:.0} s old, took {:.0} ms{usable}", census.level, census.age_s, census.duration_ms)));
     }
     lines
 }
 
-/// What a cell of the address space is full of.
+/// The contents of a cell of the address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cell {
-    /// Not in memory.
+    /// Not resident.
     Absent,
-    /// Free pages that a trim gives back.
+    /// Free pages that a trim releases.
     Trimmable,
     /// Mostly free, pinned by few live bytes, or kept.
     Pinned,
@@ -200,7 +200,7 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// Its sign: told apart without colours.
+    /// Its character, distinguishable without colours.
     #[must_use]
     pub fn sign(self) -> char {
         match self {
@@ -212,7 +212,7 @@ impl Cell {
         }
     }
 
-    /// What a row of a map's numbers means: live, pinned, trimmable, kept, other, resident bytes.
+    /// Classifies a row of a map's numbers: live, pinned, trimmable, kept, other, resident bytes.
     #[must_use]
     pub fn of(row: [u64; 6]) -> Self {
         let [live, _, trimmable, _, _, resident] = row;
@@ -231,7 +231,7 @@ impl Cell {
     }
 }
 
-/// The cells of a map, one after the other.
+/// The cells of a map in order.
 #[must_use]
 pub fn strip(map: &MapView) -> Vec<Cell> {
     map.pieces.iter().flat_map(|piece| piece.cells.iter().map(|row| Cell::of(*row))).collect()
@@ -247,7 +247,7 @@ pub fn stacks(root: &Node, lines_max: usize) -> Vec<String> {
 
 fn push(node: &Node, all: u64, depth: usize, lines_max: usize, lines: &mut Vec<String>) {
     for child in &node.children {
-        // Smaller ones only fill the screen.
+        // Smaller ones would only fill the screen.
         if lines.len() >= lines_max || child.total.saturating_mul(50) < all {
             return;
         }
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_told_apart_by_what_they_hold() {
+    fn cells_are_classified_by_their_contents() {
         let cell = |live, pinned, trimmable, kept| Cell::of([live, pinned, trimmable, kept, 0, live + pinned + trimmable + kept]);
         let cells = [cell(0, 0, 0, 0), cell(0, 0, 4096, 0), cell(100, 3996, 0, 0), cell(2048, 2048, 0, 0), cell(4096, 0, 0, 0)];
         assert_eq!(cells.map(Cell::sign), ['·', '░', '▒', '▓', '█']);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn live_is_never_above_resident_and_what_is_not_in_memory_is_told() {
+    fn live_never_exceeds_resident_and_the_rest_is_shown() {
         let heap = |live_resident_bytes| HeapSample {
             extent_bytes: 100 << 20,
             resident_bytes: 30 << 20,
@@ -280,7 +280,7 @@ mod tests {
             ..HeapSample::default()
         };
         let text = ladder(&heap(Some(20 << 20)));
-        assert_eq!(text, "extent 100 MiB ≥ resident 30.0 MiB ≥ live 20.0 MiB (70.0 MiB more are not in memory); swapped 0 B");
+        assert_eq!(text, "extent 100 MiB ≥ resident 30.0 MiB ≥ live 20.0 MiB (70.0 MiB more are not resident); swapped 0 B");
         assert!(ladder(&heap(None)).contains("resident 30.0 MiB ≥ live 30.0 MiB (60.0 MiB more"), "{}", ladder(&heap(None)));
     }
 

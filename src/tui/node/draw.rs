@@ -1,4 +1,4 @@
-//! An agent's sample and the view's state to one frame of the terminal. Pure.
+//! Draws an agent's sample and the view's state as one frame of the terminal. Pure.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -14,7 +14,7 @@ use crate::sanitize;
 use crate::tui::draw::first_shown;
 use crate::units::HumanBytes;
 
-/// Lines of the address space at most: beyond, the stacks get the room.
+/// Most lines of the address space; the stacks get the rest.
 const STRIP_LINES_MAX: usize = 12;
 
 fn strong() -> Style {
@@ -25,7 +25,7 @@ fn faint() -> Style {
     Style::new().add_modifier(Modifier::DIM)
 }
 
-/// Draws everything; leaves in `state` where the rows are.
+/// Draws everything; stores the positions of the rows in `state`.
 pub fn draw(frame: &mut Frame<'_>, sample: Option<&Sample>, state: &mut State, title: &str, colour: bool) {
     let area = frame.area();
     let Some(sample) = sample else {
@@ -35,7 +35,7 @@ pub fn draw(frame: &mut Frame<'_>, sample: Option<&Sample>, state: &mut State, t
     let [head, body, foot] = Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)]).areas(area);
     let what = match &sample.error {
         Some(error) => Span::styled(
-            format!("NO ANSWER, figures are old: {}", sanitize::terminal(error)),
+            format!("NO ANSWER, showing old figures: {}", sanitize::terminal(error)),
             strong().fg(if colour { Color::Red } else { Color::Reset }),
         ),
         None => Span::styled(format!("{} processes, {:.0} s old", sample.view.processes.len(), sample.view.age_s), Style::new()),
@@ -51,10 +51,10 @@ pub fn draw(frame: &mut Frame<'_>, sample: Option<&Sample>, state: &mut State, t
     }
     let filter = sanitize::terminal(&state.filter).into_owned();
     let shown = match state.mode {
-        Mode::Filter => format!("show only: {filter}▏ (Enter keeps it, Esc drops it)"),
+        Mode::Filter => format!("show only: {filter}▏ (Enter applies it, Esc clears it)"),
         Mode::Process => "Esc back  ↑ ↓ next process  ? keys  q quit".to_owned(),
-        _ if filter.is_empty() => format!("by {}  s order  / filter  Enter open  ? keys  q quit", state.sort.words().0),
-        _ => format!("by {}, with \"{filter}\"  s order  / filter  Enter open  ? keys  q quit", state.sort.words().0),
+        _ if filter.is_empty() => format!("by {}  s sort  / filter  Enter open  ? keys  q quit", state.sort.words().0),
+        _ => format!("by {}, with \"{filter}\"  s sort  / filter  Enter open  ? keys  q quit", state.sort.words().0),
     };
     frame.render_widget(Line::styled(shown, faint()), foot);
     if state.mode == Mode::Help {
@@ -87,15 +87,14 @@ fn process(frame: &mut Frame<'_>, area: Rect, sample: &Sample, process: &Process
     match &sample.map {
         Some(map) if map.pid == process.pid => {
             let legend = format!(
-                "space    {} a sign: █ live ▓ mixed ▒ pinned ░ trimmable · not in memory",
+                "space    {} per character: █ live ▓ mixed ▒ pinned ░ trimmable · not resident",
                 HumanBytes(sign_bytes(map.cell_bytes, cells::strip(map).len(), columns))
             );
             lines.push(Line::from(legend));
             lines.extend(strip(&cells::strip(map), columns, colour));
         }
-        _ => {
-            lines.push(Line::from(format!("space    {}", sample.map_error.as_deref().map_or("is looked at …".into(), sanitize::terminal))))
-        }
+        _ => lines
+            .push(Line::from(format!("space    {}", sample.map_error.as_deref().map_or("taking a census …".into(), sanitize::terminal)))),
     }
     if let Some(profile) = sample.profile.as_ref().filter(|profile| profile.pid == process.pid) {
         lines.push(Line::styled(format!("{:>10} {:>6}  STACKS by live bytes ({}), root first", "LIVE", "%", profile.mode), strong()));
@@ -105,7 +104,7 @@ fn process(frame: &mut Frame<'_>, area: Rect, sample: &Sample, process: &Process
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), area);
 }
 
-/// Cells that one sign stands for.
+/// Cells per character.
 fn cells_a_sign(count: usize, columns: usize) -> usize {
     count.div_ceil((columns * STRIP_LINES_MAX).max(1)).max(1)
 }
@@ -114,7 +113,7 @@ fn sign_bytes(cell_bytes: u64, count: usize, columns: usize) -> u64 {
     cell_bytes.saturating_mul(cells_a_sign(count, columns) as u64)
 }
 
-/// The address space, one sign a cell or more; of several cells the one that most of them are.
+/// The address space, one character per cell or per several cells, by the most frequent kind.
 fn strip(cells: &[Cell], columns: usize, colour: bool) -> Vec<Line<'static>> {
     let signs: Vec<Cell> = cells
         .chunks(cells_a_sign(cells.len(), columns))
@@ -166,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn the_list_shows_the_ladder_of_each_process_and_an_absent_agent_is_told() {
+    fn the_list_shows_the_ladder_of_each_process_and_an_absent_agent() {
         let mut sample = Sample::default();
         sample.view.processes = vec![process(1, 30), process(2, 10)];
         let text = drawn(&sample, &mut State::default(), 120, 8);
         assert!(text.contains("30.0 MiB") && text.contains("fragmentation") && text.contains("p2"), "{text}");
         sample.error = Some("connection refused".into());
         let text = drawn(&sample, &mut State::default(), 120, 8);
-        assert!(text.contains("NO ANSWER, figures are old: connection refused"), "{text}");
+        assert!(text.contains("NO ANSWER, showing old figures: connection refused"), "{text}");
     }
 
     #[test]

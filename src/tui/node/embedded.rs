@@ -13,17 +13,17 @@ use crate::model::map::{Kept, MapView};
 use crate::model::snapshot::{Published, Snapshot};
 use crate::model::view::ProcessesView;
 
-/// Share of one core in percent: somebody is looking, and leaves again. The agent's own 1 % is for always.
+/// Share of one core in percent: more than the agent's 1 %, because `top` runs only while a user watches.
 const BUDGET_PERCENT: f64 = 10.0;
-/// Seconds between two cheap and two close looks at a process.
+/// Seconds between two cheap and two full censuses of a process.
 const TOP_INTERVAL_S: u64 = 2;
 const FULL_INTERVAL_S: u64 = 30;
-/// Longest wait for the first look at every process, and then for a close one.
+/// Longest wait for the first census of every process, and then for a full one.
 const ROUND_MAX: Duration = Duration::from_secs(60);
 const SETTLE_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for a map: the walk of a large heap.
 const MAP_MAX: Duration = Duration::from_secs(35);
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const STEP: Duration = Duration::from_millis(20);
 
 /// A running collector. It ends when dropped.
@@ -37,7 +37,7 @@ impl Embedded {
     /// Starts the census thread.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn start() -> std::io::Result<Self> {
         let mut config = Config::default();
         config.discovery.scan_interval_s = TOP_INTERVAL_S;
@@ -52,14 +52,14 @@ impl Embedded {
         Ok(Self { published, commands })
     }
 
-    /// All processes as they were found last.
+    /// The newest sample of all processes.
     #[must_use]
     pub fn view(&self) -> ProcessesView {
         ProcessesView::of(&self.published.load(), Instant::now())
     }
 
-    /// Waits until every process was looked at, and for ten seconds at most until each was looked at closely; what is not known by then is
-    /// shown as that.
+    /// Waits until every process has had a census, and at most ten seconds more until each has had a full one; what is not known by then is
+    /// shown as not known.
     pub fn settle(&self) {
         let looked_closely = |snapshot: &Snapshot| snapshot.processes.iter().all(|one| one.heaps.is_empty() || one.full.is_some());
         let wait = |most: Duration, is_done: &dyn Fn(&Snapshot) -> bool| {
@@ -75,7 +75,7 @@ impl Embedded {
     /// The address space of a process.
     ///
     /// # Errors
-    /// Why there is none, in words.
+    /// Why there is none, as text.
     pub fn map(&self, pid: u32, cells: usize) -> Result<MapView, String> {
         let silent = || "the census thread does not answer".to_owned();
         let identity = self.published.load().process(pid).map(|one| one.identity).ok_or("the process has ended")?;

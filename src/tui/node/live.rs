@@ -14,24 +14,24 @@ use crate::tui::input::{self, Input};
 use crate::tui::screen::Screen;
 use crate::tui::state::Then;
 
-/// How long a key is waited for before samples and signals are looked at.
+/// Longest wait for a key before samples and signals are checked.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What is shown, and how.
+/// Settings of the view.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where the samples come from.
+    /// The source of the samples.
     pub title: String,
     /// Whether a process can be recorded from here.
     pub can_record: bool,
-    /// Whether there are colours.
+    /// Whether to use colours.
     pub colour: bool,
 }
 
-/// Shows samples until the user leaves, `stop` is set, or the terminal ends. Returns the process that the user wants to be recorded, if any.
+/// Shows samples until the user quits, `stop` is set, or the terminal hangs up. Returns the process that the user wants to record, if any.
 ///
 /// # Errors
-/// If the terminal cannot be taken, read or written.
+/// If the terminal cannot be set up, read or written.
 pub fn show(samples: &Receiver<Sample>, wanted: &Wanted, settings: &Settings, stop: &AtomicBool) -> io::Result<Option<u32>> {
     let mut screen = Screen::take_with_mouse()?;
     let mut state = State { can_record: settings.can_record, ..State::default() };

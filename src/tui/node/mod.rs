@@ -1,4 +1,4 @@
-//! The live view of all processes, and of one of them with its address space: what an agent sees, or a collector of `top`'s own.
+//! The live view of all processes, and of one of them with its address space, from an agent or from a collector inside `top`.
 //!
 //! ```text
 //! agent ───────┐
@@ -6,7 +6,7 @@
 //! embedded ────┘                                          └─ cells::page ─→ plain text
 //! ```
 //!
-//! A [`Sample`] is the agent's model: no figure is computed here but shares of what is shown.
+//! A [`Sample`] is the agent's model: only shares of the figures shown are computed here.
 
 pub mod cells;
 pub mod draw;
@@ -19,7 +19,7 @@ use crate::model::map::MapView;
 use crate::model::profile::ProfileView;
 use crate::model::view::ProcessesView;
 
-/// What the agent said last.
+/// The agent's newest answer.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
     /// Its processes.
@@ -30,6 +30,6 @@ pub struct Sample {
     pub map_error: Option<String>,
     /// The stacks of the process that is open.
     pub profile: Option<ProfileView>,
-    /// Why the agent does not answer; what is shown is old then.
+    /// Why the agent does not answer; the figures are then old.
     pub error: Option<String>,
 }

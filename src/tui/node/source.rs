@@ -1,5 +1,4 @@
-//! Samples from an agent, or from a collector of this program's own: a thread that asks again and again, and goes on when the agent is
-//! away.
+//! Samples from an agent, or from a collector inside `top`: a thread that polls repeatedly, and continues while the agent is away.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,14 +14,14 @@ use crate::model::map::MapView;
 use crate::model::profile::ProfileView;
 use crate::model::view::ProcessesView;
 
-/// Cells of the map asked for: more than a screen has.
+/// Cells requested for the map: more than a screen has.
 const CELLS: usize = 4096;
-/// Time between two questions for map and stacks: the agent looks at the whole heap for a map.
+/// Time between two requests for map and stacks: a map takes a walk of the whole heap.
 const MAP_EVERY: Duration = Duration::from_secs(15);
-/// How often the thread looks whether it is to end, or another process is open.
+/// How often the thread checks whether to end, and whether another process is open.
 const STEP: Duration = Duration::from_millis(50);
 
-/// What is asked for besides the list.
+/// What to request in addition to the list.
 #[derive(Debug, Default)]
 pub struct Wanted {
     /// Pid of the process that is open; 0 = none.
@@ -39,20 +38,20 @@ fn ask<T: DeserializeOwned>(server: &Server, path: &str) -> Result<T, String> {
         }
         error => error.to_string(),
     })?;
-    serde_json::from_slice(&body).map_err(|error| format!("{} is no agent of this version: {error}", server.url()))
+    serde_json::from_slice(&body).map_err(|error| format!("{} is not an agent of this version: {error}", server.url()))
 }
 
-/// Where samples come from.
+/// The source of samples.
 #[derive(Debug)]
 pub enum Feed {
     /// An agent.
     Agent(Server),
-    /// A collector of this program's own.
+    /// A collector inside `top`.
     Embedded(Embedded),
 }
 
 impl Feed {
-    /// What it is, for a title.
+    /// Its name, for a title.
     #[must_use]
     pub fn title(&self) -> String {
         match self {
@@ -64,7 +63,7 @@ impl Feed {
     /// The processes now.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// What went wrong, as text.
     pub fn processes(&self) -> Result<ProcessesView, String> {
         match self {
             Self::Agent(server) => ask(server, "/api/v1/processes"),
@@ -79,7 +78,7 @@ impl Feed {
         }
     }
 
-    /// Stacks; a census alone knows none.
+    /// Stacks; a census knows none.
     fn profile(&self, pid: u32) -> Option<ProfileView> {
         match self {
             Self::Agent(server) => ask(server, &format!("/api/v1/processes/{pid}/profile?by=live&min_ratio=0.01")).ok(),
@@ -91,7 +90,7 @@ impl Feed {
 /// Starts the thread.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If no thread can be started.
 pub fn start(feed: Feed, interval: Duration, wanted: Arc<Wanted>) -> std::io::Result<Receiver<Sample>> {
     let (sender, samples) = sync_channel(1);
     std::thread::Builder::new().name("fragprof-top".into()).spawn(move || run(&feed, interval, &wanted, &sender))?;
@@ -128,7 +127,7 @@ fn run(feed: &Feed, interval: Duration, wanted: &Wanted, sender: &SyncSender<Sam
             sample.profile = feed.profile(pid);
             looked = Some((pid, Instant::now()));
         }
-        // A view that is late misses this one; a view that is gone has set `done`.
+        // A late view misses this sample; a closed view has set `done`.
         let _ = sender.try_send(sample.clone());
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent's view shows and what is selected; keys and the mouse. Pure.
+//! The state of the view of all processes, and what keys and the mouse do. Pure.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
@@ -9,7 +9,7 @@ use crate::tui::filter::type_into;
 use crate::tui::keys;
 use crate::tui::state::{Then, contains};
 
-/// What the list is ordered by.
+/// The order of the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
     /// Resident bytes of the process.
@@ -17,7 +17,7 @@ pub enum Sort {
     Resident,
     /// Live bytes.
     Live,
-    /// What a trim gives back.
+    /// What a trim releases.
     Trimmable,
     /// Pinned bytes.
     Pinned,
@@ -30,7 +30,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// All of them, in the order in which `s` goes through them.
+    /// All of them, in the order of key `s`.
     pub const ALL: [Self; 7] = [Self::Resident, Self::Live, Self::Trimmable, Self::Pinned, Self::Fragmentation, Self::Growth, Self::Name];
 
     /// Its name and its key.
@@ -62,7 +62,7 @@ impl Sort {
     }
 }
 
-/// What is on top.
+/// The active view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The list.
@@ -70,16 +70,16 @@ pub enum Mode {
     List,
     /// One process.
     Process,
-    /// The filter is being typed.
+    /// The filter is being edited.
     Filter,
-    /// The keys.
+    /// The list of keys.
     Help,
 }
 
-/// What is shown.
+/// The state.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// What is on top.
+    /// The active view.
     pub mode: Mode,
     /// Order of the list.
     pub sort: Sort,
@@ -87,23 +87,23 @@ pub struct State {
     pub filter: String,
     /// Pid of the selected row; `None` = the first.
     pub selected: Option<u32>,
-    /// Whether a process of the list can be recorded from here: it is one of this machine.
+    /// Whether a process of the list can be recorded: only on this machine.
     pub can_record: bool,
     /// The process to record.
     pub record: Option<u32>,
-    /// Screen row of the first process, and the pids of the rows drawn: where a click goes.
+    /// Screen row of the first process, and the pids of the rows drawn, for clicks.
     pub drawn: (u16, Vec<u32>),
 }
 
-/// The keys, with what they do.
+/// The keys, and what they do.
 pub const KEYS: [(&str, &str); 10] = [
     ("↑ ↓ j k  wheel", "select a process"),
     ("PgUp PgDn g G", "ten up or down, first, last"),
     ("Enter  click", "the process: ladder, verdict, address space, stacks; again to go back"),
-    ("s", "order by the next column"),
-    ("r l t p f w n", "order by resident, live, trimmable, pinned, fragmentation, growth, name"),
-    ("/", "show only processes, containers or verdicts with a text"),
-    ("e", "without an agent: record the process exactly, with its stacks; about 2 µs an allocation"),
+    ("s", "sort by the next column"),
+    ("r l t p f w n", "sort by resident, live, trimmable, pinned, fragmentation, growth, name"),
+    ("/", "show only processes, containers or verdicts that contain a text"),
+    ("e", "without an agent: record the process with its stacks, at about 2 µs per allocation"),
     ("?", "these keys"),
     ("Esc", "back; from the list: quit"),
     ("q  Ctrl-C", "quit"),
@@ -138,7 +138,7 @@ impl State {
         self.selected.filter(|_| self.mode == Mode::Process)
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent, sample: &Sample) -> Then {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return if matches!(key.code, KeyCode::Char('c' | 'd')) { Then::Quit } else { Then::Go };
@@ -192,14 +192,14 @@ impl State {
         Then::Go
     }
 
-    /// Leaves for the recording of the selected process.
+    /// Ends the view to record the selected process.
     fn record(&mut self, sample: &Sample) -> Then {
         let rows = self.rows(sample);
         self.record = rows.get(self.selected_row(&rows)).map(|row| row.pid).filter(|_| self.can_record);
         if self.record.is_some() { Then::Quit } else { Then::Go }
     }
 
-    /// Takes a movement or a click of the mouse.
+    /// Handles the mouse.
     pub fn mouse(&mut self, mouse: MouseEvent, sample: &Sample) {
         match mouse.kind {
             MouseEventKind::ScrollDown => self.go(sample, 1),
