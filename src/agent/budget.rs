@@ -1,33 +1,32 @@
-//! The census thread's allowance of processor time. Pure: time comes in as numbers.
+//! The census thread's budget of CPU time. Pure: times are parameters.
 //!
-//! Two accounts, one for the frequent cheap censuses and one for the rare full ones, are filled at half the rate each; what one cannot
-//! hold flows to the other, so nothing is lost while both kinds have work, and neither starves the other. Work may start while its
-//! account is above zero and may overdraw it; the debt is paid before the next work of that kind.
+//! Two accounts, one for the frequent cheap censuses and one for the rare full ones, are each filled at half the rate; when one is full, the
+//! rest goes to the other, so nothing is lost while both kinds have work, and neither starves the other. Work may start while its account is
+//! above zero and may overdraw it; the debt is paid before the next work of that kind.
 //!
-//! What a person asks for has a third account, so that it is neither refused for what the rounds took nor paid for by them.
+//! Requests of users have a third account, so that they are neither refused because of the rounds nor paid for by them.
 
-/// Seconds of filling that an account holds at most, so that an idle hour does not become a burst.
+/// Most seconds of filling that an account holds, so that an idle hour does not become a burst.
 const HELD_S: f64 = 30.0;
-/// What a person asks for may take this many times the rate, beside it: 2 % of a core at the default.
+/// Requests of users may take this many times the rate, in addition to it: 2 % of a core by default.
 const ASKED_TIMES: f64 = 4.0;
-/// Seconds of filling that the account of what a person asks for holds, from the start on: 1.2 s of processor time at the default, the
-/// pages of some GiB.
+/// Seconds of filling that the account for requests holds from the start: 1.2 s of CPU time by default, enough for maps of several GiB.
 const ASKED_HELD_S: f64 = 60.0;
 
-/// What processor time is spent on.
+/// What CPU time is spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Finding processes, publishing, and censuses at level top.
     Cheap,
     /// Sampled and full censuses.
     Full,
-    /// The close census of a process without a verdict: paid by the account of full ones, and by the other for what that does not have.
+    /// The full or sampled census of a process without a verdict: paid by the account of full ones, then by the other.
     First,
-    /// What a person asked for.
+    /// A request of a user.
     Asked,
 }
 
-/// Three accounts, in seconds of processor time.
+/// Three accounts, in seconds of CPU time.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     rate: f64,
@@ -37,8 +36,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// `rate` is the share of one core, 1 = all of it; `credit_s` seconds of processor time are there at once, half for each kind of the
-    /// rounds' work. What a person asks for has all that its account holds.
+    /// `rate` is the share of one core, 1 = all of it; `credit_s` seconds of CPU time are available at once, half for each kind of the rounds'
+    /// work. The account for requests starts full.
     #[must_use]
     pub fn new(rate: f64, credit_s: f64) -> Self {
         Self { rate, cheap_s: credit_s / 2.0, full_s: credit_s / 2.0, asked_s: rate * ASKED_TIMES * ASKED_HELD_S }
@@ -49,7 +48,7 @@ impl Budget {
         self.rate = rate;
     }
 
-    /// Adds what `elapsed_s` seconds of wall time bring.
+    /// Fills the accounts for `elapsed_s` seconds of wall time.
     pub fn fill(&mut self, elapsed_s: f64) {
         let most = self.rate * HELD_S / 2.0;
         let brought = self.rate * elapsed_s.max(0.0);
@@ -62,13 +61,13 @@ impl Budget {
         self.asked_s = (self.asked_s + asked_rate * elapsed_s.max(0.0)).min(asked_rate * ASKED_HELD_S);
     }
 
-    /// Takes what was used.
+    /// Charges used time.
     pub fn spend(&mut self, work: Work, cpu_s: f64) {
         let cpu_s = cpu_s.max(0.0);
         match work {
             Work::Cheap => self.cheap_s -= cpu_s,
             Work::Full => self.full_s -= cpu_s,
-            // What the one cannot pay the other does, and one alone is overdrawn: the one that allowed it.
+            // What one account cannot pay, the other does; only the one that allowed the work is overdrawn.
             Work::First if self.full_s <= 0.0 => self.cheap_s -= cpu_s,
             Work::First => {
                 let from_full = cpu_s.min(self.full_s.max(0.0));
@@ -80,8 +79,8 @@ impl Budget {
         }
     }
 
-    /// Takes what a piece of cheap work used: what is above `cheap_max_s` from the account of full ones as far as that has it, so that one
-    /// long search does not keep all other processes from being looked at; and no further, or many of them would spend what nobody has.
+    /// Charges a piece of cheap work: the part above `cheap_max_s` to the account of full ones, as far as that has credit, so that one long
+    /// search does not delay all other processes; but no further, because many of them would overspend.
     pub fn spend_cheap(&mut self, cpu_s: f64, cheap_max_s: f64) {
         let lent_s = (cpu_s - cheap_max_s).clamp(0.0, self.full_s.max(0.0));
         self.full_s -= lent_s;

@@ -1,4 +1,4 @@
-//! The census thread: finds processes, looks at them as the schedule says, publishes what it found.
+//! The census thread: finds processes, takes censuses as scheduled, and publishes the results.
 
 mod heartbeat;
 mod look;
@@ -32,42 +32,42 @@ use watch::Watch;
 pub use heartbeat::Heartbeat;
 pub use picture::MapRefused;
 
-/// Full censuses of a process that its growth rests on (48 bytes each): an hour at the default interval.
+/// Full censuses kept of a process for its growth (48 bytes each): an hour at the default interval.
 const LOOKS_KEPT_MAX: usize = 12;
-/// Longest sleep, so that the heartbeat goes on.
+/// Longest sleep, so that the heartbeat continues.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Time between two snapshots while there is work: a reader never sees figures older than this because of publishing.
+/// Time between two snapshots while there is work: the longest delay of figures by publishing.
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
-/// Arenas kept of a census (80 bytes each): glibc makes eight a core unless told otherwise, so 64 cores' worth. The others' sums are
-/// in the heap's figures all the same.
+/// Arenas kept of a census (80 bytes each): glibc creates eight per core by default, so enough for 64 cores. The others are still included in
+/// the heap's sums.
 const ARENAS_KEPT_MAX: usize = 512;
-/// Table of chunks after which freed memory is handed back to the system: the agent is not to hoard what one large heap needed.
+/// Size of a table of chunks after which freed memory is returned to the system: the agent must not hoard what one large heap needed.
 const TRIM_AFTER_CHUNKS: u64 = 1 << 20;
-/// Share of the budget that looking through `/proc`, or at one process again and again, may take; above it the looks become rarer.
+/// Most of the budget that scanning `/proc`, or repeated censuses of one process, may take; above it they become rarer.
 const SHARE_MAX: f64 = 0.25;
-/// Processor time of a cheap census beyond which it is charged as a close one, as far as those have it: a process that takes a long
-/// search must not keep the others from being looked at.
+/// CPU time of a cheap census beyond which it is charged to the account of full ones, as far as that has credit: a process that takes a long
+/// search must not delay the others.
 const CHEAP_S: f64 = 0.02;
-/// A process that begins while the agent runs, and is too small for a flight record of its end, is looked at closely once it is so many
-/// rounds of cheap censuses old: most are gone by then, and what is closely looked at of them is taken from those that stay.
+/// A process that starts while the agent runs, and is too small for a flight record of its end, gets its first full census after this many
+/// rounds of cheap ones: most have ended by then, and full censuses of them would take budget from those that stay.
 const SETTLE_ROUNDS: f64 = 2.0;
-/// A process that is found to be gone brings the next look at the list so near, in seconds.
+/// After a process was found to have ended, the process list is scanned within this time, in seconds.
 const GONE_SCAN_S: f64 = 1.0;
 /// Bytes read of `/etc/passwd`.
 const SMALL_FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// What the census thread is told.
+/// Commands to the census thread.
 #[derive(Debug)]
 pub enum Command {
-    /// Go on with this configuration.
+    /// Continue with this configuration.
     Reload(Box<Config>),
-    /// Counted: a configuration that could not be used.
+    /// Count a configuration that was invalid.
     ReloadFailed,
-    /// Look at the pages of a process.
+    /// Make a map of a process's pages.
     Map {
-        /// Which.
+        /// The process.
         identity: Identity,
-        /// Where the answer goes; nobody may be waiting any more.
+        /// Receives the answer; may be closed already.
         reply: tokio::sync::oneshot::Sender<Result<PageMap, MapRefused>>,
     },
     /// End.
@@ -85,7 +85,7 @@ pub struct Collector {
     attributions: Arc<Attributions>,
     keeper: Option<Keeper>,
     flight: Flight,
-    /// Processes that were found to be gone since the last look at the list.
+    /// Processes found to have ended since the last scan of the process list.
     ended: Vec<Arc<ProcessSample>>,
     watches: BTreeMap<Identity, Watch>,
     small: Arc<[Seen]>,
@@ -106,7 +106,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// A collector that has seen nothing yet.
+    /// A collector without any results yet.
     #[must_use]
     pub fn new(config: Config, published: Arc<Published>, heartbeat: Arc<Heartbeat>, attributions: Arc<Attributions>) -> Self {
         let now = Instant::now();
@@ -142,14 +142,14 @@ impl Collector {
         }
     }
 
-    /// With a history that flight records go to.
+    /// With a history for flight records.
     #[must_use]
     pub fn with_keeper(mut self, keeper: Keeper) -> Self {
         self.keeper = Some(keeper);
         self
     }
 
-    /// Works until it is told to stop, or nobody can tell it any more.
+    /// Works until it is told to stop, or the channel of commands is closed.
     pub fn run(mut self, commands: &Receiver<Command>) {
         self.cpu = thread_cpu();
         loop {
@@ -161,7 +161,7 @@ impl Collector {
                 Ok(Command::ReloadFailed) => self.counters.reload_errors += 1,
                 Ok(Command::Map { identity, reply }) => {
                     let drawn = self.picture(identity);
-                    // Whoever asked may have gone.
+                    // The requester may have given up.
                     let _ = reply.send(drawn);
                     self.publish();
                 }
@@ -170,7 +170,7 @@ impl Collector {
         }
     }
 
-    /// One piece of work; returns how long to sleep after it.
+    /// Does one piece of work; returns how long to sleep after it.
     fn step(&mut self) -> Duration {
         self.fill();
         let now_s = self.now_s();
@@ -204,7 +204,7 @@ impl Collector {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// Whether a cheap census of this process would tell what is known: it did nothing since the last one. Puts it off then.
+    /// Whether a cheap census of this process would show nothing new, because it did nothing since the last one. If so, puts it off.
     fn is_spared(&mut self, identity: Identity, now_s: f64) -> bool {
         let config = &self.config.census;
         let Some(watch) = self.watches.get_mut(&identity) else { return true };
@@ -216,7 +216,7 @@ impl Collector {
         is_spared
     }
 
-    /// Charges the processor time since the last charge.
+    /// Charges the CPU time since the last charge.
     fn charge(&mut self, work: Work) {
         let cpu = thread_cpu();
         let used_s = cpu.saturating_sub(self.cpu).as_secs_f64();
@@ -251,7 +251,7 @@ impl Collector {
         self.next_scan_s = 0.0;
     }
 
-    /// Looks at the list of processes: new ones are due at once, those that ended are forgotten.
+    /// Scans the process list: new processes are due at once, those that ended are dropped.
     fn scan(&mut self) {
         let before = thread_cpu();
         self.counters.scans += 1;
@@ -260,7 +260,7 @@ impl Collector {
             Ok(found) => self.follow(found),
             Err(error) => {
                 self.counters.scan_errors += 1;
-                tracing::warn!("cannot look through /proc: {error}");
+                tracing::warn!("cannot scan /proc: {error}");
             }
         }
         self.own_rss_bytes = own_rss_bytes().unwrap_or(self.own_rss_bytes);
@@ -310,7 +310,7 @@ impl Collector {
     fn publish(&mut self) {
         let now_s = self.now_s();
         for (identity, watch) in &mut self.watches {
-            // What waits for a large debt to be paid is left out now, not when its turn comes.
+            // Rounds that wait for a large debt to be paid are skipped now, not when their turn comes.
             watch.leave_out(now_s, &self.config.census).add_to(&mut self.counters);
             let known = self.attributions.of(identity.process);
             if !known.is_same(&watch.sample.attributed) {
@@ -346,12 +346,12 @@ fn rules_of(config: &Config) -> Rules {
     let passwd = read_bounded("/etc/passwd".as_ref(), SMALL_FILE_BYTES_MAX).unwrap_or_default();
     let rules = Rules::new(&config.discovery, &String::from_utf8_lossy(&passwd));
     for name in &rules.unknown_users {
-        tracing::warn!("discovery: there is no user {name:?} here; no process is taken for theirs");
+        tracing::warn!("discovery: there is no user {name:?} on this machine: the name matches no process");
     }
     rules
 }
 
-/// The place of a level in [`AgentCounters::censuses`].
+/// The index of a level in [`AgentCounters::censuses`].
 #[must_use]
 pub fn level_index(level: Level) -> usize {
     match level {
@@ -364,7 +364,7 @@ pub fn level_index(level: Level) -> usize {
 /// Starts the census thread.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If no thread can be started.
 pub fn start(collector: Collector, commands: Receiver<Command>) -> std::io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name("fragprof-census".into()).spawn(move || collector.run(&commands))
 }
@@ -421,7 +421,7 @@ mod tests {
         config.census.start_credit_ms = 0;
         let (mut collector, published) = collector(config);
         let cat = Cat::start(Path::new("/bin/cat"), None);
-        // The look through /proc comes first and overdraws the account.
+        // The scan of /proc comes first and overdraws the account.
         settle(&mut collector);
         let wait = collector.step();
         assert!(wait > Duration::ZERO && wait <= SLEEP_MAX);

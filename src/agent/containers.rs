@@ -1,5 +1,5 @@
-//! The containers of the watched processes. Called by the census thread; it reads `/proc` and the cgroup file system, some ten small
-//! files a process.
+//! The containers of the watched processes. Called by the census thread; it reads `/proc` and the cgroup file system, about ten small files
+//! per process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::counters::CriStatus;
 use crate::target::container::{CgroupFile, CgroupMemory, Hierarchies, Surroundings};
 use crate::units::Pid;
 
-/// What is needed to tell the surroundings of a process.
+/// What is needed to find a process's container and memory limit.
 #[derive(Debug)]
 pub struct Containers {
     hierarchies: Hierarchies,
@@ -20,7 +20,7 @@ pub struct Containers {
 }
 
 impl Containers {
-    /// Finds the cgroup hierarchies, and starts asking the runtime for names.
+    /// Finds the cgroup hierarchies, and starts requesting names from the container runtime.
     #[must_use]
     pub fn start(socket: CriSocket) -> Self {
         let hierarchies = Hierarchies::find();
@@ -31,7 +31,7 @@ impl Containers {
         Self { hierarchies, socket, cri, directory: Arc::default() }
     }
 
-    /// Goes on with another socket.
+    /// Switches to another socket.
     pub fn reload(&mut self, socket: CriSocket) {
         if socket != self.socket {
             self.cri = ask(&socket);
@@ -40,20 +40,20 @@ impl Containers {
         }
     }
 
-    /// Takes the newest names. Call it before a round over the processes.
+    /// Loads the newest names. Call it before a round over the processes.
     pub fn refresh(&mut self) {
         if let Some(cri) = &self.cri {
             self.directory = cri.directory();
         }
     }
 
-    /// What is known of the runtime.
+    /// The state of the runtime.
     #[must_use]
     pub fn status(&self) -> CriStatus {
         self.cri.as_ref().map(Cri::status).unwrap_or_default()
     }
 
-    /// The surroundings of a process that is seen for the first time: if its container has no name, the runtime is asked.
+    /// The container and memory limit of a new process: if its container has no name, the runtime is asked.
     #[must_use]
     pub fn of_new(&self, pid: Pid) -> Surroundings {
         let surroundings = self.of(pid);
@@ -64,13 +64,13 @@ impl Containers {
         surroundings
     }
 
-    /// The memory of a cgroup that a process was in, also after the process is gone.
+    /// The memory of a process's cgroup, even after the process has ended.
     #[must_use]
     pub fn memory(&self, cgroup: &CgroupFile) -> Option<CgroupMemory> {
         self.hierarchies.memory(cgroup)
     }
 
-    /// The surroundings of a process.
+    /// The container and memory limit of a process.
     #[must_use]
     pub fn of(&self, pid: Pid) -> Surroundings {
         let mut surroundings = Surroundings::of(pid, &self.hierarchies);
@@ -78,7 +78,7 @@ impl Containers {
         surroundings
     }
 
-    /// Gives a container its names, if they have come meanwhile.
+    /// Adds a container's names, if they are known meanwhile.
     pub fn name(&self, surroundings: &mut Surroundings) {
         let Some(container) = surroundings.container.as_deref() else { return };
         if let Some(named) = self.directory.named(container).filter(|named| named != container) {

@@ -1,6 +1,6 @@
-//! Finds the processes to watch: a look through `/proc`, at one small file a process.
+//! Finds the processes to watch: a scan of `/proc`, with one small file per process.
 //!
-//! Costs about 10 µs a process; user and cgroup of a process are looked up only when its name and size pass.
+//! It costs about 10 µs per process; user and cgroup of a process are read only if its name and size match the rules.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -18,7 +18,7 @@ use crate::units::Pid;
 
 /// `/proc/PID/stat` has about 300 bytes.
 const STAT_BYTES_MAX: u64 = 4096;
-/// Entries of `/proc` that are looked at: the kernel's largest pid (PID_MAX_LIMIT, include/linux/threads.h).
+/// Most entries of `/proc` that are read: the kernel's largest pid (PID_MAX_LIMIT, include/linux/threads.h).
 const PIDS_MAX: usize = 1 << 22;
 
 /// What a look found.
@@ -26,25 +26,25 @@ const PIDS_MAX: usize = 1 << 22;
 pub struct Scan {
     /// Processes to watch, the largest first.
     pub seen: Vec<Seen>,
-    /// Processes that are there, kernel threads and zombies apart.
+    /// All processes, without kernel threads and zombies.
     pub processes: usize,
-    /// Processes that passed the rules but for their size: they are listened to all the same if they bring an emitter.
+    /// Processes selected by the rules except for their size: they are listened to if they have an emitter.
     pub small: Vec<Seen>,
-    /// Processes that passed the rules, but not the limit on their number.
+    /// Processes selected by the rules, but beyond the limit on their number.
     pub over_limit: usize,
 }
 
-/// Looks through `/proc`, and remembers how large the small ones were.
+/// Scans `/proc`, and keeps the sizes of small processes.
 #[derive(Debug, Default)]
 pub struct Scanner {
-    /// Resident bytes of a process when it was first seen, where growth is a reason to watch it; `None` = it has grown enough once.
+    /// Resident bytes of a process when it was first seen, if the rules select by growth; `None` = it has grown enough once.
     first: HashMap<Identity, Option<u64>>,
-    /// Processes that are watched whatever their size: those that are listened to.
+    /// Processes that are watched whatever their size, because they are listened to.
     pub whatever_size: BTreeSet<Identity>,
 }
 
 impl Scanner {
-    /// Looks once. Processes that end meanwhile are left out.
+    /// Scans once. Processes that end meanwhile are left out.
     ///
     /// # Errors
     /// If `/proc` itself cannot be read.
@@ -99,7 +99,7 @@ fn allows_cgroup(rules: &Rules, pid: Pid) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Figures {
     rss_bytes: u64,
-    /// Where the stack begins: the kernel chooses it anew at each exec. 0 where it may not be seen.
+    /// Start of the stack, which the kernel chooses at random at each exec. 0 if it may not be read.
     start_stack: u64,
     activity: Activity,
 }

@@ -1,8 +1,8 @@
-//! The flight recorder: what was known of a process is kept when the kernel kills it for want of memory, when its limit is nearly reached,
-//! and when it ends.
+//! The flight recorder: keeps a process's last state when the kernel kills it for lack of memory, when its limit is nearly reached, and when it
+//! ends.
 //!
-//! Kills are told by the counters of the memory cgroup that the process was in (`oom_kill`), or the machine's where it had no limit. They
-//! count processes, they do not name them: of several that ended between two looks, the largest are taken.
+//! Kills are detected by the counters of the process's memory cgroup (`oom_kill`), or of the machine if it had no limit. These count processes
+//! without naming them: of several that ended between two scans, the largest are assumed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,29 +17,29 @@ use crate::store::view::{EventKind, EventView};
 use crate::target::process::read_bounded;
 use crate::units::HumanBytes;
 
-/// Share of the limit from which on it is nearly reached, in percent.
+/// Share of the limit, in percent, above which it counts as nearly reached.
 pub const NEAR_PERCENT: u64 = 95;
-/// Share below which the next approach is told again.
+/// Share, in percent, below which the next approach is recorded again.
 const CALM_PERCENT: u64 = 85;
-/// Cgroups whose approach is remembered; a node has some hundred.
+/// Most cgroups whose approach is kept; a node has some hundred.
 const CGROUPS_MAX: usize = 4096;
 
 /// `/proc/vmstat` has about 5 KiB.
 const VMSTAT_BYTES_MAX: u64 = 64 << 10;
 
-/// What the recorder remembers.
+/// The recorder's state.
 #[derive(Debug, Default)]
 pub struct Flight {
-    /// Cgroups that are near their limit and were told.
+    /// Cgroups near their limit that were recorded.
     near: BTreeSet<String>,
-    /// Kills on the machine at the last look.
+    /// Kills on the machine at the last scan.
     machine_kills: Option<u64>,
     last_id: u64,
 }
 
 impl Flight {
-    /// Tells of the processes that ended between two looks, the largest first. Exits of processes with fewer than `exit_rss_min_bytes` are
-    /// left out; their number is the second part of the answer.
+    /// Records the processes that ended between two scans, the largest first. Exits of processes with fewer than `exit_rss_min_bytes` are left
+    /// out; their number is the second part of the result.
     pub fn ended(&mut self, mut ended: Vec<Arc<ProcessSample>>, containers: &Containers, exit_rss_min_bytes: u64) -> (Vec<Record>, u64) {
         let machine_kills = oom_kills_on_machine();
         let mut machine_left = machine_kills.zip(self.machine_kills).map_or(0, |(now, before)| now.saturating_sub(before));
@@ -56,14 +56,14 @@ impl Flight {
                     passed_over += 1;
                     continue;
                 }
-                None => (EventKind::Exit, "it is no longer in the list of processes".to_owned()),
+                None => (EventKind::Exit, "it is no longer in the process list".to_owned()),
             };
             records.push(self.record(kind, &one, evidence));
         }
         (records, passed_over)
     }
 
-    /// Tells of cgroups that came near their limits, with the largest watched process of each.
+    /// Records cgroups that came near their limits, with the largest watched process of each.
     pub fn near_limits(&mut self, processes: &[Arc<ProcessSample>]) -> Vec<Record> {
         let mut largest: BTreeMap<String, (&Arc<ProcessSample>, LimitView, usize)> = BTreeMap::new();
         for one in processes {
@@ -81,7 +81,7 @@ impl Flight {
                 continue;
             }
             let evidence = format!(
-                "{} of {} of cgroup {place} are used, inactive page cache apart; this is the largest of {processes} watched processes in it",
+                "{} of the limit of {} of cgroup {place} are used, without inactive page cache; this is the largest of {processes} watched processes in it",
                 HumanBytes(limit.used_bytes),
                 HumanBytes(limit.limit_bytes)
             );
@@ -116,19 +116,19 @@ fn is_above(limit: &LimitView, percent: u64) -> bool {
     u128::from(limit.used_bytes) * 100 >= u128::from(limit.limit_bytes) * u128::from(percent)
 }
 
-/// The cgroup whose memory counts for a process: of version 1's memory controller where there is one.
+/// The cgroup whose memory counts for a process: that of version 1's memory controller if there is one.
 fn place(one: &ProcessSample) -> String {
     let cgroup = &one.surroundings.cgroup;
     cgroup.memory.as_ref().or(cgroup.unified.as_ref()).cloned().unwrap_or_default()
 }
 
-/// Kills for want of memory on the whole machine since boot (`oom_kill` of `/proc/vmstat`).
+/// OOM kills on the whole machine since boot (`oom_kill` of `/proc/vmstat`).
 fn oom_kills_on_machine() -> Option<u64> {
     let text = read_bounded(Path::new("/proc/vmstat"), VMSTAT_BYTES_MAX).ok()?;
     String::from_utf8_lossy(&text).lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// Whether a process that ended was killed for want of memory, and how that is known.
+/// Whether a process that ended was killed for lack of memory, and how that is known.
 fn killed(
     one: &ProcessSample,
     containers: &Containers,
@@ -138,7 +138,7 @@ fn killed(
     let Some(memory) = &one.surroundings.memory else {
         let rose = *machine_left > 0;
         *machine_left = machine_left.saturating_sub(1);
-        return rose.then(|| "the machine's count of OOM kills rose; this was the largest process of no cgroup that ended".to_owned());
+        return rose.then(|| "the machine's count of OOM kills rose; this was the largest process without a cgroup that ended".to_owned());
     };
     let place = place(one);
     let kills = left.entry(place.clone()).or_insert_with(|| {
@@ -152,10 +152,10 @@ fn killed(
             *machine_left = machine_left.saturating_sub(1);
             Some(format!("the count of OOM kills of cgroup {place} rose"))
         }
-        // The cgroup is gone with its container.
+        // The cgroup was removed with its container.
         None if *machine_left > 0 && one.limit_view().is_some_and(|limit| is_above(&limit, CALM_PERCENT)) => {
             *machine_left -= 1;
-            Some(format!("the machine's count of OOM kills rose, and cgroup {place}, which was near its limit, is gone"))
+            Some(format!("the machine's count of OOM kills rose, and cgroup {place}, which was near its limit, was removed"))
         }
         None => None,
     }
@@ -163,7 +163,7 @@ fn killed(
 
 fn summary(kind: EventKind, process: &ProcessView) -> String {
     let what = match kind {
-        EventKind::OomKill => "was killed for want of memory",
+        EventKind::OomKill => "was killed for lack of memory",
         EventKind::MemoryLimit => "is near its memory limit",
         EventKind::Exit => "ended",
     };

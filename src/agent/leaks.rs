@@ -1,8 +1,7 @@
-//! The thread that looks for blocks to which nothing points: rarely, one process at a time, within a share of a core. Off unless it is
-//! configured: a look reads all memory that a process can write.
+//! The thread that scans for blocks to which nothing points: rarely, one process at a time, within a share of a core. Off by default: a scan
+//! reads all memory that a process can write.
 //!
-//! What it finds goes on the board that everything shown is taken from, as a profile of its own tier: pages, API, history and flight records
-//! have it from there.
+//! Its findings are published on the board as a profile of its own tier: pages, API, history and flight records read them from there.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -24,9 +23,9 @@ use crate::retention::looks::{Plan, look};
 use crate::retention::{Leaks, told};
 use crate::target::{Process, ProcessId};
 
-/// How soon an order is heard while nothing is looked at.
+/// Longest delay of a command while no scan is running.
 const STEP: Duration = Duration::from_secs(1);
-/// Memory for one block while it is looked at: the chunk of the census, the index, the marks and the pointers kept.
+/// Memory per block during a scan: the chunk of the census, the index, the marks and the pointers kept.
 const BLOCK_BYTES: u64 = 32;
 
 /// The sample that the thread writes and `/metrics` reads.
@@ -52,9 +51,9 @@ struct Looker {
     published: Arc<Published>,
     board: Arc<Attributions>,
     sample: SharedLeaks,
-    /// When each process was looked at last.
+    /// When each process was last scanned.
     looked: BTreeMap<ProcessId, Instant>,
-    /// When the share allows the next look.
+    /// When the CPU share allows the next scan.
     due: Instant,
     places: Places,
 }
@@ -87,7 +86,7 @@ impl Looker {
         let interval = Duration::from_secs(self.config.interval_s);
         let is_due = |one: &&Arc<ProcessSample>| self.looked.get(&one.identity.process).is_none_or(|at| at.elapsed() >= interval);
         let candidates = snapshot.processes.iter().filter(|one| live_blocks(one) > 0 && !self.is_too_large(one)).filter(is_due);
-        // What grows first, then what was never looked at, then what has most.
+        // Growing processes first, then those never scanned, then the largest.
         let rank = |one: &&Arc<ProcessSample>| (grows(one), !self.looked.contains_key(&one.identity.process), live_blocks(one));
         let Some(one) = candidates.max_by_key(rank).cloned() else { return };
         drop(snapshot);
@@ -148,7 +147,7 @@ impl Looker {
         };
         let seen = look(&memory, (pid.0, &one.comm), plan, read, &mut self.places)?;
         if !memory.process().is_alive() || memory.process().id() != one.identity.process {
-            return Err("it ended, or its pid is another's by now".into());
+            return Err("it ended, or its pid belongs to another process now".into());
         }
         Ok(Leaks::of(&memory, pid.0, &one.comm, &seen, false)?)
     }

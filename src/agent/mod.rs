@@ -1,7 +1,7 @@
-//! The daemon: watches every process the rules name, at a cost the operator sets, and serves what it finds.
+//! The daemon: watches every process that the rules select, at a cost that the operator sets, and serves the results.
 //!
 //! ```text
-//! rules ─→ discovery ─→ schedule ←─ budget          (pure, but for the look through /proc)
+//! rules ─→ discovery ─→ schedule ←─ budget          (pure, except the scan of /proc)
 //!                          │
 //!                       collect  (thread fragprof-census: the only one that reads targets)
 //!                          │ publishes

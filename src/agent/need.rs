@@ -1,7 +1,7 @@
-//! Which processes get their allocations attributed, when not all can. Pure.
+//! Which processes are attributed, when not all can be. Pure.
 //!
-//! Need is measured in bytes: what the heap grew by since the last choice, what it holds free, and a tenth of its resident memory. Who
-//! is attributed already keeps the place unless another needs it half as much again, so that windows can tell something.
+//! Need is measured in bytes: the growth of the heap since the last choice, its free bytes, and a tenth of its resident memory. A process that
+//! is attributed already stays unless another one's need is half as much again, so that windows have time to measure.
 
 use crate::model::sample::Identity;
 

@@ -1,4 +1,4 @@
-//! Tells the service manager how the agent is: one datagram to `$NOTIFY_SOCKET` (sd_notify(3)).
+//! Reports the agent's state to the service manager: datagrams to `$NOTIFY_SOCKET` (sd_notify(3)).
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -14,7 +14,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Takes the socket and the watchdog's time from the environment. Without `$NOTIFY_SOCKET` nothing is ever sent.
+    /// Reads the socket and the watchdog's interval from the environment. Without `$NOTIFY_SOCKET` nothing is sent.
     ///
     /// # Errors
     /// If there is an address but no socket for it.
@@ -24,24 +24,24 @@ impl Notifier {
             None => None,
         };
         let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-        // The time is meant for the process of that pid alone (sd_watchdog_enabled(3)).
+        // The interval applies only to the process with that pid (sd_watchdog_enabled(3)).
         let is_ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         let watchdog = number("WATCHDOG_USEC").filter(|&us| us > 0 && is_ours && socket.is_some()).map(Duration::from_micros);
         Ok(Self { socket, watchdog })
     }
 
-    /// Time after which the manager takes silence for death.
+    /// Time without a message after which the manager restarts the agent.
     #[must_use]
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
 
-    /// Sends a state such as `READY=1`. A manager that cannot be reached is no reason to stop.
+    /// Sends a state such as `READY=1`. A failure is only logged.
     pub fn send(&self, state: &str) {
         if let Some((socket, address)) = &self.socket
             && let Err(error) = socket.send_to_addr(state.as_bytes(), address)
         {
-            tracing::warn!("cannot tell the service manager {state:?}: {error}");
+            tracing::warn!("cannot send {state:?} to the service manager: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The agent's own processor time and memory.
+//! The agent's own CPU time and memory.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::target::process::read_bounded;
 /// Bytes read of `/proc/self/statm`.
 const STATM_BYTES_MAX: u64 = 256;
 
-/// Processor time of the calling thread.
+/// CPU time of the calling thread.
 pub fn thread_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -22,21 +22,21 @@ pub fn own_rss_bytes() -> Option<u64> {
     Some(pages.saturating_mul(PAGE_BYTES))
 }
 
-/// Time over which a thread's share of a core is measured at most, and at least.
+/// Longest and shortest time over which a thread's share of a core is measured.
 const SHARE_OVER: Duration = Duration::from_secs(60);
 const SHARE_OVER_LEAST: Duration = Duration::from_secs(30);
 
-/// A thread's share of a core in the last minute. Pure: times come in.
+/// A thread's share of a core in the last minute. Pure: times are parameters.
 #[derive(Debug, Default)]
 pub struct CpuShare {
     looks: VecDeque<(Instant, Duration)>,
 }
 
 impl CpuShare {
-    /// At this moment the thread has used so much processor time in all; its share of a core, once half a minute is known.
+    /// Adds the thread's CPU time so far, and returns its share of a core, once half a minute is known.
     pub fn look(&mut self, at: Instant, cpu: Duration) -> Option<f64> {
         self.looks.push_back((at, cpu));
-        // The newest look that is old enough stays, so that nearly the whole minute is known.
+        // The newest reading that is old enough stays, so that nearly the whole minute is covered.
         while self.looks.get(1).is_some_and(|(second, _)| at.saturating_duration_since(*second) >= SHARE_OVER) {
             self.looks.pop_front();
         }
@@ -45,13 +45,13 @@ impl CpuShare {
         (over >= SHARE_OVER_LEAST).then(|| cpu.saturating_sub(*before).as_secs_f64() / over.as_secs_f64())
     }
 
-    /// What was used so far says nothing of what will be.
+    /// Drops all readings: past use says nothing about future use.
     pub fn begin_anew(&mut self) {
         self.looks.clear();
     }
 }
 
-/// Hands freed memory back to the system.
+/// Returns freed memory to the system.
 pub fn give_back() {
     // SAFETY: glibc's own function, which locks what it touches.
     #[cfg(target_env = "gnu")]

@@ -1,9 +1,8 @@
-//! Gives up what the agent does not need once it runs: every capability but those of [`Capability::ALL`], also from the bounding set,
-//! and the chance to gain any by running a program.
+//! Drops the privileges that the agent does not need once it runs: every capability but those of [`Capability::ALL`], also from the bounding
+//! set, and the ability to gain any through exec.
 //!
-//! Called on the main thread before there are others: capabilities belong to threads, and new threads inherit them. CAP_SYS_ADMIN and
-//! CAP_SYS_RESOURCE are for kernels without uprobe_multi: they stay only where no probe for many sites can be attached without them, which
-//! is tried.
+//! Called on the main thread before others exist: capabilities are per thread, and new threads inherit them. CAP_SYS_ADMIN and
+//! CAP_SYS_RESOURCE are for kernels without uprobe_multi: they are kept only if a trial shows that uprobe_multi does not work without them.
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
@@ -12,22 +11,22 @@ use rustix::thread::{
 use crate::capture::has_uprobe_multi;
 use crate::probe::features::Capability;
 
-/// Drops them. Never fails: what cannot be dropped stays, and is logged; the agent does its work either way.
+/// Drops them. Never fails: what cannot be dropped is kept and logged; the agent works either way.
 pub fn reduce() {
     if let Err(error) = set_no_new_privs(true) {
-        tracing::warn!("cannot renounce new privileges: {error}");
+        tracing::warn!("cannot set no_new_privs: {error}");
     }
     let all = Capability::ALL.into_iter().fold(CapabilitySet::empty(), |set, one| set | bit(one));
     let held = match capabilities(None) {
         Ok(held) => held,
         Err(error) => {
-            tracing::warn!("cannot learn the own capabilities: {error}");
+            tracing::warn!("cannot read the agent's capabilities: {error}");
             return;
         }
     };
     let keep = if is_enough(all - OF_OLD_KERNELS, held) { all - OF_OLD_KERNELS } else { all };
-    // Only with CAP_SETPCAP can the bounding set be narrowed; without it the agent is not root on a plain host, and in a container the
-    // runtime has narrowed it.
+    // Only CAP_SETPCAP allows narrowing the bounding set; without it the agent is not root on a plain host, and in a container the runtime has
+    // narrowed it.
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for one in CapabilitySet::all().iter().filter(|one| !keep.contains(*one)) {
             // A capability that this kernel does not know is not in the set.
@@ -36,14 +35,14 @@ pub fn reduce() {
     }
     let less = CapabilitySets { effective: held.effective & keep, permitted: held.permitted & keep, inheritable: CapabilitySet::empty() };
     if let Err(error) = set_capabilities(None, less) {
-        tracing::warn!("cannot give up capabilities: {error}");
+        tracing::warn!("cannot drop capabilities: {error}");
     }
 }
 
-/// What only kernels without uprobe_multi need for recordings.
+/// Capabilities that recordings need only on kernels without uprobe_multi.
 const OF_OLD_KERNELS: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_RESOURCE);
 
-/// Whether probes can be attached with no more than these. The thread has all that it held again afterwards.
+/// Whether probes can be attached with only these. Restores the thread's capabilities afterwards.
 fn is_enough(less: CapabilitySet, held: CapabilitySets) -> bool {
     if (held.permitted & OF_OLD_KERNELS).is_empty() {
         return true;
@@ -53,7 +52,7 @@ fn is_enough(less: CapabilitySet, held: CapabilitySets) -> bool {
     }
     let is_enough = has_uprobe_multi();
     if let Err(error) = set_capabilities(None, held) {
-        tracing::warn!("cannot take capabilities back: {error}");
+        tracing::warn!("cannot restore capabilities: {error}");
     }
     is_enough
 }

@@ -8,7 +8,7 @@ use super::config::DiscoveryConfig;
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
     rss_min_bytes: u64,
-    /// `None` = growth is no reason.
+    /// `None` = processes are not selected by growth.
     growth_min_bytes: Option<u64>,
     include: Vec<String>,
     exclude: Vec<String>,
@@ -50,7 +50,7 @@ impl Rules {
             growth_min_bytes: (config.growth_min_mib > 0).then_some(config.growth_min_mib << 20),
             include: config.include.clone(),
             exclude: config.exclude.clone(),
-            // A list whose names are all unknown allows nobody, not everybody.
+            // A list of only unknown names allows no user, not all.
             users: (!config.users.is_empty()).then_some(users),
             exclude_users,
             cgroups: config.cgroups.clone(),
@@ -59,7 +59,7 @@ impl Rules {
         }
     }
 
-    /// Whether a process of this name comes into question; asked before the user is looked up, which costs more.
+    /// Whether the rules can select a process of this name; checked before the user, which costs more.
     #[must_use]
     pub fn allow_name(&self, comm: &str) -> bool {
         allow(&self.include, &self.exclude, &[comm])
@@ -71,13 +71,13 @@ impl Rules {
         rss_bytes >= self.rss_min_bytes || self.growth_min_bytes.is_some_and(|least| grown_bytes >= least)
     }
 
-    /// Whether growth matters: whether small processes have to be remembered.
+    /// Whether growth matters, so that sizes of small processes must be kept.
     #[must_use]
     pub fn asks_for_growth(&self) -> bool {
         self.growth_min_bytes.is_some()
     }
 
-    /// Whether it matters in which cgroup a process is.
+    /// Whether the rules depend on cgroups.
     #[must_use]
     pub fn asks_for_cgroup(&self) -> bool {
         !self.cgroups.is_empty() || !self.exclude_cgroups.is_empty()
@@ -102,8 +102,8 @@ fn allow(include: &[String], exclude: &[String], texts: &[&str]) -> bool {
     (include.is_empty() || any(include)) && !any(exclude)
 }
 
-/// Whether `text` is of the form of `pattern`: `*` is any text, `?` any character. Goes back to the last `*` only, so it takes at most
-/// pattern × text steps.
+/// Whether `text` matches `pattern`: `*` is any text, `?` any character. Backtracks only to the last `*`, so it takes at most pattern × text
+/// steps.
 pub fn glob(pattern: &str, text: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();

@@ -1,35 +1,35 @@
 //! What the census thread does next. Pure: times are seconds since the start.
 //!
-//! Each process has a time at which its next cheap census (level top) and its next close one (sampled or full) are due. Of those that
-//! are due the one that has waited longest goes first, so that under pressure all intervals stretch alike. A process without a verdict
-//! comes before those that have one, the largest first, and may use either account; one that did nothing since it was looked at comes last.
+//! Each process has a time at which its next cheap census (level top) and its next close one (sampled or full) are due. Of those that are due,
+//! the one that has waited longest goes first, so that under pressure all intervals stretch alike. A process without a verdict comes before
+//! those that have one, the largest first, and may use either account; one without activity since its last census comes last.
 //!
 //! What is shed, in this order:
 //!
-//! 1. full censuses are put off when their account is empty: their figures grow old (`census_age_seconds`);
+//! 1. full censuses are put off when their account is empty: their figures become older (`census_age_seconds`);
 //! 2. heaps whose walk may need too much memory, and all heaps while the agent is above its memory limit, are sampled, not walked;
 //! 3. cheap censuses are put off when their account is empty;
 //! 4. of more processes than the limit, the smallest are not watched.
 //!
-//! Whole rounds that were left out are counted.
+//! Skipped rounds are counted.
 
 use super::budget::{Budget, Work};
 use super::config::CensusConfig;
 use crate::census::Level;
 
-/// Bytes of the chunk table a byte of extent may need: 4 bytes a chunk, and chunks of 64 bytes are small for a whole heap.
+/// Bytes of the chunk table per byte of extent: 4 bytes per chunk, and an average of 64 bytes per chunk is low for a whole heap.
 const TABLE_BYTES_PER_EXTENT: u64 = 16;
 
-/// When a process is looked at.
+/// When a process's censuses are due.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Due {
     /// Time of the next cheap census.
     pub top_s: f64,
     /// Time of the next close one; `None`: not before a cheap one has found a heap.
     pub full_s: Option<f64>,
-    /// Resident bytes of a process that has no verdict yet, 0 if a sample left that open; `None` = it has one.
+    /// Resident bytes of a process that has no verdict yet, 0 if a sample gave none; `None` = it has one.
     pub unjudged_bytes: Option<u64>,
-    /// Whether its close census gives way to those of others, as it did nothing since the last one.
+    /// Whether its close census gives way to those of others, because it has had no activity since the last one.
     pub gives_way: bool,
 }
 
@@ -72,7 +72,7 @@ pub fn next<K: Copy + Ord>(dues: impl Iterator<Item = (K, Due)>, now_s: f64, bud
     }
     let mut wake_s = unjudged_later_s;
     if let Some((_, std::cmp::Reverse(key), due_s)) = unjudged {
-        // From the cheap ones' account it is taken in its turn: a node where processes begin all the time is looked at all the same.
+        // From the cheap ones' account it is taken in its turn: on a node where processes start all the time the others get censuses too.
         let in_turn = first_top.is_none_or(|(top_s, _)| due_s <= top_s);
         if budget.allows(Work::Full) || (in_turn && budget.allows(Work::Cheap)) {
             return Next::Take(key, Work::First);
@@ -92,7 +92,7 @@ pub fn next<K: Copy + Ord>(dues: impl Iterator<Item = (K, Due)>, now_s: f64, bud
     Next::Wait(wake_s)
 }
 
-/// Whole rounds that were left out when something due at `due_s` is done at `now_s`.
+/// Rounds skipped when something due at `due_s` is done at `now_s`.
 #[must_use]
 pub fn rounds_skipped(due_s: f64, now_s: f64, interval_s: f64) -> u64 {
     ((now_s - due_s) / interval_s.max(1e-3)).max(0.0) as u64
@@ -115,12 +115,12 @@ pub fn close_level(extent_bytes: u64, chunks: Option<u64>, own_rss_bytes: u64, c
     if own_rss_bytes > config.memory_max_mib << 20 {
         return Err(Shed::OwnMemory);
     }
-    // What was found, and half as much again for growth, is a better guess than the extent.
+    // The last count plus half for growth is a better estimate than one from the extent.
     let table_bytes = chunks.map_or(extent_bytes / TABLE_BYTES_PER_EXTENT, |chunks| chunks.saturating_mul(6));
     if table_bytes > config.walk_memory_mib << 20 { Err(Shed::TooLarge) } else { Ok(Level::Full) }
 }
 
-/// Whether the extent changed by so much that a full census should come early.
+/// Whether the extent changed so much that a full census should come early.
 #[must_use]
 pub fn has_moved(extent_bytes: u64, at_full_bytes: u64, percent: u64) -> bool {
     let change = u128::from(extent_bytes.abs_diff(at_full_bytes)) * 100;

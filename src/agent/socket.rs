@@ -1,4 +1,4 @@
-//! The agent's unix socket: a file that its own user alone may open.
+//! The agent's unix socket: a file that only its own user may open.
 
 use std::fs;
 use std::io;
@@ -6,21 +6,21 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// The file of a socket, taken away when dropped.
+/// The file of a socket, removed when dropped.
 #[derive(Debug)]
 pub struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody else may have taken it away.
+        // It may have been removed already.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Binds a socket. One that an agent left behind without a listener is replaced; another file, or a living agent's socket, is not.
+/// Binds a socket. A stale one without a listener is replaced; another kind of file, or a running agent's socket, is not.
 ///
 /// # Errors
-/// If the path is in use, or cannot be made.
+/// If the path is in use, or the socket cannot be created.
 pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let is_left_over = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) && UnixStream::connect(path).is_err();
     if is_left_over {
@@ -28,7 +28,7 @@ pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     }
     let listener = UnixListener::bind(path)?;
     let file = SocketFile(path.to_owned());
-    // Whoever was quicker than this is turned away by the listener, which asks who it is.
+    // A client that connects before this is refused by the listener, which checks its credentials.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok((listener, file))
 }

@@ -1,11 +1,11 @@
-//! A thread of the agent with a configuration of its own, which it is told anew when it changes, and a sample that others read.
+//! A thread of the agent with a configuration, which is sent to it again when it changes, and a sample that others read.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The thread. It ends when its [`Worker`] is dropped or stopped: its receiver is disconnected then.
+/// The thread. It ends when its [`Worker`] is dropped or stopped, which disconnects its receiver.
 pub struct Worker<C> {
     orders: Sender<C>,
     thread: JoinHandle<()>,
@@ -15,14 +15,14 @@ impl<C: Send + 'static> Worker<C> {
     /// Starts it.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn start(name: &str, work: impl FnOnce(&Receiver<C>) + Send + 'static) -> std::io::Result<Self> {
         let (orders, receiver) = channel();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&receiver))?;
         Ok(Self { orders, thread })
     }
 
-    /// Goes on with this configuration.
+    /// Continues with this configuration.
     pub fn reload(&self, config: C) {
         // A thread that has ended is noticed by `is_finished`.
         let _ = self.orders.send(config);
@@ -34,7 +34,7 @@ impl<C: Send + 'static> Worker<C> {
         self.thread.is_finished()
     }
 
-    /// Takes all probes out and ends it, within a time. What is not out by then goes out with the process.
+    /// Detaches all probes and ends it, within a time. What is not detached by then is detached when the process ends.
     pub fn stop(self, within: Duration) {
         drop(self.orders);
         let deadline = Instant::now() + within;

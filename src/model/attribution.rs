@@ -1,7 +1,7 @@
-//! Where the tiers that know call stacks leave what they know, and where everything that is shown takes it from.
+//! The board where the tiers that know call stacks publish their results, and from which all surfaces read them.
 //!
-//! A tier (governed windows, an emitter in the process, a recording) publishes one [`Attributed`] a process whenever it has a new one; the
-//! census thread puts the newest into the next snapshot, and forgets processes that have ended.
+//! A tier (governed windows, an emitter in the process, a recording) publishes one [`Attributed`] per process whenever it has a new one; the
+//! census thread includes the newest in the next snapshot, and drops processes that have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,23 +12,23 @@ use crate::profile::{Mode, Profile, ValueKind};
 use crate::target::ProcessId;
 use crate::target::container::Container;
 
-/// How often a process allocates, with the standard error where it is an estimate.
+/// How often a process allocates, with the standard error if it is an estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rates {
-    /// Allocations a second.
+    /// Allocations per second.
     pub allocations_per_s: f64,
     /// Standard error of it; `None` = counted, not estimated.
     pub allocations_per_s_stderr: Option<f64>,
-    /// Bytes asked for a second.
+    /// Bytes requested per second.
     pub allocated_bytes_per_s: f64,
     /// Standard error of it; `None` = counted, not estimated.
     pub allocated_bytes_per_s_stderr: Option<f64>,
-    /// Whether they are only lower bounds, because probes hold the process up too much to tell more.
+    /// Whether they are only lower bounds, because probes delay the process too much.
     pub are_lower_bounds: bool,
 }
 
 impl Rates {
-    /// Those of a whole recording.
+    /// The rates of a whole recording.
     #[must_use]
     pub fn of(profile: &Profile) -> Self {
         let totals = profile.totals();
@@ -42,22 +42,22 @@ impl Rates {
     }
 }
 
-/// What one tier says of one process.
+/// The result of one tier for one process.
 #[derive(Debug, Clone)]
 pub struct Attributed {
-    /// Values by stack. Its mode names the tier, its kinds say what was measured, its losses and doubts travel with it.
+    /// Values by stack. Its mode names the tier, its kinds say what was measured, and it has its losses and doubts.
     pub profile: Arc<Profile>,
     /// When it was finished.
     pub at: Instant,
     /// The same by the wall clock.
     pub wall: SystemTime,
-    /// Rates, where the tier measures them.
+    /// Rates, if the tier measures them.
     pub rates: Option<Rates>,
-    /// Estimated share of the target's time that the tier takes; `None` = nothing that is known of.
+    /// Estimated share of the target's time that the tier takes; `None` = not known to take any.
     pub slowdown_ratio_est: Option<f64>,
 }
 
-/// What the tiers say of one process, the newest of each.
+/// The newest result of each tier for one process.
 #[derive(Debug, Clone, Default)]
 pub struct OfProcess(Vec<Arc<Attributed>>);
 
@@ -85,7 +85,7 @@ impl OfProcess {
         self.0.iter().find_map(|one| Some((one.rates?, one.profile.meta.mode)))
     }
 
-    /// Whether nothing is newer in one than in the other.
+    /// Whether both have the same results.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| Arc::ptr_eq(a, b))
@@ -105,7 +105,7 @@ impl OfProcess {
     }
 }
 
-/// The board. Bounded by what is watched: [`Attributions::follow`] is called with each look at the list of processes.
+/// The board. Bounded by the watched processes: [`Attributions::follow`] is called with each scan of the process list.
 #[derive(Debug, Default)]
 pub struct Attributions {
     board: Mutex<BTreeMap<ProcessId, Entry>>,
@@ -115,7 +115,7 @@ pub struct Attributions {
 /// One process on the board.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Its container, with the names that the runtime gave it.
+    /// Its container, with the names from the container runtime.
     container: Option<Arc<Container>>,
     known: OfProcess,
 }
@@ -125,7 +125,7 @@ impl Attributions {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says which processes are listened to.
+    /// Sets the processes that are listened to.
     pub fn set_emitting(&self, emitting: BTreeSet<Identity>) {
         *self.emitting.lock().unwrap_or_else(PoisonError::into_inner) = emitting;
     }
@@ -136,8 +136,8 @@ impl Attributions {
         self.emitting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces what the tier said of the process before, and returns it as it is published: a profile that nobody else holds yet has
-    /// got the container's names as labels.
+    /// Replaces the tier's previous result for the process, and returns it as published: a profile that is not shared yet gets the container's
+    /// names as labels.
     pub fn publish(&self, process: ProcessId, mut attributed: Attributed) -> Arc<Attributed> {
         let mut board = self.board();
         let entry = board.entry(process).or_default();
@@ -151,13 +151,13 @@ impl Attributions {
         attributed
     }
 
-    /// What is known of a process.
+    /// The results for a process.
     #[must_use]
     pub fn of(&self, process: ProcessId) -> OfProcess {
         self.board().get(&process).map(|entry| entry.known.clone()).unwrap_or_default()
     }
 
-    /// Forgets all processes but the watched ones, and takes over what is known of their containers.
+    /// Drops all processes but the watched ones, and updates their containers.
     pub fn follow(&self, watched: impl Iterator<Item = (ProcessId, Option<Arc<Container>>)>) {
         let mut board = self.board();
         let mut before = std::mem::take(&mut *board);

@@ -1,5 +1,5 @@
-//! The sample model: what the agent knows of a process at one moment. Metrics, API, history and pages read this, through
-//! [`super::view`], and nothing else. All processes together are a [`super::snapshot`].
+//! The sample model: the agent's data on a process at one moment. Metrics, API, history and pages read only this, through [`super::view`]. All
+//! processes together are a [`super::snapshot`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,26 +14,26 @@ use crate::fragmentation::verdict::Verdict;
 use crate::target::ProcessId;
 use crate::target::container::Surroundings;
 
-/// Who a watched process is: an exec makes another one of it.
+/// The identity of a watched process; it changes with exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// Pid and start time.
     pub process: ProcessId,
-    /// Where its stack begins, chosen anew at each exec; 0 where it may not be seen.
+    /// Start of its stack, chosen at random at each exec; 0 if it may not be read.
     pub stack: u64,
 }
 
-/// What is known of a process.
+/// The state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchState {
     /// Found; no census yet.
     Waiting,
-    /// Looked at regularly.
+    /// Regular censuses.
     Watched,
-    /// No malloc heap that is understood; looked at rarely.
+    /// No malloc heap that can be read; retried rarely.
     NoHeap,
-    /// May not be read, or is of a kind that cannot be; tried rarely.
+    /// May not or cannot be read; retried rarely.
     Unreadable,
 }
 
@@ -60,7 +60,7 @@ pub struct TimedCensus {
     pub at: Instant,
     /// The same by the wall clock.
     pub wall: SystemTime,
-    /// Processor time it took the agent.
+    /// CPU time it took the agent.
     pub cpu: Duration,
     /// The figures.
     pub census: Census,
@@ -77,36 +77,36 @@ impl TimedCensus {
 /// One watched process.
 #[derive(Debug, Clone)]
 pub struct ProcessSample {
-    /// Who it is.
+    /// Its identity.
     pub identity: Identity,
     /// Its name; any text.
     pub comm: String,
     /// Its user.
     pub uid: u32,
-    /// Resident bytes at the last look at the list of processes.
+    /// Resident bytes at the last scan of the process list.
     pub rss_bytes: u64,
-    /// Its container, and the memory limit it lives under.
+    /// Its container and memory limit.
     pub surroundings: Surroundings,
-    /// What is known of it.
+    /// Its state.
     pub state: WatchState,
     /// Why it cannot be read.
     pub reason: Option<String>,
     /// The newest census at level top.
     pub top: Option<Arc<TimedCensus>>,
-    /// The newest full census, or the newest sampled one where the heap is too large.
+    /// The newest full census, or the newest sampled one if the heap is too large.
     pub full: Option<Arc<TimedCensus>>,
-    /// The steps of its heaps, of both, one for each allocator.
+    /// The ladders of its heaps, from both censuses, one per allocator.
     pub heaps: Vec<HeapSample>,
-    /// What is wrong with it, judged on `full` and `growth`.
+    /// Its verdict, from `full` and `growth`.
     pub verdict: Option<Arc<Verdict>>,
     /// How it changed over its last full censuses.
     pub growth: Option<Growth>,
-    /// What the tiers that know stacks say of it.
+    /// Results of the tiers that know stacks.
     pub attributed: OfProcess,
 }
 
 impl ProcessSample {
-    /// A process of which nothing is known but who it is.
+    /// A process of which only the identity is known.
     #[must_use]
     pub fn new(identity: Identity, comm: String, uid: u32, rss_bytes: u64) -> Self {
         Self {
@@ -135,7 +135,8 @@ impl ProcessSample {
         Some(sum)
     }
 
-    /// The memory limit, with the time until it is reached at the growth seen. The limit counts the whole cgroup: others in it may grow too.
+    /// The memory limit, with the time until it is reached at the observed growth. The limit applies to the whole cgroup: others in it may grow
+    /// too.
     #[must_use]
     pub fn limit_view(&self) -> Option<LimitView> {
         let memory = self.surroundings.memory?;
@@ -151,7 +152,7 @@ impl ProcessSample {
         })
     }
 
-    /// The census that says most: full or sampled, else top.
+    /// The most detailed census: full or sampled, else top.
     #[must_use]
     pub fn best(&self) -> Option<&Arc<TimedCensus>> {
         self.full.as_ref().or(self.top.as_ref())
@@ -172,7 +173,7 @@ impl ProcessSample {
 /// The allocator's name of the sum over all allocators.
 pub const ALL: &str = "all";
 
-/// The steps of one allocator's heap in one process, in bytes. `None` = not known at the level that was looked at.
+/// The ladder of one allocator's heap in one process, in bytes. `None` = not known at the level of the census.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[allow(missing_docs)] // The names are those of the census.
@@ -232,14 +233,14 @@ impl HeapSample {
         }
     }
 
-    /// Live bytes: counted, or estimated where the heap was sampled.
+    /// Live bytes: counted, or estimated if the heap was sampled.
     #[must_use]
     pub fn live(&self) -> Option<u64> {
         self.live_bytes.or(self.live_bytes_est)
     }
 
-    /// Fits the steps of an older close census into newer extents and residency: the heap may have shrunk since. Where they are a quarter
-    /// more than there is room for they are forgotten until the next close census, which such a change brings near.
+    /// Fits the steps of an older full census into newer extents and residency: the heap may have shrunk since. If they exceed these by more than
+    /// a quarter, they are dropped until the next full census, which such a change brings forward.
     fn fit(&mut self) {
         let exceeds = |bytes: u64, room: u64| bytes > room.saturating_add(room / 4);
         if self.live().is_some_and(|live| exceeds(live, self.extent_bytes)) {
@@ -254,7 +255,7 @@ impl HeapSample {
         self.live_resident_bytes = self.live_resident_bytes.map(|live| live.min(self.resident_bytes));
     }
 
-    /// Adds another heap; a step that either does not know is unknown.
+    /// Adds another heap; a step that is unknown for either is unknown.
     pub fn add(&mut self, other: &Self) {
         let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
         // Errors of independent samples add up by their squares.
@@ -282,7 +283,7 @@ impl HeapSample {
         self.arena_extent_bytes_max = self.arena_extent_bytes_max.max(other.arena_extent_bytes_max);
     }
 
-    /// Resident bytes of blocks with mappings of their own: what is resident beside the arenas. Not known at level top.
+    /// Resident bytes of blocks with mappings of their own, outside the arenas. Not known at level top.
     fn mmapped_resident_bytes(census: &Census, allocator: &str) -> u64 {
         let of_heap = |heap: &HeapAccount| {
             let arenas = heap.arenas.iter().map(|arena| arena.resident_bytes).fold(0, u64::saturating_add);
@@ -292,7 +293,7 @@ impl HeapSample {
     }
 }
 
-/// The heaps of a census, one for each allocator.
+/// The heaps of a census, one per allocator.
 fn heaps_of(census: &Census) -> Vec<HeapSample> {
     let mut heaps: Vec<HeapSample> = Vec::new();
     for heap in &census.heaps {
@@ -305,9 +306,9 @@ fn heaps_of(census: &Census) -> Vec<HeapSample> {
     heaps
 }
 
-/// Joins the newest cheap census and the newest close one. The steps inside a heap (live, cached, free, trimmable, pinned, …) are of the
-/// close one. Those that both know (extent, resident, swapped, top, arenas) are of the newer one; since the cheap one does not look at the
-/// pages of blocks with mappings of their own, those are carried over from the close one.
+/// Joins the newest cheap census and the newest full one. The steps inside a heap (live, cached, free, trimmable, pinned, …) are from the full
+/// one. Those that both have (extent, resident, swapped, top, arenas) are from the newer one; the pages of blocks with mappings of their own,
+/// which the cheap one does not read, are carried over from the full one.
 fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample> {
     let (Some(top), Some(full)) = (top, full) else {
         return top.or(full).map(|taken| heaps_of(&taken.census)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Everything that the agent knows at one moment.
+//! All data of the agent at one moment.
 //!
 //! A [`Snapshot`] is immutable and shared; the census thread publishes a new one, readers keep theirs as long as they need it.
 
@@ -11,18 +11,18 @@ use super::counters::CriStatus;
 use super::sample::ProcessSample;
 use super::seen::Seen;
 
-/// What the agent counts of itself since its start.
+/// The agent's counters since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct AgentCounters {
-    /// The container runtime that gives names.
+    /// The container runtime.
     pub cri: CriStatus,
-    /// Looks at the list of processes.
+    /// Scans of the process list.
     pub scans: u64,
-    /// Looks that failed.
+    /// Failed scans.
     pub scan_errors: u64,
     /// Censuses by level: top, sampled, full.
     pub censuses: [u64; 3],
-    /// Processor time of censuses by level, in seconds.
+    /// CPU time of censuses by level, in seconds.
     pub census_cpu_s: [f64; 3],
     /// Bytes of target memory read.
     pub read_bytes: u64,
@@ -30,25 +30,25 @@ pub struct AgentCounters {
     pub gone: u64,
     /// Censuses that failed otherwise.
     pub refused: u64,
-    /// Censuses that are no basis for verdicts.
+    /// Censuses that are not usable for verdicts.
     pub unusable: u64,
-    /// Full rounds of a process that were left out for want of budget.
+    /// Skipped full rounds of a process, for lack of budget.
     pub full_rounds_skipped: u64,
-    /// Cheap rounds of a process that were left out for want of budget.
+    /// Skipped cheap rounds of a process, for lack of budget.
     pub top_rounds_skipped: u64,
     /// Cheap censuses put off beyond their interval, because they take too large a share of the budget for one process.
     pub top_stretched: u64,
-    /// Cheap censuses left out of processes that did nothing since their last one.
+    /// Skipped cheap censuses of processes without activity since their last one.
     pub top_quiet: u64,
-    /// Verdicts that a sample of the heap left open, so that it was walked.
+    /// Samples of a heap that gave no verdict, so that it was walked.
     pub samples_open: u64,
     /// Heaps sampled instead of walked, because the walk may need too much memory.
     pub sampled_too_large: u64,
     /// Heaps sampled instead of walked, because the agent itself was above its memory limit.
     pub sampled_memory: u64,
-    /// Arenas left out of what is kept of a census.
+    /// Arenas left out of stored censuses.
     pub arenas_dropped: u64,
-    /// Processor time of the census thread, in seconds.
+    /// CPU time of the census thread, in seconds.
     pub thread_cpu_s: f64,
     /// Watched processes that ended, or ran another program.
     pub ended: u64,
@@ -56,20 +56,20 @@ pub struct AgentCounters {
     pub flight_records: [u64; 3],
     /// Exits of watched processes that were too small for a flight record.
     pub exits_passed_over: u64,
-    /// Looks at pages for the picture of the address space.
+    /// Requested maps of an address space.
     pub maps: u64,
-    /// Of them, refused for want of budget or memory.
+    /// Of them, refused for lack of budget or memory.
     pub maps_refused: u64,
-    /// Configurations read again.
+    /// Configuration reloads.
     pub reloads: u64,
-    /// Configurations that could not be used.
+    /// Reloads with an invalid configuration.
     pub reload_errors: u64,
 }
 
-/// Everything known at one moment.
+/// The state at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Rises by one with each.
+    /// Increases by one with each snapshot.
     pub sequence: u64,
     /// When it was made.
     pub at: Instant,
@@ -77,15 +77,15 @@ pub struct Snapshot {
     pub wall: SystemTime,
     /// When the agent started.
     pub started: Instant,
-    /// Watched processes, by rising pid.
+    /// Watched processes, by ascending pid.
     pub processes: Vec<Arc<ProcessSample>>,
-    /// Processes that are too small to be watched, at the last look at the list.
+    /// Processes too small to be watched, at the last scan of the process list.
     pub small: Arc<[Seen]>,
-    /// Processes on the machine, kernel threads and zombies apart.
+    /// Processes on the machine, without kernel threads and zombies.
     pub processes_on_machine: usize,
-    /// Processes that passed the rules, but not the limit on their number.
+    /// Processes selected by the rules, but beyond the limit on their number.
     pub processes_over_limit: usize,
-    /// Whether each process found at the start was looked at once.
+    /// Whether each process found at start has had its first census.
     pub first_round_done: bool,
     /// The agent's own resident bytes.
     pub own_rss_bytes: u64,
@@ -100,7 +100,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The state before the first look.
+    /// The state before the first scan.
     #[must_use]
     pub fn empty(now: Instant) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl Snapshot {
     }
 }
 
-/// Where the newest snapshot lies.
+/// Holds the newest snapshot.
 #[derive(Debug)]
 pub struct Published(RwLock<Arc<Snapshot>>);
 

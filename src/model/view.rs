@@ -1,8 +1,8 @@
-//! What the agent says, as plain values: the one model that the API sends, `/metrics` reads, history keeps and `top` draws. Made from a
-//! snapshot alone; no other part computes a figure of its own.
+//! The agent's output model, as plain values: the API sends it, `/metrics` reads it, the history stores it and `top` draws it. Made from a
+//! snapshot; no other part computes figures of its own.
 //!
-//! Keys are in snake_case with the unit last and are those of `census --json` and of the metrics. `null` = not known, which is not 0.
-//! Texts of processes are as the kernel has them: whoever shows them makes them safe.
+//! Keys are in snake_case, end in the unit, and are those of `census --json` and of the metrics. `null` = not known, which is not 0. Texts of
+//! processes are as the kernel reports them: they must be escaped when shown.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -20,15 +20,15 @@ use crate::target::container::{CgroupMemory, Container, ContainerId};
 /// All watched processes at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ProcessesView {
-    /// Rises by one with each snapshot of one agent.
+    /// Increases by one with each snapshot of an agent.
     pub sequence: u64,
     /// When the snapshot was made, seconds since the Unix epoch.
     pub at_unix_s: f64,
     /// Seconds since then.
     pub age_s: f64,
-    /// Processes that passed the rules, but not the limit on their number.
+    /// Processes selected by the rules, but beyond the limit on their number.
     pub processes_over_limit: u64,
-    /// The processes by rising pid.
+    /// The processes, by ascending pid.
     pub processes: Vec<ProcessView>,
 }
 
@@ -37,15 +37,15 @@ pub struct ProcessesView {
 pub struct ProcessView {
     /// Process id in the agent's pid namespace.
     pub pid: u32,
-    /// Start time in clock ticks since boot: tells two processes of one pid apart.
+    /// Start time in clock ticks since boot: distinguishes processes with the same pid.
     pub start_ticks: u64,
     /// The kernel's name of it.
     pub comm: String,
     /// Its user.
     pub uid: u32,
-    /// The container it runs in; null = none that is known.
+    /// The container it runs in; null = none known.
     pub container: Option<ContainerView>,
-    /// What is known of it.
+    /// Its state.
     pub state: WatchState,
     /// Why it cannot be read.
     pub reason: Option<String>,
@@ -59,23 +59,23 @@ pub struct ProcessView {
     pub extent_ratio: Option<f64>,
     /// The ladder of each allocator.
     pub heaps: Vec<HeapSample>,
-    /// What is resident besides malloc, by kind of mapping.
+    /// Resident memory outside malloc, by kind of mapping.
     pub not_malloc: Vec<NotMallocView>,
-    /// What is wrong with it, in short; `explain` has the whole.
+    /// Its verdict in short; `explain` has all of it.
     pub verdict: Option<VerdictView>,
-    /// How it changes over time; null until enough full censuses were taken.
+    /// Its growth; null until enough full censuses were taken.
     pub growth: Option<Growth>,
-    /// How often it allocates, where a tier measures it.
+    /// How often it allocates, if a tier measures it.
     pub rates: Option<RatesView>,
-    /// Blocks to which no pointer was seen, where that was looked for ([leaks] of the configuration).
+    /// Blocks to which no pointer was seen, if that is configured ([leaks]).
     pub unreached: Option<UnreachedView>,
     /// The memory of its container's cgroup, or of its own outside containers.
     pub cgroup_memory: Option<CgroupMemory>,
-    /// The same in a sentence, where there is a container or a limit.
+    /// The same in a sentence, if there is a container or a limit.
     pub cgroup_memory_sentence: Option<String>,
     /// The memory limit it runs under; null = none.
     pub memory_limit: Option<LimitView>,
-    /// What the tiers that know stacks have of it.
+    /// Its profiles from the tiers that know stacks.
     pub profiles: Vec<ProfileInfo>,
     /// The newest census of each level: its age and quality.
     pub censuses: Vec<CensusInfo>,
@@ -85,9 +85,9 @@ pub struct ProcessView {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ContainerView {
-    /// The runtime's id of it; null for a process of a pod that is in no container of it.
+    /// The runtime's id of it; null for a process of a pod outside its containers.
     pub id: Option<String>,
-    /// Who made it.
+    /// The engine that created it.
     pub engine: String,
     /// The pod's uid; null outside pods.
     pub pod_uid: Option<String>,
@@ -99,7 +99,7 @@ pub struct ContainerView {
     pub name: Option<String>,
     /// The image as the pod names it; null = not known.
     pub image: Option<String>,
-    /// The container in few words.
+    /// The container in a few words.
     pub title: String,
 }
 
@@ -118,29 +118,29 @@ impl ContainerView {
     }
 }
 
-/// Blocks in use to which no pointer was seen in several looks. Programs that hide pointers look the same.
+/// Blocks in use to which no pointer was seen in several scans. Programs that hide pointers look the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct UnreachedView {
     /// Blocks.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// When the last look ended, seconds since the Unix epoch.
+    /// When the last scan ended, seconds since the Unix epoch.
     pub at_unix_s: f64,
-    /// It in a sentence.
+    /// The finding in a sentence.
     pub summary: String,
     /// Reasons to doubt.
     pub doubts: Vec<String>,
 }
 
-/// Resident bytes that are not malloc's.
+/// Resident bytes outside malloc.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NotMallocView {
-    /// What it is: `thread_stacks`, `java_heap`, `file_mappings`, …
+    /// Its kind: `thread_stacks`, `java_heap`, `file_mappings`, …
     pub kind: String,
     /// Resident bytes; shared pages count in each process.
     pub resident_bytes: u64,
-    /// Mappings.
+    /// Number of mappings.
     pub mappings: u64,
 }
 
@@ -167,34 +167,34 @@ impl VerdictView {
     }
 }
 
-/// How a process changed over the last full censuses.
+/// The growth of a process over the last full censuses.
 ///
-/// The low-water marks of the newer and of the older half are compared, so that what comes and goes within the time is not growth.
+/// The low-water marks of the newer and the older half are compared, so that temporary allocations are not growth.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Growth {
     /// Time between the middles of the two halves.
     pub seconds: f64,
-    /// Full censuses that it rests on.
+    /// Number of full censuses it is based on.
     pub censuses: u64,
     /// Change of the live bytes' low-water mark; negative = it shrinks.
     pub live_bytes_delta: i64,
     /// Change of the resident bytes' low-water mark.
     pub resident_bytes_delta: i64,
-    /// The change of live bytes a second.
+    /// The change of live bytes per second.
     pub live_bytes_per_s: f64,
-    /// The change of resident bytes a second.
+    /// The change of resident bytes per second.
     pub resident_bytes_per_s: f64,
-    /// How live bytes go: `steady`, `comes_and_goes`, `refilling` (within what the process held before), `levelled` (they rose, and then no
-    /// more) or `growing`.
+    /// The shape of live bytes: `steady`, `comes_and_goes`, `refilling` (rising within what the process held before), `levelled` (rose, then
+    /// stopped) or `growing`.
     #[serde(default)]
     pub live_shape: Shape,
-    /// How memory outside malloc goes, files and a Java heap apart.
+    /// The shape of the memory outside malloc, without files and kinds with a limit of their own.
     #[serde(default)]
     pub outside_shape: Shape,
 }
 
 impl Growth {
-    /// From what the looks say; `None` while they are too few for it.
+    /// From the samples; `None` while there are too few.
     #[must_use]
     pub fn of(change: &Change) -> Option<Self> {
         (change.live_shape != Shape::Unknown).then_some(Self {
@@ -215,17 +215,17 @@ impl Growth {
 pub struct RatesView {
     /// Tier that measured it: `exact`, `sampled` or `governed`.
     pub mode: String,
-    /// Allocations a second; null = only a lower bound is known.
+    /// Allocations per second; null = only a lower bound is known.
     pub allocations_per_s: Option<f64>,
     /// Standard error; null = counted, not estimated.
     pub allocations_per_s_stderr: Option<f64>,
-    /// Allocations a second, at least; null where they are known better.
+    /// Lower bound of the allocations per second; null if an estimate or count is known.
     pub allocations_per_s_min: Option<f64>,
-    /// Bytes asked for a second; null = only a lower bound is known.
+    /// Bytes requested per second; null = only a lower bound is known.
     pub allocated_bytes_per_s: Option<f64>,
     /// Standard error; null = counted, not estimated.
     pub allocated_bytes_per_s_stderr: Option<f64>,
-    /// Bytes asked for a second, at least; null where they are known better.
+    /// Lower bound of the bytes requested per second; null if an estimate or count is known.
     pub allocated_bytes_per_s_min: Option<f64>,
 }
 
@@ -244,37 +244,37 @@ impl RatesView {
     }
 }
 
-/// The memory limit that a process runs under: the least of its cgroup's and those above.
+/// A process's memory limit: the lowest of its cgroup's and its ancestors'.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LimitView {
     /// The limit.
     pub limit_bytes: u64,
-    /// What is charged to the cgroup, inactive page cache apart.
+    /// Memory charged to the cgroup, without inactive page cache.
     pub used_bytes: u64,
     /// used / limit.
     pub used_ratio: f64,
-    /// Seconds until the limit if resident bytes go on growing as they do; null = they do not grow, or it is not known.
+    /// Seconds until the limit is reached if resident bytes continue to grow at this rate; null = they do not grow, or it is not known.
     pub seconds_to_limit_est: Option<f64>,
-    /// Processes of the cgroup that the kernel killed for want of memory since it was made.
+    /// Processes of the cgroup that the kernel killed for lack of memory since it was created.
     pub oom_kills: u64,
 }
 
-/// A profile that is at hand.
+/// An available profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProfileInfo {
     /// Tier: `exact`, `sampled` or `governed`.
     pub mode: String,
-    /// Where its values come from, in words.
+    /// The source of its values, in words.
     pub source: String,
     /// When it was finished, seconds since the Unix epoch.
     pub at_unix_s: f64,
-    /// What it measured: values of the parameter `by`.
+    /// The values it measured: values of the parameter `by`.
     pub by: Vec<String>,
     /// Time it covers.
     pub duration_s: f64,
     /// Estimated share of the target's time that the tier takes.
     pub slowdown_ratio_est: Option<f64>,
-    /// Stacks flagged to keep what they allocate; `None` where survivors are not looked at again. No flag says nothing.
+    /// Stacks flagged as keeping what they allocate; `None` if survivors are not checked again. The absence of a flag means nothing.
     pub retention_flags: Option<u64>,
 }
 
@@ -287,11 +287,11 @@ pub struct CensusInfo {
     pub at_unix_s: f64,
     /// Seconds since then.
     pub age_s: f64,
-    /// Processor time it took the agent.
+    /// CPU time it took the agent.
     pub cpu_ms: f64,
     /// Wall time it took, pauses included.
     pub duration_ms: f64,
-    /// Whether verdicts may rest on it.
+    /// Whether it is usable for verdicts.
     pub usable: bool,
     /// Bytes not understood or not read.
     pub unknown_bytes: u64,

@@ -80,12 +80,12 @@ fn a_process_killed_for_want_of_memory_leaves_its_ladder_and_verdict() {
     let ladder = &killed["process"]["ladder"];
     assert!(ladder["live_bytes"].as_u64().unwrap() > 50 << 20, "{killed}");
     assert!(killed["process"]["verdict"]["verdict"].is_string(), "{killed}");
-    assert!(killed["summary"].as_str().unwrap().contains("was killed for want of memory"), "{killed}");
+    assert!(killed["summary"].as_str().unwrap().contains("was killed for lack of memory"), "{killed}");
     let text = daemon.metrics();
     assert_eq!(value(&text, "fragprof_flight_records_total", "kind=\"oom_kill\""), Some(1.0));
     assert!(!text.contains(&format!("pid=\"{pid}\"")), "its series end");
     assert!(
-        daemon.process.err.wait_for(LIMIT, |line| line.contains("flight record") && line.contains("killed for want of memory")).is_some()
+        daemon.process.err.wait_for(LIMIT, |line| line.contains("flight record") && line.contains("killed for lack of memory")).is_some()
     );
     // By its number, too.
     let id = killed["id"].as_u64().unwrap();

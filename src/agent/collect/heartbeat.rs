@@ -1,4 +1,4 @@
-//! Whether the census thread goes on.
+//! The census thread's heartbeat.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// A census may take 30 s ([`crate::agent::config::Config::check`]); a thread that is silent for longer hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(45);
 
-/// Milliseconds since the start at which the census thread was last seen to go on.
+/// Milliseconds from the start to the census thread's last beat.
 #[derive(Debug)]
 pub struct Heartbeat {
     started: Instant,
@@ -24,7 +24,7 @@ impl Heartbeat {
         self.at_ms.store(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether the thread goes on.
+    /// Whether the thread is alive.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.age() < SILENCE_MAX

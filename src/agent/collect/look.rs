@@ -1,4 +1,4 @@
-//! One census of one process: at which level, at what cost, and what becomes of it.
+//! One census of one process: its level, its cost, and its results.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -14,10 +14,10 @@ use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus, Wat
 use crate::model::view::Growth;
 use crate::target::{Process, TargetError};
 
-/// Windows of the sample that a first verdict rests on: some 4 MiB of reading, a millisecond. Shares are known to a few percent then, and
-/// what that leaves open is walked.
+/// Windows of the sample for a first verdict: about 4 MiB of reading, a millisecond. Shares are then known to a few percent; if that is not
+/// enough for a verdict, the heap is walked.
 const FIRST_WINDOWS: u64 = 64;
-/// Heaps from this extent on are sampled for a first verdict: smaller ones are walked in the same time.
+/// Smallest extent that is sampled for a first verdict: smaller heaps are walked in the same time.
 const SAMPLED_BYTES_MIN: u64 = 16 << 20;
 
 impl Collector {
@@ -45,7 +45,7 @@ impl Collector {
             sample_windows,
             ..Pace::default()
         };
-        // What is resident besides malloc costs milliseconds: only with the close census.
+        // Memory outside malloc takes milliseconds to measure: only with the full or sampled census.
         let options = Options { level, pace, with_not_malloc: level != Level::Top };
         let before = thread_cpu();
         let result = census_of(identity, comm, options, &mut self.places);
@@ -61,7 +61,7 @@ impl Collector {
                 self.counters.gone += 1;
                 self.counters.ended += 1;
                 self.ended.extend(self.watches.remove(&identity).map(|watch| watch.sample));
-                // What happened to it is found with the next look.
+                // The next scan of the process list finds out what happened to it.
                 self.next_scan_s = self.next_scan_s.min(self.now_s() + GONE_SCAN_S);
             }
             Err(error) => self.refused(identity, &error),
@@ -129,7 +129,7 @@ impl Collector {
             }
         }
         let taken = Arc::new(TimedCensus { at: Instant::now(), wall: SystemTime::now(), cpu, census });
-        // A process without a heap has nothing cheap to look at; the close look is repeated, in case it gets one.
+        // A process without a heap has nothing for a cheap census; the full one is repeated, in case it gets a heap.
         watch.due.top_s = if has_heap { now_s + top_interval_s } else { f64::INFINITY };
         if level == Level::Top {
             let moved =
@@ -148,7 +148,7 @@ impl Collector {
             let change = watch.looks.change();
             sample.growth = change.as_ref().filter(|_| has_heap).and_then(Growth::of);
             let verdict = judge(&taken.census, change);
-            // A first sample that leaves it open is followed by a walk; so is one that settles it, in its turn.
+            // A first sample without a verdict is followed by a walk; one with a verdict is too, in its turn.
             let is_first_sample = level == Level::Sampled && sample.verdict.is_none() && !watch.sampled_in_vain;
             if is_first_sample && verdict.verdict == Kind::Unknown {
                 watch.sampled_in_vain = true;

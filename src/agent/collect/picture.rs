@@ -1,4 +1,4 @@
-//! The picture of a heap's pages on request: one full census more, charged to the reserve of what a person asks for.
+//! The map of a heap's pages on request: an additional full census, charged to the account for requests.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use crate::census::{Level, LiveMemory, MemoryError, Options, Pace, PageMap, take
 use crate::model::sample::Identity;
 use crate::target::Process;
 
-/// Why there is no picture.
+/// Why there is no map.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MapRefused {
-    /// The reserve is used up.
-    #[error("so many address spaces were looked at that the reserve for them is used up; ask again in {retry_s} s (census.budget_percent)")]
+    /// The account for requests is empty.
+    #[error("the budget for maps on request is used up: retry in {retry_s} s (census.budget_percent)")]
     Busy {
-        /// Seconds until there is some again.
+        /// Seconds until it has credit again.
         retry_s: u64,
     },
     /// The walk may need too much memory.
@@ -27,7 +27,7 @@ pub enum MapRefused {
     /// The process has ended.
     #[error("the process has ended")]
     Gone,
-    /// No allocator of the process tells of its chunks.
+    /// No allocator of the process has chunks that can be read.
     #[error("no heap of this process can be walked chunk by chunk")]
     NoChunks,
     /// It cannot be read.
@@ -36,7 +36,7 @@ pub enum MapRefused {
 }
 
 impl Collector {
-    /// Looks at a process's pages; what it finds of its heap is kept as a full census.
+    /// Makes the map of a process's pages; the heap's figures are kept as a full census.
     pub(super) fn picture(&mut self, identity: Identity) -> Result<PageMap, MapRefused> {
         self.counters.maps += 1;
         let drawn = self.draw(identity);
@@ -70,7 +70,7 @@ impl Collector {
         let started = Instant::now();
         let taken = take(&memory, identity.process.pid.0, &comm, options, &mut self.places).map_err(failed)?;
         let map = PageMap::new(&memory, &taken);
-        tracing::debug!("looked at the pages of process {} in {:?}", identity.process.pid, started.elapsed());
+        tracing::debug!("made a map of process {} in {:?}", identity.process.pid, started.elapsed());
         self.keep(identity, taken.census, thread_cpu().saturating_sub(cpu));
         if map.pieces.is_empty() { Err(MapRefused::NoChunks) } else { Ok(map) }
     }

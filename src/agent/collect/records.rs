@@ -11,8 +11,8 @@ use crate::target::Process;
 use crate::target::container::{CgroupFile, CgroupMemory};
 
 impl Collector {
-    /// Tells of the watched processes that ended since the last look. Those that still run (another program, or no longer within the rules)
-    /// are none of them.
+    /// Makes flight records of the watched processes that ended since the last scan, not counting those that still run (another program, or no
+    /// longer selected by the rules).
     pub(super) fn tell_of_ended(&mut self, left: Vec<Arc<ProcessSample>>) {
         let mut ended = std::mem::take(&mut self.ended);
         ended.extend(left);
@@ -24,8 +24,8 @@ impl Collector {
         self.announce(records);
     }
 
-    /// Reads the memory limits again that were found before, and tells of those that are nearly reached. Their processes are looked at
-    /// closely at once, so that a kill finds a fresh picture.
+    /// Reads the known memory limits again, and makes flight records of those nearly reached. Their processes get a full census at once, so that
+    /// there is a fresh one if they are killed.
     pub(super) fn look_at_limits(&mut self) {
         let mut read: BTreeMap<CgroupFile, Option<CgroupMemory>> = BTreeMap::new();
         for watch in self.watches.values_mut() {

@@ -11,7 +11,7 @@ use crate::model::sample::ProcessSample;
 use crate::model::seen::Activity;
 use crate::model::snapshot::AgentCounters;
 
-/// Rounds of close censuses for which a process that does nothing gives way to others.
+/// Rounds of full censuses for which an idle process gives way to others.
 const GIVES_WAY_ROUNDS: f64 = 3.0;
 
 /// A watched process.
@@ -21,25 +21,25 @@ pub(super) struct Watch {
     pub due: Due,
     /// Chunks found by the last full census.
     pub chunks: Option<u64>,
-    /// The last full censuses, in short.
+    /// Samples of the last full censuses.
     pub looks: Looks,
-    /// What it had done at the last look at the list of processes.
+    /// Its activity at the last scan of the process list.
     pub activity: Activity,
-    /// Whether a sample of its heap left the verdict open, so that it has to be walked.
+    /// Whether a sample of its heap gave no verdict, so that it must be walked.
     pub sampled_in_vain: bool,
-    /// When it was met, in seconds since the agent's start.
+    /// When it was found, in seconds since the agent's start.
     pub met_s: f64,
-    /// When its first close census may be taken.
+    /// Earliest time of its first full or sampled census.
     pub settled_s: f64,
-    /// When it was last looked at.
+    /// Time of its last census.
     pub looked_s: f64,
-    /// What it had done by then, as far as the list of processes told.
+    /// Its activity by then, from the process list.
     looked: Option<Activity>,
-    /// Whole rounds of what is due that are counted as left out already, of cheap and of close censuses.
+    /// Skipped rounds that are counted already, of cheap and of full censuses.
     pub left_out: LeftOut,
 }
 
-/// Whole rounds that were left out.
+/// Skipped rounds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LeftOut {
     pub top: u64,
@@ -54,7 +54,7 @@ impl LeftOut {
 }
 
 impl Watch {
-    /// A process that was just met.
+    /// A newly found process.
     pub fn new(sample: ProcessSample, activity: Activity, now_s: f64, settled_s: f64) -> Self {
         Self {
             sample: Arc::new(sample),
@@ -71,30 +71,30 @@ impl Watch {
         }
     }
 
-    /// When it is due, with what decides its place among others.
+    /// When it is due, and its priority.
     pub fn due_at(&self, now_s: f64, config: &CensusConfig) -> Due {
         let sample = &self.sample;
         let is_walked = sample.full.as_ref().is_some_and(|full| full.census.level == Level::Full);
         let waits_s = self.due.full_s.map_or(0.0, |full_s| now_s - full_s);
         Due {
-            // What a sample left open takes a walk: after all that a sample may settle.
+            // A heap whose sample gave no verdict needs a walk: after all those for which a sample may be enough.
             unjudged_bytes: sample.verdict.is_none().then_some(if self.sampled_in_vain { 0 } else { sample.rss_bytes }),
             gives_way: is_walked && self.is_quiet() && waits_s < GIVES_WAY_ROUNDS * config.full_interval_s as f64,
             ..self.due
         }
     }
 
-    /// Notes that it was looked at.
+    /// Notes that a census was taken.
     pub fn note_look(&mut self, now_s: f64) {
         (self.looked, self.looked_s) = (Some(self.activity), now_s);
     }
 
-    /// Whether it did nothing that the list of processes shows since it was last looked at.
+    /// Whether the process list shows no activity since its last census.
     pub fn is_quiet(&self) -> bool {
         self.looked == Some(self.activity)
     }
 
-    /// Counts the whole rounds that were left out until now and are not counted yet.
+    /// Counts the rounds skipped until now that are not counted yet.
     pub fn leave_out(&mut self, now_s: f64, config: &CensusConfig) -> LeftOut {
         let top = rounds_skipped(self.due.top_s, now_s, config.top_interval_s as f64);
         let full = self.due.full_s.map_or(0, |due_s| rounds_skipped(due_s, now_s, config.full_interval_s as f64));
@@ -102,7 +102,7 @@ impl Watch {
         LeftOut { top: top.saturating_sub(before.top), full: full.saturating_sub(before.full) }
     }
 
-    /// Seconds until a process is looked at again that showed no heap, or could not be read: one that has just begun soon has one.
+    /// Seconds until the next census of a process that had no heap, or could not be read: one that has just started soon has one.
     pub fn retry_s(&self, now_s: f64, config: &CensusConfig) -> f64 {
         (now_s - self.met_s).max(config.top_interval_s as f64).min(config.full_interval_s as f64)
     }

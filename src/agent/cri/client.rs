@@ -1,4 +1,4 @@
-//! One question to a runtime over its unix socket: which pods and containers are there. Bounded in time and bytes.
+//! A request to a container runtime over its unix socket, for the list of pods and containers. Limited in time and bytes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,21 +15,21 @@ use super::messages::{
 };
 use super::names::{Directory, lacks_image_name};
 
-/// Time for connecting and for each answer. A runtime answers within some 10 ms; a kubelet waits for 2 minutes, which nobody here does.
+/// Timeout of connecting and of each answer. A runtime answers within about 10 ms; a kubelet waits for 2 minutes, which is too long here.
 const WITHIN: Duration = Duration::from_secs(3);
-/// Bytes of an answer: a container takes about 2 KiB with its labels and annotations, so 8000 of them. A kubelet takes as much.
+/// Most bytes of an answer: a container takes about 2 KiB with its labels and annotations, so 8000 of them. A kubelet has the same limit.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Why a runtime gave no names.
 #[derive(Debug, Error)]
 pub enum CriError {
-    /// The path is not one that can be asked.
+    /// The path cannot be a socket's.
     #[error("{path} cannot be a socket's path")]
     Path {
         /// The path.
         path: PathBuf,
     },
-    /// Nobody answers there.
+    /// No connection.
     #[error("cannot connect to {path}: {source}")]
     Connect {
         /// The socket.
@@ -37,7 +37,7 @@ pub enum CriError {
         /// Why.
         source: tonic::transport::Error,
     },
-    /// It answered with an error, with nonsense, too late, or too much.
+    /// Its answer was an error, invalid, too late, or too large.
     #[error("{path} gave no answer to {method}: {}", .status.message())]
     Answer {
         /// The socket.
@@ -60,7 +60,7 @@ impl Client {
     /// Connects. Call it within a runtime.
     ///
     /// # Errors
-    /// If there is no socket at the path, or nobody takes the connection in time.
+    /// If there is no socket at the path, or the connection is not accepted in time.
     pub async fn connect(path: &Path) -> Result<Self, CriError> {
         let text = path.to_str().filter(|text| text.starts_with('/')).ok_or_else(|| CriError::Path { path: path.to_owned() })?;
         let connect = |source| CriError::Connect { path: path.to_owned(), source };
@@ -69,14 +69,14 @@ impl Client {
         Ok(Self { path: path.to_owned(), grpc: Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX) })
     }
 
-    /// Asks for everything that is there.
+    /// Requests all lists.
     ///
     /// # Errors
-    /// If an answer is an error, nonsense, too late or too large.
+    /// If an answer is an error, invalid, too late or too large.
     pub async fn directory(&mut self) -> Result<Directory, CriError> {
         let pods: ListPodSandboxResponse = self.call("/runtime.v1.RuntimeService/ListPodSandbox", ListPodSandboxRequest {}).await?;
         let containers: ListContainersResponse = self.call("/runtime.v1.RuntimeService/ListContainers", ListContainersRequest {}).await?;
-        // Neither is worth losing the names for.
+        // Without these, names can still be shown.
         let version: VersionResponse = self.call("/runtime.v1.RuntimeService/Version", VersionRequest {}).await.unwrap_or_default();
         let images: ListImagesResponse = if containers.containers.iter().any(lacks_image_name) {
             self.call("/runtime.v1.ImageService/ListImages", ListImagesRequest {}).await.unwrap_or_default()
@@ -86,10 +86,10 @@ impl Client {
         Ok(Directory::new(pods, containers, &images, &version.runtime_name))
     }
 
-    /// Calls a method of one question and one answer. The agent itself asks for lists only; the tests make pods.
+    /// Calls a unary method. The agent itself only requests lists; the tests create pods.
     ///
     /// # Errors
-    /// If the answer is an error, nonsense, too late or too large.
+    /// If the answer is an error, invalid, too late or too large.
     pub async fn call<Question, Answer>(&mut self, method: &'static str, question: Question) -> Result<Answer, CriError>
     where
         Question: prost::Message + 'static,

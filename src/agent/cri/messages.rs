@@ -21,7 +21,7 @@ pub struct PodSandbox {
     /// Id of the sandbox, which is also that of its pause container.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// Who it is.
+    /// Its identity.
     #[prost(message, optional, tag = "2")]
     pub metadata: Option<PodSandboxMetadata>,
 }
@@ -61,16 +61,16 @@ pub struct Container {
     /// Its pod's sandbox.
     #[prost(string, tag = "2")]
     pub pod_sandbox_id: String,
-    /// Who it is.
+    /// Its identity.
     #[prost(message, optional, tag = "3")]
     pub metadata: Option<ContainerMetadata>,
-    /// Its image as it was asked for.
+    /// Its image as requested.
     #[prost(message, optional, tag = "4")]
     pub image: Option<ImageSpec>,
     /// Its image as the runtime found it.
     #[prost(string, tag = "5")]
     pub image_ref: String,
-    /// Labels; a kubelet's repeat who the pod is.
+    /// Labels; those of a kubelet repeat the pod's identity.
     #[prost(map = "string, string", tag = "8")]
     pub labels: HashMap<String, String>,
 }

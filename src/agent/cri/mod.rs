@@ -1,9 +1,9 @@
-//! Names of pods and containers from the container runtime of this machine, by the socket that the kubelet uses (CRI v1: containerd,
-//! CRI-O). No rights in the cluster are needed.
+//! Names of pods and containers from the container runtime of this machine, through the socket that the kubelet uses (CRI v1: containerd,
+//! CRI-O). No permissions in the cluster are needed.
 //!
-//! A thread of its own, `fragprof-cri`, asks when a container without a name was seen, and once a minute; with pauses that grow while it
-//! fails. It only ever asks for lists. A socket that is missing, slow, or answers nonsense costs names, nothing else: the census thread
-//! reads the last list and never waits.
+//! The thread `fragprof-cri` requests names when a container without a name was seen, and once a minute, with growing pauses while that
+//! fails. It only requests lists. If the socket is missing, slow or broken, only names are missing: the census thread reads the last list and
+//! never waits.
 
 pub mod client;
 pub mod messages;
@@ -19,7 +19,7 @@ use crate::model::counters::CriStatus;
 pub use client::{Client, CriError};
 pub use names::Directory;
 
-/// Where runtimes put their sockets: containerd, k3s and RKE2, MicroK8s, CRI-O, Docker by cri-dockerd.
+/// Default sockets of the runtimes: containerd, k3s and RKE2, MicroK8s, CRI-O, Docker by cri-dockerd.
 const USUAL: [&str; 5] = [
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
@@ -27,13 +27,13 @@ const USUAL: [&str; 5] = [
     "/run/crio/crio.sock",
     "/run/cri-dockerd.sock",
 ];
-/// Where the machine's files are seen from a container with the machine's pid namespace.
+/// The machine's file system, as seen from a container with the machine's pid namespace.
 const MACHINE: &str = "/proc/1/root";
-/// Time between two questions when no new container was seen: names do not change, but ended containers are forgotten.
+/// Time between two requests while no new container is seen: names do not change, but ended containers are dropped.
 const REST: Duration = Duration::from_secs(60);
-/// Shortest time between two questions.
+/// Shortest time between two requests.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
-/// Longest time after which a runtime that failed is asked again.
+/// Longest pause after a failed request.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What thread and readers share.
@@ -43,7 +43,7 @@ struct Shared {
     status: CriStatus,
 }
 
-/// The thread's end on the side of who wants names. When it is dropped the thread ends.
+/// The handle of the thread. When it is dropped the thread ends.
 #[derive(Debug)]
 pub struct Cri {
     shared: Arc<Mutex<Shared>>,
@@ -51,10 +51,10 @@ pub struct Cri {
 }
 
 impl Cri {
-    /// Starts the thread. `socket` is asked, here or on the machine, or the first usual one that is there.
+    /// Starts the thread. It uses `socket`, here or on the machine, or the first default socket that exists.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn start(socket: Option<PathBuf>) -> std::io::Result<Self> {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (wake, woken) = sync_channel(1);
@@ -69,15 +69,15 @@ impl Cri {
         Arc::clone(&lock(&self.shared).directory)
     }
 
-    /// What is known of the runtime.
+    /// The state of the runtime.
     #[must_use]
     pub fn status(&self) -> CriStatus {
         lock(&self.shared).status
     }
 
-    /// Says that a container without a name was seen.
+    /// Notes that a container without a name was seen.
     pub fn want(&self) {
-        // Full means that it has been said already; the thread is gone only if it could not start its timers.
+        // Full means that it is noted already; the thread has ended only if it could not start its timers.
         let _ = self.wake.try_send(());
     }
 }
@@ -90,7 +90,7 @@ fn work(socket: Option<&Path>, shared: &Mutex<Shared>, woken: &Receiver<()>) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::warn!("no names of containers: cannot start timers: {error}");
+            tracing::warn!("container names are not available: cannot start timers: {error}");
             return;
         }
     };
@@ -103,7 +103,7 @@ fn work(socket: Option<&Path>, shared: &Mutex<Shared>, woken: &Receiver<()>) {
             Some(Ok(_)) => PAUSE_MIN,
         };
         keep(shared, answer);
-        // A new container is not asked for again and again, nor a runtime that fails.
+        // Neither a new container nor a failing runtime causes continuous requests.
         let rest = REST.max(pause);
         match woken.recv_timeout(rest) {
             Err(RecvTimeoutError::Disconnected) => return,
@@ -118,7 +118,7 @@ fn work(socket: Option<&Path>, shared: &Mutex<Shared>, woken: &Receiver<()>) {
     }
 }
 
-/// Waits, whatever is said meanwhile; true if nobody is there any more.
+/// Waits, whatever is noted meanwhile; true if the handle was dropped.
 fn is_over(woken: &Receiver<()>, wait: Duration) -> bool {
     let until = Instant::now() + wait;
     loop {
@@ -135,17 +135,17 @@ async fn ask(path: &Path) -> Result<Directory, CriError> {
     Client::connect(path).await?.directory().await
 }
 
-/// A path as it is on the machine whose pid namespace this is.
+/// A path in the file system of the machine whose pid namespace this is.
 fn on_machine(path: &Path) -> PathBuf {
     Path::new(MACHINE).join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The socket of this path: as it is, or on the machine. Where neither is there, the first one's absence is told.
+/// The socket of this path: here, or on the machine. If neither exists, the error is that of the first.
 fn named(path: &Path) -> PathBuf {
     [path.to_owned(), on_machine(path)].into_iter().find(|path| path.exists()).unwrap_or_else(|| path.to_owned())
 }
 
-/// The first usual socket that is there: as it is, or on the machine.
+/// The first default socket that exists, here or on the machine.
 fn usual() -> Option<PathBuf> {
     let here = USUAL.iter().map(PathBuf::from);
     let machine = USUAL.iter().map(|path| on_machine(Path::new(path)));
@@ -164,10 +164,10 @@ fn keep(shared: &Mutex<Shared>, answer: Option<Result<Directory, CriError>>) {
             shared.directory = Arc::new(directory);
         }
         Some(Err(error)) => {
-            // Once, not each time: an agent without a runtime runs for months.
+            // Once only: an agent without a runtime may run for months.
             match shared.status.up {
-                Some(false) => tracing::debug!("no names of containers: {error}"),
-                _ => tracing::warn!("no names of containers: {error}"),
+                Some(false) => tracing::debug!("container names are not available: {error}"),
+                _ => tracing::warn!("container names are not available: {error}"),
             }
             shared.status.up = Some(false);
             shared.status.failures += 1;

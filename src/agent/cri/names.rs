@@ -1,7 +1,6 @@
-//! Names by container id and by pod uid, from what a runtime lists. Pure.
+//! Names by container id and by pod uid, from a runtime's lists. Pure.
 //!
-//! Whatever the runtime answers is taken as text of an unknown author: cut to a length, without control characters, and at most
-//! [`CONTAINERS_MAX`] of them.
+//! The runtime's answers are untrusted: names are cut to a length, control characters removed, and at most [`CONTAINERS_MAX`] are kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,17 +9,17 @@ use super::messages;
 use crate::sanitize::terminal;
 use crate::target::container::{Container, ContainerId, Engine};
 
-/// Containers and pods remembered: a node has 110 pods by default, and at most some 500; ended containers are listed too. About 500
-/// bytes each.
+/// Most containers and pods kept: a node has 110 pods by default, and at most about 500; ended containers are listed too. About 500 bytes
+/// each.
 pub const CONTAINERS_MAX: usize = 10_000;
 /// Characters of a name: DNS names, which names of pods are, have at most 253.
 const NAME_CHARS_MAX: usize = 253;
-/// Images looked through for names; a kubelet removes what is not used, and a node has some hundred.
+/// Most images read for names; a kubelet removes unused ones, and a node has some hundred.
 const IMAGES_MAX: usize = 10_000;
 /// Characters of an image's name: a repository has at most 255, a digest 71.
 const IMAGE_CHARS_MAX: usize = 512;
 
-/// Labels by which a kubelet tells who a container's pod is (k8s.io/kubernetes, pkg/kubelet/types/labels.go).
+/// Labels with which a kubelet names a container's pod (k8s.io/kubernetes, pkg/kubelet/types/labels.go).
 const LABEL_NAME: &str = "io.kubernetes.container.name";
 const LABEL_POD: &str = "io.kubernetes.pod.name";
 const LABEL_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -42,19 +41,19 @@ struct Names {
     image: Option<String>,
 }
 
-/// What a runtime listed.
+/// The names from a runtime's lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Directory {
     containers: HashMap<ContainerId, Names>,
     pods: HashMap<String, Arc<Pod>>,
     /// The runtime that was asked.
     engine: Engine,
-    /// Containers and pods that were not taken: beyond [`CONTAINERS_MAX`], or without a usable id.
+    /// Containers and pods that were ignored: beyond [`CONTAINERS_MAX`], or without a valid id.
     pub refused: u64,
 }
 
 impl Directory {
-    /// Joins pods, containers and images; `runtime` is the name that the runtime gives itself.
+    /// Joins pods, containers and images; `runtime` is the runtime's own name.
     #[must_use]
     pub fn new(
         pods: messages::ListPodSandboxResponse,
@@ -110,12 +109,12 @@ impl Directory {
     pub fn named(&self, container: &Container) -> Option<Container> {
         let names = container.id.as_ref().and_then(|id| self.containers.get(id));
         let pod = names.map(|names| &names.pod).or_else(|| self.pods.get(container.pod_uid.as_ref()?))?;
-        // The cgroupfs driver's paths have the id alone: whoever lists it has made it.
+        // The cgroupfs driver's paths have only the id: the runtime that lists it created it.
         let is_listed = names.is_some() && container.engine == Engine::Unknown;
         Some(Container {
             id: container.id.clone(),
             engine: if is_listed { self.engine } else { container.engine },
-            // What the path says counts: it is the kernel's word.
+            // The path takes precedence: it is from the kernel.
             pod_uid: container.pod_uid.clone().or_else(|| pod.uid.clone()),
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -130,13 +129,13 @@ fn name(text: &str) -> Option<String> {
     cut(text, NAME_CHARS_MAX)
 }
 
-/// Whether a container's image is told by digests alone: its name is in the list of images.
+/// Whether a container's image is given by digests only: its name is then in the list of images.
 #[must_use]
 pub fn lacks_image_name(container: &messages::Container) -> bool {
     spoken(container.image.as_ref()).is_none()
 }
 
-/// The image's name as it was asked for, unless that is a digest.
+/// The image's name as requested, unless that is a digest.
 fn spoken(spec: Option<&messages::ImageSpec>) -> Option<&str> {
     let spec = spec?;
     let written = Some(spec.user_specified_image.as_str()).filter(|text| !text.is_empty() && !text.starts_with("sha256:"));
@@ -155,7 +154,7 @@ fn tags(images: &messages::ListImagesResponse) -> HashMap<&str, &str> {
     tags
 }
 
-/// The name by which a person knows the image: as the manifest has it, else its repository and tag, else any that is no bare digest.
+/// The image's readable name: as in the manifest, else its repository and tag, else any that is not a bare digest.
 fn image(spec: Option<&messages::ImageSpec>, reference: &str, tags: &HashMap<&str, &str>) -> Option<String> {
     let resolved = spec.map_or("", |spec| spec.image.as_str());
     let tag = || [resolved, reference].into_iter().find_map(|name| tags.get(name).copied());
