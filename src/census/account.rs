@@ -15,8 +15,8 @@ use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 pub enum Level {
     /// Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond.
     Top,
-    /// As top, and shares of live and free bytes from random windows, with their error: about 20 ms whatever the heap's size. Chunks with
-    /// mappings of their own are found one by one.
+    /// Like top, with shares of live and free bytes estimated from random windows, and their errors: about 20 ms whatever the heap's size.
+    /// Chunks with mappings of their own are found one by one.
     Sampled,
     /// Every chunk.
     Full,
@@ -41,63 +41,63 @@ pub struct Census {
     pub pid: u32,
     /// Name of the process.
     pub comm: String,
-    /// How closely was looked.
+    /// The level of the census.
     pub level: Level,
     /// The malloc heaps found.
     pub heaps: Vec<HeapAccount>,
     /// Resident bytes of the whole process.
     pub rss_bytes: u64,
-    /// What else is resident.
+    /// Other resident memory.
     pub not_malloc: Vec<NotMalloc>,
-    /// What language runtimes say of the memory that they manage beside malloc.
+    /// Memory that language runtimes manage outside malloc.
     pub runtimes: Runtimes,
-    /// How good the figures are.
+    /// The quality of the figures.
     pub walk: WalkQuality,
-    /// Why a heap could not be read: allocators detected whose layout was not understood.
+    /// Why a heap could not be read: allocators found whose layout was not understood.
     pub layout_unknown: Vec<String>,
 }
 
-/// Resident bytes that are not malloc's.
+/// Resident bytes outside malloc.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct NotMalloc {
-    /// What it is: `thread_stacks`, `main_stack`, `java_heap`, `code_cache`, `program_files` (files with an executable part),
+    /// Its kind: `thread_stacks`, `main_stack`, `java_heap`, `code_cache`, `program_files` (files with an executable part),
     /// `file_mappings` (all others), `shared_memory`, `other_anonymous`, …
     pub kind: &'static str,
     /// Resident bytes.
     pub resident_bytes: u64,
-    /// Mappings.
+    /// Number of mappings.
     pub mappings: u64,
 }
 
-/// One heap. `None` (null) means that the level or the allocator does not tell.
+/// One heap. `None` (null) means that the level or the allocator does not give the figure.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct HeapAccount {
     /// The allocator.
     #[schemars(with = "String")]
     pub allocator: Allocator,
-    /// The shape that was found.
+    /// The layout that was found.
     pub layout: String,
     /// Address space the allocator holds. extent = live + cached + free + top + overhead + unknown.
     pub extent_bytes: u64,
-    /// Of the extent, in memory.
+    /// The part of the extent in RAM.
     pub resident_bytes: u64,
-    /// What the allocator itself takes for resident, where that is told (jemalloc's `stats.resident`): it counts pages that it handed out
-    /// and nobody touched.
+    /// The allocator's own figure of resident bytes, if it has one (jemalloc's `stats.resident`): it includes pages that were allocated but never
+    /// touched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocator_resident_bytes: Option<u64>,
-    /// Of the extent, in swap.
+    /// The part of the extent in swap.
     pub swapped_bytes: u64,
-    /// Of the extent, in memory in huge pages.
+    /// The part of the extent in RAM in huge pages.
     pub huge_bytes: u64,
-    /// Of `huge_bytes`, pages of 4 KiB that hold only zeros, estimated from a sample: never written, or cleared.
+    /// Of `huge_bytes`, 4 KiB pages that hold only zeros, estimated from a sample: never written, or zeroed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub huge_zero_bytes_est: Option<u64>,
     /// Standard error of the estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub huge_zero_bytes_stderr: Option<u64>,
-    /// Chunks in use with their rounding, mmapped ones included.
+    /// Chunks in use with their rounding, including mmapped ones.
     pub live_bytes: Option<u64>,
-    /// Chunks in use, mmapped ones included.
+    /// Number of chunks in use, including mmapped ones.
     pub live_allocations: Option<u64>,
     /// Estimate of `live_bytes` from a sample.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,7 +105,7 @@ pub struct HeapAccount {
     /// Standard error of the estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub live_bytes_stderr: Option<u64>,
-    /// Freed chunks that thread caches and fastbins keep.
+    /// Freed chunks in thread caches and fastbins.
     pub cached_bytes: Option<u64>,
     /// Of them, in fastbins.
     pub fastbin_bytes: Option<u64>,
@@ -113,14 +113,14 @@ pub struct HeapAccount {
     pub free_bytes: Option<u64>,
     /// Number of chunks in bins.
     pub free_chunks: Option<u64>,
-    /// The free ends of heaps.
+    /// Free memory at the top of heaps.
     pub top_bytes: u64,
     /// The allocator's own data.
     pub overhead_bytes: u64,
     /// Neither understood nor read.
     pub unknown_bytes: u64,
-    /// Address space of free extents whose pages are not given back yet (jemalloc's `stats.arenas.N.pdirty` in bytes): a purge, or time,
-    /// gives back what of it is in memory. Level full.
+    /// Address space of free extents whose pages are not returned yet (jemalloc's `stats.arenas.N.pdirty` in bytes): a purge, or time, releases
+    /// the resident part. Level full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
     /// Address space of free extents whose pages the kernel may take when it needs them (`MADV_FREE`, jemalloc's `pmuzzy` in bytes); until
@@ -130,17 +130,17 @@ pub struct HeapAccount {
     /// Address space that the allocator keeps without memory behind it (jemalloc's `stats.retained`). Level full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retained_bytes: Option<u64>,
-    /// After how many milliseconds dirty pages are given back, where all arenas agree: 0 = at once, −1 = never.
+    /// Milliseconds after which dirty pages are returned, if equal for all arenas: 0 = at once, −1 = never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_decay_ms: Option<i64>,
-    /// After how many milliseconds muzzy pages are given back, where all arenas agree: 0 = at once, −1 = never.
+    /// Milliseconds after which muzzy pages are returned, if equal for all arenas: 0 = at once, −1 = never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muzzy_decay_ms: Option<i64>,
-    /// What `malloc_trim(0)`, or a purge, would give back now.
+    /// What `malloc_trim(0)`, or a purge, would release now.
     pub trimmable_bytes: Option<u64>,
     /// Free bytes on resident pages that also hold live bytes.
     pub pinned_bytes: Option<u64>,
-    /// Resident whole pages of free bytes that a trim does not give back: thread caches, tops of other arenas, partial pages.
+    /// Resident whole pages of free bytes that a trim does not release: thread caches, tops of other arenas, partial pages.
     pub kept_bytes: Option<u64>,
     /// The largest run of free bytes.
     pub largest_free_bytes: Option<u64>,
@@ -152,10 +152,10 @@ pub struct HeapAccount {
     pub arenas: Vec<ArenaAccount>,
     /// Chunks by size, powers of two.
     pub size_classes: Vec<SizeClass>,
-    /// What the resident pages are full of.
+    /// Occupancy of the resident pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<Occupancy>,
-    /// The same in short, estimated from a sample (glibc at level sampled).
+    /// The same, estimated from a sample (glibc at level sampled).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy_est: Option<OccupancyEstimate>,
     /// Settings read from the allocator that remedies refer to.
@@ -163,7 +163,7 @@ pub struct HeapAccount {
 }
 
 impl HeapAccount {
-    /// By how many bytes extent differs from live + cached + free + top + overhead + unknown; `None` where live or free bytes are not told.
+    /// By how many bytes extent differs from live + cached + free + top + overhead + unknown; `None` if live or free bytes are not known.
     #[must_use]
     pub fn off_balance_bytes(&self) -> Option<i128> {
         let parts =
@@ -172,7 +172,7 @@ impl HeapAccount {
     }
 }
 
-/// What the resident pages of a heap are full of, estimated from random windows.
+/// Occupancy of a heap's resident pages, estimated from random windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
 pub struct OccupancyEstimate {
     /// Estimate of the free bytes on resident pages: of caches, bins and tops.
@@ -188,7 +188,7 @@ pub struct OccupancyEstimate {
 }
 
 impl OccupancyEstimate {
-    /// Of two heaps together: errors of independent samples add up by their squares.
+    /// Of two heaps together: variances of independent samples add up.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -201,10 +201,10 @@ impl OccupancyEstimate {
     }
 }
 
-/// A setting of the allocator as the process has it.
+/// A setting of the allocator in the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Setting {
-    /// Its name as its documentation has it.
+    /// Its name in the allocator's documentation.
     pub name: &'static str,
     /// Its value.
     pub value: u64,
@@ -215,13 +215,13 @@ pub struct Setting {
 pub struct ArenaAccount {
     /// Address of its structure.
     pub address: u64,
-    /// Threads attached to it, where the allocator counts them.
+    /// Threads attached to it, if the allocator counts them.
     pub attached_threads: u64,
     /// Pieces of address space it holds.
     pub pieces: u64,
     /// Its address space.
     pub extent_bytes: u64,
-    /// Of it, in memory.
+    /// Of it, in RAM.
     pub resident_bytes: u64,
     /// Chunks in use.
     pub live_bytes: u64,
@@ -233,7 +233,7 @@ pub struct ArenaAccount {
     pub free_bytes: u64,
     /// Free ends.
     pub top_bytes: u64,
-    /// Of `free_bytes`, extents whose pages are not given back yet (jemalloc, level full).
+    /// Of `free_bytes`, extents whose pages are not returned yet (jemalloc, level full).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
     /// Of `free_bytes`, extents whose pages the kernel may take (jemalloc, level full).
@@ -242,10 +242,10 @@ pub struct ArenaAccount {
     /// Of `free_bytes`, extents without memory behind them (jemalloc, level full).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retained_bytes: Option<u64>,
-    /// After how many milliseconds this arena gives back dirty pages: 0 = at once, −1 = never (jemalloc).
+    /// Milliseconds after which this arena returns dirty pages: 0 = at once, −1 = never (jemalloc).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_decay_ms: Option<i64>,
-    /// After how many milliseconds this arena gives back muzzy pages: 0 = at once, −1 = never (jemalloc).
+    /// Milliseconds after which this arena returns muzzy pages: 0 = at once, −1 = never (jemalloc).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muzzy_decay_ms: Option<i64>,
 }
@@ -259,13 +259,13 @@ pub struct SizeClass {
     pub live_bytes: u64,
     /// Live chunks.
     pub live_allocations: u64,
-    /// Free bytes, cached ones included, tops not.
+    /// Free bytes, including cached ones, without tops.
     pub free_bytes: u64,
     /// Free chunks.
     pub free_chunks: u64,
 }
 
-/// What the resident pages of the chunks are full of. Needs sorted regions.
+/// Occupancy of the chunks' resident pages. Needs sorted regions.
 #[must_use]
 pub fn occupancy_of(table: &ChunkTable, pages: &mut PageCache<'_>) -> Occupancy {
     pages.forget();
@@ -354,7 +354,7 @@ impl Sums {
     #[must_use]
     pub fn of(table: &ChunkTable, arenas: &mut [ArenaAccount]) -> Self {
         let mut sums = Self::default();
-        // One tally an arena, and one for what belongs to none of them.
+        // One tally per arena, and one for chunks without an arena.
         let mut tallies: Vec<Option<Box<Tally>>> = vec![None; arenas.len() + 1];
         for region in table.regions() {
             let arena = (region.arena as usize).min(arenas.len());

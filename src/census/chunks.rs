@@ -1,14 +1,14 @@
-//! Every chunk of a heap in a table of about four bytes a chunk: state, address and size, in walking order within each region.
+//! Every chunk of a heap in a table of about four bytes per chunk: state, address and size, in walking order within each region.
 //!
-//! Chunks of a region follow one another without a gap, so only sizes are kept; every 64th address is kept too, so that an address is
-//! found in at most 64 steps. A 10 GiB heap of 64-byte chunks (168 million) takes 0.7 GiB, one of 256-byte chunks 180 MiB.
+//! Chunks of a region are contiguous, so only sizes are kept; every 64th address is kept too, so that an address is found in at most 64 steps. A
+//! 10 GiB heap of 64-byte chunks (168 million) takes 0.7 GiB, one of 256-byte chunks 180 MiB.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::heap::occupancy::Holder;
 
-/// What a chunk is.
+/// The state of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ChunkState {
@@ -45,7 +45,7 @@ impl ChunkState {
         }
     }
 
-    /// Who has its bytes.
+    /// The holder of its bytes.
     #[must_use]
     pub fn holder(self) -> Holder {
         match self {
@@ -57,7 +57,7 @@ impl ChunkState {
         }
     }
 
-    /// Whether its bytes are free for the allocator to hand out.
+    /// Whether its bytes are free.
     #[must_use]
     pub fn is_free(self) -> bool {
         matches!(self, Self::Tcache | Self::Fastbin | Self::Free | Self::Top)
@@ -67,11 +67,11 @@ impl ChunkState {
 /// One chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// Where the chunk begins.
+    /// Start of the chunk.
     pub start: u64,
     /// Bytes of the chunk with its header.
     pub bytes: u64,
-    /// What it is.
+    /// Its state.
     pub state: ChunkState,
 }
 
@@ -119,10 +119,10 @@ const SIZE_UNIT: u64 = 8;
 const ANCHOR_EVERY: usize = 64;
 /// Entries of one block of the table: 256 KiB, so that growing never copies the whole table.
 const BLOCK_ENTRIES: usize = 1 << 16;
-/// Chunks kept at most: 1 GiB of table, a 16 GiB heap of 64-byte chunks. What lies beyond counts as unread.
+/// Most chunks kept: 1 GiB of table, a 16 GiB heap of 64-byte chunks. Chunks beyond count as unread.
 pub const CHUNKS_MAX: usize = 1 << 28;
 
-/// A size as an entry has it; `None` for 0 and what needs the side table.
+/// A size as an entry; `None` for 0 and sizes that need the side table.
 #[inline]
 fn plain_units(bytes: u64) -> Option<u32> {
     let units = u32::try_from(bytes / SIZE_UNIT).ok()?;
@@ -139,7 +139,7 @@ pub struct ChunkTable {
     regions: Vec<Region>,
     header_bytes: u64,
     borrowed_bytes: u64,
-    /// Blocks may begin anywhere in their chunk.
+    /// Whether blocks may begin anywhere in their chunk.
     has_loose_starts: bool,
 }
 
@@ -150,7 +150,7 @@ impl ChunkTable {
         Self { header_bytes: 16, borrowed_bytes: 8, ..Self::default() }
     }
 
-    /// A table for musl, which moves blocks about within their slots.
+    /// A table for musl, which places blocks at varying offsets within their slots.
     #[must_use]
     pub fn for_musl() -> Self {
         Self { has_loose_starts: true, ..Self::default() }
@@ -167,17 +167,17 @@ impl ChunkTable {
         }
     }
 
-    /// All blocks by rising address, whatever their state. Needs sorted regions.
+    /// All blocks by ascending address, whatever their state. Needs sorted regions.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
         self.iter().map(|(arena, chunk)| self.block_of(chunk, arena))
     }
 
-    /// The blocks in use by rising address: what a ledger of allocations is joined with. Needs sorted regions.
+    /// The blocks in use by ascending address, for the join with the ledger. Needs sorted regions.
     pub fn live_blocks(&self) -> impl Iterator<Item = Block> + '_ {
         self.blocks().filter(|block| matches!(block.chunk.state, ChunkState::Live | ChunkState::Mmapped))
     }
 
-    /// The blocks of a region by rising address, whatever their state.
+    /// The blocks of a region by ascending address, whatever their state.
     pub fn blocks_of<'a>(&'a self, region: &Region) -> impl Iterator<Item = Block> + use<'a> {
         let arena = region.arena;
         self.chunks_of(region).map(move |chunk| self.block_of(chunk, arena))
@@ -189,7 +189,7 @@ impl ChunkTable {
         self.find(addr).map(|chunk| self.block_of(chunk, ARENA_NONE))
     }
 
-    /// Whether blocks are told by size classes alone, without headers and at the starts of their slots.
+    /// Whether blocks have no headers, only size classes, and begin at the start of their slots.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.header_bytes == 0 && !self.has_loose_starts && !self.is_empty()
@@ -257,8 +257,7 @@ impl ChunkTable {
         }
     }
 
-    /// Takes back the last chunks of the current region, down to the first one that ends at or before `addr`; returns where the region
-    /// ends now.
+    /// Removes the last chunks of the current region, down to the first one that ends at or before `addr`; returns the region's new end.
     pub fn take_back(&mut self, addr: u64) -> u64 {
         let Some((mut end, entries)) = self.regions.last().map(|region| (region.end, region.entries.clone())) else { return addr };
         while end > addr && self.len > entries.start {
@@ -380,7 +379,7 @@ impl ChunkTable {
         self.locate(addr).map(|(_, chunk)| chunk)
     }
 
-    /// Gives the chunk that begins at `start` another state if `accept` agrees; returns the chunk as it was, if it was changed.
+    /// Changes the state of the chunk that begins at `start` if `accept` agrees; returns the old chunk if it was changed.
     pub fn restate(&mut self, start: u64, state: ChunkState, accept: impl Fn(&Chunk) -> bool) -> Option<Chunk> {
         let (index, chunk) = self.locate(start).filter(|(_, chunk)| chunk.start == start && accept(chunk))?;
         let entry = self.blocks.get_mut(index / BLOCK_ENTRIES)?.get_mut(index % BLOCK_ENTRIES)?;
@@ -388,8 +387,8 @@ impl ChunkTable {
         Some(chunk)
     }
 
-    /// Whether a block at this address (as malloc returned it) is in use. `Some(false)` is a proof that it was freed; `Some(true)` says
-    /// only that some allocation lives there now; `None` where the walk knows nothing.
+    /// Whether a block at this address (as malloc returned it) is in use. `Some(false)` proves that it was freed; `Some(true)` only says that some
+    /// allocation is there now; `None` if the walk did not cover it.
     #[must_use]
     pub fn is_live(&self, block: u64) -> Option<bool> {
         let start = block.checked_sub(self.header_bytes)?;

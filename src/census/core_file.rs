@@ -1,7 +1,7 @@
 //! The memory of a dead process: an ELF core file.
 //!
-//! The kernel writes one PT_LOAD a mapping and leaves out pages that were not present, as holes or zeros; so a page of zeros counts as not
-//! present here, the same whether the file is sparse or not. NT_FILE gives the files' names, NT_PRPSINFO the process.
+//! The kernel writes one PT_LOAD per mapping and omits pages that were not present, as holes or zeros; so a page of zeros counts as not present
+//! here, whether the file is sparse or not. NT_FILE gives the files' names, NT_PRPSINFO the process.
 
 use std::fs::File;
 use std::ops::Range;
@@ -58,7 +58,7 @@ impl CoreFile {
     /// Opens a core file and reads its headers.
     ///
     /// # Errors
-    /// If it is no 64-bit x86-64 ELF core file.
+    /// If it is not a 64-bit x86-64 ELF core file.
     pub fn open(path: &Path) -> Result<Self, MemoryError> {
         let name = path.display().to_string();
         let wrong = |reason: &str| MemoryError::Core { path: name.clone(), reason: reason.to_owned() };
@@ -70,7 +70,7 @@ impl CoreFile {
         }
         let (kind, machine) = (word16_at(&header, 16), word16_at(&header, 18));
         if header.get(4..6) != Some(&[2, 1]) || machine != 62 {
-            return Err(wrong("it is not of a 64-bit x86 process"));
+            return Err(wrong("it is not from a 64-bit x86 process"));
         }
         if kind != 4 {
             return Err(wrong("it is an ELF file, but not a core"));
@@ -107,18 +107,18 @@ impl CoreFile {
         core.segments.sort_by_key(|segment| segment.start);
         core.maps.mappings = core.segments.iter().map(|segment| mapping(segment, &named)).collect();
         if core.segments.is_empty() {
-            return Err(MemoryError::Core { path: core.path, reason: "it holds no memory".into() });
+            return Err(MemoryError::Core { path: core.path, reason: "it contains no memory".into() });
         }
         Ok(core)
     }
 
-    /// The process's id; 0 if the core does not tell.
+    /// The process's id; 0 if it is not in the core.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The process's name; empty if the core does not tell.
+    /// The process's name; empty if it is not in the core.
     #[must_use]
     pub fn comm(&self) -> &str {
         &self.comm

@@ -1,4 +1,4 @@
-//! Memory that was recorded, or made up: for tests, and to look again at a heap that was misread.
+//! Recorded or constructed memory: for tests, and to examine a heap that was misread.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,7 +29,7 @@ impl Fixture {
     /// Records the data of all objects and all anonymous memory of a process, up to [`FIXTURE_BYTES_MAX`].
     ///
     /// # Errors
-    /// If the process is gone or the right to read is missing.
+    /// If the process has ended, or the permission to read is missing.
     pub fn record(memory: &dyn Memory) -> Result<Self, MemoryError> {
         let maps = memory.maps()?;
         let ranges: Vec<Range<u64>> = objects(&maps).into_iter().map(|object| object.range).chain(anonymous_ranges(&maps)).collect();

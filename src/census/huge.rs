@@ -1,7 +1,7 @@
-//! How much of a heap's huge pages nobody uses: 4 KiB pages in them that hold only zeros, estimated from a sample.
+//! The unused part of a heap's huge pages: 4 KiB pages within them that hold only zeros, estimated from a sample.
 //!
-//! Where the kernel backs a heap with huge pages, the first byte that is written brings 2 MiB into memory. What was never written since is
-//! zero, and would not be resident with small pages. Pages that the program cleared look the same; which they are is not told from outside.
+//! If the kernel backs a heap with huge pages, the first byte written makes 2 MiB resident. The parts never written are zero, and would not be
+//! resident with small pages. Pages that the program zeroed look the same, and cannot be distinguished from outside.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};

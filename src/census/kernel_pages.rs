@@ -1,9 +1,9 @@
-//! Asks the kernel which pages of a process are present, swapped, of zeros, or huge.
+//! Queries the kernel for the pages of a process that are present, swapped, zero, or huge.
 //!
-//! Three ways, the cheapest that this kernel allows. PAGEMAP_SCAN (Linux 6.7) reports pages by what they are; a page that it reports costs
-//! four times what a page costs that it passes over, and in a heap nearly all pages are alike: plainly present. So long ranges are asked
-//! for the *other* pages, and what lies between them is present if it is mapped, which PROCMAP_QUERY (Linux 6.11) tells. Without that
-//! all pages are asked for, and without PAGEMAP_SCAN their entries of `/proc/PID/pagemap` are read.
+//! It uses the cheapest of three ways that this kernel allows. PAGEMAP_SCAN (Linux 6.7) reports pages by category; a reported page costs four
+//! times as much as a skipped one, and in a heap nearly all pages are in the same category, plainly present. So for long ranges the *other*
+//! pages are requested, and those between them are present if they are mapped, which PROCMAP_QUERY (Linux 6.11) shows. Without that all pages
+//! are requested, and without PAGEMAP_SCAN their entries of `/proc/PID/pagemap` are read.
 
 use std::fs::File;
 use std::io;
@@ -87,8 +87,8 @@ struct MappingQuery {
 }
 
 impl MappingQuery {
-    /// Whether it is private writable memory without a file. The scan passes over other mappings' pages for reasons of its own (pages of
-    /// devices, for one), so that only here what it does not report is present.
+    /// Whether it is private writable memory without a file. In other mappings the scan may skip pages for other reasons (device pages, for
+    /// example), so only here unreported pages are present.
     fn is_plain(&self) -> bool {
         self.inode == 0 && self.vma_flags & VMA_WRITABLE != 0 && self.vma_flags & VMA_SHARED == 0
     }
@@ -117,7 +117,7 @@ impl KernelPages {
     /// Opens the page map of a process, given its directory in `/proc`.
     ///
     /// # Errors
-    /// If the right to look is missing or the process has ended.
+    /// If the permission is missing, or the process has ended.
     pub fn open(directory: &Path) -> io::Result<Self> {
         let pagemap = File::open(directory.join("pagemap"))?;
         let maps = File::open(directory.join("maps")).ok();
@@ -127,7 +127,7 @@ impl KernelPages {
     /// The pages of `range` that are present or swapped.
     ///
     /// # Errors
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn runs(&self, range: &Range<u64>) -> io::Result<PageRuns> {
         let range = page_down(range.start)..page_up(range.end);
         let is_long = range.end.saturating_sub(range.start) >= DIFFERENCE_BYTES_MIN;
@@ -230,8 +230,8 @@ impl KernelPages {
         Ok(())
     }
 
-    /// One word a page: bit 63 present, 62 swapped (Documentation/admin-guide/mm/pagemap.rst). The page of zeros and huge pages cannot
-    /// be told apart here.
+    /// One word per page: bit 63 present, 62 swapped (Documentation/admin-guide/mm/pagemap.rst). The zero page and huge pages cannot be
+    /// distinguished here.
     fn by_reading(&self, range: &Range<u64>) -> io::Result<PageRuns> {
         let mut runs = PageRuns::default();
         let mut entries = vec![0u8; ENTRIES * 8];

@@ -1,7 +1,7 @@
-//! The memory of a running process: process_vm_readv and the page map. Nothing is stopped, nothing injected.
+//! The memory of a running process: process_vm_readv and the page map, without stopping or injecting anything.
 //!
-//! Only pages that the page map calls present are read. Reading any other one is a page fault of the process: it brings a swapped page in,
-//! fills page tables for memory that was never touched, and waits for ever where the process serves its own faults (userfaultfd).
+//! Only pages that are present in the page map are read. Reading any other page would cause a page fault: it would bring in a swapped page, fill
+//! page tables for untouched memory, and block for ever if the process handles its own faults (userfaultfd).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,17 +19,17 @@ use crate::target::{Maps, Process};
 
 /// Pieces of one process_vm_readv call; the kernel takes at most IOV_MAX = 1024.
 const PIECES_MAX: usize = 1024;
-/// Address space asked about for one small read: 16 pages, hardly dearer than one.
+/// Address space queried for one small read: 16 pages, hardly more expensive than one.
 const LOOK_BYTES: u64 = 64 << 10;
-/// Looks remembered.
+/// Most query results cached.
 const LOOKS_KEPT: usize = 256;
-/// How long a look may be relied on: a page that was present may be swapped out or given back meanwhile.
+/// How long a result is used: a page that was present may be swapped out or released meanwhile.
 const LOOK_AGE_MAX: Duration = Duration::from_millis(20);
 
 /// Bytes of smaps read at most: about 700 a mapping, 262,144 mappings.
 const SMAPS_BYTES_MAX: u64 = 192 << 20;
 
-/// The memory of a running process. The page map stays bound to the address space it was opened on, so an exec shows as "gone".
+/// The memory of a running process. The page map stays bound to the address space it was opened on, so after an exec it is no longer readable.
 #[derive(Debug)]
 pub struct LiveMemory {
     process: Process,
@@ -50,7 +50,7 @@ impl LiveMemory {
     /// Opens the process's page map.
     ///
     /// # Errors
-    /// If the right to look is missing or the process has ended.
+    /// If the permission is missing, or the process has ended.
     pub fn open(process: Process) -> Result<Self, MemoryError> {
         if Machine::HOST != Machine::X86_64 {
             return Err(MemoryError::Machine);

@@ -1,4 +1,4 @@
-//! The heap's address space as a picture: one cell a page or more, coloured by what holds it.
+//! The heap's address space as an image: one cell per page or several pages, coloured by their contents.
 
 use std::io::{self, Write};
 
@@ -9,20 +9,20 @@ use super::take::Taken;
 use crate::heap::residency::{PAGE_BYTES, page_down, page_up};
 use crate::units::HumanBytes;
 
-/// Cells a row.
+/// Cells per row.
 const COLUMNS: usize = 256;
-/// Cells drawn at most: larger heaps get more pages a cell.
+/// Most cells drawn: larger heaps get more pages per cell.
 const CELLS_MAX: u64 = 200_000;
 /// Side of a cell in pixels.
 const CELL: usize = 4;
-/// Ranges drawn at most, the largest ones: a heap of thousands of scattered blocks would make a picture that nobody can open.
+/// Most ranges drawn, the largest ones: the image of thousands of scattered blocks would be too large to open.
 const RANGES_MAX: usize = 256;
-/// Cells up to which each rectangle says its bytes when it is pointed at; beyond, only colours are drawn, in a tenth of the file.
+/// Most cells for which each rectangle has a tooltip with its bytes; beyond, only colours are drawn, in a tenth of the file size.
 const TITLED_CELLS_MAX: u64 = 16_384;
 /// Pixels above the first range: title and legend.
 const HEAD: usize = 58;
 
-/// What a cell is coloured for.
+/// The colour class of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Look {
     Live,
@@ -45,7 +45,7 @@ const LEGEND: [(Look, &str, &str); 7] = [
     (Look::Absent, "#e4e4e4", "not resident"),
 ];
 
-/// What a cell holds, in bytes.
+/// The contents of a cell, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     bytes: u64,
@@ -121,7 +121,7 @@ pub fn draw(memory: &dyn Memory, taken: &Taken, out: &mut dyn Write) -> io::Resu
     writeln!(out, "</svg>")
 }
 
-/// The pages of all heaps, by address; and what to say of those that are not drawn.
+/// The pages of all heaps, by address, and a note on those that are not drawn.
 fn ranges(taken: &Taken) -> (Vec<(u64, u64)>, Option<String>) {
     let mut all: Vec<(u64, u64)> = Vec::new();
     for heap in &taken.heaps {

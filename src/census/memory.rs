@@ -1,7 +1,7 @@
 //! A process's memory behind one trait: a live process, a core file or a recorded fixture.
 //!
-//! Readers of allocators see only this. Everything that comes through it is data from outside: any word may be any value, and may
-//! change between two reads.
+//! Readers of allocators use only this. All data that comes through it is untrusted: any word may have any value, and may change between two
+//! reads.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use super::threads::ThreadState;
 use crate::heap::residency::PageRuns;
 use crate::target::{Maps, Process};
 
-/// Why memory, mappings or residency could not be had.
+/// Why memory, mappings or residency could not be read.
 #[derive(Debug, Error)]
 pub enum MemoryError {
     /// The process ended, or another program took its place.
-    #[error("process {pid} has ended or runs another program now")]
+    #[error("process {pid} has ended, or runs another program now")]
     Gone {
         /// Its process id.
         pid: u32,
@@ -33,8 +33,8 @@ pub enum MemoryError {
         /// The kernel's answer.
         source: std::io::Error,
     },
-    /// A machine whose heaps were never held against the truth.
-    #[error("there is no census on {}: the allocators' layouts are proven on x86-64 alone", crate::machine::Machine::HOST.name())]
+    /// An architecture on which the census is not verified.
+    #[error("there is no census on {}: the allocators' layouts are verified on x86-64 only", crate::machine::Machine::HOST.name())]
     Machine,
     /// A core file that cannot be used.
     #[error("cannot use core file {path}: {reason}")]
@@ -82,7 +82,7 @@ pub trait Memory {
     /// The mappings at this moment.
     ///
     /// # Errors
-    /// If the process is gone or the right to look is missing.
+    /// If the process has ended, or the permission is missing.
     fn maps(&self) -> Result<Maps, MemoryError>;
 
     /// The live process behind it, if it is one.
@@ -98,7 +98,7 @@ pub trait Memory {
     /// The mappings with their resident bytes; empty where that is not known (core files).
     ///
     /// # Errors
-    /// If the process is gone or the right to look is missing.
+    /// If the process has ended, or the permission is missing.
     fn resident_mappings(&self) -> Result<Vec<ResidentMapping>, MemoryError> {
         Ok(Vec::new())
     }
@@ -106,7 +106,7 @@ pub trait Memory {
     /// The pages of `range` that are present or swapped.
     ///
     /// # Errors
-    /// If the process is gone or the right to look is missing.
+    /// If the process has ended, or the permission is missing.
     fn page_runs(&self, range: Range<u64>) -> Result<PageRuns, MemoryError>;
 }
 

@@ -1,12 +1,13 @@
-//! Allocator metadata read from outside: how much of a heap is live, cached, free, trimmable and pinned, without a probe or a stop.
+//! Allocator metadata read from outside: how much of a heap is live, cached, free, trimmable and pinned, without probes and without stopping the
+//! process.
 //!
 //! ```text
 //! memory (live | core_file | fixture) ──→ detect → locate → walk ──→ account (+ chunks, for the join with the ledger)
 //!                                          glibc, jemalloc, musl, tcmalloc
 //! ```
 //!
-//! Layouts are found by structure, never by version. What is not understood is reported as unknown, never guessed; each result carries
-//! its own quality.
+//! Layouts are found by structure, never by version. What is not understood is reported as unknown, never guessed; each result states its
+//! quality.
 
 pub mod account;
 pub mod chunks;

@@ -70,7 +70,7 @@ impl HeapReader for Reader {
 /// Takes musl's census. `None` if no mallocng is in use.
 ///
 /// # Errors
-/// If the process went away or the right to read is missing.
+/// If the process has ended, or the permission to read is missing.
 fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
     if !can_be_here(objects) {
         return Ok(None);

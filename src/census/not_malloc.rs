@@ -1,4 +1,4 @@
-//! What is resident in a process besides its malloc heaps, by kind, from `/proc/PID/smaps`. Pure; the caller reads the file.
+//! Resident memory outside the malloc heaps, by kind, from `/proc/PID/smaps`. Pure; the caller reads the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

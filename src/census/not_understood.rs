@@ -1,6 +1,6 @@
-//! Why a process's heap, or a part of it, could not be read. Pure; works on the mappings and the program's own ELF header.
+//! Why a process's heap, or a part of it, could not be read. Pure; uses the mappings and the program's own ELF header.
 //!
-//! Nothing is guessed: a reason names what was seen (a file that is mapped, a header) and what was not found behind it.
+//! Nothing is guessed: a reason names what was seen (a mapped file, a header) and what was not found.
 
 use super::memory::Memory;
 use super::objects::Objects;
@@ -8,7 +8,7 @@ use crate::allocator::{Allocator, Row};
 use crate::target::Maps;
 use crate::target::maps::Permissions;
 
-/// Libraries of allocators that are not in the registry, and that no reader understands: the start of the file's name, and what it is.
+/// Libraries of allocators without a registry row or reader: the prefix of the file's name, and the allocator.
 const UNSUPPORTED: [(&str, &str); 11] = [
     ("libasan", "AddressSanitizer's allocator"),
     ("libtsan", "ThreadSanitizer's allocator"),
@@ -23,7 +23,7 @@ const UNSUPPORTED: [(&str, &str); 11] = [
     ("libdieharder", "DieHarder"),
 ];
 
-/// Libraries that change what glibc's blocks look like.
+/// Libraries that change the layout of glibc's blocks.
 const DEBUGGING: [&str; 2] = ["libc_malloc_debug.so", "libefence.so"];
 
 fn rows() -> impl Iterator<Item = &'static Row> {
@@ -43,7 +43,7 @@ pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &
         }
     }
     for name in DEBUGGING.iter().filter_map(|start| loaded(start)) {
-        reasons.push(format!("{name} is loaded: where it checks blocks, they are larger than what the program asked for"));
+        reasons.push(format!("{name} is loaded: blocks that it checks are larger than the program requested"));
     }
     for (row, sought) in rows().filter_map(|row| Some((row, row.sought?))) {
         // One that is in nearly every process has no heap where another allocator serves malloc.
@@ -71,12 +71,15 @@ pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (
         }
         match allocator {
             Allocator::Other => reasons.push(format!(
-                "{name} defines malloc and free of its own: an allocator that is not known, or a wrapper; blocks it keeps for itself are not counted"
+                "{name} defines its own malloc and free: an unknown allocator, or a wrapper; blocks in its own heap are not counted"
             )),
             known if known.row().sought.is_none() => {
                 reasons.push(format!("{} is linked into {name}: its heap is not supported, so its blocks are not counted", known.name()));
             }
-            known => reasons.push(format!("{} is linked into {name}, but its heap was not found: not used yet, or built with another layout", known.name())),
+            known => reasons.push(format!(
+                "{} is linked into {name}, but its heap was not found: not used yet, or built with another layout",
+                known.name()
+            )),
         }
     }
 }
@@ -93,9 +96,9 @@ fn of_static_program(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) ->
         return "no mappings: a kernel thread, or a process that has ended".into();
     }
     if is_go(memory, objects, maps) {
-        return "Go program without a C heap: its memory is the Go runtime's, which malloc does not serve".into();
+        return "Go program without a C heap: its memory is managed by the Go runtime, not by malloc".into();
     }
-    "static program, or one with an allocator of its own: no glibc, musl, jemalloc or tcmalloc heap was found in its data".into()
+    "static program, or one with its own allocator: no glibc, musl, jemalloc or tcmalloc heap was found in its data".into()
 }
 
 /// Whether the program was linked by Go. Only its own data is looked at, not that of its libraries.
@@ -185,11 +188,11 @@ mod tests {
     }
 
     #[test]
-    fn libraries_that_check_blocks_are_named_beside_the_heap() {
+    fn libraries_that_check_blocks_are_named_in_addition_to_the_heap() {
         for start in DEBUGGING {
             let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}.0\n");
             let reasons = reasons_for(&maps, &[Allocator::Glibc]);
-            assert!(matches!(reasons.as_slice(), [one] if one.contains("where it checks blocks")), "{reasons:?}");
+            assert!(matches!(reasons.as_slice(), [one] if one.contains("blocks that it checks")), "{reasons:?}");
         }
     }
 
@@ -204,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn allocators_linked_into_a_program_are_told_by_their_symbols() {
+    fn allocators_linked_into_a_program_are_recognised_by_their_symbols() {
         let told = |allocator: Allocator, found: &[Allocator], before: Vec<String>| {
             let mut reasons = before;
             add_by_symbols(&mut reasons, std::iter::once((allocator, "server".to_owned())), found);
             reasons
         };
         assert!(told(Allocator::Mimalloc, &[], Vec::new()).iter().all(|reason| reason.contains("mimalloc is linked into server")));
-        assert!(told(Allocator::Other, &[Allocator::Glibc], Vec::new()).iter().all(|reason| reason.contains("malloc and free of its own")));
+        assert!(told(Allocator::Other, &[Allocator::Glibc], Vec::new()).iter().all(|reason| reason.contains("defines its own malloc and free")));
         assert!(told(Allocator::Jemalloc, &[], Vec::new()).iter().all(|reason| reason.contains("its heap was not found")));
         assert!(told(Allocator::Jemalloc, &[Allocator::Jemalloc], Vec::new()).is_empty());
         assert!(told(Allocator::Glibc, &[Allocator::Jemalloc], Vec::new()).is_empty());

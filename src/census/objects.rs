@@ -9,9 +9,9 @@ use crate::heap::residency::PAGE_BYTES;
 use crate::target::elf::{BuildId, Elf, ReadAt};
 use crate::target::{Backing, Maps};
 
-/// Data and bss of one object that are looked at; bigger ones (a static table of a database) are cut.
+/// Most data and bss of one object that is searched; larger ones (a static table of a database) are cut.
 const OBJECT_BYTES_MAX: u64 = 64 << 20;
-/// Objects looked at; a desktop program loads a few hundred.
+/// Most objects searched; a desktop program loads a few hundred.
 const OBJECTS_MAX: usize = 4096;
 /// Bytes of an object's first segment in which its headers and notes lie.
 const HEADER_BYTES_MAX: u64 = 64 << 10;

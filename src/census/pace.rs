@@ -1,12 +1,12 @@
-//! How fast a walk may go and when it gives up.
+//! The pace and the time limit of a walk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes read by all walks of this program: for whoever waits for one.
+/// Bytes read by all walks of this process, for progress lines.
 static READ_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that all walks of this program have read so far.
+/// Bytes that all walks of this process have read so far.
 #[must_use]
 pub fn read_bytes() -> u64 {
     READ_BYTES.load(Ordering::Relaxed)
@@ -17,9 +17,9 @@ pub fn read_bytes() -> u64 {
 pub struct Pace {
     /// Bytes read at once. The target's mmap lock is held for reading meanwhile; above 256 KiB mmap-heavy targets lose twice as much.
     pub window_bytes: usize,
-    /// Pause after each MiB read, for targets whose latency counts. A slow walk costs drift, not correctness.
+    /// Pause after each MiB read, for latency-sensitive targets. A slow walk drifts more, but stays correct.
     pub pause_per_mib: Duration,
-    /// Time after which what is left counts as unread.
+    /// Time limit; the rest counts as unread.
     pub duration_max: Duration,
     /// Windows of 64 KiB that a sample takes: their error falls with the root of their number.
     pub sample_windows: u64,

@@ -1,4 +1,4 @@
-//! Residency asked for in blocks: one request for many small questions that come by rising address.
+//! Residency queries in blocks: one request to the kernel for many small queries by ascending address.
 
 use std::ops::Range;
 

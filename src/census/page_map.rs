@@ -1,4 +1,4 @@
-//! The heap's address space page by page: what each resident page is full of. The sums over all pages are those of the census.
+//! The heap's address space page by page: the contents of each resident page. The sums over all pages are those of the census.
 
 use std::ops::Range;
 
@@ -45,20 +45,20 @@ impl Piece {
     }
 }
 
-/// What a cell of one page or more holds, in bytes of resident pages. resident = live + pinned + trimmable + kept + other.
+/// The contents of a cell of one or more pages, in bytes of resident pages. resident = live + pinned + trimmable + kept + other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cell {
     /// In use.
     pub live_bytes: u64,
     /// Free, on pages that also hold live bytes.
     pub pinned_bytes: u64,
-    /// Whole free pages that a trim or a purge gives back.
+    /// Whole free pages that a trim or a purge releases.
     pub trimmable_bytes: u64,
     /// Free bytes of pages without live bytes that a trim leaves.
     pub kept_bytes: u64,
     /// The allocator's own data and what is not understood.
     pub other_bytes: u64,
-    /// In memory.
+    /// Resident.
     pub resident_bytes: u64,
 }
 
@@ -99,14 +99,14 @@ pub type Part<'a> = (&'a Piece, u64, Vec<Cell>);
 /// The pages of all heaps of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PageMap {
-    /// The pieces by rising address.
+    /// The pieces by ascending address.
     pub pieces: Vec<Piece>,
     /// Pages left out because there are too many.
     pub pages_dropped: u64,
 }
 
 impl PageMap {
-    /// Looks at every page of a census taken at level full.
+    /// The map of a census of level full.
     #[must_use]
     pub fn new(memory: &dyn Memory, taken: &Taken) -> Self {
         let mut map = Self::default();

@@ -1,10 +1,10 @@
-//! Where things lie in a file's data, remembered by the file's build id; what is remembered is verified in each process.
+//! Cache of structures' offsets in a file's data, by the file's build id; cached offsets are verified in each process.
 
 use std::collections::HashMap;
 
 use crate::target::elf::BuildId;
 
-/// Build ids remembered: a node runs a few dozen libcs and static programs.
+/// Most build ids cached: a node runs a few dozen libcs and static programs.
 const PLACES_MAX: usize = 1024;
 
 /// Places by build id.
@@ -20,13 +20,13 @@ impl<T> Default for ByBuildId<T> {
 }
 
 impl<T: Copy> ByBuildId<T> {
-    /// What is remembered of a file.
+    /// The cached offsets of a file.
     #[must_use]
     pub fn get(&self, id: Option<&BuildId>) -> Option<T> {
         self.places.get(id?).copied()
     }
 
-    /// Remembers a place, unless the file has no build id or there is no room.
+    /// Stores offsets, unless the file has no build id or the cache is full.
     pub fn remember(&mut self, id: Option<&BuildId>, place: T) {
         let Some(id) = id else { return };
         if let Some(old) = self.places.get_mut(id) {
@@ -36,7 +36,7 @@ impl<T: Copy> ByBuildId<T> {
         }
     }
 
-    /// Files remembered.
+    /// Number of files cached.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()

@@ -1,36 +1,36 @@
-//! What a census knows of its own error.
+//! The quality of a census.
 
 use serde::Serialize;
 
-/// Unknown bytes of the extent above which a census is no basis for a verdict, in percent.
+/// Share of unknown bytes in the extent, in percent, above which a census is not usable for a verdict.
 pub const UNKNOWN_PERCENT_MAX: u64 = 1;
 
-/// Counters of a walk. All zero for a heap at rest, apart from `windows`, `read_bytes` and `duration_ms`.
+/// Counters of a walk. All are 0 for a heap at rest, except `windows`, `read_bytes` and `duration_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct WalkQuality {
-    /// Time from the first look at the mappings to the last read, in milliseconds.
+    /// Time from reading the mappings to the last read of memory, in milliseconds.
     pub duration_ms: f64,
     /// Windows of memory read.
     pub windows: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Headers that made no sense where one was due.
+    /// Invalid headers.
     pub broken_headers: u64,
-    /// Times another boundary of the window before was taken instead.
+    /// How often another boundary of the previous window was used instead.
     pub replaced_boundaries: u64,
-    /// Times the walk had to find a new boundary by trial.
+    /// How often the walk had to find a new boundary by trial.
     pub resynchronised: u64,
-    /// Times the walk went back to an earlier boundary and read a stretch again, because it had changed under it.
+    /// How often the walk went back to an earlier boundary and read a stretch again, because it had changed.
     pub walked_again: u64,
-    /// Bytes of gaps that were given up, part of the extent.
+    /// Bytes of gaps that could not be walked, part of the extent.
     pub unknown_bytes: u64,
-    /// Bytes that could not be read (swapped out, gone, or past the time limit), part of `unknown_bytes`.
+    /// Bytes that could not be read (swapped out, unmapped, or beyond the time limit), part of `unknown_bytes`.
     pub unread_bytes: u64,
-    /// Free lists that ended in nonsense.
+    /// Free lists with an invalid end.
     pub broken_lists: u64,
     /// Whether extent = live + cached + free + top + overhead + unknown holds to the byte.
     pub balanced: bool,
-    /// Whether verdicts may rest on it: balanced, and unknown within [`UNKNOWN_PERCENT_MAX`].
+    /// Whether it is usable for verdicts: balanced, and unknown within [`UNKNOWN_PERCENT_MAX`].
     pub usable: bool,
 }
 

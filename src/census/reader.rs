@@ -1,4 +1,4 @@
-//! What a census asks of each allocator: one reader an allocator, which finds its metadata in a process and walks it.
+//! The interface between the census and the allocators: one reader per allocator, which finds its metadata in a process and walks it.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::{glibc, jemalloc, musl, tcmalloc};
 use crate::allocator::Allocator;
 use crate::target::Maps;
 
-/// A process as its readers see it.
+/// A process, for the readers.
 #[derive(Clone, Copy)]
 pub struct Sight<'a> {
     /// Its memory.
@@ -21,11 +21,11 @@ pub struct Sight<'a> {
     pub maps: &'a Maps,
     /// Its files.
     pub objects: &'a Objects<'a>,
-    /// How closely to look, and how fast.
+    /// Level and pace.
     pub options: Options,
 }
 
-/// What a reader found of one allocator's heap.
+/// A reader's result for one allocator's heap.
 #[derive(Debug, Clone)]
 pub struct HeapWalk {
     /// The figures.
@@ -38,18 +38,18 @@ pub struct HeapWalk {
     pub extents: Vec<(u32, Range<u64>)>,
 }
 
-/// Reads one allocator's heaps from outside. It keeps what it learned of places in files, for the next process.
+/// Reads one allocator's heaps from outside. It caches offsets in files for the next process.
 pub trait HeapReader: std::fmt::Debug + Send {
-    /// Whose heaps it reads.
+    /// The allocator whose heaps it reads.
     fn allocator(&self) -> Allocator;
 
     /// Reads the heap. `None` if the allocator has none in this process.
     ///
     /// # Errors
-    /// If the process went away or the right to read is missing.
+    /// If the process has ended, or the permission to read is missing.
     fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError>;
 
-    /// As [`read`](Self::read), with every block as a chunk. `None` where level full has them already.
+    /// Like [`read`](Self::read), with every block as a chunk. `None` if level full has them already.
     ///
     /// # Errors
     /// As [`read`](Self::read).

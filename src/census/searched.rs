@@ -1,9 +1,9 @@
-//! Which allocators a process is searched for: where each of them could be takes the whole data of every object, some ten milliseconds,
-//! and most of what could be there never is. Pure: times come in.
+//! Which allocators to search a process for: a search for all of them reads the data of every object, which takes about ten milliseconds, and
+//! most are never found. Pure: times are parameters.
 //!
-//! What one process was searched for in vain, other processes of the same objects are not searched for again until the next search of
-//! that program is due: after 20 s, and then each time after twice as long, up to an hour. An allocator that comes with another object
-//! makes another program; one that is in the objects but is used later is found by the repeated searches, each process's own once an hour.
+//! What was not found in one process is not searched for in others with the same objects until that program's next search: after 20 s, then at
+//! doubling intervals, up to an hour. A new object makes it another program; an allocator that is in the objects but first used later is found by
+//! the repeated searches, of each process at least once an hour.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;

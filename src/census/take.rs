@@ -1,4 +1,4 @@
-//! One census of one process: every allocator that is found, then what is resident besides.
+//! One census of one process: every allocator found, then the resident memory outside malloc.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -20,18 +20,18 @@ use super::searched::Searched;
 use crate::allocator::Allocator;
 use crate::target::{Detector, Mapping};
 
-/// What to look at and how fast.
+/// Options of a census.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// How closely to look.
+    /// The level.
     pub level: Level,
     /// How fast.
     pub pace: Pace,
-    /// Whether to tell what is resident besides malloc, which costs a read of smaps: some milliseconds a GiB.
+    /// Whether to measure resident memory outside malloc, which takes a read of smaps: a few milliseconds per GiB.
     pub with_not_malloc: bool,
 }
 
-/// What was learned of allocators' places in their files; keep it for the next process.
+/// Cached offsets of allocators' data in their files; keep it for the next process.
 #[derive(Debug)]
 pub struct Places {
     /// A reader of each allocator.
@@ -50,7 +50,7 @@ impl Default for Places {
     }
 }
 
-/// A census with the chunks it rests on.
+/// A census with its chunks.
 #[derive(Debug, Clone)]
 pub struct Taken {
     /// The figures.
@@ -62,7 +62,7 @@ pub struct Taken {
 /// Takes a census of the process behind `memory`.
 ///
 /// # Errors
-/// If the process went away, or the right to read is missing.
+/// If the process has ended, or the permission to read is missing.
 pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places: &mut Places) -> Result<Taken, MemoryError> {
     let started = Instant::now();
     let maps = memory.maps()?;
@@ -97,7 +97,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
 /// Lists the blocks of the heaps whose census has only sums, as far as their allocators tell them.
 ///
 /// # Errors
-/// If the process went away, or the right to read is missing.
+/// If the process has ended, or the permission to read is missing.
 pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, places: &mut Places) -> Result<(), MemoryError> {
     if taken.heaps.iter().all(|heap| !heap.chunks.is_empty()) {
         return Ok(());
@@ -121,7 +121,7 @@ fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
     let sound = heaps.iter().filter(|heap| heap.quality.balanced).map(|heap| heap.account.extent_bytes).max().unwrap_or(0);
     let is_aside = |heap: &HeapWalk| !heap.quality.balanced && heap.account.extent_bytes < sound;
     let told = heaps.iter().filter(|heap| is_aside(heap)).map(|heap| {
-        format!("what looks like a heap of {} ({}) does not add up: it is left out", heap.account.allocator.name(), heap.account.layout)
+        format!("a heap that looks like {}'s ({}) is not consistent: it is left out", heap.account.allocator.name(), heap.account.layout)
     });
     let told = told.collect();
     heaps.retain(|heap| !is_aside(heap));
@@ -164,7 +164,7 @@ fn name_of(mapping: &Mapping) -> String {
     mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Sums up the heaps' quality, looks at what is resident besides, and makes sure that the process is still the same.
+/// Sums the heaps' quality, measures the resident memory outside malloc, and makes sure that the process is still the same.
 fn finish(
     memory: &dyn Memory,
     (pid, comm): (u32, &str),

@@ -1,7 +1,7 @@
 //! gperftools' tcmalloc 2.x: found by its page map, counted by spans.
 //!
 //! `PageMap2` is a radix tree from 8 KiB page to `Span`: {start page, length, next, prev, objects, refcount:16 sizeclass:8 location:2 …}.
-//! A span of small objects counts those that are handed out, the caches' included; nothing is said of pinned bytes. [`blocks`] lists the objects:
+//! A span of small objects counts those in use, including those in caches; pinned bytes are not known. [`blocks`] lists the objects:
 //! those on the span's own list are free (`Span::objects`, linked by their first words), all others may be in use or in a cache.
 
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! Where the threads of a process stand, without stopping one: `/proc/PID/task/TID/syscall`.
+//! Stack pointers and known registers of a process's threads, without stopping them: `/proc/PID/task/TID/syscall`.
 //!
-//! The kernel tells the system call a thread waits in, its six arguments, the stack pointer and the program counter; of a thread that runs
-//! it tells nothing (fs/proc/base.c, `proc_pid_syscall`).
+//! The kernel gives the system call in which a thread waits, its six arguments, the stack pointer and the program counter; of a running thread it
+//! gives nothing (fs/proc/base.c, `proc_pid_syscall`).
 
 use std::fs;
 use std::path::Path;
@@ -15,16 +15,16 @@ const TRIES: usize = 4;
 const WAITS_MAX: usize = 64;
 const WAIT: Duration = Duration::from_micros(200);
 
-/// What is known of a thread.
+/// The state of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ThreadState {
     /// Thread id.
     pub tid: u32,
     /// Its name; empty if it is not known.
     pub comm: String,
-    /// Its stack pointer; `None` while it runs.
+    /// Its stack pointer; `None` while it is running.
     pub stack_pointer: Option<u64>,
-    /// Where it goes on; `None` while it runs, and in core files.
+    /// Its instruction pointer; `None` while it is running, and in core files.
     pub program_counter: Option<u64>,
     /// Registers that are known: in a system call its arguments, in a core file all general ones.
     pub registers: Vec<u64>,

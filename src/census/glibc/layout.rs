@@ -1,4 +1,4 @@
-//! glibc's heap structures on x86-64, by shape. Pure: everything here works on bytes that were already read.
+//! glibc's heap structures on x86-64, found by their shape. Pure: works on bytes that were already read.
 //!
 //! `struct malloc_state` (malloc/malloc.c): mutex, flags, [have_fastchunks, fastbinsY], top, last_remainder, bins[254], binmap[4], next,
 //! next_free, attached_threads, system_mem, max_system_mem. From one release to another only the distance from its start to `bins`
@@ -31,7 +31,7 @@ pub const FASTBIN_CHUNK_BYTES_MAX: u64 = 0xb0;
 /// HEAP_MAX_SIZE without huge pages: 2 × DEFAULT_MMAP_THRESHOLD_MAX.
 pub const HEAP_BYTES_MAX_DEFAULT: u64 = 64 << 20;
 
-/// What differs between releases.
+/// The differences between releases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// From an arena's start to its `bins`.
@@ -63,7 +63,7 @@ impl Layout {
         self.bins_offset.saturating_add(END_AFTER_BINS)
     }
 
-    /// A name for reports: which shape was found, not which release.
+    /// A name for reports: the shape that was found, not the release.
     #[must_use]
     pub fn name(&self) -> String {
         let links = match self.safe_linking {

@@ -1,4 +1,4 @@
-//! Marks the chunks on singly linked lists, which look as if they were in use: fastbins and thread caches.
+//! Marks the chunks on singly linked lists, fastbins and thread caches, whose headers look as if they were in use.
 
 use super::super::chunks::{Chunk, ChunkState};
 use super::super::memory::{Memory, word_at};
@@ -6,11 +6,11 @@ use super::layout::{Arena, FLAGS, Layout, is_chunk_address};
 use super::tcache;
 use super::walker::{FastCandidate, Walker};
 
-/// Members of a fastbin followed: the largest heap's worth, so that a forged cycle ends.
+/// Most members of a fastbin followed: enough for the largest heap, and a limit for forged cycles.
 const FASTBIN_MEMBERS_MAX: usize = 1 << 24;
-/// Members followed by reading, where the walk could not keep them all: two seconds' worth.
+/// Most members followed by reading, if the walk could not keep them all: two seconds of reading.
 const FASTBIN_READS_MAX: u64 = 1 << 20;
-/// Members of a fastbin looked at to learn how links are stored.
+/// Members of a fastbin examined to learn how links are stored.
 const LEARN_MEMBERS_MAX: usize = 32;
 
 /// Size of the chunks in fastbin number `index`.
@@ -100,7 +100,7 @@ pub fn mark_fastbins(memory: &dyn Memory, walker: &mut Walker<'_>, layout: &Layo
     let candidates = ByAddress::new(&kept);
     let mut reads = 0;
     for old in arenas {
-        // The heads as they are now fit the chunks that were walked last; at rest there is no difference.
+        // The present heads match the chunks that were walked last; at rest there is no difference.
         let heads = memory.bytes(old.addr, 16 + 8 * layout.fastbins()).unwrap_or_default();
         for index in 0..layout.fastbins() {
             let mut chunk = word_at(&heads, 16 + 8 * index);

@@ -1,5 +1,5 @@
-//! Finds glibc's main arena, its ring of arenas and `mp_` by their structure, without symbols; a found place is remembered by build id
-//! and verified on each use.
+//! Finds glibc's main arena, its ring of arenas and `mp_` by their structure, without symbols; their offsets are cached by build id and verified
+//! on each use.
 
 use std::rc::Rc;
 
@@ -14,9 +14,9 @@ use crate::heap::residency::PAGE_BYTES;
 use crate::target::elf::BuildId;
 use crate::target::{Backing, Maps};
 
-/// Arenas followed: glibc makes at most eight a core unless told otherwise; 4096 is 512 cores.
+/// Most arenas followed: glibc creates at most eight per core by default; 4096 is 512 cores.
 const ARENAS_MAX: usize = 4096;
-/// Bins that must be empty (their heads refer to themselves) for a place to be taken as `bins` at first sight. By chance none is.
+/// Bins that must be empty (their heads refer to themselves) for a candidate to be accepted as `bins` immediately. By chance none is.
 const EMPTY_BINS_MIN: usize = 4;
 /// With fewer empty ones: bins whose first or last chunk points back at its head. A busy, fragmented arena had fewer than 4 empty.
 const CONFIRMED_BINS_MIN: usize = 16;
@@ -27,7 +27,7 @@ const PLACES_READ_MAX: usize = 16;
 const ATTACHED_THREADS_MAX: u64 = 1 << 22;
 /// Distances from an arena to its bins that are tried.
 const BINS_OFFSETS: std::ops::RangeInclusive<u64> = 16..=512;
-/// Heads that are looked at before all others, spread over the array, to turn most places down early.
+/// Heads that are checked first, spread over the array, to reject most candidates early.
 const FIRST_LOOKS: [usize; 3] = [BINS - 1, 0, 64];
 
 /// What was found.
@@ -47,7 +47,7 @@ pub struct Located {
     pub par: Option<MallocPar>,
 }
 
-/// Where things lie in an object's data, as distances from its mapping's base.
+/// Offsets of the structures in an object's data, from its mapping's base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     bins: u64,
@@ -55,14 +55,14 @@ struct Place {
     tcache_key: Option<u64>,
 }
 
-/// Places found before. One for all processes of a machine.
+/// Offsets found before, shared by all processes of a machine.
 #[derive(Debug, Default)]
 pub struct Places {
     by_build_id: ByBuildId<Place>,
 }
 
 impl Places {
-    /// Number of objects remembered.
+    /// Number of objects cached.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_build_id.len()
@@ -113,7 +113,7 @@ pub fn locate(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, places: &
     None
 }
 
-/// Checks a remembered place against this process; nothing is taken on trust.
+/// Verifies cached offsets against this process.
 fn verify(memory: &dyn Memory, maps: &Maps, one: ObjectRef<'_, '_>, place: Place) -> Option<Located> {
     let object = one.object();
     let bins = object.base.wrapping_add(place.bins);
@@ -136,7 +136,7 @@ fn verify(memory: &dyn Memory, maps: &Maps, one: ObjectRef<'_, '_>, place: Place
     Some(Located { object: object.clone(), data: one.data(), build_id: one.build_id(), layout, arenas, par })
 }
 
-/// Looks through an object's data. All but a handful of places are turned down by what was read already.
+/// Searches an object's data. All but a handful of candidates are rejected with data that was read already.
 fn search(memory: &dyn Memory, start: u64, data: &[u8]) -> Option<(u64, Layout, Vec<u64>)> {
     let last = data.len().checked_sub(END_AFTER_BINS as usize)?;
     let mut places_read = 0;
@@ -192,7 +192,7 @@ enum Look {
     Other,
 }
 
-/// Looks at `data[at..]`, which lies at address `bins`, as an arena's bins with what comes before and after them.
+/// Checks `data[at..]`, at address `bins`, as an arena's bins, with the fields before and after them.
 fn look_at_bins(bins: u64, data: &[u8], at: usize) -> Look {
     if FIRST_LOOKS.iter().any(|&bin| head(bins, data, at, bin) == Head::Wrong) || !has_arena_around(data, at) {
         return Look::Other;

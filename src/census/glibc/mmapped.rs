@@ -1,7 +1,7 @@
 //! Chunks that malloc mapped one by one, found in the anonymous mappings.
 //!
-//! The chunk's own size says what is its. The kernel's mappings do not: it joins neighbours, and madvise, mprotect, mlock and prctl split
-//! a chunk into several. So a chunk is looked for where writable mappings begin, and may reach through all that follow without a gap.
+//! A chunk's own size gives its extent. The kernel's mappings do not: it merges neighbours, and madvise, mprotect, mlock and prctl split a chunk
+//! into several. So chunks are searched for at the start of writable mappings, and may extend through all adjacent ones that follow.
 //!
 //! Their size word has the second flag alone. Up to 2.42 size + offset is the mapping's length, since 2.43 16 bytes less; `prev_size` is the
 //! offset of the chunk in its mapping (not 0 after memalign), with bit 0 set for huge pages since 2.43.

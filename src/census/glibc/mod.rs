@@ -53,7 +53,7 @@ impl HeapReader for Reader {
 /// Takes glibc's census. `None` if no main arena is in use.
 ///
 /// # Errors
-/// If the process went away or the right to read is missing.
+/// If the process has ended, or the permission to read is missing.
 fn take(
     memory: &dyn Memory,
     maps: &Maps,
@@ -265,7 +265,7 @@ fn arena_accounts(arenas: &[Arena], regions: &Regions, pages: &mut PageCache<'_>
     accounts
 }
 
-/// The bytes that an arena has from the system now.
+/// The bytes that an arena has obtained from the system so far.
 fn read_system_bytes(memory: &dyn Memory, layout: &Layout, arena: &Arena) -> u64 {
     let place = arena.addr.wrapping_add(layout.bins_offset).wrapping_add(NEXT_AFTER_BINS + 24);
     memory.word(place).unwrap_or(arena.system_bytes)
@@ -279,7 +279,7 @@ fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &C
     let missing = least_bytes.saturating_sub(walked);
     quality.unknown_bytes = quality.unknown_bytes.saturating_add(missing);
     account.extent_bytes = walked.saturating_add(missing);
-    // While it runs, the heap may have grown and shrunk again between the two looks.
+    // In a running process the heap may have grown and shrunk again between the two reads.
     let moved = before.abs_diff(after).max(if quality.broken_headers > 0 { walked / 64 } else { 0 });
     quality.balanced = walked <= before.max(after).saturating_add(ACCOUNT_SLACK_BYTES).saturating_add(moved);
 }

@@ -1,4 +1,4 @@
-//! Shares of live and free bytes from random windows: the same time for a heap of any size, with an error that is stated.
+//! Shares of live and free bytes from random windows: the same time for heaps of any size, with a stated error.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};

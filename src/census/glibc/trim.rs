@@ -1,7 +1,7 @@
-//! What `malloc_trim(0)` would give back now (malloc/malloc.c: mtrim, systrim).
+//! What `malloc_trim(0)` would release now (malloc/malloc.c: mtrim, systrim).
 //!
-//! It merges the fastbins' chunks into their free neighbours, gives back the whole pages of every free chunk behind its header, and lowers
-//! the end of the brk heap. It never shrinks the tops of other arenas and never empties thread caches.
+//! It merges the fastbins' chunks into their free neighbours, releases the whole pages of every free chunk after its header, and lowers the end
+//! of the brk heap. It never shrinks the tops of other arenas and never empties thread caches.
 
 use std::ops::Range;
 
@@ -19,9 +19,9 @@ const TOP_KEPT_BYTES: u64 = 33;
 pub struct TrimPlan {
     /// The brk heap's top chunk, if it ends at the break.
     pub brk_top: Option<Range<u64>>,
-    /// Granularity of giving back the end of the brk heap: a page, or a huge page.
+    /// Granularity of releasing the end of the brk heap: a page, or a huge page.
     pub top_unit_bytes: u64,
-    /// Mappings of huge pages, of which nothing is given back.
+    /// Mappings of huge pages, of which nothing is released.
     pub huge_mappings: Vec<Range<u64>>,
 }
 
@@ -35,14 +35,14 @@ pub struct Trim {
 }
 
 impl Trim {
-    /// All that would be given back.
+    /// All bytes that would be released.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.inside_bytes.saturating_add(self.top_bytes)
     }
 }
 
-/// Where bytes that would be given back lie.
+/// Location of bytes that would be released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// Inside free chunks.
@@ -65,7 +65,7 @@ pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -
     trim
 }
 
-/// Visits the ranges of whole pages that would be given back, resident or not.
+/// Visits the ranges of whole pages that would be released, resident or not.
 pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64>, Place)) {
     for region in table.regions() {
         let mut run: Option<Range<u64>> = None;

@@ -1,10 +1,10 @@
-//! Walks one region of a heap chunk by chunk while the program goes on changing it.
+//! Walks one region of a heap chunk by chunk while the program keeps changing it.
 //!
-//! What matters for exactness, in this order: (1) the last few chunks of a window are held back and read again with the next one, so that
-//! a boundary that vanished (merged into the chunk before) can be replaced by another that still stands; reading the same boundary again
-//! never helps. (2) Near the region's end a bad header usually means that top moved: look again. (3) A bad header in mid-window: commit
-//! what came before it and read from there. (4) Go back to the start of an earlier window, take back what was found since, and walk the
-//! stretch again. (5) Else find a new boundary by trial, and report the gap as unknown.
+//! Measures for exactness, in this order: (1) the last few chunks of a window are held back and read again with the next one, so that a boundary
+//! that vanished (merged into the chunk before) can be replaced by another that still exists; reading the same boundary again never helps. (2)
+//! Near the region's end a bad header usually means that top moved: read it again. (3) After a bad header in mid-window, commit the chunks before
+//! it and read from there. (4) Go back to the start of an earlier window, discard what was found since, and walk the stretch again. (5) Otherwise
+//! find a new boundary by trial, and report the gap as unknown.
 
 use std::collections::VecDeque;
 
@@ -21,11 +21,11 @@ const TRIES_MAX: u32 = 3;
 /// Windows whose starts are remembered to go back to, the nearest one first. While a walk waits for a processor, a busy heap may replace
 /// nearly all boundaries of the last few; one of many still stands.
 const GO_BACK_MAX: usize = 24;
-/// Times a walk goes back in all: four seconds' worth of reading in a heap that makes no sense anywhere.
+/// Most times a walk goes back: four seconds of reading in a heap without any sound structure.
 const WALKED_AGAIN_MAX: u64 = 4096;
-/// How near the region's end a bad header must be for top to be looked at again.
+/// How near the region's end a bad header must be for top to be read again.
 const NEAR_END_BYTES: u64 = 4 << 20;
-/// From this size on only headers are read: a hop costs as much as copying 12 KiB.
+/// Chunk size from which only headers are read: a hop costs as much as copying 12 KiB.
 const HOP_BYTES_MIN: u64 = 16 << 10;
 
 /// A region to walk.
@@ -273,7 +273,7 @@ impl RegionWalk {
         self.at < self.bounds.end
     }
 
-    /// Whether the heap of a non-main arena was given back meanwhile: what is left of the region is nobody's any more.
+    /// Whether the heap of a non-main arena was released meanwhile: the rest of the region then no longer belongs to it.
     fn is_heap_gone(&self, walker: &Walker<'_>) -> bool {
         let heap = self.plan.start & !(walker.layout.heap_bytes_max - 1);
         !self.bounds.is_main && walker.memory.word(heap) != Some(self.plan.arena_addr)

@@ -1,4 +1,4 @@
-//! What the walks of all regions of a heap share: windows of memory, the table of chunks, counters.
+//! The state shared by the walks of all regions of a heap: windows of memory, the table of chunks, counters.
 
 use super::super::chunks::{ChunkState, ChunkTable};
 use super::super::memory::{Memory, Piece};

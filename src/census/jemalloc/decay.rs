@@ -1,4 +1,4 @@
-//! How long an arena keeps pages that nobody uses: `decay_t` of 5.3, `arena_decay_t` of 5.2.
+//! How long an arena keeps unused pages: `decay_t` of 5.3, `arena_decay_t` of 5.2.
 //!
 //! Both have {time_ms, interval, epoch, jitter_state, deadline} in a row, in ns but for the first. Where time_ms is positive, interval is
 //! a 200th of it and the deadline one to two intervals after the epoch; where it is 0 (purge at once) or −1 (never), the deadline is one
@@ -30,7 +30,7 @@ const BASE_AT: Range<usize> = 40..1024;
 /// `MALLOCX_ARENA_LIMIT`.
 const ARENAS_MAX: u64 = 4095;
 
-/// Times after which unused pages are given back, in milliseconds; −1 = never.
+/// Times after which unused pages are returned, in milliseconds; −1 = never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decay {
     /// Of dirty pages.

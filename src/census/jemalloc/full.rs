@@ -1,5 +1,5 @@
-//! Level full: every record, every region. The page map is read by rising address and its records some thousands at a time, so that only
-//! the table of chunks and the list of extents grow with the heap.
+//! Level full: every record, every region. The page map is read by ascending address and its records some thousands at a time, so that only the
+//! table of chunks and the list of extents grow with the heap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -82,7 +82,7 @@ fn owns(memory: &dyn Memory, word: u64, addr: u64) -> bool {
 /// Takes jemalloc's census. `None` if no page map is in use.
 ///
 /// # Errors
-/// If the process went away or the right to read is missing.
+/// If the process has ended, or the permission to read is missing.
 fn take(
     memory: &dyn Memory,
     maps: &Maps,
@@ -172,7 +172,7 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
     HeapWalk { account, quality, chunks: ChunkTable::default(), extents }
 }
 
-/// Adds what the arenas say of when they give back pages.
+/// Adds the arenas' decay times.
 fn add_decay(account: &mut HeapAccount, memory: &dyn Memory, blocks: &[Block], found: &Found) {
     let object = found.object.base..found.object.range.end;
     let times = decay::find(memory, blocks, &object);

@@ -1,5 +1,5 @@
-//! The levels below full: extents from the page map's words alone, without a record read; at level sampled a fixed number of records on
-//! top, drawn from each size class, tell how full its extents are.
+//! The levels below full: extents from the page map's words only, without reading records; at level sampled additionally a fixed number of
+//! records, drawn from each size class, for the occupancy of its extents.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

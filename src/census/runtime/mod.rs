@@ -1,8 +1,7 @@
-//! Language runtimes and databases beside malloc: what their own data says of the memory that they manage themselves. Nothing is stopped or
-//! injected.
+//! Memory that language runtimes and databases manage themselves, outside malloc, read from their own data. Nothing is stopped or injected.
 //!
-//! A runtime's structures are found in its own data or at the start of its pieces, and have to agree with one another and with the mappings;
-//! what does not is not claimed. What the shape or the order of mappings alone suggests is said to be likely.
+//! A runtime's structures are found in its own data or at the start of its pieces, and must be consistent with each other and with the mappings;
+//! otherwise the memory is not attributed. Kinds that rest only on the shape or order of mappings are named `likely_`.
 
 pub mod go;
 pub mod hotspot;
@@ -24,14 +23,14 @@ use super::objects::{Objects, joined, without};
 use super::page_cache::PageCache;
 use crate::target::Maps;
 
-/// What memory that is not malloc's is for.
+/// The use of memory outside malloc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// CPython's arenas for objects of up to 512 bytes.
     Pymalloc,
-    /// The Go runtime's heap, stacks of goroutines included.
+    /// The Go runtime's heap, including goroutines' stacks.
     Go,
-    /// What a Go program without C library holds besides: the runtime's own tables, most likely.
+    /// Other memory of a Go program without C library: most likely the runtime's own tables.
     GoRuntime,
     /// V8's pages of objects.
     V8,
@@ -68,13 +67,13 @@ impl Kind {
     }
 }
 
-/// What the runtimes in a process say of their memory; absent = no such runtime, or it could not be read.
+/// Memory of the runtimes in a process; absent = no such runtime, or it could not be read.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct Runtimes {
     /// A Java virtual machine (HotSpot).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub java: Option<JavaMemory>,
-    /// The memory that each runtime manages itself, by kind. Level `top` does not tell.
+    /// The memory that each runtime manages itself, by kind. Not at level `top`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<RuntimeMemory>,
 }
@@ -82,17 +81,17 @@ pub struct Runtimes {
 /// Memory that a runtime manages itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct RuntimeMemory {
-    /// What it is, as in `not_malloc`: `pymalloc_arenas`, `go_heap`, `v8_heap`, `zend_memory`, `ruby_heap`, `innodb_buffer_pool`, …
+    /// Its kind, as in `not_malloc`: `pymalloc_arenas`, `go_heap`, `v8_heap`, `zend_memory`, `ruby_heap`, `innodb_buffer_pool`, …
     pub kind: &'static str,
     /// Pieces (arenas, pages, chunks) of it.
     pub pieces: u64,
     /// Address space of the pieces, in bytes.
     pub extent_bytes: u64,
-    /// Of the extent, in memory, in bytes.
+    /// Of the extent, in RAM, in bytes.
     pub resident_bytes: u64,
     /// Of the extent, in swap, in bytes.
     pub swapped_bytes: u64,
-    /// Bytes that the runtime says are in use; absent = not known. CPython: blocks in use in pools that are in memory. PHP: `memory_get_usage()`.
+    /// Bytes in use by the runtime's own data; absent = not known. CPython: blocks in use in resident pools. PHP: `memory_get_usage()`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// Where the pieces lie.

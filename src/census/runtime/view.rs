@@ -1,4 +1,4 @@
-//! What the readers of runtimes look at: the private anonymous memory that is not malloc's.
+//! The memory that the readers of runtimes search: private anonymous memory outside malloc.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
-//! A HotSpot JVM's memory as it describes it itself: where its heap lies (`CollectedHeap::_reserved`), how large it may become (the flag
-//! `MaxHeapSize`), and its counters (`perf_data`).
+//! A HotSpot JVM's memory from its own data: its heap's range (`CollectedHeap::_reserved`), its limit (the flag `MaxHeapSize`), and its counters
+//! (`perf_data`).
 //!
-//! What is committed is told by the mappings: HotSpot reserves without rights and opens what it commits.
+//! Committed memory is determined by the mappings: HotSpot reserves inaccessible memory and makes it accessible when it commits it.
 
 pub mod perf_data;
 pub mod structs;
@@ -32,7 +32,7 @@ const METASPACE_NODE_BYTES: u64 = 64 << 20;
 const METASPACE_ROOT_BYTES: u64 = 4 << 20;
 const METASPACE_STEP_BYTES: u64 = 64 << 10;
 
-/// A JVM's own account of its memory.
+/// A JVM's memory, from its own data.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct JavaMemory {
     /// The garbage collector: `serial`, `parallel`, `g1`, `z`, `shenandoah` or `epsilon`; absent = not known.
@@ -40,13 +40,13 @@ pub struct JavaMemory {
     pub collector: Option<&'static str>,
     /// The Java heap.
     pub heap: JavaHeap,
-    /// Class metadata, the compressed class space included; absent where the JVM keeps no counters (`-XX:-UsePerfData`) or, with some
-    /// collectors, before its first collection.
+    /// Class metadata, including the compressed class space; absent if the JVM keeps no counters (`-XX:-UsePerfData`) or, with some collectors,
+    /// before its first collection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metaspace: Option<Metaspace>,
 }
 
-/// The Java heap, which is not malloc's.
+/// The Java heap, which is outside malloc.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct JavaHeap {
     /// First address of the reservation; absent = not known (ZGC).
@@ -55,29 +55,29 @@ pub struct JavaHeap {
     /// Address space reserved for it, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_bytes: Option<u64>,
-    /// Of the reservation, what the JVM has opened for use, in bytes.
+    /// Of the reservation, what the JVM has committed, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub committed_bytes: Option<u64>,
-    /// Of the reservation, in memory, in bytes.
+    /// Of the reservation, in RAM, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident_bytes: Option<u64>,
     /// Of the reservation, in swap, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_bytes: Option<u64>,
-    /// Bytes that objects take, garbage included, by the JVM's counters: G1 brings them up to date at a collection only. Absent where it
-    /// keeps none, or before the first collection.
+    /// Bytes of objects, including garbage, by the JVM's counters: G1 updates them only at collections. Absent if the JVM keeps none, or before
+    /// the first collection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// Its limit in bytes (`MaxHeapSize`, `-Xmx`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// Who set the limit: `command_line` (`-Xmx`), `environment`, `config_file`, `max_ram_percentage` (a share that somebody chose), or
-    /// `default` (the JVM's own choice, a quarter of the container's or machine's memory).
+    /// Origin of the limit: `command_line` (`-Xmx`), `environment`, `config_file`, `max_ram_percentage` (a configured share), or `default` (the
+    /// JVM's own choice, a quarter of the container's or machine's memory).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_set_by: Option<&'static str>,
 }
 
-/// Metaspace, by the JVM's counters, which it brings up to date at collections.
+/// Metaspace, by the JVM's counters, which it updates at collections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
 pub struct Metaspace {
     /// Bytes in use.
