@@ -1,7 +1,7 @@
-//! How much of the heap a block takes: the bytes asked for, plus the allocator's header and rounding.
+//! How much of the heap a block takes: the bytes requested, plus the allocator's header and rounding.
 //!
-//! The ledger knows what was asked for. What an allocator adds is not free, so that the pages' free bytes come out right only if a
-//! block's whole chunk counts as live (live = requested + rounding).
+//! The ledger has the requested sizes. What an allocator adds is not free, so the pages' free bytes are right only if a block's whole chunk
+//! counts as live (live = requested + rounding).
 
 use crate::heap::pages::{Owner, Span};
 use crate::heap::residency::PAGE_BYTES;
@@ -10,7 +10,7 @@ use crate::ledger::Block;
 /// The rule of an allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Footprint {
-    /// Nothing is known: a block is what was asked for, and rounding counts as free.
+    /// Unknown: a block counts with its requested bytes, and rounding counts as free.
     #[default]
     Requested,
     /// glibc on 64-bit machines (`malloc/malloc.c`, `request2size`): a chunk has an 8-byte size word before the block, is a multiple of
@@ -20,7 +20,7 @@ pub enum Footprint {
     Jemalloc,
 }
 
-/// glibc maps blocks from this size on by themselves until it has seen larger ones freed (`DEFAULT_MMAP_THRESHOLD_MIN`).
+/// Smallest block that glibc gives a mapping of its own, until larger ones have been freed (`DEFAULT_MMAP_THRESHOLD_MIN`).
 const GLIBC_MMAP_THRESHOLD: u64 = 128 << 10;
 
 impl Footprint {

@@ -29,7 +29,7 @@ pub enum Allocator {
 }
 
 impl Allocator {
-    /// What is known of it.
+    /// Its row.
     #[must_use]
     pub fn row(self) -> &'static Row {
         match self {
@@ -42,19 +42,19 @@ impl Allocator {
         }
     }
 
-    /// Its name, as people write it.
+    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The one of a name that profiles and samples carry, which may have more behind it; `None` for an unknown one.
+    /// The allocator with a name from a profile or sample, which may have a suffix; `None` for an unknown one.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         registry::ALL.iter().find(|row| name.starts_with(row.name)).map(|row| row.allocator)
     }
 
-    /// All of them but [`Allocator::Other`], in the order in which they are told.
+    /// All of them except [`Allocator::Other`], in the order in which they are listed.
     pub fn known() -> impl Iterator<Item = Self> {
         registry::ALL.iter().map(|row| row.allocator).filter(|allocator| *allocator != Self::Other)
     }

@@ -1,46 +1,45 @@
-//! One row an allocator.
+//! The table of allocators.
 
 use super::Allocator;
 use super::footprint::Footprint;
 
-/// What is known of an allocator.
+/// The properties of an allocator.
 #[derive(Debug)]
 pub struct Row {
-    /// Which one.
+    /// The allocator.
     pub allocator: Allocator,
-    /// Its name, as people write it.
+    /// Its name.
     pub name: &'static str,
-    /// Starts of the names of its libraries' files.
+    /// Prefixes of its libraries' file names.
     pub libraries: &'static [&'static str],
-    /// What its census reader looks for in a process's data; `None` where no reader understands its heap.
+    /// What its census reader searches for in a process's data; `None` if there is no reader.
     pub sought: Option<&'static str>,
-    /// Whether its reader has a level between the allocator's sums and every chunk: a sample of the heap's windows.
+    /// Whether its reader has a level between sums and every chunk: a sample of the heap.
     pub is_sampled: bool,
-    /// Whether it is in processes whose malloc another allocator serves, and has no heap there.
+    /// Whether it is also in processes whose malloc another allocator serves, without a heap there.
     pub gives_way: bool,
     /// What it adds to a block.
     pub footprint: Footprint,
-    /// What its chunks tell of a block from outside.
+    /// What its chunks show of a block from outside.
     pub chunks: ChunkRule,
-    /// The call or the setting by which it gives back whole free pages; `None` where it has none.
+    /// The call or setting that releases whole free pages; `None` if there is none.
     pub trim: Option<Remedy>,
-    /// The same in a few words, for a list of several.
+    /// The same, shorter, for lists.
     pub trim_in_short: &'static str,
-    /// Whether it means to give back free pages by itself in time, whatever the arena they lie in: they are not kept for the number of
-    /// arenas then.
+    /// Whether it returns free pages by itself after a time, whatever their arena: they are then not kept because of the number of arenas.
     pub decays: bool,
-    /// The setting for fewer arenas; `None` where it has none.
+    /// The setting for fewer arenas; `None` if there is none.
     pub fewer_arenas: Option<&'static str>,
-    /// The settings for its caches of freed blocks; `None` where it has none.
+    /// The settings for its caches of freed blocks; `None` if there are none.
     pub caches: Option<CacheSettings>,
 }
 
-/// What to do, and what the bytes are that it saves.
+/// An action, and the bytes that it saves.
 #[derive(Debug, Clone, Copy)]
 pub struct Remedy {
     /// What to do.
     pub action: &'static str,
-    /// What the bytes are.
+    /// The bytes it saves.
     pub basis: &'static str,
 }
 
@@ -53,17 +52,17 @@ pub struct CacheSettings {
     pub thread: Remedy,
 }
 
-/// What chunks tell of a block, from outside.
+/// What chunks show of a block from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkRule {
-    /// A header before each block has its size: survivors of windows can be looked at again, large blocks watched by themselves, and what a
-    /// trim gives back follows `malloc_trim`'s rule (glibc, malloc/malloc.c, `mtrim`).
+    /// A header before each block has its size: survivors of windows can be checked again, large blocks tracked separately, and what a trim
+    /// releases follows `malloc_trim`'s rule (glibc, malloc/malloc.c, `mtrim`).
     Header,
-    /// What a block lies in says its size; whole free pages are what a purge gives back.
+    /// The containing run or span gives the size; a purge releases whole free pages.
     Extents,
 }
 
-/// Where nobody knows what gives memory back.
+/// For allocators without a known call or setting that releases memory.
 const AS_DOCUMENTED: &str = "let the allocator purge its free pages, as its documentation says";
 
 pub static GLIBC: Row = Row {
@@ -85,7 +84,7 @@ pub static GLIBC: Row = Row {
     caches: Some(CacheSettings {
         arena: Remedy {
             action: "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
-            basis: "freed chunks in fastbins: what merges then goes back by itself only from a heap's end",
+            basis: "freed chunks in fastbins; after merging they are returned by themselves only at the end of a heap",
         },
         thread: Remedy { action: "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", basis: "freed chunks in thread caches" },
     }),
@@ -177,5 +176,5 @@ pub static OTHER: Row = Row {
     caches: None,
 };
 
-/// All rows, in the order in which they are told.
+/// All rows, in the order in which they are listed.
 pub static ALL: [&Row; 6] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &MIMALLOC, &OTHER];

@@ -1,17 +1,17 @@
 //! Which parts of an address space are heap, kept up to date by mapping events.
 //!
-//! Heap is the brk area and every private anonymous writable area that holds a known block. The kernel does not say who mapped an
-//! area, and allocators other than glibc reserve areas that look like any other; the blocks say it.
+//! The heap is the brk area and every private anonymous writable area that contains a known block. The kernel does not say who mapped an area,
+//! and allocators other than glibc reserve areas that look like any other; the blocks identify them.
 //!
-//! An area is *observed* if it was mapped, or first made accessible, during the recording: all blocks ever handed out in it were
-//! recorded, so that what is not live there is free. In any other area it is unknown (it may have been allocated before), and
-//! unknown bytes are never called free.
+//! An area is *observed* if it was mapped, or first made accessible, during the recording: all blocks ever allocated in it were recorded, so
+//! bytes that are not live there are free. In any other area they are unknown (they may have been allocated before), and unknown bytes never
+//! count as free.
 
 use std::ops::Range;
 
 use super::ranges::RangeMap;
 
-/// What a mapping is, as far as the heap goes.
+/// The kind of a mapping, with regard to the heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegionKind {
     /// The area that `brk` moves the end of (`[heap]`).
@@ -22,14 +22,14 @@ pub enum RegionKind {
     NotHeap,
 }
 
-/// A mapping, as a snapshot of `/proc/PID/maps` has it.
+/// A mapping from a snapshot of `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
     /// Addresses.
     pub range: Range<u64>,
     /// What it is.
     pub kind: RegionKind,
-    /// Whether it can be written; reserves without access are address space, not extent.
+    /// Whether it is writable; inaccessible reservations are address space, not extent.
     pub writable: bool,
 }
 
@@ -90,14 +90,14 @@ pub enum VmEvent {
     },
 }
 
-/// What an event did to the space that a heap may use.
+/// The effect of an event on the space that a heap may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExtentChange {
-    /// Writable brk or anonymous bytes that came.
+    /// Writable brk or anonymous bytes added.
     pub grown_bytes: u64,
-    /// Such bytes that went.
+    /// Such bytes removed.
     pub shrunk_bytes: u64,
-    /// Bytes whose pages were given back while the mapping stays (`MADV_DONTNEED`, `MADV_FREE`).
+    /// Bytes whose pages were released while the mapping stays (`MADV_DONTNEED`, `MADV_FREE`).
     pub purged_bytes: u64,
 }
 
@@ -108,16 +108,16 @@ pub struct HeapRange {
     pub range: Range<u64>,
     /// Brk or anonymous.
     pub kind: RegionKind,
-    /// What is known of the bytes that no block covers.
+    /// Whether the bytes outside blocks are free or unknown.
     pub coverage: Coverage,
 }
 
-/// What is known of the bytes of a heap range that no block covers.
+/// Whether the bytes of a heap range outside blocks are free or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coverage {
     /// All blocks are known: the other bytes are free.
     Complete,
-    /// There may be blocks that are not known: the other bytes are unknown.
+    /// There may be unknown blocks: the other bytes are unknown.
     Partial,
 }
 
@@ -146,7 +146,7 @@ const MADV_FREE: u32 = 8;
 const PAGE: u64 = 4096;
 /// User space ends here at the latest (five-level page tables).
 const ADDRESS_SPACE_END: u64 = 1 << 56;
-/// Mappings kept: the kernel's own default limit (`vm.max_map_count`) is 65,530, large databases raise it to some hundred thousand.
+/// Most mappings kept: the kernel's default limit (`vm.max_map_count`) is 65,530, large databases raise it to some hundred thousand.
 const REGIONS_MAX: usize = 1 << 20;
 
 /// The mappings of a process.
@@ -160,7 +160,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// The mappings at the beginning of a recording: nothing is observed.
+    /// The mappings at the start of a recording: none is observed.
     pub fn new(snapshot: &[Mapping]) -> Self {
         let mut new = Self::default();
         for mapping in snapshot {
@@ -173,8 +173,8 @@ impl Extents {
         new
     }
 
-    /// Takes a later snapshot, after events may have been missed. What was observed and is still there stays observed; what appears
-    /// unannounced is not.
+    /// Applies a later snapshot, after events may have been missed. Observed mappings that still exist stay observed; new ones without an event
+    /// are not.
     pub fn resync(&mut self, snapshot: &[Mapping]) {
         let mut new = Self { refused: self.refused, purged_bytes: self.purged_bytes, ..Self::new(snapshot) };
         for (range, old) in self.regions.iter().filter(|(_, old)| old.observed) {
@@ -184,7 +184,7 @@ impl Extents {
         *self = new;
     }
 
-    /// Takes an event.
+    /// Applies an event.
     pub fn apply(&mut self, event: &VmEvent) -> ExtentChange {
         match *event {
             VmEvent::Mmap { addr, len, prot, flags } => {
@@ -209,7 +209,7 @@ impl Extents {
             VmEvent::Mprotect { addr, len, prot } => {
                 let (range, writable) = (pages(addr, len), prot & PROT_WRITE != 0);
                 let was = self.extent_in(range.clone());
-                // A reserve that becomes accessible: nothing in it was handed out before.
+                // A reservation that becomes accessible: nothing in it was allocated before.
                 self.regions.update(range.clone(), |_, region| Region {
                     observed: region.observed || writable && !region.writable,
                     writable,
@@ -267,7 +267,7 @@ impl Extents {
     }
 
     fn put(&mut self, range: Range<u64>, region: Region) {
-        // What was there is gone in any case.
+        // Old mappings in the range are removed in any case.
         self.regions.cut(range.clone(), |_, _| {});
         if self.regions.len() < REGIONS_MAX {
             self.regions.insert(range, region);
@@ -283,7 +283,7 @@ impl Extents {
     }
 
     fn brk(&mut self, new: u64) -> ExtentChange {
-        // The first break that is seen says only where the area begins.
+        // The first break seen only gives the start of the area.
         let old = self.brk.replace(new).unwrap_or(new);
         if new <= old {
             return self.remove(new..old);
@@ -297,7 +297,7 @@ impl Extents {
         let mut moved = Vec::new();
         self.regions.cut(old.clone(), |piece, region| moved.push((piece, region)));
         self.regions.cut(new.clone(), |_, _| {});
-        // The kernel moves one mapping; its tail, if it grows, is like its last byte, and has never held a block.
+        // The kernel moves a single mapping; its tail, if it grows, is like its last byte, and has never held a block.
         let mut end = new.start;
         for (piece, region) in &moved {
             let start = new.start.saturating_add(piece.start - old.start);

@@ -2,7 +2,7 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | [`ranges`] | disjoint address ranges with a value each |
+//! | [`ranges`] | disjoint address ranges, each with a value |
 //! | [`extents`] | which mappings are heap, kept up to date by events |
 //! | [`overlaid`] | ranges mapped anew before they were seen unmapped |
 //! | [`pages`] | spans of bytes cut at page ends: what lies on each page, and whose it is |

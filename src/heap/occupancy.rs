@@ -1,4 +1,4 @@
-//! What the resident pages of a heap are full of: live bytes, free bytes beside live ones (pinned), and whole free pages. Pure.
+//! The contents of a heap's resident pages: live bytes, free bytes on pages with live ones (pinned), and whole free pages. Pure.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::residency::{PAGE_BYTES, page_down, page_up};
 
-/// Who has a span of a heap.
+/// The holder of a span of a heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Holder {
@@ -39,7 +39,7 @@ pub struct Occupancy {
     pub other_resident_bytes: u64,
 }
 
-/// Builds [`Occupancy`] from spans by rising address, page by page.
+/// Builds [`Occupancy`] from spans by ascending address, page by page.
 pub struct OccupancyBuilder<F> {
     resident_bytes: F,
     sum: Occupancy,
@@ -51,7 +51,7 @@ pub struct OccupancyBuilder<F> {
 type Page = [u64; 5];
 
 impl<F: FnMut(Range<u64>) -> u64> OccupancyBuilder<F> {
-    /// `resident_bytes` answers for ranges of whole pages that come by rising address within a region.
+    /// `resident_bytes` is called with ranges of whole pages, by ascending address within a region.
     pub fn new(resident_bytes: F) -> Self {
         Self { resident_bytes, sum: Occupancy::default(), page: 0, on_page: [0; 5] }
     }

@@ -1,21 +1,21 @@
-//! Ranges that are mapped anew before they were seen unmapped.
+//! Ranges that are mapped again before their unmapping was recorded.
 //!
-//! Calls are recorded at their end. A thread's `munmap` may have done its work and not reached its end while another thread is handed
-//! the same addresses by `mmap`; the order of the records is then the wrong one, and the old range's end must not be taken for the new
-//! one's. It shows: the kernel chooses a place only where nothing is mapped, so a mapping that lies where one is still known proves
-//! that the known one is gone, and that the record of its end is on its way.
+//! Calls are recorded when they return. A thread's `munmap` may have done its work without having returned when another thread gets the same
+//! addresses from `mmap`; the records are then in the wrong order, and the end of the old mapping must not be taken for that of the new one.
+//! This can be detected: the kernel only chooses unmapped addresses, so a mapping that overlaps a known one proves that the known one was
+//! removed, and that its record is still to come.
 
 use std::ops::Range;
 
 use super::ranges::RangeMap;
 
-/// How long the end of a call may be on its way: longer than a thread that was preempted in it waits on a busy machine. A record that was
-/// lost never comes, and the range's next end is its own.
+/// How long the return of a call may be delayed: longer than a preempted thread waits on a busy machine. If the record was lost, the range's
+/// next end is its own.
 const ON_ITS_WAY_NS: u64 = 1_000_000_000;
-/// Ranges remembered: more threads than that are not between two instructions of the kernel at once.
+/// Most ranges kept: no more threads than that are in this state at once.
 const RANGES_MAX: usize = 4096;
 
-/// Such ranges, each with the time at which it was mapped anew (CLOCK_MONOTONIC ns).
+/// Such ranges, each with the time at which it was mapped again (CLOCK_MONOTONIC ns).
 #[derive(Debug, Clone, Default)]
 pub struct Overlaid(RangeMap<u64>);
 
@@ -24,9 +24,9 @@ pub struct Overlaid(RangeMap<u64>);
 pub struct Ended {
     /// The part.
     pub range: Range<u64>,
-    /// Blocks in it that were born before this are gone, ns.
+    /// Blocks in it that were created before this time, in ns, are gone.
     pub before_ns: u64,
-    /// Whether another mapping is there now.
+    /// Whether the range is mapped again.
     pub mapped_anew: bool,
 }
 

@@ -1,7 +1,7 @@
-//! What lies on each page of a heap: live, held, free and unknown bytes.
+//! The contents of each page of a heap: live, held, free and unknown bytes.
 //!
-//! Input are heap ranges and spans (blocks or chunks), both sorted by address. The heap is laid out as a sequence of segments (a span,
-//! or the gap before the next), and the segments are cut at page ends. Memory is one page's list of spans, whatever the heap's size.
+//! The input is heap ranges and spans (blocks or chunks), both sorted by address. The heap is laid out as a sequence of segments (a span, or
+//! the gap before the next), which are cut at page ends. Memory use is one page's list of spans, whatever the heap's size.
 
 use std::ops::Range;
 
@@ -18,20 +18,20 @@ pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 pub struct Span {
     /// First byte.
     pub start: u64,
-    /// Length; a span of 0 bytes lies nowhere.
+    /// Length; a span of 0 bytes is ignored.
     pub bytes: u64,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
 }
 
-/// Whose bytes a span's are.
+/// The owner of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// Live, of a known stack.
+    /// Live, with a known stack.
     Stack(StackId),
-    /// Live, of no known stack.
+    /// Live, without a known stack.
     Unattributed,
-    /// Neither live nor free: the allocator's own structures, or bytes of which nothing is known.
+    /// Neither live nor free: the allocator's own structures, or unknown bytes.
     Held,
 }
 
@@ -41,8 +41,8 @@ pub trait PageStates {
     fn is_resident(&self, page: u64) -> bool;
     /// Whether a huge page backs the whole of an aligned 2 MiB.
     fn is_huge(&self, huge_page: u64) -> bool;
-    /// A page not after the first resident one at or after `page`; `None` if there is none. Lets a walk pass over untouched space, of
-    /// which an allocator may have terabytes.
+    /// A page not after the first resident one at or after `page`; `None` if there is none. Lets a walk skip untouched space, of which an
+    /// allocator may have terabytes.
     fn next_resident(&self, page: u64) -> Option<u64> {
         Some(page)
     }
@@ -88,25 +88,25 @@ pub struct Segment {
     pub begins: bool,
 }
 
-/// What a segment is.
+/// The kind of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentKind {
-    /// Live bytes, of this stack or of none that is known.
+    /// Live bytes, with this stack or without a known one.
     Live(Option<StackId>),
     /// Neither live nor free.
     Held,
     /// A gap in a range whose blocks are all known.
     Free,
-    /// A gap in a range that may hold blocks that are not known.
+    /// A gap in a range that may contain unknown blocks.
     Unknown,
 }
 
-/// What did not fit the picture.
+/// Inconsistencies of the input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Misfits {
     /// Bytes of spans outside every heap range.
     pub outside_bytes: u64,
-    /// Bytes that two spans claim; the first has them.
+    /// Bytes that two spans claim; they count for the first.
     pub overlap_bytes: u64,
 }
 
@@ -166,7 +166,8 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
     misfits
 }
 
-/// A page of the heap and what lies on it, or a run of pages that are not in RAM. The four kinds of bytes add up to the part of the page that heap ranges cover.
+/// A page of the heap and its contents, or a run of pages that are not resident. The four kinds of bytes add up to the part of the page that
+/// heap ranges cover.
 #[derive(Debug, Clone, Copy)]
 pub struct PageView<'a> {
     /// First address.
@@ -257,7 +258,7 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
         }
     }
 
-    /// The end of the whole pages from `start` on that are not in RAM, if it pays to ask.
+    /// The end of the whole non-resident pages from `start` on, if looking it up is worth it.
     fn untouched(&self, start: u64, end: u64) -> u64 {
         if !start.is_multiple_of(PAGE_BYTES) || end - start < HUGE_PAGE_BYTES {
             return start;
@@ -326,7 +327,7 @@ pub struct PageSums {
     pub resident_held_bytes: u64,
     /// In RAM, possibly of blocks from before the recording.
     pub resident_unknown_bytes: u64,
-    /// Free for certain, in RAM: trimmable, pinned, and what lies on pages with held or unknown bytes but nothing live.
+    /// Certainly free, in RAM: trimmable, pinned, and those on pages with held or unknown bytes but no live ones.
     pub resident_free_bytes: u64,
     /// Of it, on pages that are free from end to end.
     pub trimmable_bytes: u64,

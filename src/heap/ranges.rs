@@ -1,7 +1,7 @@
-//! Disjoint address ranges with a value each.
+//! Disjoint address ranges, each with a value.
 //!
-//! A small type over `BTreeMap` and not a crate: what is needed is to overwrite and to cut, with neighbours kept apart (two mappings
-//! that touch are two mappings), and a cut must report what it took away.
+//! A small type over `BTreeMap` instead of a crate: ranges are overwritten and cut, adjacent ones are not merged (two adjacent mappings are two
+//! mappings), and a cut must report what it removed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -77,7 +77,7 @@ impl<V: Copy> RangeMap<V> {
         }
     }
 
-    /// Changes the value of a range, cutting what reaches over its ends. Holes stay holes.
+    /// Changes the value of a range, cutting ranges at its ends. Gaps stay gaps.
     pub fn update(&mut self, range: Range<u64>, mut change: impl FnMut(Range<u64>, V) -> V) {
         let mut pieces = Vec::new();
         self.cut(range, |piece, value| pieces.push((piece, value)));

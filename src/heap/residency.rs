@@ -16,7 +16,7 @@ pub fn page_down(addr: u64) -> u64 {
     addr & !(PAGE_BYTES - 1)
 }
 
-/// What the kernel says of a page.
+/// The kernel's state of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageState {
     /// In memory.
@@ -48,16 +48,14 @@ pub struct PageRun {
     pub state: PageState,
 }
 
-/// The pages of a range that are present or swapped, as runs by rising address. What lies between runs was never touched, or has been
-/// given back.
+/// The pages of a range that are present or swapped, as runs by ascending address. Pages between runs were never touched, or were released.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageRuns {
     runs: Vec<PageRun>,
 }
 
 impl PageRuns {
-    /// Appends a run; joins it with the last one if they touch and agree. Runs that are empty, or do not lie after the last one, are
-    /// ignored.
+    /// Appends a run; merges it with the last one if they are adjacent and equal. Runs that are empty, or not after the last one, are ignored.
     pub fn push(&mut self, run: PageRun) {
         if run.end <= run.start {
             return;
@@ -69,7 +67,7 @@ impl PageRuns {
         }
     }
 
-    /// The runs by rising address.
+    /// The runs by ascending address.
     #[must_use]
     pub fn runs(&self) -> &[PageRun] {
         &self.runs
@@ -97,13 +95,13 @@ impl PageRuns {
         self.bytes_where(range, PageState::is_resident)
     }
 
-    /// The state of the page at `addr`; all false where nothing is known.
+    /// The state of the page at `addr`; all false if not known.
     #[must_use]
     pub fn state_at(&self, addr: u64) -> PageState {
         self.within(addr..addr.saturating_add(1)).next().map(|run| run.state).unwrap_or_default()
     }
 
-    /// Where the present pages from `addr` on end; `addr` itself if its page is not present.
+    /// End of the present pages from `addr` on; `addr` itself if its page is not present.
     #[must_use]
     pub fn present_from(&self, addr: u64) -> u64 {
         let first = self.runs.partition_point(|run| run.end <= addr);

@@ -21,7 +21,7 @@ pub(super) const FACTS: Facts = Facts {
     slot_relocations: [elf::R_AARCH64_JUMP_SLOT.0, elf::R_AARCH64_GLOB_DAT.0],
 };
 
-/// x30 is 5, x29 is 6, sp is 7; x0 to x4 and x8 to x15 are themselves. The rest occurs in no row that was ever seen.
+/// x30 is 5, x29 is 6, sp is 7; x0 to x4 and x8 to x15 keep their numbers. The others do not occur in unwind rows in practice.
 pub(super) fn rule_code(number: u16) -> Option<u8> {
     match number {
         30 => Some(5),

@@ -1,10 +1,10 @@
-//! What this very machine has to have.
+//! Requirements on this machine.
 
 use crate::units::PAGE_BYTES;
 
 /// A machine with pages of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this kernel has pages of {page_bytes} bytes: fragprof watches processes on machines with pages of {PAGE_BYTES} bytes only")]
+#[error("this kernel has pages of {page_bytes} bytes: fragprof supports only pages of {PAGE_BYTES} bytes")]
 pub struct OtherPages {
     /// Bytes of a page here.
     pub page_bytes: u64,
@@ -15,7 +15,7 @@ pub struct OtherPages {
 /// # Errors
 /// If its pages have another size (arm64 kernels are built for 4, 16 or 64 KiB).
 pub fn check() -> Result<(), OtherPages> {
-    // SAFETY: asks for a constant of the process.
+    // SAFETY: reads a constant of the process.
     let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     check_pages(u64::try_from(answer).unwrap_or(0))
 }

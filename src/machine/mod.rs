@@ -1,8 +1,8 @@
-//! What the instruction set decides: registers by number and name, user addresses, what an unwind rule can name, relocations. One file
-//! for each; the BPF side is `bpf/machine_*.bpf.h`.
+//! Properties of the instruction set: registers by number and name, user addresses, the registers in unwind rules, relocations. One file per
+//! architecture; the BPF side is `bpf/machine_*.bpf.h`.
 //!
-//! Files are read for the machine that their header names, so that an unwind table of one machine can be built and tested on another.
-//! What runs is [`Machine::HOST`]'s alone: processes of any other are refused.
+//! Files are read for the machine named in their header, so that an unwind table of one machine can be built and tested on another. Only
+//! processes of [`Machine::HOST`] can be watched: others are refused.
 
 mod aarch64;
 pub mod host;
@@ -20,7 +20,7 @@ pub enum Machine {
     Aarch64,
 }
 
-/// What is known of an instruction set.
+/// The properties of an instruction set.
 struct Facts {
     name: &'static str,
     /// `e_machine` of ELF files.
@@ -40,10 +40,10 @@ struct Facts {
 }
 
 impl Machine {
-    /// The one that this program was compiled for.
+    /// The one that fragprof was compiled for.
     pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
 
-    /// That of ELF files with this `e_machine`.
+    /// The machine of ELF files with this `e_machine`.
     #[must_use]
     pub fn from_elf(e_machine: u16) -> Option<Self> {
         [Self::X86_64, Self::Aarch64].into_iter().find(|machine| machine.facts().elf == e_machine)
@@ -56,13 +56,13 @@ impl Machine {
         }
     }
 
-    /// Its name, for people.
+    /// Its display name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// A general register's name as assemblers write it, by its DWARF number; `?` for a number that is none.
+    /// A general register's assembler name, by its DWARF number; `?` for an invalid number.
     #[must_use]
     pub fn register_name(self, number: u8) -> &'static str {
         self.facts().register_names.get(usize::from(number)).copied().unwrap_or("?")
@@ -86,7 +86,7 @@ impl Machine {
         self.facts().stack_pointer
     }
 
-    /// DWARF number of the return address's column: of a register where calls leave it in one.
+    /// DWARF number of the return address's column: that of a register if calls leave it in one.
     #[must_use]
     pub const fn return_address(self) -> u16 {
         self.facts().return_address

@@ -1,5 +1,5 @@
-//! How many files this process may have open. A recording takes about fifty, and three more for each process; shells and init systems often
-//! allow 1,024 at first and a million on request.
+//! The limit on open files. A recording needs about fifty, and three more per process; shells and init systems often set a soft limit of 1,024
+//! and a hard limit of a million.
 
 use std::io;
 use std::sync::OnceLock;
@@ -7,33 +7,33 @@ use std::sync::OnceLock;
 /// Enough for a thousand processes.
 const WANTED: u64 = 4096;
 
-/// The limit with which this process was started.
+/// The limit at start.
 static AT_START: OnceLock<libc::rlimit> = OnceLock::new();
 
-/// Allows as many as may be allowed, once. What is started from here should have the old limit again: see [`restore_in_child`].
+/// Raises the limit as far as possible, once. Child processes should get the old limit again: see [`restore_in_child`].
 pub fn raise() {
     let Ok(at_start) = read() else { return };
     if AT_START.set(at_start).is_err() {
         return;
     }
     let soft = at_start.rlim_max.max(at_start.rlim_cur);
-    // Above the hard limit only with CAP_SYS_RESOURCE.
+    // Raising the hard limit needs CAP_SYS_RESOURCE.
     let wide = libc::rlimit { rlim_cur: WANTED, rlim_max: WANTED };
     if soft < WANTED && set(&wide).is_ok() {
         return;
     }
     if let Err(error) = set(&libc::rlimit { rlim_cur: soft, rlim_max: at_start.rlim_max }) {
-        tracing::debug!("the limit of open files stays: {error}");
+        tracing::debug!("the limit on open files is unchanged: {error}");
     }
 }
 
-/// Files that may be open now.
+/// The present limit.
 #[must_use]
 pub fn allowed() -> Option<u64> {
     read().ok().map(|limit| limit.rlim_cur)
 }
 
-/// Gives a child the limit with which this process was started. May be called between fork and exec.
+/// Restores the limit at start in a child. Safe between fork and exec.
 ///
 /// # Errors
 /// The system's.

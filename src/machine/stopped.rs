@@ -1,12 +1,12 @@
-//! A process that stands still under ptrace: its registers, its words, and the breakpoint instruction.
+//! A process stopped under ptrace: its registers, its words, and the breakpoint instruction.
 
 use std::io;
 
-/// What the breakpoint instruction replaces: bits of the word at its address.
+/// The bits of the word at its address that the breakpoint instruction replaces.
 pub const BREAKPOINT_MASK: u64 = if cfg!(target_arch = "aarch64") { 0xffff_ffff } else { 0xff };
 /// The breakpoint instruction: `int3`, or `brk #0`.
 pub const BREAKPOINT: u64 = if cfg!(target_arch = "aarch64") { 0xd420_0000 } else { 0xcc };
-/// How far behind a breakpoint its process stops.
+/// How far after a breakpoint its process stops.
 pub const BREAKPOINT_PASSED_BYTES: u64 = if cfg!(target_arch = "aarch64") { 0 } else { 1 };
 
 /// A request that takes integers, or a pointer to a struct that the caller owns and that outlives the call.
@@ -22,7 +22,7 @@ pub(crate) fn ptrace(request: libc::c_uint, pid: i32, address: u64, data: u64) -
 /// The word at an address of a stopped child.
 ///
 /// # Errors
-/// If nothing is mapped there, or it runs.
+/// If nothing is mapped there, or it is running.
 pub(crate) fn peek(pid: i32, address: u64) -> io::Result<u64> {
     // SAFETY: errno is the calling thread's own; the request takes integers. -1 is a legal word, so only errno tells of a failure.
     unsafe {
@@ -73,7 +73,7 @@ impl Registers {
         Ok(registers)
     }
 
-    /// Makes them those of a stopped child.
+    /// Writes them to a stopped child.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -174,7 +174,7 @@ impl Registers {
         holds != (condition & 1 == 1)
     }
 
-    /// Leaves nothing of a system call that the kernel could begin anew.
+    /// Clears the state by which the kernel could restart a system call.
     pub(crate) fn forget_call(&mut self) {
         self.0.orig_rax = u64::MAX;
     }

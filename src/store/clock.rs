@@ -1,29 +1,28 @@
-//! How late it is, for what is removed by age. Pure.
+//! The clock for removal by age. Pure.
 //!
-//! A wall clock can be set wrong, by a person or by a bad time server, and right again. A jump of a year forward must not remove a year
-//! of history: ages follow the wall clock only as far as time has really passed, until the new time has stood for a day.
+//! A wall clock can be set wrong, by a user or a bad time server, and then corrected. A jump of a year forward must not remove a year of
+//! history: ages follow the wall clock only as far as time has passed, until the new time has been consistent for a day.
 
 use std::time::{Duration, Instant};
 
-/// How far ahead of what has passed the wall clock may be without a doubt: a machine that slept, a leap, a correction.
+/// How far the wall clock may be ahead of elapsed time without being doubted: suspend, leap seconds, corrections.
 const AHEAD_MAX_S: i64 = 3600;
-/// How long a doubtful time must stand to be believed.
+/// How long a doubtful time must be consistent to be accepted.
 const BELIEVED_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// The last reading that was believed.
+/// The last accepted reading.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AgeClock {
     last: Option<(i64, Instant)>,
 }
 
 impl AgeClock {
-    /// Goes on from where the history ends, which was read at `at`: after a start with a wrong clock, too, nothing is removed for its
-    /// age for a day.
+    /// Continues from the end of the history, read at `at`: even after a start with a wrong clock, nothing is removed by age for a day.
     pub fn since(end_s: Option<i64>, at: Instant) -> Self {
         Self { last: end_s.map(|end_s| (end_s, at)) }
     }
 
-    /// The time to reckon ages from, in seconds since 1970, when the wall clock shows `wall_s`.
+    /// The time from which ages are computed, in seconds since 1970, when the wall clock shows `wall_s`.
     pub fn now(&mut self, wall_s: i64, at: Instant) -> i64 {
         let Some((last_s, last_at)) = self.last else {
             self.last = Some((wall_s, at));

@@ -15,17 +15,17 @@ use super::row::COLUMNS;
 
 /// Name of the file in the directory.
 pub const FILE: &str = "history.db";
-/// Version of the tables (`user_version`). A file of another version is set aside, not changed.
+/// Version of the tables (`user_version`). A file of another version is renamed, not changed.
 const VERSION: i64 = 1;
 /// How long a reader waits for a writer.
 const BUSY: Duration = Duration::from_secs(5);
-/// The log beside the database is cut to this length after use.
+/// The write-ahead log is truncated to this length after use.
 const LOG_BYTES_MAX: i64 = 4 << 20;
-/// What SQLite puts beside the file: its log, and the log's index.
+/// SQLite's files next to the database: its log, and the log's index.
 const BESIDE: [&str; 2] = ["-wal", "-shm"];
-/// What a damaged file is renamed to; one of before is replaced.
+/// New name of a damaged file; an older one is replaced.
 const ASIDE: &str = "history.db.broken";
-/// Names, commands and call stacks of all users' processes are nobody else's business, whatever the umask.
+/// Private whatever the umask: the history has names, commands and call stacks of all users' processes.
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
 
@@ -33,7 +33,7 @@ const DIRECTORY_MODE: u32 = 0o700;
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// The directory.
-    #[error("cannot make the history's directory {path}: {source} (history.directory)")]
+    #[error("cannot create the history's directory {path}: {source} (history.directory)")]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -52,42 +52,42 @@ pub enum StoreError {
     #[error("a profile in the history cannot be read: {0}")]
     Profile(String),
     /// There is no history here.
-    #[error("there is no history at {0}: the agent writes one where history.directory says")]
+    #[error("there is no history at {0}: the agent writes it to history.directory")]
     Missing(PathBuf),
 }
 
 impl StoreError {
-    /// Whether it is for want of space.
+    /// Whether the cause is lack of space.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Sqlite { source: rusqlite::Error::SqliteFailure(code, _), .. } if code.code == rusqlite::ErrorCode::DiskFull)
     }
 }
 
-/// A connection, and where it leads.
+/// A connection, and the path of its file.
 #[derive(Debug, Clone)]
 pub struct Database {
     connection: Arc<Mutex<Connection>>,
     path: PathBuf,
-    /// Set by an answer that only a damaged file gives, through either connection.
+    /// Set by an error that only a damaged file causes, on either connection.
     damaged: Arc<AtomicBool>,
-    /// The connection that reads the same file, of the one that writes it.
+    /// The reading connection to the same file, if this is the writing one.
     reading: Option<Arc<Mutex<Connection>>>,
 }
 
 impl Database {
-    /// Opens the history in a directory for writing; makes both if they are not there. A file that is no history of this version is
-    /// renamed to `history.db.broken` and a new one begun.
+    /// Opens the history in a directory for writing; creates both if needed. A file that is not a history of this version is renamed to
+    /// `history.db.broken` and replaced by a new one.
     ///
     /// # Errors
-    /// If the directory cannot be made or the file not be opened.
+    /// If the directory cannot be created, or the file cannot be opened.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
         DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory).map_err(failed)?;
         let path = directory.join(FILE);
         let connection = match Self::connect(&path) {
             Err(StoreError::Sqlite { source, .. }) if is_broken(&source) => {
-                tracing::warn!("{} is no history of this version ({source}); it is kept as {ASIDE}", path.display());
+                tracing::warn!("{} is not a history of this version ({source}); it is kept as {ASIDE}", path.display());
                 set_aside(&path)?;
                 Self::connect(&path)?
             }
@@ -96,10 +96,10 @@ impl Database {
         Ok(Self::of(connection, &path))
     }
 
-    /// As [`open`](Self::open), and a second connection for reading.
+    /// Like [`open`](Self::open), with a second connection for reading.
     ///
     /// # Errors
-    /// If the directory cannot be made or the file not be opened.
+    /// If the directory cannot be created, or the file cannot be opened.
     pub fn open_both(directory: &Path) -> Result<(Self, Self), StoreError> {
         let mut write = Self::open(directory)?;
         let read = Self { damaged: Arc::clone(&write.damaged), ..Self::open_to_read(directory)? };
@@ -115,7 +115,7 @@ impl Database {
         make_private(path).map_err(|source| StoreError::Directory { path: path.to_owned(), source })?;
         let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };
         let connection = Connection::open(path).map_err(fail)?;
-        // Space of deleted rows goes back step by step. Must be said before the first table.
+        // Space of deleted rows is returned incrementally. Must be set before the first table is created.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(fail)?;
         connection.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
         // The log is synced at each checkpoint: a kill loses nothing that was committed, a power cut may lose the last minutes.
@@ -125,20 +125,20 @@ impl Database {
         Ok(connection)
     }
 
-    /// Whether an answer has told that the file is damaged.
+    /// Whether an error has shown that the file is damaged.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
         self.damaged.load(Ordering::Relaxed)
     }
 
-    /// Sets the damaged file aside and begins a new one, for both connections. Returns where the old one is.
+    /// Renames the damaged file and starts a new one, for both connections. Returns the old one's new path.
     ///
     /// # Errors
-    /// If the file cannot be renamed or the new one not be made; it can be tried again.
+    /// If the file cannot be renamed, or the new one cannot be created; it can be retried.
     pub fn renew(&self) -> Result<PathBuf, StoreError> {
         let reading = self.reading.as_ref().map(|reading| lock(reading));
         let mut writing = self.lock();
-        // Both let go of the old file before it is renamed. What answers meanwhile is an empty history.
+        // Both connections close the old file before it is renamed. Meanwhile they use an empty history.
         let empty = || Connection::open_in_memory().map_err(self.fail());
         *writing = empty()?;
         let mut reading = reading;
@@ -154,7 +154,7 @@ impl Database {
         Ok(aside)
     }
 
-    /// Lets go of the file: the last connection merges the log into it, and removes the log.
+    /// Closes the file: the last connection merges the log into it, and removes the log.
     pub fn close(&self) {
         if !self.is_on_disk() {
             return;
@@ -169,7 +169,7 @@ impl Database {
     /// A history that lives as long as the agent.
     ///
     /// # Errors
-    /// If SQLite cannot be had.
+    /// If SQLite cannot be initialised.
     pub fn in_memory() -> Result<Self, StoreError> {
         let path = PathBuf::from("(memory)");
         let fail = |source| StoreError::Sqlite { path: path.clone(), source };
@@ -190,12 +190,12 @@ impl Database {
         Ok(Self::of(connect_to_read(&path)?, &path))
     }
 
-    /// The connection, for as long as nobody else needs it.
+    /// Locks the connection.
     pub fn lock(&self) -> MutexGuard<'_, Connection> {
         lock(&self.connection)
     }
 
-    /// SQLite's error with the file it is about. One that only a damaged file gives is remembered.
+    /// SQLite's error with the path of its file. Notes errors that only a damaged file causes.
     pub fn fail(&self) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
         let (path, damaged) = (self.path.clone(), Arc::clone(&self.damaged));
         move |source| {
@@ -204,13 +204,13 @@ impl Database {
         }
     }
 
-    /// Whether it lies in a file.
+    /// Whether it is in a file.
     #[must_use]
     pub fn is_on_disk(&self) -> bool {
         self.path.is_absolute() || self.path.exists()
     }
 
-    /// Where it lies.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -228,7 +228,7 @@ fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Makes the tables in a new file; refuses one of another version.
+/// Creates the tables in a new file; refuses one of another version.
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -241,15 +241,15 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The name of a file beside another one.
+/// The name of a file next to another one.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Makes the file if it is not there, and takes others' rights to it and to what lies beside it. SQLite gives what it makes beside a file
-/// the file's own mode (`findCreateFileMode`, os_unix.c).
+/// Creates the file if needed, and removes others' permissions on it and on the files next to it. SQLite creates those with the file's own mode
+/// (`findCreateFileMode`, os_unix.c).
 fn make_private(path: &Path) -> io::Result<()> {
     File::options().write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?;
     for file in BESIDE.map(|suffix| beside(path, suffix)).into_iter().chain([path.to_owned()]) {
@@ -261,13 +261,13 @@ fn make_private(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Renames a damaged file with what lies beside it, so that `sqlite3 history.db.broken .recover` finds all there is. Returns its new name.
+/// Renames a damaged file and the files next to it, so that `sqlite3 history.db.broken .recover` finds all of it. Returns its new name.
 fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
     let aside = path.with_file_name(ASIDE);
     for suffix in BESIDE.into_iter().chain([""]) {
         let (from, to) = (beside(path, suffix), beside(&aside, suffix));
         let moved = match fs::rename(&from, &to) {
-            // What an earlier one left there does not belong to this one.
+            // Files left from an earlier damaged history do not belong to this one.
             Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_file(&to),
             moved => moved,
         };
@@ -279,14 +279,14 @@ fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
     Ok(aside)
 }
 
-/// Not a database, torn beyond use, or without the tables that every history has: the page with their names is damaged.
+/// Not a database, damaged beyond use, or without the tables that every history has, because the page with their names is damaged.
 fn is_broken(error: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     let lacks = |what: &str| error.to_string().contains(what);
     matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) || lacks("no such table") || lacks("no such column")
 }
 
-/// One row a process, one a sample, profile and event. Times are whole seconds since the Unix epoch, those of events microseconds.
+/// One row per process, sample, profile and event. Times are whole seconds since the Unix epoch, those of events microseconds.
 fn tables() -> String {
     let columns: String = COLUMNS.iter().map(|name| format!("{name} INTEGER, ")).collect();
     format!(

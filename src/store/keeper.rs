@@ -1,4 +1,4 @@
-//! The thread that keeps history: takes samples from the newest snapshot, events as they come, thins, and counts what went wrong.
+//! The thread that writes the history: stores samples from the newest snapshot and events, thins, and counts failures.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -17,14 +17,14 @@ use crate::model::view::{ProcessView, unix_s};
 use crate::profile::Profile;
 use crate::target::ProcessId;
 
-/// Events that may wait for the disk; beyond it they are counted and lost to the history, not to the log.
+/// Most events waiting for the disk; further ones are counted, and are in the log but not in the history.
 const EVENTS_WAITING: usize = 64;
-/// Events kept in memory, so that they are seen although the disk is full: some KiB each, and a profile.
+/// Events kept in memory, so that they are available even if the disk is full: a few KiB each, and a profile.
 const EVENTS_RECENT: usize = 64;
-/// Time between two rounds of thinning, if the size does not ask for one earlier.
+/// Time between two rounds of thinning, unless the size requires one earlier.
 const THIN_EVERY: Duration = Duration::from_secs(600);
 
-/// How history is kept.
+/// Settings of the history.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Time between two samples of a process.
@@ -35,30 +35,30 @@ pub struct Settings {
     pub limits: Limits,
 }
 
-/// What the keeper counts.
+/// The keeper's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeeperCounters {
-    /// Samples written, one a process and time.
+    /// Samples written, one per process and time.
     pub samples: u64,
     /// Profiles written.
     pub profiles: u64,
     /// Events written.
     pub events: u64,
-    /// Events that did not get to the disk: too many at once, or it failed.
+    /// Events that were not written to disk: too many at once, or a failure.
     pub events_lost: u64,
-    /// Writes that failed, for want of space or otherwise.
+    /// Failed writes, for lack of space or other reasons.
     pub write_errors: u64,
     /// Samples that a later one of the same step replaced.
     pub merged: u64,
     /// Rows beyond the age limit.
     pub aged: u64,
-    /// Rows removed for want of space.
+    /// Rows removed for lack of space.
     pub dropped: u64,
     /// Bytes in use.
     pub size_bytes: u64,
     /// The limit of them.
     pub size_bytes_max: u64,
-    /// Damaged files that were set aside, each with a new history begun.
+    /// Damaged files that were renamed and replaced by a new history.
     pub set_aside: u64,
     /// Whether the last write failed.
     pub is_failing: bool,
@@ -107,7 +107,7 @@ impl Keeper {
     /// Starts the thread `fragprof-store`.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If no thread can be started.
     pub fn start(writer: Writer, published: Arc<Published>, settings: Settings) -> io::Result<(Self, JoinHandle<()>)> {
         let (messages, inbox) = sync_channel(EVENTS_WAITING);
         let shared = Arc::new(Shared::default());
@@ -121,7 +121,7 @@ impl Keeper {
         Ok((keeper, thread))
     }
 
-    /// Keeps an event. It is seen at once, and written soon.
+    /// Stores an event. It is available at once, and written soon.
     pub fn record(&self, record: Record) {
         let mut recent = lock(&self.shared.recent);
         if recent.len() == EVENTS_RECENT {
@@ -134,21 +134,21 @@ impl Keeper {
         }
     }
 
-    /// The newest events, which may not be on the disk.
+    /// The newest events, which may not be on disk.
     #[must_use]
     pub fn recent(&self) -> Vec<Record> {
         lock(&self.shared.recent).iter().cloned().collect()
     }
 
-    /// What was counted.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> KeeperCounters {
         *lock(&self.shared.counters)
     }
 
-    /// Asks for a last sample and the end.
+    /// Requests a last sample and the end of the thread.
     pub fn stop(&self) {
-        // A full queue is emptied soon; a thread that is gone has ended.
+        // A full queue is emptied soon; if it is closed, the thread has ended.
         let _ = self.messages.send(Message::Stop);
     }
 }
@@ -229,9 +229,9 @@ impl Work {
 
     fn thin(&mut self, now: i64) {
         let database = self.writer.database().clone();
-        // A file whose size can be read may still be too full to be written: this says nothing of that.
+        // That the size can be read does not mean that the file can be written.
         let size = size_bytes(&database.lock()).map_err(database.fail());
-        // A reader may be told of the damage where no writer comes.
+        // A reader may find damage that a writer does not meet.
         if self.renew() {
             return;
         }
@@ -244,7 +244,7 @@ impl Work {
         self.thinned_at = Some(Instant::now());
         let done = thin(&database, now, self.settings.limits);
         if done.is_err() {
-            // It may need room itself. Whether samples are written is told by their own errors.
+            // Thinning may need space itself. Failed writes of samples are counted separately.
             lock(&self.shared.counters).write_errors += 1;
         }
         if let Ok(thinned) = done {
@@ -258,7 +258,7 @@ impl Work {
         }
     }
 
-    /// Writes, once more into a new file if the old one proves to be damaged.
+    /// Writes, and again into a new file if the old one proves to be damaged.
     fn write<T>(&mut self, write: impl Fn(&mut Writer) -> Result<T, StoreError>) -> Option<T> {
         let mut done = write(&mut self.writer);
         if done.is_err() && self.renew() {
@@ -267,14 +267,14 @@ impl Work {
         self.counted(done)
     }
 
-    /// Begins a new history if the file is damaged; whether it did.
+    /// Starts a new history if the file is damaged; returns whether it did.
     fn renew(&mut self) -> bool {
         if !self.writer.database().is_damaged() {
             return false;
         }
         match self.writer.database().renew() {
             Ok(aside) => {
-                tracing::warn!("the history is damaged: it is kept as {}, and a new one is begun", aside.display());
+                tracing::warn!("the history is damaged: it is kept as {}, and a new one was started", aside.display());
                 lock(&self.shared.counters).set_aside += 1;
                 self.writer.forget();
                 self.profiles_at.clear();
@@ -287,20 +287,20 @@ impl Work {
         }
     }
 
-    /// Counts an error; says it once until it is over.
+    /// Counts an error; logs it once until writing works again.
     fn counted<T>(&self, done: Result<T, StoreError>) -> Option<T> {
         let mut counters = lock(&self.shared.counters);
         match done {
             Ok(value) => {
                 if std::mem::take(&mut counters.is_failing) {
-                    tracing::warn!("the history is written again");
+                    tracing::warn!("writing the history works again");
                 }
                 Some(value)
             }
             Err(error) => {
                 counters.write_errors += 1;
                 if !std::mem::replace(&mut counters.is_failing, true) {
-                    tracing::warn!("{error}; what is committed stays, and it is tried again");
+                    tracing::warn!("{error}; committed data is kept, and writing is retried");
                 }
                 None
             }
@@ -308,7 +308,7 @@ impl Work {
     }
 }
 
-/// The id of an event: microseconds since the Unix epoch, so that ids of several runs do not meet.
+/// The id of an event: microseconds since the Unix epoch, so that ids of different runs do not collide.
 #[must_use]
 pub fn event_id(at: SystemTime, before: u64) -> u64 {
     let micros = at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));

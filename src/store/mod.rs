@@ -4,8 +4,8 @@
 //! snapshots, events ─→ keeper (thread fragprof-store) ─→ write, thin ─→ SQLite ─→ read ─→ server, `report --since`, `diff --from`
 //! ```
 //!
-//! Old samples are thinned, not cut off: the longer ago, the longer the step that one row stands for. SQLite in WAL mode keeps what was
-//! committed through a kill or a full disk; what could not be written is counted and tried again with the next sample.
+//! Old samples are thinned, not deleted: the older, the longer the step that one row covers. SQLite in WAL mode preserves committed data when
+//! the agent is killed or the disk is full; failed writes are counted and retried with the next sample.
 //!
 //! Files: [`database`] opening and the tables, [`row`] one sample as a row, [`write`](mod@write), [`thin`] and limits, [`read`], [`view`]
 //! what is shown, [`keeper`] the thread.

@@ -8,9 +8,9 @@ use super::row::{COLUMNS, Row, verdict_of};
 use super::view::{EventView, EventsView, HistoryView, LadderAt, PastProcess, PastProcesses};
 use crate::profile::{Profile, ValueKind};
 
-/// Processes of one answer at most.
+/// Most processes in one answer.
 const PROCESSES_MAX: usize = 1000;
-/// Profile times and events of one answer at most.
+/// Most profile times and events in one answer.
 const MARKS_MAX: i64 = 500;
 
 /// Reads a history.
@@ -40,10 +40,10 @@ impl Reader {
         ask(&self.0.lock()).map_err(self.0.fail())
     }
 
-    /// The process of a pid, the one seen last unless `start_ticks` says which.
+    /// The process with a pid: the last one seen, unless `start_ticks` identifies another.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn find(&self, pid: u32, start_ticks: Option<u64>) -> Result<Option<Found>, StoreError> {
         self.with(|connection| {
             connection
@@ -60,7 +60,7 @@ impl Reader {
     /// The processes with samples in a span of seconds since the Unix epoch, the one seen last first.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn processes(&self, from: f64, to: f64) -> Result<PastProcesses, StoreError> {
         let mut processes = self.with(|connection| {
             let mut statement = connection.prepare_cached(
@@ -91,7 +91,7 @@ impl Reader {
     /// The ladder of a process over a span, in at most `points` points.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn history(&self, found: &Found, from: f64, to: f64, points: u64) -> Result<HistoryView, StoreError> {
         let step = (((to - from) / points.max(1) as f64).ceil() as i64).max(1);
         let (first, last) = (from.floor() as i64, to.ceil() as i64);
@@ -139,7 +139,7 @@ impl Reader {
     /// The last sample of a process at or before a time.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn at(&self, found: &Found, at: f64) -> Result<Option<LadderAt>, StoreError> {
         let row = self.with(|connection| {
             let mut statement = connection.prepare_cached(&format!(
@@ -154,7 +154,7 @@ impl Reader {
     /// The first sample of a process.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn first(&self, found: &Found) -> Result<Option<LadderAt>, StoreError> {
         let at: Option<i64> =
             self.with(|connection| connection.query_row("SELECT min(at) FROM sample WHERE process = ?1", [found.id], |row| row.get(0)))?;
@@ -182,7 +182,7 @@ impl Reader {
     /// Events of a span, the newest first, of all processes or of one.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn events(&self, from: f64, to: f64, limit: u64, of: Option<(u32, u64)>) -> Result<EventsView, StoreError> {
         let micros = |seconds: f64| (seconds * 1e6) as i64;
         self.with(|connection| {
@@ -205,7 +205,7 @@ impl Reader {
     /// One event.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn event(&self, id: u64) -> Result<Option<EventView>, StoreError> {
         let body: Option<String> =
             self.with(|connection| connection.query_row("SELECT body FROM event WHERE id = ?1", [id as i64], |row| row.get(0)).optional())?;
@@ -225,7 +225,7 @@ impl Reader {
     /// Bytes in use.
     ///
     /// # Errors
-    /// What SQLite reports.
+    /// SQLite's errors.
     pub fn size_bytes(&self) -> Result<u64, StoreError> {
         self.with(super::thin::size_bytes)
     }

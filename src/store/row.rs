@@ -1,4 +1,4 @@
-//! One sample of one process as a row: the ladder of all its heaps, without what can be computed from it.
+//! One sample of one process as a row: the ladder of all its heaps, without derived figures.
 
 use crate::fragmentation::verdict::Kind;
 use crate::model::view::ProcessView;
@@ -69,13 +69,13 @@ impl Row {
     }
 }
 
-/// A verdict's number in a row: its place in [`Kind::ALL`], which only grows at its end.
+/// A verdict's number in a row: its index in [`Kind::ALL`], which only grows at its end.
 #[must_use]
 pub fn verdict_number(kind: Kind) -> Option<i64> {
     Kind::ALL.iter().position(|one| *one == kind).and_then(|index| i64::try_from(index).ok())
 }
 
-/// The verdict of a number.
+/// The verdict with a number.
 #[must_use]
 pub fn verdict_of(number: i64) -> Option<Kind> {
     usize::try_from(number).ok().and_then(|index| Kind::ALL.get(index)).copied()

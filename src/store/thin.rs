@@ -1,36 +1,36 @@
-//! Thinning: the longer ago, the fewer rows. And the limits on age and size.
+//! Thinning: the older, the fewer rows; and the limits on age and size.
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::database::{Database, StoreError};
 
-/// Steps by age: samples older than the first number of seconds are kept once in the second number. A day at half a minute, a week at
-/// five minutes, then one an hour.
+/// Steps by age: of samples older than the first number of seconds one is kept per second number. A day at half a minute, a week at five
+/// minutes, then one per hour.
 const TIERS: [(i64, i64); 2] = [(24 * 3600, 300), (7 * 24 * 3600, 3600)];
-/// The same for profiles, which are larger: a day of all, a week of one in six hours, then one a day.
+/// The same for profiles, which are larger: all of a day, one per six hours of a week, then one per day.
 const PROFILE_TIERS: [(i64, i64); 2] = [(24 * 3600, 6 * 3600), (7 * 24 * 3600, 24 * 3600)];
-/// How often the ages are halved to get below the size limit: 24 h become a minute and a half.
+/// How often the ages can be halved to get below the size limit: 24 h become a minute and a half.
 const HALVINGS: u32 = 10;
-/// Share of what is left that goes at a time when even thinned rows are too many.
+/// Share of the remaining rows that is removed per step when even thinned rows are too many.
 const DROP_PARTS: i64 = 8;
 
-/// What the limits are.
+/// The limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the database, free pages apart.
+    /// Bytes of the database, without free pages.
     pub size_bytes_max: u64,
     /// Age in seconds beyond which nothing is kept.
     pub age_s_max: i64,
 }
 
-/// What thinning did.
+/// The result of thinning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Thinned {
-    /// Rows whose place a later row of the same step took.
+    /// Rows replaced by a later row of the same step.
     pub merged: u64,
     /// Rows beyond the age limit.
     pub aged: u64,
-    /// Rows removed for want of space, although they were thinned already.
+    /// Rows removed for lack of space, although thinned already.
     pub dropped: u64,
 }
 
@@ -44,8 +44,8 @@ pub fn size_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(u64::try_from(pages.saturating_mul(number("page_size")?)).unwrap_or(0))
 }
 
-/// When the samples end, in seconds since 1970; `None` without any. The newest tenth is left out: a clock that was ahead for a while has
-/// left a few rows that are newer than the truth.
+/// The end of the samples, in seconds since 1970; `None` without any. The newest tenth is ignored: a clock that was ahead for a while leaves a
+/// few rows with times in the future.
 ///
 /// # Errors
 /// What SQLite reports.
@@ -54,7 +54,7 @@ pub fn end_of_samples(connection: &Connection) -> rusqlite::Result<Option<i64>> 
     connection.query_row(end, [], |row| row.get(0)).optional()
 }
 
-/// Thins what is old, removes what is too old, and goes on until the size limit holds.
+/// Thins old rows, removes those beyond the age limit, and continues until the size limit holds.
 ///
 /// # Errors
 /// What SQLite reports; what was done until then stays done.
@@ -82,7 +82,7 @@ fn run(connection: &mut Connection, now: i64, limits: Limits) -> rusqlite::Resul
         let span = "SELECT coalesce(min(at), 0), coalesce(max(at), 0) FROM (SELECT at FROM sample UNION ALL SELECT at FROM profile
              UNION ALL SELECT id / 1000000 FROM event)";
         let (first, last): (i64, i64) = connection.query_row(span, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        // Rows from a time when the clock was ahead must not make an eighth of the span all that is true.
+        // Rows from a time when the clock was ahead must not stretch the span, or an eighth of it could be all real rows.
         let last = last.min(now).max(first);
         let removed = remove_before(connection, first + ((last - first) / DROP_PARTS).max(1))?;
         thinned.dropped += removed;

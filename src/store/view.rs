@@ -1,14 +1,14 @@
-//! History as it is shown: columns of equal length, one entry a point in time. `null` = not known at that time.
+//! The history's output model: columns of equal length, one entry per point in time. `null` = not known at that time.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::view::{ContainerView, ProcessView};
 
-/// A process that history knows, running or not.
+/// A process in the history, running or not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PastProcess {
-    /// Process id; pids are used again, so a process is named by pid and `start_ticks`.
+    /// Process id; pids are reused, so a process is identified by pid and `start_ticks`.
     pub pid: u32,
     /// Start time in clock ticks since boot.
     pub start_ticks: u64,
@@ -16,24 +16,24 @@ pub struct PastProcess {
     pub comm: String,
     /// Its container.
     pub container: Option<ContainerView>,
-    /// First sample within the time asked for, seconds since the Unix epoch.
+    /// First sample within the requested span, seconds since the Unix epoch.
     pub first_unix_s: f64,
-    /// Last sample within the time asked for.
+    /// Last sample within the requested span.
     pub last_unix_s: f64,
     /// Whether it is watched now.
     pub is_running: bool,
 }
 
-/// The processes that history knows of a span of time.
+/// The processes in the history within a span.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct PastProcesses {
     /// Start of the span, seconds since the Unix epoch.
     pub from_unix_s: f64,
     /// Its end.
     pub to_unix_s: f64,
-    /// The processes, the one seen last first.
+    /// The processes, the last one seen first.
     pub processes: Vec<PastProcess>,
-    /// Processes left out because there are too many.
+    /// Number of processes left out because there are too many.
     pub processes_dropped: u64,
 }
 
@@ -51,17 +51,17 @@ pub struct HistoryView {
     pub from_unix_s: f64,
     /// Its end.
     pub to_unix_s: f64,
-    /// Time between two points at least; samples within a step are one point.
+    /// Shortest time between two points; samples within a step are one point.
     pub step_s: f64,
-    /// Times of the points, rising, seconds since the Unix epoch. All columns below have this length.
+    /// Times of the points, ascending, seconds since the Unix epoch. All columns below have this length.
     pub at_unix_s: Vec<f64>,
     pub rss_bytes: Vec<Option<u64>>,
-    /// The largest of the samples that a point stands for.
+    /// The largest of the samples of a point.
     pub rss_bytes_max: Vec<Option<u64>>,
     pub extent_bytes: Vec<Option<u64>>,
     pub resident_bytes: Vec<Option<u64>>,
     pub swapped_bytes: Vec<Option<u64>>,
-    /// Counted, or estimated where the heap was sampled.
+    /// Counted, or estimated if the heap was sampled.
     pub live_bytes: Vec<Option<u64>>,
     pub cached_bytes: Vec<Option<u64>>,
     pub free_bytes: Vec<Option<u64>>,
@@ -72,11 +72,11 @@ pub struct HistoryView {
     pub unknown_bytes: Vec<Option<u64>>,
     pub mmapped_bytes: Vec<Option<u64>>,
     pub arenas: Vec<Option<u64>>,
-    /// The memory limit that the process ran under.
+    /// The process's memory limit.
     pub limit_bytes: Vec<Option<u64>>,
     /// The verdict's name.
     pub verdict: Vec<Option<String>>,
-    /// Times at which a profile by stack is kept: values for `at` of `profile` and of `diff`.
+    /// Times of stored profiles by stack: values for `at` of `profile`, and for `diff`.
     pub profiles_unix_s: Vec<f64>,
     /// Events of the process within the span.
     pub events: Vec<EventView>,
@@ -86,7 +86,7 @@ pub struct HistoryView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// The kernel killed the process for want of memory.
+    /// The kernel killed the process for lack of memory.
     OomKill,
     /// Its memory limit is nearly reached.
     MemoryLimit,
@@ -109,24 +109,24 @@ impl EventKind {
     }
 }
 
-/// A flight record: what was known of a process when something happened to it.
+/// A flight record: a process's last state at an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventView {
-    /// Rises with each event.
+    /// Increases with each event.
     pub id: u64,
     /// What happened.
     pub kind: EventKind,
     /// When it was noticed, seconds since the Unix epoch.
     pub at_unix_s: f64,
-    /// One sentence: what happened, what the memory was, the verdict.
+    /// One sentence: the event, the memory, the verdict.
     pub summary: String,
-    /// How it is known, and how sure that is.
+    /// How it is known, and how certain it is.
     pub evidence: String,
     /// The last complete sample of the process: its ladder, verdict, limit.
     pub process: ProcessView,
     /// Age of the newest census in it when the event was noticed, in seconds.
     pub sample_age_s: Option<f64>,
-    /// Values of `by` that its profile answers; empty = no profile was at hand.
+    /// Values of `by` that its profile has; empty = there was no profile.
     pub profile_by: Vec<String>,
 }
 
@@ -135,7 +135,7 @@ pub struct EventView {
 pub struct EventsView {
     /// The events.
     pub events: Vec<EventView>,
-    /// Events that were recorded within the span but are not in the list, because of `limit`.
+    /// Number of events within the span that are not in the list, because of `limit`.
     pub events_left_out: u64,
 }
 
@@ -143,7 +143,7 @@ pub struct EventsView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[allow(missing_docs)] // The names are those of the ladder.
 pub struct LadderAt {
-    /// When the sample was taken, seconds since the Unix epoch: the last one at or before the time asked for.
+    /// When the sample was taken, seconds since the Unix epoch: the last one at or before the requested time.
     pub at_unix_s: f64,
     pub rss_bytes: Option<u64>,
     pub extent_bytes: Option<u64>,
@@ -173,9 +173,9 @@ pub struct DiffView {
     pub from: LadderAt,
     /// The later sample.
     pub to: LadderAt,
-    /// `to` minus `from` by key; a step that either does not know is left out.
+    /// `to` minus `from` by key; steps unknown on either side are left out.
     pub delta_bytes: std::collections::BTreeMap<String, i64>,
-    /// The difference by stack; null = there are not two profiles that measured `by`.
+    /// The difference by stack; null = there are no two profiles that measured `by`.
     pub stacks: Option<StacksDiff>,
 }
 
@@ -192,7 +192,7 @@ pub struct StacksDiff {
     pub old_total: u64,
     /// Sum over all stacks of the later profile.
     pub new_total: u64,
-    /// Stacks that changed; more than `stacks` has, if there are many.
+    /// Number of stacks that changed; `stacks` may have fewer.
     pub stacks_changed: u64,
     /// The largest changes first.
     pub stacks: Vec<StackDiff>,
@@ -201,9 +201,9 @@ pub struct StacksDiff {
 /// One stack that changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StackDiff {
-    /// Functions, leaf first, made safe to show.
+    /// Functions, leaf first, escaped for display.
     pub frames: Vec<String>,
-    /// Index in `frames` of the first one that is not an allocator's: the one to look at.
+    /// Index in `frames` of the first function outside the allocator and library allocation code: the title of the stack.
     pub title: u64,
     /// Value in the earlier profile.
     pub old: u64,

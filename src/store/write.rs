@@ -1,4 +1,4 @@
-//! Writing samples, profiles and events. Each call is one transaction: all of it is kept, or nothing.
+//! Writing samples, profiles and events. Each call is one transaction: all or nothing.
 
 use std::collections::HashMap;
 
@@ -10,9 +10,9 @@ use super::view::EventView;
 use crate::model::view::ProcessView;
 use crate::profile::Profile;
 
-/// Time that a fresh row stands for, in seconds: nothing, until it is thinned.
+/// Step of a new row, in seconds: 0 until it is thinned.
 const STEP_FRESH: i64 = 0;
-/// Processes whose row number is remembered; beyond it all are looked up again.
+/// Most processes whose row number is cached; beyond it all are looked up again.
 const KNOWN_MAX: usize = 20_000;
 
 /// Row numbers given in a transaction: pid and start time, number and name.
@@ -27,7 +27,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Writes for the boot of this id.
+    /// For the boot with this id.
     #[must_use]
     pub fn new(database: Database, boot_id: String) -> Self {
         Self { database, boot_id, known: HashMap::new() }
@@ -117,7 +117,7 @@ impl Writer {
         self.known.extend(fresh);
     }
 
-    /// Forgets row numbers, after processes were removed.
+    /// Drops cached row numbers, after processes were removed.
     pub fn forget(&mut self) {
         self.known.clear();
     }

@@ -1,16 +1,16 @@
-//! C++ and Rust names as people write them, within a length. Pure.
+//! Demangles C++ and Rust names, with a length limit. Pure.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 use super::{NAME_BYTES_MAX, capped, prefix};
 
-/// Longest mangled name that is taken apart, in bytes. Substitutions make the output grow much faster than the input, and so the time.
+/// Longest mangled name that is demangled, in bytes. Substitutions make the output, and the time, grow much faster than the input.
 const MANGLED_BYTES_MAX: usize = 16 << 10;
 /// Nesting of a C++ name. Real ones stay below 30; each level takes stack.
 const CPP_DEPTH_MAX: u32 = 96;
 
-/// The readable form of a symbol, or the symbol itself where it is not mangled.
+/// The readable form of a symbol, or the symbol itself if it is not mangled.
 ///
 /// Rust names lose their hash (`::h0123456789abcdef`): it changes with every build, and two profiles of one program would not compare.
 pub fn demangle(name: &str) -> Cow<'_, str> {

@@ -1,7 +1,7 @@
 //! Symbols of ELF files through blazesym, which reads symbol tables, DWARF, debug links, build ids and MiniDebugInfo.
 //!
-//! blazesym keeps every file that it opened, with what it parsed. [`ElfSymbols`] holds it within limits: beyond them the files that were
-//! not used for longest are dropped and read again when they are needed.
+//! blazesym keeps every file that it opened, with its parsed data. [`ElfSymbols`] limits that: the least recently used files are dropped and
+//! read again when needed.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -20,11 +20,11 @@ use super::capped;
 use super::demangle::demangle;
 use crate::target::elf::{Elf as ElfHeaders, Segment};
 
-/// Files that are held open and parsed at a time. Each takes a file descriptor, of which a process has 1024 by default.
+/// Most files open and parsed at a time. Each takes a file descriptor, of which a process has 1024 by default.
 pub const FILES_MAX: usize = 256;
-/// Sum of the sizes of the files held at a time. What is parsed of a file takes up to about its size in memory.
+/// Most bytes of files open at a time. The parsed data of a file takes up to about its size in memory.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
-/// Functions inlined into one another at one address. DWARF may nest without end; real code stays below 50.
+/// Most inlined functions at one address. DWARF may nest endlessly; real code stays below 50.
 pub const INLINED_MAX: usize = 64;
 
 /// One function at an address.
@@ -38,7 +38,7 @@ pub struct Symbol {
     pub line: u32,
 }
 
-/// Where symbols of a file come from. The one implementation that reads files is [`ElfSymbols`]; tests have their own.
+/// A source of a file's symbols. [`ElfSymbols`] reads files; tests have their own.
 pub trait FileSymbols {
     /// The functions at an address of the file: the innermost inlined one first, the function itself last. Empty when nothing is known.
     fn symbols(&mut self, file: &OpenedFile, address: u64) -> Vec<Symbol>;
@@ -49,7 +49,7 @@ pub trait FileSymbols {
 pub struct OpenedFile {
     /// Path that opens exactly this file now.
     pub path: PathBuf,
-    /// Which file it is.
+    /// Its identity.
     pub id: FileId,
     /// Its loaded segments; none if it is not an ELF file.
     segments: Vec<Segment>,
@@ -57,7 +57,7 @@ pub struct OpenedFile {
     links_are_safe: bool,
 }
 
-/// Which file it is; equal for two paths of one file as long as nobody writes to it.
+/// The identity of a file; equal for two paths of one file as long as it is not written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId {
     device: u64,
@@ -109,9 +109,9 @@ fn identity(file: &File) -> Option<FileId> {
 
 /// Whether the files that an ELF file names for its debug information can be opened without harm.
 ///
-/// The watched process wrote the names and may have put a pipe in such a place: opening it would wait for ever. A debug link is a bare
-/// file name by its definition (GDB manual, "Separate Debug Files"), looked for beside the file and in `.debug` there; alternate links
-/// (dwz) are found in debug files, not in what is mapped.
+/// The watched process controls the names and may have put a pipe there: opening it would block for ever. By definition a debug link is a bare
+/// file name (GDB manual, "Separate Debug Files"), looked up next to the file and in `.debug` there; alternate links (dwz) are in debug files,
+/// not in mapped ones.
 fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {
     /// File names have at most 255 bytes; a checksum follows.
     const LINK_BYTES_MAX: u64 = 300;
@@ -170,7 +170,7 @@ impl ElfSymbols {
         self.held_bytes = 0;
     }
 
-    /// Makes room for a file and marks it as used.
+    /// Makes space for a file and marks it as used.
     fn hold(&mut self, file: &OpenedFile) {
         self.clock += 1;
         if let Some(held) = self.held.get_mut(&file.id) {
@@ -209,7 +209,7 @@ impl FileSymbols for ElfSymbols {
         }
         self.hold(file);
         let source = Source::Elf(Elf { debug_syms: file.links_are_safe, ..Elf::new(&file.path) });
-        // The file is the watched process's: whatever is in it must not end this program. After a panic nothing of the reader is used.
+        // The file is untrusted: its contents must not end fragprof. After a panic nothing of the reader is used.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
             self.inner.symbolize_single(&source, Input::VirtOffset(address)).ok().map(|found| symbols_of(&found)).unwrap_or_default()
         }));

@@ -6,11 +6,10 @@
 //!                    └─ generated code ─ perf_map::PerfMap ───────────────────────────────────────────────────┘
 //! ```
 //!
-//! What a lookup needs of a process (its executable mappings, opened files, perf map) is collected in an [`AddressSpace`] while it
-//! lives, so that its stacks can still be named when it is gone. Files are looked up by address in the file, so a library that many
-//! processes map is read once.
+//! The data that look-ups need of a process (executable mappings, opened files, perf map) is collected in an [`AddressSpace`] while it runs, so
+//! that its stacks can be named after it has ended. Look-ups are by address in the file, so a library that many processes map is read once.
 //!
-//! A [`Symbolizer`] belongs to one thread. Its caches have limits, named in `resolver.rs` and `elf.rs`; beyond them it forgets and reads again.
+//! A [`Symbolizer`] belongs to one thread. Its caches have limits, in `resolver.rs` and `elf.rs`; beyond them entries are dropped and read again.
 
 mod demangle;
 mod elf;
@@ -27,8 +26,7 @@ pub use resolver::{Counters, Known, Symbolizer};
 pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};
 pub use space::{AddressSpace, Backing, Module, Region};
 
-/// Longest name of a function or file that is kept, in bytes; longer ones are cut and end in `…`. C++ names of some hundred KiB exist,
-/// and nobody reads past the first screen.
+/// Longest name of a function or file, in bytes; longer ones are cut and end in `…`. C++ names of some hundred KiB exist.
 pub const NAME_BYTES_MAX: usize = 2048;
 
 /// Cuts a name at [`NAME_BYTES_MAX`].

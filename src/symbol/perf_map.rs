@@ -22,7 +22,7 @@ struct Entry {
 /// A parsed perf map.
 #[derive(Debug, Default)]
 pub struct PerfMap {
-    /// By start; where code was replaced, only the latest line of a start is kept.
+    /// By start; if code was replaced, only the last line with a start is kept.
     entries: Vec<Entry>,
     /// Lines that were not of the known form.
     pub malformed_lines: u64,
@@ -65,7 +65,7 @@ impl PerfMap {
         map
     }
 
-    /// The function that an address lies in.
+    /// The function that contains an address.
     pub fn find(&self, address: u64) -> Option<Arc<str>> {
         let after = self.entries.partition_point(|entry| entry.start <= address);
         let entry = self.entries.get(after.checked_sub(1)?)?;

@@ -13,13 +13,13 @@ use crate::frame::{Frame, FrameFlags, MODULE_JIT};
 
 /// Addresses whose frames are kept: about 200 bytes each. A large service's stacks touch some ten thousand.
 pub const ADDRESSES_MAX: usize = 256 << 10;
-/// Modules whose opened file is remembered. A process maps up to a few hundred.
+/// Most modules whose opened file is cached. A process maps up to a few hundred.
 pub const MODULES_MAX: usize = 16 << 10;
 
-/// What the symbolizer did and what it had to forget.
+/// The symbolizer's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Frame words asked for.
+    /// Frame words resolved.
     pub words: u64,
     /// Of these, looked up in a file because the cache did not have them.
     pub lookups: u64,
@@ -29,17 +29,17 @@ pub struct Counters {
     pub cache_resets: u64,
     /// Files that were closed to stay within the limits, and read again if needed.
     pub file_evictions: u64,
-    /// Files that could not be opened any more, or broke their reader.
+    /// Files that could no longer be opened, or that crashed their reader.
     pub unreadable_files: u64,
 }
 
-/// Names frames. Not for sharing between threads; what it knows is ([`Known`]).
+/// Resolves frames. Not shared between threads, but its results can be passed on ([`Known`]).
 pub struct Symbolizer<S = ElfSymbols> {
     files: S,
     known: Known,
 }
 
-/// What was named so far. It outlives the symbolizer that named it and its thread.
+/// The results of a symbolizer. They outlive it and its thread.
 #[derive(Debug, Default)]
 pub struct Known {
     vdso: Option<Arc<Module>>,
@@ -49,12 +49,12 @@ pub struct Known {
     counters: Counters,
 }
 
-/// A module is the same one as long as its [`Module`] lives; the cache keeps it alive, so the address is not used again meanwhile.
+/// A module is identified by the address of its [`Module`]; the cache keeps it alive, so that the address is not reused meanwhile.
 type ModuleKey = usize;
 
 #[derive(Debug)]
 struct OpenedModule {
-    /// Keeps the key from being used again.
+    /// Keeps the key from being reused.
     module: Arc<Module>,
     name: Arc<str>,
     build_id: Arc<str>,
@@ -73,21 +73,21 @@ impl Symbolizer<ElfSymbols> {
         Self::default()
     }
 
-    /// A symbolizer that goes on from what another one knew.
+    /// A symbolizer that continues with the results of another one.
     pub fn with_known(known: Known) -> Self {
         Self::with_files(ElfSymbols::default(), known)
     }
 
-    /// Closes all files ([`Symbolizer::close_files`]) and hands over what stays known.
+    /// Closes all files ([`Symbolizer::close_files`]) and returns the results kept.
     pub fn into_known(mut self) -> Known {
         self.close_files();
         self.known.counters = self.counters();
         self.known
     }
 
-    /// Closes all files, and forgets what belongs to modules and texts that nobody else holds, and to modules whose file could not be
-    /// opened: the next use tries them again. What was named of others stays known. For a symbolizer that is kept between uses: what is
-    /// parsed of a file takes as much memory as the file.
+    /// Closes all files, and drops the entries of modules and texts without other references, and of modules whose file could not be opened, which
+    /// are then retried. Other resolved names are kept. For a symbolizer that is kept between uses: the parsed data of a file takes as much
+    /// memory as the file.
     pub fn close_files(&mut self) {
         self.files.close();
         let Known { modules, frames, texts, .. } = &mut self.known;
@@ -96,7 +96,7 @@ impl Symbolizer<ElfSymbols> {
         texts.retain(|_, text| Arc::strong_count(text) > 1);
     }
 
-    /// What was done and forgotten.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         let (before, broken) = (self.known.counters, self.files.broken.len() as u64);
         Counters {
@@ -123,7 +123,7 @@ impl<S: FileSymbols> Symbolizer<S> {
 
     /// The frames of one word: functions inlined there, innermost first, then the function itself. Never empty.
     ///
-    /// A return address points behind its call, perhaps into the next function or line: the byte before it is looked up.
+    /// A return address points after its call, perhaps into the next function or line: the byte before it is looked up.
     pub fn frames(&mut self, space: &AddressSpace, word: u64) -> Arc<[Frame]> {
         self.known.counters.words += 1;
         let address = word & FRAME_ADDRESS_MASK;
@@ -197,7 +197,7 @@ impl<S: FileSymbols> Symbolizer<S> {
             symbols
         };
         let last = symbols.len() - 1;
-        // Generated code in a file is generated code only where the file has no name for it.
+        // Code in a file counts as generated only if the file has no symbol for it.
         let jit = jit && opened.file.is_none();
         let frames: Arc<[Frame]> = symbols
             .iter()
@@ -216,7 +216,7 @@ impl<S: FileSymbols> Symbolizer<S> {
         frames
     }
 
-    /// Empties the caches when one is full: simpler than choosing, and as rare as the limits are wide.
+    /// Empties the caches when one is full: simpler than eviction, and rare because the limits are high.
     fn make_room(&mut self) {
         if self.known.frames.len() >= ADDRESSES_MAX || self.known.modules.len() >= MODULES_MAX {
             self.known.counters.cache_resets += 1;

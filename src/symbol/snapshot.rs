@@ -1,4 +1,4 @@
-//! What symbolization needs of a live process, taken from `/proc`: the edge of this module.
+//! Collects from `/proc` what symbolization needs of a running process: the edge of this module.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,10 +12,10 @@ use super::perf_map::PerfMap;
 use super::space::{AddressSpace, Backing, Module, Region};
 use crate::target::{self, MappedFile, Maps, Process};
 
-/// Modules remembered for sharing between processes. Only those still in use take memory beyond their entry.
+/// Most modules kept for sharing between processes. Only those in use take memory beyond their entry.
 const MODULES_MAX: usize = 16 << 10;
-/// Files kept open because no path leads to them once their process is gone (deleted, or in a container). A process may have 1024
-/// descriptors by default, and probes, rings and symbol files need theirs.
+/// Most files kept open because no path leads to them after their process has ended (deleted, or in a container). A process has 1024
+/// descriptors by default, and probes, ring buffers and symbol files need some too.
 pub const KEPT_FILES_MAX: usize = 256;
 
 /// Fills address spaces from live processes. A file that several map is one [`Module`], opened once.
@@ -23,12 +23,11 @@ pub const KEPT_FILES_MAX: usize = 256;
 pub struct Snapshots {
     modules: HashMap<FileKey, Weak<Module>>,
     kept_files: Vec<Weak<Module>>,
-    /// Files that are not kept open although only their process leads to them: beyond [`KEPT_FILES_MAX`]. Their functions have no names
-    /// once the process is gone.
+    /// Files beyond [`KEPT_FILES_MAX`] that are reachable only through their process. Their functions have no names after the process has ended.
     pub refused_files: u64,
 }
 
-/// Which file it is; equal for two mappings of one file as long as nobody writes to it.
+/// The identity of a file; equal for two mappings of one file as long as it is not written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct FileKey {
     device: u64,
@@ -46,8 +45,7 @@ impl FileKey {
 }
 
 impl Snapshots {
-    /// Adds the executable part of a process's mappings to its space. Call it again when the mappings have changed and before the process
-    /// is gone.
+    /// Adds the executable part of a process's mappings to its space. Call it again when the mappings have changed, before the process ends.
     pub fn update(&mut self, space: &mut AddressSpace, process: &Process, maps: &Maps) {
         let executable = maps.mappings.iter().filter(|mapping| mapping.permissions.execute);
         let region = |mapping: &target::Mapping| Region {
@@ -77,7 +75,7 @@ impl Snapshots {
         }
         let shown = path.to_string_lossy().into_owned();
         let Ok(mapped) = MappedFile::open(process, mapping) else {
-            // Not an ELF file, or gone: its frames are named by the path alone.
+            // Not an ELF file, or deleted: its frames are named by the path only.
             return Arc::new(Module { path: shown, open_path: PathBuf::new(), file: None, build_id: Vec::new() });
         };
         let id = &mapped.identity;
@@ -112,7 +110,7 @@ impl Snapshots {
 
 /// Reads the perf map that a just-in-time compiler of the process wrote, if there is one, into its space.
 ///
-/// The path is opened within the process's root and no further: what its links lead to is the process's choice.
+/// The path is resolved within the process's root: its links are under the process's control.
 pub fn read_perf_map(space: &mut AddressSpace, process: &Process) {
     if let Some(map) = perf_map(process) {
         space.set_perf_map(map);

@@ -1,5 +1,4 @@
-//! The executable part of a process's address space, kept so that stacks can be named after the process is gone. Pure: plain values in,
-//! plain values out.
+//! The executable part of a process's address space, kept so that stacks can be named after the process has ended. Pure.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,17 +9,17 @@ use super::perf_map::PerfMap;
 /// A file that code is mapped from.
 #[derive(Debug)]
 pub struct Module {
-    /// Path in the process's root, as people are shown it.
+    /// Path in the process's root, for display.
     pub path: String,
-    /// Path by which this program opens it, such as `/proc/PID/root/usr/lib/libc.so.6` or `/proc/PID/map_files/…`.
+    /// Path by which fragprof opens it, such as `/proc/PID/root/usr/lib/libc.so.6` or `/proc/PID/map_files/…`.
     pub open_path: PathBuf,
-    /// The file, opened while the process lived: serves deleted files, and processes that are gone. `None` = only the path.
+    /// The file, opened while the process was running: for deleted files, and processes that have ended. `None` = only the path.
     pub file: Option<File>,
     /// Build id, empty = none.
     pub build_id: Vec<u8>,
 }
 
-/// What lies behind a region.
+/// The contents of a region.
 #[derive(Debug, Clone)]
 pub enum Backing {
     /// A mapped file.
@@ -42,7 +41,7 @@ pub struct Region {
     pub end: u64,
     /// Offset in the file of the byte at `start`; 0 without a file.
     pub offset: u64,
-    /// What lies behind it.
+    /// Its contents.
     pub backing: Backing,
 }
 
@@ -55,16 +54,16 @@ pub struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// The space of a process. Regions may come in any order; of two that overlap, as after a mapping was replaced between two looks,
-    /// the later one in `regions` wins where they do.
+    /// The space of a process. Regions may be in any order; where two overlap, as after a mapping was replaced between two reads, the later one
+    /// in `regions` takes precedence.
     pub fn new(pid: u32, regions: Vec<Region>) -> Self {
         let mut space = Self { pid, regions: Vec::new(), perf_map: None };
         space.update(regions);
         space
     }
 
-    /// Adds a later look at the process: what is mapped now replaces what was mapped there; what is gone stays known, because earlier
-    /// stacks name it.
+    /// Adds a later snapshot of the process: present mappings replace earlier ones at their addresses; removed ones are kept, because earlier
+    /// stacks refer to them.
     pub fn update(&mut self, regions: Vec<Region>) {
         for region in regions.into_iter().filter(|r| r.start < r.end) {
             self.cut(region.start, region.end);
@@ -73,7 +72,7 @@ impl AddressSpace {
         }
     }
 
-    /// Takes `start..end` out of the regions.
+    /// Removes `start..end` from the regions.
     fn cut(&mut self, start: u64, end: u64) {
         let first = self.regions.partition_point(|r| r.end <= start);
         let last = self.regions.partition_point(|r| r.start < end);
@@ -92,7 +91,7 @@ impl AddressSpace {
         self.regions.splice(first..first, rest);
     }
 
-    /// Gives the process's perf map, which names generated code.
+    /// Sets the process's perf map, which names generated code.
     pub fn set_perf_map(&mut self, perf_map: PerfMap) {
         self.perf_map = Some(perf_map);
     }
@@ -107,7 +106,7 @@ impl AddressSpace {
         self.perf_map.as_ref()
     }
 
-    /// The region that an address lies in.
+    /// The region that contains an address.
     pub fn find(&self, address: u64) -> Option<&Region> {
         let at = self.regions.partition_point(|r| r.end <= address);
         self.regions.get(at).filter(|r| r.start <= address)

@@ -1,5 +1,5 @@
-//! Variables of a file with their types, from its DWARF: which variable an address lies in, which local of a function, and which member of
-//! a type an offset is (DWARF 5, 2.6, 4.1, 5.7). Files are foreign: what cannot be read is not there, and nesting is bounded.
+//! Variables of a file with their types, from its DWARF: the variable at an address, the local variable of a function, and the member of a type
+//! at an offset (DWARF 5, 2.6, 4.1, 5.7). Files are untrusted: unreadable parts are skipped, and nesting is limited.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,9 +28,9 @@ const ENTRIES_MAX: usize = 8 << 20;
 const VARIABLES_MAX: usize = 1 << 20;
 /// Types within types, and names that stand for others. Real ones stay below 20.
 const DEPTH_MAX: usize = 64;
-/// Time for the units of one file, and again for its variables: what is not read by then is not named.
+/// Time limit for the units of one file, and again for its variables: what is not read by then has no names.
 const TIME_MAX: Duration = Duration::from_secs(5);
-/// Members of one type that are looked at.
+/// Most members of one type that are examined.
 const MEMBERS_MAX: usize = 1 << 14;
 
 /// A type: an entry of a unit.
@@ -40,7 +40,7 @@ pub struct TypeId {
     offset: UnitOffset,
 }
 
-/// A variable, and where in it an address lies.
+/// A variable, and the position of an address in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
     /// Its name, without those of its scopes.
@@ -51,11 +51,11 @@ pub struct Variable {
     pub offset: u64,
 }
 
-/// Part of a variable: what an offset in a type is.
+/// Part of a variable: the member at an offset of a type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Members from the outermost in, with a point before each and indices of arrays: `.catalog_.bestsellers_`. Members of the
-    /// implementation (names that C++ reserves) end it.
+    /// Members from the outermost in, with a dot before each, and array indices: `.catalog_.bestsellers_`. Members with reserved names, of the
+    /// library's implementation, end it.
     pub path: String,
     /// Whether the implementation's members were left out.
     pub is_storage: bool,
@@ -67,7 +67,7 @@ pub struct Member {
 pub struct Variables {
     dwarf: Dwarf<Reader>,
     units: Vec<Unit<Reader>>,
-    /// By address: unit and entry of variables with a place of their own.
+    /// By address: unit and entry of variables with a fixed location.
     globals: Option<HashMap<u64, TypeIdAndName>>,
 }
 
@@ -113,8 +113,8 @@ impl Variables {
         Some(Variable { name: found.name.clone(), type_id: found.type_id, offset: 0 })
     }
 
-    /// The local variable of the function at `pc` that lies at `distance` bytes from the canonical frame address; the innermost one. With the
-    /// function's name.
+    /// The local variable of the function at `pc`, `distance` bytes from the canonical frame address; the innermost one. With the function's
+    /// name.
     #[must_use]
     pub fn local(&self, pc: u64, distance: i64) -> Option<(Variable, String)> {
         let number = self.units.iter().position(|unit| {
@@ -150,7 +150,7 @@ impl Variables {
         Some((best?, function?.2))
     }
 
-    /// What lies at an offset of a type.
+    /// The part at an offset of a type.
     #[must_use]
     pub fn member(&self, type_id: TypeId, offset: u64) -> Member {
         let mut member = Member { path: String::new(), is_storage: false, pointee: None };
@@ -200,7 +200,7 @@ impl Variables {
         }
     }
 
-    /// The member or base class in which an offset lies: its type, start and name; bases have none.
+    /// The member or base class that contains an offset: its type, start and name; bases have none.
     fn member_at(&self, type_id: TypeId, offset: u64, depth: usize) -> Option<(TypeId, u64, Option<String>)> {
         let unit = self.units.get(type_id.unit)?;
         let mut tree = unit.entries_tree(Some(type_id.offset)).ok()?;
@@ -215,7 +215,7 @@ impl Variables {
             if !matches!(entry.tag(), gimli::DW_TAG_member | gimli::DW_TAG_inheritance) {
                 continue;
             }
-            // Of a union all begin at 0, which need not be said.
+            // All members of a union begin at 0, which DWARF may omit.
             let start = match entry.attr_value(gimli::DW_AT_data_member_location) {
                 Some(value) => value.udata_value().unwrap_or(u64::MAX),
                 None if entry.has_attr(gimli::DW_AT_external) || entry.has_attr(gimli::DW_AT_declaration) => continue,
@@ -260,7 +260,7 @@ impl Variables {
         }
     }
 
-    /// The type that an entry names, or the entry that it stands for.
+    /// The type of an entry, or of the entry that it refers to.
     fn type_of(&self, unit: usize, entry: &Entry, depth: usize) -> Option<TypeId> {
         if depth >= DEPTH_MAX {
             return None;
@@ -346,7 +346,7 @@ impl Variables {
     }
 }
 
-/// What is added to frame offsets of a function to have distances from its canonical frame address.
+/// Offset from a function's frame base to its canonical frame address.
 fn frame_base(entry: &Entry, unit: &Unit<Reader>) -> Option<i64> {
     /// rbp in a function that saved it first: CFA − 16.
     const SAVED_BP: i64 = -16;
@@ -369,7 +369,7 @@ fn frame_offset(entry: &Entry, unit: &Unit<Reader>) -> Option<i64> {
     }
 }
 
-/// Names that C++ keeps for its implementation (ISO C++, 5.10): a library's own members.
+/// Names reserved for the C++ implementation (ISO C++, 5.10): a library's own members.
 fn is_reserved(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next() == Some(b'_') && bytes.next().is_some_and(|byte| byte == b'_' || byte.is_ascii_uppercase())
