@@ -1,10 +1,10 @@
-//! What a hit costs the watched process, from paired measurements on this machine and from the programs' own clock. Pure.
+//! The cost of a probe hit for the watched process, from paired measurements on this machine and from the BPF programs' own clock. Pure.
 //!
-//! A hit is a trap and the program that runs at it. The trap costs the same whatever is probed; the program walks a stack, which is deep
-//! here and shallow there, so each program of a governed process takes its own time ([`Spent`]). Traps are measured on a child that does
-//! nothing but allocate and free: the costs of its hits less what the programs took there.
+//! A hit is a trap plus the BPF program that runs at it. The trap costs the same whatever is probed; the program walks a stack of varying depth,
+//! so each program run of a governed process is timed ([`Spent`]). Traps are measured on a child that only allocates and frees: the cost of its
+//! hits minus the time of the BPF programs.
 
-/// What the probes of a process did from one moment to another.
+/// The hits of a process between two moments, and their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Spent {
     /// Hits at functions that allocate, nested calls included.
@@ -45,7 +45,7 @@ impl std::ops::AddAssign for Spent {
     }
 }
 
-/// What the traps alone cost, in nanoseconds of the target's time.
+/// Costs of the traps alone, in nanoseconds of the target's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Traps {
     /// At an entry.
@@ -54,7 +54,7 @@ pub struct Traps {
     pub return_ns: f64,
 }
 
-/// Middle costs of one probed call, in nanoseconds of the target's time.
+/// Median costs of one probed call, in nanoseconds of the target's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HitCosts {
     /// An allocation: entry with its stack, return, record.
@@ -72,15 +72,14 @@ pub struct HitCosts {
 const MODEL_ERROR: f64 = 0.1;
 
 impl HitCosts {
-    /// What is taken where nothing could be measured: dearer than any machine the project has seen in emulation, so that the budget
-    /// holds. DESIGN section 2 has 2.9 µs a pair.
+    /// Default costs if nothing could be measured: higher than on any machine measured so far, so that the budget holds.
     pub const ASSUMED: Self = Self { allocation_ns: 4_000.0, free_ns: 1_500.0, spread: 1.0, traps: None };
 
-    /// Hits that cost nothing: where all was seen, nothing is to be scaled.
+    /// Hits at no cost, for full traces, in which nothing is scaled.
     pub const FREE: Self = Self { allocation_ns: 0.0, free_ns: 0.0, spread: 0.0, traps: None };
 
-    /// From rounds of nanoseconds a pair: alone, with probes on free, with probes on both. `None` without a single round, or if the
-    /// probes cost nothing, which cannot be.
+    /// From rounds of nanoseconds per pair: without probes, with probes on free, with probes on both. `None` without any round, or if the probes
+    /// appear to cost nothing, which is impossible.
     #[must_use]
     pub fn from_rounds(rounds: &[[f64; 3]]) -> Option<Self> {
         let free = quartiles(rounds.iter().map(|[alone, free, _]| free - alone))?;
@@ -103,7 +102,7 @@ impl HitCosts {
         self
     }
 
-    /// Seconds that was really spent: traps by their number, programs by their clock.
+    /// Seconds actually spent: traps by their number, programs by their clock.
     #[must_use]
     pub fn spent_s(&self, spent: Spent) -> f64 {
         match self.traps {

@@ -1,7 +1,7 @@
 //! From windows to amounts by stack, with standard errors. Pure.
 //!
-//! Window i stands for P seconds by the clock, its cycle. Of it `e = length − age / speed` seconds can tell who outlived an age. With `x`
-//! the bytes of a stack that did, scaled for held-up threads, its rate is estimated by the mean of `y = x / (e·u)` weighted by `w = P·u`:
+//! Window i represents P seconds of wall time, its cycle. Of it `e = length − age / speed` seconds can show which blocks outlived an age. With
+//! `x` the bytes of a stack that did, scaled for delayed threads, its rate is estimated by the mean of `y = x / (e·u)` weighted by `w = P·u`:
 //!
 //! ```text
 //! rate   = Σ w·y / Σ w
@@ -20,20 +20,19 @@
 //! error is in the rate. By the clock, u is 1; such threads then did at least what was seen, and at most `stretch` more. The measure with the
 //! smaller error is taken, for all of a process.
 //!
-//! The terms with `one` are those of the score interval of a count, n + 1.92 ± 1.96·sqrt(n + 0.96), laid around n itself so that it
-//! reaches as far up: who saw two blocks may well have missed five. Of many blocks they are nothing. `one` is the larger of the mean
-//! block's part, chance / rate, and of what the windows differ by, |Σ w³·(y − rate)³| / Σ w²·(y − rate)² / Σ w: where a burst survives as
-//! a whole the event is the burst. Of a stack that was seen to allocate, and of which nothing outlived the age, `one` is a block of its
-//! in one of the windows.
+//! The terms with `one` are those of the score interval of a count, n + 1.92 ± 1.96·sqrt(n + 0.96), centred on n itself with the same upper end:
+//! with two blocks seen, five more may have been missed. For many blocks they are negligible. `one` is the larger of the mean block's part,
+//! chance / rate, and of the windows' third moment, |Σ w³·(y − rate)³| / Σ w²·(y − rate)² / Σ w: if a burst survives as a whole, the event is
+//! the burst. For a stack that allocated, but of which nothing outlived the age, `one` is one of its blocks in one of the windows.
 //!
-//! The window is the unit, so that what happens together (bursts, threads, one request's allocations) is not counted as independent.
-//! A window that its quota closed early saw busy moments for a shorter time than quiet ones; no length makes that good. Its class is
-//! then left out, for all of the target's windows of that class, and counted: the shorter classes, which no quota closes, tell the rest.
-//! Time that was traced in full is known, not estimated, and adds no error.
+//! The window is the unit, so that correlated events (bursts, threads, one request's allocations) do not count as independent. A window closed
+//! early by its quota observed busy moments for a shorter time than quiet ones, which no correction of its length can undo. Its class is then
+//! left out, for all of the target's windows of that class, and counted: the shorter classes, which have no quota, give the estimate. Time
+//! traced in full is known, not estimated, and adds no error.
 //!
-//! Where more than [`SATURATED_MAX`] of the bytes came from threads whose hits took more than half of their time, or where windows do not
-//! tell enough, all amounts are lower bounds: of the amounts at the least cost that hits may have had, the lower end of a 95 % interval to
-//! one side, and never less than what was seen.
+//! If more than [`SATURATED_MAX`] of the bytes came from threads that spent more than half of their time in hits, or if there are too few
+//! windows, all amounts are lower bounds: the lower end of a one-sided 95 % interval, at the lowest plausible cost of hits, and never less than
+//! what was seen.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -48,17 +47,17 @@ const CLASSES: usize = WindowClass::ALL.len();
 
 /// Share of the bytes that may come from saturated threads for amounts to be estimates.
 pub const SATURATED_MAX: f64 = 0.1;
-/// Effective windows from which they differ enough to tell an error.
+/// Fewest effective windows for estimating an error.
 const WINDOWS_MIN: f64 = 1.05;
 
-/// An amount: its estimate with an error, and what it is at least.
+/// An amount: its estimate with an error, and its lower bound.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Quantity {
     /// Estimated.
     pub value: f64,
     /// Its standard error, such that 1.96 of them make the 95 % interval.
     pub stderr: f64,
-    /// What it is at least: a bound that holds in 95 of 100 recordings.
+    /// Lower bound that holds in 95 of 100 recordings.
     pub least: f64,
 }
 
@@ -74,7 +73,7 @@ pub struct Estimate {
 /// Allocated, then outlived by age ([`AGES_NS`]); `None` where no window was long enough.
 pub type Amounts = [Option<Estimate>; QUANTITIES];
 
-/// What is estimated of a stack, over the time watched.
+/// The estimate for a stack, over the time watched.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StackEstimate<K> {
     /// The stack; `None` = those beyond [`STACKS_MAX`].
@@ -83,18 +82,18 @@ pub struct StackEstimate<K> {
     pub amounts: Amounts,
 }
 
-/// What is estimated of a process, over the time watched.
+/// The estimate for a process, over the time watched.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimates<K> {
     /// By stack, in no order.
     pub stacks: Vec<StackEstimate<K>>,
-    /// Of all stacks together: what happens to many at once does not cancel out.
+    /// For all stacks together: correlated errors do not cancel out.
     pub total: Amounts,
     /// Why all amounts are lower bounds; `None` = they are estimates.
     pub bound: Option<Bound>,
 }
 
-/// What a window is a part of.
+/// The measure of time of which a window is a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Measure {
     /// The process's own running time.
@@ -112,7 +111,7 @@ pub enum Bound {
     Saturated,
     /// No window, or a single one, met the process running.
     TooFew,
-    /// Windows met it running, but hardly ever allocating: what comes in bursts that they missed, nobody knows.
+    /// It ran in windows, but hardly ever allocated in them: bursts outside the windows are unknown.
     Unmet,
 }
 
@@ -122,8 +121,8 @@ impl Bound {
     pub fn words(self) -> &'static str {
         match self {
             Self::Saturated => "probes took more than half of the running time of the threads that allocate",
-            Self::TooFew => "fewer than two windows met the process running",
-            Self::Unmet => "fewer than four windows saw it allocate",
+            Self::TooFew => "the process ran in fewer than two windows",
+            Self::Unmet => "it allocated in fewer than four windows",
         }
     }
 }
@@ -267,7 +266,7 @@ impl StackSums {
     }
 }
 
-/// Counts of windows, for people and metrics.
+/// Counts of windows, for reports and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct WindowCounts {
     /// Windows by class.
@@ -284,7 +283,7 @@ pub struct WindowCounts {
     pub full_s: f64,
     /// Allocations seen.
     pub allocations: u64,
-    /// Bytes allocated in windows, scaled for held-up threads.
+    /// Bytes allocated in windows, scaled for delayed threads.
     pub bytes: f64,
     /// Of them, those of threads whose hits took more than half of their time.
     pub saturated_bytes: f64,

@@ -1,11 +1,10 @@
 //! Whether the probes for large blocks stay in a target. Pure.
 //!
-//! They see every block that the thread cache of its allocator does not take, from the moment they are in, and what they tell is worth
-//! something only while none is missed: they are in all the time or not at all. So they are tried for a second; kept for as long as what
-//! they cost fits a part of the target's budget; left when it does not, with all that was known; and tried again later, each time after
-//! twice the wait.
+//! They see every block that the allocator's thread cache does not serve, from the moment they are attached, and the result is only valid if none
+//! is missed: they are attached all the time or not at all. So they are tried for a second; kept for as long as their cost fits a part of the
+//! target's budget; removed when it does not, with all that was known; and tried again later, each time after twice the wait.
 //!
-//! A program has its busy seconds. What is not spent is saved for them, up to half a minute's worth.
+//! Programs have busy seconds: unspent budget is saved for them, up to half a minute's worth.
 
 use super::cost::HitCosts;
 
@@ -27,18 +26,18 @@ const HELD_S: f64 = 120.0;
 /// Weight of the newest piece in the mean.
 const NEWEST: f64 = 0.3;
 
-/// Why the probes were taken out.
+/// Why the probes were removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// Large blocks came too often: they cost more than their part of the budget.
+    /// Large blocks are too frequent: they cost more than their part of the budget.
     OverShare,
     /// A burst spent its quota, and the kernel switched them off.
     Burst,
     /// Records were lost.
     Lossy,
-    /// More blocks live than are kept books of.
+    /// More blocks are live than can be tracked.
     TooMany,
-    /// The target is traced in full, which tells of large blocks too.
+    /// The target is traced in full, which includes large blocks.
     Full,
 }
 
@@ -47,11 +46,11 @@ impl Left {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::OverShare => "large blocks come so often that watching each costs more than their part of the budget",
-            Self::Burst => "a burst of large blocks spent what watching them may cost in a second",
+            Self::OverShare => "large blocks are so frequent that tracking them costs more than their part of the budget",
+            Self::Burst => "a burst of large blocks spent one second's allowance",
             Self::Lossy => "records were lost",
-            Self::TooMany => "more large blocks live than books are kept of",
-            Self::Full => "the process is traced in full, which tells of large blocks too",
+            Self::TooMany => "more large blocks are live than can be tracked",
+            Self::Full => "the process is traced in full, which includes large blocks",
         }
     }
 }

@@ -7,8 +7,8 @@
 //! budget ← share ┘           one window a cycle, at a random place      one window's tally   rates, survivors, standard errors
 //! ```
 //!
-//! The rule that all rests on: where a window lies is decided before anything of it is seen, uniformly within a cycle whose length is
-//! known then. So each window stands for its cycle, whatever the program does, and sums over windows are unbiased.
+//! The basic rule: the position of a window is chosen in advance, uniformly within a cycle whose length is fixed by then. So each window
+//! represents its cycle, whatever the program does, and sums over windows are unbiased.
 //! docs/design/0007 has the equations.
 
 pub mod cost;

@@ -1,19 +1,19 @@
-//! What one window saw: allocations and frees in, a tally by stack out. Pure.
+//! One window: takes allocations and frees, gives a tally by stack. Pure.
 //!
-//! Inside a window every free is seen, so whether a block outlived an age is known of each block that was born at least that long
-//! before the window's end.
+//! Within a window every free is seen, so for each block created at least an age before the window's end it is known whether it outlived that
+//! age.
 //!
-//! Probes hold a process up, so a window sees less of its work than an unwatched process does in that time. All is therefore counted by the
-//! process's own progress: R, the processor time that a thread took, less h·c, what its hits cost. A thread that was ready to run nearly
-//! all the time would have gone R far without probes and went R − h·c, so what it did is scaled by R / (R − h·c). Of one that sleeps between
-//! its work it is not known whether it only slept less, or came round less often: it went R − h·c either way, and of the window's length L
-//! it would have done between 1 and L / (L − h·c) times what it did. The first is counted, the rest told apart. The window's own time is the
-//! sum of both kinds, R and R − h·c ([`super::estimate`]).
+//! Probes delay a process, so a window sees less work than an unwatched process does in that time. Everything is therefore measured by the
+//! process's own progress: R, a thread's CPU time, minus h·c, the cost of its hits. A thread that was runnable nearly all the time would have
+//! progressed by R without probes and progressed by R − h·c, so its amounts are scaled by R / (R − h·c). For a thread that sleeps in between it
+//! is not known whether it only slept less, or did less work: it progressed by R − h·c either way, and in a window of length L it would have done
+//! between 1 and L / (L − h·c) times what it did. The former is counted, the difference kept separately. The window's own time is the sum of
+//! both kinds, R and R − h·c ([`super::estimate`]).
 //!
-//! An age is likewise the process's own: of the time by the clock, the share that went into probes is left out.
+//! Ages are likewise in the process's own time: the share of wall time spent in probes is left out.
 //!
-//! Where hits take more than half of a thread's time, an error in their cost decides: what it did is marked as saturated. Each amount is
-//! also told at the least cost that the hits may have had, which gives lower bounds, and with what an error of the cost does to it.
+//! If hits take more than half of a thread's time, the error of their cost dominates: its amounts are marked as saturated. Each amount is also
+//! computed at the lowest plausible cost of hits, for lower bounds, and with the effect of an error of the cost.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -23,13 +23,13 @@ use super::cost::HitCosts;
 
 /// Share of a thread's time that its hits may take for its amounts to be estimates.
 pub const SATURATED: f64 = 0.5;
-/// Largest factor by which a held-up thread's amounts are scaled. Beyond it they are lower bounds anyway.
+/// Largest factor by which a delayed thread's amounts are scaled. Beyond it they are lower bounds anyway.
 const SCALE_MAX: f64 = 10.0;
 /// Standard errors of the cost that a bound reckons with: 95 % to one side.
 const BOUND_ERRORS: f64 = 1.645;
 /// Own progress of a process in a window, as a share of what it would have been, is taken to be no less than this.
 const SPEED_MIN: f64 = 0.01;
-/// Blocks of a window that are followed: a window's hits are far fewer (20 s at 50,000 a second are a million).
+/// Most blocks followed per window: a window has far fewer hits (20 s at 50,000 per second are a million).
 const BLOCKS_MAX: usize = 4 << 20;
 /// Pairs of stack and thread that are told apart in one window.
 const ROWS_MAX: usize = 1 << 18;
@@ -41,15 +41,15 @@ pub const QUANTITIES: usize = 1 + AGES_NS.len();
 pub struct Amount {
     /// Allocations.
     pub count: f64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: f64,
     /// Sum of the squares of each one's part of `count`: what the count's variance would be at least, did each come by chance alone.
     pub count_squares: f64,
     /// The same of the bytes.
     pub squares: f64,
-    /// As it was seen, not scaled for held-up threads.
+    /// As seen, not scaled for delayed threads.
     pub seen: Plain,
-    /// At the least cost that the hits may have had.
+    /// At the lowest plausible cost of hits.
     pub least: Plain,
     /// What one standard error of the hits' cost adds.
     pub held: Plain,
@@ -131,7 +131,7 @@ struct Open<K> {
     tid: u32,
 }
 
-/// A life that is known: a block that was freed in the window, or lives at its end.
+/// A known lifetime: of a block that was freed in the window, or is live at its end.
 #[derive(Debug, Clone, Copy)]
 struct Life<K> {
     stack: K,
@@ -177,12 +177,12 @@ struct Hits {
     frees: u64,
 }
 
-/// What was not counted as it should be.
+/// What could not be counted correctly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WindowDoubts {
     /// Blocks or rows beyond the limits.
     pub refused: u64,
-    /// Addresses handed out again without a free that was seen.
+    /// Addresses allocated again without an observed free.
     pub reused_unfreed: u64,
 }
 
@@ -200,7 +200,7 @@ pub struct WindowObserver<K> {
     doubts: WindowDoubts,
 }
 
-/// What a window saw.
+/// The result of a window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tally<K> {
     /// Its length in seconds, as it really was.
@@ -252,13 +252,13 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         self.open_ns
     }
 
-    /// A block that was handed out in the window and lives: its stack, its bytes, when it was born.
+    /// A block that was allocated in the window and is live: its stack, its bytes, its time of allocation.
     #[must_use]
     pub fn block(&self, addr: u64) -> Option<(K, u64, u64)> {
         self.blocks.get(&addr).map(|open| (open.stack, open.bytes, open.born_ns))
     }
 
-    /// A block was handed out.
+    /// A block was allocated.
     pub fn allocated(&mut self, addr: u64, bytes: u64, stack: K, tid: u32, time_ns: u64) {
         self.threads.entry(tid).or_default().allocations += 1;
         self.reallocs.remove(&tid);
@@ -280,7 +280,7 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         }
     }
 
-    /// A block is taken back.
+    /// A block is freed.
     pub fn freed(&mut self, addr: u64, tid: u32, time_ns: u64) {
         self.threads.entry(tid).or_default().frees += 1;
         if let Some(block) = self.blocks.remove(&addr) {

@@ -1,21 +1,19 @@
-//! How much of the time a target's probes may be in. Pure.
+//! For which share of the time a target's probes may be attached. Pure.
 //!
-//! The budget is a share of the target's running time, the processor time of its threads: one that runs for half of the time may lose half
-//! as much. With `lost` the seconds that a target loses in a second of an open window and `load` its running time in a second, a window of
-//! length L costs `lost · L` and may stand for no less than `lost · L / (budget · load)`. What was spent beyond the budget is a debt that
-//! later cycles pay.
+//! The budget is a share of the target's running time, the CPU time of its threads: one that runs for half of the time may lose half as much. With
+//! `lost` the seconds that a target loses per second of an open window and `load` its running time per second, a window of length L costs
+//! `lost · L` and must represent at least `lost · L / (budget · load)` seconds. What was spent beyond the budget is a debt that later cycles pay.
 //!
-//! A target whose whole trace fits the budget is traced in full. Every target begins so, with a quota of some milliseconds: one that
-//! allocates little is then known in full from its first moment, and of another the quota tells how busy it is. Its windows begin when
-//! that is paid.
+//! A target whose full trace fits the budget is traced in full. Every target starts that way, with a quota of some milliseconds: one that
+//! allocates little is then known in full from the start, and for any other the quota shows how busy it is. Its windows begin when that is paid.
 
 use super::cost::HitCosts;
 use super::schedule::WindowClass;
 
-/// Longest time that a target may lose within one window: a budget kept on average is no excuse for a service that stands still.
+/// Longest time that a target may lose within one window: a service must not stall, even if its budget holds on average.
 pub const STALL_MAX_S: f64 = 0.25;
-/// What taking probes in and out costs the target beside its hits meanwhile: the kernel changes its code under the lock of its address
-/// space.
+/// Cost of attaching and detaching probes for the target, in addition to its hits meanwhile: the kernel changes its code under the lock of its
+/// address space.
 const AROUND_WINDOW_S: f64 = 0.001;
 /// Weight of the newest window in the mean share lost.
 const NEWEST: f64 = 0.3;
@@ -25,7 +23,7 @@ const FULL_SHARE: f64 = 0.7;
 const WINDOWS_BEFORE_FULL: u64 = 3;
 /// Most that a target may lose in a second of a window, in units of its load or of one thread.
 const LOST_MAX: f64 = 2.0;
-/// Longest period: something is learnt of every target once in an hour.
+/// Longest period: every target has a window at least once an hour.
 const PERIOD_MAX_S: f64 = 3600.0;
 /// Shortest period, in lengths of its window. A window that begins late reaches beyond its period, and no other can begin there: that
 /// time is covered by (length / period)² / 2 less than it should be, which this keeps at a fiftieth.

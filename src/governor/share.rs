@@ -1,8 +1,8 @@
 //! How a node's cap is shared among targets. Pure.
 
-/// Shares of `cap`, one for each target's `wanted`, in its unit. Every target first gets `floor` (or what it wants, if that is less),
-/// so that something is known of each; what is left is shared so that nobody gets more than they want and nobody could get more
-/// without one who has less getting less (max-min fairness). A cap too small for the floors is shared alike.
+/// Shares of `cap`, one per target's `wanted`, in its unit. Every target first gets `floor` (or what it wants, if that is less), so that each is
+/// observed; the rest is shared by max-min fairness: no target gets more than it wants, and none could get more without one that has less
+/// losing. A cap too small for the floors is shared equally.
 #[must_use]
 pub fn fair(cap: f64, floor: f64, wanted: &[f64]) -> Vec<f64> {
     let wanted: Vec<f64> = wanted.iter().map(|want| if want.is_finite() { want.max(0.0) } else { 0.0 }).collect();

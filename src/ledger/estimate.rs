@@ -1,4 +1,4 @@
-//! Estimates from samples: what a sum of weights says of the whole, and how surely.
+//! Estimates from samples: sums of weights, and their errors.
 //!
 //! A sampled block of `s` bytes comes with a weight `w` whose mean is `s`. So for anything that a block has (its bytes, its being one, a
 //! share of a page), `Σ g · w / s` over the sampled blocks is an unbiased estimate of `Σ g` over all of them. Two ways to weigh are in
@@ -16,32 +16,31 @@
 //! weight has its block's size as its mean and the errors of different samples are uncorrelated (differences of a martingale), so the
 //! variances add up, each with its own T.
 //!
-//! But where T changes, most of a stack's error comes from its few samples with a long T, and with few of them the error itself is
-//! uncertain, in the wrong direction: it comes out small when the sum does. So the error is widened in the way of the score interval of a
-//! Poisson count: value + 1.96 standard errors are put where its upper end is with the unit U = Σ T² w / Σ T w, the third cumulant over
-//! the second. Of many samples this adds little: of a hundred, a tenth. What was allocated under a T much longer than all of it shows
-//! neither in the sum nor in the error.
+//! But if T changes, most of a stack's error comes from its few samples with a long T, and with few of them the error itself is uncertain, in the
+//! wrong direction: it is small when the sum is. So the error is widened like the score interval of a Poisson count: value + 1.96 standard errors
+//! is placed at its upper end with the unit U = Σ T² w / Σ T w, the third cumulant over the second. With many samples this adds little: with a
+//! hundred, a tenth. Allocations under a T much larger than all of them show neither in the sum nor in the error.
 
 /// A sampled block's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sample {
-    /// Bytes asked for.
+    /// Bytes requested.
     pub size_bytes: u64,
-    /// Bytes that it stands for, its own among them.
+    /// Bytes that it represents, including its own.
     pub weight_bytes: u64,
-    /// Mean distance of sample points by which it was drawn; 0 = it was not told.
+    /// Mean distance of sample points when it was drawn; 0 = not reported.
     pub interval_bytes: u64,
 }
 
 impl Sample {
-    /// As told by an emitter. An interval is believed if the weight is a number of them.
+    /// As reported by an emitter. An interval is accepted if the weight is a multiple of it.
     pub fn new(size_bytes: u64, weight_bytes: u64, interval_bytes: u64) -> Self {
         let believed = interval_bytes != 0 && weight_bytes.is_multiple_of(interval_bytes);
         Self { size_bytes, weight_bytes, interval_bytes: if believed { interval_bytes } else { 0 } }
     }
 }
 
-/// How an emitter weighs, as far as it is known. It is asked for samples that do not say by themselves.
+/// How an emitter weights samples, as far as it is known, for samples without an interval of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weighing {
     /// By points at a mean distance of so many bytes.

@@ -1,49 +1,49 @@
-//! What a ledger is told: the events of one process, as plain values, in the order in which they happened.
+//! The input of a ledger: the events of one process, as plain values, in the order in which they happened.
 //!
-//! The free of a block is told at the entry of the allocator's call and the allocation at its return, so the free of an
-//! address always comes before its next allocation, whatever the threads do.
+//! A free is reported at the entry of the allocator's function and an allocation at its return, so the free of an address always comes before its
+//! next allocation, whatever the threads do.
 
 use crate::units::{Addr, StackHash};
 
 /// One event. Times are CLOCK_MONOTONIC nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc {
         /// Start of the block, never 0.
         addr: Addr,
-        /// Bytes asked for; 0 is a block like any other.
+        /// Bytes requested; 0 is a block like any other.
         size_bytes: u64,
-        /// Who asked; 0 = no stack could be taken.
+        /// The allocating stack; 0 = no stack could be taken.
         stack: StackHash,
         /// Kernel thread id.
         tid: u32,
         /// When.
         time_ns: u64,
     },
-    /// A block is about to be taken back.
+    /// A block is about to be freed.
     Free {
         /// Start of the block.
         addr: Addr,
-        /// Who freed it; 0 = not recorded.
+        /// The freeing stack; 0 = not recorded.
         stack: StackHash,
         /// Kernel thread id.
         tid: u32,
         /// When.
         time_ns: u64,
     },
-    /// As `Free`, by a realloc that may yet fail: undone by `ReallocFail` of the same thread, final with the thread's next `Alloc`.
+    /// Like `Free`, by a realloc that may still fail: undone by `ReallocFail` of the same thread, final with the thread's next `Alloc`.
     ReallocFree {
         /// Start of the old block.
         addr: Addr,
-        /// Who called realloc; 0 = not recorded.
+        /// The stack that called realloc; 0 = not recorded.
         stack: StackHash,
         /// Kernel thread id.
         tid: u32,
         /// When.
         time_ns: u64,
     },
-    /// The realloc failed: the old block lives on.
+    /// The realloc failed: the old block stays live.
     ReallocFail {
         /// Start of the old block.
         addr: Addr,
@@ -59,7 +59,7 @@ pub enum Event<'a> {
         /// Why the walk ended (`enum fp_unwind_end`).
         end: u8,
     },
-    /// The range `[start, end)` is no longer mapped: no block born before this can be alive in it.
+    /// The range `[start, end)` is no longer mapped: no block allocated before can be live in it.
     Unmapped {
         /// First byte.
         start: Addr,

@@ -1,11 +1,11 @@
 //! Outstanding allocations of a process, by address and by stack. Pure.
 //!
-//! A [`Ledger`] takes the [`Event`]s of one process in order and knows at each moment which blocks are outstanding, who asked for
-//! them, what each stack held at the process's high-water mark, and how long blocks live. It never guesses: what it was not shown is
-//! counted in [`LedgerStats`], and after a loss every block whose free may have been missed is *doubtful*, by stack.
+//! A [`Ledger`] takes the [`Event`]s of one process in order and knows at each moment which blocks are outstanding, which stacks allocated them,
+//! what each stack held at the process's high-water mark, and how long blocks live. It never guesses: losses are counted in [`LedgerStats`], and
+//! after a loss every block whose free may have been missed is *doubtful*, by stack.
 //!
 //! ```text
-//! Event ──▶ Ledger ──┬─▶ Outstanding   address → size, stack, birth     (outstanding.rs)
+//! Event ──▶ Ledger ──┬─▶ Outstanding   address → size, stack, time      (outstanding.rs)
 //!                    ├─▶ Stacks        hash → id, frames, totals, peak  (stacks.rs)
 //!                    ├─▶ Histogram     sizes and lifetimes              (histogram.rs)
 //!                    └─▶ LedgerStats   what was wrong or missing        (stats.rs)
@@ -25,9 +25,9 @@
 //! So 10 M live blocks are 210–320 MB; a table of the usual form (a hash map from address to a 24-byte value) takes 350–700 MB.
 //!
 //! # Time
-//! Births are kept in ticks of 256 ns since the ledger's origin, 40 bits. When the clock reaches 2^40 ticks (3.3 days), the origin
-//! moves forward by half of that, and older births become "at least 1.6 days ago": lifetimes beyond fall into too low a bucket there,
-//! never shorter ones. A lifetime is known to ± 256 ns; the buckets begin at 1 µs.
+//! Times of allocation are kept in ticks of 256 ns since the ledger's origin, 40 bits. When the clock reaches 2^40 ticks (3.3 days), the origin
+//! moves forward by half of that, and older times become "at least 1.6 days ago": lifetimes beyond that fall into too low a bucket, shorter ones
+//! never do. A lifetime is known to ± 256 ns; the buckets begin at 1 µs.
 //!
 //! # Peak by stack
 //! Each new high of the live bytes gets a number. Before a stack's live bytes change for the first time after a high, they are saved

@@ -1,10 +1,9 @@
-//! The outstanding blocks of one process: address → size, stack and birth, in 16 bytes a slot.
+//! The outstanding blocks of one process: address → size, stack and time of allocation, in 16 bytes per slot.
 //!
-//! An open-addressing table in hash order: slots are probed linearly from the block's home, `home = hash × capacity >> 64`, and the
-//! occupied slots are sorted by hash from the first to the last. That order buys three things: a search for an absent address stops
-//! early; a deletion shifts back what stands behind it and leaves no tombstone; and the table is resized *in place*, by sequential
-//! sweeps, to any capacity (the blocks are pushed together, then dealt out again in the same order), so that growing needs no second
-//! table beside the first.
+//! An open-addressing table in hash order: slots are probed linearly from the block's home, `home = hash × capacity >> 64`, and the occupied slots
+//! are sorted by hash. That order has three advantages: a search for an absent address stops early; a deletion shifts back the following slots
+//! and leaves no tombstone; and the table is resized *in place*, by sequential sweeps, to any capacity (the blocks are packed, then distributed
+//! again in the same order), so that growing needs no second table.
 //!
 //! ```text
 //! slot:  key   = addr >> 3 (44 bits) | stack id (20 bits)      key 0 = empty
@@ -25,9 +24,9 @@ use crate::units::{Addr, StackId};
 pub struct Block {
     /// Start of the block.
     pub addr: Addr,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub size_bytes: u64,
-    /// Who asked.
+    /// The stack that allocated it.
     pub stack: StackId,
     /// When, in ticks of the ledger's clock.
     pub birth_tick: u64,

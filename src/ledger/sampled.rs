@@ -1,7 +1,7 @@
-//! What a sample of a process's allocations says: live bytes and objects by stack, with their errors. Pure.
+//! The ledger of a sampled process: live bytes and objects by stack, with their errors. Pure.
 //!
-//! An emitter in the process (see [`crate::sampler`]) tells of some allocations, each with the bytes it stands for, and of the frees of
-//! exactly those. So what lives of the sample is known exactly, and the rest follows by its weight ([`super::estimate`]).
+//! An emitter in the process (see [`crate::sampler`]) reports some allocations, each with the bytes it represents, and the frees of exactly those.
+//! So the live part of the sample is known exactly, and the rest is estimated from the weights ([`super::estimate`]).
 //!
 //! # Memory
 //! A sampled live block takes about 80 bytes; the sampler keeps at most 65,535 of them, and more than [`LIVE_MAX`] are refused here.
@@ -37,14 +37,14 @@ pub struct SampledBlock {
     pub birth_ns: u64,
 }
 
-/// What a sampled ledger could not take at face value, counted.
+/// Counters of inconsistent or missing input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampledStats {
     /// Frees of blocks that are not known: sampled for an earlier listener, or their record was lost.
     pub unknown_frees: u64,
-    /// Blocks told at the address of one that lives: the free of that one was missed.
+    /// Blocks reported at the address of a live one: the free of that one was missed.
     pub missed_frees: u64,
-    /// Blocks that went with their mapping.
+    /// Blocks removed with their mapping.
     pub unmapped: u64,
     /// Blocks that a census proved dead.
     pub pruned: u64,
@@ -77,7 +77,7 @@ pub struct SampledStack<'a> {
     pub live_samples: u64,
     /// Allocations.
     pub allocations: Estimate,
-    /// Bytes asked for by them.
+    /// Bytes requested by them.
     pub allocated_bytes: Estimate,
     /// Live blocks.
     pub live: Estimate,
@@ -98,7 +98,7 @@ pub struct SampledTotals {
     pub live_samples: u64,
     /// Allocations.
     pub allocations: Estimate,
-    /// Bytes asked for by them.
+    /// Bytes requested by them.
     pub allocated_bytes: Estimate,
     /// Live blocks.
     pub live: Estimate,

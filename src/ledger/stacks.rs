@@ -31,12 +31,12 @@ impl Default for StackLimits {
     }
 }
 
-/// What one stack did and holds, as counts and bytes. `live = inherited + allocations − frees − corrections`.
+/// One stack's account, as counts and bytes. `live = inherited + allocations − frees − corrections`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StackTotals {
     /// Allocations since the ledger began.
     pub allocations: u64,
-    /// Bytes asked for by them.
+    /// Bytes requested by them.
     pub allocated_bytes: u64,
     /// Blocks that were freed, by whomever.
     pub frees: u64,
@@ -54,7 +54,7 @@ pub struct StackTotals {
     pub doubtful: u64,
     /// Bytes of them.
     pub doubtful_bytes: u64,
-    /// Blocks taken out of the books without a free event: unmapped, proven dead by a census, or their address was handed out again.
+    /// Blocks removed from the ledger without a free event: unmapped, proven free by a census, or their address was allocated again.
     pub corrections: u64,
     /// Bytes of them.
     pub correction_bytes: u64,

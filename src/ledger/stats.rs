@@ -1,6 +1,6 @@
-//! What a ledger could not take at face value, counted.
+//! Counters of inconsistent or missing input of a ledger.
 
-/// What was wrong, missing or corrected. Shown with every figure that comes from the ledger.
+/// Counters of inconsistent, missing or corrected input. Shown with every figure from the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LedgerStats {
     /// Frees of blocks that the ledger does not know: allocated before the recording, or their allocation was lost. Their sizes are
@@ -10,15 +10,15 @@ pub struct LedgerStats {
     pub unknown_frees_after_loss: u64,
     /// Frees of a block that the same thread had freed just before: an allocator in front of another hands each free on.
     pub handed_on_frees: u64,
-    /// Addresses handed out again without a free between: the free was missed, the old block closed.
+    /// Addresses allocated again without a free in between: the free was missed, and the old block was closed.
     pub missed_frees: u64,
     /// Bytes of the blocks closed so.
     pub missed_free_bytes: u64,
-    /// Blocks that went with their mapping, without a free.
+    /// Blocks removed with their mapping, without a free.
     pub unmapped: u64,
     /// Bytes of them.
     pub unmapped_bytes: u64,
-    /// Blocks that a census proved dead.
+    /// Blocks that a census proved free.
     pub pruned: u64,
     /// Bytes of them.
     pub pruned_bytes: u64,
@@ -26,7 +26,7 @@ pub struct LedgerStats {
     pub reallocs_failed: u64,
     /// Failed reallocs whose free was not known, or whose address was in use again.
     pub reallocs_unmatched: u64,
-    /// Reallocs that could not be remembered: too many threads. If such a realloc fails, its block is missing here.
+    /// Reallocs that could not be tracked: too many threads. If such a realloc fails, its block is missing.
     pub reallocs_refused: u64,
     /// Allocation events with an impossible address or size.
     pub implausible: u64,

@@ -1,7 +1,7 @@
-//! Ranges that were unmapped and whose blocks have not been taken out of the books yet.
+//! Ranges that were unmapped and whose blocks have not been removed from the ledger yet.
 //!
-//! Nearly every range that an allocator unmaps is empty: its blocks were freed just before. Looking for blocks in each would cost
-//! more than all other events together, so ranges are gathered and looked for in one sweep, before anybody reads the ledger.
+//! Nearly every range that an allocator unmaps is empty: its blocks were freed just before. Searching each for blocks would cost more than all
+//! other events together, so ranges are collected and searched in one sweep, before the ledger is read.
 
 use std::ops::Range;
 
@@ -49,7 +49,7 @@ const FILTER_UNIT_SHIFT: u32 = 16;
 const FILTER_WORDS: usize = 1 << 12;
 const FILTER_UNITS: u64 = FILTER_WORDS as u64 * 64;
 
-/// Says of nearly every block that lies in no unmapped range that it does not, at the price of one look at a bit.
+/// Rejects nearly every block outside unmapped ranges, at the cost of testing one bit.
 pub(super) struct Filter {
     bits: Vec<u64>,
 }

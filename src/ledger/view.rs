@@ -1,4 +1,4 @@
-//! What can be read from a ledger: totals, stacks, ranges, blocks. Nothing here changes it.
+//! Read access to a ledger: totals, stacks, ranges, blocks.
 
 use super::{Block, Ledger, LedgerStats, Outstanding, SortedBlocks, StackHistograms, StackTotals};
 use crate::units::{Addr, StackHash, StackId};
@@ -8,7 +8,7 @@ use crate::units::{Addr, StackHash, StackId};
 pub struct LedgerTotals {
     /// Allocations since the ledger began.
     pub allocations: u64,
-    /// Bytes asked for by them.
+    /// Bytes requested by them.
     pub allocated_bytes: u64,
     /// Frees of known blocks.
     pub frees: u64,
@@ -41,7 +41,7 @@ pub struct StackView<'a> {
     pub frames: &'a [u64],
     /// Why the walk ended (`enum fp_unwind_end`).
     pub end: u8,
-    /// What it did and holds.
+    /// Its account.
     pub totals: StackTotals,
 }
 

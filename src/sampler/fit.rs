@@ -1,8 +1,8 @@
-//! May this program run with the sampler, and with which build of it.
+//! Whether a program can run with the sampler, and with which build of it.
 //!
-//! What a preload library can do is decided by the program's file and by what its dynamic linker will load: a static program loads
-//! nothing, a privileged one ignores the environment, a sanitizer insists on being first, and an allocator that is linked into the
-//! program is never asked for by name. It is better to say so than to start a program that then shows nothing.
+//! Whether a preload library works depends on the program's file and on what its dynamic linker will load: a static program loads nothing, a
+//! privileged one ignores the environment, a sanitizer must come first, and calls of an allocator linked into the program are not interposable.
+//! The user is told so, rather than starting a program that then shows nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -62,7 +62,7 @@ pub enum Unfit {
     #[error("cannot run {0}: no such program in PATH")]
     NotFound(String),
     /// The file cannot be read.
-    #[error("cannot look at {path}: {source}")]
+    #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum Unfit {
         path: PathBuf,
     },
     /// Damaged.
-    #[error("cannot look at {path}: {source}")]
+    #[error("cannot read {path}: {source}")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -84,14 +84,14 @@ pub enum Unfit {
         source: ElfError,
     },
     /// No dynamic linker.
-    #[error("{path} is statically linked: nothing can be preloaded. Watch it from outside instead: fragprof record -- {path}")]
+    #[error("{path} is statically linked: nothing can be preloaded. Trace it from outside instead: fragprof record -- {path}")]
     Static {
         /// The file.
         path: PathBuf,
     },
     /// The dynamic linker will ignore LD_PRELOAD.
     #[error(
-        "{path} gains privileges when it starts ({how}), so the dynamic linker ignores LD_PRELOAD. Start fragprof run as the user that it becomes, or watch it from outside: fragprof record"
+        "{path} gains privileges when it starts ({how}), so the dynamic linker ignores LD_PRELOAD. Start fragprof run as the user that it switches to, or trace it from outside: fragprof record"
     )]
     Privileged {
         /// The file.
@@ -100,7 +100,7 @@ pub enum Unfit {
         how: &'static str,
     },
     /// A sanitizer.
-    #[error("{path} is built with a sanitizer ({name}), which has an allocator of its own and must come first. Run a build without it")]
+    #[error("{path} is built with a sanitizer ({name}), which has its own allocator and must come first. Run a build without it")]
     Sanitizer {
         /// The file.
         path: PathBuf,
@@ -109,7 +109,7 @@ pub enum Unfit {
     },
     /// Its own malloc.
     #[error(
-        "{path} has malloc linked into itself, and calls it without asking the dynamic linker: the sampler would see nothing. Watch it from outside instead: fragprof record -- {path}"
+        "{path} has malloc linked in, and calls it without the dynamic linker: the sampler would see nothing. Trace it from outside instead: fragprof record -- {path}"
     )]
     OwnMalloc {
         /// The file.
@@ -135,7 +135,7 @@ pub fn examine(command: &[OsString]) -> Result<Fit, Unfit> {
     let Some(interpreter) = interpreter(&path) else { return Err(Unfit::Static { path }) };
     let mut doubts = check_functions(&elf, &path)?;
     if elf.is_go() {
-        doubts.push("it is a Go program: of its memory only what C code allocates is seen".to_owned());
+        doubts.push("it is a Go program: only the allocations of its C code are seen".to_owned());
     }
     let objects = loaded_objects(&interpreter, &path);
     check_objects(&path, &objects)?;
@@ -222,7 +222,7 @@ fn check_functions(elf: &Elf<File>, path: &Path) -> Result<Vec<String>, Unfit> {
         return Err(Unfit::OwnMalloc { path: path.to_owned() });
     }
     Ok(prefixed
-        .map(|name| format!("it has an allocator linked into itself ({name}): what that allocates is not seen, fragprof record sees it"))
+        .map(|name| format!("it has an allocator linked in ({name}), whose allocations are not seen; fragprof record sees them"))
         .into_iter()
         .collect())
 }
@@ -246,8 +246,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(name)))
 }
 
-/// What the loader says it would load for the program (glibc and musl: `--list`, what ldd does). Empty if it says nothing: the
-/// program is then run with the build that fits any.
+/// The libraries that the loader would load for the program (glibc and musl: `--list`, as ldd does). Empty if that fails: the program is then
+/// run with the build for any program.
 fn loaded_objects(interpreter: &Path, program: &Path) -> Vec<PathBuf> {
     let listed = Command::new(interpreter).arg("--list").arg(program).stdin(Stdio::null()).stderr(Stdio::null()).output();
     listed.map(|output| parse_list(&output.stdout)).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The embedded library, and putting it where a program's dynamic linker finds it.
+//! The embedded library, and writing it to where a program's dynamic linker finds it.
 //!
 //! A file, and not a memory file (memfd): the path is inherited by every child that the program starts, and has to be good as long as any
 //! of them lives, also after they have closed all descriptors. The file is replaced by rename, never written in place, because running
@@ -45,11 +45,13 @@ impl Flavour {
     }
 }
 
-/// Why the library could not be put anywhere.
+/// Why the library could not be written.
 #[derive(Debug, Error)]
 pub enum LibraryError {
     /// No folder of those tried would do.
-    #[error("cannot put the sampler's library anywhere ({reasons}); set XDG_CACHE_HOME to a folder of yours that is not mounted noexec")]
+    #[error(
+        "cannot write the sampler's library to any directory ({reasons}); set XDG_CACHE_HOME to one of your own that is not mounted noexec"
+    )]
     Nowhere {
         /// Folder and reason, for each.
         reasons: String,
@@ -71,7 +73,7 @@ enum Unfit {
     NotOurs,
     #[error("it is mounted noexec")]
     NoExec,
-    #[error("its path has a space or a colon, which LD_PRELOAD cannot hold")]
+    #[error("its path has a space or a colon, which LD_PRELOAD does not allow")]
     Separator,
     #[error("its path is not absolute")]
     Relative,

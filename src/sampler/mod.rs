@@ -1,4 +1,4 @@
-//! The preload library that samples allocations inside a program, and what it takes to start a program with it.
+//! The preload library that samples allocations inside a program, and starting a program with it.
 //!
 //! ```text
 //! preload/*.c ──build.rs──► two libraries, embedded here

@@ -9,10 +9,10 @@ pub const BUDGET_BYTES_DEFAULT: u64 = 64 << 20;
 /// take turns in throwing out each other's tables.
 const FRESH_TICKS: u32 = 10;
 
-/// What to do about a table that wants in.
+/// Whether a table can be loaded, and what must be removed for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admission {
-    /// There is room once these are gone.
+    /// It fits once these are removed.
     Admitted {
         /// Numbers of the tables to remove, least recently used first.
         evict: Vec<u32>,

@@ -1,4 +1,4 @@
-//! Why a walk ended, for people.
+//! Descriptions of why a walk ended.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ impl End {
             Self::NoRow => "no unwind information for an address",
             Self::Unsupported => "an unwind rule of an unsupported form",
             Self::ReadFault => "stack memory that could not be read",
-            Self::NoProgress => "a corrupt stack: the frames do not rise",
+            Self::NoProgress => "a corrupt stack: frame addresses do not increase",
             Self::BadPc => "a return address outside user space",
             Self::Jit => "generated code without frame pointers",
             Self::Trampoline => "a probe's return trampoline that could not be resolved",
-            Self::FramePointersOnly => "walked by frame pointers alone",
+            Self::FramePointersOnly => "walked by frame pointers only",
         }
     }
 }

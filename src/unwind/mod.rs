@@ -1,4 +1,4 @@
-//! `.eh_frame` to rows to blocks: the tables the BPF unwinder walks by. Pure functions, no root.
+//! `.eh_frame` to rows to blocks: the tables of the BPF unwinder. Pure functions, no root.
 //!
 //! ```text
 //! elf (finds the sections) ──→ rows (gimli's rows, as rules) ──→ table (blocks of 256 bytes) ──→ sink

@@ -1,7 +1,7 @@
 //! `.eh_frame` or `.debug_frame` to rows: address and rule, sorted, without repetition.
 //!
-//! A row holds from its address to the next row's. Where functions leave a gap that may hold code, a row without a rule ends the
-//! function before it.
+//! A row is valid from its address to the next row's. If a gap between functions may contain code, a row without a rule ends the function before
+//! it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

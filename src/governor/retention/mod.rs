@@ -1,18 +1,18 @@
-//! Which stacks keep what they allocate: survivors of windows, looked at again. Pure: what was read comes in as values.
+//! Which stacks keep what they allocate: survivors of windows are checked again. Pure: the data read is a parameter.
 //!
-//! A block that outlives its window is freed unseen, and its address is handed out again. Whether the block there is still the same is
-//! told by its content, in one direction only:
+//! A block that outlives its window is freed unobserved, and its address is allocated again. Whether the block there is still the same is
+//! determined by its contents, in one direction only:
 //!
-//! * *the same* is believed of a block whose chunk has still its size and is in no bin, and of which at least half of the words that tell
-//!   are unchanged, at this look and at every look before;
-//! * a word tells if its owner wrote it (it is not what the block held when it was handed out), no other sampled block holds it at that
-//!   place, and it is no small number. A block without such a word gives no information;
-//! * *not the same* is never believed: programs write into their blocks.
+//! * a block is *the same* if its chunk still has its size and is in no bin, and at least half of its informative words are unchanged, at this
+//!   check and at every earlier one;
+//! * a word is informative if its owner wrote it (it is not what the block held when it was allocated), no other sampled block has it at that
+//!   position, and it is not a small number. A block without such a word gives no information;
+//! * *not the same* is never concluded: programs write into their blocks.
 //!
-//! So two things are said of a stack, and no more: where many of its blocks are found the same, that it keeps what it allocates; and then
-//! how many bytes of its sampled blocks are confirmed to live, at least. That a stack is not flagged says nothing. The rule and its
-//! thresholds were measured on seven programs before they were built: of 25 flags none was wrong, while the share of living blocks that
-//! are found the same is anything from 0.1 to 1, by program and run, so that no estimate can be made of it (docs/design/0007).
+//! So two results are given for a stack: if many of its blocks are found the same, that it keeps what it allocates; and then a lower bound of the
+//! bytes of its sampled blocks confirmed live. The absence of a flag means nothing. The rule and its thresholds were measured on seven programs
+//! beforehand: of 25 flags none was wrong, while the share of live blocks that are found the same varies from 0.1 to 1, by program and run, so
+//! that no estimate can be based on it (docs/design/0007).
 
 pub mod words;
 
@@ -22,26 +22,26 @@ use std::hash::Hash;
 pub use crate::kept::{INFORMATIVE_MIN, SAME_ONE_IN, SAMPLED_MIN, is_flagged};
 use words::{SizeField, WORDS, digest, is_small, may_be_link, places};
 
-/// Age from which a block is told of. At less, blocks found the same by mistake are too many (up to one in 25 at 1 s).
+/// Age from which a block is reported. Below it, too many blocks are found the same by mistake (up to one in 25 at 1 s).
 pub const TOLD_AGE_NS: u64 = 20_000_000_000;
 /// Blocks kept of one target, the newest; 130 bytes each, and up to 16 times 24 for the words that are told apart.
 pub const SAMPLES_MAX: usize = 2048;
 /// Blocks taken from one window: at one window a second the oldest kept are a minute old.
 pub const OF_WINDOW_MAX: usize = 32;
-/// Ages at which a block is looked at again, in nanoseconds; from the last on at each multiple of three of it.
+/// Ages at which a block is checked again, in nanoseconds; from the last on at each multiple of three of it.
 const LOOK_AGES_NS: [u64; 5] = [200_000_000, 1_000_000_000, 5_000_000_000, 20_000_000_000, 60_000_000_000];
 /// Of the informative blocks of a stack, those that may be found the same by mistake: one in so many, and one more. Measured at 20 s and
 /// later: one in 50 to one in 10,000.
 const MISTAKEN_ONE_IN: u64 = 20;
 
-/// A block that a window saw handed out.
+/// A block that was allocated in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Newborn {
     /// Where it is.
     pub addr: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: u64,
-    /// When it was handed out, CLOCK_MONOTONIC ns.
+    /// When it was allocated, CLOCK_MONOTONIC ns.
     pub born_ns: u64,
     /// What its words were then.
     pub words: [u64; WORDS],
@@ -54,7 +54,7 @@ pub struct Newborn {
 pub struct Place {
     /// The block.
     pub addr: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: u64,
     /// Bit i: word i is wanted.
     pub wanted: u32,
@@ -100,22 +100,21 @@ struct Sample<K> {
     next_ns: u64,
 }
 
-/// What is known of a stack's sampled survivors that are old enough.
+/// The result for a stack's sampled survivors that are old enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kept {
-    /// Survivors of windows that were looked at again.
+    /// Survivors of windows that were checked again.
     pub sampled: u64,
-    /// Of them, those that could be told from others.
+    /// Of them, those that can be distinguished from others.
     pub informative: u64,
-    /// Of those, found the same at every look.
+    /// Of those, found the same at every check.
     pub same: u64,
-    /// Bytes of the stack that are confirmed to live, at least: of a flagged stack those of the blocks found the same, less what may be a
-    /// mistake; else 0.
+    /// Lower bound of the bytes confirmed live: of a flagged stack those of the blocks found the same, minus an allowance for mistakes; else 0.
     pub confirmed_bytes: u64,
 }
 
 impl Kept {
-    /// Whether the stack keeps what it allocates. `false` says nothing.
+    /// Whether the stack keeps what it allocates. `false` means nothing.
     #[must_use]
     pub fn is_flagged(&self) -> bool {
         is_flagged(self.sampled, self.informative, self.same)
@@ -125,19 +124,19 @@ impl Kept {
 /// A sampled block as it is seen now, for whoever can tell the truth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict<K> {
-    /// Whose it is.
+    /// Its stack.
     pub stack: K,
     /// Where it is.
     pub addr: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: u64,
-    /// When it was handed out, CLOCK_MONOTONIC ns.
+    /// When it was allocated, CLOCK_MONOTONIC ns.
     pub born_ns: u64,
-    /// When it was last looked at.
+    /// When it was last checked.
     pub looked_ns: u64,
-    /// Whether it can be told from others.
+    /// Whether it can be distinguished from others.
     pub informative: bool,
-    /// Whether it was found the same at every look.
+    /// Whether it was found the same at every check.
     pub same: bool,
 }
 

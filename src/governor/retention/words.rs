@@ -1,8 +1,8 @@
-//! The words of a block by which it is known again, and what the allocator keeps beside it. Pure.
+//! The words by which a block is recognised, and the allocator's data next to it. Pure.
 
 use crate::bpf;
 
-/// Words of a block that are looked at.
+/// Words of a block that are compared.
 pub const WORDS: usize = bpf::WORDS as usize;
 /// Of them, at its start.
 const HEAD: u64 = bpf::WORDS_HEAD as u64;

@@ -1,4 +1,4 @@
-//! What a sampled ledger adds up: moments of blocks, distances of sample points, histograms by weight.
+//! Sums of a sampled ledger: moments of blocks, distances of sample points, histograms by weight.
 
 use super::super::estimate::{Moments, Sample};
 use super::super::histogram::BUCKETS;
