@@ -1,5 +1,5 @@
-//! Compiles what the program carries in itself: the BPF objects, with clang; the preload sampler and the scratch program, with the C
-//! compiler. Writes the Rust side of what the BPF programs and the daemon share.
+//! Compiles the embedded objects: the BPF objects, with clang; the preload sampler and the scratch program, with the C compiler. Generates the
+//! Rust side of the types that the BPF programs and the daemon share.
 
 use std::env;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ fn write_bindings() -> Result<()> {
     std::fs::write(out.join("shared.rs"), rust).context("cannot write shared.rs")
 }
 
-/// The instruction set of the program that is built, whatever builds it.
+/// The instruction set of the program that is built, whatever the build machine.
 fn target_arch() -> Result<String> {
     env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")
 }
@@ -113,8 +113,8 @@ fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
     let arch = target_arch()?;
     // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look.
     let asm = format!("-idirafter/usr/include/{arch}-linux-gnu");
-    // The verifier's log names the line of each instruction; where the sources lay at the build is nobody's concern, and would make two
-    // builds differ.
+    // The verifier's log names the line of each instruction; the absolute path of the sources would be private, and would make two builds
+    // differ.
     let here = env::current_dir().context("no current folder")?;
     let elsewhere = format!("-ffile-prefix-map={}=/fragprof", here.display());
     let mut builder = SkeletonBuilder::new();

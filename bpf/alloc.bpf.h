@@ -24,7 +24,7 @@
 /* Of a task's flags (include/linux/sched.h): forked, and has not executed a program. */
 #define FP_PF_FORKNOEXEC 0x40
 
-/* The bytes a call asks for. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
+/* The bytes that a call requests. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
 static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 {
 	__u64 size = fp_register(regs, FP_COOKIE_SIZE_REG(cookie));
@@ -34,9 +34,9 @@ static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 	return size;
 }
 
-/* Bytes that the owner of one of glibc's blocks may use, header and rounding apart (malloc_usable_size), if it is a large one: its chunk
- * is none that the thread cache takes. Else 0. A header that cannot be read, because it is swapped out, may be of a large one: then all
- * of the chunk is not known, and the least that a large block has is taken. */
+/* Usable bytes of one of glibc's blocks (malloc_usable_size) if it is a large one, whose chunk the thread cache does not take; else 0. A
+ * header that cannot be read, because it is swapped out, may belong to a large block of unknown size: then the smallest size of a large
+ * block is used. */
 static __always_inline __u64 fp_large_bytes(__u64 block)
 {
 	__u64 field = 0, chunk;
@@ -151,7 +151,8 @@ static __always_inline void fp_birth_word(struct fp_birth *record, __u32 at, __u
 		record->known |= 1u << at;
 }
 
-/* What a block holds when it is handed out: what is still there later was not written by its owner. Of one in FP_BIRTH_INTERVAL. */
+/* The contents of a block when it is allocated: words that are unchanged later were not written by its owner. For one in
+ * FP_BIRTH_INTERVAL. */
 static __always_inline void fp_send_birth(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 size)
 {
 	__u64 words = size / 8, inner = words - FP_WORDS_HEAD - 2;
@@ -190,7 +191,7 @@ static __always_inline void fp_send_birth(struct fp_target *target, __u64 cookie
 static __always_inline __u64 fp_count_hit(struct fp_target *target)
 {
 #ifdef FP_LEGACY
-	/* Before 5.12 atomic operations do not return what was there: a hit on another CPU in between moves the quota's end by one. */
+	/* Before 5.12 atomic operations do not return the old value: a hit on another CPU in between moves the quota's end by one. */
 	__sync_fetch_and_add(&target->hits, 1);
 	return *(volatile unsigned long long *)&target->hits - 1;
 #else
@@ -204,7 +205,7 @@ static __always_inline bool fp_switch_off(struct fp_target *target)
 #ifdef FP_LEGACY
 	__u32 flags = *(volatile unsigned int *)&target->flags;
 
-	/* Nor is there an atomic AND. If the daemon switches it on at this very moment, the window stays shut. */
+	/* Nor is there an atomic AND. If the daemon switches it on at this very moment, the window stays closed. */
 	*(volatile unsigned int *)&target->flags = flags & ~FP_TARGET_ON;
 	return flags & FP_TARGET_ON;
 #else

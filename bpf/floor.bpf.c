@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
- * Empty programs: the floor that `fragprof bench` compares exact mode with. What they cost is the trap alone, which no tool that uses
- * uprobes can go below.
+ * Empty programs: the floor with which `fragprof bench` compares exact mode. They cost only the trap, which no tool that uses uprobes can
+ * avoid.
  */
 #include <linux/bpf.h>
 

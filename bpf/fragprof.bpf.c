@@ -2,12 +2,12 @@
 /*
  * fragprof's BPF programs.
  *
- * What they do, and no more: notice that a watched process allocated, freed, changed its address space, or lived and died; take the
- * call stack of an allocation; and put a record of it into the process's ring buffer. Nothing is aggregated here: a hash table in the
- * kernel would cost more than the record (2.4 us against 2.2 us a malloc/free pair) and could not be corrected afterwards.
+ * They only observe that a watched process allocates, frees, changes its address space, forks, execs or exits; take the call stack of an
+ * allocation; and put a record of it into the process's ring buffer. Nothing is aggregated here: a hash table in the kernel would cost
+ * more than the record (2.4 us against 2.2 us per malloc/free pair) and could not be corrected afterwards.
  *
  * The price of a probe is its trap: ~0.7 us where the kernel emulates the probed instruction, ~9 us where it must single-step it. So
- * the daemon chooses the instruction (src/probe/placement.rs) and says in the site's cookie where the arguments are; one program
+ * the daemon chooses the instruction (src/probe/placement.rs) and encodes the arguments' locations in the site's cookie; one program
  * serves every entry point of every allocator.
  *
  * Four ways to attach the same functions, best first; the daemon takes what the kernel can do:
@@ -61,8 +61,8 @@ int alloc_session(struct pt_regs *regs)
 	return *sequence ? 0 : 1; /* 1: the kernel does not even set up the return */
 }
 
-/* All probes of a window in one link: allocating and freeing sites in one program, told apart by the cookie. A window's price is paid
- * in links, which the kernel takes out one by one. */
+/* All probes of a window in one link: allocating and freeing sites in one program, distinguished by the cookie. The cost of a window is in
+ * its links, which the kernel detaches one by one. */
 SEC("uprobe.session")
 int window_session(struct pt_regs *regs)
 {

@@ -26,8 +26,8 @@ enum fp_limit {
 	 * own. The agent has three at most: exactly, by an emitter, in windows. */
 	FP_SLOTS_OF_PROCESS = 4,
 
-	/* Rows that say where the arguments of programs' own probes (USDT) are. They are shared by sites with the same arguments:
-	 * compilers place three arguments in some dozen ways. */
+	/* Rows with the locations of the arguments of programs' own probes (USDT). They are shared by sites with the same arguments:
+	 * compilers place three arguments in about a dozen ways. */
 	FP_USDT_SITES_MAX = 1024,
 };
 
@@ -35,7 +35,7 @@ enum fp_limit {
  * interrupt it. A call beyond the limit replaces the oldest and is counted (FP_CNT_CALL_ABANDONED). */
 #define FP_CALLS_MAX 4
 
-/* What a record says. The value is the first byte of each record. */
+/* The kind of a record: its first byte. */
 enum fp_record_kind {
 	FP_REC_ALLOC = 1,        /* struct fp_alloc: a block was handed out */
 	FP_REC_FREE = 2,         /* struct fp_free: a block is about to be taken back (sent at entry) */
@@ -83,8 +83,7 @@ struct fp_sample {
 	unsigned long long stack;    /* stack hash, 0 = none */
 };
 
-/* Words of a block by which it is known again: the first eight, six spread over what lies between, the last two. A block of fewer words
- * has fewer. */
+/* Words by which a block is recognised: the first eight, six spread over the middle, the last two. A smaller block has fewer. */
 enum fp_words {
 	FP_WORDS_HEAD = 8,
 	FP_WORDS_SPREAD = 6,
@@ -198,8 +197,8 @@ struct fp_need_table {
 	unsigned long long pc;
 };
 
-/* What the programs count, per CPU, summed by the daemon; every one is shown to the user (names and descriptions: src/capture/counters.rs).
- * Records sent are counted by the reader, who sees them. */
+/* The programs' counters, per CPU, summed by the daemon; each is shown to the user (names and descriptions: src/capture/counters.rs).
+ * Records sent are counted by the reader. */
 enum fp_counter {
 	FP_CNT_LOST_ALLOC = 0,     /* ring full: allocation record lost */
 	FP_CNT_LOST_FREE,          /* ring full: free record lost */
@@ -257,7 +256,7 @@ struct fp_target {
 	unsigned long long hits;       /* probe hits, whether or not the target was on: what the target pays for */
 	unsigned long long hits_free;  /* of them, at functions that free */
 	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves; once they did so, whether
-					* for that or because the window was over, its value at that moment */
+					 * for that or because the window was over, its value at that moment */
 	unsigned long long closed_ns;  /* when they did so, CLOCK_MONOTONIC; 0 = they did not */
 	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: it is the first hit after it that switches off */
 	unsigned long long epoch;      /* of probes for large blocks: another number each time that they are put in */
@@ -278,7 +277,7 @@ enum fp_target_flag {
 	FP_TARGET_HELD = 1 << 8,        /* the daemon traces it: it is held where it maps code and at its entry point (hold.bpf.h) */
 };
 
-/* What a probe site's cookie says: which call it is and where its arguments are. Built by src/probe/, taken apart in alloc.bpf.h.
+/* The cookie of a probe site: which call it is and where its arguments are. Built by src/probe/, decoded in alloc.bpf.h.
  * Registers are DWARF numbers (src/machine/). */
 enum fp_op {
 	FP_OP_ALLOC = 1,        /* size in size_reg, times count_reg if present; result is the block */
@@ -340,7 +339,7 @@ struct fp_site {
 #define FP_CHUNK_FLAGS 7ULL
 #define FP_CHUNK_MMAPPED 2ULL
 #define FP_CHUNK_CACHED_MAX 1040ULL
-/* A call that asks for so much may get a chunk that is not cached: glibc leaves a remainder below 32 bytes with the chunk, and memalign
+/* A call that requests this much may get a chunk that is not cached: glibc leaves a remainder below 32 bytes with the chunk, and memalign
  * one on each side. */
 #define FP_LARGE_REQUEST_MIN (1032ULL - 64)
 
@@ -351,8 +350,8 @@ struct fp_site {
  * that is asked for (src/recorder/throwing.rs). */
 #define FP_THROW_BYTES (1ULL << 30)
 
-/* Probes that programs pass by themselves (USDT): alloc(pointer, bytes, weight), and of fragprof's own sampler the interval; free has the
- * first alone. */
+/* Probes in the programs themselves (USDT): alloc(pointer, bytes, weight), with fragprof's own sampler also the interval; free has only
+ * the first argument. */
 #define FP_USDT_ARGUMENTS 4
 
 enum fp_usdt_kind {

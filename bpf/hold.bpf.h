@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Holding a thread that the daemon traces, before it executes code that the daemon has not seen yet.
+ * Stops a thread that the daemon traces before it executes code that the daemon has not probed yet.
  *
  * A signal to a traced thread stops it for its tracer first, on the way back to user space: before the next instruction. The tracer
- * (src/recorder/tracer.rs) lets the daemon look, and lets the thread go on without the signal; nobody else sees it. SIGURG is ignored by
- * a program that does not ask for it, so one that slips through when the tracer is gone does no harm. A thread that blocks it is not held:
- * SIGSTOP, the only signal that would, stops it for good if the tracer is killed while it stands still.
+ * (src/recorder/tracer.rs) lets the daemon attach probes, and resumes the thread without the signal; nothing else sees it. SIGURG is
+ * ignored by default, so one that is delivered after the tracer has ended does no harm. A thread that blocks it is not held: SIGSTOP, which
+ * cannot be blocked, would stop it for good if the tracer were killed meanwhile.
  */
 #ifndef FRAGPROF_HOLD_BPF_H
 #define FRAGPROF_HOLD_BPF_H

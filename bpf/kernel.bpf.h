@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * What differs between kernels, in one place.
+ * The differences between kernels, in one place.
  *
  * The programs are compiled twice. The ordinary object uses what tracing programs have since 5.17: task storage, pointers to the
  * current task with known type, attach cookies, bpf_loop. With FP_LEGACY the same programs do without, for 5.8 to 5.16: a hash table
@@ -19,9 +19,9 @@
 /*
  * To be called by each program that runs at a uprobe. From 6.13 on the kernel gives programs a stack of their own for each CPU
  * (bpf_enable_priv_stack, kernel/bpf/verifier.c), and runs those of uprobes such that they can be preempted. On a kernel with real
- * preemption another thread then runs the same program on the same stack, and both work with what the other has
- * left there: 7.2 was seen to follow such pointers, and to kill the thread. A program with a tail call has no such stack; where it stands
- * matters not to that rule. Nobody comes by here: the verifier knows `never` and takes it out.
+ * preemption another thread then runs the same program on the same stack, and both corrupt each other's data: 7.2 was seen to follow such
+ * pointers, and to kill the thread. A program with a tail call, anywhere in it, has no such stack. This one is never executed: the verifier
+ * knows that `never` is false and removes it.
  */
 static __always_inline void fp_stay_on_the_threads_stack(void *context)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Large blocks of glibc alone -> records.
+ * Only large blocks of glibc -> records.
  *
- * Behind the test of the thread cache in glibc's malloc, calloc and free lie instructions that only large blocks pass, and the few small
- * ones that the cache has no room or no block for. A probe there costs a small block that comes from the cache nothing at all, and sees
- * every large one (src/probe/large/ finds the places). There the block is in a register, its chunk's size before it in memory: by the
- * size small ones are told apart, so that what is seen allocated and what is seen freed are the same blocks. What was asked for is not
- * known there; the size of a record is what the block can hold.
+ * After the thread-cache check in glibc's malloc, calloc and free there are instructions that only large blocks reach, plus the few small
+ * ones for which the cache has no space or no block. A probe there costs a cached small block nothing, and sees every large one
+ * (src/probe/large/ finds these instructions). The block is then in a register, its chunk's size before it in memory: small ones are
+ * filtered by size, so that the same blocks are seen allocated and freed. The requested size is not known there; the size of a record is
+ * the usable size.
  *
- * The functions that change or align blocks have no such place. They are probed at entry and return as everywhere (alloc.bpf.h), and
- * what they do inside is theirs: a probe between an open call's entry and its return is passed over.
+ * The functions that resize or align blocks have no such instruction. They are probed at entry and return as everywhere (alloc.bpf.h), and
+ * hits between an open call's entry and its return are ignored.
  *
  * These probes have their own slot, and their own account of a thread's open calls: those of all entry points may be in at the same
  * time, on the same functions.
@@ -38,7 +38,7 @@ static __always_inline bool fp_large_is_inside(struct pt_regs *regs, struct fp_t
 	return fp_is_nested(regs, thread, target, sp, true);
 }
 
-/* At a place that freed blocks pass. */
+/* At an instruction that freed blocks reach. */
 static __always_inline void fp_large_free(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
 {
 	__u64 block = fp_large_block(regs, cookie);
@@ -76,7 +76,7 @@ static __always_inline __u32 fp_large_look(struct pt_regs *regs, __u64 cookie, s
 	call->size = fp_size_of(regs, cookie);
 	if (FP_COOKIE_PTR_REG(cookie) != FP_NO_REG)
 		call->ptr = fp_register(regs, FP_COOKIE_PTR_REG(cookie));
-	/* Of a small old block nobody knows: as if there were none. */
+	/* A small old block is not tracked: as if there were none. */
 	if (op == FP_OP_REALLOC && call->ptr && !fp_large_bytes(call->ptr))
 		call->ptr = 0;
 	return call->size >= FP_LARGE_REQUEST_MIN || (op == FP_OP_REALLOC && call->ptr) ? 0 : FP_CNT_HIT_SMALL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * What the instruction set decides: registers, where a call leaves its return address, signal frames, system call numbers. One header
- * for each, with the same names in it; src/machine/ is the daemon's side. __TARGET_ARCH_* is libbpf's name for the target.
+ * Properties of the instruction set: registers, the location of return addresses, signal frames, system call numbers. One header per
+ * architecture, with the same names in it; src/machine/ is the daemon's side. __TARGET_ARCH_* is libbpf's name for the target.
  *
  * An unwind rule names a register in 4 bits (src/machine/ has the codes). Two codes are the same everywhere (enum fp_rule_register).
  */

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
- * The user registers of one process's threads, as the kernel saved them when each last entered it. Nothing is stopped and nothing attached
- * to the process: the kernel walks its own list of tasks while the iterator's file is read.
+ * The user registers of one process's threads, as the kernel saved them when each last entered it. Nothing is stopped or attached to the
+ * process: the kernel walks its own list of tasks while the iterator's file is read.
  *
- * Of a thread that waits in a system call these are its registers. One that runs has them in the processor, and what is read here is from
- * its last entry: more roots than there are, never fewer that are known.
+ * For a thread that waits in a system call these are its registers. The registers of a running thread are in the CPU, and those read here
+ * are from its last entry: they may add stale roots.
  */
 #include "vmlinux.h"
 

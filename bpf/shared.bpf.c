@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
  * Lists the types that the programs and the daemon share. Never loaded: build/bindings.rs generates Rust from this object's type
- * information (src/bpf.rs). The daemon knows no type that is not reached from here.
+ * information (src/bpf.rs). The daemon knows only the types reachable from here.
  */
 #include "vmlinux.h"
 

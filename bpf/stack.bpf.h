@@ -44,7 +44,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 		fp_count(target, FP_CNT_STACK_TABLE_FULL);
 }
 
-/* Asks for the table that a walk found missing. Not a loss if the ring is full: a later walk asks again. */
+/* Requests the table that a walk found missing. Not a loss if the ring is full: a later walk requests it again. */
 static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, __u64 pc)
 {
 	void *ring = bpf_map_lookup_elem(&rings, &target->shard);
@@ -67,7 +67,7 @@ static __always_inline void fp_walk_stack(struct fp_walk *walk, struct pt_regs *
 	fp_count_walk(walk, target->shard);
 }
 
-/* Makes the thread's last walk known to the reader; its hash. */
+/* Makes the thread's last walk known to the reader; returns its hash. */
 static __always_inline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
 {
 	if (walk->need_pc)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* What the programs keep of a thread between its probes. */
+/* The programs' state of a thread between its probes. */
 #ifndef FRAGPROF_THREAD_BPF_H
 #define FRAGPROF_THREAD_BPF_H
 
@@ -26,9 +26,9 @@ struct fp_calls {
 	__u32 slot;       /* of the target whose probes entered the last one: its stack is defined for that target alone */
 };
 
-/* What is kept of a thread: its open calls, and its last walk. One piece, because finding it costs more than anything else that is
- * done with it. Lives and dies with the thread; only the thread itself touches it, and uprobe programs do not nest within a thread, so
- * no locking. 8 KiB a thread that ever allocated while it was watched. */
+/* The state of a thread: its open calls, and its last walk. One piece, because the lookup costs more than anything else done with it.
+ * It exists as long as the thread; only the thread itself accesses it, and uprobe programs do not nest within a thread, so there is no
+ * locking. 8 KiB per thread that ever allocated while it was watched. */
 struct fp_thread {
 	struct fp_calls calls;       /* of all entry points */
 	struct fp_calls large_calls; /* of those that are probed for large blocks alone: both sets of probes may be in, on the same

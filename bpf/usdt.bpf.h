@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Probes that a program passes by itself (USDT otel_memory:alloc and :free, ddheap likewise) -> records.
+ * Probes in the program itself (USDT otel_memory:alloc and :free, ddheap likewise) -> records.
  *
  * The program, or a library in it, has decided that this allocation is sampled; here the arguments are fetched from wherever its
  * compiler put them, the stack is walked as for any allocation, and a record goes out. A site's cookie names the row of usdt_sites that

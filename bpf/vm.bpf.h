@@ -7,10 +7,10 @@
  * hash lookup the unwatched. docs/design/0002 has the price and what was tried instead.
  *
  * Only calls that succeeded are sent. A call made by the allocator itself carries the stack of the allocation it serves. While a
- * governed target's probes are out nobody knows that allocation, so the stack is taken at the system call itself: such calls are rare.
+ * governed target's probes are detached that allocation is unknown, so the stack is taken at the system call itself: such calls are rare.
  *
- * First touches of pages are sampled, each with the same chance: a tracepoint that every fault of the machine passes, so what is not
- * wanted must leave soon.
+ * First touches of pages are sampled, each with the same probability: every page fault of the machine hits the tracepoint, so unwanted
+ * ones must be rejected early.
  */
 #ifndef FRAGPROF_VM_BPF_H
 #define FRAGPROF_VM_BPF_H
