@@ -63,18 +63,18 @@ show_process() {
     $as_root "$fragprof" "$@" || echo "(not possible here)"
 }
 
-step "3. Who holds live memory: fragprof report $out/demo.pb.gz --by live"
+step "3. The stacks that hold live memory: fragprof report $out/demo.pb.gz --by live"
 show report "$out/demo.pb.gz" --by live --top 3
 
 step "4. The stacks that keep free memory from being returned: fragprof report $out/demo.pb.gz --by pinned"
 show report "$out/demo.pb.gz" --by pinned --top 3
 
-step "5. The verdict, of the recording and of the process as it is now: fragprof explain $out/demo.pb.gz; fragprof explain $pid"
+step "5. The verdict on the recording, and on the process as it is now: fragprof explain $out/demo.pb.gz; fragprof explain $pid"
 show explain "$out/demo.pb.gz"
 echo
 show_process explain "$pid"
 
-step "6. Pictures, for a browser: the stacks, and the heap page by page (fragprof census $pid --map $out/address-space.svg)"
+step "6. Images for a browser: the stacks, and the heap page by page (fragprof census $pid --map $out/address-space.svg)"
 for value in live pinned; do
     show flamegraph "$out/demo.pb.gz" --by "$value" -o "$out/$value.svg"
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the test programs with every C library and allocator (tests/matrix/) and writes the table of docs/allocators.md.
+# Runs the test programs with every C library and allocator (tests/matrix/), and writes the table of docs/allocators.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p target/allocator-matrix

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the agent's image from deploy/Containerfile with podman, buildah or docker, whichever is there: build-image.sh PROGRAM NAME.
+# Builds the agent's image from deploy/Containerfile with podman, buildah or docker, whichever is installed: build-image.sh PROGRAM NAME.
 # Further arguments go to the builder, for example --build-arg BASE=….
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,7 @@ program=$1 name=$2
 shift 2
 context=target/image
 rm -rf "$context" && mkdir -p "$context"
-# Line tables and symbols are for its own makers; the program finds what it needs of itself without them.
+# The program does not need its own line tables and symbols.
 strip -o "$context/fragprof" "$program"
 cp deploy/agent.toml "$context/"
 for builder in ${BUILDER:-podman buildah docker}; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lints the Helm chart, renders it with the values that change its shape, and decodes every rendered object strictly into the API's own
-# types, as a client-side dry run does. Builds helm and kustomize with go (some minutes) where they are missing.
+# types, as a client-side dry run does. Builds helm and kustomize with go (some minutes) if they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GOBIN=$PWD/target/go GOFLAGS=-modcacherw PATH=$PWD/target/go:$PATH
@@ -32,7 +32,7 @@ for shape in "$all" "$bare" "$monitored" "$old" "$short" "$pushed"; do
 	check-manifests <<<"$shape"
 done
 kustomize build deploy/kubernetes | check-manifests
-# An unknown field must not pass, or the check proves nothing.
+# An unknown field must be rejected, or the check is worthless.
 if sed 's/hostPID: true/hostPid: true/' <<<"$all" | check-manifests 2>/dev/null; then
 	echo "an unknown field passes the check" >&2
 	exit 1

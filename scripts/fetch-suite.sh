@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Unpacks packages of another Debian suite into a folder, without touching this machine's own packages.
-#   fetch-suite.sh SUITE FOLDER PACKAGE...
-# A name with a * in it stands for the newest package that it matches. ARCHITECTURE=arm64 takes another machine's.
+# Unpacks packages of another Debian suite into a directory, without changing this machine's own packages.
+#   fetch-suite.sh SUITE DIRECTORY PACKAGE...
+# A name with a * stands for the newest matching package. ARCHITECTURE=arm64 selects another architecture.
 set -euo pipefail
 suite=$1 into=$2
 shift 2
@@ -11,7 +11,7 @@ state=$(realpath "$state")
 into=$(realpath "$into")
 
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-# The machine's apt has the archive's keys; suites older or newer than it are signed with keys it may not have.
+# apt has the archive's keys, but older or newer suites may be signed with others.
 echo "deb [trusted=yes] $mirror $suite main" >"$state/sources.list"
 : >"$state/status" # what is installed here has no say
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::Lists=$state/lists"
@@ -39,7 +39,7 @@ for name in "$@"; do
 	echo "$suite: $package"
 done
 
-# Links to places of the root directory would leave the folder.
+# Absolute links would lead out of the directory.
 find "$into" -type l -lname '/*' | while read -r link; do
 	to=$into$(readlink "$link")
 	[ ! -e "$to" ] || ln -sfr "$to" "$link"

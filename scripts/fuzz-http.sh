@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Requests made by schemathesis from the agent's own description of its API, against a running agent,
-# EXAMPLES (100) for each path: no 5xx, no panic, and every answer is of its described form.
+# Tests a running agent with requests that schemathesis generates from the agent's description of its API,
+# EXAMPLES (100) per path: no 5xx, no panic, and every answer matches its description.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fragprof=${1:?usage: fuzz-http.sh FRAGPROF}
@@ -22,7 +22,7 @@ until address=$(sed -n 's|^fragprof agent: \(http://[^/]*\)/.*|\1|p' "$place/out
     kill -0 $agent || { cat "$place/err" >&2; exit 1; }
     sleep 0.1
 done
-# Any pid at all, and then one that is there: this shell's.
+# Arbitrary pids, and then an existing one: this shell's.
 printf '[parameters]\npid = %s\n' $$ >"$place/there.toml"
 : >"$place/any.toml"
 for config in any there; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages named, saying which; does nothing for those that are there.
+# Installs the given Debian or Ubuntu packages and prints their names; skips those that are installed.
 set -euo pipefail
 
-# A toolchain that was installed by other means than the distribution's packages counts as there.
+# A toolchain that was not installed from the distribution's packages counts as installed.
 present() {
 	case "$1" in
 	golang-go) command -v go >/dev/null ;;
@@ -33,5 +33,5 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "installing: ${missing[*]}"
 "${as_root[@]}" apt-get update -qq
-# Services that come with a package (redis) are not to be started for a test.
+# Services that come with a package (redis) must not be started for a test.
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -4,11 +4,11 @@
 #
 #   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-backports
 #
-# lockdown is the kernel of trixie, told to keep its secrets even from root (lockdown=confidentiality); its tests are plan-lockdown.
+# lockdown is the kernel of trixie with lockdown=confidentiality; its tests are plan-lockdown.
 # arm64 is the kernel of trixie for arm64, arm64-bookworm and arm64-backports an older and a newer one (scripts/matrix/arm64.sh); their tests
 # are plan-arm64.
 #
-# Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes a kernel.
+# Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes per kernel.
 # GUESTS=2 at a time, GUEST_SECONDS=1800 at most each.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,7 +35,7 @@ if [ ${#suites[@]} -eq 0 ]; then
 	exec python3 scripts/matrix/table.py "${logs[@]/%/.log}"
 fi
 
-# INTEGRATION=FILE takes a test binary that is there already, with the fragprof beside it.
+# INTEGRATION=FILE uses an existing test binary, with the fragprof next to it.
 integration=${INTEGRATION:-$(cargo test --quiet --no-run --test integration --message-format=json |
 	python3 -c 'import json,sys
 for line in sys.stdin:
@@ -43,7 +43,7 @@ for line in sys.stdin:
     if m.get("executable") and m["target"]["name"] == "integration": print(m["executable"])')}
 mapfile -t plan < <(grep -v '^$' scripts/matrix/plan)
 
-# The host's kernel is one of the table, and the run compiles the test programs that the guests use.
+# The host's kernel is a row of the table, and its run compiles the test programs for the guests.
 scripts/mount-kernel-filesystems.sh
 host=$out/host.log
 [ -n "${GUESTS_ONLY:-}" ] || {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Mounts tracefs and the BPF file system where they belong, if we may and they are not; tests that need them say so otherwise.
+# Mounts tracefs and the BPF file system at their usual paths, if permitted and not mounted yet; tests that need them report it otherwise.
 set -u
 mounted() { awk -v at="$1" '$2 == at { found = 1 } END { exit !found }' /proc/mounts; }
 [ "$(id -u)" -eq 0 ] || exit 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the release: a static binary, built twice in different folders and compared byte by byte, with its SBOM, in a tarball that is
-# the same whoever makes it from the same commit.
+# Builds the release: a static binary, built twice in different directories and compared byte by byte, with its SBOM, in a tarball that is
+# reproducible from the commit.
 #
 #   release.sh          everything
-#   release.sh once     one build, not compared: to try the rest
+#   release.sh once     one build without comparison, to try the rest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
@@ -17,7 +17,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 grep -q "^## $version" CHANGELOG.md || { echo "CHANGELOG.md has no section for $version" >&2; exit 1; }
 [ -z "$(git status --porcelain --untracked-files=no)" ] || echo "note: the tree has changes that are in no commit" >&2
 
-# Builds the committed and changed files as they are here, in a folder of another name; prints the binary's path.
+# Builds the working tree's tracked files in a directory of another name; prints the binary's path.
 build() {
 	local folder=$1
 	rm -rf "$folder/source"

@@ -11,7 +11,7 @@ render() {
 	echo "# Made by scripts/render-manifests.sh from deploy/helm/fragprof: change that."
 	helm template fragprof deploy/helm/fragprof --namespace fragprof --kube-version 1.30.0 --set dashboards.enabled=false 2>/dev/null
 }
-# What differs between versions of helm: blank lines, comments of its own, and with the text the checksum of the configuration.
+# Differences between versions of helm: blank lines, comments of its own, and with the text the checksum of the configuration.
 same() { sed -e 's/[[:space:]]*$//' -e '/^$/d' -e '/^# Source:/d' -e '/checksum\/config:/d'; }
 if [ "${1:-}" = --check ]; then
 	diff -u <(same <"$out") <(render | same) && echo "$out is up to date"

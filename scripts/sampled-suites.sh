@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The test suites of two programs that allocate much pass while they are sampled and listened to: CPython's own tests with every object on malloc, and
-# those of Redis's types and scripts from Debian's source against Debian's redis-server. Argument: the fragprof program. Needs the network once.
+# Runs the test suites of two programs that allocate much under the sampler with a consumer attached: CPython's own tests with every object on
+# malloc, and those of Redis's types and scripts from Debian's source with Debian's redis-server. Argument: the fragprof program. Needs the
+# network once.
 set -euo pipefail
 fragprof=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# An agent listens all the time, where the rights for that are there.
+# An agent listens all the time, if permitted.
 cat >"$work/agent.toml" <<END
 [discovery]
 scan_interval_s = 1

@@ -5,7 +5,7 @@ import json
 import subprocess
 import tomllib
 
-# C code that is compiled into the program by a crate or linked statically.
+# C code that a crate compiles into the program, or that is linked statically.
 NATIVE = [("libbpf", "the sources in the crate libbpf-sys", "LGPL-2.1-only OR BSD-2-Clause"), ("libelf", "elfutils of the build machine", "LGPL-3.0-or-later OR GPL-2.0-or-later"),
           ("zlib", "zlib of the build machine", "Zlib"), ("glibc", "the C library of the build machine", "LGPL-2.1-or-later")]
 

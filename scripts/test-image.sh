@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the image of the static program with each builder that is installed and runs it: test-image.sh PROGRAM.
+# Builds the image of the static binary with each installed builder and runs it: test-image.sh PROGRAM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 directory=$(mktemp -d)
@@ -32,7 +32,7 @@ done
 BUILDER=docker DOCKER_BUILDKIT=0 scripts/build-image.sh "$1" localhost/fragprof:test
 docker run --rm --network none --read-only --cap-drop ALL localhost/fragprof:test --version
 docker image inspect --format '{{.Size}} bytes' localhost/fragprof:test
-# A container of docker is told by its id, and gets its limit.
+# A docker container is identified by its id, and shows its limit.
 docker run --detach --name target --network none --memory 64m localhost/fragprof:test agent >/dev/null
 pid=$(docker inspect --format '{{.State.Pid}}' target)
 "$1" census "$pid" --json | tee "$directory/census" | grep -q "\"id\": \"$(docker inspect --format '{{.Id}}' target)\""
