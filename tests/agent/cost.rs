@@ -16,7 +16,7 @@ const CHEAP_ROUND_S_MAX: f64 = 5.0;
 const CHEAP_READ_BYTES_MAX: u64 = 64 << 10;
 
 #[test]
-fn a_cheap_round_over_300_processes_looks_at_each_once_and_reads_little() {
+fn a_cheap_round_over_300_processes_reads_each_once_and_little_of_it() {
     let _alone = serial();
     let program = crate::support::build::output_dir().join("sleep-300");
     std::fs::copy("/bin/sleep", &program).unwrap();
@@ -50,7 +50,7 @@ fn a_cheap_round_over_300_processes_looks_at_each_once_and_reads_little() {
 }
 
 #[test]
-fn the_census_stays_within_its_budget_and_counts_what_it_leaves_out() {
+fn the_census_stays_within_its_budget_and_counts_what_it_skips() {
     let _alone = serial();
     let program = fragments("fragments-cost");
     let _targets: Vec<Process> = (0..6).map(|_| fragmented(&program, &["2"])).collect();

@@ -42,7 +42,7 @@ fn without_the_token_only_metrics_and_health_answer() {
 }
 
 #[test]
-fn without_a_token_a_foreign_host_name_is_turned_away() {
+fn without_a_token_a_foreign_host_name_is_refused() {
     let daemon = Daemon::start(&watching(&["nothing-at-all"], ""));
     let ask = |host: &str| daemon.ask(&format!("GET /api/v1/processes HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).status;
     assert_eq!((ask("localhost:1"), ask("127.0.0.1"), ask("rebound.example")), (200, 200, 403));
@@ -59,7 +59,7 @@ fn an_address_beyond_loopback_needs_a_token() {
 }
 
 #[test]
-fn hostile_requests_get_client_errors_and_the_agent_lives_on() {
+fn hostile_requests_get_client_errors_and_the_agent_keeps_running() {
     let mut daemon = Daemon::start(&watching(&["nothing-at-all"], ""));
     let long = "a".repeat(100_000);
     for path in [
@@ -92,7 +92,7 @@ fn hostile_requests_get_client_errors_and_the_agent_lives_on() {
 }
 
 #[test]
-fn a_silent_connection_makes_room_for_one_that_asks() {
+fn a_silent_connection_gives_way_to_one_that_sends_requests() {
     let daemon = Daemon::start(&format!("{}connections_max = 2\n", watching(&["nothing-at-all"], "")));
     let _held: Vec<_> = (0..2).map(|_| TcpStream::connect(daemon.address).unwrap()).collect();
     for _ in 0..3 {
@@ -103,7 +103,7 @@ fn a_silent_connection_makes_room_for_one_that_asks() {
 }
 
 #[test]
-fn half_sent_requests_keep_no_probe_out_and_end_after_five_seconds() {
+fn half_sent_requests_lock_out_no_probe_and_are_closed_after_five_seconds() {
     let daemon = Daemon::start(&watching(&["nothing-at-all"], ""));
     let address = daemon.address;
     let over = Arc::new(AtomicBool::new(false));
@@ -159,7 +159,7 @@ fn half_sent_requests_keep_no_probe_out_and_end_after_five_seconds() {
 }
 
 #[test]
-fn whoever_tries_tokens_is_slowed_and_named_and_the_right_one_is_answered_at_once() {
+fn a_client_that_tries_tokens_is_slowed_and_logged_and_the_right_token_is_answered_at_once() {
     let daemon = with_token("127.0.0.1:0");
     let ask = |token: &str| {
         let request =
@@ -207,7 +207,7 @@ fn an_unknown_parameter_is_refused_with_the_known_ones() {
 }
 
 #[test]
-fn a_token_that_everybody_may_read_is_refused() {
+fn a_world_readable_token_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (token, config) = (directory.path().join("token"), directory.path().join("agent.toml"));
     secret(&token, TOKEN);

@@ -18,7 +18,7 @@ fn a_term_signal_ends_the_agent_cleanly() {
 }
 
 #[test]
-fn the_service_manager_is_told_of_readiness_life_reload_and_end() {
+fn the_service_manager_gets_ready_watchdog_reload_and_stop_messages() {
     let dir = tempfile::tempdir().unwrap();
     let manager = UnixDatagram::bind(dir.path().join("notify")).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();

@@ -125,7 +125,7 @@ fn a_heap_that_was_larger_during_the_recording_has_a_moment_near_its_peak() {
 }
 
 #[test]
-fn blocks_whose_free_was_lost_are_taken_out_and_counted() {
+fn blocks_whose_free_was_lost_are_removed_and_counted() {
     if bpf().is_none() {
         return;
     }

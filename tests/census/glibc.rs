@@ -90,7 +90,7 @@ fn holes_between_kept_blocks_are_counted_and_their_trim_is_predicted() {
 }
 
 #[test]
-fn fastbins_and_thread_caches_are_told_from_live_blocks() {
+fn fastbins_and_thread_caches_are_distinguished_from_live_blocks() {
     check_trim("fastbins", &[]);
     check_trim("fastbins", &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=200:glibc.malloc.mxfast=160")]);
     check_trim("mix", &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")]);
@@ -141,7 +141,7 @@ fn a_heap_whose_brk_is_blocked_goes_on_in_mappings_and_is_counted() {
 }
 
 #[test]
-fn bytes_that_somebody_else_took_from_brk_are_unknown_and_no_more() {
+fn bytes_taken_from_brk_outside_malloc_are_unknown_and_no_others() {
     let mut target = Target::start(&mut heaps());
     let own = target.tell("foreign");
     let taken = target.census(Level::Full);
@@ -160,7 +160,7 @@ fn huge_pages_and_few_arenas_change_nothing() {
 /// With hugetlb=2 the main arena takes mappings of 2 MiB among which lie mappings of its own large blocks. Where a piece cannot be found
 /// again behind them, it is said to be unknown.
 #[test]
-fn a_main_arena_scattered_over_mappings_is_right_but_for_what_it_calls_unknown() {
+fn a_main_arena_scattered_over_mappings_is_right_except_for_its_unknown_bytes() {
     let mut target = Target::start(heaps().env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"));
     let own = target.tell("mix");
     let taken = target.census(Level::Full);

@@ -99,7 +99,7 @@ fn jemalloc_is_counted_as_it_counts_itself() {
 }
 
 #[test]
-fn jemallocs_times_of_decay_are_read_whatever_they_are() {
+fn jemallocs_decay_times_are_read_whatever_they_are() {
     for (dirty, muzzy) in [(1234, 0), (0, -1), (-1, 5000)] {
         let mut command = preloaded("libjemalloc.so.2");
         command.env("MALLOC_CONF", format!("dirty_decay_ms:{dirty},muzzy_decay_ms:{muzzy}"));

@@ -101,7 +101,7 @@ fn what_is_swapped_out_stays_there_and_is_counted_as_unread() {
 }
 
 #[test]
-fn pages_whose_faults_the_process_serves_itself_are_never_touched() {
+fn pages_whose_faults_the_process_handles_itself_are_never_touched() {
     let mut target = Target::start(&mut heaps());
     let own = target.tell("faults");
     assert_eq!(own["faults"], 0);
@@ -125,7 +125,7 @@ fn a_32_bit_process_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_go_program_is_said_to_have_no_c_heap() {
+fn a_go_program_is_reported_to_have_no_c_heap() {
     let target = Target::start(&mut Command::new(support::build::go_program()));
     // Its runtime has to have started: the first look may meet the loader.
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -141,7 +141,7 @@ fn a_go_program_is_said_to_have_no_c_heap() {
 }
 
 #[test]
-fn a_program_without_any_libc_is_said_to_be_static() {
+fn a_program_without_any_libc_is_reported_as_static() {
     let program = build("tiny32.c", "cc", &["-m64", "-nostdlib", "-static", "-fno-stack-protector"]);
     let target = Target::start(&mut Command::new(program));
     let taken = target.census(Level::Full);
@@ -149,7 +149,7 @@ fn a_program_without_any_libc_is_said_to_be_static() {
 }
 
 #[test]
-fn mimalloc_is_said_to_be_unsupported() {
+fn mimalloc_is_reported_as_unsupported() {
     let library = std::fs::read_dir("/usr/lib/x86_64-linux-gnu")
         .unwrap()
         .filter_map(Result::ok)
@@ -200,7 +200,7 @@ fn assert_honest(heap: &HeapAccount, usable: bool, what: &str) {
 }
 
 #[test]
-fn a_heap_that_is_given_back_under_the_walk_gives_a_sound_or_an_unusable_result() {
+fn a_heap_released_during_the_walk_gives_a_sound_or_an_unusable_result() {
     let mut target = Target::start(&mut Command::new(build("shrink.c", "cc", &["-lpthread"])));
     target.tell("start");
     let memory = target.memory();
@@ -217,7 +217,7 @@ fn a_heap_that_is_given_back_under_the_walk_gives_a_sound_or_an_unusable_result(
 }
 
 #[test]
-fn a_process_that_runs_another_program_is_gone_for_whoever_looked_at_the_old_one() {
+fn after_an_exec_the_memory_of_the_old_program_is_no_longer_readable() {
     let mut target = Target::start(&mut Command::new(build("shrink.c", "cc", &["-lpthread"])));
     let memory = target.memory();
     assert!(take_now(&memory, target.pid(), Level::Full, &mut Places::default()).is_some());

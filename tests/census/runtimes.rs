@@ -63,7 +63,7 @@ sys.stdin.read()
 }
 
 #[test]
-fn gos_heap_is_what_the_runtime_has_from_the_system() {
+fn gos_heap_is_what_the_runtime_got_from_the_system() {
     const PROGRAM: &str = r#"package main
 import ("bufio"; "fmt"; "os"; "runtime")
 var keep [][]byte
@@ -123,7 +123,7 @@ fn kilobytes(text: &str, word: &str) -> u64 {
 }
 
 #[test]
-fn a_jvms_heap_and_its_limit_are_those_that_the_jvm_tells() {
+fn a_jvms_heap_and_its_limit_are_those_that_the_jvm_reports() {
     for (options, collector, set_by) in [
         (&["-XX:+UseSerialGC", "-Xmx96m", "-Xms32m"][..], "serial", "command_line"),
         (&["-XX:+UseG1GC", "-Xms32m", "-XX:MaxRAMPercentage=2"], "g1", "max_ram_percentage"),
@@ -154,7 +154,7 @@ fn a_jvms_heap_and_its_limit_are_those_that_the_jvm_tells() {
 }
 
 #[test]
-fn phps_memory_is_what_php_has_from_the_system_and_nothing_else_is_taken_for_a_heap() {
+fn phps_memory_is_what_php_got_from_the_system_and_nothing_else_is_taken_for_a_heap() {
     const SCRIPT: &str = r#"$keep = []; for ($i = 0; $i < 100000; $i++) $keep[] = "x".$i; $large = str_repeat("a", 7 << 20);
 echo '{"used":', memory_get_usage(), ',"real":', memory_get_usage(true), "}\n"; fgets(STDIN);"#;
     let (target, own) = started(Command::new("php").args(["-n", "-r", SCRIPT]));
@@ -180,7 +180,7 @@ puts "{\"pages\":#{GC.stat(:heap_allocated_pages)},\"bytes\":#{GC::INTERNAL_CONS
 }
 
 #[test]
-fn nodes_pages_are_what_v8_has_from_the_system() {
+fn nodes_pages_are_what_v8_got_from_the_system() {
     const SCRIPT: &str = r#"const keep = []; for (let i = 0; i < 300000; i++) keep.push({ a: i, b: "x" + i });
 const large = [...Array(5)].map((_, i) => new Array(200000).fill(i));
 gc(); setTimeout(() => console.log(JSON.stringify(require("v8").getHeapStatistics())), 100); process.stdin.resume(); globalThis.held = [keep, large];"#;

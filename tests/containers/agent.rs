@@ -78,7 +78,7 @@ fn as_podman(pod: &Value, config: &Value, directory: &Path) -> (Vec<String>, Vec
 }
 
 #[test]
-fn the_container_of_the_manifest_profiles_other_containers_with_the_least_rights() {
+fn the_container_of_the_manifest_profiles_other_containers_with_the_fewest_capabilities() {
     let Some(podman) = Podman::new() else { return };
     podman.agent_image();
     let mut targets = Vec::new();
@@ -174,7 +174,7 @@ fn doctor_in_the_container_of_the_manifest_finds_everything_that_is_needed_and_n
 }
 
 #[test]
-fn an_oom_kill_in_a_container_is_counted_and_the_agent_lives_on() {
+fn an_oom_kill_in_a_container_is_counted_and_the_agent_keeps_running() {
     let Some(podman) = Podman::new() else { return };
     podman.image("heap", &[(&holder(Link::Dynamic), "/usr/bin/holder")]);
     let daemon = Daemon::start(&watching(&["holder"], ""));

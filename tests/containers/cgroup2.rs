@@ -38,7 +38,7 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn the_limit_of_a_parent_in_cgroup_version_2_is_told_with_the_usage() {
+fn the_limit_of_a_parent_in_cgroup_version_2_is_reported_with_the_usage() {
     let program = holder(Link::Dynamic); // also where there is nothing to test: a guest without a compiler takes it along
     if !std::fs::read_to_string(format!("{ROOT}/cgroup.controllers")).is_ok_and(|text| text.contains("memory")) {
         println!("not here: no memory controller of cgroup version 2");

@@ -55,7 +55,7 @@ fn a_pod_s_names_are_on_metrics_and_api_and_go_with_it() {
 }
 
 #[test]
-fn a_container_that_is_made_anew_in_its_pod_keeps_its_name_and_gets_another_id() {
+fn a_container_recreated_in_its_pod_keeps_its_name_and_gets_another_id() {
     let Some(containerd) = Containerd::start() else { return };
     let daemon = Daemon::start(&watching(&["holder"], &asking(&containerd.socket())));
     let first = containerd.pod("shop", "web-2", UID, "heap");
@@ -109,7 +109,7 @@ fn assert_works(daemon: &Daemon) {
 }
 
 #[test]
-fn a_socket_that_is_missing_costs_names_only() {
+fn a_missing_socket_costs_only_names() {
     let directory = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(&watching(&["cat"], &asking(&directory.path().join("no.sock"))));
     assert_works(&daemon);
@@ -119,7 +119,7 @@ fn a_socket_that_is_missing_costs_names_only() {
 }
 
 #[test]
-fn a_socket_that_never_answers_costs_names_only() {
+fn a_socket_that_never_answers_costs_only_names() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("slow.sock");
     // Connections are taken by the kernel and never accepted.
@@ -132,7 +132,7 @@ fn a_socket_that_never_answers_costs_names_only() {
 }
 
 #[test]
-fn a_socket_that_answers_nonsense_costs_names_only() {
+fn a_socket_that_answers_garbage_costs_only_names() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nonsense.sock");
     let listener = UnixListener::bind(&path).unwrap();

@@ -41,7 +41,7 @@ fn every_object_has_kind_name_namespace_and_labels() {
 }
 
 #[test]
-fn the_pod_has_the_rights_it_needs_and_no_others() {
+fn the_pod_has_the_capabilities_it_needs_and_no_others() {
     let all = documents();
     let set = daemon_set(&all);
     let pod = &set["spec"]["template"]["spec"];
@@ -85,7 +85,7 @@ fn selectors_volumes_ports_and_the_account_fit_together() {
 }
 
 #[test]
-fn the_agent_takes_the_rendered_configuration() {
+fn the_agent_accepts_the_rendered_configuration() {
     let all = documents();
     let config = all.iter().find(|one| one["kind"] == "ConfigMap").unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn samples(schema: &Value, token_file: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn the_agent_takes_whatever_settings_the_schema_allows() {
+fn the_agent_accepts_all_settings_that_the_schema_allows() {
     // Only where helm is.
     if Command::new("helm").arg("version").output().is_err() {
         println!("not tried: helm is not installed");

@@ -73,7 +73,7 @@ fn the_text_says_how_much_of_the_limit_is_live() {
 }
 
 #[test]
-fn a_container_with_the_rights_of_the_daemon_set_sees_and_records_other_containers() {
+fn a_container_with_the_capabilities_of_the_daemon_set_sees_and_records_other_containers() {
     let Some(_bpf) = bpf() else { return };
     let Some(podman) = Podman::new() else { return };
     podman.agent_image();

@@ -32,7 +32,7 @@ fn listening(names: &[&str], rest: &str) -> String {
 }
 
 #[test]
-fn the_agent_listens_to_an_emitter_and_every_surface_says_what_lives_by_stack_and_from_where() {
+fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_and_their_source() {
     if bpf().is_none() {
         return;
     }
@@ -91,7 +91,7 @@ fn the_agent_listens_to_an_emitter_and_every_surface_says_what_lives_by_stack_an
 }
 
 #[test]
-fn a_process_too_small_to_be_watched_is_heard_before_it_grows_and_is_watched_then() {
+fn a_process_too_small_to_be_watched_is_listened_to_and_then_watched() {
     if bpf().is_none() {
         return;
     }
@@ -118,7 +118,7 @@ fn a_process_too_small_to_be_watched_is_heard_before_it_grows_and_is_watched_the
 }
 
 #[test]
-fn an_image_without_an_emitter_is_let_go_of_and_so_is_everything_when_listening_is_switched_off() {
+fn an_image_without_an_emitter_is_detached_and_so_are_all_when_listening_is_switched_off() {
     if bpf().is_none() {
         return;
     }

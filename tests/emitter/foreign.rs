@@ -72,7 +72,7 @@ fn provider_of(name: &str) -> String {
 }
 
 #[test]
-fn an_emitter_by_sys_sdt_is_heard_under_both_names_however_it_was_compiled() {
+fn an_emitter_made_with_sys_sdt_is_found_under_both_names_however_it_was_compiled() {
     if bpf().is_none() {
         return;
     }
@@ -93,7 +93,7 @@ fn an_emitter_by_sys_sdt_is_heard_under_both_names_however_it_was_compiled() {
 }
 
 #[test]
-fn every_way_of_attaching_hears_the_same() {
+fn every_way_of_attaching_receives_the_same_samples() {
     if bpf().is_none() {
         return;
     }
@@ -149,7 +149,7 @@ fn a_listener_that_is_killed_leaves_the_semaphores_at_zero_and_other_processes_n
 }
 
 #[test]
-fn every_call_can_be_traced_instead_and_a_sample_alone_needs_an_emitter() {
+fn every_call_can_be_traced_instead_and_sampled_mode_needs_an_emitter() {
     if bpf().is_none() {
         return;
     }
@@ -169,7 +169,7 @@ fn every_call_can_be_traced_instead_and_a_sample_alone_needs_an_emitter() {
 }
 
 #[test]
-fn arguments_that_are_not_understood_are_named_and_every_call_is_traced() {
+fn unsupported_probe_arguments_are_named_and_every_call_is_traced() {
     if bpf().is_none() {
         return;
     }

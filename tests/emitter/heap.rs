@@ -19,7 +19,7 @@ fn ledger(process: &Process) -> std::collections::HashMap<String, f64> {
 }
 
 #[test]
-fn what_lives_from_before_is_told_apart_from_what_was_made_since_also_at_the_same_addresses() {
+fn live_blocks_from_before_are_distinguished_from_newer_ones_even_at_the_same_addresses() {
     if bpf().is_none() {
         return;
     }
@@ -58,7 +58,7 @@ fn what_lives_from_before_is_told_apart_from_what_was_made_since_also_at_the_sam
 }
 
 #[test]
-fn the_report_says_which_source_its_figures_come_from_and_how_sure_they_are() {
+fn the_report_states_the_source_of_its_figures_and_their_error() {
     if bpf().is_none() {
         return;
     }

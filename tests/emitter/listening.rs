@@ -11,7 +11,7 @@ use crate::support::recording::{Recording, fragprof};
 use crate::support::{LIMIT, bpf};
 
 #[test]
-fn a_command_that_is_started_with_the_sampler_is_heard_from_its_first_allocation() {
+fn a_command_started_with_the_sampler_is_recorded_from_its_first_allocation() {
     if bpf().is_none() {
         return;
     }
@@ -38,7 +38,7 @@ fn a_command_that_is_started_with_the_sampler_is_heard_from_its_first_allocation
 }
 
 #[test]
-fn a_governed_recording_of_a_process_with_an_emitter_takes_what_that_tells() {
+fn a_governed_recording_of_a_process_with_an_emitter_records_its_samples() {
     if bpf().is_none() {
         return;
     }
@@ -57,7 +57,7 @@ fn a_governed_recording_of_a_process_with_an_emitter_takes_what_that_tells() {
 }
 
 #[test]
-fn children_of_a_sampled_program_come_and_go_unharmed_while_it_is_listened_to() {
+fn children_of_a_sampled_program_run_unharmed_while_it_is_listened_to() {
     if bpf().is_none() {
         return;
     }

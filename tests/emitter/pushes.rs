@@ -89,7 +89,7 @@ fn merged(go: &Path, files: &[PathBuf], kind: &str) -> u64 {
 }
 
 #[test]
-fn pushes_that_are_merged_are_what_the_program_allocated_and_the_last_one_is_what_lives() {
+fn merged_pushes_are_what_the_program_allocated_and_the_last_one_is_what_is_live() {
     if bpf().is_none() {
         return;
     }

@@ -82,7 +82,7 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
 }
 
 #[test]
-fn all_stacks_together_are_what_the_allocator_says_from_outside_and_from_inside() {
+fn all_stacks_together_equal_the_allocators_account_from_outside_and_from_inside() {
     if bpf().is_none() {
         return;
     }

@@ -80,7 +80,7 @@ impl WallClock {
 }
 
 #[test]
-fn an_agent_whose_wall_clock_jumps_by_years_goes_on_and_keeps_its_history() {
+fn an_agent_whose_wall_clock_jumps_by_years_keeps_running_and_keeps_its_history() {
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().to_str().unwrap();
     let target = fragmented(&fragments("faults-clock"), &["16"]);

@@ -77,13 +77,13 @@ fn kill_targets(times: usize) {
 }
 
 #[test]
-fn a_recorder_killed_at_twenty_moments_harms_nobody_and_leaves_nothing() {
+fn a_recorder_killed_at_twenty_moments_does_no_harm_and_leaves_nothing_behind() {
     kill_recorders(20);
 }
 
 #[test]
 #[ignore = "about a quarter of an hour: make faults"]
-fn a_recorder_killed_at_a_thousand_moments_harms_nobody_and_leaves_nothing() {
+fn a_recorder_killed_at_a_thousand_moments_does_no_harm_and_leaves_nothing_behind() {
     kill_recorders(1000);
 }
 

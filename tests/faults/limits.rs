@@ -32,7 +32,7 @@ fn assert_worked_or_said_why(done: &Done, whole: bool, what: &str) {
 }
 
 #[test]
-fn too_few_descriptors_are_told_whatever_their_number() {
+fn too_few_descriptors_are_reported_whatever_their_number() {
     if bpf().is_none() {
         return;
     }
@@ -134,7 +134,7 @@ fn a_memory_limit_of_its_container_is_reached_without_harm_to_the_target() {
 }
 
 #[test]
-fn a_read_only_file_system_is_told_before_the_recording() {
+fn a_read_only_file_system_is_reported_before_the_recording() {
     if bpf().is_none() {
         return;
     }

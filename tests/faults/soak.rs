@@ -106,7 +106,7 @@ fn soak(span: Duration) {
 
 #[test]
 #[ignore = "ten minutes, or FRAGPROF_SOAK_SECONDS: make soak"]
-fn what_is_held_stays_flat_and_the_ledger_true() {
+fn resource_use_stays_flat_and_the_ledger_correct() {
     let seconds = std::env::var("FRAGPROF_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(600);
     soak(Duration::from_secs(seconds));
 }

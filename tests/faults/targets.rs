@@ -47,12 +47,12 @@ fn a_target_with_ten_thousand_threads_is_recorded_to_the_byte() {
 }
 
 #[test]
-fn a_target_in_a_sandbox_that_kills_is_recorded_and_lives() {
+fn a_target_in_a_sandbox_that_kills_is_recorded_unharmed() {
     assert_exact(&mut Command::new(program("sandboxed", Link::Dynamic)));
 }
 
 #[test]
-fn a_stopped_target_is_attached_to_and_counted_when_it_goes_on() {
+fn a_stopped_target_is_attached_to_and_counted_when_it_is_resumed() {
     if bpf().is_none() {
         return;
     }
@@ -73,7 +73,7 @@ fn state(pid: u32) -> char {
 }
 
 #[test]
-fn an_uninterruptible_target_is_attached_to_and_counted_when_it_goes_on() {
+fn an_uninterruptible_target_is_attached_to_and_counted_when_it_continues() {
     if bpf().is_none() {
         return;
     }
@@ -92,7 +92,7 @@ fn an_uninterruptible_target_is_attached_to_and_counted_when_it_goes_on() {
 }
 
 #[test]
-fn a_target_under_a_debugger_is_recorded_when_it_goes_on() {
+fn a_target_under_a_debugger_is_recorded_when_it_is_resumed() {
     if bpf().is_none() {
         return;
     }

@@ -37,7 +37,7 @@ fn last_second(process: &Process) -> u64 {
 }
 
 #[test]
-fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_told() {
+fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_known() {
     if bpf().is_none() {
         return;
     }
@@ -69,7 +69,7 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_tol
 }
 
 #[test]
-fn rates_from_windows_hold_the_truth_within_their_errors() {
+fn rates_from_windows_are_right_within_their_errors() {
     if bpf().is_none() {
         return;
     }
@@ -127,7 +127,7 @@ fn rates_of_a_process_that_computes_are_of_its_own_time() {
 }
 
 #[test]
-fn of_a_process_that_probes_hold_up_most_of_the_time_lower_bounds_are_told() {
+fn a_process_delayed_by_probes_most_of_the_time_gets_lower_bounds() {
     if bpf().is_none() {
         return;
     }
@@ -197,7 +197,7 @@ fn record_phased_once(seconds_long: u64) -> (f64, Rates) {
 }
 
 #[test]
-fn a_slow_leak_phases_and_addresses_used_again_are_told_within_their_errors() {
+fn a_slow_leak_phases_and_reused_addresses_are_estimated_within_their_errors() {
     if bpf().is_none() {
         return;
     }
@@ -212,7 +212,7 @@ fn a_slow_leak_phases_and_addresses_used_again_are_told_within_their_errors() {
 /// The long form: `make coverage-windows`.
 #[test]
 #[ignore = "takes minutes"]
-fn intervals_of_a_program_with_phases_hold_the_truth_in_nine_of_ten_runs() {
+fn intervals_of_a_program_with_phases_contain_the_truth_in_nine_of_ten_runs() {
     if bpf().is_none() {
         return;
     }
@@ -248,7 +248,7 @@ fn a_leak_under_a_thousand_times_its_churn_comes_first() {
 }
 
 #[test]
-fn who_touches_new_pages_first_is_told() {
+fn the_stack_that_touches_new_pages_first_is_reported() {
     if bpf().is_none() {
         return;
     }

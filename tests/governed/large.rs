@@ -180,14 +180,14 @@ fn every_large_block_of_a_busy_process_is_known_by_its_site() {
 }
 
 #[test]
-fn so_it_is_on_kernels_without_sessions_multi_probes_and_cookies() {
+fn large_blocks_are_tracked_on_kernels_without_sessions_multi_probes_and_cookies() {
     for method in [Attach::Multi, Attach::PerfEvents, Attach::ByAddress] {
         every_large_block_is_known(Some(method));
     }
 }
 
 #[test]
-fn a_build_of_glibc_that_nobody_knows_is_tried_while_windows_go_on_and_is_known_from_then_on() {
+fn an_unknown_build_of_glibc_is_tried_while_windows_continue_and_is_known_from_then_on() {
     if bpf().is_none() {
         return;
     }
@@ -217,7 +217,7 @@ fn a_build_of_glibc_that_nobody_knows_is_tried_while_windows_go_on_and_is_known_
 }
 
 #[test]
-fn large_blocks_that_come_too_often_are_left_at_a_bounded_cost_and_said_to_be() {
+fn too_frequent_large_blocks_are_no_longer_tracked_at_a_bounded_cost_which_is_reported() {
     if bpf().is_none() {
         return;
     }
@@ -293,7 +293,7 @@ fn forks_execs_and_the_end_leave_nothing_behind_and_an_exec_begins_anew() {
 }
 
 #[test]
-fn no_large_blocks_are_watched_where_it_is_switched_off_or_another_allocator_serves_malloc() {
+fn no_large_blocks_are_tracked_where_it_is_switched_off_or_another_allocator_serves_malloc() {
     if bpf().is_none() {
         return;
     }

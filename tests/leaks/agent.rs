@@ -10,7 +10,7 @@ use crate::agent::daemon::{Daemon, value, watching};
 use crate::support::process::wait_until;
 
 #[test]
-fn the_agent_tells_of_blocks_without_pointers_in_metrics_api_profile_and_history() {
+fn the_agent_reports_blocks_without_pointers_in_metrics_api_profile_and_history() {
     let target = Waiting::start(Command::new(build("g++", "types.cpp", &["-s"], "told")));
     let pid = target.pid();
     let off = Daemon::start(&watching(&["leaks-told"], ""));

@@ -52,7 +52,7 @@ fn groups_of(leaks: &Value, name: &str) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn dropped_objects_of_a_stripped_program_are_told_by_their_class_with_what_they_hold() {
+fn dropped_objects_of_a_stripped_program_are_named_by_class_with_what_they_hold() {
     let target = Waiting::start(types());
     let found = json(&[&target.pid(), "--looks", "1", "--interval", "0.1"]);
     assert_eq!(groups_of(&found, "cache::TextEntry"), [(300, 0, 0)], "{found:#}");
@@ -63,7 +63,7 @@ fn dropped_objects_of_a_stripped_program_are_told_by_their_class_with_what_they_
 }
 
 #[test]
-fn a_core_file_tells_what_the_process_told() {
+fn a_core_file_gives_the_same_result_as_the_process() {
     let target = Waiting::start(types());
     let directory = tempfile::tempdir().unwrap();
     let core = directory.path().join("core");
@@ -105,7 +105,7 @@ fn blocks_that_were_lost_while_their_process_was_recorded_have_their_call_stacks
 }
 
 #[test]
-fn a_profile_of_the_blocks_adds_up_to_what_was_told() {
+fn a_profile_of_the_blocks_adds_up_to_the_report() {
     let target = Waiting::start(types());
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("leaks.pb.gz");
@@ -120,7 +120,7 @@ fn a_profile_of_the_blocks_adds_up_to_what_was_told() {
 }
 
 #[test]
-fn a_process_that_becomes_another_program_between_two_looks_is_not_mixed_up_with_it() {
+fn a_process_that_executes_another_program_between_two_scans_is_not_mixed_up_with_it() {
     let mut command = Command::new("bash");
     command.args(["-c", "echo ready; read line; exec sleep 60"]);
     let mut target = Waiting::start(command);
@@ -137,7 +137,7 @@ fn a_process_that_becomes_another_program_between_two_looks_is_not_mixed_up_with
 }
 
 #[test]
-fn a_process_that_ends_between_two_looks_is_told_to_have_ended() {
+fn a_process_that_ends_between_two_scans_is_reported_as_ended() {
     let target = Waiting::start(types());
     let running = Command::new(env!("CARGO_BIN_EXE_fragprof"))
         .args(["leaks", &target.pid(), "--looks", "1", "--interval", "3"])

@@ -43,7 +43,7 @@ fn look_at(fixture: &Fixture) {
 }
 
 #[test]
-fn memory_with_any_words_overwritten_is_looked_at_without_harm() {
+fn memory_with_any_words_overwritten_is_scanned_without_harm() {
     let (fixture, ranges) = recorded();
     let place = |index: prop::sample::Index, within: prop::sample::Index| {
         let range = &ranges[index.index(ranges.len())];
@@ -78,7 +78,7 @@ fn a_heap_that_needs_more_than_the_limit_is_refused_with_what_it_would_need() {
 }
 
 #[test]
-fn a_heap_of_nothing_but_pointers_to_itself_is_looked_at_in_bounded_time_and_memory() {
+fn a_heap_of_nothing_but_pointers_to_itself_is_scanned_in_bounded_time_and_memory() {
     let mut command = Command::new(build("cc", "owners.c", &[], "owners"));
     command.stdin(std::process::Stdio::null());
     let target = Waiting::start(command);

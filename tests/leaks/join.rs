@@ -25,7 +25,7 @@ fn pinned_rows(file: &str) -> (Vec<(Vec<String>, u64, u64)>, Value) {
 }
 
 #[test]
-fn what_was_there_before_a_recording_is_told_by_owner_and_type_and_the_parts_are_the_whole() {
+fn blocks_from_before_a_recording_are_split_by_owner_and_type_and_the_parts_add_up() {
     let target = Waiting::start(Command::new(build("cc", "owners.c", &[], "owners")));
     let directory = tempfile::tempdir().unwrap();
     let [plain, parts] = ["plain", "parts"].map(|name| directory.path().join(name).to_str().unwrap().to_owned());

@@ -60,7 +60,7 @@ fn pinned_bytes_by_block_add_up_to_the_census() {
 }
 
 #[test]
-fn types_of_a_stripped_program_are_summed_and_asked_for() {
+fn types_of_a_stripped_program_are_summed_and_selected() {
     let target = Waiting::start(Command::new(build("g++", "types.cpp", &["-s"], "types")));
     let found = owners(&[&target.pid(), "--type", "cache::ImageEntry"]);
     let sum = |name: &str| found["types"].as_array().unwrap().iter().find(|sum| sum["type"] == name).unwrap()["blocks"].clone();

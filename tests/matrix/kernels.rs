@@ -28,7 +28,7 @@ fn sum(report: &Value, function: &str, key: &str) -> f64 {
 
 #[test]
 #[ignore = "for other kernels: make kernel-matrix"]
-fn windows_tell_who_allocates() {
+fn windows_show_which_stacks_allocate() {
     if bpf().is_none() {
         return;
     }
@@ -60,7 +60,7 @@ fn windows_tell_who_allocates() {
 
 #[test]
 #[ignore = "for other kernels: make kernel-matrix"]
-fn a_program_with_the_sampler_tells_its_own_ledger() {
+fn a_program_with_the_sampler_reports_its_own_ledger() {
     if bpf().is_none() {
         return;
     }
@@ -93,7 +93,7 @@ fn a_program_with_the_sampler_tells_its_own_ledger() {
 
 #[test]
 #[ignore = "for a kernel that is locked down: make kernel-matrix"]
-fn a_kernel_that_is_locked_down_is_told_and_the_program_goes_on() {
+fn a_locked_down_kernel_is_reported_and_the_program_continues() {
     let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
     target.go_to("round");
     for mode in ["exact", "governed"] {

@@ -124,7 +124,7 @@ fn print(place: &str, column: &str, outcome: &Outcome) -> bool {
 
 #[test]
 #[ignore = "fetches packages of other suites: make allocator-matrix"]
-fn every_place_is_recorded_and_counted() {
+fn every_call_site_is_recorded_and_counted() {
     if bpf().is_none() {
         return;
     }

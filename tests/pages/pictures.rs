@@ -43,7 +43,7 @@ fn drawn(browser: &mut Browser) -> Vec<u64> {
 }
 
 #[test]
-fn the_address_space_is_drawn_page_by_page_and_looked_at_closer() {
+fn the_address_space_is_drawn_page_by_page_and_zoomed() {
     let Some(mut browser) = Browser::start() else { return };
     let target = fragmented(&fragments("fragments-map"), &["16"]);
     let daemon = Daemon::start(&watching(&["fragments-map"], ""));
@@ -83,7 +83,7 @@ fn the_address_space_is_drawn_page_by_page_and_looked_at_closer() {
 }
 
 #[test]
-fn the_verdict_is_shown_in_its_words_with_what_would_help() {
+fn the_verdict_is_shown_in_words_with_its_remedies() {
     let Some(mut browser) = Browser::start() else { return };
     let target = fragmented(&fragments("fragments-why"), &["1000"]);
     // One look: a later one could say it in other words.
@@ -249,7 +249,7 @@ fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
 }
 
 #[test]
-fn what_ended_is_kept_as_a_flight_record_and_shown() {
+fn an_ended_process_has_a_flight_record_that_is_shown() {
     let Some(mut browser) = Browser::start() else { return };
     let mut target = fragmented(&fragments("fragments-gone"), &["16"]);
     let daemon = Daemon::start(&watching(&["fragments-gone"], "[flight]\nexit_rss_min_mib = 1"));

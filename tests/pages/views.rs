@@ -104,7 +104,7 @@ fn a_process_is_shown_with_its_ladder_arenas_and_size_classes() {
 }
 
 #[test]
-fn pages_fit_a_phone_and_both_themes_and_are_drawn_for_a_person_to_look_at() {
+fn pages_fit_a_phone_and_both_themes_and_are_saved_as_images() {
     let Some(mut browser) = Browser::start() else { return };
     let (processes, daemon, _) = scene("fragments-look");
     let colourless = Look { vision: "achromatopsia", ..DESK };

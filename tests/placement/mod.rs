@@ -203,7 +203,7 @@ mod rules {
     }
 
     #[test]
-    fn nobody_may_jump_between_the_entry_and_the_site() {
+    fn no_jump_leads_between_the_entry_and_the_site() {
         let code = [0x48, 0x81, 0xff, 0, 0x10, 0, 0, 0x77, 0x20];
         assert_eq!(placed(&code, "malloc").offset, 7);
         assert_eq!(placed_with(&code, "malloc", &[0x1007]).reason, Reason::BranchInto);

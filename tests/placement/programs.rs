@@ -154,7 +154,7 @@ fn a_dynamic_musl_program_is_served_by_its_loader() {
 }
 
 #[test]
-fn a_program_that_is_given_to_its_loader_as_an_argument_is_served_as_ever() {
+fn a_program_given_to_its_loader_as_an_argument_is_served_as_usual() {
     let jemalloc = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
     for (compiler, loader, arguments, serving) in [
         ("cc", "/lib64/ld-linux-x86-64.so.2", &[][..], Allocator::Glibc),
@@ -175,7 +175,7 @@ fn jemalloc_linked_into_a_program_serves_it() {
 }
 
 #[test]
-fn a_second_allocator_with_prefixed_names_is_found_beside_the_first() {
+fn a_second_allocator_with_prefixed_names_is_found_next_to_the_first() {
     let source = format!(
         "void *_rjem_malloc(unsigned long n) {{ return (void *)n; }}\nvoid *_rjem_mallocx(unsigned long n, int f) {{ return (void *)n; }}\n\
          void _rjem_sdallocx(void *p, unsigned long n, int f) {{}}\nvoid xml_free(void *p) {{}}\n{PROGRAM}"
@@ -198,7 +198,7 @@ fn a_stripped_static_program_is_refused_with_the_likely_reason() {
 }
 
 #[test]
-fn a_go_program_without_a_c_library_is_called_so() {
+fn a_go_program_without_a_c_library_is_reported_as_such() {
     let bare = ["-nostdlib", "-static", "-fno-stack-protector"];
     let with_section = [&bare[..], &["-DSECTION=\".go.buildinfo\""]].concat();
     let error = Program::compile(BARE_PROGRAM, "cc", &with_section).start(&[]).plan().unwrap_err();

@@ -204,7 +204,7 @@ fn windows(dir: &Path, name: &str, live: ValueKind) -> String {
 }
 
 #[test]
-fn a_recording_of_windows_is_shown_by_what_it_has() {
+fn a_recording_in_windows_is_shown_by_the_values_it_has() {
     let dir = tempfile::tempdir().unwrap();
     let (large, other) =
         (windows(dir.path(), "large.pb.gz", ValueKind::LargeSpace), windows(dir.path(), "other.pb.gz", ValueKind::ConfirmedSpace));

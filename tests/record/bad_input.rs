@@ -59,7 +59,7 @@ fn idle_target() -> Target {
 }
 
 #[test]
-fn a_pid_that_nobody_has_is_refused() {
+fn an_unused_pid_is_refused() {
     // Above the kernel's limit of pids (2^22), so that it cannot come into use.
     assert_refused(&record(4_194_400), TARGET, &["4194400", "no"]);
 }
@@ -99,7 +99,7 @@ fn a_program_without_a_c_library_is_refused() {
 }
 
 #[test]
-fn another_users_process_is_refused_without_rights() {
+fn another_users_process_is_refused_without_permission() {
     let Some(setpriv) = tool("setpriv") else { return };
     let dir = TempDir::new().unwrap();
     let target = idle_target();
@@ -110,7 +110,7 @@ fn another_users_process_is_refused_without_rights() {
 }
 
 #[test]
-fn a_user_without_the_right_to_bpf_is_told_which_capability_is_missing() {
+fn a_user_without_permission_for_bpf_is_told_which_capability_is_missing() {
     let Some(setpriv) = tool("setpriv") else { return };
     let target = idle_target();
     let mut command = Command::new(setpriv);
@@ -166,7 +166,7 @@ fn a_duration_that_is_no_duration_is_a_usage_error() {
 }
 
 #[test]
-fn a_full_disk_for_the_profile_is_told() {
+fn a_full_disk_for_the_profile_is_reported() {
     if bpf().is_none() {
         return;
     }
@@ -176,7 +176,7 @@ fn a_full_disk_for_the_profile_is_told() {
 }
 
 #[test]
-fn an_output_file_in_a_missing_directory_is_told_before_the_recording() {
+fn an_output_file_in_a_missing_directory_is_reported_before_the_recording() {
     let target = idle_target();
     let pid = target.pid().to_string();
     // Recording for minutes and then failing to write would be a disservice: the limit of `run` would pass first.
@@ -207,7 +207,7 @@ fn assert_every_reader_refuses(content: &[u8], words: &[&str]) {
 }
 
 #[test]
-fn a_profile_that_is_not_there_is_named() {
+fn a_missing_profile_is_named() {
     assert_refused(&run(fragprof().args(["report", "/no/such/file.pb.gz"])), USAGE, &["/no/such/file.pb.gz"]);
 }
 

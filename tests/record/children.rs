@@ -123,7 +123,7 @@ const MANY_CHILDREN: &str = "echo begun >$1; for turn in $(seq 60); do /bin/true
 
 /// Wherever it is killed, what it holds goes on.
 #[test]
-fn a_recorder_that_is_killed_leaves_nobody_standing() {
+fn a_recorder_that_is_killed_leaves_no_process_stopped() {
     if bpf().is_none() {
         return;
     }

@@ -176,7 +176,7 @@ mod under_load {
 
     /// The smallest buffer there is, on purpose.
     #[test]
-    fn records_lost_for_want_of_a_buffer_are_told_and_leave_no_leak_that_is_not_doubtful() {
+    fn records_lost_to_a_full_buffer_are_reported_and_every_false_leak_is_doubtful() {
         if bpf().is_none() {
             return;
         }

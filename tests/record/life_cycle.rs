@@ -207,7 +207,7 @@ fn a_launched_program_that_ends_at_once_is_recorded_whole() {
 }
 
 #[test]
-fn a_launched_programs_exit_status_is_passed_on_and_told_once_its_profile_is_written() {
+fn a_launched_programs_exit_status_is_passed_on_once_its_profile_is_written() {
     if bpf().is_none() {
         return;
     }
