@@ -1,7 +1,7 @@
 //! The census's figures, each beside its goal or beside something named that was measured in the same run: `make bench-census`, or
 //! `cargo bench --bench census -- [SECTION…] [--walks N] [--gib N]` with the sections `walk`, `loss`, `rest`, `running`, `round`, `trim`.
 //!
-//! Targets are real processes; what is right is told by the allocator or the program itself. Times are processor time of the one thread,
+//! Targets are real processes; what is right is told by the allocator or the program itself. Times are CPU time of the one thread,
 //! because the machine may be shared.
 
 #![allow(clippy::unwrap_used)]
@@ -193,7 +193,7 @@ impl Counters {
     }
 }
 
-/// Processor time of all threads of a process, in seconds.
+/// CPU time of all threads of a process, in seconds.
 fn cpu_seconds(pid: u32) -> f64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let of = |entry: std::fs::DirEntry| {
@@ -203,7 +203,7 @@ fn cpu_seconds(pid: u32) -> f64 {
     tasks.filter_map(Result::ok).map(of).sum()
 }
 
-/// What a target loses to being walked: operations a second of its own processor time, slices with walks back to back against slices
+/// What a target loses to being walked: operations per second of its own CPU time, slices with walks back to back against slices
 /// without, in pairs; and what that makes at one walk a minute.
 fn loss(arguments: &Arguments) {
     let mut target = Target::start(&mut Command::new(build("busy.c", "cc", &["-lpthread"])));
@@ -419,7 +419,7 @@ fn round(_: &Arguments) {
     against("  of the later ones", median(rounds.split_off(1)), 1.0, "s");
 }
 
-/// What `malloc_trim(0)` gives back against what was predicted.
+/// What `malloc_trim(0)` returns against what was predicted.
 fn trim(_: &Arguments) {
     println!("trim: predicted against what the kernel counts, each hole pattern");
     for environment in [None, Some("glibc.malloc.hugetlb=1"), Some("glibc.malloc.tcache_count=200:glibc.malloc.mxfast=160")] {

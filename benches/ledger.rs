@@ -1,7 +1,7 @@
 //! How fast the ledger keeps its books, and what a live block costs: `cargo bench --bench ledger [-- PAIRS]`.
 //!
 //! Two heaps, of 1 M and 10 M live blocks of 1000 stacks, under a steady churn: a random block is freed, and one of the free addresses
-//! is handed out again. The baseline does the least that the same question needs, in the same run: a std `HashMap` with foldhash from
+//! is allocated again. The baseline does the least that the same question needs, in the same run: a std `HashMap` with foldhash from
 //! address to (size, stack, birth), and live bytes by stack. Rounds of both alternate, and the best of each counts, because the
 //! machine may be shared. Times are CPU time of the one thread.
 
@@ -133,7 +133,7 @@ fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Millions of events a second of CPU time.
+/// Millions of events per second of CPU time.
 fn rate(events: usize, work: impl FnOnce()) -> f64 {
     let start = cpu_time();
     work();

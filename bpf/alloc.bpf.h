@@ -4,7 +4,7 @@
  *
  * A site's cookie says which call it is and which registers hold its arguments (fragprof.h). The outermost call of a thread is
  * remembered between its entry and its return; calls made from inside it (calloc -> malloc, realloc(NULL) -> malloc, new -> malloc) are
- * covered by it and only counted. Frees are sent at entry, before the block can be handed out again; allocations at return.
+ * covered by it and only counted. Frees are sent at entry, before the block can be allocated again; allocations at return.
  *
  * A call may never return (exception out of operator new, longjmp, cancelled thread). It is recognised when a later entry of the
  * thread lies above it on the stack, or not, but the word at its stack pointer is no longer the return trampoline that the kernel put
@@ -237,7 +237,7 @@ static __always_inline void fp_spend(struct fp_target *target, bool frees)
 }
 
 /* Whether a child of vfork has executed a program: it allocates in a memory of its own from then on, whose probes are others. Its first
- * thread's flag is asked for, because a new thread has it, too. */
+ * thread's flag is checked, because a new thread has it, too. */
 static __always_inline bool fp_has_left(__u64 cookie)
 {
 	return FP_COOKIE_VFORK(cookie) && !(FP_KERNEL(fp_current_task(), group_leader, flags) & FP_PF_FORKNOEXEC);
@@ -458,7 +458,7 @@ found:
 			bpf_probe_read_user(&block, sizeof(block), (void *)call.ptr);
 		break;
 	case FP_OP_XALLOCX:
-		/* Less than asked for: not resized, the block is as it was. */
+		/* Less than requested: not resized, the block is as it was. */
 		if (result < call.size)
 			break;
 		/* Resized in place: the block is the same, its usable size is the result. */

@@ -14,7 +14,7 @@
  *   session   entry and return in one link, paired by the kernel, returns of nested calls never trap (6.13)
  *   multi     one link for entries, one for returns (6.6)
  *   single    a perf event for each site (5.17, for the attach cookie and bpf_loop)
- *   legacy    the same from this source compiled with FP_LEGACY, sites told apart by their addresses (5.8; kernel.bpf.h)
+ *   legacy    the same from this source compiled with FP_LEGACY, sites distinguished by their addresses (5.8; kernel.bpf.h)
  *
  * Everything that is dropped is counted where it is dropped (enum fp_counter). Uprobe programs can be preempted, so nothing between
  * two helper calls may live in per-CPU memory; state is in task storage, where only its own thread can reach it.

@@ -52,7 +52,7 @@ enum fp_record_kind {
 	FP_REC_BIRTH = 13,       /* struct fp_birth: what the block of the ALLOC before it held when it was handed out, of one in some */
 };
 
-/* Starts every record. 16 bytes: at a million records a second each byte is a megabyte through the caches of the watched process. */
+/* Starts every record. 16 bytes: at a million records per second each byte is a megabyte through the caches of the watched process. */
 struct fp_head {
 	unsigned char kind;       /* enum fp_record_kind */
 	unsigned char function;   /* index into the daemon's function table: which entry point (malloc, calloc, ...) */
@@ -344,10 +344,10 @@ struct fp_site {
 #define FP_LARGE_REQUEST_MIN (1032ULL - 64)
 
 /* A return probe swaps the return address on the stack, and a C++ exception that passes through such a frame finds no way out: the
- * process ends where it would have caught std::bad_alloc. So the return of an operator new that asks for this much or more, the only
+ * process ends where it would have caught std::bad_alloc. So the return of an operator new that requests this much or more, the only
  * kind that fails on an ordinary machine, is not probed, and where memory is limited (FP_TARGET_LIMITED) none is; the call is counted
  * (FP_CNT_NOT_FOLLOWED). Only a session can leave out the return of one call: elsewhere throwing functions are not probed at all unless
- * that is asked for (src/recorder/throwing.rs). */
+ * that is requested (src/recorder/throwing.rs). */
 #define FP_THROW_BYTES (1ULL << 30)
 
 /* Probes in the programs themselves (USDT): alloc(pointer, bytes, weight), with fragprof's own sampler also the interval; free has only

@@ -146,7 +146,7 @@ static __always_inline void fp_walk_frames(struct fp_walk *walk)
 }
 #endif
 
-/* Asks for a table if the walk ended for want of one, but not again for a while. */
+/* Asks for a table if the walk ended for lack of one, but not again for a while. */
 static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 {
 	struct fp_mappings_header *header;

@@ -154,7 +154,7 @@ static __always_inline __u32 fp_find_rule(struct fp_walk *walk, __u64 addr, stru
 		}
 		id = rows->rule[at & (FP_ROWS_PER_BLOCK - 1)];
 	} else {
-		/* pc lies before the granule's first row: the row before it goes on. */
+		/* pc lies before the granule's first row: the row before it continues. */
 		if (!first)
 			return FP_END_NO_ROW;
 		first -= 1;

@@ -20,7 +20,7 @@ struct blocks {
 };
 
 /* Unwind tables by file number. A table is complete before its entry is set, and its memory outlives the entry by an RCU grace
- * period, so a walk sees all of it or nothing. File numbers are handed out in turn, so a number seen a moment ago is not another
+ * period, so a walk sees all of it or nothing. File numbers are allocated in turn, so a number seen a moment ago is not another
  * file's now. 64 KiB. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);

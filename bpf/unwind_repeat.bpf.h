@@ -6,7 +6,7 @@
  * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and bp) and the words that the step
  * read then still have the same values, the step must lead to the same caller, and the tables need not be asked. That is no guess: a step
  * is a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once a walk. Steps that
- * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done anew.
+ * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
  *
  * A walk that is the same from the leaf on is verified as a whole, one that differs in its inner frames step by step.
  */

@@ -12,7 +12,7 @@
 #endif
 #include "machine.bpf.h"
 
-/* Words of the window, and how many of them lie below the word asked for: registers are saved below the return address, which is read
+/* Words of the window, and how many of them lie below the word requested: registers are saved below the return address, which is read
  * first. */
 #define FP_WINDOW_WORDS 128
 #define FP_WINDOW_BELOW 8

@@ -1,4 +1,4 @@
-//! What `fragprof leaks` costs, each figure beside its goal: look-ups, processor time a GiB, memory a block, and what the target loses.
+//! What `fragprof leaks` costs, each figure beside its goal: look-ups, CPU time per GiB, memory a block, and what the target loses.
 //!
 //! `make bench-leaks`; with `BLOCKS=40000000` a heap of 10 GiB.
 

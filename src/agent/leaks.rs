@@ -34,7 +34,7 @@ pub type SharedLeaks = Arc<Mutex<LeaksSample>>;
 /// Starts the thread.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If no thread can be started.
 pub fn start(
     config: LeaksConfig,
     published: Arc<Published>,

@@ -323,7 +323,7 @@ impl ChunkTable {
         }
     }
 
-    /// The chunks of a region by rising address. Where all are visited, `for_each` is faster than a loop.
+    /// The chunks of a region by ascending address. Where all are visited, `for_each` is faster than a loop.
     pub fn chunks_of<'a>(&'a self, region: &Region) -> impl Iterator<Item = Chunk> + use<'a> {
         let (mut start, mut index) = (region.start, region.entries.start);
         self.entries(region.entries.clone()).map(move |entry| {
@@ -345,7 +345,7 @@ impl ChunkTable {
         })
     }
 
-    /// All chunks, region by region, with their arena's index. By rising address once the regions are sorted.
+    /// All chunks, region by region, with their arena's index. By ascending address once the regions are sorted.
     pub fn iter(&self) -> impl Iterator<Item = (u32, Chunk)> + '_ {
         self.regions.iter().flat_map(|region| self.chunks_of(region).map(move |chunk| (region.arena, chunk)))
     }

@@ -19,7 +19,7 @@ use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down
 const SCAN_REGIONS: usize = 512;
 /// Address space of one PAGEMAP_SCAN: the kernel holds the process's mmap lock for reading meanwhile, here for 0.2 ms at most.
 const SCAN_BYTES: u64 = 64 << 20;
-/// Ranges from this length on are asked for what is not plainly present: there it saves more than the question for the mappings costs.
+/// Smallest range for which the pages that are not plainly present are requested: there it saves more than the query of the mappings costs.
 const DIFFERENCE_BYTES_MIN: u64 = 1 << 20;
 /// Entries of the page map read at once: 64 KiB for 32 MiB of address space.
 const ENTRIES: usize = 8192;

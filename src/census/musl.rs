@@ -111,7 +111,7 @@ fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: 
     account.size_classes = sums.size_classes;
     if level == Level::Full {
         let occupancy = occupancy_of(&table, &mut pages);
-        // mallocng unmaps a group when its last slot is freed and has no call that gives back more.
+        // mallocng unmaps a group when its last slot is freed and has no call that returns more.
         account.trimmable_bytes = Some(0);
         account.pinned_bytes = Some(occupancy.pinned_bytes);
         account.kept_bytes = Some(occupancy.free_unpinned_bytes);

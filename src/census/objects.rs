@@ -69,7 +69,7 @@ pub struct Data {
 /// The words of an object's data that are not 0.
 #[derive(Debug, Default)]
 struct Filled {
-    /// Their numbers, by rising place.
+    /// Their numbers, by ascending place.
     numbers: Vec<u32>,
     /// How many lie before each block of [`BLOCK_WORDS`], and how many there are.
     before: Vec<u32>,
@@ -156,7 +156,7 @@ impl ObjectRef<'_, '_> {
         self.loaded.object.range.end - self.loaded.object.range.start
     }
 
-    /// Its data, as it was when it was first asked for.
+    /// Its data, as it was when it was first requested.
     #[must_use]
     pub fn data(&self) -> Rc<Data> {
         if let Some(data) = self.loaded.data.get() {

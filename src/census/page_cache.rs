@@ -28,7 +28,7 @@ impl<'a> PageCache<'a> {
         Self { memory, runs: PageRuns::default(), range: 0..0, block_bytes: BLOCK_BYTES, refused: 0 }
     }
 
-    /// For questions that do not come by rising address: nothing is asked beyond them.
+    /// For questions that do not come by ascending address: nothing is asked beyond them.
     #[must_use]
     pub fn without_foresight(memory: &'a dyn Memory) -> Self {
         Self { block_bytes: 0, ..Self::new(memory) }

@@ -211,7 +211,7 @@ fn fill(piece: &mut Piece, span: Range<u64>, mut visit: impl FnMut(&mut Page, u1
     }
 }
 
-/// The ranges that a trim or a purge gives back. The rule of `malloc_trim` needs the brk heap's top: the end of the main arena, which is the
+/// The ranges that a trim or a purge returns. The rule of `malloc_trim` needs the brk heap's top: the end of the main arena, which is the
 /// first. Elsewhere whole free pages are taken for it.
 fn give_back(heap: &HeapWalk, mut visit: impl FnMut(Range<u64>)) {
     if heap.account.allocator.row().chunks == ChunkRule::Header {

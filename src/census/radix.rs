@@ -16,7 +16,7 @@ use crate::target::Maps;
 const PAGES_A_LEAF: usize = 12;
 /// Of these, present ones that are enough; with fewer, present pages are searched for.
 const SPREAD_MIN: usize = 4;
-/// Bytes of address space searched for present pages, some milliseconds a GiB.
+/// Bytes of address space searched for present pages, some milliseconds per GiB.
 const SEARCHED_BYTES_MAX: u64 = 4 << 30;
 /// Stretches of address space tried: a process uses a few.
 const STRETCHES_MAX: usize = 64;
@@ -245,7 +245,7 @@ fn among_present(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
     present().flat_map(|run| (run.start..run.end).step_by(PAGE_BYTES as usize)).step_by(step).collect()
 }
 
-/// Visits the entries of all leaves that are not 0, by rising address, with the address of the page that each stands for.
+/// Visits the entries of all leaves that are not 0, by ascending address, with the address of the page that each stands for.
 pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut(u64, Entry)) {
     /// Nodes and leaves visited: 4 TiB of jemalloc's pages.
     const NODES_MAX: usize = 4096;

@@ -14,7 +14,7 @@ pub fn heap_ranges(chunks: &ChunkTable) -> Vec<HeapRange> {
     chunks.regions().iter().map(|region| range(region.start..region.end)).collect()
 }
 
-/// The states of the pages that some ranges, sorted by address, touch; `None` if the process is gone or may not be read.
+/// The states of the pages that some ranges, sorted by address, touch; `None` if the process has ended or may not be read.
 #[must_use]
 pub fn pages_of(memory: &dyn Memory, ranges: impl Iterator<Item = Range<u64>>) -> Option<PageRuns> {
     let mut whole: Vec<Range<u64>> = Vec::new();

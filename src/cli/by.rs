@@ -72,7 +72,7 @@ impl By {
         self.views().into_iter().find(|view| profiles.iter().all(|(profile, _)| profile.meta.kinds.contains(view.kind)))
     }
 
-    /// The view that was asked for; by default the first of live, survivors, allocated, and then the others, for which a stack has bytes.
+    /// The view that was requested; by default the first of live, survivors, allocated, and then the others, for which a stack has bytes.
     ///
     /// # Errors
     /// If the profiles did not measure it, or measured it in different ways; the message lists the values they have.

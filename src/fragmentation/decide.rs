@@ -125,7 +125,8 @@ fn live_grows(evidence: &Evidence, change: &Change) -> Option<Finding> {
             })
         }
         Shape::Unknown if is_much(grown, evidence.ladder.live_bytes.unwrap_or(0)) => {
-            let text = format!("live bytes were {} higher after {over}, by only {}", HumanBytes(grown), counted(change.looks, "sample"));
+            let text =
+                format!("live bytes rose by {} in {over}, but there are only {}", HumanBytes(grown), counted(change.looks, "sample"));
             Some(Finding::new(Kind::Growing, Confidence::Low, Some(grown), text))
         }
         _ => None,

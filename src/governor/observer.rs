@@ -31,7 +31,7 @@ const BOUND_ERRORS: f64 = 1.645;
 const SPEED_MIN: f64 = 0.01;
 /// Most blocks followed per window: a window has far fewer hits (20 s at 50,000 per second are a million).
 const BLOCKS_MAX: usize = 4 << 20;
-/// Pairs of stack and thread that are told apart in one window.
+/// Pairs of stack and thread that are distinguished in one window.
 const ROWS_MAX: usize = 1 << 18;
 /// Quantities: allocated, and outlived for each age.
 pub const QUANTITIES: usize = 1 + AGES_NS.len();
@@ -205,11 +205,11 @@ pub struct WindowObserver<K> {
 pub struct Tally<K> {
     /// Its length in seconds, as it really was.
     pub length_s: f64,
-    /// What the process would have run in it without probes, in seconds of processor time.
+    /// What the process would have run in it without probes, in seconds of CPU time.
     pub own_s: f64,
     /// The same at the least cost that the hits may have had.
     pub own_most_s: f64,
-    /// What it ran in it, in seconds of processor time.
+    /// What it ran in it, in seconds of CPU time.
     pub run_s: f64,
     /// Of that, what the hits of threads cost that sleep in between.
     pub sleepers_hits_s: f64,

@@ -293,7 +293,7 @@ mod tests {
         run_busy(budget, pairs_per_s, wall_s, 1.0)
     }
 
-    /// One that runs for a share of the time, in which it does so many pairs a second.
+    /// One that runs for a share of the time, in which it does so many pairs per second.
     fn run_busy(budget: f64, pairs_per_s: f64, wall_s: f64, busy: f64) -> (f64, Pace) {
         let mut pace = Pace::new(budget, COSTS);
         let mut schedule = Schedule::new(5, 0.0);
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_process_that_allocates_little_is_traced_in_full() {
-        // 1,000 pairs a second cost 0.3 %, 3,000 cost 0.9 %.
+        // 1,000 pairs per second cost 0.3 %, 3,000 cost 0.9 %.
         for pairs_per_s in [1_000.0, 3_000.0] {
             let (lost, pace) = run(0.01, pairs_per_s, 300.0);
             assert_eq!(pace.tier(), Tier::Full);

@@ -21,7 +21,7 @@ pub enum WindowClass {
 }
 
 impl WindowClass {
-    /// All, by rising length.
+    /// All, by ascending length.
     pub const ALL: [Self; 4] = [Self::Short, Self::Medium, Self::Long, Self::Longest];
 
     /// Length in seconds.

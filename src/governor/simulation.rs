@@ -204,7 +204,7 @@ fn coverage_held(
     rows
 }
 
-/// Bytes a second of all sites.
+/// Bytes per second of all sites.
 fn total(sites: &[Site], quantity: usize) -> f64 {
     let of = |site: &Site| {
         site.per_s() * site.bytes as f64 * quantity.checked_sub(1).map_or(1.0, |age| site.outliving(AGES_NS[age] as f64 / 1e9))

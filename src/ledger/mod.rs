@@ -154,7 +154,7 @@ impl Ledger {
     }
 
     /// The ledger of a child that was forked at this moment: its heap is a copy of the parent's. Blocks and stacks are the parent's,
-    /// counts and peak begin anew (with what is live as `inherited`), doubt is inherited.
+    /// counts and peak begin again (with what is live as `inherited`), doubt is inherited.
     pub fn fork(&self) -> Self {
         let mut child = self.clone();
         child.stacks.restart();
@@ -280,7 +280,7 @@ impl Ledger {
         let ticks = (tick / half - 1) * half;
         self.origin_ns = self.origin_ns.saturating_add(ticks << TICK_SHIFT);
         self.latest_tick = self.latest_tick.saturating_sub(ticks);
-        // Births before the new origin become 0 if they are doubtful and 1 if not, so that they can still be told apart.
+        // Births before the new origin become 0 if they are doubtful and 1 if not, so that they can still be distinguished.
         let until = self.doubtful_until;
         let birth = |old: u64| {
             let earliest = u64::from(until.is_some_and(|until| old > until));
@@ -324,7 +324,7 @@ impl Ledger {
         self.enter(&block, time_ns);
     }
 
-    /// A block whose address was handed out again.
+    /// A block whose address was allocated again.
     #[cold]
     fn displace(&mut self, old: &Block) {
         self.correct(old);

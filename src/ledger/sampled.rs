@@ -175,7 +175,7 @@ impl SampledLedger {
         self.interval_bytes = interval_bytes.filter(|&bytes| bytes > 0).or(self.interval_bytes);
     }
 
-    /// A sampled block was handed out.
+    /// A sampled block was allocated.
     pub fn alloc(&mut self, addr: Addr, sample: Sample, stack: StackHash, time_ns: u64) {
         let Sample { size_bytes, weight_bytes, .. } = sample;
         self.latest_ns = self.latest_ns.max(time_ns);
@@ -340,7 +340,7 @@ impl SampledLedger {
         self.lifetimes.rounded()
     }
 
-    /// Estimated allocations by the bytes asked for.
+    /// Estimated allocations by the bytes requested.
     pub fn sizes(&self) -> [u64; BUCKETS] {
         self.sizes.rounded()
     }

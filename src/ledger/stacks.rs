@@ -348,7 +348,7 @@ impl Stacks {
         }
     }
 
-    /// The books of a forked child: what is live was inherited, everything else starts anew.
+    /// The ledger of a forked child: what is live was inherited, everything else starts again.
     pub(super) fn restart(&mut self) {
         for (hot, cold) in self.hot.iter_mut().zip(&mut self.cold) {
             *hot = Hot { live: hot.live, live_bytes: hot.live_bytes, doubtful_bytes: hot.doubtful_bytes, ..Hot::default() };

@@ -8,7 +8,7 @@
 //!
 //! The library (C, needs nothing, the same file under glibc and musl) stands in front of whatever allocator the program uses. Each byte
 //! that a thread allocates is a sample point with probability 1/T (512 KiB by default, doubled as often as it takes where samples would
-//! come more often than 250 times a second on a processor or in a thread); at a sampled allocation, and at the free of that block, it passes a probe of
+//! come more often than 250 times per second on a processor or in a thread); at a sampled allocation, and at the free of that block, it passes a probe of
 //! the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
 //!
 //! | probe | arguments, in rdi, rsi, rdx, rcx |
@@ -23,7 +23,7 @@
 //! - The weight is an unbiased estimate of the bytes, weight / size of the blocks. The variance of a sum of weights is estimated by the
 //!   sum of T · weight, so its standard error is √(Σ T · weight).
 //! - A `free` whose `alloc` was not seen is of a block that was sampled for an earlier listener: ignore it.
-//! - `realloc` is told as `free` before the call and, if the new block is sampled, `alloc` after it. If it fails for want of memory the
+//! - `realloc` is told as `free` before the call and, if the new block is sampled, `alloc` after it. If it fails for lack of memory the
 //!   old block is told again as it was, with the stack of that moment.
 //! - A sample that finds the set of living samples full (65,535) is told as `alloc` and `free` at once, and counted.
 //! - The leaf frames of a stack that lie in the library are to be left out. It has `.eh_frame` for all of its code.
@@ -36,7 +36,7 @@ pub mod library;
 
 /// The environment variable that holds the mean distance of sample points in bytes. Read once, at a program's start.
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";
-/// The environment variable that holds the samples a second, on a processor or in a thread, beyond which the distance is doubled; 0 = it
+/// The environment variable that holds the samples per second, on a processor or in a thread, beyond which the distance is doubled; 0 = it
 /// never is. Read once, at a program's start.
 pub const SAMPLES_PER_SECOND_VARIABLE: &str = "FRAGPROF_SAMPLES_PER_SECOND";
 /// The library's default limit. `LIMIT_SAMPLES_PER_SECOND` of preload/limit.h.

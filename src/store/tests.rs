@@ -1,4 +1,4 @@
-//! What the history keeps, thins and gives back.
+//! What the history keeps, thins and returns.
 #![allow(clippy::unwrap_used)]
 
 use super::row::Row;

@@ -9,7 +9,7 @@ use super::metrics::{fragmented, fragments};
 use crate::support::process::{Process, wait_until};
 use crate::support::serial;
 
-/// Most processor time of a cheap round over 300 processes. The goal is 1 s, which the figure that is printed stays far below (0.13 s on two
+/// Most CPU time of a cheap round over 300 processes. The goal is 1 s, which the figure that is printed stays far below (0.13 s on two
 /// busy cores): what is asserted is that no process takes the long way, which is ten times as much, on any machine.
 const CHEAP_ROUND_S_MAX: f64 = 5.0;
 /// Bytes that a cheap census reads of a process at most: it reads the heap's head, not the heap.

@@ -139,7 +139,7 @@ const PROCESSES: usize = 100;
 const LARGE_MIB: [u32; 12] = [32, 40, 50, 64, 64, 80, 100, 100, 128, 160, 200, 250];
 const BUSY: usize = 20;
 
-/// Processor time of a process's threads by name, in seconds (sched/stats.rst of the kernel's documentation: the first number of schedstat).
+/// CPU time of a process's threads by name, in seconds (sched/stats.rst of the kernel's documentation: the first number of schedstat).
 fn of_threads_s(pid: u32) -> BTreeMap<String, f64> {
     let mut all = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {

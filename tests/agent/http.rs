@@ -107,7 +107,7 @@ fn half_sent_requests_lock_out_no_probe_and_are_closed_after_five_seconds() {
     let daemon = Daemon::start(&watching(&["nothing-at-all"], ""));
     let address = daemon.address;
     let over = Arc::new(AtomicBool::new(false));
-    // Sixty-four that are never finished, each made anew as soon as it is closed.
+    // Sixty-four that are never finished, each made again as soon as it is closed.
     let flood = {
         let over = Arc::clone(&over);
         std::thread::spawn(move || {

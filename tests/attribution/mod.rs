@@ -66,7 +66,7 @@ fn the_stack_that_keeps_every_64th_block_is_first_by_pinned_with_the_bytes_that_
     assert!(of_function(&report, "[before attach]", "live_bytes") >= early * number(&target.ready, "early_chunk_bytes"));
     assert_eq!(of_function(&report, "[before attach]", "inuse_bytes"), 0, "nothing of it was recorded");
 
-    // Freeing what pins, and trimming, gives back what was predicted.
+    // Freeing what pins, and trimming, returns what was predicted.
     let predicted = number(process, "trimmable_bytes") + pinned + number(&own, "kept_chunk_bytes");
     target.tell("release");
     target.tell("trim");

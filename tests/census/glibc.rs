@@ -64,7 +64,7 @@ fn check_trim(scenario: &str, environment: &[(&str, &str)]) {
     check_trim_of(heaps().envs(environment.iter().copied()), scenario, &format!("{scenario} {environment:?}"));
 }
 
-/// As [`check_command`]; then a trim gives back what was predicted, and the account is right again.
+/// As [`check_command`]; then a trim returns what was predicted, and the account is right again.
 pub fn check_trim_of(command: &mut Command, scenario: &str, what: &str) {
     let (mut target, _) = check_command(command, scenario, what);
     let predicted = target.census(Level::Full).census.heaps[0].trimmable_bytes.unwrap();
@@ -119,7 +119,7 @@ fn blocks_whose_mappings_were_split_are_found_whole() {
     assert_eq!(regions.map(|region| region.end - region.start).sum::<u64>(), number(&own, "hblkhd"));
     let elsewhere = |kind: &str| taken.census.not_malloc.iter().filter(|one| one.kind == kind).map(|one| one.resident_bytes).sum::<u64>();
     assert!(elsewhere("other_anonymous") + elsewhere("thread_stacks") < 1 << 20, "{:?}", taken.census.not_malloc);
-    // Eight blocks of 4 MiB of which one was freed and a MiB of another given back, and one of 5 MiB of which 4 were written.
+    // Eight blocks of 4 MiB of which one was freed and a MiB of another returned, and one of 5 MiB of which 4 were written.
     assert!(heap.resident_bytes + heap.swapped_bytes > 31 << 20, "{heap:?}");
 }
 

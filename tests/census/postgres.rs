@@ -98,7 +98,7 @@ fn a_backend_of_postgres_is_walked_to_the_last_byte_of_its_own_account() {
     let (pid, contexts) = (u32::try_from(numbers[0]).unwrap(), numbers[1]);
     let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    // The answer is sent before the query's memory is given back.
+    // The answer is sent before the query's memory is returned.
     await_sleep(pid);
     let taken = take(&memory, pid, "postgres", options, &mut Places::default()).unwrap();
     let heap = &taken.census.heaps[0];

@@ -1,4 +1,4 @@
-// A heap that never keeps its shape: grows and is given back, in the main arena, in an arena of a thread, and in mappings. A second thread
+// A heap that never keeps its shape: grows and is returned, in the main arena, in an arena of a thread, and in mappings. A second thread
 // forks nothing and frees nothing of the first, so a walk only ever meets what vanishes under it.
 #define _GNU_SOURCE
 #include <malloc.h>

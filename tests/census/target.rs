@@ -48,7 +48,7 @@ impl Target {
     }
 
     /// As [`Target::start`], on pages of 4 KiB alone: of a huge page that the kernel gave unasked, all is resident, also what the
-    /// allocator never handed out.
+    /// allocator never allocated.
     pub fn start_on_small_pages(command: &mut Command) -> Self {
         // SAFETY: five numbers, as prctl(2) wants them.
         let refuse_huge_pages = || match unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) } {

@@ -38,7 +38,7 @@ impl Podman {
         command.arg("--root").arg(of("storage")).arg("--runroot").arg(of("run")).arg("--tmpdir").arg(of("tmp"));
         command.args(["--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none"]);
         command.arg(verb);
-        // Its monitor notes a kill for want of memory in a file of the directory it was started in.
+        // Its monitor notes a kill for lack of memory in a file of the directory it was started in.
         command.current_dir(self.directory.path());
         command
     }

@@ -44,7 +44,7 @@ fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_a
     let daemon = Daemon::start(&listening(&["ages_told", "ages_plain"], "[governed]\nenabled = true"));
     let label = format!("pid=\"{pid}\"");
     daemon.metrics_with("fragprof_process_samples_total", &label);
-    // The census of the start is in the books before anything changes.
+    // The census of the start is in the ledger before anything changes.
     let path = format!("/api/v1/processes/{pid}");
     let profile = |by: &str| json(&daemon, &format!("{path}/profile?by={by}&format=stacks"));
     wait_until("a profile with a census", || profile("pinned").is_some_and(|got| got["stacks"].to_string().contains("[before attach]")));

@@ -1,4 +1,4 @@
-//! Databases as workloads: made anew for each program that is started, and what makes them work.
+//! Databases as workloads: made again for each program that is started, and what makes them work.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};

@@ -74,7 +74,7 @@ struct Running {
     process: Process,
     input: ChildStdin,
     load: Box<dyn super::workloads::Load>,
-    /// Processor time of a unit, once it is warm.
+    /// CPU time of a unit, once it is warm.
     unit_s: f64,
 }
 
@@ -112,14 +112,14 @@ impl Running {
 struct Unit {
     began: Instant,
     ended: Instant,
-    /// Processor time, user and system.
+    /// CPU time, user and system.
     cpu_s: f64,
 }
 
 /// A spell of two programs beside each other.
 type Spell = std::ops::Range<Instant>;
 
-/// Mean processor time of the units that lie in a spell.
+/// Mean CPU time of the units that lie in a spell.
 fn unit_in(units: &[Unit], spell: &Spell) -> f64 {
     let inside: Vec<f64> =
         units.iter().filter(|unit| unit.began >= spell.start && unit.ended <= spell.end).map(|unit| unit.cpu_s).collect();
@@ -127,7 +127,7 @@ fn unit_in(units: &[Unit], spell: &Spell) -> f64 {
     inside.iter().sum::<f64>() / inside.len() as f64
 }
 
-/// Has two programs work beside each other while `during` goes on; what each did.
+/// Has two programs work beside each other while `during` continues; what each did.
 fn beside<T>(one: &mut Running, other: &mut Running, during: impl FnOnce() -> T) -> (Vec<Unit>, Vec<Unit>, T) {
     let stop = AtomicBool::new(false);
     let _places = Beside::start([one.pid(), other.pid()]).unwrap();

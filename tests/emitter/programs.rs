@@ -25,7 +25,7 @@ pub fn sampled(program: &Path, sample_bytes: u64) -> Command {
     limited(program, sample_bytes, 0)
 }
 
-/// The same with an interval that grows where samples would come more often than so many times a second and processor.
+/// The same with an interval that grows where samples would come more often than so many times per second and processor.
 pub fn limited(program: &Path, sample_bytes: u64, samples_per_second: u64) -> Command {
     let mut command = fragprof();
     command.args(["run", "--sample-bytes", &sample_bytes.to_string(), "--samples-per-second", &samples_per_second.to_string(), "--"]);

@@ -94,7 +94,7 @@ fn merged_pushes_are_what_the_program_allocated_and_the_last_one_is_what_is_live
         return;
     }
     let Some(go) = tool("go") else { return };
-    // Newer releases build the tool when it is first asked for, however long that takes.
+    // Newer releases build the tool when it is first requested, however long that takes.
     Command::new(&go).args(["tool", "pprof", "-help"]).env("GOTOOLCHAIN", "local").output().unwrap();
     let _alone = serial();
     let folder = TempDir::new().unwrap();

@@ -63,7 +63,7 @@ fn a_memory_limit_is_reached_without_harm_to_the_target() {
         let mut command = Command::new(&prlimit);
         command.arg(format!("--as={}", mib << 20)).arg("--core=0").arg(env!("CARGO_BIN_EXE_fragprof"));
         let (done, whole) = record(command, churn.pid());
-        // A failed allocation aborts, as everywhere in Rust; what is asked for here is that nobody else notices.
+        // A failed allocation aborts, as everywhere in Rust; what is requested here is that nobody else notices.
         assert!(!done.err.contains("panicked"), "{mib} MiB:\n{}", done.err);
         worked += usize::from(done.status.success() && whole);
         churn.assert_alive();

@@ -92,7 +92,7 @@ fn sixty_four_targets_and_a_storm_of_five_hundred_short_lived_processes_a_second
         return;
     }
     let _alone = serial();
-    // Some 900 pairs a second each.
+    // Some 900 pairs per second each.
     let targets: Vec<Busy> = (0..64).map(|_| Busy::start(&["0", "0", "1"])).collect();
     let mut governed = Governed::new(Options { own_census: false, ..Options::default() }).unwrap();
     for target in &targets {

@@ -42,7 +42,7 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_kno
         return;
     }
     let _alone = serial();
-    // 25,000 allocations a second, and a budget that they fit. It is a share of the program's own running time, which is less than half
+    // 25,000 allocations per second, and a budget that they fit. It is a share of the program's own running time, which is less than half
     // of the clock's.
     let program = paced("1");
     let recording = Governed::attach(program.pid(), "50%");
@@ -55,7 +55,7 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_kno
     let ticks = sum(&report, "site_short", "allocations_est") / 20.0;
     let kept = sum(&report, "site_kept", "inuse_allocations_est");
     assert!((kept / ticks - 1.0).abs() < 0.02, "{kept} kept in {ticks} ticks");
-    // At the end one block may have been freed and not yet made anew.
+    // At the end one block may have been freed and not yet made again.
     let live = ["site_middle", "site_short"].map(|site| sum(&report, site, "inuse_allocations_est"));
     assert!([[200.0, 40.0], [199.0, 40.0], [200.0, 39.0]].contains(&live), "{live:?}");
     // Of those that live 50 ms none is 100 ms old, where its clock ticks in time, and all outlived 10 ms.
@@ -75,7 +75,7 @@ fn rates_from_windows_are_right_within_their_errors() {
     }
     let _alone = serial();
     let program = paced("2");
-    // Too little for 50,000 allocations a second in full.
+    // Too little for 50,000 allocations per second in full.
     let recording = Governed::attach(program.pid(), "4%");
     let began = last_second(&program);
     let watched = std::time::Instant::now();
@@ -162,7 +162,7 @@ const PHASED: [(&str, &str, f64); 7] = [
 /// Rate, its standard error, and the truth, of each row of [`PHASED`].
 type Rates = Vec<(f64, f64, f64)>;
 
-/// Records `phased` for so many of its seconds; anew where the machine let it have hardly any windows, as the recording itself says.
+/// Records `phased` for so many of its seconds; again where the machine let it have hardly any windows, as the recording itself says.
 fn record_phased(seconds_long: u64) -> Rates {
     // Five or more on an idle machine.
     const WINDOWS_MIN: f64 = 3.0;

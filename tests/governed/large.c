@@ -7,7 +7,7 @@
  *   forget        what lives now is old: it is no longer in the truth; then `done`
  *   truth         `site BLOCKS BYTES` of each site, from 1033 usable bytes on; `small PAIRS` so far; then `done`
  *   fork          a child allocates, frees and ends; then `done`
- *   exec          runs itself anew, empty
+ *   exec          runs itself again, empty
  */
 #define _GNU_SOURCE
 #include <malloc.h>

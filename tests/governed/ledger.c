@@ -1,4 +1,4 @@
-/* A library to preload: writes down of every block when it was handed out, in a shared file that a test reads. The truth about which
+/* A library to preload: writes down of every block when it was allocated, in a shared file that a test reads. The truth about which
  * block lives, for programs that have no ledger of their own.
  *
  * LEDGER_FILE names the file: ROWS rows of an address and the time of its block's birth (CLOCK_MONOTONIC ns, 0 = free), found by linear

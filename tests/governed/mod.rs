@@ -59,7 +59,7 @@ impl Busy {
         u64::from_ne_bytes(bytes[..8].try_into().unwrap())
     }
 
-    /// Pairs a second of its own processor time, over a little of it.
+    /// Pairs a second of its own CPU time, over a little of it.
     fn pairs_per_s(&self) -> f64 {
         let (pairs, cpu_s) = (self.pairs(), self.cpu_s());
         self.compute(0.5);

@@ -40,7 +40,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Starts it; `churn` are threads and thousands of operations a second of each.
+    /// Starts it; `churn` are threads and thousands of operations per second of each.
     pub fn start(mut command: Command, churn: Option<(u32, u32)>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let truth = directory.path().join("truth");

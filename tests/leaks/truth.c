@@ -1,7 +1,7 @@
 /* Blocks whose owners are known, for the leaks: truth FILE [THREADS KOPS]
  *
  * FILE gets a line a block: its address and what it is. Blocks named leak-… are to be found, hidden-… and stale may be, no other may.
- * With THREADS, each moves, frees and makes blocks, KOPS thousand times a second (0: as fast as it can).
+ * With THREADS, each moves, frees and makes blocks, KOPS thousand times per second (0: as fast as it can).
  * On standard input: "ops" prints how many operations have been done; the end of input ends the program. */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -98,7 +98,7 @@ fn leak_sanitizer_says_the_same_of_each_kind_of_block() {
     let ours = look(glibc(), None, "beside LeakSanitizer");
     println!("LeakSanitizer: {:?}", theirs.0);
     for (kind, (found, all)) in &theirs.0 {
-        // What only freed memory points at depends on what is handed out again.
+        // What only freed memory points at depends on what is allocated again.
         if kind == "stale" || kind == "not known" {
             continue;
         }

@@ -92,7 +92,7 @@ fn counted(pid: u32) -> Result<(u64, u64), String> {
 }
 
 /// A census of the process that keeps thousands of blocks, against its ledger: blocks alive, and their bytes with rounding. What the
-/// allocator keeps for the thread is given back before, where it has a call for that: from outside such blocks look alive. In the process
+/// allocator keeps for the thread is returned before, where it has a call for that: from outside such blocks look alive. In the process
 /// of another language, what lived on its heap before is taken off; what it makes and frees for itself meanwhile is not.
 fn census(command: &mut Command, is_hosted: bool) -> Outcome {
     let mut target = Target::start(command.env("TRUTH_FLUSH", "1"));
@@ -104,7 +104,7 @@ fn census(command: &mut Command, is_hosted: bool) -> Outcome {
         Err(why) => return Outcome::NotOffered(why),
     };
     let (live_bytes, live_blocks) = (live_bytes.saturating_sub(own_bytes), live_blocks.saturating_sub(own_blocks));
-    // Beside the ledger's blocks live the C library's own few, and what no call gives back.
+    // Beside the ledger's blocks live the C library's own few, and what no call returns.
     let (less, more) = if is_hosted { (blocks / 50, blocks / 25) } else { (0, blocks / 50) };
     let text = format!("{live_blocks} blocks of {blocks}, {:.3} of their bytes", live_bytes as f64 / bytes as f64);
     let bytes_fit = live_bytes + bytes * less / blocks >= bytes && live_bytes <= bytes + bytes / 4 + 32 * blocks + (64 << 10);

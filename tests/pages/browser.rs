@@ -279,7 +279,7 @@ impl Browser {
         self.events.iter().filter_map(text).collect()
     }
 
-    /// Addresses that were asked for since the start.
+    /// Addresses that were requested since the start.
     pub fn requests(&mut self) -> Vec<String> {
         self.eval("0");
         let sent = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");

@@ -238,7 +238,7 @@ fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
     browser.wait("the flame graph", "document.querySelector('#stacks .flame .frame') !== null");
     assert_eq!(browser.eval("document.querySelector('#stacks [data-source]').dataset.source"), "governed");
-    // What its windows do not tell cannot be asked for, and what they tell is shown.
+    // What its windows do not tell cannot be requested, and what they tell is shown.
     let one = api(&daemon, &path);
     let measured = one["profiles"][0]["by"].as_array().unwrap();
     let offered = browser.eval("[...document.querySelectorAll('[data-by]')].filter(one => !one.disabled).map(one => one.dataset.by)");

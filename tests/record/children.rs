@@ -121,7 +121,7 @@ fn an_allocation_right_after_a_library_was_opened_has_a_whole_stack() {
 /// A shell whose children map code, and that says when all of them have ended well.
 const MANY_CHILDREN: &str = "echo begun >$1; for turn in $(seq 60); do /bin/true || exit 1; done; echo over >$1";
 
-/// Wherever it is killed, what it holds goes on.
+/// Wherever it is killed, what it holds continues.
 #[test]
 fn a_recorder_that_is_killed_leaves_no_process_stopped() {
     if bpf().is_none() {

@@ -76,7 +76,7 @@ impl Redis {
 
     /// Fills a database with keys through redis-benchmark.
     ///
-    /// Redis counts what jemalloc set aside, fragprof what was asked for. A value of 16,378 bytes asks, with its header of 5 and
+    /// Redis counts what jemalloc set aside, fragprof what was requested. A value of 16,378 bytes asks, with its header of 5 and
     /// its final zero, for exactly one size class of jemalloc, so that the two can be compared. What redis has
     /// before any load is small blocks, whose rounding is some 400 KB: the load is large beside that.
     fn load(&self, database: u32) {
@@ -89,7 +89,7 @@ impl Redis {
         wait_until("the load's clients are gone", || self.info("clients", "connected_clients") == 1);
     }
 
-    /// What redis says its allocator has handed out, when nothing moves any more: clients' buffers are freed a while after they go.
+    /// What redis says its allocator has allocated, when nothing moves any more: clients' buffers are freed a while after they go.
     fn allocated_at_rest(&self) -> u64 {
         let mut last = 0;
         let mut same = 0;

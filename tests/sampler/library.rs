@@ -22,7 +22,7 @@ fn the_library_needs_no_other_and_no_version_of_a_libc() {
         assert!(!dynamic.contains("(NEEDED)"), "{dynamic}");
         let versions = readelf(&libraries, flavour, &["--wide", "--version-info"]);
         assert!(versions.contains("No version information"), "{versions}");
-        // What it asks for is asked for weakly, so that a libc without it is no error.
+        // What it requests is requested weakly, so that a libc without it is no error.
         let symbols = readelf(&libraries, flavour, &["--wide", "--dyn-syms"]);
         let undefined: BTreeSet<_> = symbols.lines().filter(|line| line.contains(" UND ") && !line.contains(" 0: ")).collect();
         assert!(undefined.iter().all(|line| line.contains(" WEAK ")), "{undefined:#?}");

@@ -46,7 +46,7 @@ fn no_spell_of_any_program_has_more_samples_than_the_limit_and_a_few_bursts() {
 fn a_program_below_the_limit_keeps_its_interval() {
     let said = simulated();
     let [samples, milliseconds, _, _, doublings] = said["slow"][..] else { panic!("{said:?}") };
-    // A tenth of a byte a nanosecond: 191 samples a second, with the scatter of a Poisson count.
+    // A tenth of a byte a nanosecond: 191 samples per second, with the scatter of a Poisson count.
     let expected = 190.7 * milliseconds / 1000.0;
     assert!((samples - expected).abs() < 5.0 * expected.sqrt() && doublings == 0.0, "{samples} of {expected}");
 }

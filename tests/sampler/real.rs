@@ -130,7 +130,7 @@ fn what_is_told_of_redis_adds_up_to_what_redis_says() {
     let field = |name: &str| -> f64 { memory.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap() };
     let used = field("used_memory:");
     let told = ledger.live_weight_bytes() as f64;
-    // Poisson: the variance is the interval times what lives. redis counts usable sizes: up to a tenth above what was asked for.
+    // Poisson: the variance is the interval times what lives. redis counts usable sizes: up to a tenth above what was requested.
     let stderr = (used * f64::from(64 << 10)).sqrt();
     assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
     println!("redis says {used:.0}, told {told:.0} ± {stderr:.0}");

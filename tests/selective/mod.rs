@@ -172,7 +172,7 @@ fn the_kernel_counts_each_large_block_once_at_the_sites_and_no_cached_one() {
         let store = tempfile::tempdir().unwrap();
         let sites = find(&build.library(), Some(&build.loader()), Some(store.path())).unwrap();
         let program = link_program(build.folder.path());
-        // What the library itself asks for when it starts a thread, and the first small blocks, are the same in both.
+        // What the library itself requests when it starts a thread, and the first small blocks, are the same in both.
         let (few, many) = (passes(&build, &sites, &program, 1), passes(&build, &sites, &program, 1 + ROUNDS));
         assert_eq!((many.0 - few.0, many.1 - few.1), (LARGE_BLOCKS, LARGE_BLOCKS), "{sites:x?}");
     }

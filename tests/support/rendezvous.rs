@@ -12,7 +12,7 @@ use super::LIMIT;
 use super::process::Process;
 use super::truth::Truth;
 
-/// A socket for one program, which may connect anew after an exec.
+/// A socket for one program, which may connect again after an exec.
 pub struct Rendezvous {
     dir: TempDir,
     listener: UnixListener,

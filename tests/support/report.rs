@@ -14,11 +14,11 @@ use super::truth::Truth;
 /// Totals, of a stack or of all.
 #[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
 pub struct Totals {
-    /// Bytes asked for of live blocks.
+    /// Bytes requested of live blocks.
     pub inuse_bytes: u64,
     /// Live blocks.
     pub inuse_allocations: u64,
-    /// Bytes asked for of all blocks.
+    /// Bytes requested of all blocks.
     pub allocated_bytes: u64,
     /// All blocks.
     pub allocations: u64,

@@ -1,5 +1,5 @@
 //! Looks at a process's machine code from outside: where it differs from its file, a probe sits. This is the kernel's own truth about
-//! what is probed, whoever asked for it.
+//! what is probed, whoever requested it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

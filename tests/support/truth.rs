@@ -8,11 +8,11 @@ use serde::Deserialize;
 pub struct SiteTruth {
     /// The function's name.
     pub site: String,
-    /// Bytes asked for of blocks that live.
+    /// Bytes requested of blocks that live.
     pub live_bytes: u64,
     /// Blocks that live.
     pub live_count: u64,
-    /// Bytes asked for of all blocks ever made.
+    /// Bytes requested of all blocks ever made.
     pub allocated_bytes: u64,
     /// Blocks ever made.
     pub allocations: u64,

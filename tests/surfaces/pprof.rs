@@ -33,7 +33,7 @@ fn go_tool_pprof_finds_each_sample_types_total_and_function() {
         command.args(["tool", "pprof"]).env("GOTOOLCHAIN", "local");
         command
     };
-    // Newer releases build the tool when it is first asked for, however long that takes.
+    // Newer releases build the tool when it is first requested, however long that takes.
     pprof_of_go().arg("-help").output().unwrap();
     for (name, bytes) in recorded {
         let file = place.path().join(name);

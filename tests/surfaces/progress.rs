@@ -1,4 +1,4 @@
-//! The line that is shown while long work goes on.
+//! The line that is shown while long work continues.
 
 use std::process::Command;
 

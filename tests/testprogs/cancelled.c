@@ -1,4 +1,4 @@
-/* Threads cancelled in the middle of an allocation-heavy loop; their cleanup frees what they held, and the next thread goes on. */
+/* Threads cancelled in the middle of an allocation-heavy loop; their cleanup frees what they held, and the next thread continues. */
 #include "truth.h"
 #include <pthread.h>
 

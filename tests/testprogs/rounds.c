@@ -1,5 +1,5 @@
 /* Allocates, resizes and frees in rounds, each begun by the test; tells its ledger after each. For long recordings.
- * With TRUTH_FLUSH in the environment it first gives back what its allocator keeps for the thread, where there is a call for that; with
+ * With TRUTH_FLUSH in the environment it first returns what its allocator keeps for the thread, where there is a call for that; with
  * TRUTH_PACE it sleeps a millisecond after each ten blocks. */
 #include "truth.h"
 

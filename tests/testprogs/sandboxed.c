@@ -21,7 +21,7 @@ int main(void)
 	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
 
 	truth_connect();
-	/* The allocator asks for random bytes when it is first used. */
+	/* The allocator requests random bytes when it is first used. */
 	free(malloc(1));
 	REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);

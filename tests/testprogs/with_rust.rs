@@ -105,7 +105,7 @@ fn rounds(stream: &mut UnixStream, mut table: Vec<Vec<u8>>, flush: fn()) -> ! {
     }
 }
 
-/// The program. `flush` gives back what the allocator keeps for the thread.
+/// The program. `flush` returns what the allocator keeps for the thread.
 pub fn run(flush: fn()) {
     let mut stream = UnixStream::connect(std::env::var("TRUTH_SOCKET").unwrap()).unwrap();
     let table = vec![Vec::new(); 4096];

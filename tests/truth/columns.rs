@@ -250,7 +250,7 @@ fn census_page(pid: u32) -> Result<Value, String> {
 }
 
 /// The census of the program in the middle of its work, kept at a call, against the ledger's own walk and the allocator's account; and
-/// what a trim gives back.
+/// what a trim returns.
 pub fn census(prepared: &Prepared, made: u64) -> Result<Vec<Named>, String> {
     let (running, load, entry) = hold(prepared, made)?;
     let page = census_page(entry.pid)?;

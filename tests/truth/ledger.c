@@ -38,7 +38,7 @@
 
 enum request { NONE, HOLD, TRIM, KEPT };
 
-/* What a test reads; sizes in bytes asked for. src: tests/truth/ledger.rs reads the words by their order. */
+/* What a test reads; sizes in bytes requested. src: tests/truth/ledger.rs reads the words by their order. */
 struct shared {
 	uint64_t magic, pid;
 	/* Made by this process: each malloc, and each realloc that gave a block. */

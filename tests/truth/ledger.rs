@@ -22,7 +22,7 @@ pub enum Request {
     None = 0,
     /// Stay at the entry of the next call, with the account written.
     Hold = 1,
-    /// Have the allocator give back what it can; only while held.
+    /// Have the allocator return what it can; only while held.
     Trim = 2,
 }
 
@@ -32,7 +32,7 @@ const KEPT: u64 = 3;
 /// Which allocator the ledger's account is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocator {
-    /// None: no account was asked for.
+    /// None: no account was requested.
     Unknown,
     /// `mallinfo2`.
     Glibc,
@@ -77,7 +77,7 @@ impl Entry {
         self.words[2]
     }
 
-    /// Bytes that they asked for.
+    /// Bytes that they requested.
     pub fn bytes(&self) -> u64 {
         self.words[3]
     }

@@ -39,7 +39,7 @@ fn or_wrong(column: &'static str, done: std::thread::Result<Result<Vec<Named>, S
     vec![(column, Cell::Wrong(why.chars().take(300).collect()))]
 }
 
-/// Which parts of the table are asked for: all without `FRAGPROF_TRUTH_PARTS`, a list of `exact`, `governed`, `sampled`, `census`.
+/// Which parts of the table are requested: all without `FRAGPROF_TRUTH_PARTS`, a list of `exact`, `governed`, `sampled`, `census`.
 fn wants(part: &str) -> bool {
     std::env::var("FRAGPROF_TRUTH_PARTS").map_or(true, |parts| parts.split(',').any(|one| one == part))
 }

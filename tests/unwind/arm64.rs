@@ -41,7 +41,7 @@ fn told_by(directory: &Path, flags: &[&str]) -> Told {
     let program = directory.join("recorder");
     let source = root().join("tests/unwind/programs/self_recorder.c");
     run(Command::new("aarch64-linux-gnu-gcc").args(flags).arg(source).arg("-o").arg(&program));
-    // All features of the architecture: return addresses are signed where the compiler asks for it.
+    // All features of the architecture: return addresses are signed where the compiler requests it.
     let mut emulated = Command::new("qemu-aarch64-static");
     let output = run(emulated.args(["-cpu", "max", "-L", LIBRARIES]).arg(&program).arg(INTERRUPTIONS.to_string()));
     let (mut maps, mut texts, mut recordings) = (String::new(), Vec::new(), Vec::new());

@@ -127,7 +127,7 @@ impl Host {
         };
         let mut regs = recording.regs;
         let mut out = HostStack { hash: 0, need_pc: 0, len: 0, end: 0, repeated: 0, pad: 0, frames: [0; 128] };
-        // SAFETY: all pointers are to live memory of the lengths given, and the state is as long as the object asked for.
+        // SAFETY: all pointers are to live memory of the lengths given, and the state is as long as the object requested.
         unsafe { (self.unwind)(&raw const seen, thread.0.as_mut_ptr(), &raw mut regs, &raw mut out) };
         let frames = out.frames[..out.len as usize].to_vec();
         (Stack { hash: out.hash, walks: 0, end: End::from_wire(out.end as u8).unwrap(), frames }, out.repeated)

@@ -22,7 +22,7 @@ pub enum Reached {
     Entry,
     /// A pc that the file has no row for, or that is in no file.
     NoRow,
-    /// As many frames as asked for.
+    /// As many frames as requested.
     Limit,
     /// Memory that was not recorded, or an expression that failed.
     Stuck,

@@ -65,7 +65,7 @@ fn predicted(verdict: &Value, action: &str) -> u64 {
     remedy.and_then(|remedy| remedy["predicted_bytes"].as_u64()).unwrap_or_else(|| panic!("no {action} with bytes: {verdict}"))
 }
 
-/// A trim gives back what was predicted, to 1 % or 256 KiB.
+/// A trim returns what was predicted, to 1 % or 256 KiB.
 #[track_caller]
 fn assert_trim_comes_true(trouble: &mut Trouble, verdict: &Value) {
     let predicted = predicted(verdict, "malloc_trim");
@@ -124,7 +124,7 @@ fn free_memory_of_many_threads_is_an_arena_blow_up_and_fewer_arenas_save_it() {
     let verdict = trouble.explain();
     assert_eq!(verdict["verdict"], "arena_blow_up", "{verdict}");
     assert!(verdict["evidence"]["arenas"].as_u64().unwrap() >= 16, "{verdict}");
-    // A trim gives back at once what it says; what fewer arenas save is an upper limit, and comes after it.
+    // A trim returns at once what it says; what fewer arenas save is an upper limit, and comes after it.
     let actions: Vec<&str> = verdict["remedies"].as_array().unwrap().iter().map(|remedy| remedy["action"].as_str().unwrap()).collect();
     assert!(actions[0].contains("malloc_trim") && actions.iter().any(|action| action.contains("MALLOC_ARENA_MAX")), "{actions:?}");
     let predicted = predicted(&verdict, "MALLOC_ARENA_MAX");
@@ -218,7 +218,7 @@ fn what_jemalloc_keeps_dirty_is_hoarding_and_a_purge_or_the_setting_returns_it()
     assert_eq!(verdict["verdict"], "hoarding", "{verdict}");
     let predicted = predicted(&verdict, "arena.4096.purge");
     let before = trouble.anonymous_bytes();
-    // The setting that the remedy names, with its shortest time, gives back at once.
+    // The setting that the remedy names, with its shortest time, returns at once.
     let decaying = Trouble::start(&["hoard"], &[("LD_PRELOAD", &library), ("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")]);
     let saved = before.saturating_sub(decaying.anonymous_bytes());
     trouble.tell("purge");

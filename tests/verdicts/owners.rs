@@ -1,5 +1,5 @@
 //! Programs whose trouble their owner knows, each with the verdict that is right of it, and a truth that is not fragprof's: what the
-//! allocator itself counts, what a trim or a purge of its own gives back, what the JVM says of itself, what the kernel counts.
+//! allocator itself counts, what a trim or a purge of its own returns, what the JVM says of itself, what the kernel counts.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ impl Running {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// What a call that the process makes when it is told to gives back, in bytes.
+    /// What a call that the process makes when it is told to returns, in bytes.
     fn given_back(&mut self, call: &str) -> u64 {
         let before = self.rollup("Anonymous:");
         assert_eq!(self.ask(call), "done");

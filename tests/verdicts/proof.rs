@@ -89,7 +89,7 @@ impl Tally {
     }
 }
 
-/// Looks at a program as often as the table asks for: options, verdict, confidence.
+/// Looks at a program as often as the table requests: options, verdict, confidence.
 fn looked_at(running: &Running) -> Vec<(usize, String, String)> {
     let mut said = Vec::new();
     for (index, (options, _, times)) in LOOKS.iter().enumerate() {

@@ -94,7 +94,7 @@ pub struct ImageSpec {
     pub user_specified_image: String,
 }
 
-/// `VersionRequest`; what it asks for is left to the runtime.
+/// `VersionRequest`; what it requests is left to the runtime.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct VersionRequest {}
 

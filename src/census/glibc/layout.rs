@@ -162,7 +162,7 @@ pub struct MallocPar {
     pub shape: usize,
     /// Bytes of top above which free() trims.
     pub trim_threshold_bytes: u64,
-    /// Slack asked for with each brk.
+    /// Slack requested with each brk.
     pub top_pad_bytes: u64,
     /// Requests from this size on are mappings of their own; adapts upwards unless set.
     pub mmap_threshold_bytes: u64,

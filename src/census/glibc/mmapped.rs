@@ -49,7 +49,7 @@ impl Mmapped {
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Found {
-    /// The chunks by rising address.
+    /// The chunks by ascending address.
     pub chunks: Vec<Mmapped>,
     /// Whether their number is the one that `mp_` gives.
     pub is_complete: bool,

@@ -99,7 +99,7 @@ fn main_regions(
         }
         out.reserved.push(heap.clone());
     }
-    // Where brk was refused (or huge pages are asked for) sysmalloc takes mappings of at least 1 MiB. The kernel joins them with their
+    // Where brk was refused (or huge pages are requested) sysmalloc takes mappings of at least 1 MiB. The kernel joins them with their
     // neighbours, each piece ends in fenceposts, and top is in the lowest.
     let walked: u64 = out.extents.iter().filter(|(arena, _)| *arena == index).map(|(_, range)| range.end - range.start).sum();
     if walked == arena.system_bytes {

@@ -48,7 +48,7 @@ fn is_cache(memory: &dyn Memory, table: &ChunkTable, block: &Block) -> bool {
             cached += usize::from(chunk.is_some_and(|chunk| chunk.state == ChunkState::Tcache));
         }
     }
-    // While the program runs some of them have been handed out again.
+    // While the program runs some of them have been allocated again.
     heads > 0 && cached * 2 >= heads
 }
 

@@ -216,7 +216,7 @@ impl RegionWalk {
         true
     }
 
-    /// Looks for a boundary from `from` on, window by window. `is_unread`: it is for want of readable pages, not of a sound heap.
+    /// Looks for a boundary from `from` on, window by window. `is_unread`: it is for lack of readable pages, not of a sound heap.
     fn resynchronise(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64, is_unread: bool) {
         walker.quality.resynchronised += 1;
         self.starts.clear();
@@ -359,7 +359,7 @@ impl RegionWalk {
         if top < self.plan.start || end & 4095 != 0 || end > near || end.saturating_add(1 << 30) < self.bounds.end {
             return false;
         }
-        // An older heap of the arena has top again once the newer ones are given back.
+        // An older heap of the arena has top again once the newer ones are returned.
         let is_same_heap = (top ^ self.plan.start) < walker.layout.heap_bytes_max;
         if old_top.is_none() && !is_same_heap {
             return false;

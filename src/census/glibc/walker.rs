@@ -39,7 +39,7 @@ pub struct Walker<'a> {
     pub table: ChunkTable,
     /// Counters.
     pub quality: WalkQuality,
-    /// Possible members of fastbins, by rising address within each region.
+    /// Possible members of fastbins, by ascending address within each region.
     pub fast_candidates: Vec<FastCandidate>,
     /// Whether candidates were refused for lack of room.
     pub fast_candidates_refused: u64,

@@ -1,4 +1,4 @@
-//! Thread caches of jemalloc 5.3: which words of their stacks are left over from blocks that were handed out again. Pure.
+//! Thread caches of jemalloc 5.3: which words of their stacks are left over from blocks that were allocated again. Pure.
 //!
 //! `cache_bin_t` (include/jemalloc/internal/cache_bin.h) is {stack_head, nrequests, low_water:16, full:16, empty:16}, the last three the low
 //! bits of addresses in the thread's one block of stacks. The stacks grow down and follow one another: where a bin's is empty, the next one's is

@@ -166,7 +166,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Takes the next word of the page map, by rising address.
+    /// Takes the next word of the page map, by ascending address.
     fn word(&mut self, page: u64, word: u64) {
         let record = word & POINTER_MASK;
         // A slab's pages all name its record, a large block's first and last.
@@ -268,7 +268,7 @@ impl<'a> Reading<'a> {
         sums.live_count += live_count;
         sums.free += free_bytes;
         sums.free_extents += u64::from(extent.state != ACTIVE);
-        // Retained extents have been given back already; what is still resident of them is an accident.
+        // Retained extents have been returned already; what is still resident of them is an accident.
         if extent.state != ACTIVE && extent.state != RETAINED {
             sums.purgeable += residency.resident_bytes;
         }
@@ -316,7 +316,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Adds jemalloc's own blocks, of which what was handed out and the rest are a chunk each.
+    /// Adds jemalloc's own blocks, of which what was allocated and the rest are a chunk each.
     fn add_block(&mut self, block: &Block) {
         let residency = self.pages.residency(block.range());
         let sums = &mut self.sums;

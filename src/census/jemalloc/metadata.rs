@@ -30,7 +30,7 @@ pub struct Block {
     pub addr: u64,
     /// Its size.
     pub bytes: u64,
-    /// From its start, what was handed out.
+    /// From its start, what was allocated.
     pub used_bytes: u64,
 }
 

@@ -44,7 +44,7 @@ struct Stratum {
 /// What the page map alone tells.
 #[derive(Debug, Default)]
 pub struct Quick {
-    /// The extents by rising address, each with its record's place, joined where they touch and their places agree.
+    /// The extents by ascending address, each with its record's place, joined where they touch and their places agree.
     pub extents: Vec<(Place, Range<u64>)>,
     /// Extents seen.
     pub count: u64,
@@ -71,7 +71,7 @@ pub struct Estimate {
 }
 
 impl Quick {
-    /// Takes the next entry of the page map, by rising address.
+    /// Takes the next entry of the page map, by ascending address.
     pub fn entry(&mut self, page: u64, page_bytes: u64, record: u64, word: u64, keeps_extents: bool) {
         let end = page.saturating_add(page_bytes);
         match &mut self.last {

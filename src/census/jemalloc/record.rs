@@ -17,11 +17,11 @@ const LARGE_BYTES_MIN: u64 = 16 << 10;
 
 /// State of an extent in use.
 pub const ACTIVE: u64 = 0;
-/// State of an extent that is free, and whose pages are not given back yet.
+/// State of an extent that is free, and whose pages are not returned yet.
 pub const DIRTY: u64 = 1;
 /// State of an extent that is free, and whose pages the kernel may take.
 pub const MUZZY: u64 = 2;
-/// State of an extent whose pages were given back.
+/// State of an extent whose pages were returned.
 pub const RETAINED: u64 = 3;
 
 /// Where e_bits keeps what.
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn a_large_block_is_its_class_or_the_pages_it_has() {
         assert_eq!(large_bytes(20 << 10, 24 << 10, 4 << 10), 20 << 10);
-        // 5.3.1: 36 KiB asked for, of class 40 KiB.
+        // 5.3.1: 36 KiB requested, of class 40 KiB.
         assert_eq!(large_bytes(40 << 10, 40 << 10, 4 << 10), 36 << 10);
         assert_eq!(large_bytes(40 << 10, 36 << 10, 0), 36 << 10);
     }

@@ -54,7 +54,7 @@ impl<'a> View<'a> {
         range.start < range.end && range_of(&self.unbacked, range.start).is_some_and(|own| range.end <= own.end)
     }
 
-    /// The first `N` words at each multiple of `stride` in the anonymous memory that is present, by rising address; what can be read of
+    /// The first `N` words at each multiple of `stride` in the anonymous memory that is present, by ascending address; what can be read of
     /// the first [`PLACES_MAX`].
     #[must_use]
     pub fn heads<const N: usize>(&self, stride: u64) -> Vec<(u64, [u64; N])> {

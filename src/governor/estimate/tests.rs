@@ -49,7 +49,7 @@ fn the_mean_and_its_error_are_those_of_the_textbook() {
     }
     estimator.window(WindowClass::Medium, 5.0, false, &tally(0.2, &[]));
     let one = of(&estimator, 1, 20.0);
-    // 50, 100, 150, 0 bytes a second: mean 75, standard deviation 64.5, over √4; in 20 s.
+    // 50, 100, 150, 0 bytes per second: mean 75, standard deviation 64.5, over √4; in 20 s.
     assert!((one.bytes.value - 1_500.0).abs() < 1e-6);
     assert!((one.bytes.stderr - 20.0 * 32.27 * FEW).abs() < 0.5, "{one:?}");
     assert!((one.bytes.least - f64::max(1_500.0 - 20.0 * 32.27 * 2.35, 60.0)).abs() < 0.5, "{one:?}");
@@ -76,7 +76,7 @@ fn what_was_traced_in_full_has_no_error() {
     for bytes in [4.0, 8.0, 4.0, 8.0] {
         estimator.window(WindowClass::Short, 5.0, false, &tally(0.02, &[(1, bytes)]));
     }
-    // 300 bytes a second over 10 s of windows, 1000 bytes in full.
+    // 300 bytes per second over 10 s of windows, 1000 bytes in full.
     let both = of(&estimator, 1, 10.0);
     assert!((both.bytes.value - 4_000.0).abs() < 1e-6, "{both:?}");
     assert!((both.bytes.stderr - 10.0 * 57.7 * FEW).abs() < 1.0, "{both:?}");

@@ -268,7 +268,7 @@ pub fn kept<K: Copy + Eq + Hash>(verdicts: impl Iterator<Item = Verdict<K>>, now
         }
     }
     let confirmed = |(stack, (mut kept, mut same)): (K, (Kept, Vec<u64>))| {
-        // Of a stack without a flag the few found the same may all be mistaken: blocks that were made anew in the same places.
+        // Of a stack without a flag the few found the same may all be mistaken: blocks that were made again in the same places.
         if !kept.is_flagged() {
             return (stack, kept);
         }

@@ -17,7 +17,7 @@ enum Content {
     Messages,
     /// The same in each.
     Constant,
-    /// A reference count first, and all words are written anew all the time.
+    /// A reference count first, and all words are written again all the time.
     Rewritten,
 }
 

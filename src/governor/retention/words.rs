@@ -77,7 +77,7 @@ impl SizeField {
         self.0 & !Self::PREVIOUS_IN_USE
     }
 
-    /// Whether it can be that of a chunk handed out for so many bytes: no larger than rounding, alignment and a page explain.
+    /// Whether it can be that of a chunk allocated for so many bytes: no larger than rounding, alignment and a page explain.
     #[must_use]
     pub fn fits(self, bytes: u64) -> bool {
         let chunk = self.chunk_bytes();

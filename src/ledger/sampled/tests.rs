@@ -131,7 +131,7 @@ fn impossible_weights_are_refused_and_counted() {
 }
 
 proptest! {
-    /// Against a model that keeps a list and adds up anew each time.
+    /// Against a model that keeps a list and adds up again each time.
     #[test]
     fn live_weights_are_those_of_a_naive_model(ops in proptest::collection::vec((any::<bool>(), 0u64..40, 1u64..9, 1u64..5), 1..300)) {
         let mut ledger = ledger();

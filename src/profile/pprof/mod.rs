@@ -2,7 +2,7 @@
 //!
 //! What pprof has no field for is written where other tools ignore it: the metadata as one JSON object in a comment that starts with
 //! [`METADATA_COMMENT`]; the process and its container, a cut walk, standard errors and guessed frames as labels of the sample,
-//! the allocator's own frames as a label and a table ([`allocator`]). So [`read`] gives back what [`write`] was
+//! the allocator's own frames as a label and a table ([`allocator`]). So [`read`] returns what [`write`] was
 //! given.
 
 mod allocator;

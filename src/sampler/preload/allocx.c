@@ -16,7 +16,7 @@ static void (*next_dallocx)(void *pointer, int flags);
 static void (*next_sdallocx)(void *pointer, size_t size, int flags);
 
 /* What stands in where there is no jemalloc: a program with jemalloc may start others, which inherit the library. They find the names
- * defined, and may call them; nothing that they get from them may fail. A flag's low six bits are log2 of the alignment, 0x40 asks for
+ * defined, and may call them; nothing that they get from them may fail. A flag's low six bits are log2 of the alignment, 0x40 requests
  * zeroes (jemalloc 5's MALLOCX_LG_ALIGN and MALLOCX_ZERO). */
 #define MALLOCX_LG_ALIGN_MASK 0x3f
 #define MALLOCX_ZERO 0x40

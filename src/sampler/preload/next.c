@@ -238,7 +238,7 @@ static void fail_memory(void)
 		*__errno_location() = 12; /* ENOMEM */
 }
 
-/* What stands in for functions that this libc does not have. Defining them must not break a program that asks for them weakly. */
+/* What stands in for functions that this libc does not have. Defining them must not break a program that requests them weakly. */
 static void *pvalloc_by_memalign(size_t size)
 {
 	const size_t page = 4096;

@@ -76,7 +76,7 @@ void sample_set_interval(const char *text)
 		return;
 	fragprof_sampler_stats.sample_bytes = value;
 	/* Constructors that ran before may have allocated: the countdown under way was drawn for the usual interval, and would hide the
-	 * program's first half megabyte from a finer one. It has no memory, so drawing it anew biases nothing. */
+	 * program's first half megabyte from a finer one. It has no memory, so drawing it again biases nothing. */
 	sampler_thread.left_bytes = 0;
 	sampler_thread.beyond_bytes = 0;
 	sampler_thread.random = 0;

@@ -6,7 +6,7 @@
  * sums of weights are unbiased, and their variance is at most T times the sum. The draw has no memory, so a thread that ends with a
  * countdown half done, a listener that comes and goes, and a fork bias nothing.
  *
- * Where samples come too often, T is doubled (limit.h). It changes between allocations only, where the countdown is drawn anew: at a
+ * Where samples come too often, T is doubled (limit.h). It changes between allocations only, where the countdown is drawn again: at a
  * sample, and at checks on the way, because a thread with a long countdown would not notice for gigabytes that there is time again. T then
  * depends on what was, never on what is about to be drawn, so each weight still has its block's size as its mean, and a sum's variance is
  * estimated by the sum of T * weight. Each sample is told with the T that it was drawn with. */
@@ -73,7 +73,7 @@ extern struct fragprof_sampler_stats fragprof_sampler_stats;
 
 /* Takes an interval from text; leaves the old one if it is none. */
 void sample_set_interval(const char *text);
-/* Takes the limit, in samples a second and processor, from text; leaves the old one if it is none. 0 = no limit. */
+/* Takes the limit, in samples per second and processor, from text; leaves the old one if it is none. 0 = no limit. */
 void sample_set_limit(const char *text);
 /* A seed that differs from process to process. */
 void sample_set_seed(uint64_t seed);

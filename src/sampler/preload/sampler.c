@@ -110,8 +110,8 @@ EXPORT void *calloc(size_t count, size_t size)
 RARE static void *realloc_listened(void *pointer, size_t size)
 {
 	struct sampled sampled;
-	/* The free is told before the call, because another thread may get the old address during it. If the call fails for want of
-	 * memory, the block is told anew, at the price of its first stack. */
+	/* The free is told before the call, because another thread may get the old address during it. If the call fails for lack of
+	 * memory, the block is told again, at the price of its first stack. */
 	bool taken = size < NEVER_FITS_BYTES && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
 	void *moved = counts() ? SAMPLE_OUTER(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
 

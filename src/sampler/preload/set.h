@@ -7,7 +7,7 @@
  * nobody ever waits: it works in signal handlers, after a fork in the middle of an insertion, and from any number of threads.
  *
  * Why one compare-and-swap is enough: an address is inserted before its block is handed to the program and removed before the block is
- * given back to the allocator, so at any time one thread at most works on one address (unless the program frees twice, when one wins). */
+ * returned to the allocator, so at any time one thread at most works on one address (unless the program frees twice, when one wins). */
 #ifndef FRAGPROF_SET_H
 #define FRAGPROF_SET_H
 

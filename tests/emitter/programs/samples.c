@@ -27,7 +27,7 @@ static double now(void)
 }
 
 #define ROUND 1000
-/* As many bytes as the mean distance of samples that the benchmark asks for: two of three are sampled, at 1.6 points each. */
+/* As many bytes as the mean distance of samples that the benchmark requests: two of three are sampled, at 1.6 points each. */
 #define BLOCK_BYTES 1024
 
 static double alloc_ns, free_ns;

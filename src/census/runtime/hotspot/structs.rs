@@ -33,7 +33,7 @@ struct Field {
     address: u64,
 }
 
-/// Fields and sizes of the structures that were asked for.
+/// Fields and sizes of the structures that were requested.
 pub struct Structs<'a> {
     library: &'a Library<'a>,
     fields: Vec<(String, String, Field)>,
