@@ -2,23 +2,23 @@
 
 use std::fmt;
 
-/// What a command's end means to a script. Stable.
+/// Exit statuses, for scripts. Stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitStatus {
-    /// The command did what was asked.
+    /// Success.
     Ok = 0,
-    /// Something failed that none of the others names.
+    /// A failure of no other kind.
     Failure = 1,
     /// The command line or an input file is not valid.
     Usage = 2,
-    /// The target is not there, has ended, or is of a kind that cannot be watched.
+    /// The target does not exist, has ended, or cannot be watched.
     Target = 3,
-    /// The permission or the kernel feature that the command needs is missing.
+    /// A permission or kernel feature that the command needs is missing.
     Unsupported = 4,
 }
 
-/// An error whose kind decides the exit status. Attach it to an `anyhow` chain as context or root; `main` looks for it.
+/// An error that determines the exit status. Attach it to an `anyhow` chain as context or root; `main` finds it.
 #[derive(Debug)]
 pub struct Failed {
     /// Status to exit with.

@@ -1,5 +1,5 @@
-//! fragprof finds out who holds a service's memory: how much of its heap is live, free but held, trimmable and pinned, which call
-//! stacks own and pin it, and what to do about it, for unmodified processes, from outside.
+//! fragprof shows where a service's memory is: how much of its heap is live, free but held, trimmable and pinned, which call stacks own and
+//! pin it, and what to do about it, for unmodified processes, from outside.
 //!
 //! The modules are the way of the data, from the ground up; each uses only lines below its own (`tests/layers/`):
 //!
@@ -29,15 +29,15 @@
 //! | [`bpf`] | what the BPF programs and the daemon share, generated from the programs' headers | no |
 //! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
 //! | [`unwind`] | `.eh_frame` to compact tables for the BPF unwinder | no |
-//! | [`machine`] | what the instruction set decides: registers, user addresses, rules | no |
+//! | [`machine`] | properties of the instruction set: registers, user addresses, rules | no |
 //! | [`ledger`] | outstanding allocations by address and by stack | no |
-//! | [`governor`] | how much watching may cost, when probes are in, and what may be said from what was seen then | no |
+//! | [`governor`] | the budget of tracing, when probes are attached, and estimates from windows | no |
 //! | [`heap`] | address ranges: extents, residency, occupancy of pages | no |
 //! | [`census`] | the allocators' own metadata, read from outside | reads memory |
-//! | [`retention`] | what still points at blocks: reachability, leaks | reads memory |
+//! | [`retention`] | what points to which blocks: reachability, leaks, owners | reads memory |
 //! | [`fragmentation`] | the ladder, pinning, blocking, growth, verdicts | no |
 //! | [`symbol`] | addresses to function names and lines | reads files |
-//! | [`profile`] | the one profile model and its encoders | no |
+//! | [`profile`] | the profile model and its encoders | no |
 //! | [`recorder`] | a recording from attach to profile | yes |
 //! | [`sampler`] | the preload library that samples in the process | no |
 //! | [`model`] | what is known of a node's processes, as every surface reads it | no |

@@ -1,4 +1,4 @@
-//! Replaces a small file whole: whoever opens its path finds the old bytes or the new ones, never a part.
+//! Replaces a small file atomically: readers of its path find the old contents or the new ones, never a part.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -6,10 +6,10 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Writes beside the path and renames. `mode`: the permissions of the new file, whatever the caller's mask is.
+/// Writes a temporary file next to the path and renames it. `mode`: the permissions of the new file, whatever the umask.
 ///
 /// # Errors
-/// If the folder cannot be written or the disk is full; nothing is left behind then.
+/// If the directory is not writable or the disk is full; nothing is then left behind.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     static NTH: AtomicU32 = AtomicU32::new(0);
     let mut beside = path.as_os_str().to_owned();

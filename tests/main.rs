@@ -1,4 +1,4 @@
-//! The integration tests: one binary, so that the library is linked once. Each module tests one part against somebody else's truth.
+//! The integration tests: one binary, so that the library is linked once. Each module tests one part against an independent account.
 #![allow(clippy::unwrap_used)]
 
 mod agent;

@@ -19,17 +19,17 @@
 //! Both have semaphores. While nobody is attached, a call costs a load, a test and a jump.
 //!
 //! # What a consumer needs to know
-//! - Attach to `free` first and let go of it last: a block whose `alloc` is told while nobody listens to `free` is not remembered.
+//! - Attach to `free` first and detach from it last: a block whose `alloc` is reported without a consumer of `free` is not tracked.
 //! - The weight is an unbiased estimate of the bytes, weight / size of the blocks. The variance of a sum of weights is estimated by the
 //!   sum of T · weight, so its standard error is √(Σ T · weight).
-//! - A `free` whose `alloc` was not seen is of a block that was sampled for an earlier listener: ignore it.
-//! - `realloc` is told as `free` before the call and, if the new block is sampled, `alloc` after it. If it fails for lack of memory the
-//!   old block is told again as it was, with the stack of that moment.
-//! - A sample that finds the set of living samples full (65,535) is told as `alloc` and `free` at once, and counted.
-//! - The leaf frames of a stack that lie in the library are to be left out. It has `.eh_frame` for all of its code.
-//! - A forked child has a copy of the blocks and of the semaphores: it goes on counting until the probes are detached, whether anybody
+//! - A `free` whose `alloc` was not seen belongs to a block that was sampled for an earlier consumer: ignore it.
+//! - `realloc` is reported as `free` before the call and, if the new block is sampled, `alloc` after it. If it fails for lack of memory the
+//!   old block is reported again, with the stack of that moment.
+//! - A sample that finds the set of live samples full (65,535) is reported as `alloc` and `free` at once, and counted.
+//! - The leaf frames of a stack in the library should be left out. It has `.eh_frame` for all of its code.
+//! - A forked child has a copy of the blocks and of the semaphores: it keeps counting until the probes are detached, whether a consumer is
 //!   attached to it or not.
-//! - The exported object `fragprof_sampler_stats` (preload/sample.h) tells the shortest T, whether the library is in front of malloc, and counters.
+//! - The exported object `fragprof_sampler_stats` (preload/sample.h) has the shortest T, whether the library is in front of malloc, and counters.
 
 pub mod fit;
 pub mod library;

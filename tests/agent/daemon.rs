@@ -98,7 +98,7 @@ impl Daemon {
     }
 }
 
-/// Writes a token that nobody else may read.
+/// Writes a token that no other user may read.
 pub fn secret(path: &Path, token: &str) {
     std::fs::write(path, token).unwrap();
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();

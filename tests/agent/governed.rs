@@ -1,4 +1,4 @@
-//! The agent's governed tier: windows on the processes in most need, told everywhere, and nothing left when it is turned off or stopped.
+//! The agent's governed tier: windows on the processes in most need, shown on every surface, and nothing left when it is turned off or stopped.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

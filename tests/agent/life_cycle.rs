@@ -23,7 +23,7 @@ fn the_service_manager_gets_ready_watchdog_reload_and_stop_messages() {
     let manager = UnixDatagram::bind(dir.path().join("notify")).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
     let daemon = Daemon::start_with(&watching(&["nothing-at-all"], ""), |_, command| {
-        // No pid: the agent is whoever inherits the environment.
+        // No pid: the agent is the process that inherits the environment.
         command.env("NOTIFY_SOCKET", dir.path().join("notify")).env("WATCHDOG_USEC", "300000").env_remove("WATCHDOG_PID");
     });
     let wait_for = |wanted: &str| {

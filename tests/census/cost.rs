@@ -54,7 +54,7 @@ impl Memory for Counting {
     }
 }
 
-/// A table of 60,000 pointers looks like linked bins at each of its words; only what lies around an arena's bins tells it apart.
+/// A table of 60,000 pointers looks like linked bins at each of its words; only the fields around an arena's bins distinguish it.
 #[test]
 fn a_table_of_pointers_costs_the_search_for_an_arena_next_to_nothing() {
     let mut command = Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]));

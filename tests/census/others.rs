@@ -54,7 +54,7 @@ fn assert_all_live(target: &Target, own: &Value, taken: &Taken, allocator: &str)
     assert_eq!(missed, 0, "of {} blocks", held.len());
 }
 
-/// A heap of jemalloc's as its own statistics tell it, to the byte: `stats.allocated`, `stats.active`, `stats.mapped` and `stats.retained`.
+/// A jemalloc heap equals its own statistics to the byte: `stats.allocated`, `stats.active`, `stats.mapped` and `stats.retained`.
 /// `stats.resident` counts pages that were allocated but never touched; and so does the figure that is compared with it.
 pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, what: &str) {
     let own = target.tell(scenario);
@@ -113,7 +113,7 @@ fn jemallocs_decay_times_are_read_whatever_they_are() {
     }
 }
 
-/// A static, stripped program with jemalloc linked in under another name, as redis and many others have it, beside glibc's own malloc.
+/// A static, stripped program with jemalloc linked in under another name, as in redis and many others, in addition to glibc's malloc.
 #[test]
 fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

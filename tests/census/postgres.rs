@@ -1,4 +1,4 @@
-//! A server of PostgreSQL, which nobody of this project wrote: its backends against their allocator's own account.
+//! A PostgreSQL server, a program not written for this project: its backends against their allocator's own account.
 
 use std::io::Write;
 use std::os::unix::fs::chown;
@@ -73,7 +73,7 @@ impl Drop for Server {
     }
 }
 
-/// Numbers of a line of malloc_stats, by what it begins with, all arenas' summed.
+/// Numbers of a line of malloc_stats, by its prefix, summed over all arenas.
 fn sum_of(stats: &str, key: &str) -> u64 {
     let lines = stats.lines().filter(|line| line.trim_start().starts_with(key));
     lines.filter_map(|line| line.split('=').nth(1)?.trim().parse::<u64>().ok()).sum()

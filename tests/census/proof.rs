@@ -315,7 +315,7 @@ fn a_native_store_of_a_jvm_is_found_in_its_arenas() {
     assert!(taken.census.not_malloc.iter().any(|one| one.kind == "java_heap"));
 }
 
-/// The names and meanings that are promised to whoever reads `--json`.
+/// The stable names and meanings of `--json`.
 #[test]
 fn the_json_has_the_promised_keys_and_its_extent_is_the_sum_of_its_parts() {
     let mut target = Target::start(&mut heaps());

@@ -1,4 +1,4 @@
-//! What runtimes manage beside malloc, against their own accounts.
+//! Memory that runtimes manage outside malloc, against their own accounts.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,7 +30,7 @@ fn resident(taken: &Taken, kind: &str) -> u64 {
     taken.census.not_malloc.iter().filter(|one| one.kind == kind).map(|one| one.resident_bytes).sum()
 }
 
-/// The heap was read, by nobody but the C library's reader, and is good for verdicts.
+/// The heap was read, only by the C library's reader, and is usable for verdicts.
 fn assert_glibc_alone(taken: &Taken) {
     let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.name()).collect();
     assert_eq!(allocators, ["glibc"], "{:?}", taken.census.heaps);

@@ -1,4 +1,4 @@
-//! The census under the C libraries and jemallocs of other Debian suites, unpacked beside the tests and run through their own loader.
+//! The census under the C libraries and jemallocs of other Debian suites, unpacked next to the tests and run through their own loader.
 //! `make census-suites`; needs the network, so it is no part of `make test`.
 
 use std::path::{Path, PathBuf};

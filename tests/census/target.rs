@@ -1,4 +1,4 @@
-//! A target that is told what to do over its standard input and answers with its allocator's own account.
+//! A target that takes commands on its standard input and answers with its allocator's own account.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt as _;

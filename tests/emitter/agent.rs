@@ -26,7 +26,7 @@ fn aged(program: &std::path::Path) -> Process {
     process
 }
 
-/// Watches programs of these names: each test has its own, for others may run beside it.
+/// Watches programs of these names: each test has its own, because others may run at the same time.
 fn listening(names: &[&str], rest: &str) -> String {
     watching(names, &format!("[listening]\nprofile_interval_s = 1\ncensus_interval_s = 1\ncpu_percent = 100.0\n{rest}"))
 }
@@ -97,7 +97,7 @@ fn a_process_too_small_to_be_watched_is_listened_to_and_then_watched() {
     }
     let folder = TempDir::new().unwrap();
     let program = compile(folder.path(), "ages.c", "ages_small", &["-O2"]);
-    // Of the MiB that it allocates at first one lives, and sixteen more come when it is told so.
+    // One of the MiB that it allocates first stays live, and sixteen more follow on command.
     let mut process = Process::start_piped(sampled(&program, 32 << 10).args(["1", "16"]));
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
     let config = listening(&["ages_small"], "").replace("rss_min_mib = 0", "rss_min_mib = 100000");
@@ -149,7 +149,7 @@ fn an_image_without_an_emitter_is_detached_and_so_are_all_when_listening_is_swit
     daemon.process.signal(Signal::HUP);
     wait_until("nobody is listened to", || value(&daemon.metrics(), "fragprof_listener_targets", "") == Some(0.0));
     assert_eq!(value(&daemon.metrics(), "fragprof_listener_enabled", ""), Some(0.0));
-    // What was told is still counted.
+    // Samples received before are still counted.
     assert!(value(&daemon.metrics(), "fragprof_listener_samples_total", "").is_some());
     assert!(stays.is_running());
     drop(input);

@@ -8,7 +8,7 @@ use super::workloads::{Load, wait_for_idle};
 use crate::support::build::tool;
 use crate::support::process::{Process, run, wait_until};
 
-/// What a backend is told: a table, an index, sorts, hashes and text. One line is one statement, and the answer to the last has DONE in it.
+/// The statements for a backend: a table, an index, sorts, hashes and text. One per line; the answer to the last contains DONE.
 pub const POSTGRES_UNIT: &str = "drop table if exists t\n\
     create temp table t as select i, md5(i::text) as b from generate_series(1, 40000) i\n\
     create index on t(b)\n\

@@ -116,7 +116,7 @@ struct Unit {
     cpu_s: f64,
 }
 
-/// A spell of two programs beside each other.
+/// A period in which two programs run side by side.
 type Spell = std::ops::Range<Instant>;
 
 /// Mean CPU time of the units that lie in a spell.
@@ -127,7 +127,7 @@ fn unit_in(units: &[Unit], spell: &Spell) -> f64 {
     inside.iter().sum::<f64>() / inside.len() as f64
 }
 
-/// Has two programs work beside each other while `during` continues; what each did.
+/// Runs two programs side by side during `during`; returns what each did.
 fn beside<T>(one: &mut Running, other: &mut Running, during: impl FnOnce() -> T) -> (Vec<Unit>, Vec<Unit>, T) {
     let stop = AtomicBool::new(false);
     let _places = Beside::start([one.pid(), other.pid()]).unwrap();
@@ -140,7 +140,7 @@ fn beside<T>(one: &mut Running, other: &mut Running, during: impl FnOnce() -> T)
     })
 }
 
-/// What a unit costs the one more than the other, in percent, in one spell beside each other.
+/// How much more a unit costs one program than the other, in percent, in one period side by side.
 fn over_in_a_spell(one: &mut Running, other: &mut Running, length: Duration) -> f64 {
     let (one, other, spell) = beside(one, other, || {
         let began = Instant::now();
@@ -230,7 +230,7 @@ fn whole_programs_in_steady_state() {
             median(over.clone()),
             samples as f64 / heard_s,
             pairs / heard_cpu_s,
-            // What the difference comes to for each allocation with its free, samples included.
+            // The difference per allocation with its free, including samples.
             median(over) / 100.0 * heard_cpu_s / pairs * 1e9,
             heaptrack.map_or_else(|| "was not compared".to_owned(), |over| format!("{over:+.0} %")),
         );

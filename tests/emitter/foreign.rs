@@ -1,4 +1,4 @@
-//! An emitter by somebody else: systemtap's sys/sdt.h, arguments wherever a compiler puts them, under both names of the contract.
+//! A foreign emitter: systemtap's sys/sdt.h, arguments wherever the compiler puts them, under both names of the contract.
 
 use std::io::Write as _;
 use std::path::Path;

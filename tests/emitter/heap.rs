@@ -1,4 +1,4 @@
-//! The sample joined with the census by address: what is pinned by stack, what was there before, and what nobody tells of.
+//! The sample joined with the census by address: pinned bytes by stack, blocks from before the recording, and unattributed ones.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -51,7 +51,7 @@ fn live_blocks_from_before_are_distinguished_from_newer_ones_even_at_the_same_ad
     let sum = report.total("live_bytes");
     assert!((live / truth["mallinfo2"] - 1.0).abs() < 0.02, "census {live}, mallinfo2 {}", truth["mallinfo2"]);
     assert!((sum.est - live).abs() < 0.01 * live + 4.0 * sum.stderr, "{sum:?} of {live}");
-    // The blocks from before that still live lie between those that came in the gaps: there is little free, and what is pinned is told.
+    // The older live blocks lie between those allocated in the gaps: there is little free memory, and pinned bytes are reported.
     let pinned = report.total("pinned_bytes");
     let census = report.0["processes"][0]["pinned_bytes"].as_f64().unwrap();
     assert!((pinned.est - census).abs() <= 0.05 * census + 4.0 * pinned.stderr + 65536.0, "{pinned:?} of {census}");

@@ -1,4 +1,4 @@
-//! How fragprof comes to listen: launched, through exec, in forked children, live.
+//! The ways in which fragprof attaches to an emitter: at launch, through exec, in forked children, live.
 
 use std::io::Write as _;
 

@@ -1,4 +1,4 @@
-//! The consumer of emitters: what fragprof makes of what a program tells of its own allocations, against what the program knows, the
+//! The consumer of emitters: what fragprof derives from a program's samples, compared with the program's own account, the
 //! allocator's account, and the kernel's count of listeners.
 
 mod agent;

@@ -1,4 +1,4 @@
-//! Real programs that do one unit of work whenever they are told to, for as long as one likes.
+//! Real programs that do one unit of work on command, repeatedly.
 
 use std::cell::Cell;
 use std::io::Write as _;
@@ -31,7 +31,7 @@ pub struct Workload {
 }
 
 enum Work {
-    /// It is told by lines on its standard input, and answers each unit by a line `DONE`.
+    /// It reads commands from its standard input, and answers each unit with a line `DONE`.
     Lines(String),
     /// It is a server on a socket in a folder; another program makes it work.
     Redis { folder: TempDir, started: Cell<usize>, pipelined: &'static str },

@@ -38,7 +38,7 @@ fn kill_recorders(times: usize) {
             assert!(run(fragprof().arg("report").arg(&out)).status.success(), "kill {time} left half a profile");
         }
     }
-    // The kernel's side is as it was: the next recording tells the truth.
+    // The kernel's state is unchanged: the next recording is correct.
     let recording = Recording::attach(&[churn.pid()]);
     let truth = churn.stop();
     let report = recording.stop();

@@ -63,7 +63,7 @@ fn a_memory_limit_is_reached_without_harm_to_the_target() {
         let mut command = Command::new(&prlimit);
         command.arg(format!("--as={}", mib << 20)).arg("--core=0").arg(env!("CARGO_BIN_EXE_fragprof"));
         let (done, whole) = record(command, churn.pid());
-        // A failed allocation aborts, as everywhere in Rust; what is requested here is that nobody else notices.
+        // A failed allocation aborts, as everywhere in Rust; it must not affect any other process.
         assert!(!done.err.contains("panicked"), "{mib} MiB:\n{}", done.err);
         worked += usize::from(done.status.success() && whole);
         churn.assert_alive();
@@ -79,7 +79,7 @@ struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// In whichever hierarchy has the memory controller; a skip where this machine lets nobody make one.
+    /// In the hierarchy that has the memory controller; skipped if this machine does not allow creating one.
     fn make() -> Option<Self> {
         for (parent, limit) in [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")] {
             let folder = Path::new(parent).join(format!("fragprof-test-{}", std::process::id()));
@@ -124,7 +124,7 @@ fn a_memory_limit_of_its_container_is_reached_without_harm_to_the_target() {
     for mib in [4, 12, 24, 40, 64, 96, 1024] {
         group.limit(mib);
         let (done, whole) = record(group.fragprof(), churn.pid());
-        // The kernel ends what needs more, or refuses it memory; either way nobody else notices.
+        // The kernel kills the process that needs more, or refuses it memory; either way no other process is affected.
         assert!(!done.err.contains("panicked"), "{mib} MiB:\n{}", done.err);
         worked += usize::from(done.status.success() && whole);
         churn.assert_alive();

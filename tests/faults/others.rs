@@ -53,7 +53,7 @@ fn probes_of_another_tool_at_the_same_functions_change_nothing() {
     if !Path::new(TRACING).join("uprobe_events").exists() {
         return skip("tracefs is not mounted").unwrap_or_default();
     }
-    // A copy of the library, so that nobody else's processes are probed.
+    // A copy of the library, so that no other process is probed.
     let dir = tempfile::TempDir::new().unwrap();
     let library = dir.path().join("libjemalloc.so.2");
     fs::copy(Path::new(crate::support::build::LIB_DIR).join("libjemalloc.so.2"), &library).unwrap();

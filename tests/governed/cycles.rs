@@ -52,7 +52,7 @@ fn cycles(count: u64) {
 /// How many windows [`in_a_process_of_their_own`] opens.
 const COUNT: &str = "CYCLES_OF_WINDOWS";
 
-/// Not in this process: its memory is that of the tests which run beside.
+/// Not in this process, whose memory includes other tests'.
 fn alone(count: u64) {
     if bpf().is_none() {
         return;

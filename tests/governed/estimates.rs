@@ -1,4 +1,4 @@
-//! What is told, against what the programs do.
+//! Estimates, compared with what the programs do.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

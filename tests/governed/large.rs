@@ -267,7 +267,7 @@ fn forks_execs_and_the_end_leave_nothing_behind_and_an_exec_begins_anew() {
         governed.step(Duration::from_millis(10));
     }
     assert_eq!(program.line().as_deref(), Some("ready"));
-    // Until the exec is heard of, the status is that of the old image, with all its hits.
+    // Until the exec is noticed, the status is that of the old image, with all its hits.
     step_until(&mut governed, "the trial in the new image is over", |status| status.large.kept && status.large.hits < hits_before);
     program.order(&mut governed, "work 1000");
     // The old image is in the profile too, as it was at its end.

@@ -1,4 +1,4 @@
-//! `record --mode governed`: what windows tell against programs whose sites are known, and that a target is never the worse for it.
+//! `record --mode governed`: estimates from windows, compared with programs whose sites are known; and that targets are unharmed.
 
 mod cost;
 mod cycles;
@@ -28,7 +28,7 @@ pub fn built(name: &str) -> PathBuf {
     })
 }
 
-/// A file that is built, whole, whoever else builds or runs it at this moment.
+/// A complete file, even if other tests build or run it at this moment.
 fn output(name: &str, build: impl FnOnce(&Path)) -> PathBuf {
     let built = output_dir().join(name);
     let fresh = built.with_extension(std::process::id().to_string());

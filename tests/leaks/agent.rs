@@ -1,4 +1,4 @@
-//! The agent looks for blocks without pointers where it is told to, and every surface has what it found.
+//! The agent scans for blocks without pointers if configured, and every surface shows the findings.
 
 use std::process::Command;
 

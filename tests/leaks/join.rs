@@ -1,4 +1,4 @@
-//! Who holds what was there before anybody recorded: the rows of a recording in parts, and the sentence of `explain`.
+//! Owners of blocks from before a recording: the rows of a recording in parts, and the sentence of `explain`.
 
 use std::process::Command;
 

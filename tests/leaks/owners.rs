@@ -1,4 +1,4 @@
-//! Who holds what, against programs that know it.
+//! What holds what, against programs that know it.
 
 use std::process::Command;
 

@@ -14,7 +14,7 @@ use fragprof::units::Pid;
 
 use crate::support::build::output_dir;
 
-/// Compiles a program of this directory; `name` tells its forms apart.
+/// Compiles a program of this directory; `name` distinguishes its variants.
 pub fn build(compiler: &str, source: &str, flags: &[&str], name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaks").join(source);
     let program = output_dir().join(format!("leaks-{name}"));

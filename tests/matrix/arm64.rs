@@ -1,4 +1,4 @@
-//! What the guests of `scripts/kernel-matrix.sh arm64` need and do beside the tests of the other modules. Ignored, because they are for
+//! What the guests of `scripts/kernel-matrix.sh arm64` need and do in addition to the tests of the other modules. Ignored, because they are for
 //! an arm64 build.
 
 use std::process::Command;

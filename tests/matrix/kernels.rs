@@ -1,4 +1,4 @@
-//! What each kernel of `make kernel-matrix` does beside the tests of the other modules: one window, one emitter. Ignored, because other
+//! What each kernel of `make kernel-matrix` does in addition to the tests of the other modules: one window, one emitter. Ignored, because other
 //! tests show more of both on the machine itself; these need nothing but a program that is compiled already, and little time.
 
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! Programs in other languages that tell a ledger: their own, or that of a test program in C that runs as a library in their process.
+//! Programs in other languages that report a ledger: their own, or that of a test program in C that runs as a library in their process.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -289,7 +289,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The end of the pipe ends the browser with all its processes; one that does not hear is killed.
+        // The end of the pipe ends the browser with all its processes; one that does not react is killed.
         self.input = None;
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < deadline {

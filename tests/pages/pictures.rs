@@ -228,7 +228,7 @@ fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
     let daemon = Daemon::start(&watching(&["allocates-slow"], governed));
     let path = format!("/api/v1/processes/{}", target.pid());
     let mut one = Value::Null;
-    // The first windows tell lower bounds alone.
+    // The first windows give only lower bounds.
     wait_until("estimates from windows", || {
         one = serde_json::from_str(&daemon.get(&path).body).unwrap_or_default();
         let has_profile = one["profiles"].as_array().is_some_and(|all| all.iter().any(|profile| profile["mode"] == "governed"));
@@ -238,7 +238,7 @@ fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
     browser.wait("the flame graph", "document.querySelector('#stacks .flame .frame') !== null");
     assert_eq!(browser.eval("document.querySelector('#stacks [data-source]').dataset.source"), "governed");
-    // What its windows do not tell cannot be requested, and what they tell is shown.
+    // Values that its windows do not measure cannot be selected; the others are shown.
     let one = api(&daemon, &path);
     let measured = one["profiles"][0]["by"].as_array().unwrap();
     let offered = browser.eval("[...document.querySelectorAll('[data-by]')].filter(one => !one.disabled).map(one => one.dataset.by)");

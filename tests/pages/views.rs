@@ -73,7 +73,7 @@ fn the_list_is_sorted_and_filtered_from_the_keyboard() {
         processes[1].pid().to_string()
     );
     assert_eq!(browser.text("#shown"), "1 of 3 processes");
-    // The address keeps what was chosen, so that it can be sent to somebody.
+    // The URL keeps the selection, so that it can be shared.
     let address = browser.eval("location.href");
     browser.open(address.as_str().unwrap());
     assert_eq!(browser.eval("document.querySelectorAll('tbody tr').length + document.querySelector('[aria-sort]').ariaSort"), "1ascending");

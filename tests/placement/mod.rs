@@ -27,7 +27,7 @@ const LIBRARIES: [(&str, Allocator); 6] = [
     ("/usr/lib/x86_64-linux-musl/libc.so", Allocator::Musl),
 ];
 
-/// Files that somebody wants checked too, say another distribution's C library: paths separated by colons.
+/// Additional files to check, for example another distribution's C library: paths separated by colons.
 const MORE_FILES: &str = "FRAGPROF_TEST_FILES";
 
 /// Programs and libraries without an allocator of their own, of several compilers, and [`MORE_FILES`].
@@ -103,7 +103,7 @@ fn no_function_of_any_file_gets_a_site_that_objdump_s_listing_refutes() {
     assert!(total > 50_000 && emulated * 2 > total, "{sites_by_reason:?}");
 }
 
-/// A site of a function that is nothing but `code`, with nobody jumping in.
+/// A site of a function that consists of `code` only, without jumps into it.
 fn placed(code: &[u8], function: &str) -> Placement {
     placed_with(code, function, &[])
 }

@@ -175,7 +175,7 @@ fn a_difference_names_the_stack_that_grew() {
     assert!(text(&run(&["diff", &old, &old]).stdout).contains("no stack changed"));
 }
 
-/// A recording of windows: `cache` holds large blocks if `live` is of them, and `work` has survivors; the rest of the heap is nobody's.
+/// A recording in windows: `cache` holds large blocks if `live` counts these, and `work` has survivors; the rest of the heap is unattributed.
 fn windows(dir: &Path, name: &str, live: ValueKind) -> String {
     let kinds = [ValueKind::AllocSpace, ValueKind::SurvivorSpace, live];
     let mut profile = Profile::new(Metadata {

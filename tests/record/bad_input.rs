@@ -249,7 +249,7 @@ fn a_target_is_recorded_where_tracefs_is_absent() {
     let (Some(_bpf), Some(unshare)) = (bpf(), tool("unshare")) else { return };
     let mut target = Target::start(&mut target_command(Program::new("entry_points"), place::ATTACHED_TO_GLIBC));
     let mut command = Command::new(unshare);
-    // In a mount namespace of its own, so that nobody else loses it.
+    // In a mount namespace of its own, so that other processes keep it.
     let hide = "umount -l /sys/kernel/tracing 2>/dev/null; umount -l /sys/kernel/debug 2>/dev/null; \
                 test ! -e /sys/kernel/tracing/events && exec \"$0\" \"$@\"";
     command.args(["--mount", "--propagation", "private", "sh", "-c", hide, env!("CARGO_BIN_EXE_fragprof")]);

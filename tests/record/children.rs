@@ -76,7 +76,7 @@ fn calls_of_vfork_children_in_their_parents_memory_are_recorded() {
     assert!(!limits.iter().any(|limit| limit.contains("vfork")), "{limits:?}");
 }
 
-/// A debugger traces its children itself: it must be able to, and what was missed must be told.
+/// A debugger traces its children itself: that must still work, and the gap must be reported.
 #[test]
 fn the_child_of_a_program_that_traces_is_left_to_it_and_its_gap_is_among_the_losses() {
     if bpf().is_none() {
@@ -150,7 +150,7 @@ fn a_recorder_that_is_killed_leaves_no_process_stopped() {
     }
 }
 
-/// What cannot be held is told.
+/// A thread that cannot be held is reported.
 #[test]
 fn a_child_that_blocks_the_signal_runs_on_and_its_gap_is_among_the_losses() {
     if bpf().is_none() {

@@ -35,7 +35,7 @@ impl Program {
     }
 }
 
-/// How a program comes to its allocator, and how the recording comes to the program.
+/// How a program gets its allocator, and how the recording attaches to the program.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     link: Link,

@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote, held against what they say of themselves.
+//! Programs not written for this project, compared with their own accounts.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -9,7 +9,7 @@ use crate::support::process::run;
 use crate::support::truth::Truth;
 use crate::support::{serial, skip};
 
-/// The last line that a program tells when nobody listens.
+/// The last line of a program that runs without a test's rendezvous.
 fn final_ledger(command: &mut Command) -> Truth {
     let done = run(command);
     assert!(done.status.success(), "{command:?} ended with {}:\n{}", done.status, done.err);

@@ -38,7 +38,7 @@ pub struct Record {
     pub frames: Vec<u64>,
 }
 
-/// The test programs loaded, and what they told so far.
+/// The test programs loaded, and their samples so far.
 pub struct Consumer {
     // Before the object: it refers to its maps.
     ring: RingBuffer<'static>,
@@ -93,7 +93,7 @@ impl Consumer {
         assert!(tables.wait_until_loaded(Duration::from_secs(60)));
     }
 
-    /// Everything told since the last call. Fails the test if anything was lost.
+    /// Everything received since the last call. Fails the test if anything was lost.
     pub fn records(&mut self) -> Vec<Record> {
         self.ring.consume().unwrap();
         assert_eq!(self.lost(), 0, "records were lost: the test reads too seldom");
@@ -165,11 +165,11 @@ fn parse(bytes: &[u8]) -> Record {
 /// A sampled block that lives.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// As told.
+    /// As received.
     pub size_bytes: u64,
-    /// As told.
+    /// As received.
     pub weight_bytes: u64,
-    /// As told.
+    /// As received.
     pub frames: Vec<u64>,
 }
 
@@ -178,13 +178,13 @@ pub struct Block {
 pub struct Ledger {
     /// By address.
     pub live: HashMap<u64, Block>,
-    /// Every block ever told.
+    /// Every block ever reported.
     pub made: Vec<Block>,
-    /// Frees of blocks that were told.
+    /// Frees of reported blocks.
     pub frees: u64,
-    /// Frees of blocks that were never told, or twice.
+    /// Frees of blocks that were never reported, or twice.
     pub unknown_frees: u64,
-    /// Blocks told at the address of one that lives.
+    /// Blocks reported at the address of a live one.
     pub collisions: u64,
 }
 

@@ -134,7 +134,7 @@ with_every_allocator!(every_operator_new_and_delete_is_told, "new_delete", &[], 
 with_every_allocator!(reallocs_are_told_as_free_and_allocation, "realloc_forms", &[], &[]);
 with_every_allocator!(calls_of_entry_points_by_one_another_are_told_once, "nested", &[], &[]);
 with_every_allocator!(large_alignments_are_told, "over_aligned", &[], &[]);
-// Memory runs out in the middle of a realloc: the block is told again, under the caller of realloc.
+// Memory runs out in the middle of a realloc: the block is reported again, under the caller of realloc.
 with_every_allocator!(failed_calls_are_not_told, "failures", &[], &["site_lives", "site_realloc_fails"]);
 with_every_allocator!(a_programs_own_operator_new_is_told_as_what_it_calls, "replaced_new", &[], &[]);
 // Few enough rounds for the ring.

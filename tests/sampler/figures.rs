@@ -77,7 +77,7 @@ fn a_pair_of_malloc_and_free() {
     heaptrack(&program);
 }
 
-/// heaptrack's preload library, writing to nowhere, beside it.
+/// heaptrack's preload library, writing to nowhere, for comparison.
 fn heaptrack(program: &Path) {
     let Some(library) = ["/usr/lib/heaptrack/libheaptrack_preload.so", "/usr/lib/x86_64-linux-gnu/heaptrack/libheaptrack_preload.so"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! The preload sampler: what its probes tell against programs' own ledgers, that programs do not notice it, and what it costs.
+//! The preload sampler: its samples against programs' own ledgers, its effect on programs, and its cost.
 //!
 //! The consumer here is libbpf's own USDT support (`usdt_test.bpf.c`), not fragprof's: it finds the notes, decodes the arguments and keeps
 //! the semaphores by the format's letter.

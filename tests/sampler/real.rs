@@ -1,4 +1,4 @@
-//! Real programs under the sampler: they do the same as without it, and what is told adds up to what they say of themselves.
+//! Real programs with the sampler: they do the same as without it, and their samples add up to their own accounts.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

@@ -14,7 +14,7 @@ use crate::support::{LIMIT, serial};
 /// Sites of `sites.c`.
 const SITES: usize = 8;
 
-/// Runs `sites.c` under a consumer: live bytes by site, true and told, and the ledger.
+/// Runs `sites.c` with a consumer: live bytes by site, true and sampled, and the ledger.
 fn run_sites(
     consumer: &mut Consumer,
     library: &Path,

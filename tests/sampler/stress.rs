@@ -1,4 +1,4 @@
-//! The sampler where it is hardest: threads, forks, destructors, signals, libraries that come and go, all of it while somebody listens.
+//! The sampler under stress: threads, forks, destructors, signals, libraries that come and go, all with a consumer attached.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

@@ -10,7 +10,7 @@ use fragprof::probe::large::{LargeSites, NoSites, find, try_anew};
 
 use crate::support;
 
-/// Folders with other builds' libc.so.6 and ld-linux-x86-64.so.2 that somebody wants checked too, separated by colons.
+/// Additional directories with other builds' libc.so.6 and ld-linux-x86-64.so.2 to check, separated by colons.
 const MORE_BUILDS: &str = "FRAGPROF_TEST_GLIBCS";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 const LIBRARY: &str = "libc.so.6";

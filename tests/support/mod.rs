@@ -45,7 +45,7 @@ fn bpf_missing() -> Option<String> {
     if fd < 0 {
         return Some(format!("BPF maps cannot be created: {}", std::io::Error::from_raw_os_error(-fd)));
     }
-    // SAFETY: fd was just created and is owned by nobody else.
+    // SAFETY: fd was just created and has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     None
 }

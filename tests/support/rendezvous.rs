@@ -1,4 +1,4 @@
-//! The test's side of the rendezvous of `truth.h`: a unix socket on which the program tells its ledger and waits for a byte.
+//! The test's side of the rendezvous of `truth.h`: a unix socket on which the program sends its ledger and waits for a byte.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -41,7 +41,7 @@ impl Rendezvous {
         BufReader::new(stream)
     }
 
-    /// Waits for the program to tell its ledger in `phase`. `of` is the process whose words explain a failure.
+    /// Waits for the program to send its ledger in `phase`. `of` is the process whose output explains a failure.
     pub fn expect(&mut self, phase: &str, of: &Process) -> Truth {
         loop {
             let mut stream = self.stream.take().unwrap_or_else(|| self.accept(of));

@@ -1,4 +1,4 @@
-//! A test program's own ledger, as told at a rendezvous.
+//! A test program's own ledger, as reported at a rendezvous.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! The API of a running agent against what it says elsewhere, and against requests that nobody sane makes.
+//! The API of a running agent, compared with its other surfaces, and with invalid and extreme requests.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

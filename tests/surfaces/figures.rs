@@ -1,4 +1,4 @@
-//! `make bench-surfaces`: the figures of metrics, history and `top`, printed beside their goals.
+//! `make bench-surfaces`: the figures of metrics, history and `top`, printed with their goals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

@@ -20,7 +20,7 @@ fn grow(name: &str) -> PathBuf {
     program
 }
 
-/// A memory cgroup of one's own, of whichever version is there; removed when dropped.
+/// A memory cgroup for a test, of the available version; removed when dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {

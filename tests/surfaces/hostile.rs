@@ -1,4 +1,4 @@
-//! Requests that nobody sane makes, made from the published description of the API: `make fuzz-http` is the long form, with schemathesis.
+//! Invalid and extreme requests, generated from the published description of the API: `make fuzz-http` is the long form, with schemathesis.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

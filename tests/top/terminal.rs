@@ -54,7 +54,7 @@ impl Terminal {
         Self::start_with(command, columns, rows, true)
     }
 
-    /// As [`Terminal::start`], in a session without a terminal: no signal tells the command that this one ends.
+    /// Like [`Terminal::start`], in a session without a terminal: the command gets no signal when this one ends.
     pub fn start_unsignalled(command: &mut Command, columns: u16, rows: u16) -> Self {
         Self::start_with(command, columns, rows, false)
     }
@@ -65,7 +65,7 @@ impl Terminal {
         // SAFETY: the descriptors and the size outlive the call; name and termios may be null.
         let opened = unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null_mut(), &size) };
         assert_eq!(opened, 0, "no pseudo terminal: {}", std::io::Error::last_os_error());
-        // SAFETY: both were just opened and are owned by nobody else.
+        // SAFETY: both were just opened and have no other owner.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         rustix::io::fcntl_setfd(&master, rustix::io::FdFlags::CLOEXEC).unwrap();
         let before = tcgetattr(&slave).unwrap();
@@ -101,7 +101,7 @@ impl Terminal {
         Self { master: Some(master), slave, before, child, written, has_ended, reader: Some(reader) }
     }
 
-    /// Ends the terminal, as a window that is closed does: nobody holds its other side any more.
+    /// Ends the terminal, like closing a window: the other side has no holder any more.
     pub fn hang_up(&mut self) {
         self.has_ended.store(true, Ordering::Relaxed);
         self.reader.take().unwrap().join().unwrap();

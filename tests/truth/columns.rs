@@ -1,4 +1,4 @@
-//! The columns of the table: every call, estimates, the census; each beside the ledger that ran in the same process.
+//! The columns of the table: every call, estimates, the census; each compared with the ledger that ran in the same process.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! A figure beside the truth: pure comparisons, and what the cells of the table say.
+//! Comparisons of figures with the truth, and the text of the table's cells. Pure.
 
 use std::fmt::Write as _;
 
@@ -53,7 +53,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A figure that may be off by at most `allowed`, for a reason that is told where it is not zero.
+/// A figure that may be off by at most `allowed`, for a reason that is stated if it is not zero.
 pub fn within(seen: u64, truth: u64, allowed: u64, reason: &str) -> Cell {
     if seen.abs_diff(truth) <= allowed {
         return Cell::Good(if seen == truth { grouped(truth) } else { format!("{} of {}", grouped(seen), grouped(truth)) });
@@ -70,7 +70,7 @@ pub fn exact(seen: u64, truth: u64) -> Cell {
     within(seen, truth, 0, "")
 }
 
-/// An estimate beside its truth.
+/// An estimate compared with its truth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     /// What is stated.

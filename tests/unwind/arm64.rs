@@ -29,7 +29,7 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// What a program told of itself.
+/// A program's own account.
 struct Told {
     world: World,
     /// As interrupted, and as it was in the handler.

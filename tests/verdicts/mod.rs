@@ -40,7 +40,7 @@ impl Trouble {
         self.await_word();
     }
 
-    /// What one look says.
+    /// The verdict from one sample.
     fn explain(&self) -> Value {
         explain(&[&self.process.pid().to_string(), "--once"])
     }

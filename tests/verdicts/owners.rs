@@ -20,7 +20,7 @@ pub struct Owner {
     pub answer: &'static str,
     /// Starts it; it has done what it does, or is at it, when this returns.
     start: fn() -> Running,
-    /// Compares what fragprof said with somebody else's truth. The account of the allocator is from before and after fragprof looked.
+    /// Compares fragprof's result with an independent account: the allocator's own, from before and after the census.
     truth: fn(&mut Running, &Value, Accounts),
 }
 

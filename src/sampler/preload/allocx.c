@@ -1,4 +1,4 @@
-/* jemalloc's own interface: mallocx and its kin.
+/* jemalloc's own interface: mallocx and related functions.
  *
  * Only the library's second build has these: programs ask for them weakly to learn whether jemalloc is there (`if (mallocx)`), so
  * nothing may define them in a process without jemalloc. The sizes and flags are only passed on; sallocx and nallocx change nothing and
@@ -108,7 +108,7 @@ EXPORT void *rallocx(void *pointer, size_t size, int flags)
 	return moved;
 }
 
-/* Resizes in place or not at all. The block stays the program's all the time, so it can be told afterwards. */
+/* Resizes in place or not at all. The block stays the program's all the time, so it can be reported afterwards. */
 EXPORT size_t xallocx(void *pointer, size_t size, size_t extra, int flags)
 {
 	size_t now;

@@ -1,8 +1,8 @@
-/* How often samples may come. See limit.h. */
+/* The limit on the sample rate. See limit.h. */
 #include "limit.h"
 
-/* Two threads work on one debt only if one of them was moved in between: a second attempt is rare. A sample that finds no end of them is
- * not added, which harms nobody. */
+/* Two threads work on one debt only if one of them was moved in between: a second attempt is rare. After too many attempts a sample is not
+ * added, which does no harm. */
 #define ATTEMPTS_MAX 4
 
 uint32_t limit_step(struct debt *debt, uint64_t now_ns, uint64_t each_ns, bool sampled)

@@ -1,4 +1,4 @@
-/* How often samples may come: where they come too often, the interval grows.
+/* The limit on the sample rate: above it, the interval grows.
  *
  * Each processor has a debt, and each thread. A sample adds 1 to both, and they are paid off at a steady rate, the limit. Where the larger
  * one is from d to d + 1 times LIMIT_BURST, intervals are drawn 2^d times as long as usual. So a program that allocates steadily is sampled
@@ -28,7 +28,7 @@
 /* The interval grows to a million times its length at most: from 512 KiB to 512 GiB. */
 #define LIMIT_DOUBLINGS_MAX 20u
 
-/* What a processor or a thread owes. */
+/* The debt of a processor or a thread. */
 struct debt {
 	/* When it is paid off, in nanoseconds of the clock; in the past = no debt. */
 	uint64_t paid_ns;

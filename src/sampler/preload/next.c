@@ -304,7 +304,7 @@ void next_resolve(void)
 	struct definition malloc_found = next_definition("malloc");
 	const void *allocator = malloc_found.object;
 
-	/* No libc: nothing can be passed on, and nobody can be told. */
+	/* No libc: nothing can be passed on or reported. */
 	if (malloc_found.address == NULL)
 		__builtin_trap();
 	next.calloc = next_definition("calloc").address;

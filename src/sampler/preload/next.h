@@ -1,4 +1,4 @@
-/* Whom the library stands in front of: the definition of each function that the program would have called without it. */
+/* The next definitions: those of each function that the program would have called without the library. */
 #ifndef FRAGPROF_NEXT_H
 #define FRAGPROF_NEXT_H
 

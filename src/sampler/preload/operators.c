@@ -1,6 +1,6 @@
 /* C++: operator new and delete in all their forms.
  *
- * Who counts depends on whose operator is next, which is decided once, for each form:
+ * Which function counts depends on the next definition of the operator, which is determined once, for each form:
  *
  *   next definition                         new and delete here
  *   an allocator's own (its object has      count, then call it: such operators never pass through malloc
@@ -133,7 +133,7 @@ FORM_OF_DELETE(_ZdaPvSt11align_val_tRKSt9nothrow_t, (void *pointer, align_value 
 FORM_OF_DELETE(_ZdlPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
 FORM_OF_DELETE(_ZdaPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
 
-/* Whose operator is next, and so what is done. DIRECT names the form that the C++ runtime's own definition of this one would call: if
+/* The next definition of the operator, which decides what is done. DIRECT names the form that the C++ runtime's own definition would call: if
  * that one is here too, and not a program's replacement, the work can be done at once. "" if it is to be passed on. */
 #define RESOLVE(NAME, DIRECT)                                                                             \
 	do {                                                                                              \

@@ -9,11 +9,11 @@
  * x0, x1, x2.
  *
  * Behind the contract's three, alloc has a fourth argument in rcx or x3: the mean distance of sample points by which this one was drawn.
- * The error of a sum is made of it, and it changes from sample to sample (limit.h). Who reads three arguments misses nothing else.
+ * The error of a sum is computed from it, and it changes from sample to sample (limit.h). Readers of three arguments miss nothing else.
  *
- * The site is a nop, on x86-64 of one byte, which every kernel emulates cheaply. There is no five-byte nop behind it on purpose. libbpf from
- * 1.7 on would attach to that instead, kernel 6.18 turns it into a call of a page that is not copied by fork, and the children of a program
- * that somebody listens to die of SIGSEGV at their first sample. */
+ * The site is a nop, on x86-64 of one byte, which every kernel emulates cheaply. It is deliberately not followed by a five-byte nop: libbpf from
+ * 1.7 on would attach to that instead, kernel 6.18 turns it into a call of a page that is not copied by fork, and children of a program with a
+ * consumer attached would die of SIGSEGV at their first sample. */
 #ifndef FRAGPROF_PROBES_H
 #define FRAGPROF_PROBES_H
 

@@ -1,5 +1,4 @@
-/* Which allocations are sampled, and telling of them. See sample.h. No floating point: a program's rounding mode and exception flags
- * are its own. */
+/* Draws and reports the sampled allocations. See sample.h. No floating point: a program's rounding mode and exception flags are its own. */
 #include "sample.h"
 
 #include "clock.h"
@@ -141,7 +140,7 @@ static uint32_t doublings_now(struct thread *thread, bool sampled)
 	uint64_t now_ns, each_ns, limit = fragprof_sampler_stats.samples_per_second;
 	uint32_t doublings, of_processor;
 
-	/* Who wants every allocation gets every allocation. */
+	/* An interval of 1 means every allocation. */
 	if (limit == 0 || fragprof_sampler_stats.sample_bytes == 1 || !clock_now(&now_ns))
 		return 0;
 	each_ns = 1000000000u / limit;
@@ -254,8 +253,8 @@ RARE void sample(void *pointer, size_t size_bytes)
 		emit_alloc(pointer, size_bytes, weight, interval_bytes);
 		return;
 	}
-	/* Without a place its free would go unseen and the block would look live for ever. What was allocated stays right, and of what
-	 * lives too little is known rather than too much. */
+	/* Without a slot its free would go unseen and the block would look live for ever. So allocated bytes stay right, and live bytes are
+	 * underestimated rather than overestimated. */
 	count(&fragprof_sampler_stats.overflows, 1);
 	count(&fragprof_sampler_stats.overflow_weight_bytes, weight);
 	emit_alloc(pointer, size_bytes, weight, interval_bytes);

@@ -8,8 +8,8 @@
  *
  * Where samples come too often, T is doubled (limit.h). It changes between allocations only, where the countdown is drawn again: at a
  * sample, and at checks on the way, because a thread with a long countdown would not notice for gigabytes that there is time again. T then
- * depends on what was, never on what is about to be drawn, so each weight still has its block's size as its mean, and a sum's variance is
- * estimated by the sum of T * weight. Each sample is told with the T that it was drawn with. */
+ * depends on the past, never on what is about to be drawn, so each weight still has its block's size as its mean, and a sum's variance is
+ * estimated by the sum of T * weight. Each sample is reported with the T that it was drawn with. */
 #ifndef FRAGPROF_SAMPLE_H
 #define FRAGPROF_SAMPLE_H
 
@@ -58,7 +58,7 @@ struct fragprof_sampler_stats {
 	uint64_t weight_bytes;
 	/* Probes free emitted. */
 	uint64_t frees;
-	/* Samples whose block found no room in the set: the free was emitted at once. */
+	/* Samples for whose block the set had no space: the free was emitted at once. */
 	uint64_t overflows;
 	uint64_t overflow_weight_bytes;
 	/* The most blocks that the set takes. */
@@ -79,11 +79,11 @@ void sample_set_limit(const char *text);
 void sample_set_seed(uint64_t seed);
 /* Deals with an allocation that made left_bytes negative. */
 void sample(void *pointer, size_t size_bytes);
-/* The block is about to be freed: tells so if it was sampled. */
+/* The block is about to be freed: reports it if it was sampled. */
 void sample_free(void *pointer);
-/* As sample_free, before a call that may fail and leave the block: says what it was. */
+/* Like sample_free, before a call that may fail and leave the block: returns its sample. */
 bool sample_take(void *pointer, struct sampled *sampled);
-/* The call failed: the block lives on. */
+/* The call failed: the block stays live. */
 void sample_put_back(void *pointer, struct sampled sampled);
 
 /* Counts an allocation that succeeded. */

@@ -1,11 +1,11 @@
 /* The functions of C that the library stands in front of.
  *
- * While nobody listens each is a load, a test and a jump to the next definition: errno, alignment, usable size, failure and whatever
- * else the allocator does are its own. While somebody listens, an allocation also counts down, and a free also looks at one counter of
- * the set's filter; only a sampled block goes further.
+ * Without a consumer each is a load, a test and a jump to the next definition: errno, alignment, usable size, failure and everything else
+ * are the allocator's. With a consumer, an allocation also counts down, and a free also reads one counter of the set's filter; only a sampled
+ * block goes further.
  *
  * In front of a free the block is still the program's; behind an allocation it is not yet known to any other thread. So the probe alloc
- * comes after the allocator's work, and free before it: otherwise another thread's use of the same address could be told first. */
+ * comes after the allocator's work, and free before it: otherwise another thread's use of the same address could be reported first. */
 #include "next.h"
 #include "sample.h"
 
@@ -110,12 +110,12 @@ EXPORT void *calloc(size_t count, size_t size)
 RARE static void *realloc_listened(void *pointer, size_t size)
 {
 	struct sampled sampled;
-	/* The free is told before the call, because another thread may get the old address during it. If the call fails for lack of
-	 * memory, the block is told again, at the price of its first stack. */
+	/* The free is reported before the call, because another thread may get the old address during it. If the call fails for lack of
+	 * memory, the block is reported again, and its first stack is lost. */
 	bool taken = size < NEVER_FITS_BYTES && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
 	void *moved = counts() ? SAMPLE_OUTER(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
 
-	/* It failed and the old block lives on; with size 0, NULL means freed (glibc, jemalloc). */
+	/* It failed and the old block stays live; with size 0, NULL means freed (glibc, jemalloc). */
 	if (taken && moved == NULL && size != 0)
 		sample_put_back(pointer, sampled);
 	return moved;

@@ -39,7 +39,7 @@ static bool claim(uint32_t bucket, void *pointer, struct sampled sampled)
 			continue;
 		if (!__atomic_compare_exchange_n(&addresses[bucket][way], &expected, pointer, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
 			continue;
-		/* Nobody looks for the address before the program has it. */
+		/* The address is not looked up before the program has it. */
 		records[bucket][way] = sampled;
 		return true;
 	}
@@ -60,7 +60,7 @@ bool set_insert(void *pointer, struct sampled sampled)
 	uint32_t bucket[2];
 	struct sampled stale;
 
-	/* A block that was freed while nobody listened is still here; its address has a new block now. */
+	/* A block that was freed without a consumer is still here; its address has a new block now. */
 	if (set_may_hold(pointer))
 		set_remove(pointer, &stale);
 	if (__atomic_add_fetch(&live, 1, __ATOMIC_RELAXED) > SET_LIVE_MAX)

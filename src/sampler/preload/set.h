@@ -1,4 +1,4 @@
-/* The set of sampled blocks that live: what a free has to be looked up in.
+/* The set of live sampled blocks, in which frees are looked up.
  *
  * Three levels. Counters by page answer most frees with "not one of ours" from 8 KiB, which stay in the first cache whatever the heap's
  * size, as long as sampled blocks are few. Counters by address, of which neighbours on the heap share cache lines, answer almost all the
@@ -25,7 +25,7 @@
 /* 8 KiB: with 400 sampled blocks, 200 MiB of heap, one free in ten goes on to the counters by address. */
 #define PAGE_CELLS 4096u
 
-/* What is remembered of a sampled block, to be told again if a realloc fails. */
+/* The sample of a block, to be reported again if a realloc fails. */
 struct sampled {
 	/* A block of 2^58 bytes or more does not exist. */
 	uint64_t size_bytes : 58;
@@ -61,7 +61,7 @@ static inline bool set_may_hold(const void *pointer)
 
 /* Puts the address in; false if there is no room. */
 bool set_insert(void *pointer, struct sampled sampled);
-/* Takes the address out and says what it was; false if it is not there. */
+/* Removes the address and returns its sample; false if it is not in the set. */
 bool set_remove(void *pointer, struct sampled *sampled);
 /* Addresses in the set. */
 uint32_t set_live(void);
