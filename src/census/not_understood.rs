@@ -214,7 +214,9 @@ mod tests {
             reasons
         };
         assert!(told(Allocator::Mimalloc, &[], Vec::new()).iter().all(|reason| reason.contains("mimalloc is linked into server")));
-        assert!(told(Allocator::Other, &[Allocator::Glibc], Vec::new()).iter().all(|reason| reason.contains("defines its own malloc and free")));
+        assert!(
+            told(Allocator::Other, &[Allocator::Glibc], Vec::new()).iter().all(|reason| reason.contains("defines its own malloc and free"))
+        );
         assert!(told(Allocator::Jemalloc, &[], Vec::new()).iter().all(|reason| reason.contains("its heap was not found")));
         assert!(told(Allocator::Jemalloc, &[Allocator::Jemalloc], Vec::new()).is_empty());
         assert!(told(Allocator::Glibc, &[Allocator::Jemalloc], Vec::new()).is_empty());

@@ -228,7 +228,8 @@ impl Profile {
         self.meta.processes.iter().map(|process| 3.0 * (mean(process) / block_bytes).powi(2)).sum()
     }
 
-    /// The stacks with a value of the kind, in the order of their [rank](Values::rank); equal ones in the order of their frames' names, so that output is stable.
+    /// The stacks with a value of the kind, in the order of their [rank](Values::rank); equal ones in the order of their frames'
+    /// names, so that output is stable.
     pub fn ranked(&self, kind: ValueKind) -> Vec<&Stack> {
         let mut ranked: Vec<&Stack> = self.stacks.iter().filter(|stack| stack.values.get(kind) > 0).collect();
         ranked.sort_by(|a, b| {

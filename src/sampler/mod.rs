@@ -8,8 +8,8 @@
 //!
 //! The library (C, needs nothing, the same file under glibc and musl) stands in front of whatever allocator the program uses. Each byte
 //! that a thread allocates is a sample point with probability 1/T (512 KiB by default, doubled as often as it takes where samples would
-//! come more often than 250 times per second on a processor or in a thread); at a sampled allocation, and at the free of that block, it passes a probe of
-//! the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
+//! come more often than 250 times per second on a processor or in a thread); at a sampled allocation,
+//! and at the free of that block, it passes a probe of the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
 //!
 //! | probe | arguments, in rdi, rsi, rdx, rcx |
 //! |---|---|

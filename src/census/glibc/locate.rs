@@ -303,8 +303,8 @@ fn find_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64) -> Option<Mal
 /// A static program takes its thread-local data from brk before malloc does; libraries with caches of their own have some of it.
 const STATIC_TLS_BYTES_MAX: u64 = 1 << 20;
 
-/// Whether a brk heap can begin at `addr`: at most [`STATIC_TLS_BYTES_MAX`] into the first `[heap]` mapping. Core files have no such names: there it is any
-/// anonymous one.
+/// Whether a brk heap can begin at `addr`: at most [`STATIC_TLS_BYTES_MAX`] into the first `[heap]` mapping. Core files
+/// have no such names: there it is any anonymous one.
 fn is_heap_start(maps: &Maps, addr: u64) -> bool {
     if addr == 0 {
         return false;

@@ -272,7 +272,8 @@ fn read_system_bytes(memory: &dyn Memory, layout: &Layout, arena: &Arena) -> u64
 }
 
 /// Compares what was walked with glibc's own `system_mem`, before, while the regions' ends were walked, and after. What was walked less
-/// than the least of these (`least_bytes`, summed over the arenas) is unknown; what was walked too much, beyond the heap's own change, means that the census is wrong.
+/// than the least of these (`least_bytes`, summed over the arenas) is unknown; what was walked too much, beyond the heap's
+/// own change, means that the census is wrong.
 fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &ChunkTable, arenas: [&Vec<Arena>; 2], least_bytes: u64) {
     let walked: u64 = table.regions().iter().map(|region| region.end - region.start).fold(account.overhead_bytes, u64::saturating_add);
     let [before, after] = arenas.map(|list| list.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add));

@@ -18,7 +18,8 @@
 #include "platform.h"
 
 /* Samples a second on each processor and in each thread. A sample costs 3 us and its free 1 us in a loop (`make bench-sampler`), and both 10
- * to 22 us in whole programs, whose stacks are deeper and whose caches are cold by then. 250 of them take a quarter to half a percent of a processor; the rest of one percent is for what every call costs. */
+ * to 22 us in whole programs, whose stacks are deeper and whose caches are cold by then. 250 of them take a quarter to half a
+ * percent of a processor; the rest of one percent is for what every call costs. */
 #define LIMIT_SAMPLES_PER_SECOND 250u
 /* As many would be a sample a microsecond: beyond, there is no limit. */
 #define LIMIT_SAMPLES_PER_SECOND_MAX 1000000u
