@@ -68,7 +68,7 @@ fn the_report_states_the_source_of_its_figures_and_their_error() {
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
     let pid = process.pid().to_string();
     let page = crate::support::process::run(fragprof().args(["doctor", "-p", &pid])).out;
-    assert!(page.contains("emitter: otel_memory in libfragprof_sampler.so") && page.contains("one sample in 32768"), "{page}");
+    assert!(page.contains("emitter: otel_memory in libfragprof_sampler.so") && page.contains("one sample per 32768"), "{page}");
     let plain = Process::start(Command::new("sleep").arg("60"));
     let page = crate::support::process::run(fragprof().args(["doctor", "-p", &plain.pid().to_string()])).out;
     assert!(page.contains("emitter: none") && page.contains("2 µs"), "{page}");
@@ -81,7 +81,7 @@ fn the_report_states_the_source_of_its_figures_and_their_error() {
     recording.wait(LIMIT);
     let text = crate::support::process::run(fragprof().arg("report").arg(recording.file())).out;
     for part in
-        ["sampled recording", "source     sampled in the process, otel_memory in libfragprof_sampler.so", "one in 32.0 KiB", "±95%", " ±"]
+        ["sampled recording", "source     sampled in the process, otel_memory in libfragprof_sampler.so", "one per 32.0 KiB", "±95%", " ±"]
     {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
