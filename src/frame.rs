@@ -1,12 +1,12 @@
-//! One frame of a call stack, as symbols name it and profiles keep it.
+//! One frame of a call stack.
 
 use std::sync::Arc;
 
 /// Module name of generated code; a frame of it is a JIT frame.
 pub const MODULE_JIT: &str = "[jit]";
 
-/// One function of a call stack. Texts are as found in the target's files, so any character may be in them: they are made safe where
-/// they are shown ([`crate::sanitize`]).
+/// One function of a call stack. Texts are as found in the target's files and may contain any character: they are escaped where they are
+/// shown ([`crate::sanitize`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// Demangled function name, or a stand-in such as `[libfoo.so+0x123]`. Never empty.
@@ -20,14 +20,14 @@ pub struct Frame {
     /// Build id of the module in lower-case hex, empty = none.
     pub build_id: Arc<str>,
     /// Address of the instruction in the module's own address space, as `nm` and `addr2line -e` take it, so that it is the same in
-    /// every run and process; the address in the process where there is no module. 0 = not known.
+    /// every run and process; without a module, the address in the process. 0 = not known.
     pub address: u64,
     /// How the frame was found.
     pub flags: FrameFlags,
 }
 
 impl Frame {
-    /// A frame of which only a name is known.
+    /// A frame with a name only.
     pub fn named(function: impl Into<Arc<str>>) -> Self {
         let empty: Arc<str> = Arc::from("");
         Self {

@@ -1,7 +1,7 @@
 //! fragprof shows where a service's memory is: how much of its heap is live, free but held, trimmable and pinned, which call stacks own and
 //! pin it, and what to do about it, for unmodified processes, from outside.
 //!
-//! The modules are the way of the data, from the ground up; each uses only lines below its own (`tests/layers/`):
+//! The modules follow the flow of the data, from the bottom up; each uses only lines below its own (`tests/layers/`):
 //!
 //! ```text
 //! cli
@@ -23,7 +23,7 @@
 //!
 //! | module | job | needs root |
 //! |---|---|---|
-//! | [`allocator`] | the allocators, one row each: what differs from one to the next; their entry points | no |
+//! | [`allocator`] | the allocators, one row each, with their differences and entry points | no |
 //! | [`target`] | which process, its mappings, its files, its allocators | reads `/proc` |
 //! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
 //! | [`bpf`] | what the BPF programs and the daemon share, generated from the programs' headers | no |
@@ -40,14 +40,14 @@
 //! | [`profile`] | the profile model and its encoders | no |
 //! | [`recorder`] | a recording from attach to profile | yes |
 //! | [`sampler`] | the preload library that samples in the process | no |
-//! | [`model`] | what is known of a node's processes, as every surface reads it | no |
+//! | [`model`] | the state of a node's processes, as every surface reads it | no |
 //! | [`agent`] | the threads of the daemon: discovery, schedule and budget of the census, recordings, pushes | reads memory |
-//! | [`daemon`] | the agent put together: start, signals, reload, stop | no |
+//! | [`daemon`] | the whole agent: start, signals, reload, stop | no |
 //! | [`metrics`] | Prometheus exposition of the model | no |
 //! | [`store`] | history on disk: samples, profiles, flight records | no |
 //! | [`server`] | HTTP: metrics, health, API | no |
 //! | [`client`] | HTTP requests to an agent, or to a server of profiles | no |
-//! | [`frame`], [`kept`], [`units`], [`random`], [`sanitize`], [`error`] | a frame of a stack, when a stack keeps what it allocates, numbers with units, random numbers, texts made safe to show, exit statuses | no |
+//! | [`frame`], [`kept`], [`units`], [`random`], [`sanitize`], [`error`] | a frame of a stack, the rule for stacks that keep what they allocate, numbers with units, random numbers, escaping of texts, exit statuses | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 

@@ -1,5 +1,5 @@
 //! Random numbers for sampling: splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-//! Nobody attacks what is sampled; it must only not follow any clock.
+//! Not for security: the numbers must only not follow any clock.
 
 /// A generator. Equal seeds give equal numbers.
 #[derive(Debug, Clone)]

@@ -21,7 +21,7 @@ const STAT_BYTES_MAX: u64 = 4096;
 /// Most entries of `/proc` that are read: the kernel's largest pid (PID_MAX_LIMIT, include/linux/threads.h).
 const PIDS_MAX: usize = 1 << 22;
 
-/// What a look found.
+/// The result of a scan.
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
     /// Processes to watch, the largest first.

@@ -11,11 +11,11 @@
 //! daemon: signals, reload, the service manager's watchdog (main thread)
 //! ```
 //!
-//! Files: [`config`] what can be set, [`rules`] which processes, [`discovery`] finding them, [`containers`] whose container a process is in,
-//! [`cri`] its names, [`budget`] processor time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`flight`] what is kept
-//! of processes that end or near their limit, [`governed`] whose allocations are attributed, [`listening`] whose own samples are heard,
-//! [`leaks`] to whose blocks nothing points, [`need`] who needs it most, [`push`] profiles to a server, [`notify`] the service manager,
-//! [`socket`] the unix socket, [`privileges`] what is given up.
+//! Files: [`config`] settings, [`rules`] which processes are watched, [`discovery`] finding them, [`containers`] their containers, [`cri`] names
+//! of containers, [`budget`] CPU time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`flight`] flight records,
+//! [`governed`] attribution in windows, [`listening`] samples from emitters, [`leaks`] blocks to which nothing points, [`need`] which processes
+//! need attribution most, [`push`] profiles to a server, [`notify`] the service manager, [`socket`] the unix socket, [`privileges`] dropping
+//! privileges.
 
 pub mod budget;
 pub mod collect;

@@ -1,5 +1,5 @@
-//! The allocators that fragprof knows, one row each: what differs from one to the next stands in its row, and nowhere else; their entry
-//! points, and what they add to a block.
+//! The allocators that fragprof knows, one row each: their differences are in the rows, and nowhere else; their entry points, and the
+//! bytes that they add to a block.
 
 pub mod footprint;
 pub mod functions;

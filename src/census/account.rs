@@ -9,7 +9,7 @@ use super::runtime::Runtimes;
 use crate::allocator::Allocator;
 use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 
-/// How closely to look.
+/// How much of the heap to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {

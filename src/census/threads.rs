@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use crate::units::THREADS_MAX;
 
-/// A thread that runs is asked again this often.
+/// How often a running thread is read again.
 const TRIES: usize = 4;
 /// Waits between tries, of all threads together.
 const WAITS_MAX: usize = 64;

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`ranges`] | disjoint address ranges, each with a value |
 //! | [`extents`] | which mappings are heap, kept up to date by events |
-//! | [`overlaid`] | ranges mapped anew before they were seen unmapped |
-//! | [`pages`] | spans of bytes cut at page ends: what lies on each page, and whose it is |
+//! | [`overlaid`] | ranges mapped again before their unmapping was recorded |
+//! | [`pages`] | spans of bytes cut at page ends: the contents of each page by owner |
 //! | [`occupancy`] | live, cached and free bytes of each page of a census |
 //! | [`residency`] | which pages are in RAM, swapped out or huge |
 

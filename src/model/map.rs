@@ -1,4 +1,4 @@
-//! The picture of a heap's pages as it is shown.
+//! The map of a heap's pages, as shown.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::census::PageMap;
 use crate::census::page_map::Cell;
 use crate::heap::residency::PAGE_BYTES;
 
-/// A heap's pages.
+/// A map of the heaps' pages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MapView {
     /// Process id.
     pub pid: u32,
     /// Start time in clock ticks since boot.
     pub start_ticks: u64,
-    /// When the pages were looked at, seconds since the Unix epoch.
+    /// When the census was taken, seconds since the Unix epoch.
     pub at_unix_s: f64,
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Bytes of a cell: a power of two of pages, as small as `cells` allows.
     pub cell_bytes: u64,
-    /// What the numbers of a cell are, in their order. resident = live + pinned + trimmable + kept + other; all of resident pages.
+    /// Names of a cell's numbers, in their order. resident = live + pinned + trimmable + kept + other; all are bytes of resident pages.
     pub columns: Vec<String>,
-    /// The pieces of the heaps by rising address, as far as they lie in the range asked for.
+    /// The pieces of the heaps by ascending address, within the requested range.
     pub pieces: Vec<PieceView>,
-    /// Sums over the range asked for, in the order of `columns`.
+    /// Sums over the requested range, in the order of `columns`.
     pub totals: [u64; 6],
     /// Pages left out because the heap is too large.
     pub pages_dropped: u64,
@@ -47,7 +47,7 @@ pub struct PieceView {
     pub allocator: String,
     /// Index of the arena in the census; null = blocks with mappings of their own.
     pub arena: Option<u32>,
-    /// The cells by rising address.
+    /// The cells by ascending address.
     pub cells: Vec<[u64; 6]>,
 }
 
@@ -59,7 +59,7 @@ fn row(cell: &Cell) -> [u64; 6] {
 }
 
 impl MapView {
-    /// The part of a map that lies in a range.
+    /// The part of a map within a range.
     #[must_use]
     pub fn of(kept: &Kept, range: &Range<u64>, cells_max: usize) -> Self {
         let (cell_bytes, parts) = kept.map.cells(range, cells_max);
@@ -90,7 +90,7 @@ impl MapView {
     }
 }
 
-/// A map that is kept for a while.
+/// A cached map.
 #[derive(Debug, Clone)]
 pub struct Kept {
     /// Whose it is.
@@ -104,7 +104,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// A map that was made just now.
+    /// A map made just now.
     #[must_use]
     pub fn now(identity: Identity, map: PageMap) -> Self {
         Self { identity, at: Instant::now(), wall: SystemTime::now(), map: Arc::new(map) }

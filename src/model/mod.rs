@@ -1,8 +1,8 @@
-//! What the agent knows of a node's processes, as every surface reads it: metrics, history, API, pages, pushes, the live view.
+//! The state of a node's processes, as every surface reads it: metrics, history, API, pages, pushes, the live view.
 //!
 //! ```text
 //! sample (one process) ─┐
-//! attribution (stacks) ─┼→ snapshot (the node, immutable) ─→ view (as it is shown)
+//! attribution (stacks) ─┼→ snapshot (the node, immutable) ─→ view (as shown)
 //! counters (the agent) ─┘
 //! ```
 

@@ -12,25 +12,25 @@ use crate::profile::{Profile, ValueKind};
 pub struct ProfileView {
     /// Process id.
     pub pid: u32,
-    /// What the values are.
+    /// The kind of value.
     pub by: String,
     /// `bytes` or `count`.
     pub unit: String,
     /// Tier that measured it: `exact`, `sampled` or `governed`.
     pub mode: String,
-    /// Where its values come from, in words.
+    /// The source of its values, in words.
     pub source: String,
     /// When it was finished, seconds since the Unix epoch.
     pub at_unix_s: f64,
     /// Time it covers.
     pub duration_s: f64,
-    /// Share of the live heap by the last census that a stack owns, in 0..=1; absent where no census could tell.
+    /// Share of the live heap, by the last census, that has a stack, in 0..=1; absent without a census.
     pub attributed_ratio: Option<f64>,
-    /// What the stacks explain of the live heap, and what may have been missed, in words.
+    /// The share of the live heap that has a stack, and what may have been missed, in words.
     pub coverage: String,
     /// Sum over all stacks.
     pub total: u64,
-    /// Names that the parameter `by` may have here.
+    /// Values of the parameter `by` that are available here.
     pub by_measured: Vec<String>,
     /// Records lost and other losses that are not 0, by name.
     pub losses: std::collections::BTreeMap<String, u64>,

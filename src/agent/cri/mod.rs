@@ -36,7 +36,7 @@ const PAUSE_MIN: Duration = Duration::from_secs(2);
 /// Longest pause after a failed request.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What thread and readers share.
+/// State shared by the thread and its readers.
 #[derive(Debug, Default)]
 struct Shared {
     directory: Arc<Directory>,

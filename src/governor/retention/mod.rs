@@ -24,7 +24,7 @@ use words::{SizeField, WORDS, digest, is_small, may_be_link, places};
 
 /// Age from which a block is reported. Below it, too many blocks are found the same by mistake (up to one in 25 at 1 s).
 pub const TOLD_AGE_NS: u64 = 20_000_000_000;
-/// Blocks kept of one target, the newest; 130 bytes each, and up to 16 times 24 for the words that are told apart.
+/// Blocks kept of one target, the newest; 130 bytes each, and up to 16 times 24 for the words that are distinguished.
 pub const SAMPLES_MAX: usize = 2048;
 /// Blocks taken from one window: at one window a second the oldest kept are a minute old.
 pub const OF_WINDOW_MAX: usize = 32;
@@ -121,7 +121,7 @@ impl Kept {
     }
 }
 
-/// A sampled block as it is seen now, for whoever can tell the truth.
+/// A sampled block as it is seen now, for comparison with the truth in tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict<K> {
     /// Its stack.

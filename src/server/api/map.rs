@@ -29,7 +29,7 @@ const KEPT_BYTES_MAX: usize = 48 << 20;
 /// Longest wait for the census thread: a census may take 30 s.
 const WAIT_MAX: Duration = Duration::from_secs(35);
 
-/// The maps that are kept, the oldest first.
+/// The cached maps, the oldest first.
 #[derive(Debug, Default)]
 pub struct Maps(Mutex<VecDeque<Kept>>);
 
