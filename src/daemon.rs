@@ -16,10 +16,9 @@ use thiserror::Error;
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
 use crate::agent::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig};
 use crate::agent::notify::Notifier;
-use crate::agent::push::{Pusher, Target};
+use crate::agent::push::{Destination, Pusher, Target};
 use crate::agent::worker::Worker;
 use crate::agent::{governed, leaks, listening, privileges, socket};
-use crate::client;
 use crate::model::attribution::Attributions;
 use crate::model::snapshot::Published;
 use crate::recorder::session::LazySession;
@@ -209,11 +208,9 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
 
 /// Starts sending profiles, if a server is configured.
 fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>, AgentError> {
-    let Some(url) = &config.push.url else { return Ok(None) };
-    // It was checked with the configuration.
-    let Ok(server) = client::Server::parse(url) else { return Ok(None) };
+    let Some(destination) = Destination::open(&config.push)? else { return Ok(None) };
     let target = Target {
-        server: server.with_token(config.push_token()?),
+        destination,
         protocol: config.push.protocol,
         interval: Duration::from_secs(config.push.interval_s),
         labels: config.push.labels.clone(),

@@ -17,8 +17,8 @@
 //! target
 //! allocator
 //! ledger  unwind
-//! heap  machine  governor  profile
-//! units  bpf  frame  kept  random  sanitize  replace  error  client
+//! heap  machine  governor  profile  client
+//! units  bpf  frame  kept  random  sanitize  replace  error
 //! ```
 //!
 //! | module | job | needs root |
@@ -46,7 +46,7 @@
 //! | [`metrics`] | Prometheus exposition of the model | no |
 //! | [`store`] | history on disk: samples, profiles, flight records | no |
 //! | [`server`] | HTTP: metrics, health, API | no |
-//! | [`client`] | HTTP requests to an agent, or to a server of profiles | no |
+//! | [`client`] | HTTP and HTTPS requests to an agent, or to a server of profiles | no |
 //! | [`frame`], [`kept`], [`units`], [`random`], [`sanitize`], [`error`] | a frame of a stack, the rule for stacks that keep what they allocate, numbers with units, random numbers, escaping of texts, exit statuses | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.

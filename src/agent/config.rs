@@ -2,6 +2,7 @@
 //!
 //! `deploy/agent.toml` is the documented example; its values are the defaults (a test holds the two together).
 
+mod push;
 mod sections;
 
 use std::net::SocketAddr;
@@ -10,16 +11,15 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 
+pub use push::{PushConfig, PushProtocol, PushTlsConfig};
 pub use sections::{
     BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
-    ListeningConfig, MetricsConfig, ProfileConfig, PushConfig, PushProtocol, ServerConfig,
+    ListeningConfig, MetricsConfig, ProfileConfig, ServerConfig,
 };
-
-use crate::client::Server;
 
 /// Where the configuration is looked for when none is named.
 pub const DEFAULT_PATH: &str = "/etc/fragprof/agent.toml";
-/// Bytes read of a configuration or token file: a page of settings has a few KiB.
+/// Bytes read of a configuration, a secret or a bundle of certificates: a page of settings has a few KiB, all authorities of a system 200.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Shortest token that is accepted: 16 characters of base64 are 96 bits.
 const TOKEN_CHARS_MIN: usize = 16;
@@ -28,8 +28,10 @@ const TOKEN_CHARS_MIN: usize = 16;
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path} ({key}): {source}")]
     Read {
+        /// What names it.
+        key: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
@@ -53,6 +55,24 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: &'static str,
     },
+    /// A value that cannot be used, or not with the others.
+    #[error("{key}: {reason}")]
+    Setting {
+        /// The key with its table.
+        key: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// A file that does not hold what it should.
+    #[error("{path} ({key}) cannot be used: {reason}")]
+    File {
+        /// The key with its table.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Listening beyond loopback without a token.
     #[error(
         "server.listen = {listen} is reachable from other machines, so server.token_file must name a file with a bearer token (or listen on 127.0.0.1)"
@@ -69,9 +89,11 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// A token that every user of the machine knows.
-    #[error("every user may read the token in {path} (mode {mode:04o}): chmod 600, or defaultMode 0400 where a Secret is mounted")]
-    TokenMode {
+    /// A secret that every user of the machine knows.
+    #[error("every user may read the secret in {path} ({key}, mode {mode:04o}): chmod 600, or defaultMode 0400 where a Secret is mounted")]
+    SecretMode {
+        /// The key with its table.
+        key: &'static str,
         /// The file.
         path: PathBuf,
         /// Its mode.
@@ -121,7 +143,7 @@ impl Config {
             None if default.exists() => default,
             None => return Ok(Self::default()),
         };
-        let text = read_text(path)?;
+        let text = read_text("--config", path)?;
         let config = Self::parse(&text, path)?;
         config.check()?;
         Ok(config)
@@ -165,17 +187,7 @@ impl Config {
         range("history.age_max_days", self.history.age_max_days, 1, 3650, "from 1 to 3650")?;
         range("flight.exit_rss_min_mib", self.flight.exit_rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
         range("push.interval_s", self.push.interval_s, 1, 86400, seconds)?;
-        if let Some(Err(error)) = self.push.url.as_deref().map(Server::parse) {
-            return Err(ConfigError::Range { key: "push.url", value: error.to_string(), allowed: "http://HOST:PORT" });
-        }
-        let is_name = |name: &str| {
-            name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
-        };
-        if let Some(name) = self.push.labels.keys().find(|name| !is_name(name)) {
-            // Servers refuse every profile that has such a label.
-            return Err(ConfigError::Range { key: "push.labels", value: name.clone(), allowed: "names of letters, digits, _ and ." });
-        }
+        self.push.check()?;
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
         range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
@@ -222,7 +234,7 @@ impl Config {
     /// If the file cannot be read or holds no usable token.
     pub fn token(&self) -> Result<Option<String>, ConfigError> {
         let Some(path) = &self.server.token_file else { return Ok(None) };
-        let token = secret_line(path)?;
+        let token = secret_line("server.token_file", path)?;
         let refuse = |reason| Err(ConfigError::Token { path: path.clone(), reason });
         if token.len() < TOKEN_CHARS_MIN {
             return refuse("it has fewer than 16 characters; make one with `openssl rand -base64 32`");
@@ -232,32 +244,41 @@ impl Config {
         }
         Ok(Some(token))
     }
-
-    /// The bearer token for the server of profiles, if one is configured.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
-    pub fn push_token(&self) -> Result<Option<String>, ConfigError> {
-        self.push.token_file.as_deref().map(secret_line).transpose()
-    }
 }
 
 /// The first line of a file that is nobody's business.
-fn secret_line(path: &Path) -> Result<String, ConfigError> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let text = read_text(path)?;
-    let mode = std::fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?.permissions().mode() & 0o7777;
-    // A group may: that is how a service's user gets at it.
-    if mode & 0o007 != 0 {
-        return Err(ConfigError::TokenMode { path: path.to_owned(), mode });
-    }
-    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+fn secret_line(key: &'static str, path: &Path) -> Result<String, ConfigError> {
+    Ok(text(key, path, secret(key, path)?)?.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-fn read_text(path: &Path) -> Result<String, ConfigError> {
-    let read = crate::target::process::read_bounded(path, FILE_BYTES_MAX);
-    let bytes = read.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    String::from_utf8(bytes).map_err(|_| ConfigError::Syntax { path: path.to_owned(), reason: "it is not UTF-8".into() })
+/// A file that is nobody's business.
+fn secret(key: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let bytes = read_file(key, path)?;
+    let metadata = std::fs::metadata(path).map_err(|source| ConfigError::Read { key, path: path.to_owned(), source })?;
+    let mode = metadata.permissions().mode() & 0o7777;
+    // A group may: that is how a service's user gets at it.
+    if mode & 0o007 != 0 {
+        return Err(ConfigError::SecretMode { key, path: path.to_owned(), mode });
+    }
+    Ok(bytes)
+}
+
+fn read_text(key: &'static str, path: &Path) -> Result<String, ConfigError> {
+    text(key, path, read_file(key, path)?)
+}
+
+fn text(key: &'static str, path: &Path, bytes: Vec<u8>) -> Result<String, ConfigError> {
+    String::from_utf8(bytes).map_err(|_| ConfigError::File { key, path: path.to_owned(), reason: "it is not UTF-8".into() })
+}
+
+fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let read = crate::target::process::read_bounded(path, FILE_BYTES_MAX + 1);
+    let bytes = read.map_err(|source| ConfigError::Read { key, path: path.to_owned(), source })?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(ConfigError::File { key, path: path.to_owned(), reason: format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20) });
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -326,7 +347,7 @@ mod tests {
             let error = config.token().unwrap_err().to_string();
             assert!(error.contains(&format!("mode {mode:04o}")) && error.contains("chmod 600"), "{error}");
             config.push.token_file = Some(path.clone());
-            assert!(matches!(config.push_token(), Err(ConfigError::TokenMode { .. })));
+            assert!(matches!(config.push.access(), Err(ConfigError::SecretMode { key: "push.token_file", .. })));
         }
     }
 

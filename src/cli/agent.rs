@@ -9,6 +9,7 @@ use super::help::examples;
 use super::output;
 use crate::agent::Config;
 use crate::agent::config::ConfigError;
+use crate::agent::push::Destination;
 use crate::daemon::AgentError;
 use crate::error::{ExitStatus, Failed};
 
@@ -34,7 +35,8 @@ pub struct AgentArgs {
 pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     if args.check {
         Config::load(args.config.as_deref())
-            .and_then(|config| config.token().and(config.push_token()))
+            // The push's files, too, where its url is not there yet.
+            .and_then(|config| config.token().and_then(|_| config.push.access()).and_then(|_| Destination::open(&config.push)))
             .map_err(AgentError::Config)
             .map_err(|error| failed(&error))?;
         return output::print("the configuration is valid\n");

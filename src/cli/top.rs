@@ -15,7 +15,7 @@ use super::help::examples;
 use super::record::{failed, parse_duration};
 use super::stop::stop_flag;
 use super::{log, output};
-use crate::client::Server;
+use crate::client::{Access, AccessError, Address, Credentials, Server};
 use crate::error::{ExitStatus, Failed};
 use crate::recorder::{Options, Recorder};
 use crate::tui::collect::Collector;
@@ -45,12 +45,15 @@ pub struct TopArgs {
     /// Process to trace; can be given several times
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
-    /// Agent to show: http://HOST:PORT, or unix:PATH for its socket [default: the agent of this machine, if it answers]
+    /// Agent to show: http://HOST:PORT, https://HOST:PORT, or unix:PATH for its socket [default: the agent of this machine, if it answers]
     #[arg(long, value_name = "URL", conflicts_with = "pid")]
     pub url: Option<String>,
     /// File that contains the agent's token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// File with the certificates (PEM) of the authorities to trust with https instead of the system's
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub ca_file: Option<PathBuf>,
     /// Time between two samples, such as 500ms or 5s
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
@@ -133,10 +136,27 @@ fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         anyhow::Ok(text.lines().next().unwrap_or_default().trim().to_owned())
     });
-    let token = token.transpose()?;
+    let authorities = args.ca_file.as_ref().map(|path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display())));
+    let access = Access {
+        credentials: token.transpose()?.map_or(Credentials::None, Credentials::Token),
+        authorities: authorities.transpose()?,
+        ..Access::default()
+    };
+    let wrong = |error: String| Failed::new(ExitStatus::Usage, error);
     let server = |url: &str| {
-        let parsed = Server::parse(url).map_err(|error| Failed::new(ExitStatus::Usage, error.to_string()))?;
-        anyhow::Ok(parsed.with_token(token.clone()))
+        let address = Address::parse(url).map_err(|error| wrong(error.to_string()))?;
+        if args.ca_file.is_some() && !address.is_tls() {
+            return Err(wrong(format!("--ca-file is for https, and --url is {}", address.url())));
+        }
+        Server::new(address, &access).map_err(|error| {
+            let of = |option: &str, path: &Option<PathBuf>| path.as_ref().map(|path| format!("{option} {}: {error}", path.display()));
+            let named = match &error {
+                AccessError::Credentials(_) => of("--token-file", &args.token_file),
+                AccessError::Authorities(_) => of("--ca-file", &args.ca_file),
+                _ => None,
+            };
+            wrong(named.unwrap_or_else(|| error.to_string()))
+        })
     };
     if let Some(url) = &args.url {
         return Ok(Feed::Agent(server(url)?));

@@ -7,6 +7,8 @@ pub mod recording;
 pub mod rendezvous;
 pub mod report;
 pub mod text;
+#[path = "../../src/client/testing.rs"]
+pub mod tls;
 pub mod truth;
 
 use std::os::fd::{FromRawFd, OwnedFd};

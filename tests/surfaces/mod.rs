@@ -9,4 +9,5 @@ mod hostile;
 mod pprof;
 mod progress;
 mod rules;
+mod tls;
 mod top;

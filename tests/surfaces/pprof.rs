@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use fragprof::client::Server;
+use fragprof::client::{Access, Address, Server};
 use fragprof::profile::pprof;
 
 use crate::agent::daemon::{Daemon, watching};
@@ -20,7 +20,8 @@ fn go_tool_pprof_finds_each_sample_types_total_and_function() {
     let daemon = Daemon::start(&watching(&["allocates-pprof"], "[profile]\non_demand = true\nseconds_max = 1"));
     let pid = target.pid();
     wait_until("the process", || daemon.get(&format!("/api/v1/processes/{pid}")).status == 200);
-    let server = Server::parse(&format!("http://{}", daemon.address)).unwrap();
+    let address = Address::parse(&format!("http://{}", daemon.address)).unwrap();
+    let server = Server::new(address, &Access::default()).unwrap();
     let place = tempfile::tempdir().unwrap();
     let recorded = [
         ("scraped", format!("/debug/pprof/heap?pid={pid}&seconds=1")),

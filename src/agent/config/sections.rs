@@ -1,6 +1,5 @@
 //! The tables of the configuration, with their defaults.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -324,42 +323,6 @@ pub struct ProfileConfig {
 impl Default for ProfileConfig {
     fn default() -> Self {
         Self { on_demand: false, seconds_max: 30 }
-    }
-}
-
-/// What a server of profiles understands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PushProtocol {
-    /// Pyroscope's `POST /ingest`, which others take too.
-    #[default]
-    Pyroscope,
-    /// Parca's `WriteRaw`, over gRPC.
-    Parca,
-    /// OpenTelemetry's profiles, over gRPC.
-    #[cfg(feature = "otlp")]
-    Otlp,
-}
-
-/// Profiles to a server.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PushConfig {
-    /// `http://HOST:PORT[/PREFIX]` of the server; none without it. gRPC servers have no prefix.
-    pub url: Option<String>,
-    /// What the server understands.
-    pub protocol: PushProtocol,
-    /// Seconds between two rounds.
-    pub interval_s: u64,
-    /// File whose first line is the bearer token.
-    pub token_file: Option<PathBuf>,
-    /// Labels that every profile gets.
-    pub labels: BTreeMap<String, String>,
-}
-
-impl Default for PushConfig {
-    fn default() -> Self {
-        Self { url: None, protocol: PushProtocol::Pyroscope, interval_s: 60, token_file: None, labels: BTreeMap::new() }
     }
 }
 

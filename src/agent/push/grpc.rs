@@ -1,22 +1,30 @@
-//! gRPC calls whose message is encoded already. Bounded in time and bytes; h2c alone, as all of this program's HTTP.
+//! gRPC calls whose message is encoded already. Bounded in time and bytes. Connections are the client's own ([`crate::client`]), so that
+//! TLS, its errors and unix sockets are the same as for every other request.
 
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
 use std::str::FromStr as _;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use hyper_util::rt::TokioIo;
 
 use prost::bytes::{Buf as _, BufMut as _};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use super::Sent;
-use crate::client::Server;
+use crate::client::{ClientError, Fault, Protocol, Server, Stream};
+use crate::sanitize;
 
-/// Time for connecting, and for a call.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
-const CALL_MAX: Duration = Duration::from_secs(40);
 /// Bytes of an answer: it is empty, or says how many were refused.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
@@ -25,7 +33,8 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 pub struct Grpc {
     runtime: Runtime,
     channel: Channel,
-    token: Option<String>,
+    server: Server,
+    fault: LastFault,
 }
 
 impl Grpc {
@@ -33,40 +42,95 @@ impl Grpc {
     ///
     /// # Errors
     /// If the system gives no poll descriptor, or the address is none of HTTP.
-    pub fn new(server: &Server) -> std::io::Result<Self> {
+    pub fn new(server: &Server) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let endpoint = Endpoint::from_shared(server.url()).map_err(std::io::Error::other)?;
-        let channel = {
-            let _inside = runtime.enter();
-            endpoint.connect_timeout(CONNECT_MAX).timeout(CALL_MAX).connect_lazy()
-        };
-        Ok(Self { runtime, channel, token: server.token().map(str::to_owned) })
+        let fault = LastFault::default();
+        let channel = channel(&runtime, server, &fault)?;
+        Ok(Self { runtime, channel, server: server.clone(), fault })
+    }
+
+    /// From now on for calls to this server, by a new connection.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn switch(&mut self, server: &Server) -> io::Result<()> {
+        self.channel = channel(&self.runtime, server, &self.fault)?;
+        self.server = server.clone();
+        Ok(())
     }
 
     /// Calls a method with a message.
-    pub fn send(&self, method: &str, message: &[u8]) -> Sent {
+    pub fn send(&mut self, method: &str, message: &[u8]) -> Sent {
         let Ok(path) = PathAndQuery::from_str(method) else { return Sent::Refused(format!("{method} is no method")) };
         let mut request = Request::new(message.to_vec());
-        if let Some(token) = &self.token
-            && let Ok(value) = MetadataValue::try_from(format!("Bearer {token}"))
-        {
-            request.metadata_mut().insert("authorization", value);
-        }
+        *request.metadata_mut() = MetadataMap::from_headers(self.server.headers().clone());
         let mut grpc = tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
-        let called = self.runtime.block_on(async {
+        let call = async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             grpc.unary(request, path, Bytes).await
-        });
-        match called {
-            Ok(_) => Sent::Taken,
-            Err(status) if is_final(status.code()) => Sent::Refused(words(&status)),
-            Err(status) => Sent::Later(words(&status)),
+        };
+        // With the connection that it may need.
+        match self.runtime.block_on(async { timeout(self.server.time_max(), call).await }) {
+            Ok(Ok(_)) => Sent::Taken,
+            Ok(Err(status)) if is_final(status.code()) => Sent::Refused(self.words(&status)),
+            Ok(Err(status)) => Sent::Later(self.words(&status)),
+            Err(_) => {
+                let late = ClientError::TooSlow { address: self.server.address().to_string(), time_max: self.server.time_max() };
+                // The connection may be one that nobody reads any more.
+                let renewed = channel(&self.runtime, &self.server, &self.fault).map(|channel| self.channel = channel);
+                Sent::Later(renewed.err().map_or_else(|| late.to_string(), |error| error.to_string()))
+            }
         }
+    }
+
+    /// What a status says, and, where it came from this side, what is behind it: of a connection that failed, tonic says only that it
+    /// was closed.
+    fn words(&self, status: &Status) -> String {
+        let text = format!("{}: {}", status.code().description(), status.message());
+        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = match fault.as_ref().and_then(|fault| fault.get()) {
+            Some(fault) if !text.contains(fault) => format!("{text}: {}: {fault}", self.server.address()),
+            _ => text,
+        };
+        sanitize::terminal(&self.server.shown(&text)).into_owned()
     }
 }
 
-fn words(status: &Status) -> String {
-    format!("{}: {}", status.code().description(), status.message())
+/// The first error of the newest connection.
+type LastFault = Arc<Mutex<Option<Fault>>>;
+
+fn channel(runtime: &Runtime, server: &Server, fault: &LastFault) -> io::Result<Channel> {
+    let origin = Uri::from_str(&server.address().origin()).map_err(io::Error::other)?;
+    // What requests are for is the origin. The connector needs no URI, and with http:// tonic adds no TLS to that of the connector.
+    let endpoint = Endpoint::from_static("http://server").origin(origin);
+    let _inside = runtime.enter();
+    Ok(endpoint.connect_with_connector_lazy(Connector { server: server.clone(), fault: Arc::clone(fault) }))
+}
+
+/// Connects to a server as its other requests do.
+#[derive(Debug, Clone)]
+struct Connector {
+    server: Server,
+    fault: LastFault,
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = ClientError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let Self { server, fault } = self.clone();
+        Box::pin(async move {
+            let connected = server.connect(Protocol::Http2).await;
+            *fault.lock().unwrap_or_else(PoisonError::into_inner) = connected.as_ref().ok().map(Stream::fault);
+            connected.map(TokioIo::new)
+        })
+    }
 }
 
 /// Whether the same call would get the same answer later.

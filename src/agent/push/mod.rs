@@ -4,6 +4,7 @@
 //! A push is of the time since the last one ([`interval`]): a server that adds up what it is sent has the truth. What is dropped or
 //! refused goes back into the process's account, and is in its next push.
 
+mod destination;
 mod grpc;
 #[cfg(test)]
 mod hour;
@@ -12,6 +13,8 @@ mod interval;
 mod otlp;
 mod parca;
 mod pyroscope;
+#[cfg(test)]
+mod secured;
 #[cfg(test)]
 mod testing;
 
@@ -22,6 +25,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+pub use self::destination::Destination;
 use self::grpc::Grpc;
 use self::interval::{Account, Interval, Receipt};
 use super::config::PushProtocol;
@@ -122,8 +126,8 @@ enum Sent {
 /// The way to the server.
 #[derive(Debug)]
 enum Outlet {
-    Pyroscope(Server),
-    Grpc(Grpc, PushProtocol),
+    Pyroscope,
+    Grpc(Box<Grpc>, PushProtocol),
 }
 
 impl Outlet {
@@ -136,7 +140,7 @@ impl Outlet {
         more: &BTreeMap<String, String>,
     ) -> Option<(String, Vec<u8>)> {
         let protocol = match self {
-            Self::Pyroscope(_) => PushProtocol::Pyroscope,
+            Self::Pyroscope => PushProtocol::Pyroscope,
             Self::Grpc(_, protocol) => *protocol,
         };
         let labels = labels(process, profile, more);
@@ -173,14 +177,20 @@ impl Outlet {
         })
     }
 
-    fn send(&self, parcel: &Parcel) -> Sent {
+    /// From now on uses this server, whose access has changed.
+    fn switch(&mut self, server: &Server) -> std::io::Result<()> {
+        match self {
+            Self::Grpc(grpc, _) => grpc.switch(server),
+            Self::Pyroscope => Ok(()),
+        }
+    }
+
+    fn send(&mut self, server: &Server, parcel: &Parcel) -> Sent {
         match self {
             Self::Grpc(grpc, _) => grpc.send(&parcel.path, &parcel.body),
-            Self::Pyroscope(server) => match server.post(&parcel.path, &pyroscope::content_type(), &parcel.body) {
+            Self::Pyroscope => match server.post(&parcel.path, &pyroscope::content_type(), &parcel.body) {
                 Ok(_) => Sent::Taken,
-                Err(ClientError::Status { status, message }) if (400..500).contains(&status) && status != 429 => {
-                    Sent::Refused(format!("{status} {message}"))
-                }
+                Err(error @ ClientError::Status { status: 400..=428 | 430..=499, .. }) => Sent::Refused(error.to_string()),
                 Err(error) => Sent::Later(error.to_string()),
             },
         }
@@ -191,7 +201,7 @@ impl Outlet {
 #[derive(Debug, Clone)]
 pub struct Target {
     /// The server.
-    pub server: Server,
+    pub destination: Destination,
     /// What it understands.
     pub protocol: PushProtocol,
     /// Time between two rounds.
@@ -218,8 +228,8 @@ impl Pusher {
         let counters = Arc::new(PushCounters::default());
         let (stop, stopped) = mpsc::channel();
         let outlet = match target.protocol {
-            PushProtocol::Pyroscope => Outlet::Pyroscope(target.server.clone()),
-            protocol => Outlet::Grpc(Grpc::new(&target.server)?, protocol),
+            PushProtocol::Pyroscope => Outlet::Pyroscope,
+            protocol => Outlet::Grpc(Box::new(Grpc::new(target.destination.server())?), protocol),
         };
         let mut work = Work {
             target,
@@ -337,19 +347,28 @@ impl Work {
     /// Sends the oldest. `Some` = how long to wait before the next.
     fn send_one(&mut self) -> Option<Duration> {
         let parcel = self.queue.0.front()?;
-        match self.outlet.send(parcel) {
+        let destination = &mut self.target.destination;
+        let renewed = destination
+            .renew()
+            .map_err(|error| error.to_string())
+            .and_then(|is_new| if is_new { self.outlet.switch(destination.server()).map_err(|error| error.to_string()) } else { Ok(()) });
+        let sent = match renewed {
+            Ok(()) => self.outlet.send(destination.server(), parcel),
+            Err(why) => Sent::Later(why),
+        };
+        match sent {
             Sent::Taken => {
                 self.counters.sent.fetch_add(1, Ordering::Relaxed);
                 self.queue.0.pop_front();
                 self.failures = 0;
                 if std::mem::take(&mut self.told) {
-                    tracing::warn!("{} takes profiles again", self.target.server.address());
+                    tracing::warn!("{} takes profiles again", self.target.destination.server().address());
                 }
                 Some(Duration::ZERO)
             }
             Sent::Refused(why) => {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("{} refuses a profile: {why}", self.target.server.address());
+                tracing::warn!("{} refuses a profile: {why}", self.target.destination.server().address());
                 if let Some(parcel) = self.queue.0.pop_front() {
                     self.give_back(&parcel);
                 }

@@ -3,16 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use h2::server;
 use prost::Message;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
-use super::{PushProtocol, Pusher, Target};
-use crate::client::Server;
+use super::{Destination, PushProtocol, Pusher, Target};
+use crate::agent::config::PushConfig;
 use crate::model::attribution::{Attributed, Attributions};
 use crate::model::sample::{Identity, ProcessSample};
 use crate::model::snapshot::{Published, Snapshot};
@@ -58,8 +62,14 @@ pub fn publish(published: &Published, profile: Profile, end_unix_ns: i64) {
 
 /// A pusher of what is published, with a label.
 pub fn start(url: &str, protocol: PushProtocol, interval: Duration, published: Arc<Published>) -> Pusher {
+    start_with(&PushConfig { url: Some(url.to_owned()), protocol, ..PushConfig::default() }, interval, published)
+}
+
+/// As [`start`], with a configuration whose interval and labels do not count.
+pub fn start_with(config: &PushConfig, interval: Duration, published: Arc<Published>) -> Pusher {
     let labels = BTreeMap::from([("cluster".into(), "a".into())]);
-    Pusher::start(Target { server: Server::parse(url).unwrap(), protocol, interval, labels }, published).unwrap()
+    let destination = Destination::open(config).unwrap().unwrap();
+    Pusher::start(Target { destination, protocol: config.protocol, interval, labels }, published).unwrap()
 }
 
 /// Sends the profile of a process `sh{o}p` with the pid 42.
@@ -72,12 +82,26 @@ pub fn pusher(url: &str, protocol: PushProtocol) -> Pusher {
 /// A request as the server got it.
 pub struct Got {
     pub path: String,
+    pub headers: http::HeaderMap,
+    pub scheme: Option<String>,
     /// The message, without the five bytes before it.
     pub message: Vec<u8>,
 }
 
 /// A gRPC server that answers each request with the next of these statuses and an empty message.
 pub fn grpc_server(statuses: &'static [u8]) -> (String, Receiver<Got>) {
+    let (address, requests) = grpc_server_with(statuses, None);
+    (format!("http://{address}"), requests)
+}
+
+/// What a server of gRPC reads and writes.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// As [`grpc_server`], with TLS where there is a configuration for it.
+pub fn grpc_server_with(statuses: &'static [u8], tls: Option<ServerConfig>) -> (SocketAddr, Receiver<Got>) {
+    let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
     let (sender, requests) = channel();
     let (told, address) = channel();
     std::thread::spawn(move || {
@@ -88,7 +112,15 @@ pub fn grpc_server(statuses: &'static [u8]) -> (String, Receiver<Got>) {
             let mut statuses = statuses.iter();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let mut connection = server::handshake(stream).await.unwrap();
+                let stream: Box<dyn Io> = match &tls {
+                    Some(acceptor) => match acceptor.accept(stream).await {
+                        Ok(stream) => Box::new(stream),
+                        // The client has said why.
+                        Err(_) => continue,
+                    },
+                    None => Box::new(stream),
+                };
+                let Ok(mut connection) = server::handshake(stream).await else { continue };
                 while let Some(Ok((request, mut respond))) = connection.accept().await {
                     let Some(status) = statuses.next() else { return };
                     let (head, mut body) = request.into_parts();
@@ -115,10 +147,12 @@ pub fn grpc_server(statuses: &'static [u8]) -> (String, Receiver<Got>) {
                         http::HeaderValue::from_str(&status.to_string()).unwrap(),
                     )]);
                     stream.send_trailers(trailers).unwrap();
-                    sender.send(Got { path: head.uri.path().to_owned(), message: bytes.split_off(5) }).unwrap();
+                    let scheme = head.uri.scheme_str().map(str::to_owned);
+                    let message = bytes.split_off(5);
+                    sender.send(Got { path: head.uri.path().to_owned(), headers: head.headers, scheme, message }).unwrap();
                 }
             }
         });
     });
-    (format!("http://{}", address.recv().unwrap()), requests)
+    (address.recv().unwrap(), requests)
 }

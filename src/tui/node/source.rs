@@ -38,7 +38,7 @@ fn ask<T: DeserializeOwned>(server: &Server, path: &str) -> Result<T, String> {
         }
         error => error.to_string(),
     })?;
-    serde_json::from_slice(&body).map_err(|error| format!("{} is not an agent of this version: {error}", server.url()))
+    serde_json::from_slice(&body).map_err(|error| format!("{} is not an agent of this version: {error}", server.address().url()))
 }
 
 /// The source of samples.
@@ -55,7 +55,7 @@ impl Feed {
     #[must_use]
     pub fn title(&self) -> String {
         match self {
-            Self::Agent(server) => server.url(),
+            Self::Agent(server) => server.address().url(),
             Self::Embedded(_) => "this machine".to_owned(),
         }
     }
