@@ -28,7 +28,11 @@ expect "$(grep -c 'emptyDir:' <<<"$short")" 1 "history that ends with the pod"
 pushed=$(rendered --set config.push.url=http://pyroscope.monitoring:4040,push.tokenSecret.name=pyroscope,networkPolicy.pushTo.team=obs)
 expect "$(grep -c 'secretName: pyroscope' <<<"$pushed")" 1 "the token's Secret"
 expect "$(grep -c 'port: 4040' <<<"$pushed")" 1 "egress to the server of profiles"
-for shape in "$all" "$bare" "$monitored" "$old" "$short" "$pushed"; do
+secured=$(rendered --set config.push.url=https://pyroscope.monitoring,push.filesSecret=pyroscope-tls,config.push.tls.ca_file=/etc/fragprof-push/ca.crt)
+expect "$(grep -c 'secretName: pyroscope-tls' <<<"$secured")" 1 "the Secret with certificates"
+expect "$(grep -c 'port: 443' <<<"$secured")" 1 "egress to the port of https"
+expect "$(grep -c 'tls = { ca_file = "/etc/fragprof-push/ca.crt" }' <<<"$secured")" 1 "the authority's file"
+for shape in "$all" "$bare" "$monitored" "$old" "$short" "$pushed" "$secured"; do
 	check-manifests <<<"$shape"
 done
 kustomize build deploy/kubernetes | check-manifests
@@ -38,7 +42,7 @@ if sed 's/hostPID: true/hostPid: true/' <<<"$all" | check-manifests 2>/dev/null;
 	exit 1
 fi
 for wrong in image.pullPolicy=Sometimes history.kind=disk nosuch=1 config.server.listen=x config.census.budget_procent=1 \
-	config.census.budget_percent=0 config.push.url=https://x; do
+	config.census.budget_percent=0 config.push.url=ftp://x config.push.tls.ca_file=ca.crt; do
 	if rendered --set "$wrong" >/dev/null 2>&1; then
 		echo "the schema allows $wrong" >&2
 		exit 1

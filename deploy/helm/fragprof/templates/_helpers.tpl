@@ -76,5 +76,5 @@ metrics_listen = "0.0.0.0:{{ .Values.metricsPort }}"
 {{/* The port that profiles are pushed to: of the server's pod, behind a Service's. */}}
 {{- define "fragprof.pushPort" -}}
 {{- $host := get (urlParse .Values.config.push.url) "host" -}}
-{{- if .Values.networkPolicy.pushPort }}{{ .Values.networkPolicy.pushPort }}{{ else }}{{ regexFind ":[0-9]+$" $host | trimPrefix ":" | default "80" }}{{ end }}
+{{- if .Values.networkPolicy.pushPort }}{{ .Values.networkPolicy.pushPort }}{{ else }}{{ regexFind ":[0-9]+$" $host | trimPrefix ":" | default (ternary "443" "80" (hasPrefix "https:" .Values.config.push.url)) }}{{ end }}
 {{- end }}
