@@ -145,24 +145,24 @@ static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie
 }
 
 /* One word of a block that has so many, into the record. */
-static __always_inline void fp_birth_word(struct fp_birth *record, __u32 at, __u64 addr, __u64 index)
+static __always_inline void fp_contents_word(struct fp_contents *record, __u32 at, __u64 addr, __u64 index)
 {
 	if (at < FP_WORDS && !bpf_probe_read_user(&record->words[at], 8, (void *)(addr + 8 * index)))
 		record->known |= 1u << at;
 }
 
 /* The contents of a block when it is allocated: words that are unchanged later were not written by its owner. For one in
- * FP_BIRTH_INTERVAL. */
-static __always_inline void fp_send_birth(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 size)
+ * FP_CONTENTS_INTERVAL. */
+static __always_inline void fp_send_contents(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 size)
 {
 	__u64 words = size / 8, inner = words - FP_WORDS_HEAD - 2;
-	struct fp_birth *record;
+	struct fp_contents *record;
 	__u32 i;
 
-	if (words < 2 || bpf_get_prandom_u32() % FP_BIRTH_INTERVAL)
+	if (words < 2 || bpf_get_prandom_u32() % FP_CONTENTS_INTERVAL)
 		return;
-	record = FP_RESERVE(struct fp_birth, target, FP_COOKIE_SLOT(cookie), tid, FP_REC_BIRTH, FP_COOKIE_FUNCTION(cookie),
-			    FP_CNT_LOST_BIRTH);
+	record = FP_RESERVE(struct fp_contents, target, FP_COOKIE_SLOT(cookie), tid, FP_REC_CONTENTS, FP_COOKIE_FUNCTION(cookie),
+			    FP_CNT_LOST_CONTENTS);
 	if (!record)
 		return;
 	record->addr = addr;
@@ -175,15 +175,15 @@ static __always_inline void fp_send_birth(struct fp_target *target, __u64 cookie
 	} else {
 		for (i = 0; i < FP_WORDS_HEAD; i++)
 			if (i < words)
-				fp_birth_word(record, i, addr, i);
+				fp_contents_word(record, i, addr, i);
 	}
 	if (words >= FP_WORDS_HEAD + 2) {
-		fp_birth_word(record, FP_WORDS - 2, addr, words - 2);
-		fp_birth_word(record, FP_WORDS - 1, addr, words - 1);
+		fp_contents_word(record, FP_WORDS - 2, addr, words - 2);
+		fp_contents_word(record, FP_WORDS - 1, addr, words - 1);
 	}
 	if (words >= FP_WORDS)
 		for (i = 0; i < FP_WORDS_SPREAD; i++)
-			fp_birth_word(record, FP_WORDS_HEAD + i, addr, FP_WORDS_HEAD + i * inner / FP_WORDS_SPREAD);
+			fp_contents_word(record, FP_WORDS_HEAD + i, addr, FP_WORDS_HEAD + i * inner / FP_WORDS_SPREAD);
 	fp_submit(record);
 }
 
@@ -487,8 +487,8 @@ found:
 		}
 	}
 	fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
-	if (target->flags & FP_TARGET_BIRTHS)
-		fp_send_birth(target, cookie, thread->tid, block, call.size);
+	if (target->flags & FP_TARGET_CONTENTS)
+		fp_send_contents(target, cookie, thread->tid, block, call.size);
 }
 
 static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence, bool large)

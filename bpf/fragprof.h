@@ -49,7 +49,7 @@ enum fp_record_kind {
 	FP_REC_NEED_TABLE = 10,  /* struct fp_need_table: a pc had no unwind table yet */
 	FP_REC_FREE_STACK = 11,  /* struct fp_free_stack: as FREE, with its stack (--free-stacks) */
 	FP_REC_SAMPLE = 12,      /* struct fp_sample: the program itself tells of an allocation, and of how many bytes it stands for */
-	FP_REC_BIRTH = 13,       /* struct fp_birth: what the block of the ALLOC before it held when it was handed out, of one in some */
+	FP_REC_CONTENTS = 13,       /* struct fp_contents: what the block of the ALLOC before it held when it was handed out, of one in some */
 };
 
 /* Starts every record. 16 bytes: at a million records per second each byte is a megabyte through the caches of the watched process. */
@@ -91,10 +91,10 @@ enum fp_words {
 };
 
 /* Allocations of which one, at random, is sent with its words: reading them takes a tenth of the time of a hit. */
-#define FP_BIRTH_INTERVAL 4
+#define FP_CONTENTS_INTERVAL 4
 
-/* FP_REC_BIRTH. 160 bytes. */
-struct fp_birth {
+/* FP_REC_CONTENTS. 160 bytes. */
+struct fp_contents {
 	struct fp_head head;
 	unsigned long long addr;
 	unsigned int known; /* bit i: words[i] could be read */
@@ -223,7 +223,7 @@ enum fp_counter {
 	FP_CNT_HIT_OFF,            /* hits while the process was switched off: between windows, or while probes went in and out */
 	FP_CNT_HIT_NULL,           /* hits that hand over no block: free(NULL) */
 	FP_CNT_UNKNOWN_SITE,       /* hits whose cookie names no process that was ever watched: calls lost */
-	FP_CNT_LOST_BIRTH,         /* ring full: record of what a new block held lost */
+	FP_CNT_LOST_CONTENTS,         /* ring full: record of what a new block held lost */
 	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls of a small one: a miss of the thread cache, a small realloc */
 	FP_CNT_MAX
 };
@@ -272,7 +272,7 @@ enum fp_target_flag {
 					 * block is seen allocated whose free would be missed */
 	FP_TARGET_GOVERNED = 1 << 4,    /* count hits, and switch off when the quota is spent */
 	FP_TARGET_GROWTH = 1 << 5,      /* take the stack of growth of the address space even outside a recorded allocator call */
-	FP_TARGET_BIRTHS = 1 << 6,      /* send what some blocks hold when they are handed out */
+	FP_TARGET_CONTENTS = 1 << 6,      /* send what some blocks hold when they are handed out */
 	FP_TARGET_LIMITED = 1 << 7,     /* its memory is limited: any operator new may fail, so no return of one that throws is probed */
 	FP_TARGET_HELD = 1 << 8,        /* the daemon traces it: it is held where it maps code and at its entry point (hold.bpf.h) */
 };

@@ -12,7 +12,7 @@
 struct structs {
 	struct fp_alloc alloc;
 	struct fp_sample sample;
-	struct fp_birth birth;
+	struct fp_contents contents;
 	struct fp_free free;
 	struct fp_free_stack free_stack;
 	struct fp_stack stack;

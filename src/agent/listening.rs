@@ -21,7 +21,7 @@ use crate::model::sample::{Identity, ProcessSample};
 use crate::model::snapshot::Snapshot;
 use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
-use crate::recorder::{Choice, Heard, Options, Recorder};
+use crate::recorder::{Choice, EmitterTotals, Options, Recorder};
 use crate::target::{Process, ProcessId};
 
 /// Length of a step: how soon an order is heard.
@@ -80,7 +80,7 @@ struct Looked {
 
 /// A process that is listened to.
 #[derive(Debug)]
-struct Heeded {
+struct Listened {
     identity: Identity,
     before: SampledTotals,
     at: Instant,
@@ -95,7 +95,7 @@ struct Listener {
     recorder: Option<Recorder>,
     tried: Option<Instant>,
     looked: HashMap<Identity, Looked>,
-    heeded: Vec<Heeded>,
+    listened: Vec<Listened>,
     looks: Paced,
     profiles: Paced,
     joins: Paced,
@@ -113,7 +113,7 @@ impl Listener {
             recorder: None,
             tried: None,
             looked: HashMap::new(),
-            heeded: Vec::new(),
+            listened: Vec::new(),
             looks: now,
             profiles: now,
             joins: now,
@@ -122,7 +122,7 @@ impl Listener {
 
     fn run(mut self, orders: &Receiver<ListeningConfig>) {
         loop {
-            let wait = if self.heeded.is_empty() { STEP } else { Duration::ZERO };
+            let wait = if self.listened.is_empty() { STEP } else { Duration::ZERO };
             match orders.recv_timeout(wait) {
                 Ok(config) => self.reload(config),
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -139,13 +139,13 @@ impl Listener {
                 recorder.step(STEP);
                 for gone in recorder.forget_ended() {
                     let mut sample = lock(&self.sample);
-                    // As it was told last: its books are gone.
+                    // As it was told last: its ledger is gone.
                     let heard = sample.targets.iter().find(|(_, heard)| heard.process == gone).map(|(_, heard)| heard.clone());
                     if let Some(heard) = heard {
                         add_past(&mut sample, &heard);
                     }
                     drop(sample);
-                    self.heeded.retain(|one| one.identity.process != gone);
+                    self.listened.retain(|one| one.identity.process != gone);
                 }
             }
             if self.profiles.is_due() {
@@ -164,7 +164,7 @@ impl Listener {
     fn reload(&mut self, config: ListeningConfig) {
         lock(&self.sample).enabled = config.enabled;
         if !config.enabled {
-            for one in std::mem::take(&mut self.heeded) {
+            for one in std::mem::take(&mut self.listened) {
                 self.let_go(one.identity.process);
             }
             self.looked.clear();
@@ -182,7 +182,7 @@ impl Listener {
         let snapshot = self.sources.published.load();
         let found = Found::of(&snapshot);
         self.looked.retain(|identity, _| found.0.contains_key(identity));
-        for gone in self.heeded.extract_if(.., |one| !found.0.contains_key(&one.identity)).collect::<Vec<_>>() {
+        for gone in self.listened.extract_if(.., |one| !found.0.contains_key(&one.identity)).collect::<Vec<_>>() {
             self.let_go(gone.identity.process);
         }
         let due = found.0.iter().filter(|(identity, _)| self.is_due(**identity)).map(|(identity, size)| (*identity, *size));
@@ -197,7 +197,7 @@ impl Listener {
             if thread_cpu().saturating_sub(began) >= LOOKS_MAX {
                 break;
             }
-            if self.heeded.iter().any(|heeded| heeded.identity == identity) {
+            if self.listened.iter().any(|listened| listened.identity == identity) {
                 continue;
             }
             let has_emitter = self.has_emitter(identity.process);
@@ -205,12 +205,12 @@ impl Listener {
             looked.next = Instant::now() + LOOKS_AFTER[looked.times.min(LOOKS_AFTER.len() - 1)];
             looked.times += 1;
             looked.has_emitter = has_emitter;
-            if has_emitter && self.heeded.len() < self.config.targets_max {
+            if has_emitter && self.listened.len() < self.config.targets_max {
                 self.heed(identity, size.is_joinable);
             }
         }
-        self.sources.board.set_emitting(self.heeded.iter().map(|one| one.identity).collect::<BTreeSet<_>>());
-        let heard = |identity: &Identity| self.heeded.iter().any(|one| one.identity == *identity);
+        self.sources.board.set_emitting(self.listened.iter().map(|one| one.identity).collect::<BTreeSet<_>>());
+        let heard = |identity: &Identity| self.listened.iter().any(|one| one.identity == *identity);
         let over_limit = self.looked.iter().filter(|(identity, looked)| looked.has_emitter && !heard(identity)).count();
         lock(&self.sample).over_limit = over_limit;
         thread_cpu().saturating_sub(began)
@@ -231,7 +231,7 @@ impl Listener {
         let Some(recorder) = self.recorder() else { return };
         match recorder.listen(process.pid, joinable) {
             Ok(()) => {
-                self.heeded.push(Heeded { identity, before: SampledTotals::default(), at: Instant::now(), joined: None });
+                self.listened.push(Listened { identity, before: SampledTotals::default(), at: Instant::now(), joined: None });
                 // Everything that is shown says soon that this process has an emitter.
                 self.profiles.due = self.profiles.due.min(Instant::now() + LOOK_EVERY);
             }
@@ -283,7 +283,7 @@ impl Listener {
         let snapshot = self.sources.published.load();
         let Some(recorder) = &mut self.recorder else { return Duration::ZERO };
         let heard = recorder.heard();
-        for one in &mut self.heeded {
+        for one in &mut self.listened {
             let process = one.identity.process;
             let Some(heard) = heard.iter().find(|heard| heard.process == process) else { continue };
             let stale = one.joined.is_none_or(|at| at.elapsed() >= Duration::from_secs(self.config.census_interval_s));
@@ -324,7 +324,7 @@ impl Listener {
         let heard = self.recorder.as_ref().map(Recorder::heard).unwrap_or_default();
         let mut sample = lock(&self.sample);
         // What is gone since the last look adds to the past.
-        let gone: Vec<Heard> = sample
+        let gone: Vec<EmitterTotals> = sample
             .targets
             .iter()
             .filter(|(_, old)| !heard.iter().any(|new| new.process == old.process))
@@ -336,7 +336,7 @@ impl Listener {
     }
 }
 
-fn add_past(sample: &mut ListeningSample, heard: &Heard) {
+fn add_past(sample: &mut ListeningSample, heard: &EmitterTotals) {
     let sums = [heard.totals.samples, heard.loss.allocations, heard.loss.frees];
     sample.past.iter_mut().zip(sums).for_each(|(past, sum)| *past = past.saturating_add(sum));
     sample.targets.retain(|(_, other)| other.process != heard.process);

@@ -38,7 +38,7 @@ impl Counter {
             Self::HitOff => ("hits_off", "probe hits while the process was switched off"),
             Self::HitNull => ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
             Self::UnknownSite => ("unknown_sites", "probe hits whose place is not known: calls lost"),
-            Self::LostBirth => {
+            Self::LostContents => {
                 ("lost_births", "records of what new blocks held lost because the ring buffer was full: fewer blocks can be known again")
             }
             Self::HitSmall => {

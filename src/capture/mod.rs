@@ -413,8 +413,8 @@ impl Capture {
     }
 
     /// Sends what some of a process's blocks hold when they are handed out, or not.
-    pub fn births(&self, slot: Slot, on: bool) {
-        self.targets.births(slot, on);
+    pub fn contents(&self, slot: Slot, on: bool) {
+        self.targets.contents(slot, on);
     }
 
     /// Records one of `interval` first touches of pages, at random; 0 = none.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use libbpf_rs::Map;
 
 use super::{Error, Hits, Result, Slot, TargetLoss};
-use crate::bpf::{TARGET_BIRTHS, TARGET_GOVERNED, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, Target};
+use crate::bpf::{TARGET_CONTENTS, TARGET_GOVERNED, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, Target};
 use crate::units::Pid;
 
 /// Bytes of the mapping: an array map's values lie one behind the other.
@@ -81,9 +81,9 @@ impl TargetTable {
         self.row(slot).flags.load(Ordering::Acquire) & TARGET_GOVERNED != 0
     }
 
-    /// Sets or clears `TARGET_BIRTHS`.
-    pub fn births(&self, slot: Slot, on: bool) {
-        self.flag(slot, TARGET_BIRTHS, on);
+    /// Sets or clears `TARGET_CONTENTS`.
+    pub fn contents(&self, slot: Slot, on: bool) {
+        self.flag(slot, TARGET_CONTENTS, on);
     }
 
     /// Sets or clears `TARGET_LIMITED`.

@@ -127,7 +127,7 @@ pub enum Body<'a> {
         stack: StackHash,
     },
     /// What a block held when it was handed out.
-    Birth {
+    Contents {
         /// The block.
         addr: Addr,
         /// Its words at their places, 0 where there is none or it could not be read.
@@ -241,9 +241,9 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
             let r = raw::<bpf::Sample>(bytes)?;
             Body::Sample { addr: Addr(r.addr), size: r.size, weight: r.weight, interval: r.interval, stack: StackHash(r.stack) }
         }
-        RecordKind::Birth => {
-            let r = raw::<bpf::Birth>(bytes)?;
-            Body::Birth { addr: Addr(r.addr), words: &r.words, known: r.known }
+        RecordKind::Contents => {
+            let r = raw::<bpf::Contents>(bytes)?;
+            Body::Contents { addr: Addr(r.addr), words: &r.words, known: r.known }
         }
         RecordKind::Free => Body::Free { addr: Addr(raw::<bpf::Free>(bytes)?.addr), stack: StackHash(0) },
         RecordKind::FreeStack => {

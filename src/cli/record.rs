@@ -374,9 +374,9 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
 /// A recorder's error with its exit status.
 pub fn failed(error: recorder::Error) -> anyhow::Error {
     let status = match &error {
-        recorder::Error::Capture(capture::Error::Load { .. }) | recorder::Error::Deaf | recorder::Error::NoWindows { .. } => {
-            ExitStatus::Unsupported
-        }
+        recorder::Error::Capture(capture::Error::Load { .. })
+        | recorder::Error::EmittersUnsupported
+        | recorder::Error::NoWindows { .. } => ExitStatus::Unsupported,
         recorder::Error::Target(TargetError::Denied { .. }) | recorder::Error::Plan(PlanError::Target(TargetError::Denied { .. })) => {
             ExitStatus::Unsupported
         }

@@ -455,7 +455,7 @@ impl Ledger {
         stats.lost_allocs = stats.lost_allocs.saturating_add(alloc);
         stats.lost_frees = stats.lost_frees.saturating_add(free);
         stats.lost_other = stats.lost_other.saturating_add(other);
-        // A lost allocation is missing from the books, but it cannot make a freed block look alive.
+        // A lost allocation is missing from the ledger, but it cannot make a freed block look alive.
         if free > 0 {
             self.doubt_all(time_ns);
         }

@@ -70,7 +70,7 @@ impl Ledger {
         }
     }
 
-    /// Whether anything that the books should hold was lost: live figures by stack are then bounded by what is doubtful, and may lack
+    /// Whether anything that the ledger should hold was lost: live figures by stack are then bounded by what is doubtful, and may lack
     /// allocations.
     pub fn is_lossy(&self) -> bool {
         let LedgerStats { lost_allocs, lost_frees, gaps, .. } = self.stats;

@@ -3,12 +3,12 @@
 use super::family::Family;
 use super::labels::Known;
 use crate::model::counters::ListeningSample;
-use crate::recorder::Heard;
+use crate::recorder::EmitterTotals;
 
 /// The families.
 #[must_use]
 pub fn families(sample: &ListeningSample, known: &Known<'_>) -> Vec<Family> {
-    let each = |mut family: Family, of: fn(&Heard) -> Option<f64>| {
+    let each = |mut family: Family, of: fn(&EmitterTotals) -> Option<f64>| {
         for (comm, heard) in &sample.targets {
             if let Some(value) = of(heard) {
                 family.add(&known.labels(heard.process.pid, comm).with(&[]), value);
@@ -16,8 +16,9 @@ pub fn families(sample: &ListeningSample, known: &Known<'_>) -> Vec<Family> {
         }
         family
     };
-    let total =
-        |index: usize, of: fn(&Heard) -> u64| (sample.past[index] + sample.targets.iter().map(|(_, heard)| of(heard)).sum::<u64>()) as f64;
+    let total = |index: usize, of: fn(&EmitterTotals) -> u64| {
+        (sample.past[index] + sample.targets.iter().map(|(_, heard)| of(heard)).sum::<u64>()) as f64
+    };
     vec![
         Family::gauge("fragprof_listener_enabled", "1 if the agent listens to emitters in processes (listening.enabled).")
             .with(f64::from(u8::from(sample.enabled))),

@@ -27,7 +27,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Counters outside the sample model.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Beside<'a> {
+pub struct AgentCounters<'a> {
     /// The server's counters.
     pub http: HttpCounters,
     /// The history's counters.
@@ -40,11 +40,11 @@ pub struct Beside<'a> {
 ///
 /// # Errors
 /// If the encoder refuses a family, which would be a bug in this module.
-pub fn exposition(snapshot: &Snapshot, beside: &Beside<'_>, now: Instant) -> Result<String, prometheus::Error> {
+pub fn exposition(snapshot: &Snapshot, agent: &AgentCounters<'_>, now: Instant) -> Result<String, prometheus::Error> {
     let (mut families, in_other) = heaps::families(snapshot, now);
-    families.extend(own::families(snapshot, &beside.http, in_other, now));
-    families.extend(own::history(snapshot, &beside.keeper));
-    families.extend(beside.push.map(own::push).into_iter().flatten());
+    families.extend(own::families(snapshot, &agent.http, in_other, now));
+    families.extend(own::history(snapshot, &agent.keeper));
+    families.extend(agent.push.map(own::push).into_iter().flatten());
     text(families)
 }
 
@@ -76,7 +76,7 @@ mod tests {
     fn text(processes: Vec<Arc<ProcessSample>>, metrics_processes_max: usize) -> String {
         let now = Instant::now();
         let snapshot = Snapshot { processes, metrics_processes_max, ..Snapshot::empty(now) };
-        exposition(&snapshot, &Beside::default(), now).unwrap()
+        exposition(&snapshot, &AgentCounters::default(), now).unwrap()
     }
 
     #[test]

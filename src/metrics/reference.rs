@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::labels::Known;
-use super::{Beside, exposition};
+use super::{AgentCounters, exposition};
 use crate::census::{Census, Level, NotMalloc, WalkQuality};
 use crate::fragmentation::verdict::judge;
 use crate::model::attribution::{Attributed, Attributions, Rates};
@@ -20,7 +20,7 @@ use crate::model::snapshot::Snapshot;
 use crate::model::view::Growth;
 use crate::profile::ValueKind;
 use crate::profile::testing::shop;
-use crate::recorder::Heard;
+use crate::recorder::EmitterTotals;
 use crate::recorder::governed::LargeStatus;
 use crate::target::ProcessId;
 use crate::target::container::{CgroupMemory, Container};
@@ -95,7 +95,7 @@ fn tiers(now: Instant, known: &Known<'_>) -> String {
         rare_events_s: 0.0,
         large: LargeStatus { live_bytes: Some(0), ..LargeStatus::default() },
     };
-    let heard = Heard {
+    let heard = EmitterTotals {
         process: ProcessId { pid: Pid(1), start_ticks: 1 },
         source: String::new(),
         sample_bytes: Some(1),
@@ -121,8 +121,8 @@ fn table() -> String {
         ..Snapshot::empty(now)
     };
     let counters = PushCounters::default();
-    let text =
-        exposition(&snapshot, &Beside { push: Some(&counters), ..Beside::default() }, now).unwrap() + &tiers(now, &Known::of(&snapshot));
+    let text = exposition(&snapshot, &AgentCounters { push: Some(&counters), ..AgentCounters::default() }, now).unwrap()
+        + &tiers(now, &Known::of(&snapshot));
     let mut rows: BTreeMap<&str, (&str, &str, String)> = BTreeMap::new();
     for line in text.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {

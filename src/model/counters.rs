@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::profile::Counter;
-use crate::recorder::Heard;
+use crate::recorder::EmitterTotals;
 use crate::recorder::governed::Status;
 use crate::target::ProcessId;
 
@@ -45,7 +45,7 @@ pub struct ListeningSample {
     /// Why listening is not available here.
     pub unavailable: Option<String>,
     /// Of each process that is listened to: its name and what was received.
-    pub targets: Vec<(String, Heard)>,
+    pub targets: Vec<(String, EmitterTotals)>,
     /// Processes with an emitter that are not listened to because there are too many.
     pub over_limit: usize,
     /// Scans for emitters.

@@ -1,4 +1,4 @@
-//! From the books to the profile.
+//! From the ledgers to the profile.
 
 mod losses;
 mod sampled;
@@ -25,7 +25,7 @@ use crate::target::container::Container;
 use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
 
-/// What the recorder knows beside the books.
+/// What the recorder knows besides the ledgers.
 pub struct Facts {
     pub start_unix_ns: u64,
     pub duration: Duration,
@@ -58,7 +58,7 @@ const KINDS: [ValueKind; 9] = [
 pub fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, mut places: Option<&mut Vec<Places>>) -> Profile {
     let facts_unwatched = facts.unwatched_children;
     let mut profile = Profile::new(metadata(&facts));
-    let is_sampled = |target: &&Target| target.books.as_ref().is_some_and(|books| books.sampled.is_some());
+    let is_sampled = |target: &&Target| target.watched.as_ref().is_some_and(|watched| watched.sampled.is_some());
     let sampled = targets.iter().filter(is_sampled).count();
     if sampled > 0 {
         // With one estimate among them the sums are estimates.
@@ -71,17 +71,18 @@ pub fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, mu
     }
     let mut namer = Namer { symbolizer, known: HashMap::new(), ends: HashMap::new() };
     for target in targets {
-        let Some(books) = &target.books else { continue };
-        if let Some(ledger) = &books.sampled {
-            add_sampled_process(&mut profile, namer.symbolizer, target, books, ledger);
+        let Some(watched) = &target.watched else { continue };
+        if let Some(ledger) = &watched.sampled {
+            add_sampled_process(&mut profile, namer.symbolizer, target, watched, ledger);
         } else {
-            let stacks = add_process(&mut profile, &mut namer, target, books);
+            let stacks = add_process(&mut profile, &mut namer, target, watched);
             if let Some(places) = &mut places {
-                places.push(Places::of(target.process.pid().0, &books.ledger, &stacks));
+                places.push(Places::of(target.process.pid().0, &watched.ledger, &stacks));
             }
         }
     }
-    let stats: Vec<LedgerStats> = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| books.ledger.stats()).collect();
+    let stats: Vec<LedgerStats> =
+        targets.iter().filter_map(|target| target.watched.as_ref()).map(|watched| watched.ledger.stats()).collect();
     profile.meta.corrections = corrections(&stats);
     profile.meta.losses.extend(unobserved(&stats, facts_unwatched));
     profile.meta.limits.extend(inherited_words(targets));
@@ -128,31 +129,31 @@ fn metadata(facts: &Facts) -> Metadata {
 }
 
 /// Adds a process; returns the frames of its stacks.
-fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, books: &Watched) -> HashMap<StackId, Arc<[FrameId]>> {
+fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, watched: &Watched) -> HashMap<StackId, Arc<[FrameId]>> {
     let pid = target.process.pid().0;
     let heap = target.heap.as_ref();
-    let totals = books.ledger.totals();
+    let totals = watched.ledger.totals();
     profile.meta.processes.push(meta::Process {
         pid,
         comm: target.process.comm().to_owned(),
         container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
-        lossy: books.ledger.is_lossy(),
-        unobserved_us: Some(books.past.iter().chain([&books.ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
+        lossy: watched.ledger.is_lossy(),
+        unobserved_us: Some(watched.past.iter().chain([&watched.ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
         peak_inuse_bytes: Some(totals.peak_bytes),
         heap: heap.map(|heap| heap.summary),
         attribution: heap.and_then(|heap| heap.attribution),
         at_start: target.moments.at_start,
         at_peak: target.moments.at_peak,
-        sizes: PowerCounts::new(books.ledger.histograms().sizes.counts()),
-        lifetimes_us: PowerCounts::new(books.ledger.histograms().lifetimes.counts()),
+        sizes: PowerCounts::new(watched.ledger.histograms().sizes.counts()),
+        lifetimes_us: PowerCounts::new(watched.ledger.histograms().lifetimes.counts()),
         ..meta::Process::default()
     });
     for note in target.notes.iter().chain(heap.map_or(&[][..], |heap| &heap.notes)) {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
-    profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
-    let unknown_frees = books.ledger.stats().unknown_frees;
+    profile.meta.doubts.extend(doubts(target.loss(), watched).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
+    let unknown_frees = watched.ledger.stats().unknown_frees;
     if unknown_frees > 0 {
         profile.meta.notes.push(format!("process {pid}: {}", unknown_frees_words(unknown_frees, &target.before)));
     }
@@ -168,7 +169,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, bo
     }
     namer.begin_process();
     // Of an image before an exec only what it did counts: its memory is gone.
-    for past in &books.past {
+    for past in &watched.past {
         add_ledger(profile, namer, &target.space, pid, past, |view| {
             Values::default()
                 .with(ValueKind::AllocObjects, view.totals.allocations)
@@ -176,7 +177,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, bo
         });
     }
     let owned = heap.map(|heap| &heap.owned);
-    let stacks = add_ledger(profile, namer, &target.space, pid, &books.ledger, |view| {
+    let stacks = add_ledger(profile, namer, &target.space, pid, &watched.ledger, |view| {
         let t = &view.totals;
         let values = Values::default()
             .with(ValueKind::AllocObjects, t.allocations)
@@ -185,7 +186,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, bo
             .with(ValueKind::InuseSpace, t.live_bytes)
             .with(ValueKind::PeakSpace, t.at_peak_bytes)
             .with(ValueKind::DoubtfulSpace, t.doubtful_bytes)
-            .with(ValueKind::GrowthSpace, books.growth.bytes.of(view.id));
+            .with(ValueKind::GrowthSpace, watched.growth.bytes.of(view.id));
         let Some(owned) = owned else { return values };
         values
             .with(ValueKind::PinnedSpace, owned.pinned.of(view.id))
@@ -194,14 +195,14 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, bo
             .with(ValueKind::LiveSpace, owned.live.of(view.id))
     });
     if let Some(heap) = heap {
-        add_others(profile, pid, heap, &books.growth);
+        add_others(profile, pid, heap, &watched.growth);
     }
     stacks
 }
 
 /// Why more may be live than was allocated: a child's heap begins as a copy of its parent's.
 fn inherited_words(targets: &[Target]) -> Option<String> {
-    let ledgers = targets.iter().filter_map(|target| target.books.as_ref()).map(|books| &books.ledger);
+    let ledgers = targets.iter().filter_map(|target| target.watched.as_ref()).map(|watched| &watched.ledger);
     let inherited = ledgers.flat_map(|ledger| ledger.stacks().map(|view| (view.totals.inherited, view.totals.inherited_bytes)));
     let (blocks, bytes) = inherited.fold((0u64, 0u64), |sum, of| (sum.0.saturating_add(of.0), sum.1.saturating_add(of.1)));
     (blocks > 0).then(|| {
@@ -215,7 +216,7 @@ fn inherited_words(targets: &[Target]) -> Option<String> {
 
 /// What nobody saw of children of vfork.
 fn guests_words(targets: &[Target]) -> Option<String> {
-    let unseen = |target: &Target| target.books.as_ref().map_or(0, |books| books.guests).saturating_sub(target.vfork_children_seen);
+    let unseen = |target: &Target| target.watched.as_ref().map_or(0, |watched| watched.guests).saturating_sub(target.vfork_children_seen);
     let guests: u64 = targets.iter().map(unseen).sum();
     let (children, their) = (if guests == 1 { "child" } else { "children" }, if guests == 1 { "its" } else { "their" });
     (guests > 0).then(|| {
@@ -287,7 +288,7 @@ fn add_ledger(
             continue;
         }
         let (frames, truncated) = if view.frames.is_empty() {
-            (Arc::from([profile.intern(&Frame::named(stand_in(view.id)))]), None)
+            (Arc::from([profile.intern(&Frame::named(placeholder(view.id)))]), None)
         } else {
             (namer.stack(profile, space, view.frames), namer.end(view.end))
         };
@@ -332,7 +333,7 @@ impl Namer<'_> {
 }
 
 /// The name under which allocations go whose stack has no frames.
-pub fn stand_in(id: StackId) -> &'static str {
+pub fn placeholder(id: StackId) -> &'static str {
     match id {
         NO_STACK => "[no stack]",
         STACKS_BEYOND_LIMIT => "[stacks beyond the limit]",

@@ -59,7 +59,7 @@ impl Recorder {
         self.gap(slot, forked_ns);
     }
 
-    /// Gives a child a slot and the books it begins with. `before`: what its parent had before the recording, if it has that too.
+    /// Gives a child a slot and the ledger it begins with. `before`: what its parent had before the recording, if it has that too.
     /// `free_at_start`: as for [`register`](Self::register).
     pub(super) fn register_child(
         &mut self,
@@ -149,7 +149,7 @@ impl Recorder {
         }
     }
 
-    /// The process is gone: its slot goes to the next one, its books stay.
+    /// The process is gone: its slot goes to the next one, its ledger stays.
     pub(super) fn retire(&mut self, slot: u16) {
         self.check_losses();
         let Some(mut target) = self.targets.remove(&slot) else { return };
@@ -158,7 +158,7 @@ impl Recorder {
         for attached in target.let_go() {
             drop(self.reaper.take_out(attached));
         }
-        target.books = lock(&self.shard).watched.remove(&slot);
+        target.watched = lock(&self.shard).watched.remove(&slot);
         self.remove(&target);
         self.ended.push(target);
     }

@@ -1,5 +1,5 @@
 //! A recorder that is never finished: processes come and go, and each is asked for a profile now and then. Only of processes whose own
-//! emitter is the source: their books hold a bounded sample.
+//! emitter is the source: their ledgers hold a bounded sample.
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use crate::units::Pid;
 
 /// What an emitter told so far, for counters.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Heard {
+pub struct EmitterTotals {
     /// Whose it is.
     pub process: ProcessId,
     /// Where it comes from.
@@ -73,11 +73,11 @@ impl Recorder {
     }
 
     /// What each emitter told so far.
-    pub fn heard(&self) -> Vec<Heard> {
+    pub fn heard(&self) -> Vec<EmitterTotals> {
         let heard = self.targets.iter().filter_map(|(slot, target)| {
             let shard = lock(&self.shard);
             let ledger = shard.watched.get(slot)?.sampled.as_ref()?;
-            Some(Heard {
+            Some(EmitterTotals {
                 process: target.process.id(),
                 source: target.source_words(),
                 sample_bytes: ledger.interval_bytes(),
@@ -97,7 +97,7 @@ impl Recorder {
         let target = self.targets.get_mut(&slot)?;
         target.look_at_the_end(&self.session);
         // The ring's thread waits for the copy, not for the naming of stacks.
-        let mut books = {
+        let mut watched = {
             let mut shard = lock(&self.shard);
             let watched = shard.watched.get_mut(&slot)?;
             if let Some(ledger) = &mut watched.sampled {
@@ -105,7 +105,7 @@ impl Recorder {
             }
             watched.copy_of_sample()?
         };
-        if join && let Some(ledger) = &mut books.sampled {
+        if join && let Some(ledger) = &mut watched.sampled {
             match sampled::picture(target.process.pid(), ledger, &target.before) {
                 Ok(picture) => target.sampled_heap = Some(picture),
                 Err(reason) => target.note(format!("no census was joined: {reason}")),
@@ -127,9 +127,9 @@ impl Recorder {
             inherited_refused: 0,
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
         };
-        target.books = Some(books);
+        target.watched = Some(watched);
         let profile = self.session.name(|symbolizer| build::profile(facts, std::slice::from_ref(&*target), symbolizer, None));
-        target.books = None;
+        target.watched = None;
         Some(profile)
     }
 }

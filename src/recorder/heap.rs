@@ -24,7 +24,7 @@ pub struct HeapPicture {
     pub summary: HeapSummary,
     /// Live, pinned and blocked bytes by stack.
     pub owned: Owned,
-    /// Whose the live bytes are; `None` where no census counts them.
+    /// WalkTarget the live bytes are; `None` where no census counts them.
     pub attribution: Option<Attribution>,
     /// What no stack owns, by who holds it, where that was asked for: instead of the two rows.
     pub rest: Option<Vec<Part>>,

@@ -81,7 +81,7 @@ impl Recorder {
     pub(super) fn look(&mut self, mut look: Look) -> Result<(), Error> {
         let slot = self.targets.iter().find(|(_, target)| target.process.pid() == look.pid).map(|(slot, _)| *slot);
         let slot = match look.at {
-            At::Birth { parent } => self.born(parent, look.pid),
+            At::Contents { parent } => self.born(parent, look.pid),
             At::BirthInMemory { parent } => return self.born_in_memory(parent, look.pid),
             At::NewImage { entry } => {
                 self.vfork_child_has_left(look.pid);
@@ -107,7 +107,7 @@ impl Recorder {
         probed
     }
 
-    /// A child that has not run yet gets its parent's books, as they were at the fork.
+    /// A child that has not run yet gets its parent's ledger, as they were at the fork.
     fn born(&mut self, parent: Pid, child: Pid) -> Option<u16> {
         let parent = self.targets.values().chain(&self.ended).find(|target| target.process.pid() == parent);
         let before = parent.map_or(Before::Unknown, |parent| parent.before.clone());

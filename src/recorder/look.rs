@@ -42,21 +42,21 @@ impl<'a> Look<'a> {
         &self.target.notes
     }
 
-    /// Whether it has ended: its books no longer change.
+    /// Whether it has ended: its ledger no longer changes.
     pub fn has_ended(&self) -> bool {
-        self.target.books.is_some()
+        self.target.watched.is_some()
     }
 
-    /// Reads its books. While it runs, this keeps the thread that writes them waiting, so `read` only copies; `None` if it has none.
-    pub fn books<R>(&self, read: impl FnOnce(&Watched) -> R) -> Option<R> {
-        match &self.target.books {
-            Some(books) => Some(read(books)),
+    /// Reads its ledger. While it runs, this keeps the thread that writes it waiting, so `read` only copies; `None` if it has none.
+    pub fn watched<R>(&self, read: impl FnOnce(&Watched) -> R) -> Option<R> {
+        match &self.target.watched {
+            Some(watched) => Some(read(watched)),
             None => lock(self.shard).watched.get(&self.target.slot.index).map(read),
         }
     }
 
     /// Reasons to doubt its figures, as sentences.
-    pub fn doubts(&self, books: &Watched) -> Vec<String> {
-        build::doubts(self.target.loss(), books)
+    pub fn doubts(&self, watched: &Watched) -> Vec<String> {
+        build::doubts(self.target.loss(), watched)
     }
 }

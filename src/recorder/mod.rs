@@ -47,9 +47,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-pub use build::stand_in;
+pub use build::placeholder;
 pub use clock::monotonic_ns;
-pub use continuous::Heard;
+pub use continuous::EmitterTotals;
 pub use launch::LaunchError;
 pub use look::Look;
 use places::Places;
@@ -57,7 +57,7 @@ use reaper::Reaper;
 use session::{Session, SharedSession};
 use sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use target::Target;
-use throwing::Danger;
+use throwing::ReturnProbePolicy;
 use tracer::{At, Scope};
 use walker::{Purpose, Walker};
 pub use watched::Watched;
@@ -77,7 +77,7 @@ const NOTICES_MAX: usize = 4096;
 /// How often losses are read and ended processes noticed even without a notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Live blocks of books that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
+/// Live blocks of ledgers that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
 const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
 
 /// Threads that take out probes of processes that have ended: a build ends some hundred in a second.
@@ -111,7 +111,7 @@ pub enum Error {
     #[error(
         "emitters are not listened to on this kernel, which has no attach cookies (Linux 5.17 brought them): record every call (--mode exact)"
     )]
-    Deaf,
+    EmittersUnsupported,
     /// Processes cannot be watched in windows here.
     #[error("processes cannot be watched in windows here: {reason}")]
     NoWindows {
@@ -207,7 +207,7 @@ impl Recorder {
     /// If no ring is left, or emitters alone are wanted and cannot be heard.
     pub fn over(session: SharedSession, options: Options) -> Result<Self, Error> {
         if options.source == Choice::Emitter && !session.capture.hears_emitters() {
-            return Err(Error::Deaf);
+            return Err(Error::EmittersUnsupported);
         }
         let emulation = Features::of_host().emulation();
         let (planner, finder) = (Planner::new(emulation), Finder::new(emulation));
@@ -340,7 +340,7 @@ impl Recorder {
         !self.targets.is_empty()
     }
 
-    /// Takes the blocks of unmapped ranges out of the books, for a live view. Large books wait until their list of ranges is full.
+    /// Takes the blocks of unmapped ranges out of the ledgers, for a live view. Large ledgers wait until their list of ranges is full.
     pub fn settle(&self) {
         for watched in lock(&self.shard).watched.values_mut() {
             if watched.ledger.totals().live <= SETTLE_BLOCKS_MAX {
@@ -413,7 +413,7 @@ impl Recorder {
             self.take_walk(walked);
         }
         for (slot, target) in &mut self.targets {
-            target.books = lock(&self.shard).watched.remove(slot);
+            target.watched = lock(&self.shard).watched.remove(slot);
             target.look_at_the_heap(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), self.options.owners);
         }
         let counters = self.session.capture.counters(&self.ring)?;
@@ -449,7 +449,7 @@ impl Recorder {
         }
     }
 
-    /// Gives a process a slot and books. `free_at_start`: free bytes of its heap, if they are known.
+    /// Gives a process a slot and a ledger. `free_at_start`: free bytes of its heap, if they are known.
     fn register(&mut self, process: Process, inherited: Option<Inherited>, free_at_start: Option<u64>) -> Result<u16, Error> {
         let pid = process.pid();
         let mut flags = bpf::TARGET_VM;
@@ -460,15 +460,18 @@ impl Recorder {
             flags |= bpf::TARGET_FREE_STACKS;
         }
         let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
-        let danger =
-            Danger { limited: false, chooses_returns: self.session.capture.chooses_returns(), accepted: self.options.probe_throwing };
+        let return_probes = ReturnProbePolicy {
+            limited: false,
+            chooses_returns: self.session.capture.chooses_returns(),
+            accepted: self.options.probe_throwing,
+        };
         let (ledger, sampled) = inherited
             .map_or_else(|| (Ledger::new(monotonic_ns(), StackLimits::default()), None), |inherited| (inherited.ledger, inherited.sampled));
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
         let mut watched = Watched::new(pid, slot, ledger, &mappings, free_at_start);
         watched.sampled = sampled;
         lock(&self.shard).watched.insert(slot.index, watched);
-        self.targets.insert(slot.index, Target::new(process, slot, danger));
+        self.targets.insert(slot.index, Target::new(process, slot, return_probes));
         Ok(slot.index)
     }
 
@@ -476,7 +479,7 @@ impl Recorder {
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
         let Some(target) = self.targets.get_mut(&slot) else { return Ok(()) };
         target.choose_source(&mut self.finder, self.options.source, self.session.capture.hears_emitters())?;
-        // The books must be the right ones before the first record comes.
+        // The ledger must be the right one before the first record comes.
         if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
             watched.set_emitter(target.emitter_interval());
         }

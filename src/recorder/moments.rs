@@ -23,7 +23,7 @@ pub struct Moments {
     pub at_start: Option<HeapMoment>,
     /// At the highest recorded live bytes that were looked at.
     pub at_peak: Option<HeapMoment>,
-    /// A walk whose proof waits until the records from before its end are in the books.
+    /// A walk whose proof waits until the records from before its end are in the ledger.
     pub proof: Option<Walked>,
     /// Recorded live bytes when the walk under way was asked for.
     asked_at_bytes: Option<u64>,

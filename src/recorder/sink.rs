@@ -19,7 +19,7 @@ const INHERITED_BLOCKS_MAX: u64 = 16 << 20;
 /// Something the driver must act on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// A watched process has a child. Unless it runs in its parent's memory, a copy of its parent's books waits in the shard.
+    /// A watched process has a child. Unless it runs in its parent's memory, a copy of its parent's ledger waits in the shard.
     Fork {
         /// The parent's slot.
         slot: Slot,
@@ -72,7 +72,7 @@ impl Notice {
     }
 }
 
-/// A forked child's copy of its parent's books.
+/// A forked child's copy of its parent's ledger.
 pub struct Inherited {
     /// Of what was traced.
     pub ledger: Ledger,
@@ -88,11 +88,11 @@ pub struct Shard {
     /// Books of children that the driver has not met yet: their parent's at the moment of the fork. `None`: there are too many
     /// blocks to copy, or the child runs in its parent's memory.
     pub inherited: HashMap<Pid, Option<Inherited>>,
-    /// Children whose parent's books were not copied because there were too many blocks.
+    /// Children whose parent's ledger was not copied because there were too many blocks.
     pub inherited_refused: u64,
     /// Whether children are to be watched too.
     pub follow_children: bool,
-    /// What was sent before this time (CLOCK_MONOTONIC ns) is in the books.
+    /// What was sent before this time (CLOCK_MONOTONIC ns) is in the ledger.
     pub drained_ns: u64,
 }
 
@@ -261,7 +261,7 @@ mod tests {
         Aligned(bytes)
     }
 
-    /// A parent with three blocks, its sink, and room for the books of children with `blocks_max` blocks in all.
+    /// A parent with three blocks, its sink, and room for the ledgers of children with `blocks_max` blocks in all.
     fn parent(blocks_max: u64) -> (SharedShard, LedgerSink) {
         let mut watched = Watched::new(Pid(100), SLOT, Ledger::new(0, StackLimits::default()), &[], None);
         let blocks: Vec<Event<'_>> = (1..=3)
@@ -279,7 +279,7 @@ mod tests {
     fn a_child_whose_parent_has_too_many_blocks_gets_no_books_and_is_counted() {
         let (shard, mut sink) = parent(5);
         sink.record(&decode(&fork_of(201).0).unwrap());
-        // The books of the first take three of five.
+        // The ledger of the first takes three of five.
         sink.record(&decode(&fork_of(202).0).unwrap());
         let shard = lock(&shard);
         assert!(matches!(shard.inherited.get(&Pid(201)), Some(Some(_))) && matches!(shard.inherited.get(&Pid(202)), Some(None)));

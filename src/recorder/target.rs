@@ -7,9 +7,9 @@ use super::heap::{self, Before, HeapPicture};
 use super::moments::Moments;
 use super::sampled::{self, SampledPicture};
 use super::session::Session;
-use super::throwing::{Danger, may_throw, memory_is_limited};
+use super::throwing::{ReturnProbePolicy, may_throw, memory_is_limited};
 use super::untold_exit::UntoldExit;
-use super::walker::{Walked, Whose};
+use super::walker::{WalkTarget, Walked};
 use super::{Choice, Error, Watched};
 use crate::allocator::footprint::Footprint;
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
@@ -79,7 +79,7 @@ pub struct Target {
     /// What the allocator that serves malloc adds to a block.
     footprint: Footprint,
     /// Whether exceptions may pass its probed returns.
-    pub danger: Danger,
+    pub return_probes: ReturnProbePolicy,
     /// Files with functions that throw: how many, and where.
     throwing: Vec<(usize, String)>,
     pub notes: Vec<String>,
@@ -88,12 +88,12 @@ pub struct Target {
     /// Its end, if no record tells of it.
     pub untold_exit: UntoldExit,
     loss: TargetLoss,
-    /// The books, once the process is gone and its slot given away.
-    pub books: Option<Watched>,
+    /// The ledger, once the process is gone and its slot given away.
+    pub watched: Option<Watched>,
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, danger: Danger) -> Self {
+    pub fn new(process: Process, slot: Slot, return_probes: ReturnProbePolicy) -> Self {
         let space = AddressSpace::new(process.pid().0, Vec::new());
         Self {
             process,
@@ -115,13 +115,13 @@ impl Target {
             moments: Moments::default(),
             image: 0,
             footprint: Footprint::default(),
-            danger,
+            return_probes,
             throwing: Vec::new(),
             notes: Vec::new(),
             vfork_children_seen: 0,
             untold_exit: UntoldExit::default(),
             loss: TargetLoss::default(),
-            books: None,
+            watched: None,
         }
     }
 
@@ -132,7 +132,7 @@ impl Target {
         }
         let plan = planner.plan(sharing)?;
         let probed = plan.files.iter().filter(|file| self.attached.contains_key(&key(file)));
-        Ok(probed.map(|file| attach_file(file, |site| self.danger.allows(site))).collect())
+        Ok(probed.map(|file| attach_file(file, |site| self.return_probes.allows(site))).collect())
     }
 
     /// Number of files with probes.
@@ -277,7 +277,7 @@ impl Target {
             if throwing > 0 {
                 self.throwing.push((throwing, file.display_path.display().to_string()));
             }
-            let sites = attach_file(file, |site| self.danger.allows(site));
+            let sites = attach_file(file, |site| self.return_probes.allows(site));
             let attached = capture.attach(self.process.pid(), self.slot, &[sites])?;
             self.attached.insert(key(file), attached);
             let name = file.allocator.name().to_owned();
@@ -297,15 +297,15 @@ impl Target {
     /// Looks whether its memory is limited by now: from then on a failing operator new must find its way.
     pub fn look_at_limits(&mut self, capture: &Capture) {
         let limited = memory_is_limited(&self.process);
-        if limited != self.danger.limited {
-            self.danger.limited = limited;
+        if limited != self.return_probes.limited {
+            self.return_probes.limited = limited;
             capture.limit(self.slot, limited);
             self.say_what_is_passed_over();
         }
     }
 
     fn say_what_is_passed_over(&mut self) {
-        let sentences: Vec<String> = self.throwing.iter().filter_map(|(count, place)| self.danger.sentence(*count, place)).collect();
+        let sentences: Vec<String> = self.throwing.iter().filter_map(|(count, place)| self.return_probes.sentence(*count, place)).collect();
         for sentence in sentences {
             self.note(sentence);
         }
@@ -333,9 +333,9 @@ impl Target {
         self.starting = Some(Instant::now());
     }
 
-    /// Whose heap it is now.
-    pub fn whose(&self) -> Whose {
-        Whose { pid: self.process.pid(), image: self.image }
+    /// WalkTarget heap it is now.
+    pub fn whose(&self) -> WalkTarget {
+        WalkTarget { pid: self.process.pid(), image: self.image }
     }
 
     /// Takes the census of the start.
@@ -361,10 +361,10 @@ impl Target {
         read_perf_map(&mut self.space, &self.process);
     }
 
-    /// The heap as it is now, joined with the books; `with_owners` also asks who holds what no stack owns.
+    /// The heap as it is now, joined with the ledger; `with_owners` also asks who holds what no stack owns.
     pub fn look_at_the_heap(&mut self, after_ms: u64, with_owners: bool) {
-        let Some(books) = &mut self.books else { return };
-        if let Some(ledger) = &mut books.sampled {
+        let Some(watched) = &mut self.watched else { return };
+        if let Some(ledger) = &mut watched.sampled {
             match sampled::picture(self.process.pid(), ledger, &self.before) {
                 Ok(picture) => {
                     self.sampled_heap = Some(picture);
@@ -376,8 +376,8 @@ impl Target {
             }
             return;
         }
-        let recorded_live_bytes = books.ledger.totals().live_bytes;
-        self.heap = heap::picture(self.process.pid(), &mut books.ledger, &mut books.extents, self.footprint, &self.before, with_owners);
+        let recorded_live_bytes = watched.ledger.totals().live_bytes;
+        self.heap = heap::picture(self.process.pid(), &mut watched.ledger, &mut watched.extents, self.footprint, &self.before, with_owners);
         if let Some(picture) = self.heap.as_ref().filter(|picture| picture.attribution.is_some()) {
             self.moments.at_height(HeapMoment { after_ms, recorded_live_bytes, heap: picture.summary });
         }

@@ -8,9 +8,9 @@ use crate::target::process::read_bounded;
 /// Bytes read of `/proc/PID/limits`: sixteen lines.
 const LIMITS_BYTES_MAX: u64 = 8 << 10;
 
-/// What is known of the danger that an exception passes a probed return.
+/// What is known of the return_probes that an exception passes a probed return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Danger {
+pub struct ReturnProbePolicy {
     /// An allocation of ordinary size may fail.
     pub limited: bool,
     /// The kernel can leave the return of one call unprobed.
@@ -19,7 +19,7 @@ pub struct Danger {
     pub accepted: bool,
 }
 
-impl Danger {
+impl ReturnProbePolicy {
     /// Whether a probe may be put at this site.
     #[must_use]
     pub fn allows(self, site: &SitePlan) -> bool {
@@ -86,12 +86,12 @@ mod tests {
 
     #[test]
     fn what_is_passed_over_is_said_with_its_reason() {
-        let danger = |limited, chooses_returns, accepted| Danger { limited, chooses_returns, accepted };
-        assert_eq!(danger(false, true, false).sentence(6, "libtcmalloc.so.4"), None);
-        assert_eq!(danger(false, false, true).sentence(6, "libtcmalloc.so.4"), None);
-        assert_eq!(danger(true, true, false).sentence(0, "libc.so.6"), None);
-        assert!(danger(true, true, false).sentence(6, "x").is_some_and(|it| it.contains("RLIMIT_AS")));
-        assert!(danger(true, false, true).sentence(6, "x").is_some_and(|it| it.contains("RLIMIT_AS")));
-        assert!(danger(false, false, false).sentence(6, "x").is_some_and(|it| it.contains("--probe-throwing")));
+        let return_probes = |limited, chooses_returns, accepted| ReturnProbePolicy { limited, chooses_returns, accepted };
+        assert_eq!(return_probes(false, true, false).sentence(6, "libtcmalloc.so.4"), None);
+        assert_eq!(return_probes(false, false, true).sentence(6, "libtcmalloc.so.4"), None);
+        assert_eq!(return_probes(true, true, false).sentence(0, "libc.so.6"), None);
+        assert!(return_probes(true, true, false).sentence(6, "x").is_some_and(|it| it.contains("RLIMIT_AS")));
+        assert!(return_probes(true, false, true).sentence(6, "x").is_some_and(|it| it.contains("RLIMIT_AS")));
+        assert!(return_probes(false, false, false).sentence(6, "x").is_some_and(|it| it.contains("--probe-throwing")));
     }
 }

@@ -38,7 +38,7 @@ const KCMP_VM: i32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
     /// It was forked off `parent` and has not run yet.
-    Birth {
+    Contents {
         /// Its parent.
         parent: Pid,
     },
@@ -208,7 +208,7 @@ impl<'a> Tracer<'a> {
         }
         let shares = share_memory(parent, tid);
         let parent = Pid(parent.cast_unsigned());
-        self.stand(tid, if shares { At::BirthInMemory { parent } } else { At::Birth { parent } });
+        self.stand(tid, if shares { At::BirthInMemory { parent } } else { At::Contents { parent } });
     }
 
     fn executed(&mut self, tid: i32) {

@@ -26,9 +26,9 @@ pub enum Purpose {
     During,
 }
 
-/// Whose heap to walk. The image tells one program of a process from the next.
+/// WalkTarget heap to walk. The image tells one program of a process from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Whose {
+pub struct WalkTarget {
     /// Its process.
     pub pid: Pid,
     /// How many images the process had before.
@@ -38,15 +38,15 @@ pub struct Whose {
 /// A walk that was asked for.
 #[derive(Debug, Clone, Copy)]
 struct Request {
-    whose: Whose,
+    whose: WalkTarget,
     purpose: Purpose,
 }
 
 /// A walk that is done.
 #[derive(Debug)]
 pub struct Walked {
-    /// Whose heap it is.
-    pub whose: Whose,
+    /// WalkTarget heap it is.
+    pub whose: WalkTarget,
     /// What for.
     pub purpose: Purpose,
     /// When it began, CLOCK_MONOTONIC ns.
@@ -90,7 +90,7 @@ impl Walker {
     }
 
     /// Asks for a walk. Each process has at most one of each kind under way: the driver sees to that.
-    pub fn ask(&self, whose: Whose, purpose: Purpose) {
+    pub fn ask(&self, whose: WalkTarget, purpose: Purpose) {
         if let Some(requests) = &self.requests
             && requests.send(Request { whose, purpose }).is_err()
         {

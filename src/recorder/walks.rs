@@ -51,7 +51,7 @@ impl Recorder {
     }
 }
 
-/// Takes out of the books what a walk proved free, once the records from before its end are in them: a free that was on its way is no
+/// Takes out of the ledgers what a walk proved free, once the records from before its end are in them: a free that was on its way is no
 /// lost one.
 fn repair(shard: &SharedShard, slot: u16, target: &mut Target) {
     let mut shard = lock(shard);

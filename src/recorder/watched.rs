@@ -101,7 +101,7 @@ impl Watched {
         }
     }
 
-    /// A stack's frame words and why its walk ended, in whichever books count.
+    /// A stack's frame words and why its walk ended, in whichever ledger counts.
     pub fn stack_words(&self, id: StackId) -> (&[u64], u8) {
         match &self.sampled {
             Some(sampled) => sampled.stack_words(id),
@@ -124,7 +124,7 @@ impl Watched {
         }
     }
 
-    /// The ends of spells that were not observed, in whichever books count.
+    /// The ends of spells that were not observed, in whichever ledger counts.
     pub fn gap(&mut self, start_ns: u64, end_ns: u64) {
         match &mut self.sampled {
             Some(sampled) => sampled.gap(start_ns, end_ns),

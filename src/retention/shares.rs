@@ -55,13 +55,13 @@ enum What {
 
 /// The owner or root of a group's blocks, while counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Whose {
+enum Holder {
     /// The owner with this number.
     Owner(u32),
     /// No owner; the root with this number.
-    Place(u32),
+    Root(u32),
     /// None: no pointer was seen.
-    Nobody,
+    None,
 }
 
 /// All blocks in groups.
@@ -80,14 +80,14 @@ impl Shares {
         let owners = owners(holdings, by);
         let mut labels = Labels::default();
         let mut places = Places::default();
-        let mut known: HashMap<(Whose, What), u32> = HashMap::new();
-        let mut keys: Vec<((Whose, What), Sums)> = Vec::new();
+        let mut known: HashMap<(Holder, What), u32> = HashMap::new();
+        let mut keys: Vec<((Holder, What), Sums)> = Vec::new();
         let mut group_of = vec![u32::MAX; holdings.len() as usize];
         for block in (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block)) {
             let whose = match owners.get(block) {
-                Some(owner) => Whose::Owner(owner),
-                None if !holdings.is_reached(block) => Whose::Nobody,
-                None => Whose::Place(places.of(teller, block)),
+                Some(owner) => Holder::Owner(owner),
+                None if !holdings.is_reached(block) => Holder::None,
+                None => Holder::Root(places.of(teller, block)),
             };
             let label = labels.of(teller, firsts.get(block as usize).copied().unwrap_or(0));
             let mut key = (whose, What::Label(label, holdings.blocks.index.size(block)));
@@ -109,28 +109,28 @@ impl Shares {
     }
 
     /// Names the largest groups and sums the others by owner.
-    fn tell(&mut self, teller: &mut Teller<'_>, by: By, keys: Vec<((Whose, What), Sums)>, labels: &Labels, places: &Places) {
+    fn tell(&mut self, teller: &mut Teller<'_>, by: By, keys: Vec<((Holder, What), Sums)>, labels: &Labels, places: &Places) {
         let mut order: Vec<u32> = (0..keys.len() as u32).collect();
         let rank = |group: &u32| keys.get(*group as usize).map(|(key, sums)| (std::cmp::Reverse((sums.by(by), sums.bytes)), *key));
         order.sort_by_key(rank);
         let mut final_of = vec![0u32; keys.len()];
-        let mut told: HashMap<(Whose, What), u32> = HashMap::new();
+        let mut told: HashMap<(Holder, What), u32> = HashMap::new();
         for (rank, &group) in order.iter().enumerate() {
             let Some(&((mut whose, mut what), sums)) = keys.get(group as usize) else { continue };
             if rank >= GROUPS_MAX {
                 what = What::Other;
                 // Blocks without an owner may have many roots.
-                if let Whose::Place(_) = whose {
-                    whose = Whose::Place(u32::MAX);
+                if let Holder::Root(_) = whose {
+                    whose = Holder::Root(u32::MAX);
                 }
             }
             let next = self.groups.len() as u32;
             let place = *told.entry((whose, what)).or_insert(next);
             if place == next {
                 let (root, owner) = match whose {
-                    Whose::Owner(owner) => (teller.root_name(owner), teller.owner_words(owner)),
-                    Whose::Place(place) => (places.name(place), String::new()),
-                    Whose::Nobody => ("nowhere: no pointer was seen".to_owned(), String::new()),
+                    Holder::Owner(owner) => (teller.root_name(owner), teller.owner_words(owner)),
+                    Holder::Root(place) => (places.name(place), String::new()),
+                    Holder::None => ("nowhere: no pointer was seen".to_owned(), String::new()),
                 };
                 let kind = match what {
                     What::Label(label, size) => format!("{}, {size} B", labels.name(label)),

@@ -301,8 +301,8 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     let mut tiers = metrics::governed::families(&lock(&state.governed), &known);
     tiers.extend(metrics::listening::families(&lock(&state.listening), &known));
     tiers.extend(metrics::leaks::families(&lock(&state.leaks), &known, Instant::now()));
-    let beside = metrics::Beside { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
-    let text = metrics::exposition(&snapshot, &beside, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
+    let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
+    let text = metrics::exposition(&snapshot, &own, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

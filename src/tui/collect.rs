@@ -11,7 +11,7 @@ use super::heap::{self, HeapReader};
 use super::sample::{Counted, Errors, Heap, Named, Numbers, Peak, ProcessSample, Sample, StackKey, StackSample};
 use crate::ledger::{LedgerTotals, SampledLedger};
 use crate::profile::Frame;
-use crate::recorder::{Look, Recorder, Watched, stand_in};
+use crate::recorder::{Look, Recorder, Watched, placeholder};
 use crate::symbol::Symbolizer;
 use crate::target::ProcessId;
 use crate::units::StackId;
@@ -43,7 +43,7 @@ struct Seen {
 }
 
 /// A copy of a ledger's figures.
-struct Books {
+struct Figures {
     at: Instant,
     image: u64,
     ledger: LedgerTotals,
@@ -58,7 +58,7 @@ struct Books {
     errors: Option<Errors>,
 }
 
-impl Books {
+impl Figures {
     fn copy(look: &Look<'_>, watched: &Watched) -> Self {
         if let Some(sampled) = &watched.sampled {
             return Self::copy_sampled(look, watched, sampled);
@@ -191,65 +191,65 @@ impl Collector {
 
 impl Seen {
     fn sample(&mut self, look: &Look<'_>, symbolizer: &mut Symbolizer, name_until: Option<Instant>) -> Option<ProcessSample> {
-        let mut books = look.books(|watched| Books::copy(look, watched))?;
-        self.rate(&mut books);
-        let chosen = choose::largest(&books.stacks, choose::STACKS_PER_KEY);
+        let mut figures = look.watched(|watched| Figures::copy(look, watched))?;
+        self.rate(&mut figures);
+        let chosen = choose::largest(&figures.stacks, choose::STACKS_PER_KEY);
         let keys: Vec<StackKey> =
-            chosen.iter().filter_map(|&index| Some(StackKey { image: books.image, id: StackId(u32::try_from(index).ok()?) })).collect();
-        let stand_ins = self.name(look, &keys, &books.stacks, symbolizer, name_until);
+            chosen.iter().filter_map(|&index| Some(StackKey { image: figures.image, id: StackId(u32::try_from(index).ok()?) })).collect();
+        let placeholders = self.name(look, &keys, &figures.stacks, symbolizer, name_until);
         let stacks = keys.iter().zip(&chosen).filter_map(|(&key, &index)| {
-            let named = self.names.get(&key).or_else(|| stand_ins.get(&key)).cloned().unwrap_or_else(Named::not_yet);
-            Some(StackSample { key, numbers: *books.stacks.get(index)?, named })
+            let named = self.names.get(&key).or_else(|| placeholders.get(&key)).cloned().unwrap_or_else(Named::not_yet);
+            Some(StackSample { key, numbers: *figures.stacks.get(index)?, named })
         });
         let stacks = stacks.collect();
 
         let reading = self.heap.read(look.process()).unwrap_or_default();
-        let totals = self.totals(&books);
+        let totals = self.totals(&figures);
         let process = look.process();
         Some(ProcessSample {
             pid: process.pid().0,
             comm: process.comm().to_owned(),
             allocators: look.allocators().to_vec(),
-            end: look.has_ended().then(|| end_words(books.exited)),
+            end: look.has_ended().then(|| end_words(figures.exited)),
             totals,
-            peak: Peak { bytes: books.ledger.peak_bytes, is_estimate: books.errors.is_some() },
+            peak: Peak { bytes: figures.ledger.peak_bytes, is_estimate: figures.errors.is_some() },
             source: look.source(),
-            unknown_frees: books.unknown_frees,
+            unknown_frees: figures.unknown_frees,
             heap: Heap::of(&reading, totals.inuse_bytes, heap::rss_bytes(process)),
-            lossy: books.lossy,
-            doubts: books.doubts,
+            lossy: figures.lossy,
+            doubts: figures.doubts,
             notes: look.notes().to_vec(),
-            stacks_with_value: books.stacks.iter().filter(|stack| !stack.is_zero()).count(),
+            stacks_with_value: figures.stacks.iter().filter(|stack| !stack.is_zero()).count(),
             stacks,
         })
     }
 
     /// Fills in the stacks' rates, and drops the state of an earlier image.
-    fn rate(&mut self, books: &mut Books) {
-        if books.image != self.image {
-            self.image = books.image;
+    fn rate(&mut self, figures: &mut Figures) {
+        if figures.image != self.image {
+            self.image = figures.image;
             self.stacks.clear();
             self.names.clear();
         }
-        let Some(seconds) = self.seconds(books) else { return };
+        let Some(seconds) = self.seconds(figures) else { return };
         let before = self.stacks.iter().copied().chain(std::iter::repeat(Counted::default()));
-        for (stack, before) in books.stacks.iter_mut().zip(before) {
+        for (stack, before) in figures.stacks.iter_mut().zip(before) {
             *stack = stack.with_rates(before, seconds);
         }
     }
 
-    fn totals(&mut self, books: &Books) -> Numbers {
-        let totals = books.totals();
-        let rated = self.seconds(books).map_or(totals, |seconds| totals.with_rates(self.totals, seconds));
-        self.at = Some(books.at);
+    fn totals(&mut self, figures: &Figures) -> Numbers {
+        let totals = figures.totals();
+        let rated = self.seconds(figures).map_or(totals, |seconds| totals.with_rates(self.totals, seconds));
+        self.at = Some(figures.at);
         self.totals = counted(&totals);
         self.stacks.clear();
-        self.stacks.extend(books.stacks.iter().map(counted));
+        self.stacks.extend(figures.stacks.iter().map(counted));
         rated
     }
 
-    fn seconds(&self, books: &Books) -> Option<f64> {
-        self.at.map(|at| books.at.saturating_duration_since(at).as_secs_f64())
+    fn seconds(&self, figures: &Figures) -> Option<f64> {
+        self.at.map(|at| figures.at.saturating_duration_since(at).as_secs_f64())
     }
 
     /// Names the stacks that are not named yet, those that hold most first, until the time is up.
@@ -262,14 +262,14 @@ impl Seen {
         symbolizer: &mut Symbolizer,
         until: Option<Instant>,
     ) -> HashMap<StackKey, Named> {
-        let mut stand_ins = HashMap::new();
+        let mut placeholders = HashMap::new();
         if self.names.len() > NAMES_MAX {
             self.names.clear();
         }
         let held = |key: &StackKey| stacks.get(key.id.0 as usize).map_or(0, |numbers| numbers.inuse_bytes);
         let mut new: Vec<StackKey> = keys.iter().filter(|key| !self.names.contains_key(key)).copied().collect();
         new.sort_by_key(|key| std::cmp::Reverse(held(key)));
-        let words = look.books(|watched| {
+        let words = look.watched(|watched| {
             let words = |key: &StackKey| {
                 let (frames, end) = watched.stack_words(key.id);
                 (*key, frames.to_vec(), end)
@@ -282,13 +282,13 @@ impl Seen {
             }
             if words.is_empty() {
                 // Not stored: its frames may not have arrived yet.
-                stand_ins.insert(key, Named::new(vec![Frame::named(stand_in(key.id))], None));
+                placeholders.insert(key, Named::new(vec![Frame::named(placeholder(key.id))], None));
                 continue;
             }
             let end = End::from_wire(end).filter(|end| *end != End::Complete).map(End::description);
             self.names.insert(key, Named::new(symbolizer.stack(look.space(), &words), end));
         }
-        stand_ins
+        placeholders
     }
 }
 

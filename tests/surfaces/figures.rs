@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fragprof::census::{Census, Level, NotMalloc, WalkQuality};
-use fragprof::metrics::Beside;
+use fragprof::metrics::AgentCounters;
 use fragprof::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
 use fragprof::model::snapshot::{Published, Snapshot};
 use fragprof::model::view::ProcessView;
@@ -100,7 +100,7 @@ fn figures_of_the_surfaces() {
     let snapshot = Snapshot { processes, metrics_processes_max: 200, ..Snapshot::empty(now) };
     let mut text = String::new();
     let spent = best_of(10, || {
-        text = fragprof::metrics::exposition(&snapshot, &Beside::default(), now).unwrap();
+        text = fragprof::metrics::exposition(&snapshot, &AgentCounters::default(), now).unwrap();
     });
     println!(
         "/metrics, 200 processes: {:.1} ms (goal 50), {:.2} MiB (goal 2), {} series",

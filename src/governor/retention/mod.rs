@@ -36,7 +36,7 @@ const MISTAKEN_ONE_IN: u64 = 20;
 
 /// A block that was allocated in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Newborn {
+pub struct ContentSample {
     /// Where it is.
     pub addr: u64,
     /// Bytes requested.
@@ -159,8 +159,8 @@ impl<K> Default for Retention<K> {
 
 impl<K: Copy + Eq + Hash> Retention<K> {
     /// Takes a survivor of a window with its first look. Refused, and counted, if what lies before it is not glibc's.
-    pub fn admit(&mut self, stack: K, newborn: &Newborn, look: &Look, now_ns: u64) {
-        if !look.size.fits(newborn.bytes) || !look.is_in_use() {
+    pub fn admit(&mut self, stack: K, sample: &ContentSample, look: &Look, now_ns: u64) {
+        if !look.size.fits(sample.bytes) || !look.is_in_use() {
             self.refused += 1;
             return;
         }
@@ -169,23 +169,23 @@ impl<K: Copy + Eq + Hash> Retention<K> {
         {
             self.count(&oldest, false);
         }
-        let known = look.known & newborn.known;
+        let known = look.known & sample.known;
         let written = (0..WORDS).filter(|at| known >> at & 1 == 1).fold(0, |written, at| {
             let word = look.words[at];
-            written | u32::from(word != newborn.words[at] && !is_small(word)) << at
+            written | u32::from(word != sample.words[at] && !is_small(word)) << at
         });
         let sample = Sample {
             stack,
-            addr: newborn.addr,
-            bytes: newborn.bytes,
-            born_ns: newborn.born_ns,
+            addr: sample.addr,
+            bytes: sample.bytes,
+            born_ns: sample.born_ns,
             size: look.size.own(),
             first: look.words.map(digest),
             known,
             written,
             same: true,
             looked_ns: now_ns,
-            next_ns: newborn.born_ns.saturating_add(LOOK_AGES_NS[0]),
+            next_ns: sample.born_ns.saturating_add(LOOK_AGES_NS[0]),
         };
         self.count(&sample, true);
         self.due_ns = self.due_ns.min(sample.next_ns);

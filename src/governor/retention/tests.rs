@@ -157,7 +157,7 @@ fn run(sites: &[Site], seconds: u64, seed: u64) -> Outcome {
             heap.release(slot);
         }
         let in_window = now_ns == window_ns;
-        let mut newborns: Vec<(usize, usize, u64, Newborn)> = Vec::new();
+        let mut samples: Vec<(usize, usize, u64, ContentSample)> = Vec::new();
         for (index, site) in sites.iter().enumerate() {
             let phase_s = (now_ns as f64 / 1e9) % site.burst_s;
             if site.burst_s > 0.0 && phase_s > site.burst_s / 10.0 {
@@ -179,7 +179,12 @@ fn run(sites: &[Site], seconds: u64, seed: u64) -> Outcome {
                     rewritten.push((slot, number));
                 }
                 if in_window && end_ns > now_ns + STEP_NS {
-                    newborns.push((index, slot, number, Newborn { addr: Heap::addr(slot), bytes: BYTES, born_ns: now_ns, words, known }));
+                    samples.push((
+                        index,
+                        slot,
+                        number,
+                        ContentSample { addr: Heap::addr(slot), bytes: BYTES, born_ns: now_ns, words, known },
+                    ));
                 }
             }
         }
@@ -187,10 +192,10 @@ fn run(sites: &[Site], seconds: u64, seed: u64) -> Outcome {
         for (slot, _) in &rewritten {
             heap.write(*slot, Content::Rewritten, &mut random);
         }
-        for _ in 0..newborns.len().min(OF_WINDOW_MAX) {
-            let (index, slot, number, newborn) = newborns.swap_remove(random.bits() as usize % newborns.len());
-            sampled.insert((newborn.addr, now_ns), number);
-            retention.admit(index, &newborn, &heap.look(slot), now_ns);
+        for _ in 0..samples.len().min(OF_WINDOW_MAX) {
+            let (index, slot, number, sample) = samples.swap_remove(random.bits() as usize % samples.len());
+            sampled.insert((sample.addr, now_ns), number);
+            retention.admit(index, &sample, &heap.look(slot), now_ns);
         }
         retention.look(now_ns, false, |place| Some(heap.look(((place.addr - BASE) / CHUNK) as usize)));
     }
@@ -273,9 +278,9 @@ fn a_storm_of_sites_that_take_over_each_others_blocks_is_told_apart() {
     assert_eq!((flagged[..16].iter().sum::<u32>(), flagged[16]), (0, 4));
 }
 
-fn newborn(born_ns: u64) -> Newborn {
+fn sample(born_ns: u64) -> ContentSample {
     let words = std::array::from_fn(|at| at as u64);
-    Newborn { addr: 0x5555_0010, bytes: BYTES, born_ns, words, known: 0xc0ff }
+    ContentSample { addr: 0x5555_0010, bytes: BYTES, born_ns, words, known: 0xc0ff }
 }
 
 fn look_of(words: [u64; WORDS]) -> Look {
@@ -295,7 +300,7 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
         ("in a cache", linked, false),
     ] {
         let mut retention = Retention::default();
-        retention.admit(1, &newborn(0), &good, 0);
+        retention.admit(1, &sample(0), &good, 0);
         retention.look(S, true, |_| Some(look));
         assert_eq!(retention.verdicts().next().unwrap().same, same, "{name}");
         // Dead once is dead.
@@ -308,7 +313,7 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
 fn a_chunk_that_is_not_glibcs_is_refused_and_counted() {
     let mut retention = Retention::default();
     let look = Look { size: SizeField(0), ..look_of([7; WORDS]) };
-    retention.admit(1, &newborn(0), &look, 0);
+    retention.admit(1, &sample(0), &look, 0);
     assert_eq!((retention.verdicts().count(), retention.refused()), (0, 1));
 }
 
@@ -317,7 +322,7 @@ fn the_oldest_goes_when_there_are_too_many_and_its_words_are_forgotten() {
     let mut retention = Retention::default();
     for i in 0..SAMPLES_MAX as u64 + 100 {
         let words = std::array::from_fn(|at| (((i << 8) | at as u64) + 1) << 20);
-        retention.admit(1, &newborn(i), &look_of(words), i);
+        retention.admit(1, &sample(i), &look_of(words), i);
     }
     assert_eq!(retention.samples.len(), SAMPLES_MAX);
     assert_eq!(retention.holders.len(), SAMPLES_MAX * 10);

@@ -15,7 +15,7 @@ const SMALL: u64 = 1 << 16;
 const LINK_DISTANCE_MAX: u64 = 1 << 40;
 
 /// Place of each word in a block of so many bytes, in bytes from its start: the first eight, six spread over what lies between, the last
-/// two. As `fp_send_birth` in bpf/alloc.bpf.h reads them.
+/// two. As `fp_send_contents` in bpf/alloc.bpf.h reads them.
 #[must_use]
 pub fn places(bytes: u64) -> [Option<u64>; WORDS] {
     let words = bytes / 8;

@@ -20,13 +20,13 @@ const LOSSES: [bpf::Counter; 10] = [
     bpf::Counter::NoWalkState,
     bpf::Counter::NotFollowed,
     bpf::Counter::UnknownSite,
-    bpf::Counter::LostBirth,
+    bpf::Counter::LostContents,
 ];
 
 /// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.
 const OPEN_CALLS_MAX: u64 = 1024;
 
-/// What was put right in the books, by kind.
+/// What was put right in the ledger, by kind.
 pub fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
     let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
     vec![
@@ -67,7 +67,7 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
     losses.push(Counter::new(
         "children_without_books",
         inherited_refused,
-        "children whose parent had too many blocks to copy its books: what they inherited is unattributed",
+        "children whose parent had too many blocks to copy its watched: what they inherited is unattributed",
     ));
     losses
 }
@@ -118,12 +118,12 @@ pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> 
 }
 
 /// What a reader must know before believing a number of this process.
-pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
-    if let Some(sampled) = &books.sampled {
-        return sampled_doubts(loss, books, sampled);
+pub fn doubts(loss: TargetLoss, watched: &Watched) -> Vec<String> {
+    if let Some(sampled) = &watched.sampled {
+        return sampled_doubts(loss, watched, sampled);
     }
-    let stats = books.ledger.stats();
-    let totals = books.ledger.totals();
+    let stats = watched.ledger.stats();
+    let totals = watched.ledger.totals();
     let mut doubts = Vec::new();
     let mut doubt = |count: u64, text: String| {
         if count > 0 {
@@ -156,12 +156,12 @@ pub fn doubts(loss: TargetLoss, books: &Watched) -> Vec<String> {
     );
     doubt(stats.stacks_refused, format!("{} beyond the limit are summed in one row", counted(stats.stacks_refused, "stack")));
     doubt(stats.stacks_undefined, format!("{} were lost: their allocations are in one row", counted(stats.stacks_undefined, "stack")));
-    doubt(books.past_dropped, format!("{} before earlier execs are not in the profile", counted(books.past_dropped, "image")));
+    doubt(watched.past_dropped, format!("{} before earlier execs are not in the profile", counted(watched.past_dropped, "image")));
     doubts
 }
 
 /// What a reader must know before believing an estimate of this process.
-fn sampled_doubts(loss: TargetLoss, books: &Watched, ledger: &SampledLedger) -> Vec<String> {
+fn sampled_doubts(loss: TargetLoss, watched: &Watched, ledger: &SampledLedger) -> Vec<String> {
     let stats = ledger.stats();
     let mut doubts = Vec::new();
     let mut doubt = |count: u64, text: String| {
@@ -187,6 +187,6 @@ fn sampled_doubts(loss: TargetLoss, books: &Watched, ledger: &SampledLedger) -> 
     let (refused, undefined) = ledger.stacks_missing();
     doubt(refused, format!("{refused} stacks beyond the limit are summed in one row"));
     doubt(undefined, format!("{undefined} stacks were lost: their allocations are in one row"));
-    doubt(books.past_dropped, format!("{} images before earlier execs are not in the profile", books.past_dropped));
+    doubt(watched.past_dropped, format!("{} images before earlier execs are not in the profile", watched.past_dropped));
     doubts
 }

@@ -1,7 +1,7 @@
 //! Processes whose own emitter is the source: rows of estimates with their errors.
 
 use super::losses::doubts;
-use super::stand_in;
+use super::placeholder;
 use crate::ledger::{Estimate, SampledLedger, SampledStack};
 use crate::probe::emitter::Emitter;
 use crate::profile::{BEFORE_ATTACH, Frame, PowerCounts, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
@@ -27,7 +27,7 @@ pub const SAMPLED_KINDS: [ValueKind; 6] = [
 pub const JOINED_KINDS: [ValueKind; 2] = [ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
 /// A process whose own emitter is the source.
-pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, books: &Watched, ledger: &SampledLedger) {
+pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, watched: &Watched, ledger: &SampledLedger) {
     let pid = target.process.pid().0;
     let totals = ledger.totals();
     profile.meta.processes.push(meta::Process {
@@ -36,7 +36,7 @@ pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, t
         container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
         lossy: ledger.is_lossy(),
-        unobserved_us: Some(books.past_sampled.iter().chain([ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
+        unobserved_us: Some(watched.past_sampled.iter().chain([ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
         peak_inuse_bytes: Some(totals.peak_bytes.rounded()),
         heap: target.sampled_heap.as_ref().map(|heap| heap.summary),
         source: target.source_words(),
@@ -48,8 +48,8 @@ pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, t
         ..meta::Process::default()
     });
     profile.meta.notes.extend(target.notes.iter().map(|note| format!("process {pid}: {note}")));
-    profile.meta.doubts.extend(doubts(target.loss(), books).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
-    for past in &books.past_sampled {
+    profile.meta.doubts.extend(doubts(target.loss(), watched).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
+    for past in &watched.past_sampled {
         add_sampled(profile, symbolizer, target, past, |row, view| {
             row.set(ValueKind::AllocObjects, view.allocations);
             row.set(ValueKind::AllocSpace, view.allocated_bytes);
@@ -152,7 +152,7 @@ fn add_sampled(
         let mut row = Row::default();
         fill(&mut row, &view);
         if view.frames.is_empty() {
-            row.add_to(profile, pid, &[Frame::named(stand_in(view.id))], None);
+            row.add_to(profile, pid, &[Frame::named(placeholder(view.id))], None);
             continue;
         }
         let frames = symbolizer.stack(&target.space, view.frames);

@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use super::books::{LargeBook, lock};
 use super::builds::{KnownSites, find_now};
+use super::state::{LargeState, lock};
 use super::target::{Tools, is_lossy, spent};
 use crate::allocator::Allocator;
 use crate::allocator::functions::{Family, find as find_function};
@@ -28,7 +28,7 @@ use crate::units::{Pid, grouped};
 const AROUND_S: f64 = 0.001;
 /// Seconds after which probes that could not be attached are tried again.
 const RETRY_S: f64 = 60.0;
-/// Large blocks that books are kept of: 32 bytes each at most, so 32 MiB a process.
+/// Large blocks that a ledger is kept of: 32 bytes each at most, so 32 MiB a process.
 const LIVE_MAX: u64 = 1 << 20;
 /// Linux allows arguments and environment three quarters of an 8 MiB stack (fs/exec.c, bprm_stack_limits).
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
@@ -36,7 +36,7 @@ const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
 const SEEN_AT_SITES: [&str; 5] = ["malloc", "calloc", "free", "cfree", "reallocarray"];
 
 /// The process that they are in.
-pub struct Whose {
+pub struct Owner {
     pub pid: Pid,
     /// Its slot as a target.
     pub slot: Slot,
@@ -91,7 +91,7 @@ enum State {
     /// Not before this time, in seconds of the driver's clock.
     Out(f64),
     In(In),
-    /// The process is let go of; what is in its book is what was known then.
+    /// The process is let go of; what is in its state is what was known then.
     Ended,
 }
 
@@ -179,7 +179,7 @@ impl Large {
         matches!(self.state, State::In(_))
     }
 
-    /// Whether what the book says of large blocks may be told: they are in after a trial, or were to the end.
+    /// Whether what the ledger says of large blocks may be told: they are in after a trial, or were to the end.
     pub fn tells(&self) -> bool {
         match self.state {
             State::In(_) => self.pace.is_kept(),
@@ -210,7 +210,7 @@ impl Large {
     }
 
     /// Does what is due; seconds that the process is estimated to have lost meanwhile. `full`: it is traced in full now.
-    pub fn advance(&mut self, tools: &Tools<'_>, whose: &Whose, full: bool) -> f64 {
+    pub fn advance(&mut self, tools: &Tools<'_>, whose: &Owner, full: bool) -> f64 {
         let tail_s = self.tail_s(tools);
         let lost_s = match std::mem::replace(&mut self.state, State::Ended) {
             State::Out(until_s) if !full && tools.now_s >= until_s && matches!(self.place, Place::At(_)) => self.begin(tools, whose),
@@ -232,7 +232,7 @@ impl Large {
         lost_s
     }
 
-    fn begin(&mut self, tools: &Tools<'_>, whose: &Whose) -> f64 {
+    fn begin(&mut self, tools: &Tools<'_>, whose: &Owner) -> f64 {
         self.state = State::Out(tools.now_s + RETRY_S);
         let Place::At(file) = &self.place else { return 0.0 };
         let flags = TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED);
@@ -249,7 +249,7 @@ impl Large {
         };
         let (hits, loss) = (tools.capture.hits(slot), tools.capture.loss(slot));
         let now_ns = monotonic_ns();
-        lock(tools.books).begin_large(whose.slot.index, LargeBook::new(slot, now_ns));
+        lock(tools.states).begin_large(whose.slot.index, LargeState::new(slot, now_ns));
         tools.capture.open_beside(slot, self.pace.quota(), u64::MAX);
         self.trials += 1;
         self.since_s = tools.now_s - whose.began_s;
@@ -269,10 +269,10 @@ impl Large {
         }
         let lost_s = tools.costs.spent_s(spent(hits).since(spent(probes.hits)));
         self.lost_s += lost_s;
-        let (live, large) = lock(tools.books)
+        let (live, large) = lock(tools.states)
             .of
             .get(&owner.index)
-            .and_then(|book| book.large.as_ref())
+            .and_then(|state| state.large.as_ref())
             .map_or((0, 0), |large| (large.live(), large.calls()));
         let hits_here = spent(hits).since(spent(probes.hits)).hits();
         self.passed = Some(Passed { hits: hits_here, large: large - probes.large, seconds: open_s });
@@ -306,7 +306,7 @@ impl Large {
         if let Some(slot) = self.slot {
             tools.capture.switch(slot, false);
         }
-        self.dropped += lock(tools.books).end_large(owner.index).map_or(0, |book| book.live());
+        self.dropped += lock(tools.states).end_large(owner.index).map_or(0, |state| state.live());
         let ticket = tools.reaper.take_out(attached);
         self.tail = self.slot.map(|slot| (tools.capture.hits(slot), tools.now_s, ticket));
         self.left = Some(why);
@@ -315,11 +315,11 @@ impl Large {
         self.state = State::Out(tools.now_s + self.pace.left(why));
     }
 
-    /// Takes them out at the process's end or the recording's. Whether what is in the book stays true: once the ring is read, it is all
+    /// Takes them out at the process's end or the recording's. Whether what is in the ledger stays true: once the ring is read, it is all
     /// that was known at this moment.
     pub fn stop(&mut self, tools: &Tools<'_>, owner: Slot) -> bool {
         let State::In(probes) = std::mem::replace(&mut self.state, State::Ended) else {
-            drop(lock(tools.books).end_large(owner.index));
+            drop(lock(tools.states).end_large(owner.index));
             return false;
         };
         let Some(slot) = self.slot else { return false };
@@ -331,7 +331,7 @@ impl Large {
         if !whole {
             self.left = Some(if hits.closed_ns.is_some() { Left::Burst } else { Left::Lossy });
             self.times_left += 1;
-            self.dropped += lock(tools.books).end_large(owner.index).map_or(0, |book| book.live());
+            self.dropped += lock(tools.states).end_large(owner.index).map_or(0, |state| state.live());
         }
         whole
     }
@@ -346,7 +346,7 @@ impl Large {
     }
 }
 
-/// The glibc that serves a process's large blocks, or why there is none whose books could be kept.
+/// The glibc that serves a process's large blocks, or why there is none of which a ledger could be kept.
 fn glibc_of<'a>(process: &Process, plan: &'a Plan) -> Result<&'a FilePlan, String> {
     let is_other = |allocator: Allocator| !matches!(allocator, Allocator::Glibc | Allocator::Other);
     if let Some(other) = plan.files.iter().find(|file| is_other(file.allocator)) {
@@ -403,7 +403,7 @@ fn raised_in(environment: &[u8]) -> Option<u64> {
     values.map(|value| number(value).unwrap_or(u64::MAX)).find(|&bytes| bytes >= SEEN_FROM_BYTES)
 }
 
-impl LargeBook {
+impl LargeState {
     /// Of a process from this moment on (CLOCK_MONOTONIC ns).
     pub fn new(slot: Slot, since_ns: u64) -> Self {
         Self { slot, since_ns, ledger: Ledger::new(since_ns, crate::ledger::StackLimits::default()) }

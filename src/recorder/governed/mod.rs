@@ -1,7 +1,7 @@
 //! Watching processes under a budget: opens and closes their windows, gathers what they tell, and makes profiles of it.
 //!
 //! ```text
-//!            ┌── ring thread: BookSink → Books ──┐
+//!            ┌── ring thread: StateSink → ProcessStates ──┐
 //! Capture ───┤                                   ├──→ Estimator → Profile
 //!            └── driver (step): Target.advance ──┘
 //!                    ├── detach thread: takes probes out, 90 ms each
@@ -10,13 +10,13 @@
 //!
 //! Between windows no probe is in a target, but for those that only large blocks pass, while they fit the budget ([`large`]). The rare events (growth of the heap, first touches of its pages) come from tracepoints.
 
-mod books;
 mod builds;
 mod calibrate;
 mod large;
 mod looks;
 pub mod processor_time;
 mod profile;
+mod state;
 
 mod sink;
 mod status;
@@ -30,10 +30,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::reaper::Reaper;
-use books::{Book, SharedBooks, lock};
 use builds::KnownSites;
 pub use large::large_places;
-use sink::{BookSink, Notice};
+use sink::{Notice, StateSink};
+use state::{ProcessState, SharedStates, lock};
 pub use status::{LargeStatus, Status};
 use target::{Target, Tools};
 
@@ -88,7 +88,7 @@ pub struct Options {
     pub tables_bytes: u64,
     /// Shortest time that a window of one target may stand for, in seconds.
     pub period_min_s: f64,
-    /// Keep the books of large blocks all the time, where the allocator has places that only they pass and the budget allows it.
+    /// Keep a ledger of large blocks all the time, where the allocator has places that only they pass and the budget allows it.
     pub large_blocks: bool,
     /// Folder that keeps the places found in C libraries between runs; `None` = none does.
     pub sites_store: Option<PathBuf>,
@@ -121,7 +121,7 @@ pub struct Governed {
     options: Options,
     costs: HitCosts,
     uncalibrated: Option<String>,
-    books: SharedBooks,
+    states: SharedStates,
     notices: Receiver<Notice>,
     notices_lost: Arc<AtomicU64>,
     notices_lost_seen: u64,
@@ -157,8 +157,8 @@ impl Governed {
         }
         let (sender, notices) = sync_channel(NOTICES_MAX);
         let notices_lost = Arc::<AtomicU64>::default();
-        let books = SharedBooks::default();
-        let sink = BookSink::new(Arc::clone(&books), sender, Arc::clone(&notices_lost));
+        let states = SharedStates::default();
+        let sink = StateSink::new(Arc::clone(&states), sender, Arc::clone(&notices_lost));
         let ring = session.capture.open_ring(options.ring_bytes.unwrap_or(capture::RING_BYTES), Box::new(sink))?;
         let reaper = Reaper::start(1).map_err(capture::Error::Thread)?;
         let mut planner = Planner::new(Features::of_host().emulation());
@@ -177,7 +177,7 @@ impl Governed {
             options,
             costs,
             uncalibrated,
-            books,
+            states,
             notices,
             notices_lost,
             notices_lost_seen: 0,
@@ -213,7 +213,7 @@ impl Governed {
         let flags = bpf::TARGET_VM | bpf::TARGET_STACKS | bpf::TARGET_GOVERNED | bpf::TARGET_GROWTH;
         let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
-        lock(&self.books).of.insert(slot.index, Book::new(slot, &mappings, heap, monotonic_ns()));
+        lock(&self.states).of.insert(slot.index, ProcessState::new(slot, &mappings, heap, monotonic_ns()));
         let mut target = Target::new(process, slot, budget, &self.tools(), self.options.large_blocks);
         if let Err(error) = target.look(&self.session, &mut self.planner, &mut self.known_sites) {
             self.forget(target);
@@ -266,9 +266,9 @@ impl Governed {
     pub fn set_heap(&self, pid: Pid, heap: HeapBytes) {
         let slot = self.targets.iter().find(|(_, target)| target.pid() == pid).map(|(slot, _)| *slot);
         if let Some(slot) = slot
-            && let Some(book) = lock(&self.books).of.get_mut(&slot)
+            && let Some(state) = lock(&self.states).of.get_mut(&slot)
         {
-            book.set_heap(heap);
+            state.set_heap(heap);
         }
     }
 
@@ -289,8 +289,8 @@ impl Governed {
     /// How each process is being watched.
     #[must_use]
     pub fn status(&self) -> Vec<Status> {
-        let books = lock(&self.books);
-        self.targets.iter().map(|(slot, target)| Status::of(target, books.of.get(slot), &self.session.capture)).collect()
+        let states = lock(&self.states);
+        self.targets.iter().map(|(slot, target)| Status::of(target, states.of.get(slot), &self.session.capture)).collect()
     }
 
     /// Opens, closes and accounts for what is due, for up to `wait`. Returns whether any watched process is left.
@@ -320,7 +320,7 @@ impl Governed {
             let tools = Tools {
                 capture: &self.session.capture,
                 ring: &self.ring,
-                books: &self.books,
+                states: &self.states,
                 reaper: &self.reaper,
                 costs: self.costs,
                 now_s,
@@ -356,8 +356,8 @@ impl Governed {
         if self.options.own_census {
             for (slot, target) in &self.targets {
                 let heap = heap::bytes(target.pid());
-                if let Some(book) = lock(&self.books).of.get_mut(slot) {
-                    book.set_heap(heap);
+                if let Some(state) = lock(&self.states).of.get_mut(slot) {
+                    state.set_heap(heap);
                 }
             }
         }
@@ -406,8 +406,8 @@ impl Governed {
     fn retire(&mut self, slot: u16) {
         let Some(mut target) = self.targets.remove(&slot) else { return };
         target.stop(&self.tools(), true);
-        let book = self.forget_kernel_side(&mut target);
-        target.ended(self.now_s(), book);
+        let state = self.forget_kernel_side(&mut target);
+        target.ended(self.now_s(), state);
         self.ended.push(target);
         if self.ended.len() > ENDED_MAX {
             self.ended.remove(0);
@@ -419,21 +419,21 @@ impl Governed {
         drop(self.forget_kernel_side(&mut target));
     }
 
-    fn forget_kernel_side(&mut self, target: &mut Target) -> Option<Book> {
+    fn forget_kernel_side(&mut self, target: &mut Target) -> Option<ProcessState> {
         self.looked.remove(&target.slot.index);
         self.share_the_reaper();
         if let Err(error) = self.session.capture.remove_target(target.pid(), target.slot) {
             tracing::warn!("{error}");
         }
         target.large.forget(&self.session.capture, target.process.pid());
-        lock(&self.books).close(target.slot.index)
+        lock(&self.states).close(target.slot.index)
     }
 
     fn tools(&self) -> Tools<'_> {
         Tools {
             capture: &self.session.capture,
             ring: &self.ring,
-            books: &self.books,
+            states: &self.states,
             reaper: &self.reaper,
             costs: self.costs,
             now_s: self.now_s(),
@@ -466,8 +466,14 @@ impl Governed {
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
         let now_s = self.now_s();
-        let tools =
-            Tools { capture: &self.session.capture, ring: &self.ring, books: &self.books, reaper: &self.reaper, costs: self.costs, now_s };
+        let tools = Tools {
+            capture: &self.session.capture,
+            ring: &self.ring,
+            states: &self.states,
+            reaper: &self.reaper,
+            costs: self.costs,
+            now_s,
+        };
         let wanted = |target: &Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
         for target in self.targets.values_mut().filter(|target| wanted(target)) {
             // A burst may have closed them since the last step.
@@ -491,29 +497,29 @@ impl Governed {
             notes: self.notes.clone(),
             now_s,
         };
-        let mut books = lock(&self.books);
-        let mut rows: Vec<(&Target, &mut Book)> = Vec::new();
-        let mut by_slot: BTreeMap<u16, &mut Book> = books.of.iter_mut().map(|(slot, book)| (*slot, book)).collect();
+        let mut states = lock(&self.states);
+        let mut rows: Vec<(&Target, &mut ProcessState)> = Vec::new();
+        let mut by_slot: BTreeMap<u16, &mut ProcessState> = states.of.iter_mut().map(|(slot, state)| (*slot, state)).collect();
         for (slot, target) in self.targets.iter_mut().filter(|(_, target)| wanted(target)) {
-            if let Some(book) = by_slot.remove(slot) {
-                rows.push((target, book));
+            if let Some(state) = by_slot.remove(slot) {
+                rows.push((target, state));
             }
         }
-        let mut ended_books: Vec<(usize, Book)> = Vec::new();
+        let mut ended_states: Vec<(usize, ProcessState)> = Vec::new();
         for (index, target) in self.ended.iter_mut().enumerate() {
             if wanted(target)
-                && let Some(book) = target.book.take()
+                && let Some(state) = target.last_state.take()
             {
-                ended_books.push((index, book));
+                ended_states.push((index, state));
             }
         }
-        for (index, book) in &mut ended_books {
-            rows.push((&self.ended[*index], book));
+        for (index, state) in &mut ended_states {
+            rows.push((&self.ended[*index], state));
         }
         let profile = self.session.name(|symbolizer| profile::build(&facts, symbolizer, &mut rows));
         drop(rows);
-        for (index, book) in ended_books {
-            self.ended[index].book = Some(book);
+        for (index, state) in ended_states {
+            self.ended[index].last_state = Some(state);
         }
         profile
     }
@@ -526,7 +532,7 @@ impl Governed {
             if let Some(mut target) = self.targets.remove(&slot) {
                 target.stop(&self.tools(), true);
                 if self.options.own_census {
-                    target.look_at_the_heap(lock(&self.books).of.get_mut(&slot));
+                    target.look_at_the_heap(lock(&self.states).of.get_mut(&slot));
                 }
                 self.targets.insert(slot, target);
             }

@@ -1,10 +1,10 @@
-//! From windows and books to a profile.
+//! From windows and process states to a profile.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::books::Book;
+use super::state::ProcessState;
 use super::target::Target;
 use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
@@ -17,14 +17,14 @@ use crate::profile::{
     Counter, Frame, Governed, HeapMoment, KindSet, LargeBlocks, Metadata, Mode, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values,
     meta,
 };
-use crate::recorder::build::{add_others, losses, lost_by_the_kernel, stack_ends, stand_in, unaccounted_so_far};
+use crate::recorder::build::{add_others, losses, lost_by_the_kernel, placeholder, stack_ends, unaccounted_so_far};
 use crate::recorder::monotonic_ns;
 use crate::symbol::Symbolizer;
 use crate::target::container::Container;
 use crate::units::StackId;
 use crate::unwind::End;
 
-/// What the driver knows beside the books.
+/// What the driver knows besides the ledgers.
 pub struct Facts {
     pub started_at: SystemTime,
     pub counters: Counters,
@@ -60,17 +60,17 @@ const KEPT: [ValueKind; 3] = [ValueKind::SampledObjects, ValueKind::InformativeO
 /// What is known of large blocks, where each of them is seen.
 const LARGE: [ValueKind; 2] = [ValueKind::LargeObjects, ValueKind::LargeSpace];
 
-/// What is known by a census that is joined with the books of a full trace.
+/// What is known by a census that is joined with the ledger of a full trace.
 const JOINED: [ValueKind; 4] = [ValueKind::LiveObjects, ValueKind::LiveSpace, ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
 /// A stack's values with their errors.
 type Row = (Values, StandardErrors);
 
-/// The profile of some processes with their books.
-pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &mut Book)]) -> Profile {
+/// The profile of some processes with their states.
+pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &mut ProcessState)]) -> Profile {
     let watched_s = rows.iter().map(|(target, _)| target.watched_s(facts.now_s)).fold(0.0, f64::max);
-    let age = rows.iter().map(|(target, book)| age_of(&so_far(target, book))).min().unwrap_or(0);
-    let live = !rows.is_empty() && rows.iter().all(|(target, book)| target.full_since_s.is_some() && book.live.is_some());
+    let age = rows.iter().map(|(target, state)| age_of(&so_far(target, state))).min().unwrap_or(0);
+    let live = !rows.is_empty() && rows.iter().all(|(target, state)| target.full_since_s.is_some() && state.live.is_some());
     let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks);
     let began_s = rows.iter().map(|(target, _)| target.began_s()).reduce(f64::min).unwrap_or(0.0);
     let started_at = facts.started_at + Duration::from_secs_f64(began_s.max(0.0));
@@ -86,7 +86,7 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
                 .to_owned(),
         );
     }
-    if rows.iter().any(|(target, book)| tells_of_large(target, book)) {
+    if rows.iter().any(|(target, state)| tells_of_large(target, state)) {
         metadata.kinds = LARGE.into_iter().fold(metadata.kinds, KindSet::with);
         metadata.limits.push(format!(
             "live bytes of large blocks are those of blocks from {SEEN_FROM_BYTES} bytes on that were handed out since each of them is seen, by \
@@ -94,8 +94,8 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
         ));
     }
     let mut profile = Profile::new(metadata);
-    for (target, book) in rows {
-        add_process(&mut profile, symbolizer, facts, target, book, age);
+    for (target, state) in rows {
+        add_process(&mut profile, symbolizer, facts, target, state, age);
     }
     profile
 }
@@ -158,9 +158,9 @@ fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, l
     }
 }
 
-fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts, target: &Target, book: &mut Book, age: usize) {
+fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts, target: &Target, state: &mut ProcessState, age: usize) {
     let pid = target.pid().0;
-    let estimator = so_far(target, book).into_owned();
+    let estimator = so_far(target, state).into_owned();
     let counts = *estimator.counts();
     let watched_s = target.watched_s(facts.now_s);
     let clock_s = (watched_s - counts.full_s).max(0.0);
@@ -193,7 +193,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         total_stderr: total_errors(&estimates, age),
         allocations_seen: counts.allocations,
         effective_windows: estimator.effective_windows(age + 1),
-        large_blocks: Some(large_blocks(target, book, watched_s)),
+        large_blocks: Some(large_blocks(target, state, watched_s)),
     });
     if let Some(doubt) = nothing_seen(pid, &estimator, target.own_s) {
         profile.meta.doubts.push(doubt);
@@ -222,20 +222,20 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
             .notes
             .push(format!("process {pid}: {late} windows ended before their blocks could be looked at: this machine is busy"));
     }
-    if target.knows_blocks && target.full_since_s.is_none() && book.live_bytes.is_none() {
+    if target.knows_blocks && target.full_since_s.is_none() && state.live_bytes.is_none() {
         profile
             .meta
             .notes
             .push(format!("process {pid}: no census told the heap's live bytes: what is left beside the confirmed is not known"));
     }
-    if book.growth.unknown_bytes > 0 {
+    if state.growth.unknown_bytes > 0 {
         profile
             .meta
             .notes
-            .push(format!("process {pid}: the heap grew by {} bytes while no census told its free bytes", book.growth.unknown_bytes));
+            .push(format!("process {pid}: the heap grew by {} bytes while no census told its free bytes", state.growth.unknown_bytes));
     }
-    let mut rows = rows(target, book, &estimates, age);
-    for view in book.stacks.stacks() {
+    let mut rows = rows(target, state, &estimates, age);
+    for view in state.stacks.stacks() {
         if let Some(row) = rows.remove(&view.id) {
             add_stack(profile, symbolizer, target, pid, &view, &row);
         }
@@ -284,7 +284,7 @@ fn tier(target: &Target) -> &'static str {
 
 fn add_stack(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, pid: u32, view: &StackView<'_>, (values, errors): &Row) {
     if view.frames.is_empty() {
-        profile.add_estimate(pid, &[Frame::named(stand_in(view.id))], None, values, errors);
+        profile.add_estimate(pid, &[Frame::named(placeholder(view.id))], None, values, errors);
         return;
     }
     let frames = symbolizer.stack(&target.space, view.frames);
@@ -293,7 +293,7 @@ fn add_stack(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target
 }
 
 /// The values of each stack, `StackId::MAX` for those beyond the limits.
-fn rows(target: &Target, book: &mut Book, estimates: &Estimates<StackId>, age: usize) -> HashMap<StackId, Row> {
+fn rows(target: &Target, state: &mut ProcessState, estimates: &Estimates<StackId>, age: usize) -> HashMap<StackId, Row> {
     let mut rows: HashMap<StackId, Row> = HashMap::new();
     let is_bound = estimates.bound.is_some();
     let mut sum = Values::default();
@@ -312,10 +312,10 @@ fn rows(target: &Target, book: &mut Book, estimates: &Estimates<StackId>, age: u
             rest.0.set(kind, rest.0.get(kind).saturating_add(total.get(kind).saturating_sub(sum.get(kind))));
         }
     }
-    for (stack, bytes) in book.growth.bytes.iter() {
+    for (stack, bytes) in state.growth.bytes.iter() {
         rows.entry(stack).or_default().0.add(&Values::default().with(ValueKind::GrowthSpace, bytes));
     }
-    for (stack, bytes) in book.touched.iter() {
+    for (stack, bytes) in state.touched.iter() {
         // Each recorded touch stands for the interval: its count is Poisson's.
         let unit = super::TOUCH_INTERVAL * PAGE_BYTES;
         let error = (bytes as f64 * unit as f64).sqrt().round() as u64;
@@ -324,11 +324,11 @@ fn rows(target: &Target, book: &mut Book, estimates: &Estimates<StackId>, age: u
         row.1.add(&StandardErrors::default().with(ValueKind::TouchedSpace, error));
     }
     if target.full_since_s.is_some()
-        && let Some(live) = &mut book.live
+        && let Some(live) = &mut state.live
     {
         live.settle();
         for view in live.stacks() {
-            let id = book.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
+            let id = state.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
             let mut values =
                 Values::default().with(ValueKind::InuseObjects, view.totals.live).with(ValueKind::InuseSpace, view.totals.live_bytes);
             if let Some(owned) = target.joined.as_ref().map(|heap| &heap.owned) {
@@ -340,31 +340,31 @@ fn rows(target: &Target, book: &mut Book, estimates: &Estimates<StackId>, age: u
             rows.entry(id).or_default().0.add(&values);
         }
     }
-    if tells_of_large(target, book) {
-        add_large(&mut rows, target, book);
+    if tells_of_large(target, state) {
+        add_large(&mut rows, target, state);
     }
     if tells_of_kept(target) {
-        add_kept(&mut rows, target, book);
+        add_kept(&mut rows, target, state);
     }
     rows.retain(|_, (values, _)| !values.is_zero());
     rows
 }
 
 /// Whether each of its large blocks is known since some moment.
-fn tells_of_large(target: &Target, book: &Book) -> bool {
-    target.large.tells() && book.large.is_some()
+fn tells_of_large(target: &Target, state: &ProcessState) -> bool {
+    target.large.tells() && state.large.is_some()
 }
 
 /// How its large blocks were watched.
-fn large_blocks(target: &Target, book: &mut Book, watched_s: f64) -> LargeBlocks {
+fn large_blocks(target: &Target, state: &mut ProcessState, watched_s: f64) -> LargeBlocks {
     let large = &target.large;
-    let (state, reason) = match target.full_since_s {
+    let (tracing, reason) = match target.full_since_s {
         // A full trace tells of them too.
         Some(_) => ("none", String::new()),
         None => large.words(),
     };
     let mut told = LargeBlocks {
-        state: state.to_owned(),
+        state: tracing.to_owned(),
         reason,
         from_bytes: SEEN_FROM_BYTES,
         slowdown_ratio_est: if watched_s > 0.0 { large.lost_s / watched_s } else { 0.0 },
@@ -373,9 +373,9 @@ fn large_blocks(target: &Target, book: &mut Book, watched_s: f64) -> LargeBlocks
         dropped: large.dropped,
         ..LargeBlocks::default()
     };
-    let heap_bytes = heap_bytes(target, book);
-    if tells_of_large(target, book)
-        && let Some(known) = &mut book.large
+    let heap_bytes = heap_bytes(target, state);
+    if tells_of_large(target, state)
+        && let Some(known) = &mut state.large
     {
         known.ledger.settle();
         let totals = known.ledger.totals();
@@ -389,12 +389,12 @@ fn large_blocks(target: &Target, book: &mut Book, watched_s: f64) -> LargeBlocks
 }
 
 /// The large blocks that live, by who asked for them.
-fn add_large(rows: &mut HashMap<StackId, Row>, target: &Target, book: &mut Book) {
-    let heap_bytes = heap_bytes(target, book);
-    let Some(known) = &mut book.large else { return };
+fn add_large(rows: &mut HashMap<StackId, Row>, target: &Target, state: &mut ProcessState) {
+    let heap_bytes = heap_bytes(target, state);
+    let Some(known) = &mut state.large else { return };
     known.ledger.settle();
     for view in known.ledger.stacks() {
-        let id = book.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
+        let id = state.stacks.stack_id(view.hash).unwrap_or(crate::ledger::NO_STACK);
         let values = Values::default().with(ValueKind::LargeObjects, view.totals.live).with(ValueKind::LargeSpace, view.totals.live_bytes);
         rows.entry(id).or_default().0.add(&values);
     }
@@ -403,8 +403,8 @@ fn add_large(rows: &mut HashMap<StackId, Row>, target: &Target, book: &mut Book)
 }
 
 /// Live bytes of its heap by the newest census; `None` where none could tell.
-fn heap_bytes(target: &Target, book: &Book) -> Option<u64> {
-    target.heap_at_end.and_then(|heap| heap.live_bytes).or(book.live_bytes)
+fn heap_bytes(target: &Target, state: &ProcessState) -> Option<u64> {
+    target.heap_at_end.and_then(|heap| heap.live_bytes).or(state.live_bytes)
 }
 
 /// Whether it has rows of what is kept.
@@ -418,7 +418,7 @@ fn confirms(target: &Target) -> bool {
 }
 
 /// What is confirmed to live, and what is left of the heap.
-fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
+fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, state: &ProcessState) {
     let mut confirmed_bytes = 0u64;
     for (stack, kept) in target.retention.by_stack(monotonic_ns()) {
         let values = Values::default()
@@ -432,13 +432,13 @@ fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, book: &Book) {
     if confirmed_bytes == 0 {
         return;
     }
-    let rest_bytes = heap_bytes(target, book).map_or(0, |live_bytes| live_bytes.saturating_sub(confirmed_bytes));
+    let rest_bytes = heap_bytes(target, state).map_or(0, |live_bytes| live_bytes.saturating_sub(confirmed_bytes));
     rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::ConfirmedSpace, rest_bytes));
 }
 
 /// The estimator with what a full trace under way has seen since its last piece.
-fn so_far<'a>(target: &'a Target, book: &Book) -> Cow<'a, Estimator<StackId>> {
-    let Some(window) = book.window.as_ref().filter(|_| target.is_full()) else { return Cow::Borrowed(&target.estimator) };
+fn so_far<'a>(target: &'a Target, state: &ProcessState) -> Cow<'a, Estimator<StackId>> {
+    let Some(window) = state.window.as_ref().filter(|_| target.is_full()) else { return Cow::Borrowed(&target.estimator) };
     let mut estimator = target.estimator.clone();
     estimator.full(&window.observer.clone().close(monotonic_ns(), &HitCosts::FREE, &WindowTimes::default()));
     Cow::Owned(estimator)

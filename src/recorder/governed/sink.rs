@@ -1,10 +1,10 @@
-//! From the ring's records to the books of governed processes, and notices of what needs the driver.
+//! From the ring's records to the states of governed processes, and notices of what needs the driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 
-use super::books::{SharedBooks, lock};
+use super::state::{SharedStates, lock};
 use crate::capture::Sink;
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::recorder::monotonic_ns;
@@ -20,9 +20,9 @@ pub enum Notice {
     NewCode(u16),
 }
 
-/// Feeds one ring's records into the books.
-pub struct BookSink {
-    books: SharedBooks,
+/// Feeds one ring's records into the states.
+pub struct StateSink {
+    states: SharedStates,
     notices: SyncSender<Notice>,
     notices_lost: Arc<AtomicU64>,
     /// Times of records are completed from this reading of the clock.
@@ -35,19 +35,19 @@ pub struct BookSink {
 /// A batch of this many records may have been cut short (`BATCH_RECORDS` of the reader).
 const BATCH_MAY_BE_CUT: usize = 16 << 10;
 
-impl BookSink {
-    /// A sink for these books.
-    pub fn new(books: SharedBooks, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
+impl StateSink {
+    /// A sink for these states.
+    pub fn new(states: SharedStates, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
         let now_ns = monotonic_ns();
-        Self { books, notices, notices_lost, now_ns, batch_began_ns: now_ns, records: 0 }
+        Self { states, notices, notices_lost, now_ns, batch_began_ns: now_ns, records: 0 }
     }
 }
 
-impl Sink for BookSink {
+impl Sink for StateSink {
     fn record(&mut self, record: &Record<'_>) {
         self.records += 1;
         let time_ns = record.head.time_ns(self.now_ns);
-        let Some(slot) = lock(&self.books).apply(record, time_ns) else { return };
+        let Some(slot) = lock(&self.states).apply(record, time_ns) else { return };
         let notice = match record.body {
             Body::NeedTable { .. } => Notice::NewCode(slot),
             Body::Exec { .. } => Notice::Exec(slot),
@@ -64,7 +64,7 @@ impl Sink for BookSink {
 
     fn pause(&mut self) {
         if self.records < BATCH_MAY_BE_CUT {
-            lock(&self.books).read_up_to_ns = self.batch_began_ns;
+            lock(&self.states).read_up_to_ns = self.batch_began_ns;
         }
         self.records = 0;
         self.now_ns = monotonic_ns();
@@ -72,6 +72,6 @@ impl Sink for BookSink {
     }
 
     fn finish(&mut self) {
-        lock(&self.books).read_up_to_ns = u64::MAX;
+        lock(&self.states).read_up_to_ns = u64::MAX;
     }
 }

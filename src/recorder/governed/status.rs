@@ -1,6 +1,6 @@
 //! How each process is being watched, for metrics.
 
-use super::books::{Book, LargeBook};
+use super::state::{LargeState, ProcessState};
 use super::target::Target;
 use crate::capture::Capture;
 use crate::units::Pid;
@@ -52,7 +52,7 @@ pub struct LargeStatus {
 }
 
 impl Status {
-    pub(super) fn of(target: &Target, book: Option<&Book>, capture: &Capture) -> Self {
+    pub(super) fn of(target: &Target, state: Option<&ProcessState>, capture: &Capture) -> Self {
         let large = &target.large;
         let counts = target.estimator.counts();
         Self {
@@ -70,7 +70,7 @@ impl Status {
             rare_events_s: target.rare_events_s,
             large: LargeStatus {
                 kept: large.is_in() && large.tells(),
-                live_bytes: book.and_then(|book| book.large.as_ref()).filter(|_| large.tells()).map(LargeBook::live_bytes),
+                live_bytes: state.and_then(|state| state.large.as_ref()).filter(|_| large.tells()).map(LargeState::live_bytes),
                 hits: large.hits(capture),
                 lost_s: large.lost_s,
                 times_left: large.times_left,

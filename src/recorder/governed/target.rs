@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use full::{Full, PIECE_S};
 
-use super::books::{Book, SharedBooks, lock};
 use super::builds::KnownSites;
-use super::large::{Large, Whose};
+use super::large::{Large, Owner};
 use super::looks::look;
 use super::processor_time;
+use super::state::{ProcessState, SharedStates, lock};
 use crate::allocator::{Allocator, ChunkRule};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Ring, Slot, TargetLoss};
-use crate::governor::retention::{Look, Newborn, OF_WINDOW_MAX, Place, Retention};
+use crate::governor::retention::{ContentSample, Look, OF_WINDOW_MAX, Place, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Spent, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
 use crate::probe::plan::Planner;
 use crate::profile::HeapSummary;
@@ -23,7 +23,7 @@ use crate::recorder::heap::{Before, HeapPicture};
 use crate::recorder::reaper::{Reaper, Ticket};
 use crate::recorder::session::Session;
 use crate::recorder::target::attach_file;
-use crate::recorder::throwing::{Danger, may_throw, memory_is_limited};
+use crate::recorder::throwing::{ReturnProbePolicy, may_throw, memory_is_limited};
 use crate::recorder::untold_exit::UntoldExit;
 use crate::recorder::{Error, monotonic_ns};
 use crate::symbol::AddressSpace;
@@ -56,7 +56,7 @@ struct Window {
     close_ns: u64,
     closed_early: bool,
     /// Blocks of it that were looked at just before its end; `None` = not yet.
-    looked: Option<Vec<(Newborn, Look)>>,
+    looked: Option<Vec<(ContentSample, Look)>>,
     /// Recordings of every call that had begun before it was opened: another one shuts it.
     recordings: u64,
     /// What the process had run at its opening, in nanoseconds, and its threads had done; in the window, once it is closed.
@@ -87,7 +87,7 @@ enum State {
 pub struct Tools<'a> {
     pub capture: &'a Capture,
     pub ring: &'a Ring,
-    pub books: &'a SharedBooks,
+    pub states: &'a SharedStates,
     pub reaper: &'a Reaper,
     pub costs: HitCosts,
     /// Seconds since the driver began.
@@ -102,7 +102,7 @@ pub struct Target {
     pub slot: Slot,
     files: Vec<AttachFile>,
     /// Whether exceptions may pass its probed returns, and functions that throw.
-    danger: Danger,
+    return_probes: ReturnProbePolicy,
     throwing: usize,
     pub allocators: Vec<String>,
     pub space: AddressSpace,
@@ -132,8 +132,8 @@ pub struct Target {
     /// Since when it has been traced in full without a gap, seconds after it was first watched.
     pub full_since_s: Option<f64>,
     pub notes: Vec<String>,
-    /// Books, once the process is gone.
-    pub book: Option<Book>,
+    /// ProcessStates, once the process is gone.
+    pub last_state: Option<ProcessState>,
     /// Stacks taken of growth and of first touches.
     pub rare_events: u64,
     /// Seconds that they cost.
@@ -145,7 +145,7 @@ pub struct Target {
     pub heap_at_end: Option<HeapSummary>,
     /// The chunks that were there at the start; `None` = not known.
     pub before: Option<Before>,
-    /// The heap at the end joined with the books of a full trace; `None` without one, or where no census could tell.
+    /// The heap at the end joined with the ledger of a full trace; `None` without one, or where no census could tell.
     pub joined: Option<HeapPicture>,
 }
 
@@ -160,7 +160,7 @@ impl Target {
             untold_exit: UntoldExit::default(),
             slot,
             files: Vec::new(),
-            danger: Danger { limited: false, chooses_returns, accepted: false },
+            return_probes: ReturnProbePolicy { limited: false, chooses_returns, accepted: false },
             throwing: 0,
             allocators: Vec::new(),
             space,
@@ -182,7 +182,7 @@ impl Target {
             full_left: 0,
             full_since_s: None,
             notes: Vec::new(),
-            book: None,
+            last_state: None,
             rare_events: 0,
             rare_events_s: 0.0,
             large: Large::new(budget, costs, large_blocks),
@@ -207,7 +207,7 @@ impl Target {
         }
         let plan = planner.plan(&self.process)?;
         self.look_at_limits(capture);
-        self.files = plan.files.iter().map(|file| attach_file(file, |site| self.danger.allows(site))).collect();
+        self.files = plan.files.iter().map(|file| attach_file(file, |site| self.return_probes.allows(site))).collect();
         self.throwing = plan.files.iter().flat_map(|file| &file.sites).filter(|site| may_throw(site)).count();
         self.allocators.clear();
         for file in &plan.files {
@@ -227,15 +227,15 @@ impl Target {
     /// Looks whether its memory is limited by now: from then on a failing operator new must find its way.
     fn look_at_limits(&mut self, capture: &Capture) {
         let limited = memory_is_limited(&self.process);
-        if limited != self.danger.limited {
-            self.danger.limited = limited;
+        if limited != self.return_probes.limited {
+            self.return_probes.limited = limited;
             capture.limit(self.slot, limited);
             self.say_what_is_passed_over();
         }
     }
 
     fn say_what_is_passed_over(&mut self) {
-        if let Some(sentence) = self.danger.sentence(self.throwing, &self.allocators.join(", ")) {
+        if let Some(sentence) = self.return_probes.sentence(self.throwing, &self.allocators.join(", ")) {
             self.note(sentence);
         }
     }
@@ -317,8 +317,8 @@ impl Target {
 
     /// Takes out probes that were put in for a window or a full trace, of which nothing is kept.
     fn make_way_with(&mut self, tools: &Tools<'_>, attached: Attached) {
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            (book.window, book.live) = (None, None);
+        if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
+            (state.window, state.live) = (None, None);
         }
         self.full_since_s = None;
         drop(tools.reaper.take_out(attached));
@@ -329,7 +329,7 @@ impl Target {
 
     /// Takes the probes for large blocks in, out, or into account.
     pub fn advance_large(&mut self, tools: &Tools<'_>) {
-        let whose = Whose { pid: self.pid(), slot: self.slot, began_s: self.began_s };
+        let whose = Owner { pid: self.pid(), slot: self.slot, began_s: self.began_s };
         // Large blocks have their part of what the process may lose of its running time, which is the less the less it runs.
         self.large.set_budget(self.pace.allowed());
         let lost_s = self.large.advance(tools, &whose, self.is_full());
@@ -355,7 +355,7 @@ impl Target {
             self.own_s = (self.own_s + run_s - (self.pace.lost_s() - self.lost_seen_s)).max(0.0);
         }
         self.lost_seen_s = self.pace.lost_s();
-        let counted = lock(tools.books).of.get(&self.slot.index).map_or(0, |book| book.growth.growths + book.touches);
+        let counted = lock(tools.states).of.get(&self.slot.index).map_or(0, |state| state.growth.growths + state.touches);
         // A walk at a system call or a fault costs about what one at an allocation does.
         let cost_s = counted.saturating_sub(self.rare_events) as f64 * tools.costs.allocation_ns / 1e9;
         self.pace.also_lost(cost_s);
@@ -416,10 +416,10 @@ impl Target {
         let at_open = tools.capture.hits(self.slot);
         let open_ns = monotonic_ns();
         let close_ns = open_ns + (cycle.class.length_s() * 1e9) as u64;
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            book.open(open_ns, close_ns);
+        if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
+            state.open(open_ns, close_ns);
         }
-        tools.capture.births(self.slot, self.knows_blocks);
+        tools.capture.contents(self.slot, self.knows_blocks);
         if !tools.capture.open(self.pid(), self.slot, self.pace.quota(cycle.class), close_ns) {
             self.make_way_with(tools, attached);
             return;
@@ -468,7 +468,7 @@ impl Target {
         let threads =
             since.into_iter().map(|(tid, time)| (tid, ThreadTime { run_s: time.run_s * of_run, ready_s: time.ready_s * share, ..time }));
         window.times = WindowTimes { run_s, threads: threads.collect() };
-        if let Some(open) = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.as_mut()) {
+        if let Some(open) = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| state.window.as_mut()) {
             open.close_ns = window.close_ns;
         }
         self.state = State::Closing(window, tools.reaper.take_out(attached), None);
@@ -476,7 +476,7 @@ impl Target {
 
     fn while_closing(&mut self, tools: &Tools<'_>, window: Window, ticket: Ticket, out_ns: Option<u64>) {
         let out_ns = out_ns.or_else(|| ticket.is_out().then(monotonic_ns));
-        let read = out_ns.is_some_and(|out_ns| lock(tools.books).read_up_to_ns > out_ns);
+        let read = out_ns.is_some_and(|out_ns| lock(tools.states).read_up_to_ns > out_ns);
         if read {
             self.finish_window(tools, &window);
             self.next(tools);
@@ -486,20 +486,20 @@ impl Target {
     }
 
     /// Looks at some of the window's blocks that live; at none if the window ended meanwhile, for then a block may be another.
-    fn look_first(&mut self, tools: &Tools<'_>, close_ns: u64) -> Vec<(Newborn, Look)> {
+    fn look_first(&mut self, tools: &Tools<'_>, close_ns: u64) -> Vec<(ContentSample, Look)> {
         let now_ns = monotonic_ns();
-        let mut newborns: Vec<Newborn> = match lock(tools.books).of.get(&self.slot.index).and_then(|book| book.window.as_ref()) {
-            Some(open) => open.newborns.values().filter(|one| now_ns.saturating_sub(one.born_ns) >= LOOK_AGE_MIN_NS).copied().collect(),
+        let mut samples: Vec<ContentSample> = match lock(tools.states).of.get(&self.slot.index).and_then(|state| state.window.as_ref()) {
+            Some(open) => open.samples.values().filter(|one| now_ns.saturating_sub(one.born_ns) >= LOOK_AGE_MIN_NS).copied().collect(),
             None => return Vec::new(),
         };
         // In no order of theirs, so that a part of them is a sample.
-        for at in 0..newborns.len().min(OF_WINDOW_MAX) {
-            let other = at + self.random.bits() as usize % (newborns.len() - at);
-            newborns.swap(at, other);
+        for at in 0..samples.len().min(OF_WINDOW_MAX) {
+            let other = at + self.random.bits() as usize % (samples.len() - at);
+            samples.swap(at, other);
         }
-        newborns.truncate(OF_WINDOW_MAX);
-        let place = |one: &Newborn| Place { addr: one.addr, bytes: one.bytes, wanted: one.known };
-        let looked = newborns.into_iter().filter_map(|one| Some((one, look(&self.process, &place(&one))?))).collect();
+        samples.truncate(OF_WINDOW_MAX);
+        let place = |one: &ContentSample| Place { addr: one.addr, bytes: one.bytes, wanted: one.known };
+        let looked = samples.into_iter().filter_map(|one| Some((one, look(&self.process, &place(&one))?))).collect();
         if monotonic_ns() >= close_ns {
             self.looks_late += 1;
             return Vec::new();
@@ -523,7 +523,7 @@ impl Target {
         // No more than the process ran.
         let lost_s = tools.costs.spent_s(inside).min(window.times.run_s.unwrap_or(f64::INFINITY));
         self.pace.spent(WindowCost { lost_s, around_s: tools.costs.passed_over_s(around), open_s, tier: Tier::Windows });
-        let observed = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| book.window.take());
+        let observed = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| state.window.take());
         // A recording of every call that began meanwhile, even one that is over, may have shut it.
         let Some(observed) = observed.filter(|_| tools.capture.recordings_begun(self.pid()) == window.recordings) else { return };
         if is_lossy(tools.capture.loss(self.slot), window.loss) {
@@ -531,11 +531,11 @@ impl Target {
             return;
         }
         // Only what was not freed up to the window's end: from then on nobody sees.
-        for (newborn, look) in window.looked.iter().flatten() {
-            if let Some((stack, _, born_ns)) = observed.observer.block(newborn.addr)
-                && born_ns == newborn.born_ns
+        for (sample, look) in window.looked.iter().flatten() {
+            if let Some((stack, _, born_ns)) = observed.observer.block(sample.addr)
+                && born_ns == sample.born_ns
             {
-                self.retention.admit(stack, newborn, look, window.close_ns);
+                self.retention.admit(stack, sample, look, window.close_ns);
             }
         }
         let tally = observed.observer.close(window.close_ns, &tools.costs.of(inside), &window.times);
@@ -573,23 +573,23 @@ impl Target {
             }
             _ => {}
         }
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            book.window = None;
+        if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
+            state.window = None;
         }
     }
 
     fn wait_until_read(&self, tools: &Tools<'_>) {
         let until_ns = monotonic_ns();
         let deadline = Instant::now() + std::time::Duration::from_secs(2);
-        while lock(tools.books).read_up_to_ns < until_ns && Instant::now() < deadline {
+        while lock(tools.states).read_up_to_ns < until_ns && Instant::now() < deadline {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
     /// The process is gone.
-    pub fn ended(&mut self, now_s: f64, book: Option<Book>) {
+    pub fn ended(&mut self, now_s: f64, state: Option<ProcessState>) {
         self.ended_s = Some(now_s);
-        self.book = book;
+        self.last_state = state;
     }
 
     /// The classes of its windows with how many there were.

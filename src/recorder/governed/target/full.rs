@@ -3,7 +3,7 @@
 use super::{State, Target, Tools, inside, is_lossy, spent};
 use crate::capture::{Attached, Hits, TargetLoss};
 use crate::governor::{HitCosts, Tier, WindowCost, WindowTimes};
-use crate::recorder::governed::books::{Book, lock};
+use crate::recorder::governed::state::{ProcessState, lock};
 use crate::recorder::heap::{self, Before};
 use crate::recorder::monotonic_ns;
 
@@ -32,11 +32,11 @@ impl Target {
         let recordings = tools.capture.recordings_begun(self.pid());
         let Some(attached) = self.attach(tools) else { return };
         let now_ns = monotonic_ns();
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            book.open(now_ns, u64::MAX);
-            book.live = Some(crate::ledger::Ledger::new(now_ns, crate::ledger::StackLimits::default()));
+        if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
+            state.open(now_ns, u64::MAX);
+            state.live = Some(crate::ledger::Ledger::new(now_ns, crate::ledger::StackLimits::default()));
         }
-        tools.capture.births(self.slot, false);
+        tools.capture.contents(self.slot, false);
         if !tools.capture.open(self.pid(), self.slot, self.pace.full_quota(), u64::MAX) {
             self.make_way_with(tools, attached);
             return;
@@ -99,10 +99,10 @@ impl Target {
 
     /// Estimates from what a full trace saw so far, and begins the next piece at `next_ns`.
     pub(super) fn end_piece(&mut self, tools: &Tools<'_>, end_ns: u64, next_ns: Option<u64>) {
-        let observed = lock(tools.books).of.get_mut(&self.slot.index).and_then(|book| {
-            let observed = book.window.take();
+        let observed = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| {
+            let observed = state.window.take();
             if let Some(next_ns) = next_ns {
-                book.open(next_ns, u64::MAX);
+                state.open(next_ns, u64::MAX);
             }
             observed
         });
@@ -116,10 +116,10 @@ impl Target {
         let end_ns = closed_ns.unwrap_or_else(monotonic_ns);
         // A first moment that the quota ended is no sample of the process's time.
         let too_short = closed_ns.is_some() && tools.now_s - full.since_s < 2.0 * PIECE_S;
-        if let Some(book) = lock(tools.books).of.get_mut(&self.slot.index) {
-            book.live = None;
+        if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
+            state.live = None;
             if lossy || too_short {
-                book.window = None;
+                state.window = None;
             }
         }
         if lossy {
@@ -136,9 +136,9 @@ impl Target {
     }
 
     /// Looks at the heap for the last time; under a full trace whose each live chunk is.
-    pub fn look_at_the_heap(&mut self, book: Option<&mut Book>) {
+    pub fn look_at_the_heap(&mut self, state: Option<&mut ProcessState>) {
         let pid = self.pid();
-        let live = book.and_then(|book| book.live.as_mut()).filter(|_| self.full_since_s.is_some());
+        let live = state.and_then(|state| state.live.as_mut()).filter(|_| self.full_since_s.is_some());
         self.joined = live.and_then(|live| heap::joined(pid, live, self.before.as_ref().unwrap_or(&Before::Unknown)));
         self.heap_at_end = self.joined.as_ref().map(|picture| picture.summary).or_else(|| heap::ladder(pid));
     }

@@ -9,7 +9,7 @@ use crate::capture::wire::{self, Body, Record, VmChange};
 use crate::fragmentation::by_stack::BytesByStack;
 use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::governor::WindowObserver;
-use crate::governor::retention::{Newborn, has_words};
+use crate::governor::retention::{ContentSample, has_words};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
 use crate::heap::residency::{PAGE_BYTES, page_down};
 use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
@@ -19,7 +19,7 @@ use crate::units::{Addr, StackHash, StackId};
 
 /// Blocks of one window of which it is kept what they held when they were handed out, 160 bytes each. Those of them that are freed make
 /// room again.
-const NEWBORNS_MAX: usize = 4096;
+const CONTENT_SAMPLES_MAX: usize = 4096;
 
 /// A window as its records are sorted into it.
 pub struct OpenWindow {
@@ -28,30 +28,30 @@ pub struct OpenWindow {
     /// Records of later times are not of it.
     pub close_ns: u64,
     /// Blocks that were handed out in it, of which some is known to know them by.
-    pub newborns: HashMap<u64, Newborn>,
+    pub samples: HashMap<u64, ContentSample>,
 }
 
 impl OpenWindow {
     fn born(&mut self, addr: u64, words: &[u64; wire::WORDS], known: u32) {
         let Some((_, bytes, born_ns)) = self.observer.block(addr).filter(|(_, bytes, _)| has_words(*bytes)) else { return };
-        if self.newborns.len() < NEWBORNS_MAX {
-            self.newborns.insert(addr, Newborn { addr, bytes, born_ns, words: *words, known });
+        if self.samples.len() < CONTENT_SAMPLES_MAX {
+            self.samples.insert(addr, ContentSample { addr, bytes, born_ns, words: *words, known });
         }
     }
 }
 
 /// Every large block of a process since probes for them are in.
-pub struct LargeBook {
+pub struct LargeState {
     /// The slot of these probes.
     pub slot: Slot,
     /// Since when, CLOCK_MONOTONIC ns.
     pub since_ns: u64,
-    /// The blocks. Stacks are named in the process's book.
+    /// The blocks. Stacks are named in the process's state.
     pub ledger: Ledger,
 }
 
 /// A governed process as its records show it.
-pub struct Book {
+pub struct ProcessState {
     /// Whose it is.
     pub slot: Slot,
     /// Names stacks; holds no blocks.
@@ -59,7 +59,7 @@ pub struct Book {
     /// Every block since the process is traced in full; `None` while it is not.
     pub live: Option<Ledger>,
     /// Every large block, while there are probes for them; `None` while not.
-    pub large: Option<LargeBook>,
+    pub large: Option<LargeState>,
     /// The open window, or the piece of a full trace.
     pub window: Option<OpenWindow>,
     /// The mappings, kept up to date by the records.
@@ -78,7 +78,7 @@ pub struct Book {
     pub live_bytes: Option<u64>,
 }
 
-impl Book {
+impl ProcessState {
     /// A process whose mappings are these.
     pub fn new(slot: Slot, mappings: &[Mapping], heap: HeapBytes, now_ns: u64) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl Book {
 
     /// Opens a window. `close_ns`: its last moment, `u64::MAX` for a full trace.
     pub fn open(&mut self, open_ns: u64, close_ns: u64) {
-        self.window = Some(OpenWindow { observer: WindowObserver::new(open_ns), close_ns, newborns: HashMap::new() });
+        self.window = Some(OpenWindow { observer: WindowObserver::new(open_ns), close_ns, samples: HashMap::new() });
     }
 
     /// The id of a stack hash; [`NO_STACK`] for none.
@@ -129,7 +129,7 @@ impl Book {
             Body::Free { addr, .. } => {
                 if let Some(window) = self.window_at(time_ns) {
                     window.observer.freed(addr.0, tid, time_ns);
-                    window.newborns.remove(&addr.0);
+                    window.samples.remove(&addr.0);
                 }
                 if let Some(live) = &mut self.live {
                     live.apply(&Event::Free { addr, stack: StackHash(0), tid, time_ns });
@@ -138,7 +138,7 @@ impl Book {
             Body::ReallocFree { addr } => {
                 if let Some(window) = self.window_at(time_ns) {
                     window.observer.realloc_freed(addr.0, tid);
-                    window.newborns.remove(&addr.0);
+                    window.samples.remove(&addr.0);
                 }
                 if let Some(live) = &mut self.live {
                     live.apply(&Event::ReallocFree { addr, stack: StackHash(0), tid, time_ns });
@@ -152,7 +152,7 @@ impl Book {
                     live.apply(&Event::ReallocFail { addr, tid });
                 }
             }
-            Body::Birth { addr, words, known } => {
+            Body::Contents { addr, words, known } => {
                 if let Some(window) = self.window_at(time_ns) {
                     window.born(addr.0, words, known);
                 }
@@ -218,11 +218,11 @@ impl Book {
     }
 }
 
-/// The books of all governed processes, by slot.
+/// The states of all governed processes, by slot.
 #[derive(Default)]
-pub struct Books {
+pub struct ProcessStates {
     /// By slot.
-    pub of: HashMap<u16, Book>,
+    pub of: HashMap<u16, ProcessState>,
     /// The slots of probes for large blocks, each with that of its process and its own generation. They stay while the process is watched:
     /// a stack is defined once.
     large: HashMap<u16, (u16, u32)>,
@@ -230,22 +230,22 @@ pub struct Books {
     pub read_up_to_ns: u64,
 }
 
-impl Books {
-    /// From now on records of these probes go into the books of the process that has this slot.
-    pub fn begin_large(&mut self, owner: u16, large: LargeBook) {
-        if let Some(book) = self.of.get_mut(&owner) {
+impl ProcessStates {
+    /// From now on records of these probes go into the state of the process that has this slot.
+    pub fn begin_large(&mut self, owner: u16, large: LargeState) {
+        if let Some(state) = self.of.get_mut(&owner) {
             self.large.insert(large.slot.index, (owner, large.slot.generation));
-            book.large = Some(large);
+            state.large = Some(large);
         }
     }
 
     /// What was known of a process's large blocks.
-    pub fn end_large(&mut self, owner: u16) -> Option<LargeBook> {
+    pub fn end_large(&mut self, owner: u16) -> Option<LargeState> {
         self.of.get_mut(&owner)?.large.take()
     }
 
-    /// Takes a process's book out.
-    pub fn close(&mut self, owner: u16) -> Option<Book> {
+    /// Takes a process's state out.
+    pub fn close(&mut self, owner: u16) -> Option<ProcessState> {
         self.large.retain(|_, (of, _)| *of != owner);
         self.of.remove(&owner)
     }
@@ -253,11 +253,11 @@ impl Books {
     /// Takes a record; the slot of the process that it is of, `None` if nobody knows it.
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) -> Option<u16> {
         let slot = record.head.slot;
-        if let Some(book) = self.of.get_mut(&slot) {
-            if !record.head.is_of(book.slot.generation) {
+        if let Some(state) = self.of.get_mut(&slot) {
+            if !record.head.is_of(state.slot.generation) {
                 return None;
             }
-            book.apply(record, time_ns);
+            state.apply(record, time_ns);
             return Some(slot);
         }
         let (owner, _) = self.large.get(&slot).copied().filter(|(_, generation)| record.head.is_of(*generation))?;
@@ -266,10 +266,10 @@ impl Books {
     }
 }
 
-/// Books that the ring's thread and the driver share.
-pub type SharedBooks = Arc<Mutex<Books>>;
+/// ProcessStates that the ring's thread and the driver share.
+pub type SharedStates = Arc<Mutex<ProcessStates>>;
 
 /// Takes the lock; a panic of another holder does not make the data worse than it is.
-pub fn lock(books: &SharedBooks) -> MutexGuard<'_, Books> {
-    books.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn lock(states: &SharedStates) -> MutexGuard<'_, ProcessStates> {
+    states.lock().unwrap_or_else(PoisonError::into_inner)
 }
