@@ -194,7 +194,14 @@ impl Server {
             Ok(answer) => answer,
             // The connection knows why it ended.
             Err(error) if error.is_canceled() || error.is_closed() => {
-                return Err(driven.await.ok().and_then(Result::err).map_or_else(|| self.told(&error), |error| self.told(&error)));
+                return Err(match driven.await {
+                    Ok(Err(cause)) => self.told(&cause),
+                    // Or the error does, of a server that speaks before it is asked. Without a reason it only ended too early.
+                    _ => match error.source().and_then(|cause| cause.downcast_ref::<hyper::Error>()) {
+                        Some(cause) => self.told(cause),
+                        None => ClientError::Cut(self.address.to_string()),
+                    },
+                });
             }
             Err(error) => return Err(self.told(&error)),
         };

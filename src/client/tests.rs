@@ -185,6 +185,12 @@ fn what_is_not_http_is_told_as_such() {
         assert!(matches!(error, ClientError::Protocol { .. }), "{garbage:?}: {error:?}");
         assert!(text.contains("does not speak HTTP/1.1"), "{text}");
     }
+    let speaks_first = listen(|mut stream| {
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n");
+        let _ = read_request(&mut stream);
+    });
+    let (error, text) = refused(&server(&format!("http://127.0.0.1:{speaks_first}")));
+    assert!(matches!(error, ClientError::Protocol { .. }), "{error:?} {text}");
     for chunks in ["zz\r\nabc\r\n", "3\r\nabcX", "-1\r\n", "fffffffffffffffff\r\n", "3 \u{b}\r\nabc\r\n"] {
         let (error, text) = refused(&answering(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}")));
         assert!(matches!(error, ClientError::Protocol { .. }), "{chunks:?}: {error:?} {text}");
@@ -247,6 +253,7 @@ fn a_slow_server_costs_no_more_than_the_time_limit() {
     let silent = listen(|mut stream| while matches!(stream.read(&mut [0; 4096]), Ok(1..)) {});
     // Each byte comes in time, the whole does not.
     let trickling = listen(|mut stream| {
+        let _ = read_request(&mut stream);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n");
         while stream.write_all(b"a").is_ok() {
             std::thread::sleep(SHORT / 50);
