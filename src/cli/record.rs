@@ -143,7 +143,7 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     }
     let with: Vec<u32> = args.pid.iter().copied().filter(|&pid| has_emitter(Pid(pid))).collect();
     if !with.is_empty() && with.len() == args.pid.len() {
-        say!("fragprof: recording emitters' samples instead of windows: they cost less, and give live bytes");
+        say!("fragprof: no budget is needed: every process has an emitter, whose samples cost less and give live bytes");
         return record(args, &stop);
     }
     for pid in with {
