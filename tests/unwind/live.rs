@@ -10,6 +10,7 @@ use fragprof::unwind::End;
 use tempfile::TempDir;
 
 use super::lab::{Lab, Target, compile, libc_function};
+use crate::support::process::wait_until;
 
 /// Waits for the next stack.
 fn next_stack(lab: &Lab) -> super::lab::Stack {
@@ -225,6 +226,14 @@ fn count_while_code_stays(lab: &Lab, process: &Process, walks: u64) -> Counters 
     }
 }
 
+/// Seconds of CPU time that a process has had.
+fn cpu_s(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    // User and system time in ticks of 10 ms: the 14th and 15th field, the third comes first here.
+    fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap() / 100.0).sum()
+}
+
 #[test]
 fn stacks_of_programs_under_load_are_complete() {
     let programs = super::lab::root().join("tests/unwind/programs");
@@ -237,7 +246,8 @@ fn stacks_of_programs_under_load_are_complete() {
     for (program, arguments) in targets {
         let lab = Lab::new();
         let target = Target::start(program, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        std::thread::sleep(Duration::from_millis(2500));
+        // By then its compiler has made the code that it runs, however busy the machine is.
+        wait_until("the program has warmed up", || cpu_s(target.pid()) >= 2.5);
         let process = lab.watch(target.pid());
         let (libc, offset) = libc_function(&process, "malloc");
         let _link = lab.attach("walk_only", target.pid(), &libc, offset);
