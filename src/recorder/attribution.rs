@@ -1,8 +1,8 @@
-//! Whose each live chunk of a census is: the census joined with the ledger by address. Pure.
+//! Attributes each live chunk of a census to a stack: joins the census with the ledger by address. Pure.
 //!
-//! The census decides what is live; it also knows what no probe saw. The ledger says whose it is. What neither a recorded block nor the
-//! census at the start explains is unattributed; it is never spread over the stacks that are known. So the sums over the stacks,
-//! `[before attach]` and `[unattributed]` are the census's own, to the byte.
+//! The census decides what is live, including memory that no probe saw. The ledger says which stack allocated it. A chunk that neither a
+//! recorded block nor the census at the start explains is unattributed; it is never distributed over the known stacks. So the sums over the
+//! stacks, `[before attach]` and `[unattributed]` equal the census's figures to the byte.
 
 use std::ops::Range;
 
@@ -18,10 +18,10 @@ use crate::ledger::{Block, Ledger};
 use crate::profile::Attribution;
 use crate::units::{Addr, StackId};
 
-/// The heap as a census found it when the recording began.
+/// The heap in the census at the start of the recording.
 #[derive(Debug)]
 pub struct StartHeap {
-    /// Every chunk, one table an allocator.
+    /// Every chunk, one table per allocator.
     pub tables: Vec<ChunkTable>,
 }
 
@@ -33,26 +33,26 @@ impl StartHeap {
         self.tables.iter().any(|table| table.find(start).is_some_and(same))
     }
 
-    /// Whether a chunk that begins here was live then. If no recorded block lies here now, it is the same one: had it been freed and
-    /// handed out again, the recording would have seen that.
+    /// Whether a chunk that begins here was live then. If no recorded block is at this address now, it is the same chunk: the recording
+    /// would have seen it freed and allocated again.
     fn was_live(&self, start: u64) -> bool {
         let live = |state| matches!(state, ChunkState::Live | ChunkState::Mmapped);
         self.tables.iter().any(|table| table.find(start).is_some_and(|chunk| chunk.start == start && live(chunk.state)))
     }
 }
 
-/// The account of live chunks, and of what they pin and block, by owner.
+/// Live chunks, and the bytes that they pin and block, by stack.
 #[derive(Debug, Default)]
 pub struct Owned {
     /// Bytes of live chunks.
     pub live: BytesByStack,
     /// Number of live chunks, counted like the bytes.
     pub live_chunks: BytesByStack,
-    /// Free bytes on pages with live ones.
+    /// Free bytes on pages that also hold live chunks.
     pub pinned: BytesByStack,
-    /// Of the pinned bytes, those on huge pages, which count as one page of 2 MiB.
+    /// The part of the pinned bytes that is on huge pages. A huge page counts as one page of 2 MiB.
     pub pinned_on_huge_pages_bytes: u64,
-    /// Free pages under the highest live chunk of each heap that shrinks only at its top.
+    /// Free pages below the highest live chunk of each heap that shrinks only at its top.
     pub blocked: BytesByStack,
 }
 
@@ -70,13 +70,13 @@ impl Owned {
         }
     }
 
-    /// Adds the chunks of one heap. `before`: the heap at the start, if there was one to look at and it could be read; `states`: which
-    /// pages of the chunks' regions are resident.
+    /// Adds the chunks of one heap. `before`: the heap at the start, if it could be read; `states`: which pages of the chunks' regions are
+    /// resident.
     pub fn add(&mut self, ledger: &Ledger, walk: &HeapWalk, before: Option<&StartHeap>, states: &impl PageStates) {
         self.add_by(walk, states, |block| owner(ledger, before, block));
     }
 
-    /// Adds the chunks of one heap, each with the owner that `owner` gives it.
+    /// Adds the chunks of one heap, each attributed to the stack that `owner` returns.
     pub fn add_by(&mut self, walk: &HeapWalk, states: &impl PageStates, owner: impl Fn(&ChunkBlock) -> Option<StackId>) {
         let chunks = &walk.chunks;
         let ranges = heap_ranges(chunks);
@@ -84,7 +84,7 @@ impl Owned {
         let survey = Survey::new(&ranges, spans(), states);
         self.pinned.add(&survey.pinned.bytes);
         self.pinned_on_huge_pages_bytes = self.pinned_on_huge_pages_bytes.saturating_add(survey.pinned.on_huge_pages.total_bytes());
-        // Only heaps that shrink at their top can be blocked: an arena's pieces, not single mapped chunks.
+        // Blocked bytes exist only in heaps that shrink at their top: extents of an arena, not single mapped chunks.
         let heaps: Vec<Range<u64>> = walk.extents.iter().map(|(_, range)| range.clone()).collect();
         let (blocked, _) = blocked_space(&heaps, &ranges, spans(), states);
         self.blocked.add(&blocked.bytes);
@@ -95,8 +95,8 @@ impl Owned {
         }
     }
 
-    /// Adds a heap of which the census knows the live bytes but not the chunks: the recorded blocks have theirs as asked for, the rest
-    /// is unattributed.
+    /// Adds a heap whose live bytes the census knows, but not its chunks: recorded blocks count with the bytes requested, the rest is
+    /// unattributed.
     pub fn add_sums(&mut self, ledger: &Ledger, live_bytes: u64, live_allocations: u64) {
         let (mut bytes_left, mut chunks_left) = (live_bytes, live_allocations);
         for view in ledger.stacks() {
@@ -111,7 +111,7 @@ impl Owned {
     }
 }
 
-/// Whose a live chunk is.
+/// The stack that a live chunk is attributed to.
 pub fn owner(ledger: &Ledger, before: Option<&StartHeap>, block: &ChunkBlock) -> Option<StackId> {
     match ledger.outstanding().get(Addr(block.addr)) {
         Some(recorded) => Some(recorded.stack),
@@ -129,8 +129,8 @@ fn span(block: &ChunkBlock, owner: Option<StackId>) -> Option<Span> {
     Some(Span { start: block.chunk.start, bytes: block.chunk.bytes, owner })
 }
 
-/// Whether a walk proves that a recorded block is not there any more: its address is not in use, or what is there is too small for it.
-/// Blocks outside every region were not looked at: nothing is said of them.
+/// Whether a walk proves that a recorded block is no longer there: its address is not in use, or the chunk there is too small for it.
+/// Blocks outside every walked region were not checked, so nothing is disproved.
 pub fn is_disproved(heaps: &[HeapWalk], block: &Block) -> bool {
     let looks = heaps.iter().filter_map(|heap| {
         let live = heap.chunks.is_live(block.addr.0)?;
@@ -173,7 +173,7 @@ mod tests {
         use ChunkState::{Free, Live, Top};
         let start = walk(&[(0x100, Live), (0x100, Live), (0x200, Free), (0x1000, Top)]);
         let now = walk(&[(0x100, Live), (0x100, Free), (0x100, Live), (0x100, Live), (0x1000, Top)]);
-        // The third chunk is recorded, the fourth is new and was not seen, the first was there before.
+        // The third chunk is recorded, the fourth is new and was not seen, and the first existed before.
         let ledger = recorded(&[(0x10210, 200)]);
         let mut owned = Owned::default();
         owned.add(&ledger, &now, Some(&StartHeap { tables: vec![start.chunks] }), &AllResident);
@@ -186,7 +186,7 @@ mod tests {
             unattributed_allocations: 1,
         };
         assert_eq!(owned.attribution(), expected);
-        // One page: 0x300 live bytes keep 0xd00 free ones, a third each; no page is whole and free.
+        // One page: 0x300 live bytes pin 0xd00 free bytes, a third each. No page is entirely free.
         assert_eq!(owned.pinned.total_bytes(), 0x1000 - 0x300);
         assert_eq!(owned.pinned.before_attach_bytes(), 0xd00 / 3);
     }

@@ -1,4 +1,4 @@
-//! From the ledgers to the profile.
+//! Builds the profile from the ledgers.
 
 mod losses;
 mod sampled;
@@ -25,13 +25,13 @@ use crate::target::container::Container;
 use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
 
-/// What the recorder knows besides the ledgers.
+/// What the recorder knows in addition to the ledgers.
 pub struct Facts {
     pub start_unix_ns: u64,
     pub duration: Duration,
     pub counters: Counters,
     pub read: Read,
-    /// Hits of probes of which no record was read.
+    /// Probe hits for which no record was read.
     pub unaccounted: u64,
     pub children_ignored: u64,
     /// Children that could not be watched.
@@ -54,14 +54,14 @@ const KINDS: [ValueKind; 9] = [
     ValueKind::DoubtfulSpace,
 ];
 
-/// Builds the profile of all targets; with `places`, also tells where the blocks of those recorded exactly lay.
+/// Builds the profile of all targets. `places` also receives the addresses of the blocks of processes that were recorded exactly.
 pub fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, mut places: Option<&mut Vec<Places>>) -> Profile {
     let facts_unwatched = facts.unwatched_children;
     let mut profile = Profile::new(metadata(&facts));
     let is_sampled = |target: &&Target| target.watched.as_ref().is_some_and(|watched| watched.sampled.is_some());
     let sampled = targets.iter().filter(is_sampled).count();
     if sampled > 0 {
-        // With one estimate among them the sums are estimates.
+        // If one of the processes is estimated, the sums are estimates.
         profile.meta.mode = Mode::Sampled;
         if sampled == targets.len() {
             let joined = targets.iter().any(|target| target.sampled_heap.as_ref().is_some_and(|heap| !heap.by_sums));
@@ -87,7 +87,7 @@ pub fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, mu
     profile.meta.losses.extend(unobserved(&stats, facts_unwatched));
     profile.meta.limits.extend(inherited_words(targets));
     profile.meta.limits.extend(guests_words(targets));
-    // One process without a census leaves the sum of all unknown, unless it has ended: then nothing of it lives.
+    // One process without a census makes the sum over all unknown, unless the process has ended: then it has no live memory.
     let joined = |target: &&Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
     let gone = |target: &&Target| !joined(target) && !target.process.is_alive();
     if targets.iter().any(|target| joined(&target)) && targets.iter().all(|target| joined(&target) || gone(&target)) {
@@ -157,7 +157,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
     if unknown_frees > 0 {
         profile.meta.notes.push(format!("process {pid}: {}", unknown_frees_words(unknown_frees, &target.before)));
     }
-    // A process that runs on frees between the last record and the census: the two sums then differ.
+    // A process that keeps running frees blocks between the last record and the census, so the two sums differ.
     let of_stacks = heap.and_then(|heap| heap.attribution).map(|of| of.attributed_allocations);
     let freed_after = of_stacks.map_or(0, |of_stacks| totals.live.saturating_sub(of_stacks));
     if freed_after > 0 {
@@ -168,7 +168,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
             .push(format!("process {pid}: {blocks} were not live any more when the census was taken, after the end of the recording"));
     }
     namer.begin_process();
-    // Of an image before an exec only what it did counts: its memory is gone.
+    // An image before an exec contributes only its allocations: its memory no longer exists.
     for past in &watched.past {
         add_ledger(profile, namer, &target.space, pid, past, |view| {
             Values::default()
@@ -200,7 +200,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
     stacks
 }
 
-/// Why more may be live than was allocated: a child's heap begins as a copy of its parent's.
+/// Why more may be live than was allocated: a child's heap starts as a copy of its parent's.
 fn inherited_words(targets: &[Target]) -> Option<String> {
     let ledgers = targets.iter().filter_map(|target| target.watched.as_ref()).map(|watched| &watched.ledger);
     let inherited = ledgers.flat_map(|ledger| ledger.stacks().map(|view| (view.totals.inherited, view.totals.inherited_bytes)));
@@ -214,7 +214,7 @@ fn inherited_words(targets: &[Target]) -> Option<String> {
     })
 }
 
-/// What nobody saw of children of vfork.
+/// Calls of vfork children that were not observed.
 fn guests_words(targets: &[Target]) -> Option<String> {
     let unseen = |target: &Target| target.watched.as_ref().map_or(0, |watched| watched.guests).saturating_sub(target.vfork_children_seen);
     let guests: u64 = targets.iter().map(unseen).sum();
@@ -227,7 +227,7 @@ fn guests_words(targets: &[Target]) -> Option<String> {
     })
 }
 
-/// What frees of unknown blocks mean.
+/// How to read frees of unknown blocks.
 fn unknown_frees_words(frees: u64, before: &Before) -> String {
     match before {
         Before::Nothing => format!(
@@ -241,7 +241,8 @@ fn unknown_frees_words(frees: u64, before: &Before) -> String {
     }
 }
 
-/// What no recorded stack owns, as rows of their own. Their live bytes are the census's alone: no recording knows what was asked for.
+/// Adds memory that no recorded stack owns, as separate rows. Their live bytes come from the census alone: no recording knows the bytes
+/// requested.
 pub fn add_others(profile: &mut Profile, pid: u32, heap: &HeapPicture, growth: &GrowthSpace) {
     let owned = &heap.owned;
     if let Some(parts) = &heap.rest {
@@ -298,17 +299,17 @@ fn add_ledger(
     stacks
 }
 
-/// Names frames, each address of a process once: stacks of one program share nearly all of their frames.
+/// Symbolizes frames, each address of a process once: the stacks of one program share nearly all of their frames.
 struct Namer<'a> {
     symbolizer: &'a mut Symbolizer,
-    /// By frame word, of one process: at most as many as its ledger keeps frames of, 12 bytes each and the ids.
+    /// Names by frame word, for one process: at most as many entries as its ledger stores frames, 12 bytes each plus the ids.
     known: HashMap<u64, Box<[FrameId]>>,
-    /// Words for the ends of cut walks.
+    /// Descriptions of why walks ended early.
     ends: HashMap<u8, Option<Arc<str>>>,
 }
 
 impl Namer<'_> {
-    /// Addresses mean something else in the next process.
+    /// The next process has another address space, so cached names do not apply.
     fn begin_process(&mut self) {
         self.known.clear();
     }
@@ -332,7 +333,7 @@ impl Namer<'_> {
     }
 }
 
-/// The name under which allocations go whose stack has no frames.
+/// The name of a stack id that has no frames.
 pub fn placeholder(id: StackId) -> &'static str {
     match id {
         NO_STACK => "[no stack]",

@@ -1,4 +1,4 @@
-//! What changes under a recording: children, new images, new code, ended processes.
+//! Changes during a recording: children, new images, new code, ended processes.
 
 use super::heap::Before;
 use super::sink::{Inherited, Notice, lock};
@@ -10,9 +10,9 @@ use crate::units::Pid;
 
 impl Recorder {
     pub(super) fn act(&mut self, notice: Notice) {
-        // What stands still is looked at before the next notice.
+        // Processes that are stopped are examined before the next notice.
         let Some(slot) = notice.slot() else { return };
-        // A process whose end was noticed before: its row may be another's by now. Its children live on.
+        // The end of this process was noticed before: another process may have its slot by now. Its children are still alive.
         let is_stale = self.targets.get(&slot.index).is_none_or(|target| target.slot != slot);
         if is_stale && !matches!(notice, Notice::Fork { .. }) {
             return;
@@ -20,7 +20,7 @@ impl Recorder {
         match notice {
             Notice::Fork { child, .. } => self.meet_child(slot, child),
             Notice::Exit { .. } => self.retire(slot.index),
-            // It stood still there, and was looked at.
+            // The process was stopped there, and has been examined.
             Notice::Exec { .. } if self.is_held(slot.index) => {}
             Notice::Mapped { held: true, .. } => {}
             Notice::Exec { time_ns, .. } => self.new_image(slot.index, time_ns),
@@ -33,7 +33,7 @@ impl Recorder {
         }
     }
 
-    /// A child that was not held at its birth, of which something was missed therefore.
+    /// A child that was not stopped at its birth, so some of its events were missed.
     fn meet_child(&mut self, parent: Slot, child: Pid) {
         if !self.options.follow_children {
             self.children_ignored += 1;
@@ -41,8 +41,8 @@ impl Recorder {
         }
         let parent = self.targets.values().chain(&self.ended).find(|target| target.slot == parent);
         let Some(parent) = parent else { return };
-        // It stands still, or will at its exec, and is looked at there; or did, and is gone. A child that was forked before its parent was
-        // traced is not.
+        // It is stopped, or will be at its exec, and is examined there; or it was and has ended. A child that was forked before its parent
+        // was traced is not stopped.
         if parent.held_with_children && Process::open(child).map_or(true, |process| process.is_traced_by_us()) {
             return;
         }
@@ -51,7 +51,7 @@ impl Recorder {
         let forked_ns = monotonic_ns();
         let before = inherited.is_some().then_some(before);
         let Some(slot) = self.register_child(child, inherited, before, None) else { return };
-        // A child of vfork still runs in its parent's memory: its own begins with the exec, which is noticed.
+        // A child of vfork still runs in its parent's memory. Its own memory begins with the exec, which is reported.
         if let Err(error) = self.probe(slot) {
             tracing::debug!("child {child}: {error}");
         }
@@ -59,7 +59,7 @@ impl Recorder {
         self.gap(slot, forked_ns);
     }
 
-    /// Gives a child a slot and the ledger it begins with. `before`: what its parent had before the recording, if it has that too.
+    /// Registers a child with its initial ledger. `before`: the parent's heap before the recording, if the child has it too.
     /// `free_at_start`: as for [`register`](Self::register).
     pub(super) fn register_child(
         &mut self,
@@ -81,7 +81,7 @@ impl Recorder {
         if let Some(before) = before {
             target.before = before;
         }
-        // Only from now on an exec is told. One that came before has taken all that was inherited.
+        // An exec is reported only from now on. An earlier one has discarded all inherited memory.
         if target.process.has_executed() {
             target.before = Before::Nothing;
             if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
@@ -91,7 +91,7 @@ impl Recorder {
         Some(slot)
     }
 
-    /// `since_ns`: when the process executed it.
+    /// `since_ns`: when the process executed the image.
     fn new_image(&mut self, slot: u16, since_ns: u64) {
         let Some(target) = self.targets.get_mut(&slot) else { return };
         target.exec();
@@ -100,22 +100,22 @@ impl Recorder {
             Ok(()) => {}
             Err(error) => self.notes.push(format!("after an exec: {error}")),
         }
-        // What shares its allocator's file with the old image was probed all along.
+        // Files that the old image also mapped, and their probes, were in place throughout.
         if self.targets.get(&slot).is_some_and(|target| target.probed() != probed_before) {
             self.gap(slot, since_ns);
         }
     }
 
-    /// A process that was not held has mapped code at `since_ns`.
+    /// A process that was not stopped has mapped code at `since_ns`.
     fn mapped_freely(&mut self, slot: u16, since_ns: u64) {
-        // Whatever else it was, it ran unseen to the process's end.
+        // Whatever the code was, it ran unobserved until the process ended.
         if !self.new_code(slot, since_ns) && self.targets.get(&slot).is_some_and(|target| !target.process.is_alive()) {
             self.gap(slot, since_ns);
         }
     }
 
-    /// There may be code in a process since `since_ns` that was not looked at. Says whether there was an allocator, which then is a spell
-    /// that was not observed.
+    /// There may be code in a process that was mapped since `since_ns` and not examined yet. Returns whether it has an allocator; if so,
+    /// the time since then is recorded as not observed.
     pub(super) fn new_code(&mut self, slot: u16, since_ns: u64) -> bool {
         let Some(before) = self.targets.get(&slot).map(Target::probed) else { return false };
         if let Err(error) = self.probe(slot) {
@@ -133,7 +133,8 @@ impl Recorder {
         is_new
     }
 
-    /// Code without an unwind table was met. A process that is held may stand still at it by now: then nothing of it was missed.
+    /// A walk met code without an unwind table. A process that follows its mappings may be stopped at that code by now: then nothing was
+    /// missed.
     fn missing_table(&mut self, slot: u16) {
         if !self.is_held(slot) {
             self.new_code(slot, monotonic_ns());
@@ -142,19 +143,19 @@ impl Recorder {
         }
     }
 
-    /// From `start_ns` until now not everything of the process was seen.
+    /// From `start_ns` until now the process was not observed completely.
     fn gap(&mut self, slot: u16, start_ns: u64) {
         if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
             watched.gap(start_ns, monotonic_ns());
         }
     }
 
-    /// The process is gone: its slot goes to the next one, its ledger stays.
+    /// The process has ended: its slot is freed, its ledger is kept.
     pub(super) fn retire(&mut self, slot: u16) {
         self.check_losses();
         let Some(mut target) = self.targets.remove(&slot) else { return };
         self.vfork_children_lose(slot);
-        // The kernel takes its time, in which another process may stand still.
+        // Detaching takes the kernel a while, during which another process may be stopped and waiting.
         for attached in target.let_go() {
             drop(self.reaper.take_out(attached));
         }

@@ -1,14 +1,14 @@
-//! The clock of the records: CLOCK_MONOTONIC as the kernel's programs read it.
+//! The clock of the records: CLOCK_MONOTONIC as BPF programs read it.
 //!
-//! In a time namespace (time_namespaces(7)) a process's own reading is shifted; programs always read the unshifted clock. Times of both are
-//! compared everywhere, so the shift is taken out of ours.
+//! In a time namespace (time_namespaces(7)) a process's own reading is shifted; BPF programs always read the unshifted clock. Times from
+//! both are compared throughout, so this module subtracts the shift from its own readings.
 
 use std::sync::OnceLock;
 
 /// `/proc/self/timens_offsets` has two short lines.
 const OFFSETS_BYTES_MAX: u64 = 4096;
 
-/// The clock of the records, in nanoseconds.
+/// The time on the records' clock, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     static OFFSET_NS: OnceLock<i64> = OnceLock::new();
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -18,7 +18,7 @@ pub fn monotonic_ns() -> u64 {
 
 /// By how much this process's CLOCK_MONOTONIC is ahead of the kernel's; 0 where there are no time namespaces (before Linux 5.6).
 fn own_offset_ns() -> i64 {
-    // The file tells the offsets of the children's namespace, which after an unshare is another than the process's own.
+    // The file holds the offsets of the namespace for children, which after an unshare is not the process's own.
     let of = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
     if of("time") != of("time_for_children") {
         return 0;
@@ -27,7 +27,7 @@ fn own_offset_ns() -> i64 {
     offset_ns(&String::from_utf8_lossy(&bytes.unwrap_or_default()))
 }
 
-/// The monotonic clock's offset in the file's text: a line each of `CLOCK SECONDS NANOSECONDS`.
+/// The monotonic clock's offset in the file's text, which has lines of the form `CLOCK SECONDS NANOSECONDS`.
 fn offset_ns(text: &str) -> i64 {
     let line = text.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>()).find(|words| words.first() == Some(&"monotonic"));
     let number = |index: usize| line.as_ref()?.get(index)?.parse::<i64>().ok();

@@ -1,5 +1,5 @@
-//! A recorder that is never finished: processes come and go, and each is asked for a profile now and then. Only of processes whose own
-//! emitter is the source: their ledgers hold a bounded sample.
+//! A recorder that runs indefinitely: processes come and go, and a profile of each can be requested at any time. It is only for processes
+//! whose own emitter is the source, because their ledgers hold a bounded sample.
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -12,30 +12,31 @@ use crate::profile::Profile;
 use crate::target::{Process, ProcessId};
 use crate::units::Pid;
 
-/// What an emitter told so far, for counters.
+/// What an emitter has reported so far, for counters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmitterTotals {
-    /// Whose it is.
+    /// The process.
     pub process: ProcessId,
-    /// Where it comes from.
+    /// The emitter.
     pub source: String,
     /// Mean distance of the samples in allocated bytes; `None` = not known.
     pub sample_bytes: Option<u64>,
-    /// The sums.
+    /// The sums over all stacks.
     pub totals: SampledTotals,
-    /// What could not be taken at face value.
+    /// Corrections and events that could not be applied.
     pub stats: SampledStats,
-    /// Records that found the ring full.
+    /// Records lost because the ring was full.
     pub loss: TargetLoss,
-    /// When the listening began.
+    /// When listening began.
     pub since: Instant,
 }
 
 impl Recorder {
-    /// As [`watch`](Self::watch), of a process that has an emitter. `with_start`: a census tells apart what was there before.
+    /// As [`watch`](Self::watch), for a process that has an emitter. `with_start`: takes a census to distinguish memory from before the
+    /// start.
     ///
     /// # Errors
-    /// If it cannot be watched, or has no emitter that hears.
+    /// If the process cannot be watched, or has no emitter that can be heard.
     pub fn listen(&mut self, pid: Pid, with_start: bool) -> Result<(), Error> {
         let process = Process::open(pid)?;
         let slot = self.register(process, None, None)?;
@@ -50,7 +51,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Lets go of a process and forgets it.
+    /// Detaches from a process and forgets it.
     pub fn unwatch(&mut self, process: ProcessId) {
         let slot = self.targets.iter().find(|(_, target)| target.process.id() == process).map(|(slot, _)| *slot);
         if let Some(slot) = slot {
@@ -58,7 +59,7 @@ impl Recorder {
         }
     }
 
-    /// Forgets the processes that have ended or whose image has no emitter any more, and what was noted on the way; says which.
+    /// Forgets the processes that have ended or whose image no longer has an emitter, and their intermediate data. Returns them.
     pub fn forget_ended(&mut self) -> Vec<ProcessId> {
         let mut gone: Vec<ProcessId> = self.ended.drain(..).map(|target| target.process.id()).collect();
         let deaf = |target: &super::Target| target.starting.is_none() && target.source != Source::Emitter;
@@ -72,7 +73,7 @@ impl Recorder {
         gone
     }
 
-    /// What each emitter told so far.
+    /// What each emitter has reported so far.
     pub fn heard(&self) -> Vec<EmitterTotals> {
         let heard = self.targets.iter().filter_map(|(slot, target)| {
             let shard = lock(&self.shard);
@@ -90,13 +91,13 @@ impl Recorder {
         heard.collect()
     }
 
-    /// A process's profile as it is now; the listening goes on. `join`: with a full census of its heap, which is kept for the profiles
-    /// after it. `None`: it is not listened to.
+    /// A process's current profile; listening continues. `join`: with a full census of its heap, which is kept for later profiles. `None`:
+    /// the process is not listened to.
     pub fn profile_of(&mut self, process: ProcessId, join: bool) -> Option<Profile> {
         let slot = self.targets.iter().find(|(_, target)| target.process.id() == process).map(|(slot, _)| *slot)?;
         let target = self.targets.get_mut(&slot)?;
         target.look_at_the_end(&self.session);
-        // The ring's thread waits for the copy, not for the naming of stacks.
+        // The ring's thread waits for the copy only, not for symbolization.
         let mut watched = {
             let mut shard = lock(&self.shard);
             let watched = shard.watched.get_mut(&slot)?;
@@ -134,7 +135,7 @@ impl Recorder {
     }
 }
 
-/// Says how old the census is that a profile was joined with.
+/// A note on the age of the census that a profile was joined with.
 fn age_note(joined: bool, age: Duration) -> Vec<String> {
     let is_old = joined && age >= Duration::from_secs(1);
     is_old.then(|| format!("live chunks, pinned and blocked bytes are of the census {} s before", age.as_secs())).into_iter().collect()

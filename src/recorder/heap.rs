@@ -1,5 +1,5 @@
-//! The heap at a moment of a recording: the allocator's own account joined with the ledger by address, or, where no census can read the
-//! allocator, what the recorded blocks and the mappings alone show.
+//! The heap at one moment of a recording: the allocator's own account joined with the ledger by address or, if no census can read the
+//! allocator, what the recorded blocks and the mappings show.
 
 use std::cell::RefCell;
 
@@ -17,18 +17,18 @@ use crate::profile::{Attribution, HeapSummary};
 use crate::target::{Maps, Process};
 use crate::units::{HumanBytes, Pid};
 
-/// What the heap looked like, with what belongs to whom.
+/// State of the heap, attributed to stacks.
 #[derive(Debug, Default)]
 pub struct HeapPicture {
-    /// The ladder.
+    /// The totals of the heap, from resident to live bytes.
     pub summary: HeapSummary,
     /// Live, pinned and blocked bytes by stack.
     pub owned: Owned,
-    /// WalkTarget the live bytes are; `None` where no census counts them.
+    /// The live bytes by attribution; `None` if no census counts them.
     pub attribution: Option<Attribution>,
-    /// What no stack owns, by who holds it, where that was asked for: instead of the two rows.
+    /// Memory that no stack owns, by holder, if requested: it replaces the two rows.
     pub rest: Option<Vec<Part>>,
-    /// What a reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
@@ -41,23 +41,23 @@ impl HeapPicture {
     }
 }
 
-/// What was in the heap before the recording.
+/// The heap's contents before the recording.
 #[derive(Debug, Clone, Default)]
 pub enum Before {
-    /// Nothing: the process, or its image, began with it.
+    /// Nothing: the process or its image began with the recording.
     Nothing,
-    /// What a census found.
+    /// The result of a census.
     Heap(std::sync::Arc<StartHeap>),
-    /// It is not known.
+    /// Not known.
     #[default]
     Unknown,
 }
 
 impl Before {
-    /// What a census found, unless it has more than `chunks_max` chunks.
+    /// The result of a census, unless it has more than `chunks_max` chunks.
     ///
     /// # Errors
-    /// With their number.
+    /// The number of chunks, if it is above the limit.
     pub fn of(taken: Taken, chunks_max: usize) -> Result<Self, usize> {
         let tables: Vec<_> = taken.heaps.into_iter().map(|heap| heap.chunks).collect();
         let chunks: usize = tables.iter().map(census::ChunkTable::len).sum();
@@ -72,10 +72,10 @@ impl Before {
     }
 }
 
-/// Looks at the heap of a process that still lives. `None` if it is gone or may not be read.
+/// Examines the heap of a process that is still alive. `None` if it has ended or may not be read.
 ///
-/// If records were lost, blocks that the census proves free are taken out of the ledger first. `with_owners` also asks who holds what no
-/// stack owns.
+/// If records were lost, blocks that the census proves free are first removed from the ledger. `with_owners` also determines what holds the
+/// memory that no stack owns.
 pub fn picture(
     pid: Pid,
     ledger: &mut Ledger,
@@ -125,27 +125,27 @@ pub fn unusable(taken: &Taken) -> Option<String> {
 }
 
 thread_local! {
-    /// Where allocators keep what in their files, as this thread's censuses have learned. One a thread: behind a lock the driver would wait
-    /// for the walker.
+    /// Layout data of allocators' files that this thread's censuses have learned. One per thread: with a lock the driver would wait for the
+    /// walker.
     static PLACES: RefCell<Places> = RefCell::default();
 }
 
-/// Takes a census; what is not malloc's is not asked for.
+/// Takes a census, without the memory outside malloc.
 pub fn census_of(memory: &LiveMemory, pid: Pid, comm: &str, level: Level) -> Result<Taken, MemoryError> {
     let options = census::Options { level, pace: Pace::default(), with_not_malloc: false };
     PLACES.with_borrow_mut(|places| census::take(memory, pid.0, comm, options, places))
 }
 
-/// A heap's bytes by a census; `None` = no census can tell.
+/// A heap's bytes in a census; `None` = no census can determine them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HeapBytes {
-    /// Bytes that it holds free.
+    /// Free bytes that it holds.
     pub free: Option<u64>,
-    /// Bytes of chunks in use, with their rounding.
+    /// Bytes of chunks in use, including rounding.
     pub live: Option<u64>,
 }
 
-/// A process's heap now, by a census that samples large heaps.
+/// A process's heap now, from a census that samples large heaps.
 pub fn bytes(pid: Pid) -> HeapBytes {
     let Some(taken) = look(pid, Level::Sampled) else { return HeapBytes::default() };
     let live = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est);
@@ -157,19 +157,19 @@ pub fn bytes(pid: Pid) -> HeapBytes {
     }
 }
 
-/// The ladder of a process's heap now; `None` if no census can tell it.
+/// The heap totals of a process now; `None` if no census can determine them.
 pub fn ladder(pid: Pid) -> Option<HeapSummary> {
     look(pid, Level::Full).filter(is_usable).map(|taken| summary(&taken))
 }
 
-/// The same, with every chunk to know again, unless there are more than `chunks_max`.
+/// The same, with every chunk for a later comparison, unless there are more than `chunks_max`.
 pub fn at_start(pid: Pid, chunks_max: usize) -> Option<(HeapSummary, Before)> {
     let taken = look(pid, Level::Full).filter(is_usable)?;
     let summary = summary(&taken);
     Some((summary, Before::of(taken, chunks_max).unwrap_or_default()))
 }
 
-/// The heap now, joined with a ledger that knows every block since some moment; `None` if no census can tell it.
+/// The heap now, joined with a ledger that holds every block since some moment; `None` if no census can read the heap.
 pub fn joined(pid: Pid, ledger: &mut Ledger, before: &Before) -> Option<HeapPicture> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
@@ -183,7 +183,7 @@ fn is_usable(taken: &Taken) -> bool {
     taken.census.walk.usable && !taken.heaps.is_empty()
 }
 
-/// Takes out of a ledger that lost records what the census proves free, and joins the two.
+/// Removes blocks that the census proves free from a ledger that lost records, and joins the two.
 fn join(memory: &LiveMemory, ledger: &mut Ledger, taken: &Taken, before: &Before) -> Option<HeapPicture> {
     if ledger.is_lossy() {
         ledger.prune(|block| !is_disproved(&taken.heaps, block));
@@ -191,7 +191,7 @@ fn join(memory: &LiveMemory, ledger: &mut Ledger, taken: &Taken, before: &Before
     from_census(memory, ledger, taken, before)
 }
 
-/// A census of a process; `None` if it is gone or may not be read.
+/// A census of a process; `None` if the process has ended or may not be read.
 fn look(pid: Pid, level: Level) -> Option<Taken> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
@@ -199,7 +199,7 @@ fn look(pid: Pid, level: Level) -> Option<Taken> {
     census_of(&memory, pid, &comm, level).ok()
 }
 
-/// The ladder of a census at level full.
+/// The heap totals of a census at level full.
 pub fn summary(taken: &Taken) -> HeapSummary {
     let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
     HeapSummary {
@@ -217,7 +217,7 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
     let mut by_sums = false;
     for walk in &taken.heaps {
         if walk.chunks.is_empty() {
-            // Once only: a second heap without chunks would have the same stacks charged again.
+            // Only once: a second heap without chunks would attribute the same stacks' bytes again.
             let ledger = if by_sums { &Ledger::new(0, Default::default()) } else { ledger };
             picture.owned.add_sums(ledger, walk.account.live_bytes.unwrap_or(0), walk.account.live_allocations.unwrap_or(0));
             by_sums = true;
@@ -231,7 +231,7 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
             "this allocator's chunks are not told one by one: stacks have their live bytes as asked for, the rest is unattributed".into(),
         );
     } else {
-        // The rows' sum, whatever happened between the walk and the look at its pages.
+        // The sum of the rows, whatever changed between the walk and the check of its pages.
         picture.summary.pinned_bytes = Some(picture.owned.pinned.total_bytes());
     }
     let huge = picture.owned.pinned_on_huge_pages_bytes;
@@ -253,7 +253,7 @@ fn from_ledger(memory: &LiveMemory, ledger: &Ledger, extents: &mut Extents, foot
     let blocks = ledger.sorted_blocks(|_| true);
     let mut ranges = extents.heap_ranges(blocks.iter().map(|block| block.addr.0));
     if ledger.is_lossy() {
-        // No gap between blocks is known to be free.
+        // Gaps between blocks are not known to be free.
         ranges.iter_mut().for_each(|range| range.coverage = Coverage::Partial);
     }
     let states = pages_of(memory, ranges.iter().map(|range| range.range.clone()))?;

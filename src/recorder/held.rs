@@ -1,4 +1,4 @@
-//! Processes that stand still for a look: at their birth, their exec, where they map code, and at their entry point (tracer.rs).
+//! Processes that are stopped for an examination: at their birth, their exec, where they map code, and at their entry point (tracer.rs).
 
 use std::time::{Duration, Instant};
 
@@ -11,27 +11,27 @@ use crate::probe::cookie::OP_ENTRY;
 use crate::target::{MappedFile, Process};
 use crate::units::{Addr, Pid};
 
-/// Longest wait for the record of a fork, which was sent before its child was told of; the ring is read every 5 ms.
+/// Maximum wait for a fork's record, which was sent before the child was reported; the ring is read every 5 ms.
 const BOOKS_WITHIN: Duration = Duration::from_millis(500);
-/// How often it is looked for.
+/// Interval between two checks for it.
 const BOOKS_POLL: Duration = Duration::from_micros(200);
-/// Longest wait for the unwind tables of new code: those of the largest libraries take a second on a busy machine.
+/// Maximum wait for the unwind tables of new code: those of the largest libraries take a second on a busy machine.
 const TABLES_WITHIN: Duration = Duration::from_secs(5);
 
 /// A child of vfork with probes of its own.
 #[derive(Debug)]
 pub(super) struct VforkChild {
     process: Process,
-    /// Of the target in whose memory it runs.
+    /// The slot of the target in whose memory it runs.
     slot: u16,
     attached: Attached,
 }
 
 impl Recorder {
-    /// Follows the children of the processes that are watched by now: none of them runs before it is probed.
+    /// Follows the children of the processes watched by now: none of them runs before it is probed.
     ///
     /// # Errors
-    /// If there is no thread for it.
+    /// If the thread for it cannot be started.
     pub fn hold_children(&mut self) -> Result<(), Error> {
         let pids = self.targets.values().map(|target| target.process.pid()).collect();
         let (followed, refused) = launch::follow(pids, self.wake())?;
@@ -50,10 +50,10 @@ impl Recorder {
         Ok(())
     }
 
-    /// What tells this thread that a process stands still.
+    /// A callback that tells this thread that a process is stopped.
     pub(super) fn wake(&self) -> launch::Wake {
         let notice = self.notice.clone();
-        // A full channel wakes as well.
+        // If the channel is full, this thread wakes up anyway.
         Box::new(move || {
             let _ = notice.try_send(Notice::Stands);
         })
@@ -63,7 +63,7 @@ impl Recorder {
         self.targets.get(&slot).is_some_and(|target| target.held)
     }
 
-    /// Looks at all that stand still.
+    /// Examines all stopped processes.
     pub(super) fn look_at_the_held(&mut self) {
         while let Some(look) = self.followed.as_ref().and_then(|followed| followed.looks().try_recv().ok()) {
             let (pid, at) = (look.pid, look.at);
@@ -77,7 +77,7 @@ impl Recorder {
         }
     }
 
-    /// Probes what is new in a process that stands still, and lets it go on.
+    /// Probes what is new in a stopped process, and resumes it.
     pub(super) fn look(&mut self, mut look: Look) -> Result<(), Error> {
         let slot = self.targets.iter().find(|(_, target)| target.process.pid() == look.pid).map(|(slot, _)| *slot);
         let slot = match look.at {
@@ -107,7 +107,7 @@ impl Recorder {
         probed
     }
 
-    /// A child that has not run yet gets its parent's ledger, as they were at the fork.
+    /// A child that has not run yet gets a copy of its parent's ledger at the fork.
     fn born(&mut self, parent: Pid, child: Pid) -> Option<u16> {
         let parent = self.targets.values().chain(&self.ended).find(|target| target.process.pid() == parent);
         let before = parent.map_or(Before::Unknown, |parent| parent.before.clone());
@@ -129,7 +129,7 @@ impl Recorder {
         Some(slot)
     }
 
-    /// A child of vfork that has not run yet: what it calls in its parent's memory is the parent's.
+    /// A child of vfork that has not run yet: its calls in its parent's memory are attributed to the parent.
     fn born_in_memory(&mut self, parent: Pid, child: Pid) -> Result<(), Error> {
         let of_child = self.vfork_children.get(&parent).map(|born| born.slot);
         let slot = of_child.or_else(|| self.targets.iter().find(|(_, target)| target.process.pid() == parent).map(|(slot, _)| *slot));
@@ -149,14 +149,14 @@ impl Recorder {
         Ok(())
     }
 
-    /// Takes the probes of a child of vfork out, which has executed a program or ended.
+    /// Detaches the probes of a vfork child that has executed a program or ended.
     fn vfork_child_has_left(&mut self, child: Pid) {
         if let Some(left) = self.vfork_children.remove(&child) {
             drop(self.reaper.take_out(left.attached));
         }
     }
 
-    /// Takes out the probes of those that ended without executing anything.
+    /// Detaches the probes of those that ended without an exec.
     pub(super) fn check_vfork_children(&mut self) {
         let ended: Vec<Pid> = self.vfork_children.iter().filter(|(_, child)| !child.process.is_alive()).map(|(pid, _)| *pid).collect();
         for child in ended {
@@ -164,7 +164,7 @@ impl Recorder {
         }
     }
 
-    /// A child of vfork may outlive the process in whose memory it runs. Its probes are out before the slot has another owner.
+    /// A child of vfork may outlive the process in whose memory it runs. Its probes are detached before the slot is reused.
     pub(super) fn vfork_children_lose(&mut self, slot: u16) {
         self.vfork_children.retain(|_, child| child.slot != slot);
     }
@@ -177,7 +177,7 @@ impl Recorder {
         }
     }
 
-    /// A new image, none of whose instructions has run. A child of vfork becomes a target here.
+    /// A new image that has not run any instruction. A child of vfork becomes a target here.
     fn held_image(&mut self, known: Option<u16>, entry: Option<u64>, look: &mut Look) -> Option<u16> {
         let slot = match known {
             Some(slot) => {
@@ -213,7 +213,7 @@ impl Recorder {
     }
 }
 
-/// The probe that holds a process at its entry point.
+/// The probe that stops a process at its entry point.
 fn entry_site(process: &Process, entry: Addr) -> Result<AttachFile, String> {
     let maps = process.maps().map_err(|error| error.to_string())?;
     let mapping = maps.find(entry).ok_or("it is not mapped")?;
@@ -222,7 +222,7 @@ fn entry_site(process: &Process, entry: Addr) -> Result<AttachFile, String> {
     Ok(AttachFile { path: file.attach_path, sites: vec![AttachSite { offset, cookie: OP_ENTRY, with_return: false }] })
 }
 
-/// Whether it may want to trace its children itself, as debuggers do: a process has one tracer.
+/// Whether it may want to trace its children itself, as debuggers do: a process can have only one tracer.
 fn traces_others(process: &Process) -> bool {
     let Ok(maps) = process.maps() else { return false };
     let Some(program) = maps.mappings.iter().find(|mapping| mapping.path().is_some()) else { return false };

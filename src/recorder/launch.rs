@@ -1,7 +1,7 @@
-//! Starting a command so that not even its first allocation is missed, nor that of a program it executes in its place or of a child;
-//! and following processes that run already in the same way.
+//! Starts a command so that not even its first allocation is missed, including those of programs that it executes and of its children; and
+//! follows running processes in the same way.
 //!
-//! The command stops at its exec. From then on it is seized (so that stop signals work as without us) and stops where tracer.rs says:
+//! The command stops at its exec. From then on it is seized (so that stop signals work as usual) and stops where tracer.rs says:
 //! constructors of libraries run before the entry point, and they allocate.
 
 use std::collections::HashSet;
@@ -19,40 +19,40 @@ use crate::units::Pid;
 /// Why a command could not be started under watch.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The program could not be executed at all.
+    /// The program could not be executed.
     #[error("cannot run {program}: {source}")]
     Spawn {
-        /// As given.
+        /// The program as given.
         program: String,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The thread that follows it could not be started.
     #[error("cannot start a thread to follow {program}: {source}")]
     Thread {
-        /// As given.
+        /// The program as given.
         program: String,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A step of following it failed.
     #[error("cannot follow {program}: {step}: {source}")]
     Trace {
-        /// As given.
+        /// The program as given.
         program: String,
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// The system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// Tells the driver that a look waits.
+/// Tells the driver that a stop is waiting.
 pub type Wake = Box<dyn Fn() + Send>;
 
-/// Processes that stand still where there is something to look at.
+/// Processes that are stopped where there is something to examine.
 pub struct Followed {
-    /// The command's process; `None` if the processes ran already.
+    /// The command's process; `None` if the processes were already running.
     pid: Option<Pid>,
     looks: Receiver<Look>,
     status: Arc<OnceLock<ExitStatus>>,
@@ -64,7 +64,7 @@ impl Followed {
         self.pid
     }
 
-    /// The stops that wait for a look.
+    /// The stops that wait to be examined.
     pub fn looks(&self) -> &Receiver<Look> {
         &self.looks
     }
@@ -75,7 +75,7 @@ impl Followed {
     }
 }
 
-/// Starts the command. It stands still at its exec until the first [`Look`] is taken and dropped.
+/// Starts the command. It is stopped at its exec until the first [`Look`] is taken and dropped.
 ///
 /// # Errors
 /// [`LaunchError::Spawn`] if there is no such program or it may not be executed.
@@ -96,7 +96,7 @@ pub fn launch(command: &[OsString], scope: Scope, wake: Wake) -> Result<Followed
     Ok(Followed { pid: Some(pid), looks, status })
 }
 
-/// The thread's whole life.
+/// The thread's main function.
 fn start_and_follow(
     command: &[OsString],
     program: &str,
@@ -117,7 +117,7 @@ fn start_and_follow(
     let child = match spawn.spawn() {
         Ok(child) => child,
         Err(source) => {
-            // The caller waits for exactly this.
+            // The caller waits for this message.
             drop(started.send(Err(LaunchError::Spawn { program: program.to_owned(), source })));
             return;
         }
@@ -136,13 +136,13 @@ fn start_and_follow(
             let _ = status.set(how);
             return;
         }
-        // It runs on without us.
+        // The command keeps running without being followed.
         Err(error) => tracing::warn!("{error}"),
     }
     tracer.run();
 }
 
-/// From the exec's stop until the command is seized and runs; its status if it ended before.
+/// From the stop at the exec until the command is seized and runs. Returns its status if it ended before.
 fn begin(pid: i32, program: &str, tracer: &mut Tracer<'_>) -> Result<Option<ExitStatus>, LaunchError> {
     let failed = |step: &'static str| {
         let program = program.to_owned();
@@ -153,10 +153,10 @@ fn begin(pid: i32, program: &str, tracer: &mut Tracer<'_>) -> Result<Option<Exit
         return Ok(Some(ExitStatus::from_raw(status)));
     }
     let children = tracer.first_image(pid);
-    // Stopped in between: nothing of it may run before it is seized.
+    // Stopped in between: it must not run before it is seized.
     ptrace(libc::PTRACE_DETACH, pid, 0, libc::SIGSTOP as u64).map_err(failed("let it go"))?;
     let seized = tracer.seize(pid, pid, children).map_err(failed("trace it"));
-    // Also where that failed: it must not stand still for ever.
+    // Resumes it even if that failed: otherwise it would stay stopped forever.
     let child = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound.into());
     let goes_on = child.and_then(|child| Ok(rustix::process::kill_process(child, rustix::process::Signal::CONT)?));
     seized?;
@@ -164,11 +164,11 @@ fn begin(pid: i32, program: &str, tracer: &mut Tracer<'_>) -> Result<Option<Exit
     Ok(None)
 }
 
-/// Rounds of looking for threads that were made meanwhile, at most.
+/// Maximum number of rounds that look for new threads.
 const SEIZE_ROUNDS_MAX: usize = 100;
 
-/// Follows processes that run already, their children among them, without stopping them. With the followed it returns why each of the
-/// others cannot be followed.
+/// Follows running processes and their children without stopping them. Also returns the processes that cannot be followed, each with the
+/// reason.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -190,7 +190,7 @@ pub fn follow(pids: Vec<Pid>, wake: Wake) -> Result<(Followed, Vec<(Pid, io::Err
     Ok((Followed { pid: None, looks, status: Arc::default() }, refused))
 }
 
-/// Traces every thread of a process. Threads made by one that is traced are traced by themselves.
+/// Traces every thread of a process. Threads created by a traced thread are traced automatically.
 fn seize_threads(tracer: &mut Tracer<'_>, pid: Pid) -> io::Result<()> {
     let mut seen = HashSet::new();
     for _ in 0..SEIZE_ROUNDS_MAX {
@@ -201,7 +201,7 @@ fn seize_threads(tracer: &mut Tracer<'_>, pid: Pid) -> io::Result<()> {
                 continue;
             }
             match tracer.seize(tid, pid.0.cast_signed(), true) {
-                // A thread that ended, or was made by one that is traced.
+                // A thread that has ended, or was created by a traced one.
                 Err(error) if tid != pid.0.cast_signed() => tracing::debug!("thread {tid} of process {pid}: {error}"),
                 other => other?,
             }
@@ -220,8 +220,8 @@ mod tests {
     use super::*;
     use crate::recorder::tracer::At;
 
-    /// Takes all looks until the command has ended; says what it saw at each, and how it ended. No programs are loaded: nothing is held at
-    /// mappings and entry points.
+    /// Takes all stops until the command has ended. Returns what it saw at each, and how the command ended. No programs are loaded, so
+    /// nothing stops at mappings and entry points.
     fn run(command: &[&str]) -> (Vec<(Pid, At)>, Pid, ExitStatus) {
         let command: Vec<OsString> = command.iter().map(OsString::from).collect();
         let followed = launch(&command, Scope { children: true }, Box::new(|| {})).unwrap();
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_stop_signal_stops_a_followed_child_for_its_parent_to_see() {
-        // The shell's own job control: it says what became of the child, the stop again until it has heard that the child goes on.
+        // The shell's own job control: it reports the child's state changes, and the stop again until it has seen that the child continues.
         let script = "set -m; sh -c 'kill -STOP $$' & wait $!; test $? -gt 128 || exit 1; kill -CONT $!
             for turn in $(seq 500); do wait $! && exit 0; sleep 0.01; done; exit 2";
         let (_, _, status) = run(&["bash", "-c", script]);

@@ -1,4 +1,4 @@
-//! A look at one watched process while the recording runs, for a live view.
+//! A view of one watched process during the recording.
 
 use super::sink::{SharedShard, lock};
 use super::target::Target;
@@ -22,32 +22,33 @@ impl<'a> Look<'a> {
         &self.target.process
     }
 
-    /// Its code, as far as it was seen: names its stacks.
+    /// Its code as far as it was seen; used to symbolize its stacks.
     pub fn space(&self) -> &'a AddressSpace {
         &self.target.space
     }
 
-    /// Names of the allocators that are traced in it.
+    /// Names of the allocators traced in it.
     pub fn allocators(&self) -> &'a [String] {
         &self.target.allocators
     }
 
-    /// Where its figures come from, if not from the allocator's functions.
+    /// The source of its figures, if it is not the allocator's functions.
     pub fn source(&self) -> String {
         self.target.source_with_interval()
     }
 
-    /// What a reader should know of how it is traced.
+    /// Notes on how it is traced.
     pub fn notes(&self) -> &'a [String] {
         &self.target.notes
     }
 
-    /// Whether it has ended: its ledger no longer changes.
+    /// Whether it has ended: then its ledger no longer changes.
     pub fn has_ended(&self) -> bool {
         self.target.watched.is_some()
     }
 
-    /// Reads its ledger. While it runs, this keeps the thread that writes it waiting, so `read` only copies; `None` if it has none.
+    /// Reads its ledger. While the process runs, the thread that writes the ledger waits, so `read` should only copy. `None` if it has no
+    /// ledger.
     pub fn watched<R>(&self, read: impl FnOnce(&Watched) -> R) -> Option<R> {
         match &self.target.watched {
             Some(watched) => Some(read(watched)),

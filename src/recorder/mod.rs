@@ -5,14 +5,14 @@
 //! Capture ── rings ───┤                    │ notices                  ├──→ looks (top), finish → Profile
 //!                     └────────────────────┼──────────────────────────┘
 //!                              Recorder::step (caller's thread):
-//!                 probes new code, children and images; counts what was lost
+//!                 probes new code, children and images; counts losses
 //! ```
 //!
-//! Censuses run on a thread of their own (walker.rs): one at the start, whose chunks are `[before attach]` at the end; some near new
-//! peaks and after losses; the last one at the end, when nothing more is recorded.
+//! Censuses run on a separate thread (walker.rs): one at the start, whose chunks are `[before attach]` at the end; some near new peaks and
+//! after losses; the last one at the end, when recording has stopped.
 //!
-//! The caller's thread owns everything that attaches and detaches. Nothing in the target is changed but the probed instructions, which
-//! the kernel restores when the links are dropped, even if this process is killed.
+//! The caller's thread does all attaching and detaching. Nothing in the target is changed except the probed instructions, which the kernel
+//! restores when the links are dropped, even if this process is killed.
 
 mod attribution;
 mod build;
@@ -72,22 +72,22 @@ use crate::profile::{Counter, Profile};
 use crate::target::{Process, TargetError};
 use crate::units::Pid;
 
-/// Notices that may wait for the driver. A storm of children beyond it is counted, and every process is looked at anew.
+/// Limit of notices waiting for the driver. If a burst of children exceeds it, the excess is counted, and every process is examined again.
 const NOTICES_MAX: usize = 4096;
-/// How often losses are read and ended processes noticed even without a notice.
+/// How often losses are read and ended processes detected without a notice.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Live blocks of ledgers that are settled for each view, at most: a sweep of 64 MiB, some 20 ms.
+/// Maximum number of live blocks in a ledger that is settled for each view: a pass over 64 MiB, about 20 ms.
 const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
 
-/// Threads that take out probes of processes that have ended: a build ends some hundred in a second.
+/// Threads that detach probes of ended processes: in a build some hundred processes end per second.
 const DETACHING_THREADS: usize = 16;
-/// How long an image that replaced another may take to load its libraries.
+/// Maximum time for an image that replaced another to load its libraries.
 const STARTING_MAX: Duration = Duration::from_secs(1);
-/// The same where it is held at its entry point: each of its libraries takes some ten milliseconds to look at.
+/// The same if it is stopped at its entry point: examining each of its libraries takes some ten milliseconds.
 const HELD_START_MAX: Duration = Duration::from_secs(30);
 
-/// Why a recording cannot be made or go on.
+/// Why a recording cannot be made or continued.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The programs could not be loaded or attached.
@@ -96,10 +96,10 @@ pub enum Error {
     /// The process cannot be watched, or has nothing to probe.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The process cannot be looked at.
+    /// The process cannot be examined.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// Only what an emitter tells was wanted, and there is none.
+    /// Only an emitter was accepted as the source, and the process has none.
     #[error(
         "process {pid} has no emitter of otel_memory or ddheap probes: start it with `fragprof run -- CMD`, or record every call (--mode exact)"
     )]
@@ -107,7 +107,7 @@ pub enum Error {
         /// The process.
         pid: Pid,
     },
-    /// Only what an emitter tells was wanted, and no emitter can be heard here.
+    /// Only an emitter was accepted as the source, and this kernel cannot listen to one.
     #[error(
         "emitters are not listened to on this kernel, which has no attach cookies (Linux 5.17 brought them): record every call (--mode exact)"
     )]
@@ -115,7 +115,7 @@ pub enum Error {
     /// Processes cannot be watched in windows here.
     #[error("processes cannot be watched in windows here: {reason}")]
     NoWindows {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The command could not be started.
@@ -131,14 +131,14 @@ pub enum Choice {
     Best,
     /// The allocator's functions.
     Functions,
-    /// An emitter, or nothing.
+    /// An emitter only.
     Emitter,
 }
 
 /// What to record, and how.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Watch the children of the watched too.
+    /// Watch the children of the watched processes too.
     pub follow_children: bool,
     /// Take the stacks of frees.
     pub free_stacks: bool,
@@ -150,20 +150,20 @@ pub struct Options {
     pub source: Choice,
     /// Kernel memory for unwind tables, bytes; `None` = [`capture::TABLES_BYTES`].
     pub tables_bytes: Option<u64>,
-    /// Chunks of a heap at its start that are kept at most; `None` = 32 Mi, 4 bytes each.
+    /// Maximum number of chunks of a heap at its start that are kept; `None` = 32 Mi, 4 bytes each.
     pub start_chunks_max: Option<usize>,
-    /// Probe functions that fail by a C++ exception even where a probe would keep the exception from being caught.
+    /// Probe functions that report failure by a C++ exception even if a probe would prevent the exception from being caught.
     pub probe_throwing: bool,
-    /// Take no stacks at all, to measure what they cost.
+    /// Take no stacks at all, to measure their cost.
     pub no_stacks: bool,
-    /// Take a census at the start, near each new peak and after losses too, not only at the end.
+    /// Take a census also at the start, near each new peak and after losses, not only at the end.
     pub censuses: bool,
-    /// Ask at the end who holds what no recorded stack owns: this reads the whole heap.
+    /// At the end, determine what holds the memory that no recorded stack owns: this reads the whole heap.
     pub owners: bool,
 }
 
-/// A recording under way. Dropped in this order: probes go out, then the reaper has taken them, then the ring goes, and the programs if they
-/// were this recording's alone.
+/// A recording in progress. Dropped in this order: the targets detach their probes, the reaper completes that, then the ring is closed, and
+/// the programs are unloaded if only this recording used them.
 pub struct Recorder {
     targets: HashMap<u16, Target>,
     ended: Vec<Target>,
@@ -194,17 +194,17 @@ impl Recorder {
     /// Loads the programs for this recording alone and starts reading; no process is watched yet.
     ///
     /// # Errors
-    /// If BPF is not permitted here or the kernel lacks what is needed.
+    /// If BPF is not permitted or the kernel lacks a required feature.
     pub fn new(options: Options) -> Result<Self, Error> {
         let config =
             capture::Config { method: options.method, tables_bytes: options.tables_bytes.unwrap_or(capture::TABLES_BYTES), windows: false };
         Self::over(Session::load(&config)?, options)
     }
 
-    /// A recording that shares the programs with others: what `options` say of loading them (the method, the tables) is not asked.
+    /// A recording that shares loaded programs with others: the `options` that concern loading (method, tables) are ignored.
     ///
     /// # Errors
-    /// If no ring is left, or emitters alone are wanted and cannot be heard.
+    /// If no ring is left, or only emitters are accepted and cannot be heard.
     pub fn over(session: SharedSession, options: Options) -> Result<Self, Error> {
         if options.source == Choice::Emitter && !session.capture.hears_emitters() {
             return Err(Error::EmittersUnsupported);
@@ -249,7 +249,7 @@ impl Recorder {
     /// Watches a running process from now on.
     ///
     /// # Errors
-    /// If it cannot be watched; nothing of it stays behind then.
+    /// If it cannot be watched; nothing is left behind then.
     pub fn watch(&mut self, pid: Pid) -> Result<(), Error> {
         let process = Process::open(pid)?;
         let free = heap::bytes(pid).free;
@@ -257,13 +257,13 @@ impl Recorder {
         match self.probe(slot) {
             Ok(()) => {
                 self.switch_on(slot);
-                // The recording begins when its first process is watched, however long it took to get there.
+                // The recording begins when its first process is watched, however long the preparation took.
                 if self.targets.len() == 1 && self.ended.is_empty() {
                     self.started = Instant::now();
                     self.started_at = SystemTime::now();
                     self.started_ns = monotonic_ns();
                 }
-                // From here on every new block is recorded: what lives now and is not recorded later was there before.
+                // From now on every new block is recorded: memory that is live now and not recorded later is from before.
                 if let (Some(walker), Some(target)) = (&self.walker, self.targets.get(&slot)) {
                     walker.ask(target.whose(), Purpose::Start);
                 }
@@ -276,8 +276,8 @@ impl Recorder {
         }
     }
 
-    /// Starts a command and watches it from its first instruction on, through every exec of its process; its children too, if they are
-    /// to be watched.
+    /// Starts a command and watches it from its first instruction, through every exec of its process; its children too, if the options say
+    /// so.
     ///
     /// # Errors
     /// If it cannot be started, or has nothing to probe by the time it reaches its entry point.
@@ -288,13 +288,13 @@ impl Recorder {
         loop {
             let look = match followed.looks().recv_timeout(STARTING_MAX) {
                 Ok(look) => look,
-                // A constructor takes its time; where the entry point could not be probed, nobody says when it is reached.
+                // Constructors may take long; if the entry point could not be probed, reaching it is not reported.
                 Err(RecvTimeoutError::Timeout) if self.targets.values().any(|target| target.entry.is_some()) => continue,
                 Err(_) => break,
             };
             let (is_command, at) = (Some(look.pid) == pid, look.at);
             let looked = self.look(look);
-            // Before the entry point the C library may not be there yet: nothing to probe is no failure.
+            // Before the entry point the C library may not be loaded yet: nothing to probe is not an error.
             if is_command {
                 probed = looked;
             }
@@ -306,7 +306,7 @@ impl Recorder {
         probed
     }
 
-    /// Which processes are sampled by an emitter of their own, as sentences.
+    /// The processes that are sampled by their own emitter, as sentences.
     pub fn source_words(&self) -> Vec<String> {
         let sampled = self.targets.values().filter(|target| target.source == target::Source::Emitter);
         sampled.map(|target| format!("process {} is {}", target.process.pid(), target.source_words())).collect()
@@ -317,8 +317,7 @@ impl Recorder {
         self.followed.as_ref().and_then(launch::Followed::status)
     }
 
-    /// Does what is due for up to `wait`: probes new code, children and images, reads losses. Returns whether any watched process is
-    /// left.
+    /// Does what is due for up to `wait`: probes new code, children and images, reads losses. Returns whether any watched process is left.
     pub fn step(&mut self, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
         while !self.targets.is_empty() {
@@ -340,7 +339,7 @@ impl Recorder {
         !self.targets.is_empty()
     }
 
-    /// Takes the blocks of unmapped ranges out of the ledgers, for a live view. Large ledgers wait until their list of ranges is full.
+    /// Removes the blocks of unmapped ranges from the ledgers, for a live view. Large ledgers wait until their list of ranges is full.
     pub fn settle(&self) {
         for watched in lock(&self.shard).watched.values_mut() {
             if watched.ledger.totals().live <= SETTLE_BLOCKS_MAX {
@@ -349,7 +348,7 @@ impl Recorder {
         }
     }
 
-    /// Each process that is watched, or was until it ended, for a live view; in the order of their pids.
+    /// All processes that are watched now, or were until they ended, for a live view; ordered by pid.
     pub fn looks(&self) -> Vec<Look<'_>> {
         let mut targets: Vec<&Target> = self.targets.values().chain(&self.ended).collect();
         targets.sort_by_key(|target| target.process.id());
@@ -358,7 +357,7 @@ impl Recorder {
 
     /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
     pub fn losses(&self) -> Vec<Counter> {
-        // In this order: what is counted and not read yet is on its way.
+        // The counters first: a record that is counted and not read yet may still be in the ring.
         let counters = self.session.capture.counters(&self.ring).unwrap_or_default();
         let read = self.ring.read();
         let unaccounted = build::unaccounted_so_far(&counters, read, self.ring.bytes());
@@ -382,12 +381,12 @@ impl Recorder {
         self.started.elapsed()
     }
 
-    /// Ends the recording: takes no more calls, drains the rings, takes the probes out, and builds the profile.
+    /// Ends the recording: stops the probes, drains the rings, detaches, and builds the profile.
     pub fn finish(self) -> Result<Profile, Error> {
         self.finish_with(None)
     }
 
-    /// As [`finish`](Self::finish), and tells where the blocks of each process lay that was recorded exactly.
+    /// As [`finish`](Self::finish), and also returns the addresses of the blocks of each process that was recorded exactly.
     ///
     /// # Errors
     /// If the kernel refuses to read its counters.
@@ -398,7 +397,7 @@ impl Recorder {
     }
 
     fn finish_with(mut self, places: Option<&mut Vec<Places>>) -> Result<Profile, Error> {
-        // What stands still for a look goes on.
+        // Stopped processes continue.
         self.followed = None;
         for target in self.targets.values_mut() {
             target.look_at_the_end(&self.session);
@@ -442,14 +441,14 @@ impl Recorder {
         Ok(self.session.name(|symbolizer| build::profile(facts, &all, symbolizer, places)))
     }
 
-    /// Gives a target's slot back; its probes are out.
+    /// Frees a target's slot after its probes are detached.
     fn remove(&self, target: &Target) {
         if let Err(error) = self.session.capture.remove_target(target.process.pid(), target.slot) {
             tracing::warn!("{error}");
         }
     }
 
-    /// Gives a process a slot and a ledger. `free_at_start`: free bytes of its heap, if they are known.
+    /// Assigns a process a slot and a ledger. `free_at_start`: free bytes of its heap, if known.
     fn register(&mut self, process: Process, inherited: Option<Inherited>, free_at_start: Option<u64>) -> Result<u16, Error> {
         let pid = process.pid();
         let mut flags = bpf::TARGET_VM;
@@ -475,11 +474,11 @@ impl Recorder {
         Ok(slot.index)
     }
 
-    /// Looks at the process's code as it is now: probes what is new, lets go of what is gone.
+    /// Examines the process's code as it is now: probes new files, detaches from files that are no longer mapped.
     fn probe(&mut self, slot: u16) -> Result<(), Error> {
         let Some(target) = self.targets.get_mut(&slot) else { return Ok(()) };
         target.choose_source(&mut self.finder, self.options.source, self.session.capture.hears_emitters())?;
-        // The ledger must be the right one before the first record comes.
+        // The ledger must be of the right kind before the first record arrives.
         if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
             watched.set_emitter(target.emitter_interval());
         }
@@ -516,7 +515,7 @@ impl Recorder {
             }
         }
         self.ask_for_walks();
-        // An image that nobody holds at its entry point has started by now, and so has one that blocks what would hold it.
+        // An image that is not stopped at its entry point has started by now; so has one that blocks the signal that would stop it.
         let started = |target: &Target| {
             let most = if target.entry.is_some() { HELD_START_MAX } else { STARTING_MAX };
             target.starting.is_some_and(|since| since.elapsed() >= most)
@@ -534,7 +533,7 @@ impl Recorder {
         self.check_vfork_children();
     }
 
-    /// Tells the ledgers what was lost of their records since the last look.
+    /// Tells the ledgers how many of their records were lost since the last check.
     fn check_losses(&mut self) {
         for (slot, target) in &mut self.targets {
             let Some((alloc, free, other)) = target.new_losses(&self.session.capture) else { continue };
@@ -546,9 +545,9 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
-    /// The programs may go on for others: nothing of this recording stays in them.
+    /// Other recordings may keep using the programs: removes all traces of this recording from them.
     fn drop(&mut self) {
-        // What stands still for a look goes on.
+        // Stopped processes continue.
         self.followed = None;
         for slot in self.targets.keys().copied().collect::<Vec<_>>() {
             self.forget(slot);

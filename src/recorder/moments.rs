@@ -1,44 +1,45 @@
-//! When to look at a heap while its recording runs, and what was seen. Pure: the clock is given.
+//! Decides when to take a census of a heap during its recording, and keeps the results. Pure: the clock is an argument.
 //!
-//! A census is due when the recorded live bytes are at a new height, or when records were lost since the last one; never more often
-//! than the pause below allows, so that walking takes a small share of the time. A peak that came and went between two looks is missed:
-//! the moment kept says how much was live when it was taken.
+//! A census is due when the recorded live bytes reach a new maximum, or when records were lost since the last one; never more often than
+//! the pause below allows, so that walking takes a small share of the time. A peak between two censuses is missed: the moment that is kept
+//! says how much was live when it was taken.
 
 use super::walker::Walked;
 use crate::profile::HeapMoment;
 
-/// A new height is this much above the last one looked at, in percent and in bytes: steady growth makes some tens of looks, not thousands.
+/// A new maximum exceeds the last one measured by this much, in percent and in bytes: steady growth then causes some tens of censuses, not
+/// thousands.
 const HIGHER_PERCENT: u64 = 5;
 /// See [`HIGHER_PERCENT`].
 const HIGHER_BYTES: u64 = 1 << 20;
-/// Shortest time between two looks.
+/// Minimum time between two censuses.
 const PAUSE_NS: u64 = 1_000_000_000;
-/// A look is followed by at least so many times its own length without one: at most 5 % of the time is spent walking.
+/// A census is followed by at least so many times its own duration without one: at most 5 % of the time is spent walking.
 const REST_FACTOR: u64 = 19;
 
-/// The looks at one process's heap.
+/// The censuses of one process's heap.
 #[derive(Debug, Default)]
 pub struct Moments {
-    /// When the recording began.
+    /// The heap when the recording began.
     pub at_start: Option<HeapMoment>,
-    /// At the highest recorded live bytes that were looked at.
+    /// The heap at the highest recorded live bytes that a census saw.
     pub at_peak: Option<HeapMoment>,
-    /// A walk whose proof waits until the records from before its end are in the ledger.
+    /// A walk whose proof waits until all records from before its end are in the ledger.
     pub proof: Option<Walked>,
-    /// Recorded live bytes when the walk under way was asked for.
+    /// Recorded live bytes when the walk in progress was requested.
     asked_at_bytes: Option<u64>,
     not_before_ns: u64,
     has_new_losses: bool,
 }
 
 impl Moments {
-    /// Records were lost: the next look is for proof.
+    /// Records were lost: the next census serves as proof.
     pub fn lost(&mut self) {
         self.has_new_losses = true;
     }
 
-    /// Whether to walk now, with the ledger's live bytes. If so, a walk counts as asked for. A peak that came and went between two looks is
-    /// gone, and what is left of it is still the highest that can be seen.
+    /// Whether to walk now, given the ledger's live bytes. If so, the walk counts as requested. A peak between two censuses is gone, and
+    /// what remains of it is still the highest that can be measured.
     pub fn is_due(&mut self, now_ns: u64, live_bytes: u64) -> bool {
         if self.asked_at_bytes.is_some() || now_ns < self.not_before_ns {
             return false;
@@ -53,7 +54,7 @@ impl Moments {
         true
     }
 
-    /// A walk is done. `moment` is what it saw but for the recorded bytes; `None` if it was not usable.
+    /// A walk is done. `moment` is its result without the recorded bytes; `None` if it was not usable.
     pub fn walked(&mut self, began_ns: u64, ended_ns: u64, moment: Option<HeapMoment>) {
         let recorded_live_bytes = self.asked_at_bytes.take().unwrap_or(0);
         let took_ns = ended_ns.saturating_sub(began_ns);
@@ -63,7 +64,7 @@ impl Moments {
         }
     }
 
-    /// A moment that is the peak's if none was higher.
+    /// A moment that becomes the peak unless an earlier one was higher.
     pub fn at_height(&mut self, moment: HeapMoment) {
         if self.at_peak.is_none_or(|best| best.recorded_live_bytes <= moment.recorded_live_bytes) {
             self.at_peak = Some(moment);

@@ -1,4 +1,4 @@
-//! Where the blocks of an exact recording lay at its end, and whose they were: for questions about a range of addresses. Pure.
+//! Where the blocks of an exact recording were at its end, and which stacks allocated them: answers queries for a range of addresses. Pure.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,10 +8,10 @@ use crate::ledger::Ledger;
 use crate::profile::FrameId;
 use crate::units::StackId;
 
-/// Blocks that are kept, 24 bytes each; further ones are counted.
+/// Maximum number of blocks that are kept, 24 bytes each; further ones are counted.
 const BLOCKS_MAX: usize = 1 << 20;
 
-/// A block: where it was, and the index of its stack.
+/// A block: its address, and the index of its stack.
 #[derive(Debug, Clone, Copy)]
 struct Placed {
     start: u64,
@@ -19,30 +19,30 @@ struct Placed {
     stack: u32,
 }
 
-/// What one stack holds of a range.
+/// What one stack holds in a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     /// Its frames in the recording's profile, leaf first.
     pub frames: Arc<[FrameId]>,
     /// Bytes of its blocks that lie in the range.
     pub live_bytes: u64,
-    /// Blocks that lie in it, wholly or in part.
+    /// Blocks that lie in it, completely or in part.
     pub live_allocations: u64,
 }
 
-/// The blocks of one process by rising address.
+/// The blocks of one process by ascending address.
 #[derive(Debug, Default)]
 pub struct Places {
     /// The process.
     pub pid: u32,
-    /// Blocks beyond the limit: nothing is known of where they lie.
+    /// Blocks beyond the limit, whose addresses are not known.
     pub left_out: u64,
     blocks: Vec<Placed>,
     stacks: Vec<Arc<[FrameId]>>,
 }
 
 impl Places {
-    /// The blocks that a ledger holds. `frames` are those of each stack.
+    /// The blocks in a ledger. `frames` are those of each stack.
     pub(super) fn of(pid: u32, ledger: &Ledger, frames: &HashMap<StackId, Arc<[FrameId]>>) -> Self {
         let mut places = Self { pid, ..Self::default() };
         let mut indices: HashMap<StackId, u32> = HashMap::new();
@@ -63,10 +63,10 @@ impl Places {
         places
     }
 
-    /// The stacks whose blocks lie in a range, those with most bytes first.
+    /// The stacks whose blocks lie in a range, sorted by bytes, largest first.
     #[must_use]
     pub fn within(&self, range: &Range<u64>) -> Vec<Share> {
-        // Blocks do not overlap: of those that begin before the range, the last alone can reach into it.
+        // Blocks do not overlap: of those that begin before the range, only the last can extend into it.
         let first = self.blocks.partition_point(|block| block.start < range.start).saturating_sub(1);
         let mut shares: HashMap<u32, (u64, u64)> = HashMap::new();
         for block in self.blocks.get(first..).unwrap_or_default() {
@@ -101,7 +101,7 @@ mod tests {
     use crate::profile::{Frame, Profile};
     use crate::units::{Addr, StackHash};
 
-    /// Blocks of these lengths, gaps between them, each of one of three stacks.
+    /// Blocks of these lengths with gaps between them, each allocated by one of three stacks.
     fn ledger(blocks: &[(u64, u64, u64)]) -> (Ledger, Vec<(Range<u64>, u64)>) {
         let mut ledger = Ledger::new(0, StackLimits::default());
         let (mut at, mut model) = (0x1000u64, Vec::new());

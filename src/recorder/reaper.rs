@@ -1,5 +1,5 @@
-//! Takes probes out on threads of its own: the kernel waits some 90 ms for running probes to finish, in which the driver has other
-//! windows to open and other processes to look at. Threads that wait at once wait for the same grace period.
+//! Detaches probes on separate threads: the kernel waits about 90 ms for running probes to finish, during which the driver has other
+//! windows to open and other processes to examine. Threads that wait at the same time share one grace period.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,12 +8,12 @@ use std::thread::JoinHandle;
 
 use crate::capture::Attached;
 
-/// Says when probes are out.
+/// Tells when probes are detached.
 #[derive(Debug, Clone, Default)]
 pub struct Ticket(Arc<AtomicBool>);
 
 impl Ticket {
-    /// Whether they are.
+    /// Whether they are detached.
     pub fn is_out(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -21,14 +21,14 @@ impl Ticket {
 
 type Work = (Attached, Ticket);
 
-/// The threads.
+/// The detaching threads.
 pub struct Reaper {
     sender: Option<Sender<Work>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Reaper {
-    /// Starts so many threads.
+    /// Starts this many threads.
     pub fn start(threads: usize) -> std::io::Result<Self> {
         let (sender, receiver) = channel::<Work>();
         let receiver = Arc::new(Mutex::new(receiver));
@@ -39,11 +39,11 @@ impl Reaper {
         Ok(Self { sender: Some(sender), threads: (0..threads).map(start).collect::<Result<_, _>>()? })
     }
 
-    /// Takes probes out soon.
+    /// Detaches probes soon.
     pub fn take_out(&self, attached: Attached) -> Ticket {
         let ticket = Ticket::default();
         let sent = self.sender.as_ref().map(|sender| sender.send((attached, ticket.clone())));
-        // Without a thread they go out here and now, with the message.
+        // Without a thread they are detached here, when the unsent message is dropped.
         if !matches!(sent, Some(Ok(()))) {
             ticket.0.store(true, Ordering::Release);
         }
@@ -61,7 +61,7 @@ fn work(receiver: &Mutex<Receiver<Work>>) {
 }
 
 impl Drop for Reaper {
-    /// Waits until all probes are out.
+    /// Waits until all probes are detached.
     fn drop(&mut self) {
         self.sender = None;
         for thread in self.threads.drain(..) {

@@ -1,7 +1,8 @@
-//! What no recorded stack owns, by who holds it: the rows `[before attach]` and `[unattributed]` in parts, by place, owner and type.
+//! Memory that no recorded stack owns, by holder: divides the rows `[before attach]` and `[unattributed]` into parts by place, owner and
+//! type.
 //!
-//! Each of their blocks is charged as in the account by stack, with the number of its group instead of a stack, so that the parts of a row
-//! add up to the row to the byte.
+//! Each of their blocks is attributed as in the account by stack, with the number of its group instead of a stack, so that the parts of a
+//! row add up to the row to the byte.
 
 use super::attribution::{Owned, StartHeap, owner};
 use crate::census::chunks::Block;
@@ -17,13 +18,13 @@ use crate::retention::shares::Shares;
 use crate::retention::teller::{Teller, first_words};
 use crate::units::StackId;
 
-/// A part of a row: its frames, and what it has.
+/// A part of a row: its frames and its values.
 pub type Part = (Vec<Frame>, Values);
 
-/// Groups what no recorded stack owns by who holds it. One look: pointers may move meanwhile.
+/// Groups the memory that no recorded stack owns by holder. One pass: pointers may change meanwhile.
 ///
 /// # Errors
-/// If the process is gone, or has no heap whose blocks are known.
+/// If the process has ended, or has no heap whose blocks are known.
 pub fn by_owner(
     memory: &LiveMemory,
     pid: u32,
@@ -37,7 +38,7 @@ pub fn by_owner(
     let firsts = first_words(memory, &holdings);
     let shares = Shares::of(&mut teller, By::Pinned, &firsts);
     let others = shares.groups.len() as u32;
-    // Two numbers a group: what was there before, and what was not seen.
+    // Two numbers per group: memory from before the recording, and memory that was not seen.
     let number = |block: &Block| {
         let is_old = match owner(ledger, before, block) {
             Some(OLD) => true,

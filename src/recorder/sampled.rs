@@ -1,13 +1,13 @@
 //! The heap at the end of a recording whose source is an emitter: the allocator's own account joined with the sample by address.
 //!
-//! The census knows every live chunk, and the sample knows of some of them whose they are and how many others each stands for. What a
-//! chunk has (its bytes, the free bytes that it pins or blocks) is so estimated by stack as any other sum over blocks
+//! The census knows every live chunk. For some of them the sample knows the stack, and how many other chunks each represents. A chunk's
+//! figures (its bytes, the free bytes that it pins or blocks) are therefore estimated by stack like any other sum over blocks
 //! ([`crate::ledger::Moments`]).
 //!
-//! What is left is split in two by a census at the beginning. A live chunk that was not there then was made since, so what the sample
-//! does not explain of those chunks is *unattributed*. One that was there, at the same address with the same size, is from before, or
-//! was made since at the address of one that was freed; of the latter the sample tells, so what it does not explain is from *before the
-//! attach*. Both differences are unbiased, with the error of the sample.
+//! A census at the beginning divides the rest in two. A live chunk that did not exist then was allocated since, so the part of those chunks
+//! that the sample does not explain is *unattributed*. A chunk that existed then, at the same address with the same size, is either from
+//! before, or was allocated since at the address of a freed one. The sample covers the latter, so the part that it does not explain is from
+//! *before the attach*. Both differences are unbiased, with the error of the sample.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,12 +26,12 @@ use crate::profile::HeapSummary;
 use crate::target::Process;
 use crate::units::{Pid, StackId};
 
-/// Sampled blocks that can be told apart in one survey: its owners are numbers of 20 bits, and two are for the unsampled.
+/// Maximum number of sampled blocks that one survey can distinguish: its owners are 20-bit numbers, and two are for unsampled chunks.
 const SURVEYED_MAX: usize = (1 << 20) - 2;
 
-/// Censuses tried at most: one that meets a heap in full swing, or a program that makes its first arena, may lose its way.
+/// Maximum number of attempts at a census: a walk may fail in a heap that changes rapidly, or while a program creates its first arena.
 const TRIES: u32 = 3;
-/// Between them.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A usable census, or why there is none.
@@ -59,7 +59,7 @@ fn usable_census(pid: Pid) -> Result<(LiveMemory, Taken), String> {
     }
 }
 
-/// What some chunks hold and keep.
+/// Sums over some chunks.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums<T> {
     objects: T,
@@ -75,37 +75,37 @@ pub struct Shares {
     pub chunks: Estimate,
     /// Live bytes with the allocator's rounding.
     pub chunk_bytes: Estimate,
-    /// Free bytes on pages that they keep.
+    /// Free bytes on pages that the chunks pin.
     pub pinned_bytes: Estimate,
-    /// Free pages under the highest of a heap.
+    /// Free pages below the highest live chunk of a heap.
     pub blocked_bytes: Estimate,
 }
 
-/// What the heap looked like, with what stacks hold and keep of it.
+/// State of the heap, with the stacks' shares of it.
 #[derive(Debug, Default)]
 pub struct SampledPicture {
-    /// The ladder.
+    /// The totals of the heap, from resident to live bytes.
     pub summary: HeapSummary,
     /// By stack.
     pub by_stack: HashMap<StackId, Shares>,
-    /// What was there before; `None` = it is not known, and is part of the unattributed.
+    /// Memory from before the recording; `None` = not known, then it is part of the unattributed.
     pub before: Option<Shares>,
-    /// What neither the sample nor the past explains: allocations that the emitter does not hear of.
+    /// Memory that neither the sample nor the census at the start explains: allocations that the emitter does not see.
     pub unattributed: Shares,
     /// All stacks together.
     pub attributed: Shares,
     /// Sampled blocks that were freed between the end of the recording and the census, or whose free was missed.
     pub gone: u64,
-    /// Sampled blocks beyond what one survey takes.
+    /// Sampled blocks beyond the limit of one survey.
     pub beyond: u64,
-    /// An allocator tells how much lives, not which chunks: stacks have their bytes as asked for, and nothing is known of pages.
+    /// An allocator gives the live bytes, but not the chunks: stacks then have the bytes requested, and pages are not known.
     pub by_sums: bool,
 }
 
-/// Looks at the heap of a process that still lives.
+/// Examines the heap of a process that is still alive.
 ///
 /// # Errors
-/// Why no census could be joined: the process is gone, no census reads its allocator, or the heap changed too much under each try.
+/// Why no census could be joined: the process has ended, no census reads its allocator, or the heap changed too much during each attempt.
 pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<SampledPicture, String> {
     ledger.settle();
     let (memory, taken) = full_census(pid)?;
@@ -145,20 +145,20 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<
     Ok(picture)
 }
 
-/// The join under way.
+/// The join in progress.
 #[derive(Default)]
 struct Join<'a> {
-    /// Sampled and live, by address.
+    /// Sampled live blocks, by address.
     blocks: &'a [SampledBlock],
-    /// What was there when the emitter was heard already; `None` = it is not known.
+    /// The heap before the emitter was heard; `None` = not known.
     before: Option<&'a Before>,
     seen: Vec<bool>,
     by_stack: HashMap<StackId, Sums<Moments>>,
     all: Sums<Moments>,
-    /// Chunks that may be from before, and chunks that were made since: all of them, and what the sample says of them.
+    /// Chunks that may be from before, and chunks allocated since: the totals, and the part that the sample explains.
     old: Group,
     new: Group,
-    /// A heap gave its sums alone.
+    /// A heap gave only its sums.
     by_sums: bool,
 }
 
@@ -169,7 +169,8 @@ struct Group {
 }
 
 impl Join<'_> {
-    /// The number under which a live chunk is surveyed: that of its sampled block, or one behind them for each group of the others.
+    /// The owner number of a live chunk in the survey: that of its sampled block, or one of the two numbers after them for unsampled
+    /// chunks.
     fn number(&self, block: &Block) -> usize {
         let unsampled = || self.blocks.len() + usize::from(!self.is_old(block));
         self.blocks.binary_search_by_key(&block.addr, |sampled| sampled.addr.0).unwrap_or_else(|_| unsampled())
@@ -196,7 +197,7 @@ impl Join<'_> {
             })
         };
         let pinned = Survey::new(&ranges, spans(), &states).pinned.bytes;
-        // Only heaps that shrink at their top can be blocked: an arena's pieces, not single mapped chunks.
+        // Blocked bytes exist only in heaps that shrink at their top: extents of an arena, not single mapped chunks.
         let heaps: Vec<std::ops::Range<u64>> = walk.extents.iter().map(|(_, range)| range.clone()).collect();
         let blocked = blocked_space(&heaps, &ranges, spans(), &states).0.bytes;
 
@@ -227,7 +228,7 @@ impl Join<'_> {
         Some(())
     }
 
-    /// What was sampled and is in no heap whose chunks are known is in one that gave its sums alone.
+    /// A sampled block that is in no heap with known chunks is in one that gave only its sums.
     fn add_unseen(&mut self) {
         for (block, seen) in self.blocks.iter().zip(&mut self.seen).filter(|(_, seen)| !**seen) {
             *seen = true;

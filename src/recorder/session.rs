@@ -1,4 +1,4 @@
-//! What all recordings of a process of fragprof share: the loaded programs with their unwind tables, and what is known of modules.
+//! What all recordings of one fragprof process share: the loaded programs with their unwind tables, and what is known of modules.
 //!
 //! ```text
 //!            ┌── Recorder (every call, or an emitter)
@@ -6,8 +6,9 @@
 //!            └── Governed (windows)
 //! ```
 //!
-//! A recording is a policy over it: it opens a ring of its own, gives targets to the processes that it watches, decides when their probes are
-//! in, and says what may be concluded. Ended, it leaves nothing behind but what was learnt of modules (docs/design/0017).
+//! A recording is a policy on top of it: it opens its own ring, assigns targets to the processes that it watches, decides when their probes
+//! are attached, and says what may be concluded. When it ends, it leaves nothing behind except what was learned about modules
+//! (docs/design/0017).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -22,24 +23,24 @@ pub struct Session {
     pub(super) capture: Capture,
     snapshots: Mutex<Snapshots>,
     known: Mutex<Known>,
-    /// Why processes cannot be watched in windows; `None` where they can.
+    /// Why processes cannot be watched in windows; `None` if they can.
     no_windows: Option<String>,
 }
 
-/// A session that several recordings hold; the last one to go unloads the programs.
+/// A session that several recordings share; dropping the last reference unloads the programs.
 pub type SharedSession = Arc<Session>;
 
 impl Session {
     /// Loads the programs.
     ///
     /// # Errors
-    /// If BPF is not permitted here or the kernel lacks what is needed.
+    /// If BPF is not permitted or the kernel lacks a required feature.
     pub fn load(config: &capture::Config) -> Result<SharedSession, Error> {
         let no_windows = (!config.windows).then(|| "the programs were loaded without them".to_owned());
         Ok(Self::of(Capture::load(config)?, no_windows))
     }
 
-    /// Loads the programs for every kind of recording; without windows, for the others, where the kernel or the machine refuses those.
+    /// Loads the programs for every kind of recording; without windows if the kernel or the machine refuses those.
     ///
     /// # Errors
     /// As [`Session::load`].
@@ -58,7 +59,7 @@ impl Session {
         Arc::new(Self { capture, snapshots: Mutex::default(), known: Mutex::default(), no_windows })
     }
 
-    /// That processes can be watched in windows.
+    /// Checks that processes can be watched in windows.
     ///
     /// # Errors
     /// [`Error::NoWindows`].
@@ -77,7 +78,7 @@ impl Session {
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names stacks with what is known already; files are closed afterwards, what was named stays known. Recordings take turns.
+    /// Symbolizes stacks with a shared cache. Files are closed afterwards, names are kept. Recordings take turns.
     pub(super) fn name<T>(&self, name: impl FnOnce(&mut Symbolizer) -> T) -> T {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut symbolizer = Symbolizer::with_known(std::mem::take(&mut *known));
@@ -87,7 +88,7 @@ impl Session {
     }
 }
 
-/// A session that is loaded when the first recording asks for it, and goes with the last.
+/// A session that is loaded when the first recording needs it, and unloaded with the last.
 #[derive(Debug)]
 pub struct LazySession {
     tables_bytes: u64,
@@ -115,8 +116,8 @@ impl LazySession {
         Ok(session)
     }
 
-    /// A session for a recording of every call of a process that others may watch: a kernel without attach cookies tells only one
-    /// recording's probes of a process apart, so there it is one of its own.
+    /// A session for a recording of every call of a process that others may watch too: on a kernel without attach cookies only one
+    /// recording's probes of a process can be distinguished, so there it is a separate session.
     ///
     /// # Errors
     /// As [`Session::load`].

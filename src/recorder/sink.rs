@@ -1,4 +1,4 @@
-//! From a ring's records to the ledgers of its shard, and notices of what needs the driver.
+//! Applies a ring's records to the ledgers of its shard, and notifies the driver of what it must act on.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +11,15 @@ use crate::capture::{BATCH_RECORDS, Sink, Slot};
 use crate::ledger::{Event, Ledger, SampledLedger};
 use crate::units::{Addr, Pid};
 
-/// Events gathered before the shard's lock is taken; long enough that the ledger can fetch its table's slots ahead.
+/// Events collected before the shard's lock is taken: enough that the ledger can prefetch its table's slots.
 const BATCH_EVENTS: usize = 256;
-/// Live blocks of parents that are copied for their children at most, over all of a shard: 16 M blocks are 400 MB.
+/// Maximum number of parents' live blocks copied for their children, over all processes of a shard: 16 M blocks are 400 MB.
 const INHERITED_BLOCKS_MAX: u64 = 16 << 20;
 
 /// Something the driver must act on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// A watched process has a child. Unless it runs in its parent's memory, a copy of its parent's ledger waits in the shard.
+    /// A watched process has a child. Unless the child runs in its parent's memory, a copy of the parent's ledger waits in the shard.
     Fork {
         /// The parent's slot.
         slot: Slot,
@@ -42,14 +42,14 @@ pub enum Notice {
     Mapped {
         /// Its slot.
         slot: Slot,
-        /// The thread stands still there, or did, and is looked at by that.
+        /// The thread is or was stopped there, and the stop is handled separately.
         held: bool,
         /// When (CLOCK_MONOTONIC ns).
         time_ns: u64,
     },
-    /// A traced process stands still.
+    /// A traced process is stopped.
     Stands,
-    /// A stack went through code without a table.
+    /// A stack walk met code without an unwind table.
     NeedTable {
         /// The slot of the process.
         slot: Slot,
@@ -59,7 +59,7 @@ pub enum Notice {
 }
 
 impl Notice {
-    /// Whose it is; `None` if it says that itself.
+    /// The slot of the process; `None` if the notice is not tied to one.
     pub fn slot(&self) -> Option<Slot> {
         match *self {
             Self::Fork { slot, .. }
@@ -74,9 +74,9 @@ impl Notice {
 
 /// A forked child's copy of its parent's ledger.
 pub struct Inherited {
-    /// Of what was traced.
+    /// Of the traced calls.
     pub ledger: Ledger,
-    /// Of what an emitter told.
+    /// Of the emitter's samples.
     pub sampled: Option<Box<SampledLedger>>,
 }
 
@@ -85,26 +85,26 @@ pub struct Inherited {
 pub struct Shard {
     /// By slot.
     pub watched: HashMap<u16, Watched>,
-    /// Books of children that the driver has not met yet: their parent's at the moment of the fork. `None`: there are too many
-    /// blocks to copy, or the child runs in its parent's memory.
+    /// Ledgers of children that the driver has not met yet: copies of their parents' at the fork. `None`: there are too many blocks to
+    /// copy, or the child runs in its parent's memory.
     pub inherited: HashMap<Pid, Option<Inherited>>,
-    /// Children whose parent's ledger was not copied because there were too many blocks.
+    /// Children whose parent's ledger was not copied because it had too many blocks.
     pub inherited_refused: u64,
     /// Whether children are to be watched too.
     pub follow_children: bool,
-    /// What was sent before this time (CLOCK_MONOTONIC ns) is in the ledger.
+    /// Records sent before this time (CLOCK_MONOTONIC ns) are in the ledger.
     pub drained_ns: u64,
 }
 
 /// A shard that the ring's thread and the driver share.
 pub type SharedShard = Arc<Mutex<Shard>>;
 
-/// Takes the lock; a panic of another holder does not make the data worse than it is.
+/// Takes the lock. A panic of another holder does not invalidate the data.
 pub fn lock(shard: &SharedShard) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Feeds one ring's records into its shard.
+/// Applies one ring's records to its shard.
 pub struct LedgerSink {
     shard: SharedShard,
     notices: SyncSender<Notice>,
@@ -119,7 +119,7 @@ pub struct LedgerSink {
 }
 
 impl LedgerSink {
-    /// A sink for a shard. Notices that find the channel full are counted in `notices_lost`: the driver then looks at everything.
+    /// A sink for a shard. Notices that find the channel full are counted in `notices_lost`: the driver then examines everything.
     pub fn new(shard: SharedShard, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
         let batch = Vec::with_capacity(BATCH_EVENTS);
         let now_ns = crate::recorder::monotonic_ns();
@@ -146,7 +146,7 @@ impl LedgerSink {
         }
     }
 
-    /// An allocator event as the ledger takes it, or `None` for other records.
+    /// An allocator event in the ledger's form, or `None` for other records.
     fn event(record: &Record<'_>, time_ns: u64) -> Option<Event<'static>> {
         let tid = record.head.tid;
         Some(match record.body {
@@ -164,7 +164,7 @@ impl LedgerSink {
         let mut shard = lock(&self.shard);
         let Shard { watched, inherited, inherited_refused, follow_children, .. } = &mut *shard;
         let Some(process) = watched.get_mut(&slot).filter(|process| record.head.is_of(process.slot.generation)) else { return };
-        // With its generation: the row may be another's by the time the driver acts.
+        // With its generation: another process may have the slot by the time the driver acts.
         let slot = process.slot;
         let notice = match record.body {
             Body::Stack { hash, frames, end } => {
@@ -221,7 +221,7 @@ impl Sink for LedgerSink {
 
     fn pause(&mut self) {
         self.flush();
-        // A full batch says nothing of the ring's end; a smaller one reached it, after the last pause.
+        // A full batch does not show the ring's end; a smaller one reached it, after the last pause.
         if std::mem::take(&mut self.records) < BATCH_RECORDS {
             lock(&self.shard).drained_ns = self.now_ns;
         }
@@ -261,7 +261,7 @@ mod tests {
         Aligned(bytes)
     }
 
-    /// A parent with three blocks, its sink, and room for the ledgers of children with `blocks_max` blocks in all.
+    /// A parent with three blocks, its sink, and a limit of `blocks_max` blocks in all of its children's ledgers.
     fn parent(blocks_max: u64) -> (SharedShard, LedgerSink) {
         let mut watched = Watched::new(Pid(100), SLOT, Ledger::new(0, StackLimits::default()), &[], None);
         let blocks: Vec<Event<'_>> = (1..=3)
@@ -279,7 +279,7 @@ mod tests {
     fn a_child_whose_parent_has_too_many_blocks_gets_no_books_and_is_counted() {
         let (shard, mut sink) = parent(5);
         sink.record(&decode(&fork_of(201).0).unwrap());
-        // The ledger of the first takes three of five.
+        // The first child's ledger takes three of five blocks.
         sink.record(&decode(&fork_of(202).0).unwrap());
         let shard = lock(&shard);
         assert!(matches!(shard.inherited.get(&Pid(201)), Some(Some(_))) && matches!(shard.inherited.get(&Pid(202)), Some(None)));

@@ -1,4 +1,4 @@
-//! The driver's side of a watched process: its probes, its code, and what is needed to name its stacks after it is gone.
+//! The driver's view of a watched process: its probes, its code, and what is needed to symbolize its stacks after it has ended.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -23,14 +23,14 @@ use crate::target::Process;
 /// A file of the process, by device and inode.
 pub(super) type FileKey = (u64, u64);
 
-/// Chunks of the heap at the start that are kept until the end, 4 bytes each. A heap of more is not compared: what it held before the
-/// recording is then among the unattributed.
+/// Maximum number of chunks of the heap at the start that are kept until the end, 4 bytes each. A heap with more is not compared: its
+/// memory from before the recording is then part of the unattributed.
 pub const START_CHUNKS_MAX: usize = 32 << 20;
 
-/// Where the figures of a process come from.
+/// The source of a process's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Source {
-    /// Not looked at yet.
+    /// Not decided yet.
     #[default]
     Undecided,
     /// Probes on the allocator's functions: every call.
@@ -45,50 +45,50 @@ pub struct Target {
     pub slot: Slot,
     /// The probed files with their links.
     attached: HashMap<FileKey, Attached>,
-    /// What holds it at its entry point, until it has been there.
+    /// The probe that stops it at its entry point, until it has been there.
     pub entry: Option<Attached>,
-    /// It stands still wherever there is something new to look at.
+    /// It is stopped wherever there is something new to examine.
     pub held: bool,
-    /// Its children do too, from their birth or their exec on.
+    /// Its children are too, from their birth or their exec on.
     pub held_with_children: bool,
-    /// What is probed in them.
+    /// The source that is probed.
     pub source: Source,
-    /// Since when its image has been starting: its libraries come one by one, and its emitter does not know yet whether it will be heard.
-    /// `None` = it runs.
+    /// Since when its image has been starting: its libraries are loaded one by one, and its emitter does not know yet whether it will be
+    /// used. `None` = started.
     pub starting: Option<Instant>,
-    /// When it, or its image, began to be watched.
+    /// When watching of the process, or of its image, began.
     pub since: Instant,
-    /// The emitters that are heard, while they are the source.
+    /// The emitters that are listened to, while they are the source.
     pub emitters: Vec<Emitter>,
-    /// The heap at the end, where an emitter is the source.
+    /// The heap at the end, if an emitter is the source.
     pub sampled_heap: Option<SampledPicture>,
-    /// When that was.
+    /// When `sampled_heap` was measured.
     pub joined: Instant,
-    /// Names of the allocators probed: the one that serves malloc, then the others in the order met.
+    /// Names of the probed allocators: first the one that serves malloc, then the others in the order found.
     pub allocators: Vec<String>,
     /// Executable code seen so far.
     pub space: AddressSpace,
-    /// The heap at the end of the recording, if the process still lived and let itself be read.
+    /// The heap at the end of the recording, if the process was still alive and could be read.
     pub heap: Option<HeapPicture>,
-    /// What was in the heap before the recording.
+    /// The heap before the recording.
     pub before: Before,
-    /// The looks at the heap during the recording.
+    /// The censuses of the heap during the recording.
     pub moments: Moments,
-    /// Images that the process had before this one.
+    /// Number of images that the process had before this one.
     image: u32,
     /// What the allocator that serves malloc adds to a block.
     footprint: Footprint,
     /// Whether exceptions may pass its probed returns.
     pub return_probes: ReturnProbePolicy,
-    /// Files with functions that throw: how many, and where.
+    /// Files with functions that throw: the number of functions, and the file.
     throwing: Vec<(usize, String)>,
     pub notes: Vec<String>,
     /// Children of vfork whose calls in this process's memory were probed.
     pub vfork_children_seen: u64,
-    /// Its end, if no record tells of it.
+    /// Detects its end if the exit record was lost.
     pub untold_exit: UntoldExit,
     loss: TargetLoss,
-    /// The ledger, once the process is gone and its slot given away.
+    /// The ledger, once the process has ended and its slot is freed.
     pub watched: Option<Watched>,
 }
 
@@ -125,7 +125,7 @@ impl Target {
         }
     }
 
-    /// The sites of the allocators' functions that are probed, as a process finds them that shares this one's memory.
+    /// The sites of the allocators' probed functions, as seen by a process that shares this one's memory.
     pub fn functions_of(&self, sharing: &Process, planner: &mut Planner) -> Result<Vec<AttachFile>, Error> {
         if self.source != Source::Functions {
             return Ok(Vec::new());
@@ -135,21 +135,21 @@ impl Target {
         Ok(probed.map(|file| attach_file(file, |site| self.return_probes.allows(site))).collect())
     }
 
-    /// Number of files with probes.
+    /// Number of probed files.
     pub fn probed(&self) -> usize {
         self.attached.len()
     }
 
-    /// Records lost in all.
+    /// Total number of records lost.
     pub fn loss(&self) -> TargetLoss {
         self.loss
     }
 
-    /// Looks for emitters, and decides whether they are the source. The decision is made once for an image, or as long as it is starting.
-    /// `hears`: whether this kernel's programs can listen.
+    /// Searches for emitters, and decides whether they are the source. The decision is made once per image, or repeatedly while it is
+    /// starting. `hears`: whether this kernel's programs can listen.
     pub fn choose_source(&mut self, finder: &mut Finder, choice: Choice, hears: bool) -> Result<(), Error> {
         let starting = self.starting.is_some();
-        // Of a process that has ended nothing is mapped any more; what it was still holds.
+        // A process that has ended has no mappings; its previous source stays valid.
         if !self.process.is_alive() {
             return Ok(());
         }
@@ -171,7 +171,7 @@ impl Target {
             self.source = Source::Functions;
             return Ok(());
         }
-        // Before a program has started, its sampler does not know yet whether it is in front.
+        // Before a program has started, its sampler does not know yet whether it is in use.
         let (heard, deaf): (Vec<Emitter>, Vec<Emitter>) = found.emitters.into_iter().partition(|emitter| starting || emitter.hears());
         if !starting {
             for emitter in &deaf {
@@ -184,12 +184,12 @@ impl Target {
                 return Ok(());
             }
             (_, true) if choice == Choice::Emitter && !starting => return Err(Error::NoEmitter { pid: self.process.pid() }),
-            // Its libraries come one by one; nothing else is wanted.
+            // Its libraries are loaded one by one; no other source is accepted.
             (_, true) if choice == Choice::Emitter => {
                 self.attached.clear();
                 self.source = Source::Undecided;
             }
-            // It was listened to from before it could know.
+            // Listening began before the emitter could know.
             (Source::Emitter, true) if !deaf.is_empty() => {
                 self.attached.clear();
                 self.source = Source::Functions;
@@ -208,13 +208,13 @@ impl Target {
         Ok(())
     }
 
-    /// What the emitter says of its mean distance of sample points; the outer `None` = no emitter is the source.
+    /// The mean sample distance that the emitter reports; the outer `None` = no emitter is the source.
     pub fn emitter_interval(&self) -> Option<Option<u64>> {
         let says = || self.emitters.iter().find_map(|emitter| emitter.stats).map(|stats| stats.sample_bytes);
         (self.source == Source::Emitter).then(says)
     }
 
-    /// The emitters in words; empty if they are not the source.
+    /// A description of the emitters; empty if they are not the source.
     pub fn source_words(&self) -> String {
         if self.source != Source::Emitter {
             return String::new();
@@ -223,14 +223,14 @@ impl Target {
         format!("sampled in the process, {}", words.join(" and "))
     }
 
-    /// The same with the mean distance of samples, where the emitter says it.
+    /// The same with the mean sample distance, if the emitter reports it.
     pub fn source_with_interval(&self) -> String {
         let stats = self.emitters.iter().find_map(|emitter| emitter.stats).filter(|_| self.source == Source::Emitter);
         let every = stats.map_or_else(String::new, |stats| format!(", one sample in {}", stats.distance()));
         self.source_words() + &every
     }
 
-    /// Listens to the emitters that are new, lets go of those that are gone.
+    /// Listens to new emitters, and detaches from those that are gone.
     fn hear(&mut self, capture: &Capture) -> Result<(), Error> {
         let key = |emitter: &Emitter| (emitter.identity.device, emitter.identity.inode);
         let keys: Vec<FileKey> = self.emitters.iter().map(key).collect();
@@ -248,7 +248,7 @@ impl Target {
         Ok(())
     }
 
-    /// Looks at the code as it is now: attaches to files with an allocator that are new, lets go of files that are no longer mapped.
+    /// Examines the code as it is now: attaches to new files with an allocator, detaches from files that are no longer mapped.
     pub fn probe(&mut self, session: &Session, planner: &mut Planner) -> Result<(), Error> {
         let capture = &session.capture;
         let maps = self.process.maps()?;
@@ -282,7 +282,7 @@ impl Target {
             self.attached.insert(key(file), attached);
             let name = file.allocator.name().to_owned();
             if !self.allocators.contains(&name) {
-                // The one that serves malloc comes first.
+                // The allocator that serves malloc comes first.
                 let place = if file.serves_malloc { 0 } else { self.allocators.len() };
                 self.allocators.insert(place, name);
             }
@@ -294,7 +294,7 @@ impl Target {
         Ok(())
     }
 
-    /// Looks whether its memory is limited by now: from then on a failing operator new must find its way.
+    /// Checks whether its memory is limited by now: from then on an exception of operator new must be able to pass.
     pub fn look_at_limits(&mut self, capture: &Capture) {
         let limited = memory_is_limited(&self.process);
         if limited != self.return_probes.limited {
@@ -311,7 +311,7 @@ impl Target {
         }
     }
 
-    /// Says something once.
+    /// Adds a note once.
     pub fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);
@@ -333,12 +333,12 @@ impl Target {
         self.starting = Some(Instant::now());
     }
 
-    /// WalkTarget heap it is now.
+    /// The heap to walk.
     pub fn whose(&self) -> WalkTarget {
         WalkTarget { pid: self.process.pid(), image: self.image }
     }
 
-    /// Takes the census of the start.
+    /// Takes the result of the census at the start.
     pub fn started_with(&mut self, walked: Walked, after_ms: u64, chunks_max: Option<usize>) {
         let Some(taken) = walked.taken else { return };
         tracing::debug!("census of process {} at its start, after {after_ms} ms", self.process.pid());
@@ -351,9 +351,9 @@ impl Target {
         }
     }
 
-    /// What only a live process can tell: the last look at its code and its memory.
+    /// The last examination of its code and its memory, which needs a live process.
     pub fn look_at_the_end(&mut self, session: &Session) {
-        // A process that ended a moment ago keeps what was seen of it before.
+        // A process that has just ended keeps what was seen of it before.
         match self.process.maps() {
             Ok(maps) => session.snapshots().update(&mut self.space, &self.process, &maps),
             Err(error) => tracing::debug!("{error}"),
@@ -361,7 +361,7 @@ impl Target {
         read_perf_map(&mut self.space, &self.process);
     }
 
-    /// The heap as it is now, joined with the ledger; `with_owners` also asks who holds what no stack owns.
+    /// The heap as it is now, joined with the ledger; `with_owners` also determines what holds the memory that no stack owns.
     pub fn look_at_the_heap(&mut self, after_ms: u64, with_owners: bool) {
         let Some(watched) = &mut self.watched else { return };
         if let Some(ledger) = &mut watched.sampled {
@@ -383,12 +383,12 @@ impl Target {
         }
     }
 
-    /// Takes all probes out.
+    /// Detaches all probes.
     pub fn detach(&mut self) {
         drop(self.let_go());
     }
 
-    /// Hands out all probes.
+    /// Removes and returns all probes.
     pub fn let_go(&mut self) -> Vec<Attached> {
         self.attached.drain().map(|(_, attached)| attached).chain(self.entry.take()).collect()
     }

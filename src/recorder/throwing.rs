@@ -1,32 +1,32 @@
-//! Which functions that fail by a C++ exception may be probed, and when their returns: see docs/design/0004.
+//! Which functions that report failure by a C++ exception may be probed, and when their returns: see docs/design/0004.
 
 use crate::allocator::functions::Function;
 use crate::probe::plan::SitePlan;
 use crate::target::Process;
 use crate::target::process::read_bounded;
 
-/// Bytes read of `/proc/PID/limits`: sixteen lines.
+/// Maximum number of bytes read of `/proc/PID/limits`, which has sixteen lines.
 const LIMITS_BYTES_MAX: u64 = 8 << 10;
 
-/// What is known of the return_probes that an exception passes a probed return.
+/// What decides whether functions that throw may be probed: an exception cannot be unwound through a probed return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReturnProbePolicy {
     /// An allocation of ordinary size may fail.
     pub limited: bool,
-    /// The kernel can leave the return of one call unprobed.
+    /// The kernel can leave the return of a single call unprobed.
     pub chooses_returns: bool,
-    /// The user wants throwing functions probed where it cannot.
+    /// The user wants throwing functions probed even if it cannot.
     pub accepted: bool,
 }
 
 impl ReturnProbePolicy {
-    /// Whether a probe may be put at this site.
+    /// Whether this site may be probed.
     #[must_use]
     pub fn allows(self, site: &SitePlan) -> bool {
         self.chooses_returns || (self.accepted && !self.limited) || !may_throw(site)
     }
 
-    /// What is left out, for sites of `place` that are not allowed, or whose calls are passed over.
+    /// A sentence on what is left out: the functions of `place` that are not probed, or their calls that are skipped.
     #[must_use]
     pub fn sentence(self, throwing: usize, place: &str) -> Option<String> {
         const LIMITED: &str = "the process's memory is limited (RLIMIT_AS, RLIMIT_DATA or vm.overcommit_memory=2)";
@@ -58,7 +58,7 @@ pub fn memory_is_limited(process: &Process) -> bool {
     strict || is_limited(&String::from_utf8_lossy(&limits))
 }
 
-/// The same of `/proc/PID/limits` (fs/proc/base.c: name, soft limit, hard limit, unit).
+/// The same from the text of `/proc/PID/limits` (fs/proc/base.c: name, soft limit, hard limit, unit).
 fn is_limited(limits: &str) -> bool {
     let soft = |line: &str| {
         let values = ["Max address space", "Max data size"].iter().find_map(|name| line.strip_prefix(name))?;

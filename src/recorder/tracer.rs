@@ -1,18 +1,18 @@
-//! Tracing processes so that no code of theirs runs before it has been looked at.
+//! Traces processes so that none of their code runs before it has been examined.
 //!
 //! ```text
-//! child born ──┐   (of vfork too, before it has a memory of its own)
+//! child born ──┐   (of vfork too, before it has its own memory)
 //! exec ────────┤
-//! mmap of code ┼─stop→ Look (the driver probes what is new) ─drop→ go on
+//! mmap of code ┼─stop→ Look (the driver probes what is new) ─drop→ continue
 //! entry point ─┘
 //! ```
 //!
-//! The stops at births and execs are ptrace's own. At a mapping of code, at any time, and at the entry point the BPF programs send the
-//! thread a signal (bpf/hold.bpf.h), which ptrace shows here first and which ends here. So a process that is not at one of these places
-//! runs freely: no stop for a system call, no breakpoint in its text.
+//! The stops at births and execs are ptrace's own. At a mapping of code at any time, and at the entry point, the BPF programs send the
+//! thread a signal (bpf/hold.bpf.h), which ptrace reports here first and which is not delivered. So a process runs freely except at these
+//! places: it has no stops at system calls and no breakpoints in its text.
 //!
-//! Tracing belongs to a thread, so one thread does all of it: while looks are out it serves the other processes' stops, since one may wait
-//! for another. If this process ends, however it ends, the kernel lets all of them go on.
+//! Tracing is tied to a thread, so one thread does all of it: while stops are being examined it serves the other processes' stops, since
+//! one may wait for another. If this process ends, however it ends, the kernel resumes all of them.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,46 +24,47 @@ use std::time::Duration;
 use crate::machine::stopped::{Registers, ptrace};
 use crate::units::Pid;
 
-/// How often stops are looked for while a process stands still for the driver; its answer comes at once.
+/// Interval between two checks for stops while a process is stopped for the driver, which answers quickly.
 const STANDING_POLL: Duration = Duration::from_micros(500);
-/// How far behind an entry point its thread may stop: the signal is delivered after an instruction that had to be single-stepped.
+/// Maximum distance behind an entry point at which its thread may stop: the signal is delivered after an instruction that had to be
+/// single-stepped.
 const ENTRY_BYTES: u64 = 16;
 const SYS_MMAP: u64 = libc::SYS_mmap as u64;
-/// `siginfo`'s code of what the kernel sends (asm-generic/siginfo.h).
+/// `siginfo`'s code for signals sent by the kernel (asm-generic/siginfo.h).
 const SI_KERNEL: i32 = 0x80;
 /// `kcmp(2)`: compares address spaces.
 const KCMP_VM: i32 = 1;
 
-/// Where a process stands still.
+/// Where a process is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// It was forked off `parent` and has not run yet.
+    /// At its birth: it was forked by `parent` and has not run yet.
     Contents {
         /// Its parent.
         parent: Pid,
     },
-    /// The same, of a child that runs in its parent's memory until it executes a program, as one of vfork does.
+    /// The same, for a child that runs in its parent's memory until it executes a program, as after vfork.
     BirthInMemory {
         /// Its parent.
         parent: Pid,
     },
-    /// It executes a program, none of whose instructions has run.
+    /// It executes a program and has not run any of its instructions.
     NewImage {
         /// Address of the program's entry point, if it could be read.
         entry: Option<u64>,
     },
     /// It has mapped code.
     Code,
-    /// It is about to run its program: libraries are loaded, and their constructors have run.
+    /// It is about to run its program: its libraries are loaded, and their constructors have run.
     Entry,
 }
 
-/// A process stands still: look at its code, then let it go on by dropping this.
+/// A stopped process: examine its code, then resume it by dropping this value.
 #[derive(Debug)]
 pub struct Look {
-    /// Which process.
+    /// The process.
     pub pid: Pid,
-    /// Where.
+    /// Where it is stopped.
     pub at: At,
     tid: i32,
     leave_children: bool,
@@ -71,7 +72,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// From here on children of this process are not traced: it wants to trace them itself.
+    /// From now on children of this process are not traced: it wants to trace them itself.
     pub fn leave_children(&mut self) {
         self.leave_children = true;
     }
@@ -79,7 +80,7 @@ impl Look {
 
 impl Drop for Look {
     fn drop(&mut self) {
-        // Without the tracer nobody stands still any more.
+        // If the tracer has ended, nothing is stopped any more.
         drop(self.answers.send(Answer { tid: self.tid, at: self.at, leave_children: self.leave_children }));
     }
 }
@@ -91,7 +92,7 @@ struct Answer {
     leave_children: bool,
 }
 
-/// What is traced beside the process itself.
+/// What is traced in addition to the process itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
     /// Its children too.
@@ -112,7 +113,7 @@ impl Scope {
 struct Tracee {
     /// Its process.
     pid: i32,
-    /// The entry point that it has not reached yet.
+    /// The entry point, until it is reached.
     entry: Option<u64>,
 }
 
@@ -123,25 +124,25 @@ pub struct Tracer<'a> {
     tracees: HashMap<i32, Tracee>,
     standing: usize,
     looks: Sender<Look>,
-    /// Tells the driver that a look waits.
+    /// Tells the driver that a stop is waiting.
     wake: &'a dyn Fn(),
     answer: Sender<Answer>,
     answers: Receiver<Answer>,
-    /// Called with each process that ended.
+    /// Called for each process that ended.
     ended: &'a mut dyn FnMut(i32, ExitStatus),
 }
 
 impl<'a> Tracer<'a> {
-    /// A tracer whose looks go this way.
+    /// A tracer that sends its stops to `looks`.
     pub fn new(scope: Scope, looks: Sender<Look>, wake: &'a dyn Fn(), ended: &'a mut dyn FnMut(i32, ExitStatus)) -> Self {
         let (answer, answers) = channel();
         Self { scope, tracees: HashMap::new(), standing: 0, looks, wake, answer, answers, ended }
     }
 
-    /// Traces a thread that runs. `children`: its children too, where the scope has them.
+    /// Traces a running thread. `children`: its children too, if the scope includes them.
     ///
     /// # Errors
-    /// If the kernel refuses: another tracer has it.
+    /// If the kernel refuses, because another tracer has it.
     pub fn seize(&mut self, tid: i32, pid: i32, children: bool) -> io::Result<()> {
         let scope = Scope { children: children && self.scope.children };
         ptrace(libc::PTRACE_SEIZE, tid, 0, scope.options())?;
@@ -149,7 +150,7 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    /// Stands still at the first exec of a command that was traced from its birth. Says whether its children are to be traced.
+    /// Stops at the first exec of a command that was traced from its birth. Returns whether its children are to be traced.
     pub fn first_image(&mut self, pid: i32) -> bool {
         let at = self.at_new_image(pid);
         self.stand(pid, at);
@@ -158,7 +159,7 @@ impl<'a> Tracer<'a> {
         answer.is_ok_and(|answer| !answer.leave_children)
     }
 
-    /// Serves the stops of all of them until none is left.
+    /// Serves the stops of all tracees until none is left.
     pub fn run(&mut self) {
         loop {
             while let Ok(answer) = self.answers.try_recv() {
@@ -171,7 +172,7 @@ impl<'a> Tracer<'a> {
                         self.go_on(&answer);
                     }
                 }
-                // None is left.
+                // No tracee is left.
                 Err(_) => return,
             }
         }
@@ -189,7 +190,7 @@ impl<'a> Tracer<'a> {
         match status >> 16 {
             0 => self.signalled(tid, signal),
             libc::PTRACE_EVENT_EXEC => self.executed(tid),
-            // A new one stops by itself. Its birth is not waited for: a parent that is killed meanwhile never tells of it.
+            // A new tracee stops by itself. The event of its creation is not awaited: a parent that is killed meanwhile never reports it.
             libc::PTRACE_EVENT_STOP if !self.tracees.contains_key(&tid) => self.begin(tid),
             // A stop signal took effect: it stays stopped until SIGCONT.
             libc::PTRACE_EVENT_STOP if matches!(signal, libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) => {
@@ -199,7 +200,7 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// A new thread or process that stands still before its first instruction.
+    /// A new thread or process that is stopped before its first instruction.
     fn begin(&mut self, tid: i32) {
         let Some((pid, parent)) = family(tid) else { return resume(tid, 0) };
         self.tracees.insert(tid, Tracee { pid, entry: None });
@@ -212,7 +213,7 @@ impl<'a> Tracer<'a> {
     }
 
     fn executed(&mut self, tid: i32) {
-        // The thread that executes takes over the process's id; the others are gone.
+        // The thread that executes takes over the process id; the other threads are gone.
         if let Ok(former) = former_id(tid)
             && former != tid
         {
@@ -236,7 +237,7 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// Why the programs hold it; `None` if the signal is not theirs.
+    /// Why the BPF programs stopped it; `None` if the signal is not theirs.
     fn held_at(&mut self, tid: i32) -> Option<At> {
         let regs = Registers::read(tid).ok()?;
         let tracee = self.tracees.get_mut(&tid)?;
@@ -254,7 +255,7 @@ impl<'a> Tracer<'a> {
         let pid = self.tracees.get(&tid).map_or(tid, |tracee| tracee.pid);
         let look = Look { pid: Pid(pid.cast_unsigned()), at, tid, leave_children: false, answers: self.answer.clone() };
         self.standing += 1;
-        // If nobody looks any more, the look is dropped here, and the thread just goes on.
+        // If there is no receiver any more, the stop is dropped here, and the thread continues.
         if self.looks.send(look).is_ok() {
             (self.wake)();
         }
@@ -282,12 +283,12 @@ fn gone_is_fine(result: io::Result<i64>) {
     }
 }
 
-/// The next change of a process or thread that this thread traces. Without `block`, `None` if there is none now.
+/// The next state change of a process or thread that this thread traces. Without `block`, `None` if there is none now.
 fn wait_for_any(block: bool) -> io::Result<Option<(i32, i32)>> {
     let flags = libc::__WALL | libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
     loop {
         let mut status = 0;
-        // SAFETY: waits for what this thread traces and writes its status into a local.
+        // SAFETY: waits for tracees of this thread and writes the status into a local.
         match unsafe { libc::waitpid(-1, &raw mut status, flags) } {
             0 => return Ok(None),
             tid if tid > 0 => return Ok(Some((tid, status))),
@@ -315,7 +316,7 @@ fn signal_code(tid: i32) -> io::Result<i32> {
     Ok(info.si_code)
 }
 
-/// A thread's process and that one's parent.
+/// A thread's process and that process's parent.
 fn family(tid: i32) -> Option<(i32, i32)> {
     let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
@@ -323,14 +324,14 @@ fn family(tid: i32) -> Option<(i32, i32)> {
     Some((number("Tgid:")?, number("PPid:")?))
 }
 
-/// Whether a child runs in its parent's memory, as one of vfork does. Where the kernel does not compare (CONFIG_KCMP), none is said to.
+/// Whether a child runs in its parent's memory, as after vfork. Without kcmp in the kernel (CONFIG_KCMP) the answer is always no.
 fn share_memory(parent: i32, child: i32) -> bool {
     // SAFETY: compares two processes; takes integers alone.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, parent, child, KCMP_VM, 0, 0) };
     order == 0
 }
 
-/// `AT_ENTRY` of the auxiliary vector (9, `getauxval(3)`): where the program itself begins, after the dynamic linker.
+/// `AT_ENTRY` of the auxiliary vector (9, `getauxval(3)`): the entry point of the program itself, after the dynamic linker.
 fn entry_point(pid: i32) -> io::Result<u64> {
     let auxv = std::fs::read(format!("/proc/{pid}/auxv"))?;
     let number = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());

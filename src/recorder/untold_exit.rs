@@ -1,11 +1,11 @@
-//! Ends of processes of which no record tells: the record was lost, or its ring is not read so far yet.
+//! Detects ended processes without an exit record: the record was lost, or has not been read from its ring yet.
 
 use std::time::{Duration, Instant};
 
 use crate::target::Process;
 
-/// Longest time from the end of a process until the record of its exit is read. Its last records come before that one: a process that is
-/// dropped at the sight of its end loses what the ring still holds of it.
+/// Maximum time from the end of a process until its exit record is read. The process's last records come before that one: dropping a
+/// process as soon as it is seen to have ended would lose its records in the ring.
 const READ_WITHIN: Duration = Duration::from_secs(2);
 
 /// When a process was first found to have ended.
@@ -13,7 +13,7 @@ const READ_WITHIN: Duration = Duration::from_secs(2);
 pub struct UntoldExit(Option<Instant>);
 
 impl UntoldExit {
-    /// Whether the process has ended so long ago that the record of it must be lost.
+    /// Whether the process ended so long ago that its exit record must have been lost.
     pub fn is_overdue(&mut self, process: &Process) -> bool {
         if self.0.is_none() && !process.is_alive() {
             self.0 = Some(Instant::now());

@@ -1,4 +1,4 @@
-//! Censuses during a recording, one after the other on a thread of their own, so that neither the driver nor the rings wait for a walk.
+//! Takes censuses during a recording, one after the other on a separate thread, so that neither the driver nor the rings wait for a walk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,30 +12,30 @@ use crate::census::{Level, Taken};
 use crate::target::Process;
 use crate::units::Pid;
 
-/// Walks of a start, at most, until one is usable: a heap in full swing may lose a walk's way.
+/// Maximum number of walks at a start, until one is usable: a walk may fail in a heap that changes rapidly.
 const START_TRIES: u32 = 3;
-/// Between them.
+/// Pause between two attempts.
 const START_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a census is for.
+/// The purpose of a census.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// What was there before the recording.
+    /// Determine the heap before the recording.
     Start,
-    /// The heap near its highest recorded live bytes, and proof of what is free if records were lost.
+    /// Measure the heap near its highest recorded live bytes, and prove blocks free if records were lost.
     During,
 }
 
-/// WalkTarget heap to walk. The image tells one program of a process from the next.
+/// The heap to walk. The image distinguishes the programs that a process runs one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalkTarget {
     /// Its process.
     pub pid: Pid,
-    /// How many images the process had before.
+    /// Number of images that the process had before.
     pub image: u32,
 }
 
-/// A walk that was asked for.
+/// A walk that was requested.
 #[derive(Debug, Clone, Copy)]
 struct Request {
     whose: WalkTarget,
@@ -45,19 +45,19 @@ struct Request {
 /// A walk that is done.
 #[derive(Debug)]
 pub struct Walked {
-    /// WalkTarget heap it is.
+    /// The heap that was walked.
     pub whose: WalkTarget,
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// When it began, CLOCK_MONOTONIC ns.
     pub began_ns: u64,
-    /// When it ended.
+    /// When it ended, CLOCK_MONOTONIC ns.
     pub ended_ns: u64,
     /// The census, if it is usable.
     pub taken: Option<Taken>,
 }
 
-/// The thread that walks.
+/// The walking thread.
 pub struct Walker {
     requests: Option<Sender<Request>>,
     walked: Receiver<Walked>,
@@ -69,7 +69,7 @@ impl Walker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system cannot start a thread.
     pub fn start() -> std::io::Result<Self> {
         let (requests, asked) = channel::<Request>();
         let (done, walked) = channel();
@@ -89,7 +89,7 @@ impl Walker {
         Ok(Self { requests: Some(requests), walked, only_starts, thread: Some(thread) })
     }
 
-    /// Asks for a walk. Each process has at most one of each kind under way: the driver sees to that.
+    /// Requests a walk. The driver makes sure that each process has at most one of each kind in progress.
     pub fn ask(&self, whose: WalkTarget, purpose: Purpose) {
         if let Some(requests) = &self.requests
             && requests.send(Request { whose, purpose }).is_err()
@@ -103,7 +103,7 @@ impl Walker {
         self.walked.try_iter()
     }
 
-    /// Ends the thread: walks of starts are still made, others that did not begin are not.
+    /// Ends the thread: requested walks at a start are still made, others that have not begun are not.
     pub fn finish(mut self) -> Vec<Walked> {
         self.only_starts.store(true, Ordering::Relaxed);
         self.requests = None;
@@ -120,7 +120,7 @@ impl Walker {
 fn walk(request: Request) -> Walked {
     let mut began_ns = monotonic_ns();
     let mut taken = census_of(request.whose.pid);
-    // A later start is as good a start: what lives then and is never recorded was there before.
+    // A later walk serves equally well: memory that is live then and never recorded is from before.
     for _ in 1..START_TRIES {
         if taken.is_some() || request.purpose != Purpose::Start {
             break;

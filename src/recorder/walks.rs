@@ -1,4 +1,4 @@
-//! When a recording has heaps walked, and what it does with what the walks found.
+//! Requests censuses during a recording, and applies their results.
 
 use super::sink::{SharedShard, lock};
 use super::target::Target;
@@ -6,12 +6,12 @@ use super::walker::{Purpose, Walked};
 use super::{Recorder, attribution, heap, monotonic_ns};
 use crate::profile::HeapMoment;
 
-/// Live blocks of a ledger that is repaired during the recording, at most: going through them keeps the ring's thread waiting for some
-/// tenths of a second, which the ring's size allows for. Larger ones are repaired at the end.
+/// Maximum number of live blocks of a ledger that is repaired during the recording: the pass blocks the ring's thread for some tenths of a
+/// second, which the ring's size allows for. Larger ledgers are repaired at the end.
 const REPAIR_BLOCKS_MAX: u64 = 1 << 20;
 
 impl Recorder {
-    /// Has the heaps walked that are at a new height or need proof.
+    /// Requests walks of the heaps that are at a new maximum or need proof.
     pub(super) fn ask_for_walks(&mut self) {
         let Some(walker) = &self.walker else { return };
         let now_ns = monotonic_ns();
@@ -51,8 +51,8 @@ impl Recorder {
     }
 }
 
-/// Takes out of the ledgers what a walk proved free, once the records from before its end are in them: a free that was on its way is no
-/// lost one.
+/// Removes blocks that a walk proved free from the ledgers, once the records from before its end have been applied: a free whose record is
+/// still in the ring was not lost.
 fn repair(shard: &SharedShard, slot: u16, target: &mut Target) {
     let mut shard = lock(shard);
     let drained_ns = shard.drained_ns;

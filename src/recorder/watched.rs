@@ -1,7 +1,7 @@
-//! What is known of one watched process from its records alone: its ledger, those of the images it had before an exec, its extents,
-//! and who made them grow.
+//! What the records of one watched process show: its ledger, those of its images before an exec, its extents, and the stacks that made them
+//! grow.
 //!
-//! Lives behind its shard's lock; the ring's thread writes, the driver and the live view look.
+//! Protected by its shard's lock; the ring's thread writes, the driver and the live view read.
 
 use std::ops::Range;
 
@@ -13,28 +13,28 @@ use crate::heap::overlaid::Overlaid;
 use crate::ledger::{Event, Ledger, Sample, SampledLedger, StackLimits};
 use crate::units::{Addr, Pid, StackHash, StackId};
 
-/// Image ledgers kept of a process that execs again and again; older ones are dropped and counted.
+/// Maximum number of ledgers of former images that are kept for a process that execs repeatedly; older ones are dropped and counted.
 const PAST_MAX: usize = 16;
-/// The most an allocator adds to a block that is not mapped by itself: glibc's header and rounding, jemalloc's smallest classes. Larger
-/// classes' rounding only makes the free bytes fewer than assumed at the next look, never the growth wrong by more.
+/// The most that an allocator adds to a block without its own mapping: glibc's header and rounding, jemalloc's smallest classes. The
+/// rounding of larger classes only makes the free bytes fewer than assumed at the next growth; the error in the growth is not larger.
 const BLOCK_OVERHEAD_BYTES: u64 = 32;
 
-/// Of `mmap`'s flags (Linux uapi, asm-generic/mman-common.h): the caller chose the place, whatever was there.
+/// A flag of `mmap` (Linux uapi, asm-generic/mman-common.h): the caller chose the address, and existing mappings are replaced.
 const MAP_FIXED: u32 = 0x10;
 
-/// A process as its records show it.
+/// State of a process from its records.
 pub struct Watched {
-    /// Whose it is.
+    /// The process.
     pub pid: Pid,
-    /// Slot of the process; records of the slot's former owners are told apart by the generation.
+    /// Slot of the process; the generation distinguishes records of the slot's former owners.
     pub slot: Slot,
     /// The ledger of the current image.
     pub ledger: Ledger,
-    /// What the process's own emitter told, where that is the source; `ledger` then is empty.
+    /// What the process's own emitter reported, if that is the source; `ledger` is empty then.
     pub sampled: Option<Box<SampledLedger>>,
-    /// What emitters of the images before each exec told.
+    /// What emitters of the images before each exec reported.
     pub past_sampled: Vec<SampledLedger>,
-    /// Ledgers of the images before each exec; their memory is gone, their totals count.
+    /// Ledgers of the images before each exec; their memory no longer exists, but their totals count.
     pub past: Vec<Ledger>,
     /// Images whose ledger was dropped because there were more than [`PAST_MAX`].
     pub past_dropped: u64,
@@ -42,23 +42,23 @@ pub struct Watched {
     pub exited: Option<(u64, u32)>,
     /// Children that ran in its memory until their exec (vfork).
     pub guests: u64,
-    /// Changes of the address space seen.
+    /// Number of address space changes seen.
     pub vm_changes: u64,
     /// The mappings, kept up to date by the changes.
     pub extents: Extents,
-    /// Mappings whose end is on its way.
+    /// Mappings that were replaced and whose unmapping record is still expected.
     overlaid: Overlaid,
-    /// By which calls the heap grew, and which of them while enough free bytes were there.
+    /// The calls by which the heap grew, and how much of that while enough free bytes existed.
     pub growth: GrowthSpace,
-    /// Free bytes of the heap when the recording began; `None` if no census told.
+    /// Free bytes of the heap when the recording began; `None` if no census could determine them.
     free_at_start: Option<u64>,
-    /// Bytes by which allocator calls made the address space grow since then.
+    /// Bytes by which allocator calls have extended the address space since then.
     grown_bytes: u64,
 }
 
 impl Watched {
-    /// A process that is watched from now (CLOCK_MONOTONIC ns) on, with the ledger it begins with (empty, or its parent's), its
-    /// mappings, and the free bytes its heap has (`None` = not known).
+    /// A process that is watched from now (CLOCK_MONOTONIC ns) on, with its initial ledger (empty, or its parent's), its mappings, and the
+    /// free bytes of its heap (`None` = not known).
     pub fn new(pid: Pid, slot: Slot, ledger: Ledger, mappings: &[Mapping], free_at_start: Option<u64>) -> Self {
         Self {
             pid,
@@ -79,14 +79,14 @@ impl Watched {
         }
     }
 
-    /// What its emitters told, copied; the rest is left out. `None`: no emitter is its source.
+    /// A copy of what its emitters reported, without the rest. `None`: no emitter is its source.
     pub fn copy_of_sample(&self) -> Option<Self> {
         let sampled = self.sampled.clone()?;
         let copy = Self::new(self.pid, self.slot, Ledger::new(0, StackLimits::default()), &[], None);
         Some(Self { sampled: Some(sampled), past_sampled: self.past_sampled.clone(), past_dropped: self.past_dropped, ..copy })
     }
 
-    /// Takes a record that is not an allocator event (those go to the ledger in batches).
+    /// Applies a record that is not an allocator event (those go to the ledger in batches).
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
         match record.body {
             Body::Exec { .. } => self.exec(time_ns),
@@ -101,7 +101,7 @@ impl Watched {
         }
     }
 
-    /// A stack's frame words and why its walk ended, in whichever ledger counts.
+    /// A stack's frame words and why its walk ended, from the active ledger.
     pub fn stack_words(&self, id: StackId) -> (&[u64], u8) {
         match &self.sampled {
             Some(sampled) => sampled.stack_words(id),
@@ -112,8 +112,8 @@ impl Watched {
         }
     }
 
-    /// From here on the process's own emitter is the source, with this mean distance of sample points if it says so; or, with `None`,
-    /// the allocator's functions.
+    /// From now on the process's own emitter is the source, with this mean sample distance if it reports one; with `None`, the allocator's
+    /// functions are.
     pub fn set_emitter(&mut self, emitter: Option<Option<u64>>) {
         match (emitter, &mut self.sampled) {
             (Some(interval_bytes), Some(sampled)) => sampled.set_interval(interval_bytes),
@@ -124,7 +124,7 @@ impl Watched {
         }
     }
 
-    /// The ends of spells that were not observed, in whichever ledger counts.
+    /// Adds an interval that was not observed to the active ledger.
     pub fn gap(&mut self, start_ns: u64, end_ns: u64) {
         match &mut self.sampled {
             Some(sampled) => sampled.gap(start_ns, end_ns),
@@ -140,7 +140,7 @@ impl Watched {
         }
     }
 
-    /// A stack's frames.
+    /// Defines a stack's frames.
     pub fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
         match &mut self.sampled {
             Some(sampled) => sampled.define_stack(hash, frames, end),
@@ -148,7 +148,7 @@ impl Watched {
         }
     }
 
-    /// Allocator events, in order. Of a process with an emitter only the frees of what it told come this way.
+    /// Applies allocator events, in order. For a process with an emitter these are only the frees of sampled blocks.
     pub fn apply_batch(&mut self, events: &[Event<'static>]) {
         let Some(sampled) = &mut self.sampled else {
             self.ledger.apply_batch(events);
@@ -170,7 +170,7 @@ impl Watched {
         self.past_sampled.push(*before);
     }
 
-    /// An exec that was not told has taken what was inherited at the fork.
+    /// An exec without a record has discarded the memory inherited at the fork.
     pub fn inherits_nothing(&mut self, time_ns: u64) {
         self.ledger = Ledger::new(time_ns, StackLimits::default());
         self.sampled = None;
@@ -179,7 +179,7 @@ impl Watched {
     fn exec(&mut self, time_ns: u64) {
         if self.sampled.is_some() {
             self.put_sampled_aside();
-            // A library that is preloaded is in the new image too, and heard already.
+            // A preloaded library is in the new image too, and is already listened to.
             self.sampled = Some(new_sampled());
         }
         let before = std::mem::replace(&mut self.ledger, Ledger::new(time_ns, StackLimits::default()));
@@ -201,7 +201,7 @@ impl Watched {
         self.vm_changes += 1;
         match change {
             VmChange::Munmap { addr, len } => return self.unmap(pages(addr.0, len), time_ns),
-            // The kernel chooses only where nothing is mapped any more.
+            // Without MAP_FIXED the kernel chooses only unmapped addresses.
             VmChange::Mmap { addr, len, flags, .. } if flags & MAP_FIXED == 0 => {
                 for known in self.extents.mapped_in(pages(addr.0, len)) {
                     self.overlaid.mapped_anew(known, time_ns);
@@ -233,8 +233,8 @@ impl Watched {
         }
     }
 
-    /// Free bytes that the heap has for certain: what it had and grew by, less what was handed out since with the most its allocator
-    /// may have added. Frees of blocks from before the recording only add to it.
+    /// A lower bound of the heap's free bytes: the initial free bytes and the growth, minus the bytes allocated since with the largest
+    /// overhead that the allocator may have added. Frees of blocks from before the recording only increase it.
     fn free_at_least(&self) -> Option<u64> {
         let totals = self.ledger.totals();
         let taken = totals.live_bytes.saturating_add(totals.live.saturating_mul(BLOCK_OVERHEAD_BYTES));
@@ -242,7 +242,7 @@ impl Watched {
     }
 }
 
-/// As the extents take it; `None` = the address space did not change.
+/// The change in the form that extents take; `None` = the address space did not change.
 pub(super) fn vm_event(change: VmChange) -> Option<VmEvent> {
     Some(match change {
         VmChange::Mmap { addr, len, prot, flags, .. } => VmEvent::Mmap { addr: addr.0, len, prot, flags },

@@ -1,4 +1,4 @@
-//! What was lost, put right or is in doubt, as a profile says it.
+//! What was lost, corrected or is doubtful, as text and counters of a profile.
 
 use crate::bpf;
 use crate::capture::{Counters, Read, TargetLoss, wire};
@@ -9,7 +9,7 @@ use crate::recorder::watched::Watched;
 use crate::units::{HumanBytes, counted, grouped};
 use crate::unwind::End;
 
-/// The programs' counters that are losses.
+/// The BPF programs' counters that count losses.
 const LOSSES: [bpf::Counter; 10] = [
     bpf::Counter::LostAlloc,
     bpf::Counter::LostFree,
@@ -23,10 +23,10 @@ const LOSSES: [bpf::Counter; 10] = [
     bpf::Counter::LostContents,
 ];
 
-/// Calls under way when the recording ends, whose returns nobody waits for: no more than there were records of others.
+/// Calls in progress when the recording ends, whose returns are not awaited: at most this many, and at most the number of calls recorded.
 const OPEN_CALLS_MAX: u64 = 1024;
 
-/// What was put right in the ledger, by kind.
+/// Corrections of the ledger, by kind.
 pub fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
     let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
     vec![
@@ -39,17 +39,17 @@ pub fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
     ]
 }
 
-/// Hits that the kernel lost by the end of a recording, when all records have been read.
+/// Hits that the kernel had lost by the end of a recording, after all records have been read.
 pub fn unaccounted_at_the_end(counters: &Counters, read: Read) -> u64 {
     counters.unaccounted_hits(read.calls, read.calls.min(OPEN_CALLS_MAX))
 }
 
-/// Hits that the kernel lost so far, while as many records as a ring holds may wait to be read.
+/// Hits that the kernel has lost so far. Up to a full ring of records may still be unread.
 pub fn unaccounted_so_far(counters: &Counters, read: Read, ring_bytes: u32) -> u64 {
     counters.unaccounted_hits(read.calls, u64::from(ring_bytes) / wire::FREE_BYTES)
 }
 
-/// What was lost, by kind; zeros say that the kind is counted. `unaccounted`: hits that the kernel lost.
+/// Losses by kind; a zero shows that the kind is counted. `unaccounted`: hits that the kernel lost.
 pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u64, inherited_refused: u64) -> Vec<Counter> {
     let loss = |counter: bpf::Counter| Counter::new(counter.words().0, counters.get(counter), counter.words().1);
     let mut losses: Vec<Counter> = LOSSES.into_iter().map(loss).collect();
@@ -72,7 +72,7 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
     losses
 }
 
-/// Why walks ended, for each reason that there was.
+/// Why walks ended, for each reason that occurred.
 pub fn stack_ends(counters: &Counters) -> Vec<Counter> {
     let all = End::ALL.iter().map(|&end| (end, counters.ends(end))).filter(|(_, value)| *value > 0);
     all.map(|(end, value)| Counter::new(snake_case(&format!("{end:?}")), value, end.description())).collect()
@@ -90,11 +90,11 @@ fn snake_case(name: &str) -> String {
     snake
 }
 
-/// What was not observed of processes that were watched, and which were not watched, though they should have been.
+/// Intervals of watched processes that were not observed, and processes that should have been watched but were not.
 pub fn unobserved(stats: &[LedgerStats], unwatched_children: u64) -> [Counter; 3] {
     let sum = |of: fn(&LedgerStats) -> u64| stats.iter().map(of).fold(0, u64::saturating_add);
     let spells = sum(|s| s.gaps);
-    // A spell of less than a millisecond is none of zero.
+    // Rounded up: an interval shorter than a millisecond is not reported as 0.
     let ms = sum(|s| s.gap_ns).div_ceil(1_000_000);
     [
         Counter::new(UNOBSERVED_SPELLS, spells, "spells in which a new image, child or library ran before its probes were in"),
@@ -103,7 +103,7 @@ pub fn unobserved(stats: &[LedgerStats], unwatched_children: u64) -> [Counter; 3
     ]
 }
 
-/// What must be said where the kernel does not do with hits what it should.
+/// A warning if the kernel lost probe hits or delivered hits of an unknown site.
 pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> Option<String> {
     let lost = unaccounted.saturating_add(counters.get(bpf::Counter::UnknownSite));
     let hits = counters.get(bpf::Counter::Hit);
@@ -117,7 +117,7 @@ pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> 
     })
 }
 
-/// What a reader must know before believing a number of this process.
+/// Reasons to doubt this process's figures.
 pub fn doubts(loss: TargetLoss, watched: &Watched) -> Vec<String> {
     if let Some(sampled) = &watched.sampled {
         return sampled_doubts(loss, watched, sampled);
@@ -160,7 +160,7 @@ pub fn doubts(loss: TargetLoss, watched: &Watched) -> Vec<String> {
     doubts
 }
 
-/// What a reader must know before believing an estimate of this process.
+/// Reasons to doubt the estimates of this process.
 fn sampled_doubts(loss: TargetLoss, watched: &Watched, ledger: &SampledLedger) -> Vec<String> {
     let stats = ledger.stats();
     let mut doubts = Vec::new();

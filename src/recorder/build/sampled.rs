@@ -1,4 +1,4 @@
-//! Processes whose own emitter is the source: rows of estimates with their errors.
+//! Rows of processes whose own emitter is the source: estimates with their errors.
 
 use super::losses::doubts;
 use super::placeholder;
@@ -13,7 +13,7 @@ use crate::target::container::Container;
 use crate::units::HumanBytes;
 use crate::unwind::End;
 
-/// What a sample measures.
+/// The kinds of values that a sample gives.
 pub const SAMPLED_KINDS: [ValueKind; 6] = [
     ValueKind::AllocObjects,
     ValueKind::AllocSpace,
@@ -23,10 +23,10 @@ pub const SAMPLED_KINDS: [ValueKind; 6] = [
     ValueKind::DoubtfulSpace,
 ];
 
-/// What it measures with a census.
+/// The additional kinds when a census is joined.
 pub const JOINED_KINDS: [ValueKind; 2] = [ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
-/// A process whose own emitter is the source.
+/// Adds a process whose own emitter is the source.
 pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, watched: &Watched, ledger: &SampledLedger) {
     let pid = target.process.pid().0;
     let totals = ledger.totals();
@@ -75,7 +75,7 @@ pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, t
     }
 }
 
-/// What the sample does not explain of a heap, as rows of its own, and the sum that they make with the stacks.
+/// Adds the heap memory that the sample does not explain as separate rows, and their sum together with the stacks.
 fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes: Estimate) {
     let rows = [(BEFORE_ATTACH, heap.before), (UNATTRIBUTED, Some(heap.unattributed))];
     for (name, shares) in rows.into_iter().filter_map(|(name, shares)| Some((name, shares?))) {
@@ -120,7 +120,7 @@ fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes:
     }
 }
 
-/// A row of estimates under way.
+/// A row of estimates under construction.
 #[derive(Default)]
 struct Row {
     values: Values,
@@ -161,8 +161,8 @@ fn add_sampled(
     }
 }
 
-/// The frames without those of fragprof's own sampler at the leaf, which are the same in every stack. What another emitter's file is made
-/// of, its program's code or an allocator's, is not known.
+/// The frames without fragprof's own sampler at the leaf, which is the same in every stack. The contents of another emitter's file are not
+/// known: it may be the program or an allocator.
 fn without_emitter<'a>(frames: &'a [Frame], target: &Target) -> &'a [Frame] {
     let is_emitters = |frame: &Frame| {
         let own = |emitter: &&Emitter| emitter.stats.is_some();

@@ -1,7 +1,7 @@
-//! The sites of each build of glibc met so far, and the thread that finds those of builds that nobody knows.
+//! The probe sites of each glibc build seen so far, and the thread that finds them for unknown builds.
 //!
-//! What is shipped, or kept in the store, is read at once. Any other build is run in a sandbox, which takes seconds: the driver has
-//! windows to close meanwhile, so that happens on a thread of its own, and whoever waits for the build is told when it is done.
+//! Sites that are shipped or in the store are read at once. Any other build is run in a sandbox, which takes seconds. The driver has
+//! windows to close meanwhile, so this happens on a separate thread, and targets that wait for the build look again when it is done.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,27 +16,27 @@ use crate::target::Process;
 use crate::target::file::{FileIdentity, MappedFile};
 use crate::target::maps::Mapping;
 
-/// Builds that are remembered; beyond it all are forgotten.
+/// Limit of remembered builds; beyond it all are forgotten.
 const BUILDS_MAX: usize = 256;
-/// Builds that wait to be run. Those that find no room are asked about again when one of them is done.
+/// Limit of builds that wait to be run. Builds beyond it are requested again when one of these is done.
 const WAITING_MAX: usize = 8;
-/// Times that a build is sought whose file could not be opened when its turn came: the process it was found in has ended by then.
+/// Attempts for a build whose file could not be opened when its turn came, because the process it was found in had ended.
 const TRIES_MAX: u32 = 3;
 
-/// The sites of a build, or the reason why there are none.
+/// The sites of a build, or the reason why it has none.
 type Found = Result<LargeSites, String>;
 
-/// What is known of a build.
+/// State of a build.
 #[derive(Debug, Clone)]
 enum Build {
     Known(Found),
-    /// It is run, or waits for it; it was sought in vain so many times.
+    /// It is being run, or waits for that; the number counts the earlier attempts that failed.
     Sought(u32),
-    /// It was sought in vain so many times.
+    /// The last attempt failed; the number counts the failed attempts.
     Missed(u32),
 }
 
-/// All that is known. Dropping it waits for the run that is under way.
+/// All known builds. Dropping it waits for the run in progress.
 #[derive(Debug)]
 pub struct KnownSites {
     store: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub struct KnownSites {
 }
 
 impl KnownSites {
-    /// Nothing is known yet but what is shipped and what the folder `store` keeps between runs.
+    /// Starts with the shipped sites and those that the directory `store` keeps between runs.
     pub fn new(store: Option<PathBuf>) -> Self {
         Self { store, builds: HashMap::new(), finder: None }
     }
@@ -73,7 +73,7 @@ impl KnownSites {
         found
     }
 
-    /// Asks the thread, which is started when it is first needed.
+    /// Requests the sites from the thread, which is started on first use.
     fn seek(&mut self, process: &Process, file: &FilePlan, tries: u32) -> Build {
         let none = |reason: String| Build::Known(Err(reason));
         let Some(loader) = loader_of(process) else {
@@ -95,7 +95,7 @@ impl KnownSites {
         }
     }
 
-    /// Takes in what was found since. Whether it was anything: then those that wait have to ask again.
+    /// Takes the results found since the last call. Returns whether there were any: then the targets that wait must ask again.
     pub fn take_found(&mut self) -> bool {
         let Some(finder) = &self.finder else { return false };
         let mut is_new = false;
@@ -115,10 +115,10 @@ impl KnownSites {
     }
 }
 
-/// The sites of a file that a process has mapped, found here and now if they are not known: seconds, at worst. The store is only read.
+/// The sites of a file that a process has mapped. Unknown sites are found synchronously, which may take seconds. The store is only read.
 ///
 /// # Errors
-/// With the reason, as a sentence.
+/// The reason, as a sentence.
 pub fn find_now(process: &Process, file: &FilePlan, store: Option<&Path>) -> Found {
     let found = match large::find(&file.attach_path, None, store) {
         Err(NoSites::NoLoader { .. }) => large::find(&file.attach_path, loader_of(process).as_deref(), None),
@@ -127,7 +127,7 @@ pub fn find_now(process: &Process, file: &FilePlan, store: Option<&Path>) -> Fou
     found.map_err(|error| error.to_string())
 }
 
-/// The dynamic loader of a process, by a path that reaches it from here.
+/// The dynamic loader of a process, by a path that is reachable from here.
 fn loader_of(process: &Process) -> Option<PathBuf> {
     let maps = process.maps().ok()?;
     let is_loader = |mapping: &&Mapping| {
@@ -138,7 +138,7 @@ fn loader_of(process: &Process) -> Option<PathBuf> {
     Some(MappedFile::open(process, mapping).ok()?.attach_path)
 }
 
-/// A build to be found.
+/// A build whose sites are to be found.
 #[derive(Debug)]
 struct Wanted {
     identity: FileIdentity,
@@ -146,7 +146,7 @@ struct Wanted {
     loader: PathBuf,
 }
 
-/// The thread.
+/// The thread that finds sites.
 #[derive(Debug)]
 struct Finder {
     wanted: Option<SyncSender<Box<Wanted>>>,
@@ -177,7 +177,7 @@ impl Finder {
 }
 
 impl Drop for Finder {
-    /// Waits for the run that is under way, so that its scratch process and folder are gone.
+    /// Waits for the run in progress, so that its scratch process and directory are gone.
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.wanted = None;

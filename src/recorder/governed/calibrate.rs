@@ -1,4 +1,4 @@
-//! What a hit costs here, measured on a child of our own that does nothing but allocate and free, with and without probes in turn.
+//! Measures the cost of a probe hit on this machine, on a child process that only allocates and frees, alternately with and without probes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,16 +13,16 @@ use crate::recorder::target::attach_file;
 use crate::target::Process;
 use crate::units::Pid;
 
-/// Rounds; the middle value counts.
+/// Rounds; the median counts.
 const ROUNDS: usize = 5;
-/// Length of one measurement: some 10,000 probed pairs.
+/// Length of one measurement: about 10,000 probed pairs.
 const MEASURE: Duration = Duration::from_millis(20);
-/// Frames under the loop: an ordinary stack.
+/// Frames below the loop: a typical stack depth.
 const DEPTH: u32 = 16;
-/// Longest wait for the child to run, and for its unwind tables.
+/// Maximum wait for the child to run, and for its unwind tables.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// Measures; [`HitCosts::ASSUMED`], with the reason, where that cannot be done.
+/// Measures the costs. Returns [`HitCosts::ASSUMED`] and the reason if that is impossible.
 pub fn calibrate(capture: &Capture, ring: &Ring, planner: &mut Planner) -> (HitCosts, Option<String>) {
     match measure(capture, ring, planner) {
         Ok(Some(costs)) => (costs, None),
@@ -59,7 +59,7 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
             drop((probes, more));
             rounds.push([alone, with_free, with_both]);
         }
-        // Of a free, and of a pair, which is two hits.
+        // For a free, and for a pair, which is two hits.
         let [free_ns, pair_ns] =
             [(programs[0], 1.0), (programs[1], 2.0)].map(|(spent, hits)| spent.programs_ns as f64 / (spent.hits().max(1) as f64) * hits);
         Ok(HitCosts::from_rounds(&rounds).map(|costs| costs.with_programs(free_ns, pair_ns)))
@@ -76,7 +76,7 @@ fn attach(capture: &Capture, pid: Pid, slot: Slot, file: &crate::capture::Attach
     Ok(capture.attach_window(pid, slot, std::slice::from_ref(file))?)
 }
 
-/// The child. It ends with its parent, and with this value.
+/// The child process. It ends with its parent, and when this value is dropped.
 struct Child {
     pid: libc::pid_t,
     pairs: &'static AtomicU64,
@@ -101,8 +101,8 @@ impl Child {
         // SAFETY: zeroed, aligned to a page, mapped until drop; only reached as an atomic.
         let pairs = unsafe { &*shared.cast::<AtomicU64>() };
         let parent = std::process::id();
-        // SAFETY: the child calls prctl, getppid, malloc and free (whose locks glibc makes good again in fork) and nothing else of the
-        // parent's, and never returns.
+        // SAFETY: the child calls prctl, getppid, malloc and free (whose locks glibc reinitializes in fork), nothing else of the parent's
+        // code, and never returns.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => anyhow::bail!("cannot start a child to measure: {}", std::io::Error::last_os_error()),
@@ -124,7 +124,7 @@ impl Child {
         Pid(self.pid as u32)
     }
 
-    /// Nanoseconds of the child's processor time a pair, over one measurement.
+    /// Nanoseconds of the child's CPU time per pair, over one measurement.
     fn ns_per_pair(&self) -> anyhow::Result<f64> {
         let deadline = Instant::now() + READY_WITHIN;
         let (pairs, cpu_ns) = (self.pairs.load(Ordering::Relaxed), self.cpu_ns()?);
@@ -156,11 +156,11 @@ impl Drop for Child {
     }
 }
 
-/// An ordinary stack, then the loop.
+/// Recurses to a typical stack depth, then runs the loop.
 #[inline(never)]
 fn deeper(depth: u32, pairs: &AtomicU64) -> ! {
     if depth > 0 {
-        // Not a tail call, or there would be no frames.
+        // Must not become a tail call, which would leave no frames.
         let done = std::hint::black_box(deeper as fn(u32, &AtomicU64) -> !);
         done(depth - 1, pairs)
     }

@@ -1,7 +1,8 @@
-//! The probes for large blocks of one governed process: where they go, when they are in, and what is known while they are.
+//! The size-selective probes for large blocks of one governed process: where they are placed, when they are attached, and what is known
+//! meanwhile.
 //!
-//! They have a slot of their own beside the target's, so that a burst of large blocks closes them and nothing else. While they are in, a
-//! ledger knows every large block handed out since; [`crate::governor::large`] decides how long that is.
+//! They have a slot of their own beside the target's, so that a burst of large blocks closes only them. While they are attached, a ledger
+//! holds every large block allocated since; [`crate::governor::large`] decides how long that is.
 
 use std::path::Path;
 
@@ -24,18 +25,18 @@ use crate::target::Process;
 use crate::target::process::read_bounded;
 use crate::units::{Pid, grouped};
 
-/// What taking these probes in and out costs the target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).
+/// What attaching and detaching these probes costs the target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).
 const AROUND_S: f64 = 0.001;
-/// Seconds after which probes that could not be attached are tried again.
+/// Seconds until another attempt to attach probes that could not be attached.
 const RETRY_S: f64 = 60.0;
-/// Large blocks that a ledger is kept of: 32 bytes each at most, so 32 MiB a process.
+/// Maximum number of large blocks in a ledger: at most 32 bytes each, so 32 MiB per process.
 const LIVE_MAX: u64 = 1 << 20;
-/// Linux allows arguments and environment three quarters of an 8 MiB stack (fs/exec.c, bprm_stack_limits).
+/// Linux limits arguments and environment to three quarters of an 8 MiB stack (fs/exec.c, bprm_stack_limits).
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
-/// Functions whose large blocks pass the sites, or which only call one that is probed.
+/// Functions whose large blocks reach the sites, or that only call a probed function.
 const SEEN_AT_SITES: [&str; 5] = ["malloc", "calloc", "free", "cfree", "reallocarray"];
 
-/// The process that they are in.
+/// The process that the probes are in.
 pub struct Owner {
     pub pid: Pid,
     /// Its slot as a target.
@@ -44,26 +45,26 @@ pub struct Owner {
     pub began_s: f64,
 }
 
-/// Where the probes go.
+/// Where the probes are placed.
 enum Place {
     At(AttachFile),
-    /// Its build of glibc is being tried.
+    /// The sites of its glibc build are being determined.
     Sought,
-    /// Nowhere, with the reason.
+    /// No place, with the reason.
     Nowhere(String),
 }
 
-/// Probes that are in.
+/// Attached probes.
 struct In {
     attached: Attached,
     piece_s: f64,
     hits: Hits,
     loss: TargetLoss,
-    /// Large blocks that were handed out or freed up to then.
+    /// Large blocks allocated or freed up to then.
     large: u64,
 }
 
-/// What passed the probes in a piece that was too dear.
+/// Hits of a piece that was too expensive.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
     hits: u64,
@@ -72,7 +73,7 @@ struct Passed {
 }
 
 impl Passed {
-    /// In words, where large blocks are the lesser part: small ones that miss the thread cache pass the same places.
+    /// A sentence, if most hits were of small blocks: small blocks that miss the thread cache pass the same sites.
     fn words(self) -> Option<String> {
         let small = self.hits.saturating_sub(self.large);
         let per_s = |count: u64| grouped((count as f64 / self.seconds.max(1e-3)).round() as u64);
@@ -88,10 +89,10 @@ impl Passed {
 }
 
 enum State {
-    /// Not before this time, in seconds of the driver's clock.
+    /// Not attached; next attempt at this time, in seconds of the driver's clock.
     Out(f64),
     In(In),
-    /// The process is let go of; what is in its state is what was known then.
+    /// The process is no longer watched; its state holds what was known then.
     Ended,
 }
 
@@ -101,26 +102,26 @@ pub struct Large {
     slot: Option<Slot>,
     pace: LargePace,
     state: State,
-    /// Hits when they began to be taken out, until they are: some come meanwhile.
+    /// Hits when detaching began, until it is complete: some hits arrive meanwhile.
     tail: Option<(Hits, f64, Ticket)>,
-    /// Why they were taken out last; `None` since they are in again.
+    /// Why they were detached last; `None` once they are attached again.
     left: Option<Left>,
     passed: Option<Passed>,
-    /// Why they could not be put in last.
+    /// Why the last attempt to attach them failed.
     failed: Option<String>,
-    /// Times that they were put in, and taken out again for what they cost or lost.
+    /// How often they were attached, and how often detached again for their cost or for losses.
     pub trials: u64,
     pub times_left: u64,
-    /// Blocks that were known when they were taken out.
+    /// Blocks that were known when the probes were detached.
     pub dropped: u64,
     /// Seconds that they are estimated to have cost the process.
     pub lost_s: f64,
-    /// When they were put in last, in seconds after the process was first watched.
+    /// When they were last attached, in seconds after the process was first watched.
     pub since_s: f64,
 }
 
 impl Large {
-    /// Of a process about which nothing is known yet. `wanted`: `false` never puts any in.
+    /// For a process that has not been examined yet. `wanted`: if `false`, the probes are never attached.
     pub fn new(budget: f64, costs: HitCosts, wanted: bool) -> Self {
         let place = Place::Nowhere(if wanted { "not looked at yet" } else { "switched off" }.to_owned());
         Self {
@@ -140,7 +141,7 @@ impl Large {
         }
     }
 
-    /// Looks where the probes go. Those that are in stay where they are.
+    /// Determines the probe sites. Probes that are attached stay where they are.
     pub fn look(&mut self, process: &Process, plan: &Plan, known: &mut KnownSites) {
         if !matches!(self.state, State::Ended) {
             self.place = match glibc_of(process, plan) {
@@ -154,17 +155,17 @@ impl Large {
         }
     }
 
-    /// Whether its build of glibc is being tried: once that is done, it has to be looked at again.
+    /// Whether its glibc build is being examined: once that is done, [`look`](Self::look) must run again.
     pub fn waits_for_sites(&self) -> bool {
         matches!(self.place, Place::Sought)
     }
 
-    /// Another budget from now on.
+    /// Changes the budget from now on.
     pub fn set_budget(&mut self, budget: f64) {
         self.pace.set_budget(budget);
     }
 
-    /// Share of the process's time that they take.
+    /// The share of the process's time that they take.
     pub fn reserved(&self) -> f64 {
         self.pace.reserved()
     }
@@ -174,12 +175,12 @@ impl Large {
         self.slot.map(|slot| capture.hits(slot)).map_or(0, |hits| hits.allocations + hits.frees)
     }
 
-    /// Whether they are in.
+    /// Whether they are attached.
     pub fn is_in(&self) -> bool {
         matches!(self.state, State::In(_))
     }
 
-    /// Whether what the ledger says of large blocks may be told: they are in after a trial, or were to the end.
+    /// Whether the ledger's large blocks may be reported: the probes passed their trial and are attached, or were until the process ended.
     pub fn tells(&self) -> bool {
         match self.state {
             State::In(_) => self.pace.is_kept(),
@@ -188,7 +189,7 @@ impl Large {
         }
     }
 
-    /// How it stands, in words, and why.
+    /// The tracing state as a word, and the reason.
     pub fn words(&self) -> (&'static str, String) {
         let nowhere = match &self.place {
             Place::At(_) => None,
@@ -209,7 +210,7 @@ impl Large {
         }
     }
 
-    /// Does what is due; seconds that the process is estimated to have lost meanwhile. `full`: it is traced in full now.
+    /// Does what is due. Returns the seconds that the process is estimated to have lost meanwhile. `full`: it is fully traced now.
     pub fn advance(&mut self, tools: &Tools<'_>, whose: &Owner, full: bool) -> f64 {
         let tail_s = self.tail_s(tools);
         let lost_s = match std::mem::replace(&mut self.state, State::Ended) {
@@ -223,7 +224,7 @@ impl Large {
         tail_s + lost_s
     }
 
-    /// What was lost while they went out, once they are.
+    /// Time lost during detaching, once that is complete.
     fn tail_s(&mut self, tools: &Tools<'_>) -> f64 {
         let Some((before, since_s, _)) = self.tail.take_if(|(_, _, ticket)| ticket.is_out()) else { return 0.0 };
         let Some(slot) = self.slot else { return 0.0 };
@@ -301,7 +302,7 @@ impl Large {
         }
     }
 
-    /// Takes them out. What was known is dropped: from now on frees are missed.
+    /// Detaches the probes. Discards the ledger: from now on frees are missed.
     fn leave(&mut self, tools: &Tools<'_>, attached: Attached, owner: Slot, why: Left) {
         if let Some(slot) = self.slot {
             tools.capture.switch(slot, false);
@@ -315,8 +316,8 @@ impl Large {
         self.state = State::Out(tools.now_s + self.pace.left(why));
     }
 
-    /// Takes them out at the process's end or the recording's. Whether what is in the ledger stays true: once the ring is read, it is all
-    /// that was known at this moment.
+    /// Detaches the probes at the end of the process or of the recording. Returns whether the ledger remains valid: once the ring is read,
+    /// it holds everything that was known at this moment.
     pub fn stop(&mut self, tools: &Tools<'_>, owner: Slot) -> bool {
         let State::In(probes) = std::mem::replace(&mut self.state, State::Ended) else {
             drop(lock(tools.states).end_large(owner.index));
@@ -336,7 +337,7 @@ impl Large {
         whole
     }
 
-    /// Gives its slot back.
+    /// Frees its slot.
     pub fn forget(&mut self, capture: &Capture, pid: Pid) {
         if let Some(slot) = self.slot.take()
             && let Err(error) = capture.remove_target(pid, slot)
@@ -346,7 +347,7 @@ impl Large {
     }
 }
 
-/// The glibc that serves a process's large blocks, or why there is none of which a ledger could be kept.
+/// The glibc that serves a process's large blocks, or why no complete ledger of them is possible.
 fn glibc_of<'a>(process: &Process, plan: &'a Plan) -> Result<&'a FilePlan, String> {
     let is_other = |allocator: Allocator| !matches!(allocator, Allocator::Glibc | Allocator::Other);
     if let Some(other) = plan.files.iter().find(|file| is_other(file.allocator)) {
@@ -360,18 +361,18 @@ fn glibc_of<'a>(process: &Process, plan: &'a Plan) -> Result<&'a FilePlan, Strin
     }
 }
 
-/// How many places in a process's allocator only large blocks pass, or why they cannot be watched by themselves. A build that is neither
-/// shipped nor in the folder `store` is tried, which takes seconds; nothing is kept of it.
+/// The number of sites in a process's allocator that only large blocks reach, or why large blocks cannot be watched separately. A build
+/// that is neither shipped nor in the directory `store` is examined, which takes seconds; the result is not stored.
 ///
 /// # Errors
-/// With the reason, as a sentence.
+/// The reason, as a sentence.
 pub fn large_places(process: &Process, plan: &Plan, store: Option<&Path>) -> Result<usize, String> {
     let glibc = glibc_of(process, plan)?;
     let sites = find_now(process, glibc, store)?;
     Ok(attach_file(glibc, &sites).sites.iter().filter(|site| !site.with_return).count())
 }
 
-/// All sites of one file: those that large blocks pass, and the functions that have none.
+/// All sites of one file: those that large blocks reach, and the functions that have none.
 fn attach_file(glibc: &FilePlan, sites: &LargeSites) -> AttachFile {
     let function = |name: &[u8]| find_function(Family::C, name).unwrap_or(crate::allocator::functions::FunctionId(u8::MAX));
     let (malloc, free) = (function(b"malloc"), function(b"free"));
@@ -385,13 +386,14 @@ fn attach_file(glibc: &FilePlan, sites: &LargeSites) -> AttachFile {
     AttachFile { path: glibc.attach_path.clone(), sites: selective.chain(calls).collect() }
 }
 
-/// The greatest block that the process's thread caches take, if that was raised above the ordinary (since glibc 2.42 it can be).
+/// The largest block that the process's thread caches accept, if that was raised above the default (possible since glibc 2.42).
 fn raised_cache_bytes(process: &Process) -> Option<u64> {
     let environment = read_bounded(&process.directory().join("environ"), ENVIRONMENT_BYTES_MAX).ok()?;
     raised_in(&environment)
 }
 
-/// The same of `/proc/PID/environ`: variables that end in 0; tunables are `name=value` with colons between (glibc's manual, Tunables).
+/// The same from the text of `/proc/PID/environ`: variables end in a zero byte; tunables are `name=value`, separated by colons (glibc's
+/// manual, Tunables).
 fn raised_in(environment: &[u8]) -> Option<u64> {
     let tunables = environment.split(|&byte| byte == 0).find_map(|variable| variable.strip_prefix(b"GLIBC_TUNABLES="))?;
     let values = std::str::from_utf8(tunables).ok()?.split(':').filter_map(|one| one.strip_prefix("glibc.malloc.tcache_max="));
@@ -399,27 +401,27 @@ fn raised_in(environment: &[u8]) -> Option<u64> {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     };
-    // What cannot be read may be anything.
+    // An unreadable value may be any number.
     values.map(|value| number(value).unwrap_or(u64::MAX)).find(|&bytes| bytes >= SEEN_FROM_BYTES)
 }
 
 impl LargeState {
-    /// Of a process from this moment on (CLOCK_MONOTONIC ns).
+    /// A ledger that starts at this moment (CLOCK_MONOTONIC ns).
     pub fn new(slot: Slot, since_ns: u64) -> Self {
         Self { slot, since_ns, ledger: Ledger::new(since_ns, crate::ledger::StackLimits::default()) }
     }
 
-    /// Blocks that live.
+    /// Live blocks.
     pub fn live(&self) -> u64 {
         self.ledger.totals().live
     }
 
-    /// Large blocks that were handed out and freed so far.
+    /// Allocations and frees of large blocks so far.
     pub fn calls(&self) -> u64 {
         self.ledger.totals().allocations + self.ledger.totals().frees + self.ledger.stats().unknown_frees
     }
 
-    /// Their bytes.
+    /// Bytes of the live blocks.
     pub fn live_bytes(&self) -> u64 {
         self.ledger.totals().live_bytes
     }

@@ -1,19 +1,19 @@
-//! Looking at sampled blocks of a governed process: a chunk's size field, its neighbour's, and the words by which it is known.
+//! Reads sampled blocks of a governed process: a chunk's size field, its neighbour's, and the words that identify it.
 
 use crate::governor::retention::words::{SizeField, WORDS, places};
 use crate::governor::retention::{Look, Place};
 use crate::target::Process;
 
-/// Pieces of one look: the words one by one, the size fields.
+/// Maximum number of ranges per read: the words one by one, and the size fields.
 const PIECES_MAX: usize = WORDS + 2;
 
-/// What is at a block; `None` if any of it cannot be read.
+/// The contents at a block; `None` if any part cannot be read.
 pub fn look(process: &Process, place: &Place) -> Option<Look> {
     let mut look = Look { size: SizeField(0), next: None, words: [0; WORDS], known: place.wanted };
     let mut size = [0u64; 1];
     read(process, &[place.addr.checked_sub(8)?], &mut size)?;
     look.size = SizeField(size[0]);
-    // A chunk begins 16 bytes before its block; the next one's size field is 8 bytes into it.
+    // A chunk begins 16 bytes before its block; the next chunk's size field is 8 bytes after that chunk's start.
     let next = place.addr.checked_sub(8)?.checked_add(look.size.chunk_bytes())?;
     let mut addresses = Vec::with_capacity(PIECES_MAX);
     let wanted = |at: &usize| place.wanted >> at & 1 == 1;
@@ -43,8 +43,8 @@ fn read(process: &Process, addresses: &[u64], out: &mut [u64]) -> Option<()> {
     let remote: Vec<libc::iovec> = addresses.iter().map(|addr| libc::iovec { iov_base: *addr as *mut libc::c_void, iov_len: 8 }).collect();
     let bytes = size_of_val(out);
     let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: bytes };
-    // SAFETY: the local vector covers `out` and nothing else, for which all bit patterns are values; the remote one is only read by the
-    // kernel, which checks it.
+    // SAFETY: the local vector covers exactly `out`, for which all bit patterns are valid; only the kernel dereferences the remote vector,
+    // and it checks the addresses.
     let got = unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
     (usize::try_from(got).ok() == Some(bytes) && addresses.len() * 8 == bytes).then_some(())
 }

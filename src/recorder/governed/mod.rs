@@ -1,14 +1,15 @@
-//! Watching processes under a budget: opens and closes their windows, gathers what they tell, and makes profiles of it.
+//! Watches processes under a budget: opens and closes their windows, collects the results, and builds profiles.
 //!
 //! ```text
 //!            ┌── ring thread: StateSink → ProcessStates ──┐
-//! Capture ───┤                                   ├──→ Estimator → Profile
-//!            └── driver (step): Target.advance ──┘
-//!                    ├── detach thread: takes probes out, 90 ms each
-//!                    └── sites thread: tries a C library that nobody knows, seconds each
+//! Capture ───┤                                            ├──→ Estimator → Profile
+//!            └── driver (step): Target.advance ───────────┘
+//!                    ├── detach thread: detaches probes, 90 ms each
+//!                    └── sites thread: examines an unknown C library, seconds each
 //! ```
 //!
-//! Between windows no probe is in a target, but for those that only large blocks pass, while they fit the budget ([`large`]). The rare events (growth of the heap, first touches of its pages) come from tracepoints.
+//! Between windows a target has no probes except those that only large blocks reach, while they fit the budget ([`large`]). Rare events
+//! (growth of the heap, first touches of its pages) come from tracepoints.
 
 mod builds;
 mod calibrate;
@@ -54,22 +55,22 @@ use crate::symbol::read_perf_map;
 use crate::target::Process;
 use crate::units::{Pid, StackId};
 
-/// Notices that may wait for the driver; beyond it they are counted, and every process is looked at anew.
+/// Limit of notices waiting for the driver; those beyond it are counted, and every process is examined again.
 const NOTICES_MAX: usize = 4096;
-/// Longest sleep of the driver: notices and quotas are seen this soon.
+/// Maximum sleep of the driver: the delay until it sees notices and exhausted quotas.
 const NAP_MAX: Duration = Duration::from_millis(20);
-/// First touches that one recorded stands for. A process that touches 250,000 pages a second (as fast as memset can) then pays for
-/// 4,000 walks, under 1 %.
+/// First touches per recorded one. A process that touches 250,000 pages per second (as fast as memset can) then pays for 4,000 walks per
+/// second, under 1 %.
 const TOUCH_INTERVAL: u64 = 64;
-/// Time between two looks at the free bytes of a heap.
+/// Interval between two measurements of a heap's free bytes.
 const FREE_BYTES_EVERY: Duration = Duration::from_secs(5);
-/// Share of the driver's time that these looks may take.
+/// Maximum share of the driver's time for these measurements.
 const FREE_BYTES_SHARE: f64 = 0.01;
-/// Time between two looks at a process's code at most: a program that generates code asks for tables all the time.
+/// Minimum interval between two examinations of a process's code: a program that generates code requests tables continuously.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Seconds of the detach thread that a window takes, with some to spare.
+/// Seconds of the detach thread per window, with a margin.
 const OUT_S: f64 = 0.2;
-/// Processes kept after their end, for the profile.
+/// Maximum number of ended processes kept for the profile.
 const ENDED_MAX: usize = 256;
 
 /// How to watch.
@@ -81,16 +82,16 @@ pub struct Options {
     pub ring_bytes: Option<u32>,
     /// Attach by this method instead of the best one.
     pub method: Option<Attach>,
-    /// Look at the heap's free bytes by a census of its own now and then, and at the whole of it at the start and the end. The agent has
-    /// censuses anyway.
+    /// Measure the heap's free bytes with this recorder's own censuses now and then, and take a full census at the start and the end. The
+    /// agent takes censuses anyway.
     pub own_census: bool,
     /// Kernel memory for unwind tables, bytes.
     pub tables_bytes: u64,
-    /// Shortest time that a window of one target may stand for, in seconds.
+    /// Minimum time that a window of one target represents, in seconds.
     pub period_min_s: f64,
-    /// Keep a ledger of large blocks all the time, where the allocator has places that only they pass and the budget allows it.
+    /// Keep a ledger of large blocks all the time, if the allocator has sites that only they reach and the budget allows it.
     pub large_blocks: bool,
-    /// Folder that keeps the places found in C libraries between runs; `None` = none does.
+    /// Directory that keeps the sites found in C libraries between runs; `None` = they are not kept.
     pub sites_store: Option<PathBuf>,
 }
 
@@ -109,9 +110,10 @@ impl Default for Options {
     }
 }
 
-/// The driver. Everything that attaches runs on the thread that calls it.
+/// The driver. All attaching happens on the thread that calls it.
 pub struct Governed {
-    // Dropped in this order: probes go out, then the reaper has taken them, then the ring goes, and the programs if they were its alone.
+    // Dropped in this order: the targets detach their probes, the reaper completes that, then the ring is closed, and the programs are
+    // unloaded if only this recording used them.
     targets: BTreeMap<u16, Target>,
     reaper: Reaper,
     ring: Ring,
@@ -135,20 +137,20 @@ pub struct Governed {
 }
 
 impl Governed {
-    /// Loads the programs for this recording alone, starts reading, and measures what a hit costs here.
+    /// Loads the programs for this recording alone, starts reading, and measures the cost of a hit.
     ///
     /// # Errors
-    /// If BPF is not permitted here or the kernel lacks what is needed.
+    /// If BPF is not permitted or the kernel lacks a required feature.
     pub fn new(options: Options) -> Result<Self, Error> {
         let config = capture::Config { method: options.method, windows: true, tables_bytes: options.tables_bytes };
         Self::over(Session::load(&config)?, options)
     }
 
-    /// A recording that shares the programs with others, which must have been loaded for windows: what `options` say of loading them (the
-    /// method, the tables) is not asked.
+    /// A recording that shares loaded programs with others. They must have been loaded with windows; the `options` that concern loading
+    /// (method, tables) are ignored.
     ///
     /// # Errors
-    /// If they were not, or no ring is left.
+    /// If the programs were loaded without windows, or no ring is left.
     pub fn over(session: SharedSession, options: Options) -> Result<Self, Error> {
         session.check_windows()?;
         let mut notes = Vec::new();
@@ -191,22 +193,22 @@ impl Governed {
         })
     }
 
-    /// What a hit costs here.
+    /// The cost of a hit.
     #[must_use]
     pub fn costs(&self) -> HitCosts {
         self.costs
     }
 
-    /// Why the cost of a hit is assumed and not measured; `None` where it is measured.
+    /// Why the cost of a hit is assumed; `None` if it was measured.
     #[must_use]
     pub fn uncalibrated(&self) -> Option<&str> {
         self.uncalibrated.as_deref()
     }
 
-    /// Watches a process from now on. `budget`: share of its time that it may lose.
+    /// Watches a process from now on. `budget`: the share of its time that it may lose.
     ///
     /// # Errors
-    /// If it cannot be watched; nothing of it stays behind then.
+    /// If it cannot be watched; nothing is left behind then.
     pub fn watch(&mut self, pid: Pid, budget: f64) -> Result<(), Error> {
         let process = Process::open(pid)?;
         let heap = if self.options.own_census { heap::bytes(pid) } else { HeapBytes::default() };
@@ -228,7 +230,7 @@ impl Governed {
         Ok(())
     }
 
-    /// Taking one window's probes out takes a tenth of a second, one after the other: of many targets each has fewer windows.
+    /// Detaching one window's probes takes a tenth of a second, one window after the other: with many targets, each has fewer windows.
     fn share_the_reaper(&mut self) {
         let period_s = self.options.period_min_s.max(OUT_S * self.targets.len().saturating_sub(1) as f64);
         for target in self.targets.values_mut() {
@@ -236,7 +238,8 @@ impl Governed {
         }
     }
 
-    /// Waits until the unwind tables of what is watched are there, at most this long: stacks of a window before that would be cut.
+    /// Waits until the unwind tables of the watched processes are loaded, at most this long: stacks of an earlier window would be
+    /// truncated.
     pub fn wait_for_tables(&self, most: Duration) {
         let _ = self.session.capture.tables().wait_until_loaded(most);
     }
@@ -246,7 +249,7 @@ impl Governed {
         self.started_at = SystemTime::now();
     }
 
-    /// Takes a process's probes out and forgets it.
+    /// Detaches a process's probes and forgets it.
     pub fn unwatch(&mut self, pid: Pid) {
         let slot = self.targets.iter().find(|(_, target)| target.pid() == pid).map(|(slot, _)| *slot);
         if let Some(mut target) = slot.and_then(|slot| self.targets.remove(&slot)) {
@@ -255,14 +258,14 @@ impl Governed {
         }
     }
 
-    /// Another budget for a process.
+    /// Changes the budget of a process.
     pub fn set_budget(&mut self, pid: Pid, budget: f64) {
         for target in self.targets.values_mut().filter(|target| target.pid() == pid) {
             target.set_budget(budget);
         }
     }
 
-    /// What a census says of a process's heap, where the caller takes censuses.
+    /// Sets the heap's bytes from a census, for callers that take censuses.
     pub fn set_heap(&self, pid: Pid, heap: HeapBytes) {
         let slot = self.targets.iter().find(|(_, target)| target.pid() == pid).map(|(slot, _)| *slot);
         if let Some(slot) = slot
@@ -272,8 +275,8 @@ impl Governed {
         }
     }
 
-    /// The sampled survivors of a process's windows as they were last seen, for whoever can tell the truth. Looks at all that may still
-    /// live first.
+    /// The sampled survivors of a process's windows in their last known state, for comparison with a ground truth. Checks all that may
+    /// still live first.
     #[must_use]
     pub fn verdicts(&mut self, pid: Pid) -> Vec<Verdict<StackId>> {
         let Some(target) = self.targets.values_mut().find(|target| target.pid() == pid) else { return Vec::new() };
@@ -281,7 +284,7 @@ impl Governed {
         target.retention.verdicts().collect()
     }
 
-    /// Processes watched now.
+    /// The processes watched now.
     pub fn watched(&self) -> impl Iterator<Item = Pid> + '_ {
         self.targets.values().map(Target::pid)
     }
@@ -361,11 +364,11 @@ impl Governed {
                 }
             }
         }
-        // Large heaps are looked at more rarely.
+        // Large heaps are measured less often.
         self.free_looked = Instant::now() + began.elapsed().mul_f64(1.0 / FREE_BYTES_SHARE).saturating_sub(FREE_BYTES_EVERY);
     }
 
-    /// An exit whose record was lost.
+    /// Retires processes whose exit record was lost.
     fn retire_the_dead(&mut self) {
         let overdue = |(slot, target): (&u16, &mut Target)| target.untold_exit.is_overdue(&target.process).then_some(*slot);
         for slot in self.targets.iter_mut().filter_map(overdue).collect::<Vec<_>>() {
@@ -393,7 +396,7 @@ impl Governed {
         }
     }
 
-    /// Another program runs in the process: what was estimated was of the old one.
+    /// The process runs another program: the estimates are for the old one.
     fn new_image(&mut self, slot: u16) {
         let Some(pid) = self.targets.get(&slot).map(Target::pid) else { return };
         let budget = self.targets.get(&slot).map_or(self.options.budget, |target| target.pace.budget());
@@ -455,14 +458,14 @@ impl Governed {
     /// What was lost so far, by kind. Empty if the kernel refuses to read its counters.
     #[must_use]
     pub fn losses(&self) -> Vec<Counter> {
-        // In this order: what is counted and not read yet is on its way.
+        // The counters first: a record that is counted and not read yet may still be in the ring.
         let Ok(counters) = self.session.capture.counters(&self.ring) else { return Vec::new() };
         let read = self.ring.read();
         let unaccounted = unaccounted_so_far(&counters, read, self.ring.bytes());
         losses(&counters, read, unaccounted, self.notices_lost.load(Ordering::Relaxed), 0)
     }
 
-    /// A profile of what is known so far of these processes; of all that are or were watched without `pids`. Windows go on.
+    /// A profile from what is known so far of these processes; without `pids`, of all that are or were watched. Windows continue.
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
         let now_s = self.now_s();
@@ -476,7 +479,7 @@ impl Governed {
         };
         let wanted = |target: &Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
         for target in self.targets.values_mut().filter(|target| wanted(target)) {
-            // A burst may have closed them since the last step.
+            // A burst may have closed the probes since the last step.
             target.advance_large(&tools);
             target.look_again(true);
             if let Ok(maps) = target.process.maps() {
@@ -487,7 +490,7 @@ impl Governed {
         let now_s = self.now_s();
         let facts = profile::Facts {
             started_at: self.started_at,
-            // In this order: what is counted and not read yet is on its way.
+            // The counters first: a record that is counted and not read yet may still be in the ring.
             counters: self.session.capture.counters(&self.ring).unwrap_or_default(),
             read: self.ring.read(),
             ring_bytes: self.ring.bytes(),
@@ -542,7 +545,7 @@ impl Governed {
 }
 
 impl Drop for Governed {
-    /// The programs may go on for others: nothing of this recording stays in them.
+    /// Other recordings may keep using the programs: removes all traces of this recording from them.
     fn drop(&mut self) {
         for (_, mut target) in std::mem::take(&mut self.targets) {
             target.stop(&self.tools(), false);

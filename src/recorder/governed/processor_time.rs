@@ -1,4 +1,4 @@
-//! Processor time of processes and their threads, by the kernel's own account.
+//! CPU time of processes and their threads, as the kernel accounts it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,16 +8,16 @@ use crate::target::Process;
 use crate::target::process::read_bounded;
 use crate::units::Pid;
 
-/// Threads whose time is looked at, 5 µs each; those beyond are taken to have run all the time.
+/// Maximum number of threads whose time is read, at 5 µs each; threads beyond it are assumed to have run all the time.
 const THREADS_MAX: usize = 256;
-/// Threads of which it is also looked at how often they slept, 20 µs each.
+/// Maximum number of threads whose voluntary context switches are also read, at 20 µs each.
 const SLEEPERS_MAX: usize = 64;
-/// A page is more than `/proc/PID/task/TID/status` has.
+/// `/proc/PID/task/TID/status` is shorter than a page.
 const STATUS_BYTES_MAX: u64 = 4096;
-/// Three numbers.
+/// The file has three numbers.
 const SCHEDSTAT_BYTES_MAX: u64 = 128;
 
-/// What the threads of a process have done so far, by thread id (`/proc/PID/task/TID/schedstat`: ns run, ns waited for a processor, slices).
+/// Figures of a process's threads so far, by thread id (`/proc/PID/task/TID/schedstat`: ns run, ns waited for a CPU, time slices).
 pub fn of_threads(process: &Process) -> HashMap<u32, ThreadTime> {
     let directory = process.directory().join("task");
     let Ok(entries) = std::fs::read_dir(&directory) else { return HashMap::new() };
@@ -33,14 +33,14 @@ pub fn of_threads(process: &Process) -> HashMap<u32, ThreadTime> {
     entries.take(THREADS_MAX).enumerate().filter_map(time).collect()
 }
 
-/// How often a thread gave up its processor by itself.
+/// How often a thread gave up its CPU voluntarily.
 fn sleeps(status: &Path) -> Option<u64> {
     let bytes = read_bounded(status, STATUS_BYTES_MAX).ok()?;
     let value = std::str::from_utf8(&bytes).ok()?.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
     value.trim().parse().ok()
 }
 
-/// What they have done from one look to another; of a thread that was not there before, all that it did.
+/// The difference between two readings; for a thread that is only in the second, its whole figures.
 pub fn since(before: &HashMap<u32, ThreadTime>, after: &HashMap<u32, ThreadTime>) -> HashMap<u32, ThreadTime> {
     let difference = |(tid, after): (&u32, &ThreadTime)| {
         let before = before.get(tid).copied().unwrap_or_default();
@@ -50,9 +50,9 @@ pub fn since(before: &HashMap<u32, ThreadTime>, after: &HashMap<u32, ThreadTime>
     after.iter().map(difference).collect()
 }
 
-/// Processor time of a process in nanoseconds; `None` if it is gone.
+/// CPU time of a process in nanoseconds; `None` if it has ended.
 pub fn of_process_ns(pid: Pid) -> Option<u64> {
-    // The processor clock of a process (MAKE_PROCESS_CPUCLOCK, include/linux/posix-timers.h): ~pid << 3 | CPUCLOCK_SCHED.
+    // The CPU-time clock of a process (MAKE_PROCESS_CPUCLOCK, include/linux/posix-timers.h): ~pid << 3 | CPUCLOCK_SCHED.
     let clock = (!i32::try_from(pid.0).ok()? << 3) | 2;
     // SAFETY: plain integers, for which zeroes are values.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };

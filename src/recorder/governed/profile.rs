@@ -1,4 +1,4 @@
-//! From windows and process states to a profile.
+//! Builds a profile from windows and process states.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +24,7 @@ use crate::target::container::Container;
 use crate::units::StackId;
 use crate::unwind::End;
 
-/// What the driver knows besides the ledgers.
+/// What the driver knows in addition to the ledgers.
 pub struct Facts {
     pub started_at: SystemTime,
     pub counters: Counters,
@@ -37,10 +37,10 @@ pub struct Facts {
     pub now_s: f64,
 }
 
-/// Effective windows from which an age may be the one that survivors are ranked by.
+/// Minimum number of effective windows for an age by which survivors may be ranked.
 const WINDOWS_FOR_AGE: f64 = 4.0;
 
-/// What windows tell.
+/// Kinds of values that windows give.
 const KINDS: [ValueKind; 10] = [
     ValueKind::AllocObjects,
     ValueKind::AllocSpace,
@@ -54,19 +54,19 @@ const KINDS: [ValueKind; 10] = [
     ValueKind::TouchedSpace,
 ];
 
-/// What is known of survivors after their windows, where blocks can be known again; bytes only once some are confirmed.
+/// Kinds for survivors after their windows, if blocks can be identified later; bytes only once some are confirmed.
 const KEPT: [ValueKind; 3] = [ValueKind::SampledObjects, ValueKind::InformativeObjects, ValueKind::SameObjects];
 
-/// What is known of large blocks, where each of them is seen.
+/// Kinds for large blocks, if every one is seen.
 const LARGE: [ValueKind; 2] = [ValueKind::LargeObjects, ValueKind::LargeSpace];
 
-/// What is known by a census that is joined with the ledger of a full trace.
+/// Kinds from a census joined with the ledger of a full trace.
 const JOINED: [ValueKind; 4] = [ValueKind::LiveObjects, ValueKind::LiveSpace, ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
 /// A stack's values with their errors.
 type Row = (Values, StandardErrors);
 
-/// The profile of some processes with their states.
+/// The profile of these processes with their states.
 pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &mut ProcessState)]) -> Profile {
     let watched_s = rows.iter().map(|(target, _)| target.watched_s(facts.now_s)).fold(0.0, f64::max);
     let age = rows.iter().map(|(target, state)| age_of(&so_far(target, state))).min().unwrap_or(0);
@@ -100,7 +100,7 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
     profile
 }
 
-/// The greatest age of which enough windows tell.
+/// The greatest age with enough windows.
 fn age_of(estimator: &Estimator<StackId>) -> usize {
     let full_s = estimator.counts().full_s;
     let known = |age: &usize| full_s * 1e9 > 2.0 * AGES_NS[*age] as f64 || estimator.effective_windows(age + 1) >= WINDOWS_FOR_AGE;
@@ -248,10 +248,10 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     }
 }
 
-/// Running time from which a process that was seen to allocate nothing is a reason to doubt the probes.
+/// Minimum running time after which a process without any observed allocation is a reason to doubt the probes.
 const BUSY_S: f64 = 1.0;
 
-/// That a process ran and nothing was seen is a fault, or at least no result.
+/// A warning if a process ran and nothing was observed: that is a fault, or at least no result.
 fn nothing_seen(pid: u32, estimator: &Estimator<StackId>, own_s: f64) -> Option<String> {
     let counts = estimator.counts();
     if counts.allocations > 0 || own_s < BUSY_S {
@@ -266,7 +266,7 @@ fn nothing_seen(pid: u32, estimator: &Estimator<StackId>, own_s: f64) -> Option<
     ))
 }
 
-/// The errors of the sums over its stacks, by the name of the kind; none of lower bounds.
+/// The errors of the sums over its stacks, by the name of the kind; none for lower bounds.
 fn total_errors(estimates: &Estimates<StackId>, age: usize) -> BTreeMap<String, u64> {
     let (_, errors) = values_of(&estimates.total, estimates.bound.is_some(), age);
     let rates = ValueKind::ALL.into_iter().filter(|kind| kind.is_rate() && estimates.bound.is_none());
@@ -305,7 +305,7 @@ fn rows(target: &Target, state: &mut ProcessState, estimates: &Estimates<StackId
         row.1.add(&errors);
     }
     if is_bound {
-        // Of all together more is certain than of each.
+        // The lower bound of the total is tighter than the sum of the stacks' bounds.
         let (total, _) = values_of(&estimates.total, true, age);
         let rest = rows.entry(StackId(u32::MAX)).or_default();
         for kind in ValueKind::ALL.into_iter().filter(|kind| kind.is_rate()) {
@@ -316,7 +316,7 @@ fn rows(target: &Target, state: &mut ProcessState, estimates: &Estimates<StackId
         rows.entry(stack).or_default().0.add(&Values::default().with(ValueKind::GrowthSpace, bytes));
     }
     for (stack, bytes) in state.touched.iter() {
-        // Each recorded touch stands for the interval: its count is Poisson's.
+        // Each recorded touch represents the interval: their number has a Poisson distribution.
         let unit = super::TOUCH_INTERVAL * PAGE_BYTES;
         let error = (bytes as f64 * unit as f64).sqrt().round() as u64;
         let row = rows.entry(stack).or_default();
@@ -350,7 +350,7 @@ fn rows(target: &Target, state: &mut ProcessState, estimates: &Estimates<StackId
     rows
 }
 
-/// Whether each of its large blocks is known since some moment.
+/// Whether all of its large blocks since some moment are known.
 fn tells_of_large(target: &Target, state: &ProcessState) -> bool {
     target.large.tells() && state.large.is_some()
 }
@@ -359,7 +359,7 @@ fn tells_of_large(target: &Target, state: &ProcessState) -> bool {
 fn large_blocks(target: &Target, state: &mut ProcessState, watched_s: f64) -> LargeBlocks {
     let large = &target.large;
     let (tracing, reason) = match target.full_since_s {
-        // A full trace tells of them too.
+        // A full trace covers large blocks too.
         Some(_) => ("none", String::new()),
         None => large.words(),
     };
@@ -382,13 +382,13 @@ fn large_blocks(target: &Target, state: &mut ProcessState, watched_s: f64) -> La
         told.since_s = Some(large.since_s);
         (told.live_bytes, told.live_allocations) = (totals.live_bytes, totals.live);
         told.freed_from_before = known.ledger.stats().unknown_frees;
-        // A census counts a word of the chunk more for each block, which is nothing beside a large one.
+        // A census counts one word more per block for the chunk header, which is negligible for large blocks.
         told.of_live_ratio = heap_bytes.filter(|&live| live > 0).map(|live| (totals.live_bytes as f64 / live as f64).min(1.0));
     }
     told
 }
 
-/// The large blocks that live, by who asked for them.
+/// Adds the live large blocks by allocating stack.
 fn add_large(rows: &mut HashMap<StackId, Row>, target: &Target, state: &mut ProcessState) {
     let heap_bytes = heap_bytes(target, state);
     let Some(known) = &mut state.large else { return };
@@ -402,22 +402,22 @@ fn add_large(rows: &mut HashMap<StackId, Row>, target: &Target, state: &mut Proc
     rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::LargeSpace, rest_bytes));
 }
 
-/// Live bytes of its heap by the newest census; `None` where none could tell.
+/// Live bytes of its heap in the newest census; `None` if no census could determine them.
 fn heap_bytes(target: &Target, state: &ProcessState) -> Option<u64> {
     target.heap_at_end.and_then(|heap| heap.live_bytes).or(state.live_bytes)
 }
 
-/// Whether it has rows of what is kept.
+/// Whether it has rows of survivors after their windows.
 fn tells_of_kept(target: &Target) -> bool {
     target.full_since_s.is_none() && target.knows_blocks
 }
 
-/// Whether any bytes are confirmed to live.
+/// Whether any bytes are confirmed live.
 fn confirms(target: &Target) -> bool {
     tells_of_kept(target) && target.retention.by_stack(monotonic_ns()).into_iter().any(|(_, kept)| kept.confirmed_bytes > 0)
 }
 
-/// What is confirmed to live, and what is left of the heap.
+/// Adds the bytes confirmed live, and the rest of the heap.
 fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, state: &ProcessState) {
     let mut confirmed_bytes = 0u64;
     for (stack, kept) in target.retention.by_stack(monotonic_ns()) {
@@ -436,7 +436,7 @@ fn add_kept(rows: &mut HashMap<StackId, Row>, target: &Target, state: &ProcessSt
     rows.entry(StackId(u32::MAX)).or_default().0.add(&Values::default().with(ValueKind::ConfirmedSpace, rest_bytes));
 }
 
-/// The estimator with what a full trace under way has seen since its last piece.
+/// The estimator, including what a full trace in progress has seen since its last piece.
 fn so_far<'a>(target: &'a Target, state: &ProcessState) -> Cow<'a, Estimator<StackId>> {
     let Some(window) = state.window.as_ref().filter(|_| target.is_full()) else { return Cow::Borrowed(&target.estimator) };
     let mut estimator = target.estimator.clone();
@@ -444,7 +444,7 @@ fn so_far<'a>(target: &'a Target, state: &ProcessState) -> Cow<'a, Estimator<Sta
     Cow::Owned(estimator)
 }
 
-/// A stack's values: estimates with their errors, or what they are at least.
+/// A stack's values: estimates with their errors, or lower bounds.
 fn values_of(amounts: &Amounts, is_bound: bool, age: usize) -> Row {
     // `as` saturates, and takes NaN to 0.
     let whole = |amount: f64| amount.round() as u64;

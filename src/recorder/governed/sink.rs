@@ -1,4 +1,4 @@
-//! From the ring's records to the states of governed processes, and notices of what needs the driver.
+//! Applies the ring's records to the states of governed processes, and notifies the driver of what it must act on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,14 +20,14 @@ pub enum Notice {
     NewCode(u16),
 }
 
-/// Feeds one ring's records into the states.
+/// Applies one ring's records to the states.
 pub struct StateSink {
     states: SharedStates,
     notices: SyncSender<Notice>,
     notices_lost: Arc<AtomicU64>,
-    /// Times of records are completed from this reading of the clock.
+    /// The reading of the clock from which records' times are completed.
     now_ns: u64,
-    /// When the current batch began: what was sent before is in it, unless it is cut short.
+    /// When the current batch began: it contains all records sent before, unless it was cut short.
     batch_began_ns: u64,
     records: usize,
 }

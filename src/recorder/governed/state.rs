@@ -1,5 +1,5 @@
-//! What is known of one governed process from its records: the window that is open, its stacks, who made its heap grow and who touched
-//! its pages first. Lives behind a lock; the ring's thread writes, the driver opens and closes windows.
+//! What the records of one governed process show: the open window, its stacks, which stacks made its heap grow and which first touched its
+//! pages. Protected by a lock; the ring's thread writes, the driver opens and closes windows.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,17 +17,16 @@ use crate::recorder::heap::HeapBytes;
 use crate::recorder::watched::vm_event;
 use crate::units::{Addr, StackHash, StackId};
 
-/// Blocks of one window of which it is kept what they held when they were handed out, 160 bytes each. Those of them that are freed make
-/// room again.
+/// Maximum number of blocks per window whose contents at allocation are stored, 160 bytes each. A block that is freed releases its entry.
 const CONTENT_SAMPLES_MAX: usize = 4096;
 
-/// A window as its records are sorted into it.
+/// A window while its records are collected.
 pub struct OpenWindow {
-    /// What it has seen.
+    /// The window's observations.
     pub observer: WindowObserver<StackId>,
-    /// Records of later times are not of it.
+    /// Records with later times do not belong to it.
     pub close_ns: u64,
-    /// Blocks that were handed out in it, of which some is known to know them by.
+    /// Blocks allocated in the window with some known contents by which they can be identified.
     pub samples: HashMap<u64, ContentSample>,
 }
 
@@ -40,46 +39,46 @@ impl OpenWindow {
     }
 }
 
-/// Every large block of a process since probes for them are in.
+/// Every large block of a process since its size-selective probes were attached.
 pub struct LargeState {
     /// The slot of these probes.
     pub slot: Slot,
-    /// Since when, CLOCK_MONOTONIC ns.
+    /// When that was, CLOCK_MONOTONIC ns.
     pub since_ns: u64,
-    /// The blocks. Stacks are named in the process's state.
+    /// The blocks. Their stacks are defined in the process's state.
     pub ledger: Ledger,
 }
 
-/// A governed process as its records show it.
+/// State of a governed process from its records.
 pub struct ProcessState {
-    /// Whose it is.
+    /// The process's slot.
     pub slot: Slot,
-    /// Names stacks; holds no blocks.
+    /// Defines the stacks; holds no blocks.
     pub stacks: Ledger,
-    /// Every block since the process is traced in full; `None` while it is not.
+    /// Every block since full tracing began; `None` without a full trace.
     pub live: Option<Ledger>,
-    /// Every large block, while there are probes for them; `None` while not.
+    /// Every large block while size-selective probes are attached; `None` otherwise.
     pub large: Option<LargeState>,
     /// The open window, or the piece of a full trace.
     pub window: Option<OpenWindow>,
     /// The mappings, kept up to date by the records.
     pub extents: Extents,
-    /// By whom the heap grew.
+    /// The stacks that made the heap grow.
     pub growth: GrowthSpace,
-    /// Bytes of heap pages by who touched them first, estimated from the sample.
+    /// Bytes of heap pages by the stack that touched them first, estimated from the sample.
     pub touched: BytesByStack,
     /// First touches recorded.
     pub touches: u64,
-    /// Of them, those outside the heap.
+    /// The recorded first touches that were outside the heap.
     pub touches_elsewhere: u64,
-    /// Free bytes of the heap at the last census, plus what it grew by since; `None` = no census can tell.
+    /// Free bytes of the heap at the last census, plus its growth since; `None` = no census could determine them.
     pub free_bytes: Option<u64>,
-    /// Live bytes of the heap at the last census; `None` = no census can tell.
+    /// Live bytes of the heap at the last census; `None` = no census could determine them.
     pub live_bytes: Option<u64>,
 }
 
 impl ProcessState {
-    /// A process whose mappings are these.
+    /// A process with these mappings.
     pub fn new(slot: Slot, mappings: &[Mapping], heap: HeapBytes, now_ns: u64) -> Self {
         Self {
             slot,
@@ -97,13 +96,13 @@ impl ProcessState {
         }
     }
 
-    /// What a census says of the heap.
+    /// Sets the heap's bytes from a census.
     pub fn set_heap(&mut self, heap: HeapBytes) {
         self.free_bytes = heap.free;
         self.live_bytes = heap.live;
     }
 
-    /// Opens a window. `close_ns`: its last moment, `u64::MAX` for a full trace.
+    /// Opens a window. `close_ns`: its end, `u64::MAX` for a full trace.
     pub fn open(&mut self, open_ns: u64, close_ns: u64) {
         self.window = Some(OpenWindow { observer: WindowObserver::new(open_ns), close_ns, samples: HashMap::new() });
     }
@@ -113,7 +112,7 @@ impl ProcessState {
         self.stacks.stack_id(hash).unwrap_or(NO_STACK)
     }
 
-    /// Takes a record.
+    /// Applies a record.
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
         let tid = record.head.tid;
         match record.body {
@@ -164,12 +163,12 @@ impl ProcessState {
         }
     }
 
-    /// Takes a record of the probes for large blocks.
+    /// Applies a record of the size-selective probes.
     fn apply_large(&mut self, record: &Record<'_>, time_ns: u64) {
         if let Body::Stack { hash, frames, end } = record.body {
             self.stacks.apply(&Event::DefineStack { hash, frames, end });
         }
-        // What was sent before these probes went in is of an earlier trial.
+        // Records sent before these probes were attached belong to an earlier trial.
         let Some(large) = self.large.as_mut().filter(|large| time_ns >= large.since_ns) else { return };
         let tid = record.head.tid;
         let stack = StackHash(0);
@@ -206,12 +205,12 @@ impl ProcessState {
         }
         let Some(event) = vm_event(change) else { return };
         let grown_bytes = self.extents.apply(&event).grown_bytes;
-        // A thread's stack is made by pthread_create, not by an allocator; it is told apart by its flag.
+        // A thread's stack is mapped by pthread_create, not by an allocator; MAP_STACK identifies it.
         let is_stack = matches!(event, VmEvent::Mmap { flags, .. } if flags & libc::MAP_STACK as u32 != 0);
         if grown_bytes == 0 || stack.0 == 0 || is_stack {
             return;
         }
-        // What the allocator wanted is not known here. Free bytes as many as it grew by would have done for certain.
+        // The size the allocator needed is not known here. As many free bytes as the heap grew by would certainly have been enough.
         let growth = Growth { stack: Some(self.stack(stack)), grown_bytes, requested_bytes: grown_bytes, free_bytes: self.free_bytes };
         self.growth.add(&growth);
         self.free_bytes = self.free_bytes.map(|free| free.saturating_add(grown_bytes));
@@ -223,15 +222,15 @@ impl ProcessState {
 pub struct ProcessStates {
     /// By slot.
     pub of: HashMap<u16, ProcessState>,
-    /// The slots of probes for large blocks, each with that of its process and its own generation. They stay while the process is watched:
-    /// a stack is defined once.
+    /// The slots of size-selective probes, each with its process's slot and its own generation. They stay while the process is watched,
+    /// because a stack is defined only once.
     large: HashMap<u16, (u16, u32)>,
     /// Every record sent before this time has been read, CLOCK_MONOTONIC ns.
     pub read_up_to_ns: u64,
 }
 
 impl ProcessStates {
-    /// From now on records of these probes go into the state of the process that has this slot.
+    /// From now on records of these probes are applied to the state of the process that has the slot `owner`.
     pub fn begin_large(&mut self, owner: u16, large: LargeState) {
         if let Some(state) = self.of.get_mut(&owner) {
             self.large.insert(large.slot.index, (owner, large.slot.generation));
@@ -239,18 +238,18 @@ impl ProcessStates {
         }
     }
 
-    /// What was known of a process's large blocks.
+    /// Removes and returns what is known of a process's large blocks.
     pub fn end_large(&mut self, owner: u16) -> Option<LargeState> {
         self.of.get_mut(&owner)?.large.take()
     }
 
-    /// Takes a process's state out.
+    /// Removes and returns a process's state.
     pub fn close(&mut self, owner: u16) -> Option<ProcessState> {
         self.large.retain(|_, (of, _)| *of != owner);
         self.of.remove(&owner)
     }
 
-    /// Takes a record; the slot of the process that it is of, `None` if nobody knows it.
+    /// Applies a record. Returns the slot of its process, or `None` if the slot is unknown.
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) -> Option<u16> {
         let slot = record.head.slot;
         if let Some(state) = self.of.get_mut(&slot) {
@@ -266,10 +265,10 @@ impl ProcessStates {
     }
 }
 
-/// ProcessStates that the ring's thread and the driver share.
+/// The [`ProcessStates`] that the ring's thread and the driver share.
 pub type SharedStates = Arc<Mutex<ProcessStates>>;
 
-/// Takes the lock; a panic of another holder does not make the data worse than it is.
+/// Takes the lock. A panic of another holder does not invalidate the data.
 pub fn lock(states: &SharedStates) -> MutexGuard<'_, ProcessStates> {
     states.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,44 +10,44 @@ use crate::units::Pid;
 pub struct Status {
     /// The process.
     pub pid: Pid,
-    /// Whether it is traced in full.
+    /// Whether it is fully traced.
     pub full: bool,
-    /// Whether its probes are in at this moment.
+    /// Whether its probes are attached now.
     pub open: bool,
-    /// Share of its time that it may lose.
+    /// The share of its time that it may lose.
     pub budget_ratio: f64,
     /// Share that it is estimated to have lost.
     pub slowdown_ratio_est: f64,
     /// Seconds that windows were open.
     pub open_s: f64,
-    /// Seconds traced in full.
+    /// Seconds of full tracing.
     pub full_s: f64,
-    /// Windows, of any length.
+    /// Number of windows, of any length.
     pub windows: u64,
-    /// Of them, those that their quota closed early.
+    /// The windows that their quota closed early.
     pub windows_closed_early: u64,
-    /// Of them, those left out for lost records.
+    /// The windows discarded because records were lost.
     pub windows_lossy: u64,
-    /// Stacks taken of growth of the heap and of first touches of pages, which are always watched.
+    /// Stacks taken at growth of the heap and at first touches of pages, which are always watched.
     pub rare_events: u64,
     /// Seconds that it is estimated to have lost to them; they count against its budget.
     pub rare_events_s: f64,
-    /// Its large blocks.
+    /// Status of its large blocks.
     pub large: LargeStatus,
 }
 
 /// How the large blocks of a process are being watched, for metrics.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LargeStatus {
-    /// Whether each of them is seen.
+    /// Whether every one is seen.
     pub kept: bool,
-    /// Bytes that those which live can hold, of those handed out since; `None` = not known.
+    /// Usable bytes of the live blocks among those allocated since the probes were attached; `None` = not known.
     pub live_bytes: Option<u64>,
     /// Hits of their probes.
     pub hits: u64,
     /// Seconds that the process is estimated to have lost to them; they count against its budget.
     pub lost_s: f64,
-    /// Times that they were left again.
+    /// How often the probes were detached again for their cost or for losses.
     pub times_left: u64,
 }
 

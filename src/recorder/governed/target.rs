@@ -1,4 +1,4 @@
-//! One governed process as the driver sees it: where its probes go, how it is paced, what its windows have told.
+//! One governed process as the driver sees it: where its probes are placed, its pacing, and the results of its windows.
 
 mod full;
 
@@ -30,19 +30,19 @@ use crate::symbol::AddressSpace;
 use crate::target::Process;
 use crate::units::{Pid, StackId};
 
-/// How long before a window's end its blocks are looked at, as a part of its length and at most: the end must not come before the last of
-/// them was read, also where this thread gets to run late.
+/// How long before a window's end its blocks are read, as a fraction of the window's length, and the maximum. The window must not end
+/// before the last of them is read, even if this thread is scheduled late.
 const LOOK_AHEAD_PART: u64 = 4;
 const LOOK_AHEAD_NS_MAX: u64 = 25_000_000;
-/// Age from which a block is looked at: its owner has written it by then.
+/// Minimum age at which a block is read: its owner has written it by then.
 const LOOK_AGE_MIN_NS: u64 = 5_000_000;
-/// Hits from which their number says how far a process got.
+/// Minimum number of hits from which their number shows how far a process got.
 const HITS_TELL_MIN: u64 = 100;
-/// Seconds between two looks at a process whose first full trace has just begun.
+/// Seconds between two checks of a process whose first full trace has just begun.
 const TRIAL_LOOK_S: f64 = 0.002;
-/// Seconds after which a window that could not be opened is tried again.
+/// Seconds until a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
-/// Seconds between two looks whether a recording of every call is over.
+/// Seconds between two checks whether a recording of every call has ended.
 const RECORDED_S: f64 = 0.5;
 
 /// A window from its opening to its end.
@@ -55,18 +55,18 @@ struct Window {
     open_ns: u64,
     close_ns: u64,
     closed_early: bool,
-    /// Blocks of it that were looked at just before its end; `None` = not yet.
+    /// Blocks of the window that were read just before its end; `None` = not yet.
     looked: Option<Vec<(ContentSample, Look)>>,
-    /// Recordings of every call that had begun before it was opened: another one shuts it.
+    /// Recordings of every call that had begun before this window opened: a new one closes the window.
     recordings: u64,
-    /// What the process had run at its opening, in nanoseconds, and its threads had done; in the window, once it is closed.
+    /// CPU time of the process at the opening, in nanoseconds, and its threads' figures; once the window is closed, those of the window.
     run_ns: Option<u64>,
     threads: HashMap<u32, ThreadTime>,
     times: WindowTimes,
 }
 
 impl Window {
-    /// When its blocks are looked at.
+    /// When its blocks are read.
     fn look_ns(&self) -> u64 {
         self.close_ns.saturating_sub((self.close_ns.saturating_sub(self.open_ns) / LOOK_AHEAD_PART).min(LOOK_AHEAD_NS_MAX))
     }
@@ -76,32 +76,32 @@ enum State {
     /// Until the cycle's window opens.
     Waiting(Cycle),
     Open(Window, Attached),
-    /// Probes go out, and the ring is read up to then.
+    /// Detaching the probes, and reading the ring up to that moment.
     Closing(Window, Ticket, Option<u64>),
     Full(Full),
-    /// The process is gone, or cannot be probed before this time.
+    /// The process has ended, or cannot be probed before this time.
     Idle(f64),
 }
 
-/// What the driver acts with.
+/// What the driver works with.
 pub struct Tools<'a> {
     pub capture: &'a Capture,
     pub ring: &'a Ring,
     pub states: &'a SharedStates,
     pub reaper: &'a Reaper,
     pub costs: HitCosts,
-    /// Seconds since the driver began.
+    /// Seconds since the driver started.
     pub now_s: f64,
 }
 
 /// A governed process.
 pub struct Target {
     pub process: Process,
-    /// Its end, if no record tells of it.
+    /// Detects its end if the exit record was lost.
     pub untold_exit: UntoldExit,
     pub slot: Slot,
     files: Vec<AttachFile>,
-    /// Whether exceptions may pass its probed returns, and functions that throw.
+    /// Whether exceptions may pass its probed returns, and the number of functions that throw.
     return_probes: ReturnProbePolicy,
     throwing: usize,
     pub allocators: Vec<String>,
@@ -109,43 +109,43 @@ pub struct Target {
     pub pace: Pace,
     schedule: Schedule,
     pub estimator: Estimator<StackId>,
-    /// Survivors of its windows, looked at again.
+    /// Survivors of its windows, which are checked again later.
     pub retention: Retention<StackId>,
-    /// Whether blocks can be known again: the allocator is one whose chunks are understood.
+    /// Whether blocks can be identified again: the chunks of its allocator are understood.
     pub knows_blocks: bool,
-    /// Windows at whose end nobody got to look in time.
+    /// Windows whose blocks could not be read before they ended.
     pub looks_late: u64,
     random: Random,
     state: State,
     began_s: f64,
     ended_s: Option<f64>,
     elapsed_s: f64,
-    /// What the process had run when it was last looked, in nanoseconds.
+    /// CPU time of the process at the last reading, in nanoseconds.
     run_ns: Option<u64>,
-    /// Seconds that it ran by itself while it was not traced in full: what windows stand for.
+    /// CPU seconds of its own while it was not fully traced: the time that windows represent.
     pub own_s: f64,
     lost_seen_s: f64,
-    /// Hits when its last full trace was over, and when that was: some come until its probes are out.
+    /// Hits when its last full trace ended, and the time of that: some arrive until its probes are detached.
     tail: Option<(Hits, f64)>,
-    /// Full traces that were left again.
+    /// Full traces that were ended again.
     pub full_left: u64,
-    /// Since when it has been traced in full without a gap, seconds after it was first watched.
+    /// Since when it has been fully traced without a gap, in seconds after it was first watched.
     pub full_since_s: Option<f64>,
     pub notes: Vec<String>,
-    /// ProcessStates, once the process is gone.
+    /// Its process state, once the process has ended.
     pub last_state: Option<ProcessState>,
-    /// Stacks taken of growth and of first touches.
+    /// Stacks taken at heap growth and first touches.
     pub rare_events: u64,
-    /// Seconds that they cost.
+    /// Seconds that these cost.
     pub rare_events_s: f64,
     /// The probes for large blocks.
     pub large: Large,
-    /// Its heap when it was first watched and at the end, where this program takes censuses of its own.
+    /// Its heap when it was first watched and at the end, if this program takes its own censuses.
     pub heap_at_start: Option<HeapSummary>,
     pub heap_at_end: Option<HeapSummary>,
-    /// The chunks that were there at the start; `None` = not known.
+    /// The chunks that existed at the start; `None` = not known.
     pub before: Option<Before>,
-    /// The heap at the end joined with the ledger of a full trace; `None` without one, or where no census could tell.
+    /// The heap at the end joined with the ledger of a full trace; `None` without a full trace, or if no census could read the heap.
     pub joined: Option<HeapPicture>,
 }
 
@@ -153,7 +153,7 @@ impl Target {
     pub fn new(process: Process, slot: Slot, budget: f64, tools: &Tools<'_>, large_blocks: bool) -> Self {
         let (costs, now_s, chooses_returns) = (tools.costs, tools.now_s, tools.capture.chooses_returns());
         let space = AddressSpace::new(process.pid().0, Vec::new());
-        // The places of windows must differ from process to process and from run to run.
+        // Window positions must differ between processes and between runs.
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
         Self {
             process,
@@ -197,7 +197,7 @@ impl Target {
         self.process.pid()
     }
 
-    /// Looks at the code: which sites a window has to probe, and what is needed to walk and name stacks.
+    /// Examines the code: the sites that a window has to probe, and what is needed to walk and symbolize stacks.
     pub fn look(&mut self, session: &Session, planner: &mut Planner, known: &mut KnownSites) -> Result<(), Error> {
         let capture = &session.capture;
         let maps = self.process.maps()?;
@@ -216,7 +216,8 @@ impl Target {
                 self.allocators.push(name);
             }
         }
-        // Others may forward to glibc's, as libstdc++ does; blocks of a heap of their own have no chunk header and are refused one by one.
+        // Other files may forward to glibc, as libstdc++ does; blocks of a separate heap have no chunk header and are rejected
+        // individually.
         let mut allocators = plan.files.iter().map(|file| file.allocator).filter(|allocator| *allocator != Allocator::Other).peekable();
         self.knows_blocks = allocators.peek().is_some() && allocators.all(|allocator| allocator.row().chunks == ChunkRule::Header);
         self.say_what_is_passed_over();
@@ -224,7 +225,7 @@ impl Target {
         Ok(())
     }
 
-    /// Looks whether its memory is limited by now: from then on a failing operator new must find its way.
+    /// Checks whether its memory is limited by now: from then on an exception of operator new must be able to pass.
     fn look_at_limits(&mut self, capture: &Capture) {
         let limited = memory_is_limited(&self.process);
         if limited != self.return_probes.limited {
@@ -251,17 +252,17 @@ impl Target {
         self.ended_s.unwrap_or(now_s) - self.began_s
     }
 
-    /// When that began.
+    /// When watching began, in seconds of the driver's clock.
     pub fn began_s(&self) -> f64 {
         self.began_s
     }
 
-    /// Whether it is traced in full now.
+    /// Whether it is fully traced now.
     pub fn is_full(&self) -> bool {
         matches!(self.state, State::Full(_))
     }
 
-    /// Whether its probes are in.
+    /// Whether its probes are attached.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open(..) | State::Full(_))
     }
@@ -275,7 +276,7 @@ impl Target {
                 now_s + next_ns.saturating_sub(monotonic_ns()) as f64 / 1e9
             }
             State::Closing(..) => now_s + 0.01,
-            // How busy it is shows in its first milliseconds, and each more is lost.
+            // The first milliseconds show how busy it is, and each further one costs time.
             State::Full(full) if self.pace.is_unknown() => now_s.max(full.since_s) + TRIAL_LOOK_S,
             State::Full(full) => full.piece_s + PIECE_S,
             State::Idle(until_s) => *until_s,
@@ -300,8 +301,8 @@ impl Target {
         self.advance_large(tools);
     }
 
-    /// Every call of the process is recorded: probes go out, and windows wait for the end of that. What was open is lost, for it was shut at a
-    /// moment that nobody knows.
+    /// All calls of the process are being recorded: detaches the probes and delays windows until that ends. An open window is discarded,
+    /// because it was closed at an unknown moment.
     fn make_way(&mut self, tools: &Tools<'_>) {
         match std::mem::replace(&mut self.state, State::Idle(tools.now_s + RECORDED_S)) {
             State::Open(_, attached) => self.make_way_with(tools, attached),
@@ -309,13 +310,13 @@ impl Target {
                 self.full_left += 1;
                 self.make_way_with(tools, full.attached);
             }
-            // It was shut before, and is still read.
+            // It was closed before, and its records are still being read.
             closing @ State::Closing(..) => self.state = closing,
             State::Waiting(_) | State::Idle(_) => {}
         }
     }
 
-    /// Takes out probes that were put in for a window or a full trace, of which nothing is kept.
+    /// Detaches probes that were attached for a window or a full trace, and discards the results.
     fn make_way_with(&mut self, tools: &Tools<'_>, attached: Attached) {
         if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
             (state.window, state.live) = (None, None);
@@ -327,36 +328,36 @@ impl Target {
         self.state = State::Idle(tools.now_s + RECORDED_S);
     }
 
-    /// Takes the probes for large blocks in, out, or into account.
+    /// Attaches, detaches or accounts for the size-selective probes.
     pub fn advance_large(&mut self, tools: &Tools<'_>) {
         let whose = Owner { pid: self.pid(), slot: self.slot, began_s: self.began_s };
-        // Large blocks have their part of what the process may lose of its running time, which is the less the less it runs.
+        // Large blocks have a share of the loss that the process may have of its running time, so the less it runs, the less it may lose.
         self.large.set_budget(self.pace.allowed());
         let lost_s = self.large.advance(tools, &whose, self.is_full());
         self.pace.also_lost(lost_s);
         self.pace.set_reserved(self.large.reserved());
     }
 
-    /// Another budget from now on.
+    /// Changes the budget from now on.
     pub fn set_budget(&mut self, budget: f64) {
         self.pace.set_budget(budget);
     }
 
     fn elapse(&mut self, tools: &Tools<'_>) {
-        // What it ran just before its end nobody can ask for.
+        // CPU time just before a process's end cannot be read.
         let run_ns = processor_time::of_process_ns(self.pid()).or(self.run_ns);
         let before_ns = self.run_ns.or(run_ns).unwrap_or(0);
         let run_s = run_ns.unwrap_or(before_ns).saturating_sub(before_ns) as f64 / 1e9;
         self.run_ns = run_ns;
         self.pace.elapse(tools.now_s - self.elapsed_s, run_s);
         self.elapsed_s = tools.now_s;
-        // A full trace that the kernel has closed ends before the driver gets to it.
+        // A full trace that the kernel has closed ends before the driver notices.
         if !self.is_full() || tools.capture.hits(self.slot).closed_ns.is_some() {
             self.own_s = (self.own_s + run_s - (self.pace.lost_s() - self.lost_seen_s)).max(0.0);
         }
         self.lost_seen_s = self.pace.lost_s();
         let counted = lock(tools.states).of.get(&self.slot.index).map_or(0, |state| state.growth.growths + state.touches);
-        // A walk at a system call or a fault costs about what one at an allocation does.
+        // A walk at a system call or a page fault costs about as much as one at an allocation.
         let cost_s = counted.saturating_sub(self.rare_events) as f64 * tools.costs.allocation_ns / 1e9;
         self.pace.also_lost(cost_s);
         self.rare_events_s += cost_s;
@@ -460,7 +461,7 @@ impl Target {
             window.close_ns = closed_ns.max(window.open_ns + 1);
             window.closed_early = true;
         }
-        // It is noticed a little late that the window is over, on a busy machine very late.
+        // The end of a window is noticed slightly late, and on a busy machine very late.
         let share = (window.close_ns - window.open_ns) as f64 / 1e9 / noticed_s.max(1e-6);
         let ran_s = run_ns.zip(window.run_ns).map(|(now_ns, open_ns)| now_ns.saturating_sub(open_ns) as f64 / 1e9);
         let run_s = ran_s.map(|ran_s| run_in_window(tools.costs, ran_s, share, window.at_open, window.at_close));
@@ -485,14 +486,14 @@ impl Target {
         }
     }
 
-    /// Looks at some of the window's blocks that live; at none if the window ended meanwhile, for then a block may be another.
+    /// Reads some of the window's live blocks; none if the window has ended meanwhile, because then an address may hold another block.
     fn look_first(&mut self, tools: &Tools<'_>, close_ns: u64) -> Vec<(ContentSample, Look)> {
         let now_ns = monotonic_ns();
         let mut samples: Vec<ContentSample> = match lock(tools.states).of.get(&self.slot.index).and_then(|state| state.window.as_ref()) {
             Some(open) => open.samples.values().filter(|one| now_ns.saturating_sub(one.born_ns) >= LOOK_AGE_MIN_NS).copied().collect(),
             None => return Vec::new(),
         };
-        // In no order of theirs, so that a part of them is a sample.
+        // In random order, so that any part of them is a sample.
         for at in 0..samples.len().min(OF_WINDOW_MAX) {
             let other = at + self.random.bits() as usize % (samples.len() - at);
             samples.swap(at, other);
@@ -507,7 +508,7 @@ impl Target {
         looked
     }
 
-    /// Looks again at sampled survivors that are due, or at all that may still live. What is gone with its process is left as it was.
+    /// Checks sampled survivors that are due, or all that may still live. Those of an ended process keep their state.
     pub fn look_again(&mut self, all: bool) {
         let now_ns = monotonic_ns();
         if self.retention.is_due(now_ns, all) && self.process.is_alive() {
@@ -520,17 +521,17 @@ impl Target {
         let inside = inside(window.at_open, window.at_close);
         let around = spent(after).since(spent(window.before)).hits().saturating_sub(inside.hits());
         let open_s = (window.close_ns - window.open_ns) as f64 / 1e9;
-        // No more than the process ran.
+        // Not more than the time that the process ran.
         let lost_s = tools.costs.spent_s(inside).min(window.times.run_s.unwrap_or(f64::INFINITY));
         self.pace.spent(WindowCost { lost_s, around_s: tools.costs.passed_over_s(around), open_s, tier: Tier::Windows });
         let observed = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| state.window.take());
-        // A recording of every call that began meanwhile, even one that is over, may have shut it.
+        // A recording of every call that began meanwhile may have closed the window, even if that recording has ended.
         let Some(observed) = observed.filter(|_| tools.capture.recordings_begun(self.pid()) == window.recordings) else { return };
         if is_lossy(tools.capture.loss(self.slot), window.loss) {
             self.estimator.lossy();
             return;
         }
-        // Only what was not freed up to the window's end: from then on nobody sees.
+        // Only blocks that were not freed before the window's end: later frees are not observed.
         for (sample, look) in window.looked.iter().flatten() {
             if let Some((stack, _, born_ns)) = observed.observer.block(sample.addr)
                 && born_ns == sample.born_ns
@@ -542,8 +543,8 @@ impl Target {
         self.estimator.window(window.cycle.class, window.cycle.period_s, window.closed_early, &tally);
     }
 
-    /// Takes the probes out, whatever is open: at the end, at an exec, at the process's own end. An open window is lost; what a full
-    /// trace saw counts if `keep`.
+    /// Detaches all probes: at the end, at an exec, or when the process ends. An open window is discarded; the results of a full trace
+    /// count if `keep` is set.
     pub fn stop(&mut self, tools: &Tools<'_>, keep: bool) {
         self.elapse(tools);
         tools.capture.switch(self.slot, false);
@@ -586,25 +587,25 @@ impl Target {
         }
     }
 
-    /// The process is gone.
+    /// The process has ended.
     pub fn ended(&mut self, now_s: f64, state: Option<ProcessState>) {
         self.ended_s = Some(now_s);
         self.last_state = state;
     }
 
-    /// The classes of its windows with how many there were.
+    /// The number of windows in each class.
     pub fn windows(&self) -> impl Iterator<Item = (WindowClass, u64)> + '_ {
         WindowClass::ALL.into_iter().map(|class| (class, self.estimator.counts().windows[class as usize]))
     }
 }
 
-/// What probes did so far, for the costs.
+/// The probes' work so far, as the cost model takes it.
 pub fn spent(hits: Hits) -> Spent {
     Spent { allocations: hits.allocations, frees: hits.frees, returns: hits.returns, programs_ns: hits.programs_ns }
 }
 
-/// What a process ran in a window, of what it ran until somebody noticed that the window was over. Hits go on until then, at the cost of a
-/// trap alone, and tell better than the clock how far it got: it may not have had a processor all the time.
+/// The time that a process ran in a window, derived from the time that it ran until the end of the window was noticed. Hits continue until
+/// then, at the cost of a trap alone, and are a better measure of its progress than the clock: it may not have had a CPU all the time.
 fn run_in_window(costs: HitCosts, ran_s: f64, share: f64, at_open: Hits, at_close: Hits) -> f64 {
     let (all, inside) = (spent(at_close).since(spent(at_open)).hits(), inside(at_open, at_close));
     let after = all - inside.hits();
@@ -616,7 +617,7 @@ fn run_in_window(costs: HitCosts, ran_s: f64, share: f64, at_open: Hits, at_clos
     inside_s + own_s * inside.hits() as f64 / all as f64
 }
 
-/// What probes did from a window's opening to its end: hits that came after it, until somebody noticed, are left out.
+/// The probes' work from a window's opening to its end, without the hits between its end and the moment that was noticed.
 fn inside(at_open: Hits, at_close: Hits) -> Spent {
     let all = spent(at_close).since(spent(at_open));
     let on = at_close.off_at.map_or(all.hits(), |off_at| off_at.saturating_sub(at_open.allocations + at_open.frees)).min(all.hits());
@@ -624,7 +625,7 @@ fn inside(at_open: Hits, at_close: Hits) -> Spent {
     Spent { allocations: on - frees, frees, ..all }
 }
 
-/// Whether allocations or frees were lost since.
+/// Whether allocation or free records were lost since.
 pub fn is_lossy(now: TargetLoss, before: TargetLoss) -> bool {
     (now.allocations, now.frees) != (before.allocations, before.frees)
 }

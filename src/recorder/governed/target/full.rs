@@ -1,4 +1,4 @@
-//! A process whose whole trace fits its budget.
+//! A process that can be fully traced within its budget.
 
 use super::{State, Target, Tools, inside, is_lossy, spent};
 use crate::capture::{Attached, Hits, TargetLoss};
@@ -7,18 +7,18 @@ use crate::recorder::governed::state::{ProcessState, lock};
 use crate::recorder::heap::{self, Before};
 use crate::recorder::monotonic_ns;
 
-/// Length of the pieces in which a full trace is accounted for, in seconds.
+/// Length of the pieces in which a full trace's cost is accounted, in seconds.
 pub(super) const PIECE_S: f64 = 1.0;
-/// Length of the pieces in which a full trace is estimated from: six times the greatest age.
+/// Length of the pieces from which a full trace is estimated: six times the greatest age.
 const ESTIMATE_PIECE_NS: u64 = 60_000_000_000;
 
 /// A full trace.
 pub(super) struct Full {
     pub(super) attached: Attached,
-    /// Since when, seconds of the driver's clock.
+    /// When it began, in seconds of the driver's clock.
     pub(super) since_s: f64,
     pub(super) piece_s: f64,
-    /// The same moment by CLOCK_MONOTONIC: attaching and waiting for a processor may come between it and what the driver takes for now.
+    /// The same moment by CLOCK_MONOTONIC: attaching and waiting for a CPU may come between it and the driver's current time.
     pub(super) piece_ns: u64,
     pub(super) hits: Hits,
     pub(super) loss: TargetLoss,
@@ -63,7 +63,7 @@ impl Target {
             return;
         }
         self.look_at_limits(tools.capture);
-        // The moment it was closed is what the quota's hits are to be divided by; until it is noticed they are passed over.
+        // The quota's hits are divided by the time until it was closed; hits between that and its detection are skipped cheaply.
         let end_ns = hits.closed_ns.unwrap_or_else(monotonic_ns);
         let inside = inside(full.hits, hits);
         let around = spent(hits).since(spent(full.hits)).hits() - inside.hits();
@@ -97,7 +97,7 @@ impl Target {
         self.state = State::Full(full);
     }
 
-    /// Estimates from what a full trace saw so far, and begins the next piece at `next_ns`.
+    /// Adds what a full trace saw so far to the estimates, and begins the next piece at `next_ns`.
     pub(super) fn end_piece(&mut self, tools: &Tools<'_>, end_ns: u64, next_ns: Option<u64>) {
         let observed = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| {
             let observed = state.window.take();
@@ -114,7 +114,7 @@ impl Target {
     pub(super) fn end_full(&mut self, tools: &Tools<'_>, full: Full, closed_ns: Option<u64>, lossy: bool) {
         tools.capture.switch(self.slot, false);
         let end_ns = closed_ns.unwrap_or_else(monotonic_ns);
-        // A first moment that the quota ended is no sample of the process's time.
+        // A short first piece that the quota ended is not a representative sample of the process's time.
         let too_short = closed_ns.is_some() && tools.now_s - full.since_s < 2.0 * PIECE_S;
         if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
             state.live = None;
@@ -131,11 +131,11 @@ impl Target {
         drop(tools.reaper.take_out(full.attached));
         self.schedule.restart(tools.now_s);
         self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
-        // Its probes are out in a tenth of a second; a window would find them still there.
+        // Detaching takes a tenth of a second; a window would find the probes still attached.
         self.state = State::Idle(tools.now_s + 0.2);
     }
 
-    /// Looks at the heap for the last time; under a full trace whose each live chunk is.
+    /// Takes the last census of the heap; with a full trace, attributes each live chunk to a stack.
     pub fn look_at_the_heap(&mut self, state: Option<&mut ProcessState>) {
         let pid = self.pid();
         let live = state.and_then(|state| state.live.as_mut()).filter(|_| self.full_since_s.is_some());
