@@ -1,4 +1,4 @@
-//! The programs' counters: what was sent, lost, dropped and why.
+//! The BPF programs' counters: records sent, lost and dropped, with the reasons.
 
 use zerocopy::{FromBytes as _, FromZeros as _};
 
@@ -6,7 +6,7 @@ use crate::bpf::{self, Counter};
 use crate::unwind::End;
 
 impl Counter {
-    /// Its name in JSON and texts, and what it counts.
+    /// Its name in JSON and texts, and a description.
     #[must_use]
     pub fn words(self) -> (&'static str, &'static str) {
         match self {
@@ -48,7 +48,7 @@ impl Counter {
     }
 }
 
-/// What may become of a probe's hit instead of a record.
+/// Outcomes of a probe hit that do not produce a record of a call.
 const ACCOUNTED: [Counter; 12] = [
     Counter::HitOff,
     Counter::HitNull,
@@ -75,7 +75,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Sums the per-CPU rows as the kernel hands them out. Bytes beyond the known counters are ignored.
+    /// Sums the per-CPU rows as read from the kernel. Bytes beyond the known counters are ignored.
     pub fn from_rows(rows: &[Vec<u8>]) -> Self {
         let mut sum = Self::default();
         for (row, _) in rows.iter().filter_map(|row| bpf::Counters::read_from_prefix(row).ok()) {
@@ -84,7 +84,7 @@ impl Counters {
         sum
     }
 
-    /// Joins each count with another reading's.
+    /// Combines each count with that of another reading.
     fn each_with(&mut self, other: &Self, join: impl Fn(u64, u64) -> u64) {
         let own = self.0.value.iter_mut().chain(&mut self.0.ends);
         for (own, other) in own.zip(other.0.value.iter().chain(&other.0.ends)) {
@@ -92,7 +92,7 @@ impl Counters {
         }
     }
 
-    /// Adds what the programs cannot count themselves.
+    /// Adds events that the programs cannot count themselves.
     pub fn add(&mut self, counter: Counter, more: u64) {
         let value = &mut self.0.value[counter as usize];
         *value = value.saturating_add(more);
@@ -104,7 +104,7 @@ impl Counters {
         self.0.value[counter as usize]
     }
 
-    /// Stacks that ended for this reason. Those reused whole are complete without being counted so one by one.
+    /// Stacks that ended for this reason. Reused walks are complete without being counted individually.
     #[must_use]
     pub fn ends(&self, reason: End) -> u64 {
         let reused = if reason == End::Complete { self.get(Counter::WalkReused) } else { 0 };
@@ -116,15 +116,15 @@ impl Counters {
         Counter::ALL.iter().map(|&counter| (counter, self.get(counter)))
     }
 
-    /// Probe hits that neither became one of `calls` records nor are in another count: the kernel lost them. Up to `in_flight` hits may
-    /// still be on their way.
+    /// Probe hits that neither became one of `calls` records nor appear in another count: the kernel lost them. Up to `in_flight` hits may
+    /// not have been processed yet.
     pub fn unaccounted_hits(&self, calls: u64, in_flight: u64) -> u64 {
         let accounted = ACCOUNTED.iter().map(|&counter| self.get(counter)).fold(calls, u64::saturating_add);
         let missing = self.get(Counter::Hit).saturating_sub(accounted);
         if missing > in_flight { missing } else { 0 }
     }
 
-    /// What was counted since an earlier reading.
+    /// The counts since an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut more = *self;

@@ -1,4 +1,4 @@
-//! What this kernel lets us do, found by doing it: for `doctor`.
+//! Features of this kernel, determined by trying them: for `doctor`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{Capture, Config, Result, load, tables, trial};
 use crate::probe::features::{Attach, Features, Support};
 use crate::target::Process;
 
-/// Everything that [`Features`] asks for. Takes some 100 ms a method: the programs are loaded and attached to this process for each.
+/// Determines all [`Features`]. Takes about 100 ms per method: the programs are loaded and attached to this process for each.
 pub fn features() -> Features {
     let mut features = Features::of_host();
     features.task_storage = map_type(libbpf_sys::BPF_MAP_TYPE_TASK_STORAGE);
@@ -35,12 +35,12 @@ pub fn features() -> Features {
     features
 }
 
-/// Whether this thread can attach a probe to many sites at once. Takes some milliseconds: the program does nothing.
+/// Whether this thread can attach one probe link to many sites. Takes some milliseconds: the program does nothing.
 pub fn has_uprobe_multi() -> bool {
     [Attach::Session, Attach::Multi].into_iter().any(|method| trial::glance(method).is_ok())
 }
 
-/// Whether the kernel makes maps of this type.
+/// Whether the kernel can create maps of this type.
 fn map_type(kind: libbpf_sys::bpf_map_type) -> Support {
     // SAFETY: a null for the options is allowed.
     probed(unsafe { libbpf_sys::libbpf_probe_bpf_map_type(kind, std::ptr::null()) })
@@ -52,7 +52,7 @@ fn helper(number: libbpf_sys::bpf_func_id) -> Support {
     probed(unsafe { libbpf_sys::libbpf_probe_bpf_helper(libbpf_sys::BPF_PROG_TYPE_KPROBE, number, std::ptr::null()) })
 }
 
-/// libbpf's answer: 1 works, 0 does not, below 0 it could not be tried.
+/// libbpf's result: 1 = supported, 0 = not supported, negative = could not be determined.
 fn probed(answer: i32) -> Support {
     match answer {
         1 => Support::Yes,
@@ -61,19 +61,19 @@ fn probed(answer: i32) -> Support {
     }
 }
 
-/// Longest wait for the tables of a process that is only looked at.
+/// Maximum wait for the tables of a process that is only examined.
 const TABLES_WAIT: Duration = Duration::from_secs(10);
 
-/// The unwind table of each file that a process maps, made as a recording would make it.
+/// The unwind table of each file that a process maps, built as for a recording.
 ///
 /// # Errors
-/// If BPF is not permitted here, or the process is gone.
+/// If BPF is not permitted, or the process has ended.
 pub fn unwind_tables(process: &Process) -> Result<Vec<FileStatus>> {
     let capture = Capture::load(&Config::default())?;
     let Ok(maps) = process.maps() else { return Ok(Vec::new()) };
     let mm_id = process.pid().0;
     capture.tables().sync_process(process, mm_id, &maps)?;
-    // What is not converted by then is shown as being converted.
+    // Tables that are not converted by then are shown as pending.
     let _ = capture.tables().wait_until_loaded(TABLES_WAIT);
     Ok(capture.tables().files_of(mm_id))
 }

@@ -1,4 +1,4 @@
-//! Probes that do nothing: the floor below which no tool that uses uprobes can go. For benchmarks.
+//! Probes that do nothing: the minimum cost of any tool that uses uprobes. For benchmarks.
 
 use libbpf_rs::{Link, Object, ObjectBuilder, UprobeMultiOpts};
 
@@ -14,7 +14,7 @@ pub struct Floor {
     object: Object,
 }
 
-/// Empty probes in place; dropping it takes them out.
+/// Attached empty probes; dropping it detaches them.
 #[must_use]
 #[derive(Debug)]
 pub struct FloorAttached {
@@ -25,14 +25,14 @@ impl Floor {
     /// Loads the programs.
     ///
     /// # Errors
-    /// As for [`super::Capture::load`]; kernels without uprobe_multi sessions have no such floor.
+    /// As for [`super::Capture::load`]; not available on kernels without uprobe_multi sessions.
     pub fn load() -> Result<Self> {
         let failed = |error: libbpf_rs::Error| Error::Load { reason: format!("{error:#}"), hint: load::hint() };
         let object = ObjectBuilder::default().open_memory(OBJECT).and_then(|open| open.load()).map_err(failed)?;
         Ok(Self { object })
     }
 
-    /// Puts an empty entry and return probe at each site with a return, an empty entry probe at the others.
+    /// Attaches an empty entry and return probe to each site with a return, and an empty entry probe to the others.
     ///
     /// # Errors
     /// [`Error::Attach`].

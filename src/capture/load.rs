@@ -1,7 +1,7 @@
-//! Loading the BPF object in the best form this kernel takes.
+//! Loads the BPF object in the best form that this kernel accepts.
 //!
-//! What a kernel can do is found by doing it, never by its version number: 6.1 loads `uprobe.multi` programs and refuses to attach them,
-//! distributions carry features back, lockdown and capabilities take them away.
+//! Kernel features are determined by trying them, never by the version number: 6.1 loads `uprobe.multi` programs and refuses to attach
+//! them, distributions backport features, and lockdown and missing capabilities disable them.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::{Error, Result, trial};
 use crate::machine::Machine;
 use crate::probe::features::Attach;
 
-/// A compiled object, aligned as the ELF reader wants it.
+/// A compiled object with the alignment that the ELF reader needs.
 macro_rules! aligned_object {
     ($name:literal) => {{
         #[repr(C, align(8))]
@@ -28,7 +28,7 @@ static OBJECT: &[u8] = aligned_object!("fragprof.bpf.o");
 /// The same, for kernels before 5.17.
 static LEGACY_OBJECT: &[u8] = aligned_object!("fragprof_legacy.bpf.o");
 
-/// The object that a method's programs are in.
+/// The object that contains a method's programs.
 pub(super) fn object(method: Attach) -> &'static [u8] {
     if method == Attach::ByAddress { LEGACY_OBJECT } else { OBJECT }
 }
@@ -43,7 +43,7 @@ pub(super) fn programs(method: Attach) -> &'static [&'static str] {
     }
 }
 
-/// The programs for large blocks alone, which windows need besides.
+/// The additional size-selective programs, which windows need.
 fn large_programs(method: Attach) -> &'static [&'static str] {
     match method {
         Attach::Session => &["large_session"],
@@ -52,27 +52,27 @@ fn large_programs(method: Attach) -> &'static [&'static str] {
     }
 }
 
-/// What the kernel turned out to offer, with the reasons for what it did not.
+/// The features that the kernel supports, with the reasons for those it does not.
 #[derive(Debug, Clone)]
 pub struct Offer {
     /// How probes are attached.
     pub method: Attach,
-    /// Better methods that were tried, and why they did not work.
+    /// Better methods that were tried, and why they failed.
     pub refused: Vec<(Attach, String)>,
-    /// Whether a process's probes also see the children of vfork that run in its memory.
+    /// Whether a process's probes also see vfork children that run in its memory.
     pub sees_vfork_children: bool,
 }
 
-/// Run for every process of the machine: its address space and its life.
+/// Programs that run for every process of the machine: address space changes and process life cycle.
 const MACHINE_WIDE: [&str; 4] = ["vm_change", "life_exec", "life_fork", "life_exit"];
 
-/// What windows need besides: their program, where there are sessions, and the first touches of pages.
+/// Additional programs for windows: their own program if the kernel has sessions, and the first touches of pages.
 const FOR_WINDOWS: [&str; 2] = ["window_session", TOUCHES];
 const TOUCHES: &str = "page_touch";
 
-/// Where libbpf's messages of the current load go: the verifier's refusal is in them.
+/// libbpf's messages of the current load, which contain the verifier's reason for a refusal.
 static MESSAGES: Mutex<String> = Mutex::new(String::new());
-/// Of a verifier log, the end says why.
+/// Only the end of a verifier log is kept, which has the reason.
 const MESSAGES_KEPT: usize = 64 << 10;
 
 fn keep_message(level: PrintLevel, text: String) {
@@ -86,9 +86,9 @@ fn keep_message(level: PrintLevel, text: String) {
     }
 }
 
-/// The one line of libbpf's messages that names the cause.
+/// The line of libbpf's messages that states the cause.
 pub(super) fn cause(messages: &str) -> Option<String> {
-    // libbpf's guess where nothing at all may be loaded: the error and our hint say it better.
+    // libbpf's guess if nothing at all may be loaded: the error and the hint are more precise.
     if messages.contains("bpf_object__probe_loading") {
         return None;
     }
@@ -98,7 +98,7 @@ pub(super) fn cause(messages: &str) -> Option<String> {
     Some(line.trim_start_matches("libbpf: ").to_owned())
 }
 
-/// Tries the methods in order (or the one asked for) until an object loads and a probe on this process itself tells of its hit.
+/// Tries the methods in order (or only the one requested) until an object loads and a probe on this process reports its hit.
 pub fn load(wanted: Option<Attach>, windows: bool) -> Result<(Object, Offer)> {
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
     if windows && Machine::HOST != Machine::X86_64 {
@@ -121,7 +121,7 @@ pub fn load(wanted: Option<Attach>, windows: bool) -> Result<(Object, Offer)> {
     Err(Error::Load { reason, hint })
 }
 
-/// Why no method works: each reason once, with the methods it is of where they differ.
+/// Why no method works: each distinct reason once, with its methods if the reasons differ.
 fn reasons(refused: &[(Attach, String)]) -> String {
     match refused {
         [(_, first), rest @ ..] if rest.iter().all(|(_, reason)| reason == first) => first.clone(),
@@ -129,7 +129,7 @@ fn reasons(refused: &[(Attach, String)]) -> String {
     }
 }
 
-/// What to do where too few files may be open: that says nothing of the kernel. A file of the system's own limit (ENFILE) is not meant.
+/// A hint if the limit of open files is too low, which says nothing about the kernel. The system-wide limit (ENFILE) is not covered.
 fn hint_of_files(reason: &str) -> Option<String> {
     let allowed = crate::machine::open_files::allowed()?;
     reason.contains("os error 24").then(|| {
@@ -139,7 +139,7 @@ fn hint_of_files(reason: &str) -> Option<String> {
     })
 }
 
-/// What to do when nothing loads.
+/// A hint for the case that nothing can be loaded.
 pub fn hint() -> String {
     // SAFETY: geteuid has no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
@@ -147,7 +147,7 @@ pub fn hint() -> String {
     hint_for(root, &lockdown).to_owned()
 }
 
-/// `lockdown`: what the file of that name says, with the state that holds in brackets (security/lockdown/lockdown.c, `lockdown_read`).
+/// `lockdown`: the content of the file of that name, with the current state in brackets (security/lockdown/lockdown.c, `lockdown_read`).
 fn hint_for(root: bool, lockdown: &str) -> &'static str {
     match root {
         true if lockdown.contains("[confidentiality]") => {
@@ -184,7 +184,7 @@ pub fn program<'o>(object: &'o Object, name: &str) -> libbpf_rs::Result<ProgramM
         .ok_or_else(|| libbpf_rs::Error::from(std::io::Error::new(std::io::ErrorKind::NotFound, format!("no BPF program {name}"))))
 }
 
-/// A map by name. The names are those of maps.bpf.h; a test loads the object and asks for each.
+/// A map by name. The names are those in maps.bpf.h; a test loads the object and looks up each.
 pub fn map<'o>(object: &'o Object, name: &'static str) -> Map<'o> {
     match object.maps().find(|map| map.name() == name) {
         Some(map) => map,
@@ -192,23 +192,23 @@ pub fn map<'o>(object: &'o Object, name: &'static str) -> Map<'o> {
     }
 }
 
-/// Attaches what runs for every process of the machine and sends the unwatched away.
+/// Attaches the programs that run for every process of the machine and return early for unwatched ones.
 pub fn attach_machine_wide(object: &Object) -> Result<Vec<Link>> {
     MACHINE_WIDE.iter().map(|name| program(object, name)?.attach_trace()).collect::<libbpf_rs::Result<Vec<Link>>>().map_err(|error| {
         Error::Load { reason: format!("cannot attach to the kernel's life-cycle and mapping events: {error:#}"), hint: hint() }
     })
 }
 
-/// Attaches the counting of first touches.
+/// Attaches the program that counts first touches of pages.
 pub fn attach_touches(object: &Object) -> Result<Link> {
     program(object, TOUCHES)
         .and_then(|program| program.attach_trace())
         .map_err(|error| Error::Load { reason: format!("cannot attach to page faults: {error:#}"), hint: hint() })
 }
 
-/// Events that the kernel kept from programs at its own tracepoints: of the address space, and of lives and deaths. It does not run such a
-/// program where it is running already, as when one thread's was preempted by another's (`recursion_misses` of struct
-/// bpf_prog_info). They may be of any process of the machine. 0 for what the kernel does not tell.
+/// Events that the kernel did not deliver to programs at its tracepoints: of the address space, and of the process life cycle. It skips
+/// such a program if it is already running there, for example if one thread's run was preempted by another's (`recursion_misses` of struct
+/// bpf_prog_info). The events may belong to any process of the machine. 0 if the kernel does not report them.
 pub fn missed_events(object: &Object) -> (u64, u64) {
     let of = |names: &[&str]| -> u64 {
         let named = object.progs().filter(|program| names.iter().any(|name| program.name() == *name));
@@ -218,10 +218,10 @@ pub fn missed_events(object: &Object) -> (u64, u64) {
 }
 
 fn missed_by(program: BorrowedFd<'_>) -> u64 {
-    // SAFETY: plain numbers. Padding must be 0, too, or an older kernel takes it for something that it does not know.
+    // SAFETY: plain numbers. Padding must be 0 too, or an older kernel takes it for an unknown field.
     let mut info: libbpf_sys::bpf_prog_info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as u32;
-    // SAFETY: the structure is ours and as long as is said; all its pointers to further arrays are null.
+    // SAFETY: the structure is a local of the length passed; all its pointers to further arrays are null.
     let answer = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) };
     if answer == 0 { info.recursion_misses } else { 0 }
 }
@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(reasons(&differ).matches("; ").count(), 1);
     }
 
-    /// Linux 5.12 brought atomic operations that return what was there, and others than ADD (kernel commit 5ca419f2864a, 981f94c3e921);
-    /// compilers make them of what a program says without a word. Linux 5.10 refuses the whole program ("BPF_STX uses reserved fields").
+    /// Linux 5.12 added atomic operations that return the old value, and operations other than ADD (kernel commits 5ca419f2864a,
+    /// 981f94c3e921). Compilers may generate them implicitly. Linux 5.10 then refuses the whole program ("BPF_STX uses reserved fields").
     #[test]
     fn the_programs_for_old_kernels_have_only_the_atomic_operation_that_those_know() {
         const BPF_STX_ATOMIC: u8 = libbpf_sys::BPF_STX as u8 | 0xc0;

@@ -1,4 +1,4 @@
-//! The BPF edge: the only module that knows libbpf. Loads and attaches the programs, consumes the rings, decodes records.
+//! The BPF boundary: the only module that uses libbpf. Loads and attaches the programs, reads the rings, decodes records.
 //!
 //! ```text
 //! Capture::load ──→ open_ring ──→ add_target ──→ attach ──→ (records flow into the Sink) ──→ drop Attached ──→ remove_target
@@ -6,10 +6,11 @@
 //!                       └──→ one named thread a ring ────────────────┘
 //! ```
 //!
-//! Loaded once, it serves several recordings at a time: each has a ring, a row of counters, and targets of its own, also in one process.
+//! Loaded once, it serves several recordings at the same time: each has its own ring, row of counters, and targets, even in the same
+//! process.
 //!
-//! Loading and attaching happen on the caller's thread, so that a missing permission or a refusal of the verifier is an error the
-//! caller can report. Threads start only after.
+//! Loading and attaching happen on the caller's thread, so that the caller can report a missing permission or a refusal of the verifier.
+//! Threads are started afterwards.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,15 +47,15 @@ pub use ring::{BATCH_RECORDS, Read, Ring, Sink};
 pub use slots::Slot;
 pub use tables::Tables;
 
-/// Why capture cannot go on.
+/// Why capture fails.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused to load the programs, in every form there is.
+    /// The kernel refused to load the programs in every available form.
     #[error("cannot load the BPF programs: {reason}\n{hint}")]
     Load {
-        /// What the kernel or libbpf said of the last try.
+        /// The message of the kernel or libbpf for the last attempt.
         reason: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: String,
     },
     /// A probe could not be attached.
@@ -62,11 +63,11 @@ pub enum Error {
     Attach {
         /// The process.
         pid: Pid,
-        /// File that holds the allocator, as given to the kernel.
+        /// The file that contains the allocator, as passed to the kernel.
         path: String,
-        /// Probe sites in it.
+        /// Number of probe sites in it.
         sites: usize,
-        /// The kernel's reason.
+        /// The kernel's error.
         source: libbpf_rs::Error,
     },
     /// All target slots are in use.
@@ -75,7 +76,7 @@ pub enum Error {
         /// The limit.
         max: u32,
     },
-    /// A process has as many targets as it may have.
+    /// A process already has the maximum number of targets.
     #[error("{pid} is watched by {max} recordings already: it can take no other")]
     TooManyRecordings {
         /// The process.
@@ -89,18 +90,18 @@ pub enum Error {
         /// The limit.
         max: u32,
     },
-    /// The programs' own probes of all processes place their arguments in more ways than there is room for.
+    /// The USDT probes of all processes use more distinct argument locations than the table holds.
     #[error("probes of programs place their arguments in more than {max} different ways: no room for another")]
     TooManySites {
         /// The limit.
         max: u32,
     },
-    /// A map operation failed; a fault of the daemon, not of its input.
+    /// A map operation failed: a bug in the daemon, not a problem with its input.
     #[error("BPF map {map}: {source}")]
     Map {
         /// The map.
         map: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: libbpf_rs::Error,
     },
     /// A reader thread could not be started.
@@ -110,22 +111,22 @@ pub enum Error {
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// How to load and what to reserve.
+/// How to load the programs, and what to reserve.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bytes of kernel memory for unwind tables; the least recently used go when it is spent.
+    /// Maximum kernel memory for unwind tables, bytes; beyond it the least recently used tables are evicted.
     pub tables_bytes: u64,
-    /// Attach by this method only, to measure or to test a fallback; `None` takes the best the kernel has.
+    /// Attach only by this method, for measurements or to test a fallback; `None` = the best that the kernel supports.
     pub method: Option<Attach>,
-    /// Whether processes may be watched in windows, too, and first touches of pages counted.
+    /// Whether processes may also be watched in windows, and first touches of pages are counted.
     pub windows: bool,
 }
 
-/// Default size of a ring buffer. Two threads in a tight malloc/free loop make about 90 MB of records a second; 32 MiB hold the third
-/// of a second that a reader may be kept from the CPU by the very threads it watches.
+/// Default size of a ring buffer. Two threads in a tight malloc/free loop produce about 90 MB of records per second; 32 MiB hold the third
+/// of a second for which the watched threads may keep the reader off the CPU.
 pub const RING_BYTES: u32 = 32 << 20;
 
-/// Default budget of the unwind tables in kernel memory: 16 M rows, more than the code of a whole distribution has.
+/// Default budget of the unwind tables in kernel memory: 16 M rows, more than the code of a whole distribution needs.
 pub const TABLES_BYTES: u64 = 64 << 20;
 
 impl Default for Config {
@@ -137,12 +138,12 @@ impl Default for Config {
 /// A probe site in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachSite {
-    /// Of the instruction.
+    /// File offset of the instruction.
     pub offset: FileOffset,
-    /// `FP_COOKIE_*` without the slot, which [`Capture::attach`] fills in.
+    /// `FP_COOKIE_*` without the slot, which [`Capture::attach`] sets.
     pub cookie: u64,
-    /// Whether it is an allocating function, whose return is wanted too: the site must then have rsp as at the function's entry. A
-    /// freeing one is done at its entry.
+    /// Whether it is an allocating function, whose return is probed too: at the site, rsp must then be as at the function's entry. A
+    /// freeing function is only probed at its entry.
     pub with_return: bool,
 }
 
@@ -151,24 +152,24 @@ pub struct AttachSite {
 pub struct AttachFile {
     /// Path by which the kernel finds the file's inode.
     pub path: PathBuf,
-    /// Sites, any order, no offset twice.
+    /// Sites in any order, without duplicate offsets.
     pub sites: Vec<AttachSite>,
 }
 
-/// What to take of a process, as `TARGET_*` bits.
+/// What to record of a process, as `TARGET_*` bits.
 #[derive(Debug, Clone, Copy)]
 pub struct TargetFlags(pub u32);
 
-/// A set of probes: two may be in one process at the same time, each with a slot of its own.
+/// A set of probes: a process may have two at the same time, each with its own slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
-    /// Of all calls.
+    /// Probes for all calls.
     Calls,
-    /// For large blocks alone.
+    /// Size-selective probes for large blocks.
     Large,
 }
 
-/// Records of a target that found their ring full, and calls that never returned.
+/// Records of a target lost because their ring was full, and calls that never returned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TargetLoss {
     /// Allocation records.
@@ -177,29 +178,29 @@ pub struct TargetLoss {
     pub frees: u64,
     /// Other records.
     pub others: u64,
-    /// Calls that never returned: allocated or not, nobody knows.
+    /// Calls that never returned; whether they allocated is not known.
     pub abandoned: u64,
 }
 
-/// Hits of a governed target's probes since it was added, on or off.
+/// Probe hits of a governed target since it was added, including those while it was off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// At functions that allocate, nested calls included.
+    /// Hits at functions that allocate, including nested calls.
     pub allocations: u64,
-    /// At functions that free.
+    /// Hits at functions that free.
     pub frees: u64,
-    /// Returns that were probed.
+    /// Probed returns.
     pub returns: u64,
-    /// Nanoseconds that the programs took at all of them, while the target was on.
+    /// Run time of the programs for all of these, in nanoseconds, while the target was on.
     pub programs_ns: u64,
-    /// Allocations and frees together when the programs switched the target off, whatever for; `None` = it is on, or was not switched off by
-    /// them.
+    /// Sum of allocations and frees when the programs switched the target off, for whatever reason; `None` = it is on, or they did not
+    /// switch it off.
     pub off_at: Option<u64>,
-    /// When the programs switched the target off because its quota was spent, CLOCK_MONOTONIC ns; `None` = they did not.
+    /// When the programs switched the target off because its quota was used up, CLOCK_MONOTONIC ns; `None` = they did not.
     pub closed_ns: Option<u64>,
 }
 
-/// Probes that are in place; dropping it takes them out (about 90 ms: the kernel waits for running probes to finish).
+/// Attached probes; dropping it detaches them (about 90 ms: the kernel waits for running probes to finish).
 #[must_use]
 #[derive(Debug)]
 pub struct Attached {
@@ -207,14 +208,14 @@ pub struct Attached {
 }
 
 impl Drop for Attached {
-    /// In reverse: a program's free is heard for as long as its allocations are.
+    /// In reverse order: the frees of a program's own probes are received as long as its allocations are.
     fn drop(&mut self) {
         while self.links.pop().is_some() {}
     }
 }
 
 impl Attached {
-    /// Links held.
+    /// Number of links held.
     pub fn links(&self) -> usize {
         self.links.len()
     }
@@ -231,11 +232,11 @@ pub struct Capture {
     targets: targets::TargetTable,
     tables: Tables,
     rows: Mutex<usdt::Rows>,
-    /// How often probes for large blocks were put in, into any process.
+    /// How often size-selective probes were attached, in any process.
     epochs: AtomicU64,
-    /// Programs that run for every process: address space, life cycle, first touches of pages.
+    /// Programs that run for every process: address space, process life cycle, first touches of pages.
     _machine_wide: Vec<Link>,
-    /// Why first touches of pages are not counted, where they should be.
+    /// Why first touches of pages are not counted although requested.
     no_touches: Option<String>,
 }
 
@@ -244,16 +245,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Capture {
-    /// Loads the programs in the best form the kernel takes, and attaches what runs for every process.
+    /// Loads the programs in the best form that the kernel accepts, and attaches those that run for every process.
     ///
     /// # Errors
-    /// [`Error::Load`] with the reason and what to do: a missing capability, a kernel without the features needed.
+    /// [`Error::Load`] with the reason and a hint: a missing capability, or a kernel without the required features.
     pub fn load(config: &Config) -> Result<Self> {
         crate::machine::open_files::raise();
         let (object, offer) = load::load(config.method, config.windows)?;
         let outer = MapHandle::try_from(&load::map(&object, "rings")).map_err(|source| Error::Map { map: "rings", source })?;
         let mut machine_wide = load::attach_machine_wide(&object)?;
-        // It costs every page fault of the machine a little, so it is not there otherwise.
+        // It adds a small cost to every page fault of the machine, so it is attached only if needed.
         let touches = config.windows.then(|| load::attach_touches(&object));
         let no_touches = match touches {
             Some(Ok(link)) => {
@@ -280,7 +281,7 @@ impl Capture {
         })
     }
 
-    /// What the kernel turned out to offer.
+    /// The features that the kernel supports.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
@@ -290,24 +291,24 @@ impl Capture {
         &self.tables
     }
 
-    /// Why first touches of pages are not counted; `None` where they are, or were not asked for.
+    /// Why first touches of pages are not counted; `None` if they are, or were not requested.
     pub fn no_touches(&self) -> Option<&str> {
         self.no_touches.as_deref()
     }
 
-    /// Makes a ring and starts its reader thread, which hands all records to `sink`. `bytes` of kernel memory, locked: rounded up to a power
-    /// of two, at least a page.
+    /// Creates a ring and starts its reader thread, which passes all records to `sink`. `bytes` of locked kernel memory: rounded up to a
+    /// power of two, at least a page.
     ///
     /// # Errors
-    /// [`Error::TooManyRings`]; if the kernel gives no memory, or the system no thread.
+    /// [`Error::TooManyRings`]; if the kernel cannot allocate the memory, or the thread cannot be started.
     pub fn open_ring(&self, bytes: u32, sink: Box<dyn Sink>) -> Result<Ring> {
         let mut ring = ring::open(&self.rings, bytes, sink)?;
-        // What was counted before is another's.
+        // Earlier counts belong to a previous owner of the ring's number.
         ring.before = self.counters_of_all(&ring)?;
         Ok(ring)
     }
 
-    /// Registers a process. Its records go through `ring`; nothing is probed yet, and no call is taken until [`Capture::switch`].
+    /// Registers a process. Its records go through `ring`. Nothing is probed yet, and no call is recorded until [`Capture::switch`].
     ///
     /// # Errors
     /// [`Error::TooManyTargets`], [`Error::TooManyRecordings`].
@@ -322,7 +323,7 @@ impl Capture {
         })
     }
 
-    /// Tells the programs which targets a process has.
+    /// Passes a process's targets to the programs.
     fn enter(&self, processes: &Processes, pid: Pid) -> Result<()> {
         let map = self.map("slots_of_tgid");
         let entered = match processes.row(pid) {
@@ -332,8 +333,8 @@ impl Capture {
         entered.map_err(|source| Error::Map { map: "slots_of_tgid", source })
     }
 
-    /// Registers a process that is a target already a second time: with hits, quota and deadline of its own for another set of probes. What
-    /// befalls the process itself is told of the first.
+    /// Registers a process that is already a target a second time, with its own hits, quota and deadline for another set of probes. Events
+    /// of the process itself are reported to the first target only.
     ///
     /// # Errors
     /// [`Error::TooManyTargets`].
@@ -343,13 +344,13 @@ impl Capture {
         Ok(slot)
     }
 
-    /// Takes a process's calls, or not: between the two states its probes may be put in and taken out one by one.
+    /// Enables or disables recording of a process's calls: while it is disabled, its probes may be attached and detached one by one.
     pub fn switch(&self, slot: Slot, on: bool) {
         self.targets.switch(slot, on);
     }
 
-    /// Gives the calls of a process to one of its targets, which records every one: before its first probe. Windows of others are shut at
-    /// once, and stay so ([`Capture::open`]) until the target is removed.
+    /// Assigns all calls of a process to one of its targets, which records every one; must be called before its first probe. Windows of the
+    /// others are closed at once, and stay closed ([`Capture::open`]) until the target is removed.
     pub fn record(&self, pid: Pid, slot: Slot) {
         let mut processes = lock(&self.processes);
         for other in processes.record(pid, slot) {
@@ -359,7 +360,7 @@ impl Capture {
         }
     }
 
-    /// Whether every call of a process is recorded.
+    /// Whether every call of a process is being recorded.
     pub fn is_recorded(&self, pid: Pid) -> bool {
         lock(&self.processes).is_recorded(pid)
     }
@@ -369,29 +370,29 @@ impl Capture {
         lock(&self.processes).begun(pid)
     }
 
-    /// Whether a return can be left unprobed call by call; elsewhere the kernel takes the returns of all calls or of none.
+    /// Whether the return of a single call can be left unprobed; otherwise the kernel probes the returns of all calls or of none.
     #[must_use]
     pub fn chooses_returns(&self) -> bool {
         self.offer.method == Attach::Session
     }
 
-    /// Whether emitters can be listened to: their sites are told apart by attach cookies, which came with Linux 5.17 (commit 7adfc6c9b315).
+    /// Whether emitters can be listened to: their sites are distinguished by attach cookies, which Linux 5.17 added (commit 7adfc6c9b315).
     pub fn hears_emitters(&self) -> bool {
         self.offer.method != Attach::ByAddress
     }
 
-    /// Says whether a process is traced: then it is held where it maps code.
+    /// Sets whether a process is traced: then it is stopped where it maps code.
     pub fn hold(&self, slot: Slot, held: bool) {
         self.targets.hold(slot, held);
     }
 
-    /// Says whether a process's memory is limited: then no return of a function that throws is probed, where that can be chosen.
+    /// Sets whether a process's memory is limited: then no return of a throwing function is probed, if that can be chosen.
     pub fn limit(&self, slot: Slot, limited: bool) {
         self.targets.limit(slot, limited);
     }
 
-    /// Lets a governed process make so many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel switches it off by itself. `false`: every
-    /// call of the process is recorded, and no window can be opened.
+    /// Allows a governed process this many hits, up to a time (CLOCK_MONOTONIC ns); then the kernel program switches it off. `false`: every
+    /// call of the process is being recorded, so no window can be opened.
     #[must_use]
     pub fn open(&self, pid: Pid, slot: Slot, quota: u64, deadline_ns: u64) -> bool {
         let processes = lock(&self.processes);
@@ -402,33 +403,33 @@ impl Capture {
         true
     }
 
-    /// As [`Capture::open`], for probes for large blocks alone, which do not meet a recording of every call.
+    /// As [`Capture::open`], for size-selective probes, which do not conflict with a recording of every call.
     pub fn open_beside(&self, slot: Slot, quota: u64, deadline_ns: u64) {
         self.targets.open(slot, quota, deadline_ns);
     }
 
-    /// Lets a governed process make so many hits more from now on, if it is still open: one that has closed by itself stays so.
+    /// Allows a governed process this many more hits from now on if it is still open; a target that was switched off stays off.
     pub fn extend(&self, slot: Slot, quota: u64) {
         self.targets.extend(slot, quota);
     }
 
-    /// Sends what some of a process's blocks hold when they are handed out, or not.
+    /// Sets whether the contents of some of a process's blocks are sent when they are allocated.
     pub fn contents(&self, slot: Slot, on: bool) {
         self.targets.contents(slot, on);
     }
 
-    /// Records one of `interval` first touches of pages, at random; 0 = none.
+    /// Records one of `interval` first touches of pages, chosen at random; 0 = none.
     pub fn touch_interval(&self, slot: Slot, interval: u64) {
         self.targets.touch_interval(slot, interval);
     }
 
-    /// A governed process's hits.
+    /// Probe hits of a governed process.
     pub fn hits(&self, slot: Slot) -> Hits {
         self.targets.hits(slot)
     }
 
-    /// Takes a target from a process. Its probes must be out ([`Attached`] dropped); records still in the ring are told apart by the
-    /// generation. With the last target go the process's unwind tables.
+    /// Removes a target from a process. Its probes must be detached ([`Attached`] dropped); the generation distinguishes its records that
+    /// are still in the ring. Removing the last target also removes the process's unwind tables.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -450,16 +451,16 @@ impl Capture {
         lock(&self.slots).release(slot);
     }
 
-    /// Puts probes at the sites, for this process alone.
+    /// Attaches probes to the sites, for this process only.
     ///
     /// # Errors
-    /// [`Error::Attach`]; probes of the call that were already in place are out again.
+    /// [`Error::Attach`]; probes that this call had already attached are detached again.
     pub fn attach(&self, pid: Pid, slot: Slot, files: &[AttachFile]) -> Result<Attached> {
         self.attach_with(pid, slot, files, Set::Calls, false)
     }
 
-    /// Puts the probes of a target into a child of vfork, which runs in the target's memory: its calls are the target's, until it executes
-    /// a program. Not needed where the target's own probes see it ([`Offer::sees_vfork_children`]).
+    /// Attaches the probes of a target to a child of vfork, which runs in the target's memory: its calls are attributed to the target until
+    /// it executes a program. Not needed if the target's own probes see it ([`Offer::sees_vfork_children`]).
     ///
     /// # Errors
     /// As [`Capture::attach`].
@@ -471,7 +472,7 @@ impl Capture {
         self.attach_with(child, slot, &files, Set::Calls, false)
     }
 
-    /// Puts the probes for large blocks alone into a file, for this process and a slot of its own ([`Capture::add_beside`]).
+    /// Attaches the size-selective probes to a file, for this process and a separate slot ([`Capture::add_beside`]).
     ///
     /// # Errors
     /// As [`Capture::attach`].
@@ -480,7 +481,7 @@ impl Capture {
         self.attach_with(pid, slot, std::slice::from_ref(file), Set::Large, self.offer.method == Attach::Session)
     }
 
-    /// As [`Capture::attach`], for a window: one link a file where the kernel has sessions, whatever its sites do.
+    /// As [`Capture::attach`], for a window: one link per file if the kernel has sessions, for all kinds of sites.
     ///
     /// # Errors
     /// As [`Capture::attach`].
@@ -553,8 +554,8 @@ impl Capture {
         Ok(())
     }
 
-    /// What the programs counted for a ring's targets since it was opened, summed over the CPUs. Hits of which no target is known, and
-    /// events that the kernel did not pass on, may be anybody's: they are told of each ring.
+    /// The programs' counts for a ring's targets since it was opened, summed over the CPUs. Hits without a known target, and events that
+    /// the kernel did not deliver, may belong to any process: they are included for each ring.
     ///
     /// # Errors
     /// If the kernel refuses to read its map.
@@ -562,7 +563,7 @@ impl Capture {
         Ok(self.counters_of_all(ring)?.since(&ring.before))
     }
 
-    /// The same since the programs were loaded, of all rings that had this one's number.
+    /// The counts since the programs were loaded, for all rings that had this one's number.
     fn counters_of_all(&self, ring: &Ring) -> Result<Counters> {
         let map = self.map("counters");
         let mut rows = Vec::new();
@@ -577,7 +578,7 @@ impl Capture {
         Ok(counters)
     }
 
-    /// What was lost of a target so far.
+    /// Losses of a target so far.
     pub fn loss(&self, slot: Slot) -> TargetLoss {
         self.targets.loss(slot)
     }

@@ -1,7 +1,7 @@
-//! Which targets a process has: each recording that watches it has one, with a slot of its own.
+//! The targets of a process: each recording that watches it has one, with its own slot.
 //!
-//! Probes of two targets on the same functions would see each other's open calls (bpf/thread.bpf.h) and take them for their own. So one
-//! recording of every call shuts the windows of all others; the rest (emitters, changes of the address space) does not meet.
+//! Probes of two targets on the same functions would see each other's open calls (bpf/thread.bpf.h) and take them for their own. So a
+//! recording of every call closes the windows of all others; everything else (emitters, address space changes) does not conflict.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::units::Pid;
 /// A process's targets.
 #[derive(Debug, Default)]
 struct Targets {
-    /// With the ring of each.
+    /// Each with its ring's number.
     slots: Vec<(Slot, u32)>,
     /// The one that records every call.
     recorded: Option<Slot>,
@@ -27,24 +27,24 @@ pub struct Processes {
     most: usize,
 }
 
-/// Too many recordings watch the process already.
+/// The process is already watched by the maximum number of recordings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full {
-    /// How many may.
+    /// The maximum.
     pub most: usize,
 }
 
 impl Processes {
-    /// Nobody is watched. `most`: targets that a process may have, up to [`SLOTS_OF_PROCESS`].
+    /// No process is watched. `most`: maximum number of targets per process, up to [`SLOTS_OF_PROCESS`].
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self { of: HashMap::new(), most: most.min(SLOTS_OF_PROCESS as usize) }
     }
 
-    /// Gives a process a target of a ring. One that the ring has already was of a process that had this id before.
+    /// Adds a target of a ring to a process. If the ring already has one for this pid, it belonged to an earlier process.
     ///
     /// # Errors
-    /// If it has as many as it may have.
+    /// If the process already has the maximum number.
     pub fn add(&mut self, pid: Pid, slot: Slot, shard: u32) -> Result<(), Full> {
         let targets = self.of.entry(pid).or_default();
         targets.slots.retain(|(_, of)| *of != shard);
@@ -55,7 +55,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Takes a target from a process. Whether it was one, and the last.
+    /// Removes a target from a process. Returns whether it had the target, and whether it was the last.
     pub fn remove(&mut self, pid: Pid, slot: Slot) -> Removed {
         let Some(targets) = self.of.get_mut(&pid) else { return Removed::Unknown };
         let before = targets.slots.len();
@@ -71,7 +71,7 @@ impl Processes {
         Removed::OneOfSeveral
     }
 
-    /// From now on a target records every call. The targets that must take none any more.
+    /// From now on a target records every call. Returns the targets that must be closed.
     pub fn record(&mut self, pid: Pid, slot: Slot) -> Vec<Slot> {
         let Some(targets) = self.of.get_mut(&pid).filter(|targets| targets.recorded != Some(slot)) else { return Vec::new() };
         targets.recorded = Some(slot);
@@ -79,13 +79,13 @@ impl Processes {
         targets.slots.iter().map(|(one, _)| *one).filter(|one| *one != slot).collect()
     }
 
-    /// Whether a process's calls are all recorded.
+    /// Whether every call of a process is being recorded.
     #[must_use]
     pub fn is_recorded(&self, pid: Pid) -> bool {
         self.of.get(&pid).is_some_and(|targets| targets.recorded.is_some())
     }
 
-    /// How many recordings of every call have begun while it was watched: one that began and ended in between is known by it.
+    /// How many recordings of every call have begun while it was watched: a change shows that one began and ended in between.
     #[must_use]
     pub fn begun(&self, pid: Pid) -> u64 {
         self.of.get(&pid).map_or(0, |targets| targets.begun)
@@ -103,14 +103,14 @@ impl Processes {
     }
 }
 
-/// What became of a process whose target was taken away.
+/// The state of a process after a target was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removed {
-    /// It was no target of the process.
+    /// The process did not have the target.
     Unknown,
-    /// Others watch the process.
+    /// Other targets remain.
     OneOfSeveral,
-    /// Nobody watches the process any more.
+    /// No target remains.
     Last,
 }
 

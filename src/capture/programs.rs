@@ -1,5 +1,5 @@
-//! Each BPF program through this kernel's verifier, by itself: what it costs the verifier, or why it is refused. For `doctor` and for
-//! the table of kernels.
+//! Loads each BPF program separately through this kernel's verifier, and reports its cost or why it is refused. For `doctor` and for the
+//! table of kernels.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,26 +9,26 @@ use serde::Serialize;
 use super::load;
 use crate::probe::features::Attach;
 
-/// What the verifier said of a program.
+/// The verifier's result for a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Verified {
     /// Its object: `ordinary`, or `legacy` for kernels before 5.17.
     pub object: &'static str,
     /// Its name.
     pub name: String,
-    /// Instructions that the verifier went through, of the million that it allows; `None` if it did not say.
+    /// Instructions that the verifier processed, of the million that it allows; `None` if it did not report them.
     pub instructions: Option<u64>,
-    /// Milliseconds of the processor that it took, which grow with more than the instructions; `None` if it did not say.
+    /// CPU milliseconds that it took, which depend on more than the number of instructions; `None` if it did not report them.
     pub milliseconds: Option<u64>,
     /// Why it was refused; `None` if it loads.
     pub refused: Option<String>,
 }
 
-/// The verifier's statistics alone (`BPF_LOG_STATS`, include/linux/bpf_verifier.h).
+/// The log level for the verifier's statistics only (`BPF_LOG_STATS`, include/linux/bpf_verifier.h).
 const LOG_STATS: u32 = 4;
 
 static LOG: Mutex<String> = Mutex::new(String::new());
-/// A refused program's log may be long; its end says why.
+/// A refused program's log may be long; the reason is at its end.
 const LOG_KEPT: usize = 1 << 20;
 
 fn keep(_: PrintLevel, text: String) {
@@ -38,7 +38,7 @@ fn keep(_: PrintLevel, text: String) {
     }
 }
 
-/// Loads each program without the others, and lets go of it.
+/// Loads each program without the others, and unloads it.
 #[must_use]
 pub fn verify_each() -> Vec<Verified> {
     let before = libbpf_rs::set_print(Some((PrintLevel::Debug, keep)));
@@ -84,7 +84,7 @@ fn verify_object(object: &'static str, bytes: &'static [u8]) -> Vec<Verified> {
     names.into_iter().map(verify).collect()
 }
 
-/// A number of the verifier's log: `processed N insns (limit …`, `verification time N usec` (kernel/bpf/verifier.c,
+/// A number in the verifier's log: `processed N insns (limit …`, `verification time N usec` (kernel/bpf/verifier.c,
 /// print_verification_stats).
 fn number_after(log: &str, words: &str) -> Option<u64> {
     let (_, rest) = log.rsplit_once(words)?;

@@ -1,4 +1,4 @@
-//! The user registers of a process's threads, read by a BPF iterator over tasks: nothing is stopped, nothing attached to the process.
+//! The user registers of a process's threads, read by a BPF iterator over tasks: nothing is stopped or attached to the process.
 
 use std::io::Read as _;
 
@@ -11,7 +11,7 @@ use crate::units::Pid;
 
 /// The compiled iterator.
 static OBJECT: &[u8] = load::aligned_object!("registers.bpf.o");
-/// Bytes read at most: as many threads as are looked at.
+/// Maximum number of bytes read: those of the maximum number of threads.
 const BYTES_MAX: u64 = (crate::units::THREADS_MAX * size_of::<bpf::ThreadRegisters>()) as u64;
 
 /// The iterator for one process.
@@ -40,12 +40,12 @@ impl ThreadRegisters {
         load().map_err(failed)
     }
 
-    /// All words of all threads' registers, as the kernel saved them when each last entered it; empty if they cannot be read now.
+    /// All register words of all threads, as the kernel saved them when each thread last entered it; empty if they cannot be read now.
     #[must_use]
     pub fn read(&self) -> Vec<u64> {
         let Ok(iter) = Iter::new(&self.link) else { return Vec::new() };
         let mut bytes = Vec::new();
-        // What was read before an error counts: each word stands for itself.
+        // Data read before an error is used: the words are independent of each other.
         let _ = iter.take(BYTES_MAX).read_to_end(&mut bytes);
         let records = bytes.chunks_exact(size_of::<bpf::ThreadRegisters>());
         records.filter_map(|record| bpf::ThreadRegisters::read_from_bytes(record).ok()).flat_map(|record| record.words).collect()

@@ -1,7 +1,7 @@
-//! Reading the rings: one named thread each.
+//! Reads the rings: one named thread each.
 //!
-//! The programs never wake the reader (a wake-up costs more than the record), so it polls: at once while records keep coming, after a
-//! short sleep when there were none.
+//! The programs never wake the reader (a wake-up costs more than the record), so it polls: immediately while records keep arriving,
+//! otherwise after a short sleep.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,27 +15,27 @@ use super::wire::{self, Record};
 use super::{Counters, Error, Result};
 use crate::bpf::SHARDS_MAX;
 
-/// Records handled before the sink hears of a pause, so that a busy process cannot keep it from its other work.
+/// Maximum number of records between two calls of [`Sink::pause`], so that a busy process cannot keep the sink from its other work.
 pub const BATCH_RECORDS: usize = 16 << 10;
-/// Sleep when a ring was found empty. At 5 ms a ring that fills at 90 MB/s holds 450 KB: far below its size.
+/// Sleep after a ring was found empty. In 5 ms a process that produces 90 MB/s writes 450 KB: far below the ring's size.
 const IDLE: Duration = Duration::from_millis(5);
 
-/// What becomes of the records of one ring. Lives on the ring's thread.
+/// The consumer of one ring's records. Runs on the ring's thread.
 pub trait Sink: Send {
     /// A record, in ring order.
     fn record(&mut self, record: &Record<'_>);
-    /// The ring is empty, or a batch is done: time for other work. Called at least every few milliseconds.
+    /// The ring is empty, or a batch is complete: time for other work. Called at least every few milliseconds.
     fn pause(&mut self);
-    /// The last call: everything sent before [`Ring::stop`] has been handed over.
+    /// The last call: everything sent before [`Ring::stop`] has been passed to the sink.
     fn finish(&mut self);
 }
 
-/// What the reader saw.
+/// The reader's counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Read {
-    /// Records that did not have the form of their kind.
+    /// Records that were not valid for their kind.
     pub malformed: u64,
-    /// Records that end a call of the allocator, one each: allocations and frees, but for a realloc's free of the old block.
+    /// Records that end a call of the allocator, one per call: allocations and frees, but not a realloc's free of the old block.
     pub calls: u64,
 }
 
@@ -45,7 +45,7 @@ struct Counts {
     calls: AtomicU64,
 }
 
-/// The rings that are open, by number.
+/// The open rings, by number.
 #[derive(Debug)]
 pub struct Rings {
     /// The programs' map of rings.
@@ -54,7 +54,7 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// None is open in the map `rings`.
+    /// No ring is open in the map `rings`.
     #[must_use]
     pub fn new(outer: MapHandle) -> Self {
         Self { outer, open: Mutex::default() }
@@ -65,20 +65,20 @@ impl Rings {
     }
 }
 
-/// A ring buffer with its reader thread. Dropped, it is drained and closed; take the targets out first.
+/// A ring buffer with its reader thread. Dropping it drains and closes it; remove the targets first.
 #[must_use]
 #[derive(Debug)]
 pub struct Ring {
     number: Number,
     bytes: u32,
-    /// What the programs had counted when it was opened.
+    /// The programs' counts when it was opened.
     pub(super) before: Counters,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A ring's number, free again when dropped.
+/// A ring's number, which is freed on drop.
 #[derive(Debug)]
 struct Number(Arc<Rings>, u32);
 
@@ -94,7 +94,7 @@ impl Drop for Number {
 }
 
 impl Ring {
-    /// Its number, by which targets name it.
+    /// Its number, by which targets refer to it.
     #[must_use]
     pub fn shard(&self) -> u32 {
         self.number.1
@@ -106,13 +106,13 @@ impl Ring {
         self.bytes
     }
 
-    /// What was read so far.
+    /// The reader's counts so far.
     #[must_use]
     pub fn read(&self) -> Read {
         Read { malformed: self.counts.malformed.load(Ordering::Relaxed), calls: self.counts.calls.load(Ordering::Relaxed) }
     }
 
-    /// Hands over what is still in the ring, then ends the thread; what was read in all. Take the probes out first.
+    /// Passes on what is still in the ring, then ends the thread. Returns the total counts. Detach the probes first.
     pub fn stop(&mut self) -> Read {
         self.stop.store(true, Ordering::Release);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -128,7 +128,7 @@ impl Drop for Ring {
     }
 }
 
-/// Makes a ring, enters it for the programs, and starts its reader.
+/// Creates a ring, makes it available to the programs, and starts its reader.
 pub fn open(rings: &Arc<Rings>, bytes: u32, sink: Box<dyn Sink>) -> Result<Ring> {
     let number = {
         let mut open = rings.open();
@@ -176,7 +176,7 @@ fn read_ring(ring: &MapHandle, sink: Box<dyn Sink>, stop: &AtomicBool, counts: &
         }
     };
     loop {
-        // Asked before the ring is emptied: what was sent before stop() is then seen for certain.
+        // Loaded before the ring is emptied: everything sent before stop() is then certainly read.
         let last = stop.load(Ordering::Acquire);
         let records = buffer.consume_raw_n(BATCH_RECORDS);
         counts.calls.fetch_add(calls.take(), Ordering::Relaxed);

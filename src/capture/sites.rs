@@ -1,4 +1,4 @@
-//! The sites of a kernel without attach cookies: a table from process and address to cookie, which the programs ask at each hit.
+//! Probe sites on a kernel without attach cookies: a table from process and address to cookie, which the programs look up at each hit.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -16,8 +16,9 @@ pub(super) fn key(pid: Pid, address: Addr, set: Set) -> Site {
     Site { tgid: pid.0, large: u32::from(set == Set::Large), ip: address.0 }
 }
 
-/// Enters each address at which the process executes one of the file's sites. The file is known by its inode number alone, because some
-/// file systems show another device in `/proc/PID/maps` than by `stat`: an entry too many names a place where no probe is.
+/// Adds each address at which the process executes one of the file's sites. The file is identified by its inode number alone, because some
+/// file systems show a different device in `/proc/PID/maps` than in `stat`. A superfluous entry does no harm, because there is no probe at
+/// its address.
 pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, set: Set, with_slot: impl Fn(u64) -> u64) -> libbpf_rs::Result<()> {
     let failed = |what: String| libbpf_rs::Error::from(std::io::Error::other(what));
     let inode = std::fs::metadata(&file.path).map_err(libbpf_rs::Error::from)?.ino();
@@ -32,7 +33,7 @@ pub fn tell(map: &Map<'_>, pid: Pid, file: &AttachFile, set: Set, with_slot: imp
     Ok(())
 }
 
-/// Removes the entries of a slot, whose probes are out.
+/// Removes the entries of a slot after its probes are detached.
 pub fn forget(map: &Map<'_>, slot: Slot) {
     let of_slot = |key: &Vec<u8>| {
         let cookie = map.lookup(key, MapFlags::ANY).ok().flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?)));
@@ -40,7 +41,7 @@ pub fn forget(map: &Map<'_>, slot: Slot) {
     };
     let gone: Vec<Vec<u8>> = map.keys().filter(of_slot).collect();
     for key in gone {
-        // It was there a moment ago, and nobody else removes it.
+        // It existed a moment ago, and nothing else removes it.
         let _ = map.delete(&key);
     }
 }

@@ -1,4 +1,4 @@
-//! Target slots: which row of the target table belongs to whom.
+//! Target slots: the rows of the target table and their owners.
 
 use crate::bpf::TARGETS_MAX;
 
@@ -7,11 +7,11 @@ use crate::bpf::TARGETS_MAX;
 pub struct Slot {
     /// Row, below [`TARGETS_MAX`].
     pub index: u16,
-    /// How often the row has changed hands; never 0.
+    /// How often the row has been assigned; never 0.
     pub generation: u32,
 }
 
-/// Hands out slots, each with a generation it did not have before.
+/// Allocates slots, each with a new generation.
 #[derive(Debug, Default)]
 pub struct Slots {
     generations: Vec<u32>,
@@ -19,7 +19,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// A free slot, the one released longest ago last, so that records of a former owner have drained; `None` when all are in use.
+    /// A free slot: one that was never used, otherwise the one released longest ago, so that records of its former owner have been read.
+    /// `None` if all are in use.
     pub fn take(&mut self) -> Option<Slot> {
         let index = if self.generations.len() < TARGETS_MAX as usize {
             self.generations.push(0);
@@ -34,7 +35,7 @@ impl Slots {
         Some(Slot { index, generation: *generation })
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     pub fn release(&mut self, slot: Slot) {
         self.free.push(slot.index);
     }

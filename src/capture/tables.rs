@@ -1,13 +1,13 @@
-//! The unwinder's tables in the kernel: which files have one, which processes map them where.
+//! The unwinder's tables in the kernel: the files that have one, and the processes that map these files.
 //!
 //! ```text
 //! sync_process ──→ a number for each mapped file ──→ small files at once, ──→ inner map filled through mmap ──→ outer entry
 //!                                                    large ones on a thread          (published last, removed first)
 //! ```
 //!
-//! A table belongs to a file, not to a process: files with the same build id and size share one. What has no unwind information or is
-//! corrupt keeps its number and its reason, so that `doctor` can show it and nobody tries again for nothing; what does not fit into the
-//! budget is tried again where there is room.
+//! A table belongs to a file, not to a process: files with the same build id and size share one. A file that is corrupt or has no unwind
+//! information keeps its number and the reason, so that `doctor` can show it and the conversion is not repeated. A table that does not fit
+//! into the budget is retried when there is room.
 
 mod publisher;
 mod report;
@@ -42,13 +42,13 @@ use crate::unwind::mappings::{self, CodeMapping};
 use crate::unwind::rows::Counts;
 use crate::unwind::{self, Table};
 
-/// How long a call converts files itself; the rest goes to the thread. Half of what attaching may take in all.
+/// Maximum time for which a call converts files itself; the rest is left to the thread. Half of the maximum total time to attach.
 const AT_ONCE: Duration = Duration::from_millis(150);
-/// Files that wait for the thread: each holds a file descriptor.
+/// Maximum number of files waiting for the thread: each holds a file descriptor.
 const QUEUE_MAX: usize = 256;
-/// Files smaller than this are converted at once even when the time is up: it takes less than handing them over.
+/// Files smaller than this are converted immediately even after that time: passing them to the thread would take longer.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
-/// Bytes of the vdso; it has two pages on today's kernels.
+/// Maximum number of bytes of the vdso, which has two pages on current kernels.
 const VDSO_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -69,10 +69,10 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Takes over the unwinder's maps of a loaded object and starts the thread that converts large files.
+    /// Takes the unwinder's maps of a loaded object and starts the thread that converts large files.
     ///
     /// # Errors
-    /// If a map's descriptor cannot be duplicated or the thread not started.
+    /// If a map's descriptor cannot be duplicated or the thread cannot be started.
     pub fn new(object: &Object, budget_bytes: u64) -> Result<Self> {
         let handle = |name| MapHandle::try_from(&load::map(object, name)).map_err(|source| Error::Map { map: name, source });
         let state = State {
@@ -100,17 +100,16 @@ impl Tables {
         Ok(Self { shared, worker: Some(worker) })
     }
 
-    /// Brings an address space's mapping table and its files' tables up to date. Call it when a process is attached, after exec and
-    /// dlopen, and when a walk asked for a table. Large files come later, on the thread: until then walks end with
-    /// [`unwind::End::NoTable`].
+    /// Updates an address space's mapping table and its files' tables. Call it when a process is attached, after exec and dlopen, and when
+    /// a walk requested a table. Large files follow later, on the thread; until then walks end with [`unwind::End::NoTable`].
     ///
     /// # Errors
-    /// If a map cannot be made or changed. A file without a table is no error: the report counts it.
+    /// If a map cannot be created or changed. A file without a table is not an error: the report counts it.
     pub fn sync_process(&self, process: &Process, mm_id: u32, maps: &Maps) -> Result<Report> {
         self.shared.sync_process(process, mm_id, maps)
     }
 
-    /// Drops an address space's mapping table. Its files' tables stay until their room is needed.
+    /// Drops an address space's mapping table. Its files' tables stay until their memory is needed.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -154,7 +153,7 @@ impl Tables {
         status
     }
 
-    /// The files that an address space maps, in order of path.
+    /// The files that an address space maps, sorted by path.
     #[must_use]
     pub fn files_of(&self, mm_id: u32) -> Vec<FileStatus> {
         let state = self.shared.lock();
@@ -164,7 +163,7 @@ impl Tables {
         files
     }
 
-    /// Waits until no file waits for conversion, at most this long; says whether that is so.
+    /// Waits until no file waits for conversion, up to `timeout`. Returns whether that is the case.
     #[must_use]
     pub fn wait_until_loaded(&self, timeout: Duration) -> bool {
         let state = self.shared.lock();
@@ -185,7 +184,7 @@ impl Drop for Tables {
     }
 }
 
-/// An executable mapping whose file has been looked up.
+/// An executable mapping after the lookup of its file.
 struct Found {
     number: u32,
     kind: MappingKind,
@@ -199,9 +198,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seconds since the start: the unit of eviction.
+    /// Seconds since the start: the unit of time for eviction.
     fn tick(&self) -> u32 {
-        // From 1: a header's 0 means never used.
+        // Starts at 1: 0 in a header means never used.
         u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(1)
     }
 
@@ -212,7 +211,7 @@ impl Shared {
         let mut fresh: Vec<(u32, Source)> = Vec::new();
         for mapping in maps.mappings.iter().filter(|mapping| mapping.permissions.execute && mapping.start.0 < Machine::HOST.user_end()) {
             let found = match &mapping.backing {
-                // Return trampolines are recognised by their address.
+                // Return trampolines are recognized by their address.
                 Backing::Named(name) if name == "[uprobes]" => continue,
                 Backing::Named(name) if name == "[vdso]" => self.find_vdso(process, mapping, &mut fresh),
                 Backing::File { .. } => self.find_file(process, mapping, &mut fresh),
@@ -262,8 +261,8 @@ impl Shared {
         Ok(report)
     }
 
-    /// Marks the mappings of files of which it has just turned out that they have no table: frames there are stepped over at once (arm64's
-    /// vdso has none, and all signal handlers return to it), not after the next look at the process.
+    /// Marks the mappings of files that have just been found to have no table: frames there are then stepped over immediately, not only
+    /// after the process is next examined (arm64's vdso has no table, and all signal handlers return to it).
     fn forget_refused(&self, code: &mut [CodeMapping]) {
         let state = self.lock();
         for mapping in code.iter_mut().filter(|mapping| mapping.kind == MappingKind::File) {
@@ -273,11 +272,11 @@ impl Shared {
         }
     }
 
-    /// The number of a mapped file; files not seen before, and evicted ones, are added to `fresh`.
+    /// The number of a mapped file. New and evicted files are added to `fresh`.
     fn find_file(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> Found {
         let file = match MappedFile::open(process, mapping) {
             Ok(file) => file,
-            // Memory that a program shares with itself to write code into has a file, but no ELF file.
+            // Shared memory into which a program writes its own code has a file, but not an ELF file.
             Err(FileError::Elf { source: ElfError::NotElf, .. }) => return Found { kind: MappingKind::Jit, ..NOTHING },
             Err(error) => {
                 tracing::debug!(pid = process.pid().0, %error, "no unwind table");
@@ -359,7 +358,7 @@ impl Shared {
         }
     }
 
-    /// Converts what can be converted in the time there is, small files first, and hands the rest to the thread.
+    /// Converts as many files as the time allows, small files first, and passes the rest to the thread.
     fn convert_at_once(&self, mut fresh: Vec<(u32, Source)>) -> Result<usize> {
         let begun = Instant::now();
         let mut converted = Vec::new();
@@ -380,7 +379,7 @@ impl Shared {
         self.load(converted)
     }
 
-    /// Brings converted tables into the kernel; returns how many.
+    /// Loads converted tables into the kernel; returns how many.
     fn load(&self, converted: Vec<(u32, std::result::Result<Table, unwind::Error>)>) -> Result<usize> {
         let mut loaded = Vec::new();
         for (number, table) in converted {
@@ -422,7 +421,7 @@ impl Shared {
         Ok(count)
     }
 
-    /// Keeps how much room it takes: whoever maps the file next has it tried again if there is that much.
+    /// Records the size of the table: when a process maps the file again, the table is retried if there is enough room.
     fn find_no_room(&self, number: u32, bytes: u64) {
         if let Some(file) = self.lock().files.get_mut(&number) {
             tracing::debug!(path = %file.path.display(), bytes, "no room for its unwind table");
@@ -440,7 +439,7 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Before tables are evicted: learns from their headers when they were last used.
+    /// Before tables are evicted: reads from their headers when they were last used.
     fn note_uses(&self, bytes: u64) {
         let mut state = self.lock();
         if state.budget.fits(bytes) {
@@ -455,7 +454,7 @@ impl Shared {
         }
     }
 
-    /// The entry first, then the map: a walk that found the map keeps it until it is done.
+    /// Removes the entry first, then the map: a walk that has found the map can use it until it finishes.
     fn evict(&self, numbers: &[u32]) -> Result<()> {
         for number in numbers {
             self.tables.delete(&number.to_ne_bytes()).map_err(|source| Error::Map { map: "tables", source })?;
@@ -472,7 +471,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets files' tables. In one call where the kernel can: each call waits for an RCU grace period, some 20 ms.
+    /// Sets files' tables, in one call if the kernel supports it: each call waits for an RCU grace period, about 20 ms.
     fn publish(&self, entries: &[(u32, &MapHandle)]) -> Result<()> {
         let fd = |map: &MapHandle| map.as_fd().as_raw_fd().to_ne_bytes();
         if entries.len() > 1 {
@@ -489,7 +488,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Tells the unwinder that what it remembers may not hold any more, and the time.
+    /// Invalidates what the unwinder has cached, and passes it the time.
     fn raise_generation(&self) -> Result<()> {
         let mut state = self.lock();
         state.generation = state.generation.wrapping_add(1);
@@ -502,7 +501,7 @@ impl Shared {
         self.clock.update(&0u32.to_ne_bytes(), clock.as_bytes(), MapFlags::ANY).map_err(error)
     }
 
-    /// The thread: converts what waits, and tells the unwinder the time once a second.
+    /// The thread's main function: converts waiting files, and updates the unwinder's time once per second.
     fn work(&self) {
         let mut state = self.lock();
         while !state.stop {
@@ -522,11 +521,11 @@ impl Shared {
     }
 }
 
-/// Puts a table of one empty block into the unwinder's maps and takes it out again: whether the kernel takes the daemon's tables for
-/// what the programs were verified with.
+/// Inserts a table of one empty block into the unwinder's maps and removes it again. This checks that the kernel accepts the daemon's
+/// tables as the type that the programs were verified with.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub(super) fn try_out(object: &Object) -> Result<()> {
     let map = filled_map("fp_trial", &[0; BLOCK_BYTES])?;
     for name in ["tables", "mapping_tables"] {
@@ -538,7 +537,7 @@ pub(super) fn try_out(object: &Object) -> Result<()> {
     Ok(())
 }
 
-/// A new inner map that holds these blocks.
+/// A new inner map with these blocks as its content.
 fn filled_map(name: &'static str, blocks: &[u8]) -> Result<MapHandle> {
     let error = |source| Error::Map { map: name, source };
     let options = libbpf_sys::bpf_map_create_opts {
@@ -549,7 +548,7 @@ fn filled_map(name: &'static str, blocks: &[u8]) -> Result<MapHandle> {
     let entries = u32::try_from(blocks.len() / BLOCK_BYTES).unwrap_or(u32::MAX);
     let map = MapHandle::create(MapType::Array, Some(name), 4, BLOCK_BYTES as u32, entries, &options).map_err(error)?;
     let length = blocks.len();
-    // SAFETY: a new mapping at a place that the kernel picks; nothing else knows of it.
+    // SAFETY: a new mapping at an address chosen by the kernel; nothing else refers to it.
     let memory = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -561,9 +560,9 @@ fn filled_map(name: &'static str, blocks: &[u8]) -> Result<MapHandle> {
         )
     }
     .map_err(|errno| error(libbpf_rs::Error::from(std::io::Error::from(errno))))?;
-    // SAFETY: the mapping has `length` bytes, is writable, and is not the slice's memory; no one else uses the map yet.
+    // SAFETY: the mapping has `length` bytes, is writable, and does not overlap the slice; nothing else uses the map yet.
     unsafe { std::ptr::copy_nonoverlapping(blocks.as_ptr(), memory.cast::<u8>(), length) };
-    // SAFETY: unmaps what was mapped above; no reference to it is left.
+    // SAFETY: unmaps the mapping from above; no reference to it remains.
     unsafe { rustix::mm::munmap(memory, length) }.map_err(|errno| error(libbpf_rs::Error::from(std::io::Error::from(errno))))?;
     Ok(map)
 }

@@ -1,4 +1,4 @@
-//! The target table, mapped: rows that the programs read while the daemon writes them.
+//! The target table, mapped into memory: rows that the programs read while the daemon writes them.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use super::{Error, Hits, Result, Slot, TargetLoss};
 use crate::bpf::{TARGET_CONTENTS, TARGET_GOVERNED, TARGET_HELD, TARGET_LIMITED, TARGET_ON, TARGETS_MAX, Target};
 use crate::units::Pid;
 
-/// Bytes of the mapping: an array map's values lie one behind the other.
+/// Bytes of the mapping: the values of an array map are contiguous.
 const TABLE_BYTES: usize = TARGETS_MAX as usize * size_of::<Target>();
 
 /// The mapping of the BPF array `targets`.
@@ -19,7 +19,7 @@ pub struct TargetTable {
     rows: NonNull<Target>,
 }
 
-// SAFETY: the rows are atomics in shared memory; the pointer is never moved nor freed before drop.
+// SAFETY: the rows are atomics in shared memory; the pointer is neither moved nor freed before drop.
 unsafe impl Send for TargetTable {}
 // SAFETY: as above.
 unsafe impl Sync for TargetTable {}
@@ -45,7 +45,7 @@ impl TargetTable {
         unsafe { self.rows.add(index).as_ref() }
     }
 
-    /// Gives the row to a process, switched off. The tgid is stored last: only then does the row count as in use.
+    /// Assigns the row to a process, switched off. The tgid is stored last: only then is the row in use.
     pub fn own(&self, slot: Slot, pid: Pid, shard: u32, flags: u32) {
         let row = self.row(slot);
         row.generation.store(slot.generation, Ordering::Relaxed);
@@ -60,12 +60,12 @@ impl TargetTable {
         row.tgid.store(pid.0, Ordering::Release);
     }
 
-    /// The row belongs to nobody.
+    /// Frees the row.
     pub fn disown(&self, slot: Slot) {
         self.row(slot).tgid.store(0, Ordering::Release);
     }
 
-    /// The row belongs to nobody and never did.
+    /// Frees the row and resets its generation, as if it had never been used.
     pub fn never_owned(&self, slot: Slot) {
         self.disown(slot);
         self.row(slot).generation.store(0, Ordering::Relaxed);
@@ -76,7 +76,7 @@ impl TargetTable {
         self.flag(slot, TARGET_ON, on);
     }
 
-    /// Whether it is watched in windows.
+    /// Whether the process is watched in windows.
     pub fn is_governed(&self, slot: Slot) -> bool {
         self.row(slot).flags.load(Ordering::Acquire) & TARGET_GOVERNED != 0
     }
@@ -105,7 +105,7 @@ impl TargetTable {
         }
     }
 
-    /// Allows the target so many hits more, up to a time, and switches it on.
+    /// Allows the target this many more hits, up to a time, and switches it on.
     pub fn open(&self, slot: Slot, quota: u64, deadline_ns: u64) {
         let row = self.row(slot);
         row.deadline_ns.store(deadline_ns, Ordering::Relaxed);
@@ -114,23 +114,23 @@ impl TargetTable {
         self.switch(slot, true);
     }
 
-    /// Allows the target so many hits more from now on, and leaves the rest as it is: what closed by itself meanwhile stays closed.
+    /// Allows the target this many more hits from now on, without other changes: a target that was switched off meanwhile stays off.
     pub fn extend(&self, slot: Slot, quota: u64) {
         let row = self.row(slot);
         row.quota_end.store(row.hits.load(Ordering::Relaxed).saturating_add(quota), Ordering::Release);
     }
 
-    /// Tells the programs that probes for large blocks are put in anew.
+    /// Tells the programs that size-selective probes are being attached again.
     pub fn begin_epoch(&self, slot: Slot, epoch: u64) {
         self.row(slot).epoch.store(epoch, Ordering::Release);
     }
 
-    /// Sets how many first touches a recorded one stands for; 0 = none is recorded.
+    /// Sets how many first touches a recorded one represents; 0 = none are recorded.
     pub fn touch_interval(&self, slot: Slot, interval: u64) {
         self.row(slot).touch_interval.store(interval, Ordering::Relaxed);
     }
 
-    /// Hits so far.
+    /// Probe hits so far.
     pub fn hits(&self, slot: Slot) -> Hits {
         let row = self.row(slot);
         let (all, frees) = (row.hits.load(Ordering::Acquire), row.hits_free.load(Ordering::Acquire));
@@ -146,7 +146,7 @@ impl TargetTable {
         }
     }
 
-    /// The counts of a row; nothing if it has another owner by now.
+    /// The counts of a row; zero if it has another owner by now.
     pub fn loss(&self, slot: Slot) -> TargetLoss {
         let row = self.row(slot);
         if row.generation.load(Ordering::Acquire) != slot.generation {

@@ -1,8 +1,8 @@
-//! A probe on fragprof itself: whether a method's probes attach, and whether what a probe is told arrives with its hit.
+//! Attaches a probe to fragprof itself, to check whether a method's probes attach and whether the cookie arrives with the hit.
 //!
-//! A kernel that loads and attaches everything but hands the programs another cookie than the one given would lose every call without
-//! a word. So a function of this process is probed for a slot of the target table that no target has yet, called, and its hit looked
-//! for in that slot's row.
+//! A kernel that loads and attaches everything but passes the programs the wrong cookie would silently lose every call. So this module
+//! probes a function of this process for a slot of the target table that has no target yet, calls it, and checks that slot's row for the
+//! hit.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,27 +18,27 @@ use crate::probe::cookie;
 use crate::probe::features::Attach;
 use crate::units::{Addr, Pid};
 
-/// The row that the trial uses: the one that is given away last.
+/// The row that the trial uses: the last one to be allocated.
 const SLOT: Slot = Slot { index: TARGETS_MAX as u16 - 1, generation: 1 };
 
-/// Something of this very process to put a probe on.
+/// The function of this process that is probed.
 #[inline(never)]
 extern "C" fn probed() {
     std::hint::black_box(());
 }
 
-/// Attaches the method's first program to a function of this process, calls it, and lets go again. Returns whether the probe also sees the
-/// children of vfork, which run in the process's memory: kernels before 6.12 ask for the address space, later ones for the process.
+/// Attaches the method's first program to a function of this process, calls the function, and detaches. Returns whether the probe also sees
+/// vfork children, which run in the process's memory: kernels before 6.12 compare the address space, later ones the process.
 ///
 /// # Errors
-/// If the kernel refuses the probe, or the hit does not arrive where the cookie said.
+/// If the kernel refuses the probe, or the hit does not arrive at the slot in the cookie.
 pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<bool> {
     let _alone = AT_IT.lock().unwrap_or_else(PoisonError::into_inner);
     let address = probed as *const () as u64;
     let offset = own_file_offset(address).ok_or_else(|| failed("own executable not found in /proc/self/maps"))?;
     let table = TargetTable::map(&load::map(object, "targets")).map_err(|error| failed(&error.to_string()))?;
     let pid = Pid(std::process::id());
-    // Governed and switched off: the hit is counted, and nothing more is done.
+    // Governed and switched off: the hit is counted, and nothing else is done.
     table.own(SLOT, pid, 0, TARGET_GOVERNED);
     let hits = || table.hits(SLOT).allocations;
     let counts = hit(object, method, pid, address, offset, &hits);
@@ -47,10 +47,10 @@ pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<bool> {
     if own == 0 { Err(failed("a probe was put in and passed, but its program did not learn which one it was")) } else { Ok(of_child > 0) }
 }
 
-/// Only one thread calls the probed function at a time: its hits are those of the trial.
+/// Only one thread at a time calls the probed function, so that all hits belong to this trial.
 static AT_IT: Mutex<()> = Mutex::new(());
 
-/// Hits of this process, and those of a child of vfork.
+/// Hits of this process, and those of a vfork child.
 fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64, hits: &dyn Fn() -> u64) -> libbpf_rs::Result<(u64, u64)> {
     let cookie = Op::Alloc as u64 | cookie::of_slot(SLOT.index);
     let program = load::program(object, load::programs(method)[0])?;
@@ -79,27 +79,27 @@ fn hit(object: &Object, method: Attach, pid: Pid, address: u64, offset: u64, hit
     Ok((own, of_child?))
 }
 
-/// Calls the probed function in a child that runs in this process's memory, as one of vfork does, and waits for its end.
+/// Calls the probed function in a child that runs in this process's memory, as after vfork, and waits for its end.
 fn in_a_child_of_vfork() -> libbpf_rs::Result<()> {
     extern "C" fn call(_: *mut libc::c_void) -> libc::c_int {
         std::hint::black_box(probed as extern "C" fn())();
         0
     }
-    /// For a function that calls one that does nothing, and for the kernel's frame of a signal.
+    /// Enough for a function that calls an empty one, and for the kernel's signal frame.
     const STACK_BYTES: usize = 64 << 10;
     let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
-    // SAFETY: the child runs on a stack of its own, which outlives it: CLONE_VFORK keeps this thread until it has ended. It touches no
-    // other memory and takes no lock. Without an exit signal only a wait that asks for it (__WCLONE) sees it.
+    // SAFETY: the child runs on its own stack, which outlives it: CLONE_VFORK suspends this thread until the child has ended. The child
+    // touches no other memory and takes no lock. It has no exit signal, so only a wait with __WCLONE sees it.
     let pid = unsafe { libc::clone(call, stack.as_mut_ptr_range().end.cast(), libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) };
-    // SAFETY: waits for the child that was just made.
+    // SAFETY: waits for the child created above.
     if pid < 0 || unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WCLONE) } != pid {
         return Err(std::io::Error::last_os_error().into());
     }
     Ok(())
 }
 
-/// Attaches a program that does nothing by the method, where that is a link for many sites: a kernel that has no such links is known then
-/// before its verifier has gone through the large programs in vain, which takes seconds on a slow machine.
+/// Attaches an empty program by the method, if the method is a link for many sites. This detects a kernel without such links before its
+/// verifier processes the large programs in vain, which takes seconds on a slow machine.
 ///
 /// # Errors
 /// If the kernel refuses.

@@ -1,4 +1,4 @@
-//! Attaching to probes that programs bring along (USDT): the rows that say where their arguments are, and the sites with semaphores.
+//! Attaches to programs' own probes (USDT): the rows with the locations of their arguments, and the sites with semaphores.
 
 use std::sync::PoisonError;
 
@@ -16,11 +16,11 @@ use crate::units::Pid;
 /// No register.
 const NO_REG: u8 = bpf::USDT_NO_REG as u8;
 
-/// The rows given out so far. They are shared and never taken back: there are as many as compilers have ways to place three arguments.
+/// The rows assigned so far. They are shared and never freed: their number is limited by the ways in which compilers place three arguments.
 #[derive(Debug, Default)]
 pub struct Rows(Vec<UsdtSite>);
 
-/// An argument as the programs take it.
+/// An argument in the programs' form.
 fn row_argument(argument: &Argument) -> UsdtArgument {
     let row = UsdtArgument {
         bytes: argument.bytes,
@@ -46,10 +46,10 @@ fn row_argument(argument: &Argument) -> UsdtArgument {
 }
 
 impl Capture {
-    /// Listens to the sites, for this process alone: to the frees first, so that no block is told whose free would not be.
+    /// Listens to the sites, for this process only: to the frees first, so that no block is reported whose free would be missed.
     ///
     /// # Errors
-    /// [`Error::Attach`]; sites that were attached already are let go of again, and their semaphores are as before.
+    /// [`Error::Attach`]; sites that were already attached are detached again, and their semaphores are restored.
     pub fn attach_passed(&self, pid: Pid, slot: Slot, files: &[PassedFile]) -> Result<Attached> {
         let mut attached = Attached { links: Vec::new() };
         for with_weight in [false, true] {
@@ -105,7 +105,7 @@ impl Capture {
         Ok(())
     }
 
-    /// The number of the row for these arguments, made now if there is none.
+    /// The index of the row for these arguments, created if necessary.
     fn row(&self, arguments: &[Argument]) -> Result<u32> {
         let mut row = UsdtSite::new_zeroed();
         for (into, argument) in row.arguments.iter_mut().zip(arguments) {

@@ -1,7 +1,7 @@
-//! The records as they lie in the ring, and their decoding.
+//! The records' layout in the ring, and their decoding.
 //!
-//! A record comes from our own programs, yet it is read with checks: a record of unknown kind or short length is counted as malformed
-//! and skipped, never trusted.
+//! Records come from fragprof's own programs, but they are validated anyway: a record of unknown kind or insufficient length is counted as
+//! malformed and skipped.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -9,9 +9,9 @@ pub use crate::bpf::Head;
 use crate::bpf::{self, RecordKind, VmOp};
 use crate::units::{Addr, StackHash};
 
-/// Words of a block by which it is known again.
+/// Number of words by which a block is identified.
 pub const WORDS: usize = bpf::WORDS as usize;
-/// Bytes of the smallest record of a call.
+/// Size of the smallest record of a call, in bytes.
 pub const FREE_BYTES: u64 = size_of::<bpf::Free>() as u64;
 
 impl Head {
@@ -20,7 +20,7 @@ impl Head {
         let mask = (1 << bpf::STAMP_TIME_BITS) - 1;
         let half = 1 << (bpf::STAMP_TIME_BITS - 1);
         let ahead = (self.stamp & mask).wrapping_sub(near_ns & mask) & mask;
-        // In the upper half it lies behind.
+        // In the upper half it is earlier.
         if ahead < half { near_ns.wrapping_add(ahead) } else { near_ns.wrapping_sub((mask + 1) - ahead) }
     }
 
@@ -29,20 +29,20 @@ impl Head {
         (self.stamp >> bpf::STAMP_TIME_BITS) as u16
     }
 
-    /// Whether the record is of the slot's owner with this generation.
+    /// Whether the record belongs to the slot's owner with this generation.
     pub fn is_of(&self, generation: u32) -> bool {
         self.generation_low() == generation as u16
     }
 }
 
-/// `enum fp_vm_op` with its arguments: what happened to the address space.
+/// `enum fp_vm_op` with its arguments: a change of the address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmChange {
     /// New mapping of `len` bytes at `addr`.
     Mmap {
-        /// Start as granted.
+        /// Start as returned by the kernel.
         addr: Addr,
-        /// Bytes as asked for (the kernel rounds up to pages).
+        /// Bytes requested (the kernel rounds up to pages).
         len: u64,
         /// `PROT_*`.
         prot: u32,
@@ -69,7 +69,7 @@ pub enum VmChange {
         /// New length, bytes.
         new_len: u64,
     },
-    /// The program break is now here.
+    /// A new program break.
     Brk {
         /// Break after the call.
         end: Addr,
@@ -96,46 +96,46 @@ pub enum VmChange {
     Touch {
         /// Address touched.
         addr: Addr,
-        /// First touches that this one stands for.
+        /// Number of first touches that this one represents.
         touches: u64,
     },
 }
 
-/// What a record says, without its head.
+/// The content of a record, without its head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Body<'a> {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc {
         /// The block.
         addr: Addr,
-        /// Bytes asked for.
+        /// Bytes requested.
         size: u64,
         /// Stack of the call, 0 = none.
         stack: StackHash,
     },
-    /// The program tells of an allocation that stands for others.
+    /// The program reports an allocation that represents others.
     Sample {
         /// The block.
         addr: Addr,
-        /// Bytes asked for.
+        /// Bytes requested.
         size: u64,
-        /// Bytes it stands for.
+        /// Bytes that it represents.
         weight: u64,
-        /// Mean distance of sample points by which it was drawn, bytes; 0 = the program does not say.
+        /// Mean sample distance with which it was drawn, bytes; 0 = the program does not report it.
         interval: u64,
         /// Stack of the call, 0 = none.
         stack: StackHash,
     },
-    /// What a block held when it was handed out.
+    /// The contents of a block when it was allocated.
     Contents {
         /// The block.
         addr: Addr,
-        /// Its words at their places, 0 where there is none or it could not be read.
+        /// Its words at their positions; 0 where there is none or it could not be read.
         words: &'a [u64; WORDS],
         /// Bit i: word i could be read.
         known: u32,
     },
-    /// A block is about to be taken back.
+    /// A block is about to be freed.
     Free {
         /// The block.
         addr: Addr,
@@ -147,12 +147,12 @@ pub enum Body<'a> {
         /// The old block.
         addr: Addr,
     },
-    /// The thread's realloc failed: the old block lives on.
+    /// The thread's realloc failed: the old block is still live.
     ReallocFail {
         /// The old block.
         addr: Addr,
     },
-    /// What a stack hash stands for.
+    /// Defines a stack hash.
     Stack {
         /// The hash.
         hash: StackHash,
@@ -163,26 +163,26 @@ pub enum Body<'a> {
     },
     /// The address space changed.
     Vm {
-        /// How.
+        /// The change.
         change: VmChange,
-        /// Stack of the allocator call that did it, 0 = none.
+        /// Stack of the allocator call that caused it, 0 = none.
         stack: StackHash,
-        /// Bytes that call asks for.
+        /// Bytes that this call requests.
         request: u64,
     },
     /// The process replaced its image.
     Exec {
-        /// Its new name, as the kernel has it: may hold any byte.
+        /// Its new name as in the kernel: may contain any byte.
         comm: [u8; 16],
     },
-    /// A child exists.
+    /// A child was created.
     Fork {
         /// The child's pid.
         child: u32,
         /// It runs in its parent's memory until it executes a program (vfork).
         shares_memory: bool,
     },
-    /// The process is gone.
+    /// The process has ended.
     Exit {
         /// Wait status as in `wait(2)`.
         code: u32,
@@ -195,7 +195,8 @@ pub enum Body<'a> {
 }
 
 impl Body<'_> {
-    /// Whether an allocator call ends with this record: one in each call, but for a realloc's free of the old block.
+    /// Whether an allocator call ends with this record: each call has exactly one such record; a realloc's free of the old block does not
+    /// count.
     #[must_use]
     pub fn ends_a_call(&self) -> bool {
         matches!(self, Self::Alloc { .. } | Self::Sample { .. } | Self::Free { .. })
@@ -205,13 +206,13 @@ impl Body<'_> {
 /// A decoded record.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
-    /// Who and when.
+    /// Slot, thread and time.
     pub head: Head,
-    /// What.
+    /// Content.
     pub body: Body<'a>,
 }
 
-/// A record that does not have the form of its kind. Only a fault in the programs or the daemon makes one.
+/// A record that is not valid for its kind. This is always a bug in the programs or the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed record of kind {kind}, {len} bytes")]
 pub struct Malformed {
@@ -221,7 +222,7 @@ pub struct Malformed {
     pub len: usize,
 }
 
-/// Decodes a record as it lies in the ring (8-byte aligned).
+/// Decodes a record from the ring (8-byte aligned).
 pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Malformed> {
     decode_checked(bytes).ok_or(Malformed { kind: bytes.first().copied().unwrap_or(0), len: bytes.len() })
 }

@@ -1,9 +1,9 @@
-//! Changes entries of a map of maps without waiting for what the kernel waits for.
+//! Changes entries of a map of maps without waiting for the kernel's grace period.
 //!
-//! The system call that changes such an entry changes it at once, and then returns only after an RCU grace period, some 15 ms, so that its
-//! caller knows that no program still uses the old map (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c). Nobody here needs to know: a
-//! walk keeps the map that it found. But a process may stand still meanwhile. So the calls are made by threads of their own, and the
-//! caller goes on as soon as a look-up shows the change.
+//! The system call changes such an entry immediately, but returns only after an RCU grace period, about 15 ms, so that its caller knows
+//! that no program still uses the old map (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c). That is not needed here: a walk keeps the map
+//! that it found. But a process may be stopped meanwhile. So separate threads make the calls, and the caller continues as soon as a lookup
+//! shows the change.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -14,20 +14,20 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
 use crate::capture::{Error, Result};
 
-/// Changes that may wait for their grace period at the same time; one more waits for its turn.
+/// Maximum number of changes that wait for their grace period at the same time; further ones are queued.
 const THREADS: usize = 4;
-/// How often a change is looked for: the call takes about as long to begin.
+/// Interval between two checks for the change: about the time until the call takes effect.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// One change.
 struct Change {
     key: u32,
-    /// The new inner map; `None`: the entry is taken out.
+    /// The new inner map; `None`: the entry is removed.
     inner: Option<MapHandle>,
     done: SyncSender<libbpf_rs::Result<()>>,
 }
 
-/// A map of maps by a number, and the threads that change it. They end when this is dropped and their last change is done.
+/// A map of maps indexed by a number, and the threads that change it. The threads end when this is dropped and their last change is done.
 #[derive(Debug)]
 pub struct Publisher {
     name: &'static str,
@@ -59,7 +59,7 @@ impl Publisher {
         self.change(key, Some(inner), Some(id))
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     ///
     /// # Errors
     /// If the kernel refuses, or there is none.
@@ -69,7 +69,7 @@ impl Publisher {
 
     fn change(&self, key: u32, inner: Option<MapHandle>, becomes: Option<u32>) -> Result<()> {
         let (done, result) = sync_channel(1);
-        // A thread that ended drops the change, which is seen below.
+        // If the thread has ended, the change is dropped, which is detected below.
         drop(self.changes.send(Change { key, inner, done }));
         loop {
             match result.recv_timeout(LOOK_EVERY) {
@@ -83,7 +83,7 @@ impl Publisher {
         }
     }
 
-    /// The id of an entry's inner map: what a look-up in a map of maps gives user space.
+    /// The id of an entry's inner map, which is what a lookup in a map of maps returns in user space.
     fn id_of(&self, key: u32) -> Option<u32> {
         let id = self.outer.lookup(&key.to_ne_bytes(), MapFlags::ANY).ok()??;
         Some(u32::from_ne_bytes(id.try_into().ok()?))
@@ -102,7 +102,7 @@ fn work(outer: &MapHandle, waiting: &Mutex<Receiver<Change>>) {
             Some(inner) => outer.update(&key.to_ne_bytes(), &inner.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY),
             None => outer.delete(&key.to_ne_bytes()),
         };
-        // Whoever asked has seen it already.
+        // The caller has already seen the change.
         let _ = done.send(changed);
     }
 }

@@ -1,29 +1,29 @@
-//! What is told of the unwinder's tables.
+//! Reports on the unwinder's tables.
 
 use std::path::PathBuf;
 
 use crate::unwind::rows::Counts;
 
-/// Of a table that found no room.
+/// The reason given for a table that does not fit.
 const NO_ROOM: &str = "the table does not fit into the budget beside those in use";
 
-/// What became of a file's table.
+/// State of a file's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableState {
     /// In the kernel.
     Loaded,
-    /// Waits to be converted.
+    /// Waiting for conversion.
     Pending,
-    /// Was in the kernel; comes back when a walk asks for it.
+    /// Was in the kernel; is loaded again when a walk requests it.
     Evicted,
-    /// Has none for want of room; it is tried again when a process that maps it is looked at and there is room.
+    /// Does not fit into the budget; retried when a process that maps the file is examined and there is room.
     NoRoom,
-    /// There is none.
+    /// There is no table, for this reason.
     Refused(String),
 }
 
 impl TableState {
-    /// Why there is no table; `None` = there is one, or there may be.
+    /// Why there is no table; `None` = there is one, or there may be later.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         match self {
@@ -37,15 +37,15 @@ impl TableState {
 /// A file and its table, for `doctor`.
 #[derive(Debug, Clone)]
 pub struct FileStatus {
-    /// Path in the process that brought it.
+    /// Path in the process through which the file was found.
     pub path: PathBuf,
-    /// What became of its table.
+    /// State of its table.
     pub state: TableState,
     /// Rows of the table, 0 without one.
     pub rows: usize,
-    /// Bytes of the table, or that it would take if there were room.
+    /// Bytes of the table, or the bytes it would need if it does not fit.
     pub bytes: u64,
-    /// What conversion saw and refused.
+    /// Counts of the conversion, including what it refused.
     pub counts: Counts,
     /// Address spaces that map it.
     pub users: usize,
@@ -62,13 +62,13 @@ pub struct Status {
     pub pending: usize,
     /// Bytes of all tables in the kernel.
     pub bytes: u64,
-    /// Bytes that they may take.
+    /// Maximum number of these bytes.
     pub budget_bytes: u64,
     /// Rows of all tables in the kernel.
     pub rows: usize,
-    /// Rows of a form that the unwinder does not evaluate, in these.
+    /// The rows that have a form the unwinder does not evaluate.
     pub rows_unsupported: u64,
-    /// Tables thrown out for others since the start.
+    /// Tables evicted for others since the start.
     pub evictions: u64,
     /// Files without a table, by reason.
     pub refused: Vec<(String, usize)>,
@@ -76,16 +76,16 @@ pub struct Status {
     pub mappings_left_out: u64,
 }
 
-/// What a synchronisation did.
+/// Result of an update.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Executable mappings of the process.
     pub mappings: usize,
     /// Files (and the vdso) among them.
     pub files: usize,
-    /// Tables brought into the kernel now.
+    /// Tables loaded into the kernel by this update.
     pub loaded: usize,
-    /// Files whose table is still to come.
+    /// Files whose table is still pending.
     pub pending: usize,
     /// Files without a table.
     pub without_table: usize,

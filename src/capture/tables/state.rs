@@ -1,4 +1,4 @@
-//! Which files have which numbers, who maps them, and what waits to be converted.
+//! The numbers of files, the processes that map them, and the files waiting for conversion.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::unwind::budget::Budget;
 use crate::unwind::elf::{Image, Segment};
 use crate::unwind::rows::Counts;
 
-/// Two files that are one to the unwinder: by build id and size, else by everything the file system tells.
+/// Identifies a file for the unwinder: by build id and size, otherwise by all of its file system attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum FileKey {
     BuildId(Vec<u8>, u64),
@@ -33,7 +33,7 @@ pub(super) struct FileEntry {
     pub(super) users: usize,
 }
 
-/// What a table is made from.
+/// The source from which a table is built.
 #[derive(Debug)]
 pub(super) enum Source {
     File(File),
@@ -102,8 +102,8 @@ impl State {
         }
     }
 
-    /// A number that no file has, the one given out longest ago: a walk that still holds a former file's number must not find another's
-    /// table. `None` if all are taken.
+    /// A free number, the one used longest ago: a walk that still holds a former file's number must not find another file's table. `None`
+    /// if all are in use.
     pub(super) fn take_number(&mut self) -> Option<u32> {
         (0..FILES_MAX).find_map(|_| {
             let number = self.next_number;
