@@ -1,7 +1,7 @@
-//! Which allocators are in a file and which functions they offer, by its dynamic and static symbols. Pure.
+//! Determines which allocators a file contains and which functions they have, from its dynamic and static symbols. Pure.
 //!
-//! The dynamic loader is left out: before glibc 2.32 ld.so exported a minimal `malloc` of its own, which serves only until the C
-//! library is relocated; newer ones keep it under local names (`__minimal_malloc`).
+//! The dynamic loader is excluded: before glibc 2.32 ld.so exported its own minimal `malloc`, which is only used until the C library is
+//! relocated; newer versions have it under local names (`__minimal_malloc`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -10,18 +10,18 @@ use super::elf::{Elf, Function, ReadAt, SymbolTable};
 use crate::allocator::Allocator;
 use crate::allocator::functions::{FUNCTIONS, Family, FunctionId, find};
 
-/// Entry points kept of one file. The table has under 256 names, and jemalloc's prefixed ones come on top.
+/// Maximum number of entry points kept per file. The table has fewer than 256 names, plus jemalloc's prefixed ones.
 const ENTRY_POINTS_MAX: usize = 1024;
-/// Length of the longest symbol that matters: `_ZdlPvSt11align_val_tRKSt9nothrow_t` has 37 bytes, prefixes at most some 20.
+/// Length of the longest relevant symbol: `_ZdlPvSt11align_val_tRKSt9nothrow_t` has 37 bytes, prefixes at most about 20.
 const NAME_BYTES_MAX: usize = 64;
-/// Prefixes of names like `malloc` told apart in one file. Large programs have some hundred (`xml_free`, `git_free`, …), of which at
-/// most one or two are jemalloc's.
+/// Maximum number of prefixes of names like `malloc` distinguished per file. Large programs have some hundred (`xml_free`, `git_free`, …),
+/// of which at most one or two are jemalloc's.
 const PREFIXES_MAX: usize = 4096;
 
-/// A function through which blocks are handed out or taken back. Names with one address are one entry point.
+/// A function that allocates or frees blocks. Names with the same address are one entry point.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryPoint {
-    /// Which one: the first in the table's order among its names.
+    /// The function: the first of its names in the table's order.
     pub function: FunctionId,
     /// Its allocator.
     pub allocator: Allocator,
@@ -33,22 +33,22 @@ pub struct EntryPoint {
     pub size: u64,
 }
 
-/// What the symbols of one file tell.
+/// What the symbols of one file show.
 #[derive(Debug)]
 pub struct Found {
-    /// Owner of the C names, or the only allocator.
+    /// The allocator that owns the C names, or the only allocator.
     pub allocator: Allocator,
     /// jemalloc's prefix.
     pub prefix: String,
-    /// Entry points by address; empty = no allocator here.
+    /// Entry points by address; empty = no allocator in this file.
     pub functions: Vec<EntryPoint>,
-    /// Every function's address, rising, without repetition; empty where there is no entry point.
+    /// Start addresses of all functions, ascending, without duplicates; empty if there is no entry point.
     pub function_starts: Vec<u64>,
     /// Whether other files' calls of `malloc` can resolve to this one's.
     pub exports_malloc: bool,
 }
 
-/// Symbols that tell who is who, seen or not.
+/// Symbols that identify the allocators, and whether they were seen.
 #[derive(Debug, Default)]
 struct Markers {
     gnu_libc: bool,
@@ -63,13 +63,13 @@ struct Markers {
     prefixes: Vec<Prefix>,
 }
 
-/// A prefix before names of C or of jemalloc, with the number of symbols that have it.
+/// A prefix of C or jemalloc names, with the number of symbols that have it.
 #[derive(Debug)]
 struct Prefix {
     prefix: String,
     own_names: u32,
     c_names: u32,
-    /// Whether one of them frees.
+    /// Whether one of these symbols frees.
     frees: bool,
 }
 
@@ -91,7 +91,7 @@ pub fn identify<R: ReadAt>(elf: &Elf<R>) -> Found {
     let mut starts = Vec::new();
     elf.for_each_function(|function| {
         starts.push(function.vaddr);
-        // Most names of a C++ or Rust program are longer than any of ours.
+        // Most names of a C++ or Rust program are longer than any relevant name.
         if function.name.len() > NAME_BYTES_MAX {
             return;
         }
@@ -141,7 +141,7 @@ pub fn identify<R: ReadAt>(elf: &Elf<R>) -> Found {
 
 fn note_markers(markers: &mut Markers, function: &Function<'_>) {
     match function.name {
-        // The first is in the shared library, the others in static programs.
+        // The first is in the shared library, the others are in static programs.
         b"gnu_get_libc_version" | b"_int_malloc" | b"_int_free" | b"malloc_consolidate" | b"ptmalloc_init" => markers.gnu_libc = true,
         b"__libc_start_main" => markers.libc_start = true,
         b"_dl_allocate_tls" => markers.loader = true,
@@ -176,15 +176,15 @@ impl Markers {
         }
     }
 
-    /// A prefix is jemalloc's if it stands before one of its own names and another name, and one of them frees: `do_rallocx` alone is
-    /// a helper of its own, and a program may wrap `mallocx` and `rallocx` with other arguments under names like these.
+    /// A prefix is jemalloc's if it precedes one of jemalloc's own names and another name, and one of them frees: a single `do_rallocx` is
+    /// an unrelated helper, and a program may wrap `mallocx` and `rallocx` with other arguments under such names.
     fn is_jemalloc_prefix(&self, prefix: &str) -> bool {
         self.prefixes.iter().any(|p| p.prefix == prefix && p.own_names > 0 && p.own_names + p.c_names > 1 && p.frees)
     }
 }
 
-/// Splits `_rjem_mallocx` into (`_rjem_`, `mallocx`): a prefix is empty or ends with an underscore and holds nothing but letters,
-/// digits and underscores; the base is one of jemalloc's own or the C names, or `mallctl`.
+/// Splits `_rjem_mallocx` into (`_rjem_`, `mallocx`): a prefix is empty or ends with an underscore and contains only letters, digits and
+/// underscores; the base is one of jemalloc's own or the C names, or `mallctl`.
 fn split_prefix_any(name: &[u8]) -> Option<(&str, &str)> {
     const BASES: [&str; 16] = [
         "mallocx",
@@ -205,7 +205,7 @@ fn split_prefix_any(name: &[u8]) -> Option<(&str, &str)> {
         "reallocarray",
     ];
     const ENDINGS: [&[u8]; 6] = [b"allocx", b"mallctl", b"alloc", b"free", b"memalign", b"reallocarray"];
-    // Decides for nearly every symbol of a large program.
+    // Rejects nearly every symbol of a large program quickly.
     if !ENDINGS.iter().any(|ending| name.ends_with(ending)) {
         return None;
     }
@@ -222,9 +222,9 @@ fn split_prefix(name: &[u8]) -> Option<(&str, &str)> {
     split_prefix_any(name).filter(|(prefix, _)| !prefix.is_empty())
 }
 
-/// Whose the names without prefix are. `None` if nobody in this file defines them for others.
+/// The allocator that owns the names without a prefix. `None` if nothing in this file defines them for other files.
 fn owner_of_c_names(markers: &Markers, is_dynamic_program: bool) -> Option<Allocator> {
-    // The loader's own, and nothing else, unless it is musl's, which is loader and library in one.
+    // The loader's own names only, unless it is musl's loader, which is also the C library.
     if markers.loader && !markers.libc_start {
         return None;
     }
@@ -245,18 +245,19 @@ fn owner_of_c_names(markers: &Markers, is_dynamic_program: bool) -> Option<Alloc
     } else if c_library.is_some() {
         c_library
     } else {
-        // A local helper that happens to be called `malloc` is no allocator; two exported names are meant as one.
+        // A local function that happens to be called `malloc` is not an allocator; two exported names are intentional.
         let exported = markers.exported_malloc && markers.exported_free;
         (exported || !is_dynamic_program && markers.exported_malloc).then_some(Allocator::Other)
     }
 }
 
-/// The entry point that a symbol is, and its allocator, given who owns the C names. `None` if it is none of an allocator here.
+/// The entry point that a symbol names, and its allocator, given the owner of the C names. `None` if it is not an entry point of an
+/// allocator in this file.
 fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<(FunctionId, Allocator)> {
     if let Some(&function) = BY_SYMBOL.get(name.as_bytes()) {
         let allocator = match function.get()?.family {
             Family::C => owner?,
-            // The C library's are libstdc++'s, which call malloc: a static program would have each call twice.
+            // If the C library owns the names, these are libstdc++'s, which call malloc: a static program would count each call twice.
             Family::Cxx => owner.filter(|o| !matches!(o, Allocator::Glibc | Allocator::Musl))?,
             Family::Jemalloc => Allocator::Jemalloc,
             Family::Tcmalloc => Allocator::Tcmalloc,

@@ -1,9 +1,9 @@
-//! Which allocators are in a process, and which of them serves `malloc`.
+//! Determines the allocators in a process, and which of them serves `malloc`.
 //!
-//! Every executable mapping is looked at: an allocator may be the C library's, preloaded, linked into the program, or a second one with
-//! prefixed names. A process can have several at once, and all are reported with their functions: the C library's `malloc` is still
-//! reached when another one interposes it (from a `dlmopen` namespace, from a library linked with `-Bsymbolic`, before a late `dlopen`
-//! took over), and a probe that is never hit costs nothing.
+//! Every executable mapping is examined: an allocator may be the C library's, preloaded, linked into the program, or a second one with
+//! prefixed names. A process can have several at the same time, and all are reported with their functions: the C library's `malloc` is
+//! still reached when another one interposes it (from a `dlmopen` namespace, from a library linked with `-Bsymbolic`, before a late
+//! `dlopen` took over), and a probe that is never hit costs nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -17,11 +17,12 @@ use super::maps::{Mapping, Maps};
 use super::process::{Process, TargetError, read_bounded};
 use crate::units::Addr;
 
-/// Executable files looked at in one process. The largest seen (desktop programs) map about 400.
+/// Maximum number of executable files examined per process. The largest seen (desktop programs) map about 400.
 const FILES_MAX: usize = 4096;
-/// Libraries followed in the dynamic loader's list.
+/// Maximum number of entries followed in the dynamic loader's list of libraries.
 const LINK_MAP_MAX: usize = 4096;
-/// Files whose findings are remembered; most are "no allocator", some 200 bytes. A node's processes map some thousand different ones.
+/// Maximum number of files whose results are cached; most are "no allocator", about 200 bytes. A node's processes map some thousand
+/// different files.
 const KNOWN_FILES_MAX: usize = 16_384;
 
 /// A file with at least one allocator in it.
@@ -33,7 +34,7 @@ pub struct AllocatorModule {
     pub file: MappedFile,
     /// The allocators and their functions.
     pub found: Arc<Found>,
-    /// Whether the program's `malloc` resolves to this file's. False for all where the loader's list cannot be read.
+    /// Whether the program's `malloc` resolves to this file's. False for all files if the loader's list cannot be read.
     pub serves_malloc: bool,
     /// The Go toolchain linked the file: no return probe may be set in it.
     pub is_go: bool,
@@ -42,16 +43,16 @@ pub struct AllocatorModule {
 /// What was found in a process.
 #[derive(Debug, Default)]
 pub struct Detection {
-    /// Files with allocators, by rising address of their mapping.
+    /// Files with allocators, by ascending address of their mapping.
     pub modules: Vec<AllocatorModule>,
-    /// What could not be looked at, and what people should know, as sentences.
+    /// What could not be examined, and other notes for the user, as sentences.
     pub notes: Vec<String>,
     /// The main program was linked by Go.
     pub main_is_go: bool,
 }
 
-/// Looks for allocators, and remembers by file what it found: a process is looked at again whenever it maps new code, and processes
-/// share their libraries.
+/// Searches for allocators, and caches the results by file: a process is examined again whenever it maps new code, and processes share
+/// libraries.
 #[derive(Debug, Default)]
 pub struct Detector {
     known: HashMap<FileIdentity, Arc<Found>>,
@@ -60,14 +61,14 @@ pub struct Detector {
 /// What is known of the main program.
 #[derive(Debug, Default)]
 struct MainProgram {
-    /// Where the loader's list of files is, if it has one.
+    /// The location of the loader's list of files, if it has one.
     list: Option<ListPlace>,
-    /// No loader starts it: its `malloc` is its own.
+    /// It is not started by a loader: its `malloc` is its own.
     is_static: bool,
     inode: u64,
 }
 
-/// Where the loader's `struct r_debug` is, which has its list of files.
+/// The location of the loader's `struct r_debug`, which has its list of files.
 #[derive(Debug, Clone, Copy)]
 enum ListPlace {
     /// At this address.
@@ -77,8 +78,8 @@ enum ListPlace {
 }
 
 impl MainProgram {
-    /// Of a file whose addresses are this much lower than those of the process. A loader that was run as a command, with the program as its
-    /// argument, is what the kernel started: it has no DT_DEBUG, and tells of its list by a variable (glibc's `_r_debug`, elf/dl-debug.c;
+    /// For a file whose addresses are lower than those in the process by `bias`. If a loader was run as a command with the program as its
+    /// argument, the kernel started the loader: it has no DT_DEBUG, but a variable refers to its list (glibc's `_r_debug`, elf/dl-debug.c;
     /// musl's `_dl_debug_addr`, ldso/dynlink.c).
     fn of(file: &MappedFile, bias: Option<u64>, inode: u64) -> Self {
         let elf = &file.elf;
@@ -91,10 +92,10 @@ impl MainProgram {
 }
 
 impl Detector {
-    /// Looks for allocators in a process.
+    /// Searches a process for allocators.
     ///
     /// # Errors
-    /// If its mappings cannot be read. Single files that cannot be opened become notes.
+    /// If its mappings cannot be read. Files that cannot be opened become notes.
     pub fn detect(&mut self, process: &Process) -> Result<Detection, TargetError> {
         let maps = process.maps()?;
         let mut detection = Detection::default();
@@ -103,7 +104,7 @@ impl Detector {
         for mapping in distinct_files(&maps, &mut detection.notes) {
             let file = match MappedFile::open(process, mapping) {
                 Ok(file) => file,
-                // Data files are mapped executable too (JIT caches, Java archives).
+                // Data files are also mapped executable (JIT caches, Java archives).
                 Err(FileError::Elf { source: ElfError::NotElf, .. }) => continue,
                 Err(error) => {
                     detection.notes.push(error.to_string());
@@ -133,7 +134,8 @@ impl Detector {
             return Arc::clone(found);
         }
         let found = Arc::new(identify(&file.elf));
-        // Start over rather than keep an order: a node that fills it runs a rebuild loop, and looking again costs a millisecond.
+        // Clears the cache instead of tracking an order: a node that fills it runs builds in a loop, and examining a file again costs a
+        // millisecond.
         if self.known.len() >= KNOWN_FILES_MAX {
             self.known.clear();
         }
@@ -156,7 +158,7 @@ fn distinct_files<'a>(maps: &'a Maps, notes: &mut Vec<String>) -> Vec<&'a Mappin
     files
 }
 
-/// Address of the program's first instruction, from the auxiliary vector (AT_ENTRY = 9).
+/// Address of the program's entry point, from the auxiliary vector (AT_ENTRY = 9).
 fn program_entry(process: &Process) -> Option<Addr> {
     const AT_ENTRY: u64 = 9;
     let bytes = read_bounded(&process.directory().join("auxv"), 64 << 10).ok()?;
@@ -166,8 +168,8 @@ fn program_entry(process: &Process) -> Option<Addr> {
     })
 }
 
-/// Marks the module whose `malloc` the program's calls resolve to: the first in the dynamic loader's list, whose order is that of the
-/// lookup for everything loaded at start. A static program has only its own.
+/// Marks the module whose `malloc` the program's calls resolve to: the first in the dynamic loader's list, whose order is the lookup order
+/// for everything loaded at start. A static program has only its own.
 fn mark_serving(process: &Process, maps: &Maps, main: &MainProgram, modules: &mut [AllocatorModule]) {
     if main.is_static {
         let defines = |m: &&mut AllocatorModule| m.found.functions.iter().any(|f| f.symbols.iter().any(|s| s == "malloc"));

@@ -1,12 +1,11 @@
-//! Bounded reading of foreign ELF files: segments, addresses, symbols, build id, relocations.
+//! Bounded reading of untrusted ELF files: segments, addresses, symbols, build id, relocations.
 //!
-//! The layouts are `object`'s (System V ABI, ELF-64). Only 64-bit little-endian files are read, and only the ranges that are asked
-//! for, with `pread`: a mapped file that somebody truncates would kill the reader with SIGBUS. Every count and length from the file
-//! is checked against the file's size and a limit before anything is allocated.
+//! The layouts are `object`'s (System V ABI, ELF-64). Only 64-bit little-endian files are read, and only the ranges that are needed, with
+//! `pread`: if a mapped file were truncated meanwhile, reading it would raise SIGBUS. Every count and length from the file is checked
+//! against the file's size and a limit before anything is allocated.
 //!
-//! Three kinds of number name a place, and this module is where they meet: a *virtual address* as the file has it (`vaddr`, what
-//! symbols hold), a *file offset* (what the kernel's uprobes want), and an *address* of the process (see
-//! [`super::maps::Mapping::address_of`]).
+//! Three kinds of numbers name a location, and this module converts between them: a *virtual address* in the file (`vaddr`, used by
+//! symbols), a *file offset* (used by the kernel's uprobes), and an *address* in the process (see [`super::maps::Mapping::address_of`]).
 
 mod symbols;
 
@@ -26,17 +25,17 @@ pub use symbols::{Function, SymbolTable};
 use crate::machine::Machine;
 use crate::units::FileOffset;
 
-/// Program headers of one file. Real files have about 15.
+/// Maximum number of program headers. Real files have about 15.
 const SEGMENTS_MAX: usize = 1024;
-/// Section headers of one file. Kernels' and `-ffunction-sections` objects reach some 10,000; linked programs stay below 100.
+/// Maximum number of section headers. Kernels' and `-ffunction-sections` objects have up to about 10,000; linked programs fewer than 100.
 const SECTIONS_MAX: usize = 65_535;
-/// Bytes of one table (symbols, strings, relocations). A browser's string table, the largest seen, has about 300 MB.
+/// Maximum size of one table (symbols, strings, relocations). The largest seen, a browser's string table, has about 300 MB.
 const TABLE_BYTES_MAX: u64 = 512 << 20;
-/// Bytes of the notes of one file.
+/// Maximum size of a file's notes.
 const NOTES_BYTES_MAX: u64 = 1 << 20;
-/// Bytes of a build id: SHA-1 has 20, the longest in use 32.
+/// Maximum size of a build id: SHA-1 has 20 bytes, the longest in use 32.
 const BUILD_ID_BYTES_MAX: usize = 64;
-/// Entries of the dynamic section. Real ones have about 40, and one more for each needed library.
+/// Maximum number of entries in the dynamic section. Real ones have about 40, plus one per needed library.
 const DYNAMIC_ENTRIES_MAX: usize = 16_384;
 
 /// Why a file is not read.
@@ -45,17 +44,17 @@ pub enum ElfError {
     /// Not an ELF file.
     #[error("not an ELF file")]
     NotElf,
-    /// Another kind of ELF file.
+    /// Another class of ELF file, or for another machine.
     #[error("not a 64-bit little-endian ELF file for {}", Machine::HOST.name())]
     WrongClass,
     /// A table lies outside the file or has an impossible size.
     #[error("truncated or damaged ELF file: {what} ({bytes} bytes at offset {offset:#x}) does not fit")]
     OutOfBounds {
-        /// What was to be read.
+        /// The table.
         what: &'static str,
-        /// Where.
+        /// Its file offset.
         offset: u64,
-        /// How much.
+        /// Its length.
         bytes: u64,
     },
     /// Reading failed.
@@ -63,17 +62,17 @@ pub enum ElfError {
     Io(#[from] io::Error),
 }
 
-/// Something that can be read at offsets.
+/// A source that can be read at offsets.
 pub trait ReadAt {
     /// Length in bytes.
     ///
     /// # Errors
-    /// As the source's.
+    /// Those of the source.
     fn length(&self) -> io::Result<u64>;
     /// Fills `out` from `offset`.
     ///
     /// # Errors
-    /// If there are fewer bytes, or as the source's.
+    /// If there are fewer bytes, and those of the source.
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -98,7 +97,7 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// The linker's fingerprint of a file (note NT_GNU_BUILD_ID).
+/// The build id that the linker wrote into a file (note NT_GNU_BUILD_ID).
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BuildId(pub Vec<u8>);
 
@@ -114,7 +113,7 @@ impl fmt::Debug for BuildId {
     }
 }
 
-/// A PT_LOAD segment: which bytes of the file appear at which virtual addresses.
+/// A PT_LOAD segment: the virtual addresses at which bytes of the file are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Offset of its first byte in the file.
@@ -127,13 +126,13 @@ pub struct Segment {
     pub executable: bool,
 }
 
-/// The whole `T`s in `bytes`.
+/// The complete `T`s in `bytes`.
 fn pods<T: Pod>(bytes: &[u8]) -> &[T] {
     let whole = bytes.len() - bytes.len() % size_of::<T>();
     bytes.get(..whole).and_then(|b| slice_from_all_bytes(b).ok()).unwrap_or_default()
 }
 
-/// What the dynamic section says.
+/// Contents of the dynamic section.
 #[derive(Debug, Default, Clone)]
 pub struct Dynamic {
     /// The library's own name.
@@ -142,7 +141,7 @@ pub struct Dynamic {
     pub needed: Vec<String>,
 }
 
-/// A parsed ELF file that stays open.
+/// A parsed ELF file that is kept open.
 pub struct Elf<R> {
     reader: R,
     length: u64,
@@ -165,7 +164,8 @@ impl<R: ReadAt> Elf<R> {
     /// Reads the headers.
     ///
     /// # Errors
-    /// If it is no 64-bit ELF file of this machine, or its program headers do not fit the file. Damaged section headers are taken as absent.
+    /// If it is not a 64-bit ELF file for this machine, or its program headers do not fit the file. Damaged section headers are treated as
+    /// absent.
     pub fn parse(reader: R) -> Result<Self, ElfError> {
         let length = reader.length()?;
         let mut elf = Self {
@@ -217,7 +217,7 @@ impl<R: ReadAt> Elf<R> {
             let (offset, file_bytes) = (segment.p_offset.get(LE), segment.p_filesz.get(LE));
             match segment.p_type.get(LE) {
                 elf::PT_LOAD => {
-                    // What lies beyond the end of the file cannot be read or probed.
+                    // Bytes beyond the end of the file cannot be read or probed.
                     let file_bytes = file_bytes.min(self.length.saturating_sub(offset));
                     let executable = segment.p_flags.get(LE).0 & elf::PF_X.0 != 0;
                     self.segments.push(Segment { offset, vaddr: segment.p_vaddr.get(LE), file_bytes, executable });
@@ -310,7 +310,7 @@ impl<R: ReadAt> Elf<R> {
         self.section_names.get(at..).is_some_and(|tail| tail.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))
     }
 
-    /// Whether the Go toolchain linked it (its build information has a section of its own, also in stripped files).
+    /// Whether the Go toolchain linked it (its build information has a separate section, even in stripped files).
     #[must_use]
     pub fn is_go(&self) -> bool {
         self.has_section(b".go.buildinfo") || self.has_section(b".note.go.buildid")
@@ -323,11 +323,11 @@ impl<R: ReadAt> Elf<R> {
         segment.offset.checked_add(vaddr - segment.vaddr).map(FileOffset)
     }
 
-    /// What must be added to a virtual address of the file to get the address in a process that maps the file's bytes from
-    /// `mapping_offset` on executable at `mapping_start`; wraps around for files that are linked above where they lie.
+    /// The difference between an address in a process and the file's virtual address, if the process maps the file's bytes from
+    /// `mapping_offset` at the executable mapping `mapping_start`; wraps around for files that are linked above their mapped address.
     ///
-    /// The kernel maps whole pages, so a mapping starts up to a page before its segment where the segment does not start on a page
-    /// (lld's layout): the mapping's first byte then belongs to the segment before, whose addresses are a page apart.
+    /// The kernel maps whole pages, so if the segment does not start on a page boundary (lld's layout), the mapping starts up to a page
+    /// before it: the mapping's first byte then belongs to the previous segment, whose addresses are offset by a page.
     #[must_use]
     pub fn load_bias(&self, mapping_start: u64, mapping_offset: FileOffset) -> Option<u64> {
         const PAGE_MASK: u64 = !0xfff;
@@ -338,7 +338,7 @@ impl<R: ReadAt> Elf<R> {
         Some(mapping_start.wrapping_sub(mapping_offset.0).wrapping_add(segment.offset).wrapping_sub(segment.vaddr))
     }
 
-    /// Up to `bytes_max` bytes from `vaddr` on, as many as its segment has in the file; empty outside.
+    /// Up to `bytes_max` bytes from `vaddr` on, limited to its segment's bytes in the file; empty outside.
     #[must_use]
     pub fn bytes_at(&self, vaddr: u64, bytes_max: u64) -> Vec<u8> {
         let Some(segment) = self.segments.iter().find(|s| vaddr.checked_sub(s.vaddr).is_some_and(|d| d < s.file_bytes)) else {
@@ -363,7 +363,7 @@ impl<R: ReadAt> Elf<R> {
         self.dynamic.iter().find(|&&(t, _)| t == tag.0).map(|&(_, value)| value)
     }
 
-    /// Virtual address of the word in which the dynamic loader leaves the address of its list of libraries (`struct r_debug`) for
+    /// Virtual address of the word in which the dynamic loader stores the address of its list of libraries (`struct r_debug`) for
     /// debuggers; `None` in a file without a DT_DEBUG entry (a library, a static program).
     #[must_use]
     pub fn debug_word_vaddr(&self) -> Option<u64> {
@@ -383,7 +383,7 @@ impl<R: ReadAt> Elf<R> {
         self.dynamic_bytes("the dynamic strings", vaddr, bytes).unwrap_or_default()
     }
 
-    /// The library's name and needs.
+    /// The library's name and the libraries it needs.
     #[must_use]
     pub fn dynamic(&self) -> Dynamic {
         let table = Table { symbols: Vec::new(), strings: self.dynamic_strings() };
@@ -401,7 +401,7 @@ impl<R: ReadAt> Elf<R> {
     }
 }
 
-/// Looks for the note (name `GNU`, type NT_GNU_BUILD_ID). Notes are padded to 4 bytes (8 in PT_NOTEs of GNU properties, which hold no
+/// Searches for the note (name `GNU`, type NT_GNU_BUILD_ID). Notes are padded to 4 bytes (8 in PT_NOTEs of GNU properties, which contain no
 /// build id).
 fn find_build_id(notes: &[u8]) -> Option<BuildId> {
     const NT_GNU_BUILD_ID: u32 = 3;

@@ -1,4 +1,4 @@
-//! The file behind a mapping: how to open it, how to name it to the kernel, and which file it is.
+//! The file of a mapping: how to open it, its path for the kernel, and its identity.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,37 +20,37 @@ pub enum FileError {
         /// Its first address.
         start: u64,
     },
-    /// Neither way to the file worked.
+    /// The file could be opened in neither way.
     #[error("cannot open {path} of pid {pid}, neither through map_files ({by_address}) nor by its path ({by_path})")]
     Open {
         /// The process.
         pid: u32,
-        /// Path in the process's root.
+        /// Path in the process's mount namespace.
         path: PathBuf,
-        /// Why `/proc/PID/map_files` did not work.
+        /// Why opening `/proc/PID/map_files` failed.
         by_address: io::Error,
-        /// Why `/proc/PID/root` did not work.
+        /// Why opening `/proc/PID/root` failed.
         by_path: io::Error,
     },
-    /// Another file is at that path now.
+    /// The path now names another file.
     #[error("{path} of pid {pid} was replaced since it was mapped, and map_files cannot be opened (needs CAP_CHECKPOINT_RESTORE)")]
     Replaced {
         /// The process.
         pid: u32,
-        /// Path in the process's root.
+        /// Path in the process's mount namespace.
         path: PathBuf,
     },
-    /// Not an ELF file that can be read.
+    /// Not a readable ELF file.
     #[error("{path}: {source}")]
     Elf {
-        /// Path in the process's root.
+        /// Path in the process's mount namespace.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ElfError,
     },
 }
 
-/// Which file it is. Equal for two mappings of one file as long as nobody writes to it.
+/// Identity of a file. Equal for two mappings of one file as long as it is not written to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     /// `st_dev` of the opened file.
@@ -61,30 +61,30 @@ pub struct FileIdentity {
     pub size_bytes: u64,
     /// Time of the last write, ns since 1970.
     pub modified_ns: i128,
-    /// The linker's note, if the file has one: the same for copies of a file in several images.
+    /// The build id note, if the file has one: equal for copies of a file in several images.
     pub build_id: Option<BuildId>,
 }
 
 /// An opened file of a mapping.
 #[derive(Debug)]
 pub struct MappedFile {
-    /// What the kernel is told when a probe is attached: a path below `/proc/PID`. Good while the process lives and keeps the
-    /// mapping; the kernel resolves it once, at the attach.
+    /// The path given to the kernel to attach a probe: a path below `/proc/PID`. Valid while the process lives and keeps the mapping; the
+    /// kernel resolves it once, when attaching.
     pub attach_path: PathBuf,
-    /// What people are shown: the path in the process's root.
+    /// The path shown to users: in the process's mount namespace.
     pub display_path: PathBuf,
-    /// Which file it is.
+    /// Its identity.
     pub identity: FileIdentity,
-    /// The file, parsed.
+    /// The parsed file.
     pub elf: Elf<File>,
 }
 
 impl MappedFile {
-    /// Opens the file behind `mapping`: by address through `/proc/PID/map_files`, which also works for deleted and replaced files,
-    /// else by path through `/proc/PID/root`, where the inode must be the mapping's.
+    /// Opens the file of `mapping`: by address through `/proc/PID/map_files`, which also works for deleted and replaced files, otherwise by
+    /// path through `/proc/PID/root`, where the inode must match the mapping's.
     ///
     /// # Errors
-    /// If there is no file, it cannot be opened, it is another file by now, or it is no ELF file.
+    /// If there is no file, it cannot be opened, it has been replaced, or it is not an ELF file.
     pub fn open(process: &Process, mapping: &Mapping) -> Result<Self, FileError> {
         let Backing::File { path, .. } = &mapping.backing else {
             return Err(FileError::NoFile { start: mapping.start.0 });
@@ -94,13 +94,13 @@ impl MappedFile {
         let (file, attach_path) = match open_regular(&by_address) {
             Ok(file) => (file, by_address),
             Err(by_address) => {
-                // Overlay and btrfs show another device in maps than in stat; the inode number is the same.
+                // Overlay and btrfs show a different device in maps than in stat; the inode number is the same.
                 let is_it = |file: &File| file.metadata().is_ok_and(|metadata| metadata.ino() == mapping.inode);
                 let by_path = path_in_root(process, path);
                 let exe = process.directory().join("exe");
                 match open_regular(&by_path) {
                     Ok(file) if is_it(&file) => (file, by_path),
-                    // The program itself is reached by its own link, deleted or not, without a capability of its own.
+                    // The program itself is accessible through its own link, even if deleted, without an additional capability.
                     found => match (open_regular(&exe), found) {
                         (Ok(file), _) if is_it(&file) => (file, exe),
                         (_, Ok(_)) => return Err(FileError::Replaced { pid, path: path.clone() }),
@@ -126,12 +126,12 @@ impl MappedFile {
     }
 }
 
-/// Opens for reading without waiting: what a path names by now may be a pipe whose other end nobody holds.
+/// Opens for reading without blocking: the path may by now name a pipe that has no writer.
 fn open_regular(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 
-/// `/proc/PID/root/…` for a path in the process's root.
+/// `/proc/PID/root/…` for a path in the process's mount namespace.
 fn path_in_root(process: &Process, path: &Path) -> PathBuf {
     let mut full = process.directory().join("root").into_os_string();
     full.push(path);

@@ -1,9 +1,9 @@
-//! `/proc/PID/maps`: a byte parser and the mappings it yields. Pure; [`super::process::Process::maps`] reads the file.
+//! `/proc/PID/maps`: a byte parser and the resulting mappings. Pure; [`super::process::Process::maps`] reads the file.
 //!
-//! The format is the kernel's `show_map_vma` (fs/proc/task_mmu.c): `start-end perms offset major:minor inode name`, one mapping a
-//! line. In names only the newline is escaped (`\012`), everything else may occur, spaces and invalid UTF-8 included. A file that was
-//! unlinked has ` (deleted)` at its end; a file really so named looks the same, so names are for people and as a last resort for
-//! opening, never an identity.
+//! The format is the kernel's `show_map_vma` (fs/proc/task_mmu.c): `start-end perms offset major:minor inode name`, one mapping per line.
+//! In names only the newline is escaped (`\012`); they may contain all other bytes, including spaces and invalid UTF-8. The name of an
+//! unlinked file ends in ` (deleted)`; a file whose name really ends like this looks the same, so names are only for display and as a last
+//! resort for opening, never an identity.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 
 use crate::units::{Addr, FileOffset};
 
-/// Mappings kept of one process. The kernel's default limit (vm.max_map_count) is 65,530; databases raise it to 262,144 and rarely
-/// beyond. 2^20 mappings take about 150 MB here, the most that one process may cost.
+/// Maximum number of mappings kept per process. The kernel's default limit (vm.max_map_count) is 65,530; databases raise it to 262,144 and
+/// rarely more. 2^20 mappings take about 150 MB here, the limit for one process.
 pub const MAPPINGS_MAX: usize = 1 << 20;
 
-/// What the pages of a mapping may be used for.
+/// Permissions of a mapping's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Permissions {
     /// Pages can be read.
@@ -24,11 +24,11 @@ pub struct Permissions {
     pub write: bool,
     /// Pages can be executed.
     pub execute: bool,
-    /// Writes go to the file and to others who map it; otherwise they are private copies.
+    /// Writes go to the file and to other processes that map it; otherwise written pages become private copies.
     pub shared: bool,
 }
 
-/// A device number as `/proc/PID/maps` shows it. On overlay and btrfs file systems `stat` shows another one for the same file.
+/// A device number as shown in `/proc/PID/maps`. On overlay and btrfs file systems `stat` shows a different one for the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Device {
     /// Major number.
@@ -37,18 +37,18 @@ pub struct Device {
     pub minor: u32,
 }
 
-/// What lies behind a mapping.
+/// What a mapping maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing but memory, without a name.
+    /// Anonymous memory without a name.
     Anonymous,
-    /// A name that the kernel or the process gave (`[heap]`, `[stack]`, `[vdso]`, `[uprobes]`, `[anon:name]`).
+    /// A name given by the kernel or the process (`[heap]`, `[stack]`, `[vdso]`, `[uprobes]`, `[anon:name]`).
     Named(String),
     /// A file.
     File {
-        /// Path in the process's own root, as it was when the file was mapped, without the mark of a deleted file.
+        /// Path in the process's mount namespace, as it was when the file was mapped, without the mark of a deleted file.
         path: PathBuf,
-        /// The kernel marked the name as deleted (or the file's name really ends so).
+        /// The kernel marked the name as deleted (or the file's name really ends like this).
         deleted: bool,
     },
 }
@@ -68,7 +68,7 @@ pub struct Mapping {
     pub device: Device,
     /// Inode of the file, 0 without one.
     pub inode: u64,
-    /// What lies behind it.
+    /// What it maps.
     pub backing: Backing,
 }
 
@@ -79,7 +79,7 @@ impl Mapping {
         self.end.0.saturating_sub(self.start.0)
     }
 
-    /// Whether it has no byte; never true of a parsed mapping.
+    /// Whether it has no bytes; never true for a parsed mapping.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -107,7 +107,7 @@ impl Mapping {
         (distance < self.len()).then(|| Addr(self.start.0 + distance))
     }
 
-    /// The file's path in the process's root; `None` without a file.
+    /// The file's path in the process's mount namespace; `None` without a file.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.backing {
@@ -117,19 +117,19 @@ impl Mapping {
     }
 }
 
-/// The mappings of a process, by rising address, and what was refused.
+/// The mappings of a process, by ascending address, and what was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Maps {
-    /// Mappings by rising address.
+    /// Mappings by ascending address.
     pub mappings: Vec<Mapping>,
-    /// Lines that were not of the known form.
+    /// Malformed lines.
     pub malformed_lines: u64,
     /// Mappings beyond [`MAPPINGS_MAX`].
     pub refused_mappings: u64,
 }
 
 impl Maps {
-    /// Parses the bytes of a `maps` file. Never fails: what cannot be read is counted.
+    /// Parses the bytes of a `maps` file. Never fails: unreadable lines are counted.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let mut maps = Self::default();
@@ -153,13 +153,13 @@ impl Maps {
         self.mappings.get(after.checked_sub(1)?).filter(|m| m.contains(addr))
     }
 
-    /// The executable mappings of files, by rising address.
+    /// The executable file mappings, by ascending address.
     pub fn executable_files(&self) -> impl Iterator<Item = &Mapping> {
         self.mappings.iter().filter(|m| m.permissions.execute && m.path().is_some())
     }
 }
 
-/// Takes the bytes up to `stop` off the front of `rest`, and `stop` with them.
+/// Removes the bytes up to and including `stop` from the front of `rest`; returns those before `stop`.
 fn field<'a>(rest: &mut &'a [u8], stop: u8) -> Option<&'a [u8]> {
     let at = rest.iter().position(|&b| b == stop)?;
     let (head, tail) = rest.split_at(at);
@@ -189,7 +189,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let offset = hex(field(&mut rest, b' ')?)?;
     let major = u32::try_from(hex(field(&mut rest, b':')?)?).ok()?;
     let minor = u32::try_from(hex(field(&mut rest, b' ')?)?).ok()?;
-    // The inode is the last field of a line without a name, with or without a space after it.
+    // In a line without a name the inode is the last field, with or without a trailing space.
     let inode_digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
     let (inode, name) = rest.split_at(inode_digits);
     let inode = decimal(inode)?;
@@ -210,8 +210,8 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
 }
 
 fn backing(name: &[u8]) -> Backing {
-    // A file's name starts with `/`. Others are the kernel's, the process's (prctl PR_SET_VMA), or of pseudo files without a path
-    // (`anon_inode:[perf_event]`), which cannot be opened by path either.
+    // A file's name starts with `/`. Other names are given by the kernel or the process (prctl PR_SET_VMA), or belong to pseudo files
+    // without a path (`anon_inode:[perf_event]`), which cannot be opened by path either.
     match name.first() {
         None => Backing::Anonymous,
         Some(b'/') => {
@@ -225,8 +225,8 @@ fn backing(name: &[u8]) -> Backing {
     }
 }
 
-/// `\012` → newline. The kernel escapes nothing else, not even the backslash, so a name that really holds `\012` is read wrong; the
-/// file is still opened right, by its address.
+/// `\012` → newline. The kernel escapes nothing else, not even the backslash, so a name that really contains `\012` is decoded wrongly; the
+/// file is still opened correctly, by its address.
 fn unescape_newlines(name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(name.len());
     let mut rest = name;

@@ -1,4 +1,4 @@
-//! Which process: identity, mappings, mapped files and build ids, allocator detection.
+//! The target process: identity, mappings, mapped files and build ids, allocator detection.
 //!
 //! ```text
 //! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols) ──→ allocator (what is in a file)
@@ -6,7 +6,7 @@
 //!         └──→ container (which container and pod, and its memory limit)
 //! ```
 //!
-//! Every path goes through `/proc/PID/map_files` or `/proc/PID/root`, so that containers, deleted and overlay files work.
+//! Every path goes through `/proc/PID/map_files` or `/proc/PID/root`, so that containers, deleted files and overlay files work.
 
 pub mod allocator;
 pub mod container;
@@ -25,18 +25,18 @@ pub use process::{Process, ProcessId, TargetError};
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! A process to look at.
+    //! A process for tests.
     #![allow(clippy::unwrap_used)]
 
     use std::io::{Read, Write};
     use std::path::Path;
     use std::process::{Child, Command, Stdio};
 
-    /// A `cat`, or a copy of it, that has reached its main function: it has answered. Killed when dropped.
+    /// A `cat`, or a copy of it, that has reached its main function (it has echoed input). Killed on drop.
     pub struct Cat(pub Child);
 
     impl Cat {
-        /// Starts one, with a library loaded before all others.
+        /// Starts one, with a preloaded library if given.
         pub fn start(program: &Path, preload: Option<&str>) -> Self {
             let mut command = Command::new(program);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,6 +1,6 @@
-//! A process: identity, liveness, kind. The edge to `/proc/PID`.
+//! A process: identity, liveness, kind. Reads `/proc/PID`.
 //!
-//! Identity is (pid, start time): a reused pid has another start time and is never taken for the old process.
+//! The identity is (pid, start time): a reused pid has another start time and is never taken for the old process.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,13 +15,14 @@ use crate::machine::Machine;
 use crate::sanitize::terminal;
 use crate::units::Pid;
 
-/// Bytes read of `/proc/PID/maps`: [`super::maps::MAPPINGS_MAX`] lines of the usual ~100 bytes, and room for long paths.
+/// Maximum number of bytes read of `/proc/PID/maps`: [`super::maps::MAPPINGS_MAX`] lines of typically about 100 bytes, with room for long
+/// paths.
 const MAPS_BYTES_MAX: u64 = 256 << 20;
-/// Bytes read of `stat`, `status` and the like, which take at most a few KiB.
+/// Maximum number of bytes read of `stat`, `status` and similar files, which have at most a few KiB.
 const SMALL_FILE_BYTES_MAX: u64 = 64 << 10;
-/// PF_KTHREAD of the kernel's `task->flags` (include/linux/sched.h), shown as field 9 of `/proc/PID/stat`.
+/// PF_KTHREAD of the kernel's `task->flags` (include/linux/sched.h), shown in field 9 of `/proc/PID/stat`.
 const PF_KTHREAD: u64 = 0x0020_0000;
-/// PF_FORKNOEXEC: forked, and has not executed a program since.
+/// PF_FORKNOEXEC: forked and has not executed a program since.
 const PF_FORKNOEXEC: u64 = 0x40;
 
 /// Why a process cannot be watched.
@@ -30,86 +31,86 @@ pub enum TargetError {
     /// No such process.
     #[error("no process with pid {pid}: it has ended, or the pid is of another pid namespace")]
     NotFound {
-        /// The pid asked for.
+        /// The requested pid.
         pid: Pid,
     },
-    /// The number is of a thread.
+    /// The number is a thread's.
     #[error("{tid} is a thread of process {pid}: give the process, -p {pid}")]
     IsThread {
-        /// The number asked for.
+        /// The requested number.
         tid: Pid,
-        /// The process it belongs to.
+        /// Its process.
         pid: Pid,
     },
     /// A kernel thread: it has no user memory.
     #[error("pid {pid} ({}) is a kernel thread: it has no heap", terminal(comm))]
     KernelThread {
-        /// The pid asked for.
+        /// The requested pid.
         pid: Pid,
         /// Its name.
         comm: String,
     },
-    /// Dead, not yet reaped.
+    /// Ended, but not yet reaped.
     #[error("pid {pid} ({}) is a zombie: it has ended and waits for its parent to notice", terminal(comm))]
     Zombie {
-        /// The pid asked for.
+        /// The requested pid.
         pid: Pid,
         /// Its name.
         comm: String,
     },
-    /// Not a program of this machine.
+    /// Not a program for this machine.
     #[error("pid {pid} ({}) is not a 64-bit {machine} program ({found}): only {machine} processes can be watched", terminal(comm), machine = Machine::HOST.name())]
     WrongClass {
-        /// The pid asked for.
+        /// The requested pid.
         pid: Pid,
         /// Its name.
         comm: String,
-        /// What the ELF header says.
+        /// What the ELF header shows.
         found: String,
     },
-    /// The rights are missing.
+    /// Permission is missing.
     #[error("no right to read {path} of pid {pid}: run as root or with CAP_SYS_PTRACE (and in the process's user namespace)")]
     Denied {
-        /// The pid asked for.
+        /// The requested pid.
         pid: Pid,
-        /// What could not be read.
+        /// The path that could not be read.
         path: PathBuf,
     },
-    /// The process changed under our hands: it ended or its pid was taken by another.
+    /// The process ended while it was being read, or its pid was reused.
     #[error("process {pid} ended meanwhile")]
     Gone {
         /// The pid.
         pid: Pid,
     },
-    /// A `/proc` file was not of the known form.
+    /// A `/proc` file is malformed.
     #[error("{path} is not of the known form")]
     Malformed {
         /// The file.
         path: PathBuf,
     },
-    /// Something else went wrong.
+    /// Another I/O error.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Who a process is. Two processes never have the same one while the machine is up.
+/// Identity of a process. No two processes have the same one until the machine reboots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
-    /// The pid in the namespace of the `/proc` that is mounted here.
+    /// The pid in the namespace of the mounted `/proc`.
     pub pid: Pid,
     /// Start time in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub start_ticks: u64,
 }
 
-/// What `/proc/PID/stat` says of a process.
+/// Contents of `/proc/PID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
-    /// The name, at most 15 bytes, lossy where it is not UTF-8.
+    /// The name, at most 15 bytes; invalid UTF-8 is replaced.
     pub comm: String,
     /// State letter: `R`, `S`, `D`, `Z`, `T`, `X`, …
     pub state: u8,
@@ -120,8 +121,8 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Parses `/proc/PID/stat`. The name is in parentheses and may hold any byte, parentheses and newlines too: it ends at the last
-    /// closing one. `None` if the bytes are not of that form.
+    /// Parses `/proc/PID/stat`. The name is in parentheses and may contain any byte, including parentheses and newlines: it ends at the
+    /// last closing parenthesis. `None` if the bytes are malformed.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let open = bytes.iter().position(|&b| b == b'(')?;
@@ -129,7 +130,7 @@ impl Stat {
         let comm = String::from_utf8_lossy(bytes.get(open + 1..close)?).into_owned();
         let rest = std::str::from_utf8(bytes.get(close + 1..)?).ok()?;
         let mut fields = rest.split_ascii_whitespace();
-        // Fields count from 1; pid is 1, comm 2, so the first one here is 3 (proc_pid_stat(5)).
+        // Fields are numbered from 1; pid is 1, comm 2, so the first one here is 3 (proc_pid_stat(5)).
         let state = *fields.next()?.as_bytes().first()?;
         let flags = fields.nth(5)?.parse().ok()?;
         let start_ticks = fields.nth(12)?.parse().ok()?;
@@ -157,15 +158,15 @@ pub struct Process {
     inner_pid: Pid,
     container: Option<Container>,
     directory: PathBuf,
-    /// Refers to this very process, whatever becomes of its number; `None` on kernels before 5.3.
+    /// Refers to exactly this process even if its pid is reused; `None` on kernels before 5.3.
     pidfd: Option<OwnedFd>,
 }
 
 impl Process {
-    /// Finds the process and checks that it is one that can be watched.
+    /// Opens the process and checks that it can be watched.
     ///
     /// # Errors
-    /// [`TargetError`] says which kind of process it is, or what right is missing.
+    /// [`TargetError`] says what kind of process it is, or which permission is missing.
     pub fn open(pid: Pid) -> Result<Self, TargetError> {
         let directory = PathBuf::from(format!("/proc/{pid}"));
         let read = |name: &str| {
@@ -173,7 +174,8 @@ impl Process {
             read_bounded(&path, SMALL_FILE_BYTES_MAX).map_err(|source| classify(pid, &path, source))
         };
         let stat_path = directory.join("stat");
-        // The pidfd first, then the number's start time, then whether both still hold: no other process slips in between.
+        // Opens the pidfd first, then reads the pid's start time, then checks that both are still valid: another process cannot have taken
+        // the pid in between.
         let pidfd = i32::try_from(pid.0)
             .ok()
             .and_then(rustix::process::Pid::from_raw)
@@ -190,7 +192,7 @@ impl Process {
         if stat.is_dead() {
             return Err(TargetError::Zombie { pid, comm: stat.comm });
         }
-        // The last number is the innermost namespace's, the first the one of this /proc.
+        // The last number is the pid in the innermost namespace, the first that in this /proc's.
         let inner_pid = status_field(&status, b"NSpid:").and_then(last_number).map_or(pid, Pid);
         let container = Container::of(&container::read(pid));
         let process =
@@ -199,7 +201,7 @@ impl Process {
         Ok(process)
     }
 
-    /// The most that was ever resident of it, in bytes; `None` if the kernel does not tell. A child of a fork begins with its own.
+    /// The peak of its resident bytes; `None` if the kernel does not report it. A forked child starts with its own.
     #[must_use]
     pub fn peak_resident_bytes(&self) -> Option<u64> {
         let status = read_bounded(&self.directory.join("status"), SMALL_FILE_BYTES_MAX).ok()?;
@@ -209,25 +211,25 @@ impl Process {
         Some(number.saturating_mul(1024))
     }
 
-    /// Who it is.
+    /// Its identity.
     #[must_use]
     pub fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// The pid in the namespace of the `/proc` mounted here.
+    /// The pid in the namespace of the mounted `/proc`.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.id.pid
     }
 
-    /// The pid by which the process knows itself (its innermost pid namespace): names `/tmp/perf-PID.map`.
+    /// The pid in the process's innermost pid namespace, which names `/tmp/perf-PID.map`.
     #[must_use]
     pub fn inner_pid(&self) -> Pid {
         self.inner_pid
     }
 
-    /// The container it was in when it was opened, by its cgroup alone: without the names that only the runtime knows.
+    /// The container it was in when it was opened, from its cgroup only: without the names that only the runtime knows.
     #[must_use]
     pub fn container(&self) -> Option<&Container> {
         self.container.as_ref()
@@ -246,16 +248,16 @@ impl Process {
         Stat::parse(&bytes).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
-    /// Whether a thread of this very program traces it; a process that is gone is traced by nobody.
+    /// Whether a thread of this program traces it; false for a process that has ended.
     #[must_use]
     pub fn is_traced_by_us(&self) -> bool {
         let status = read_bounded(&self.directory.join("status"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
-        // The kernel tells the tracing thread's id, not its process's (task_state, fs/proc/array.c).
+        // The kernel reports the tracing thread's id, not its process's (task_state, fs/proc/array.c).
         let tracer = status_field(&status, b"TracerPid:").and_then(last_number).filter(|tid| *tid != 0);
         tracer.is_some_and(|tid| self.directory.with_file_name("self").join(format!("task/{tid}")).exists())
     }
 
-    /// Whether it has executed a program since it was forked; a process that cannot be read has not.
+    /// Whether it has executed a program since it was forked; false for a process that cannot be read.
     #[must_use]
     pub fn has_executed(&self) -> bool {
         let bytes = read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
@@ -268,13 +270,13 @@ impl Process {
         &self.directory
     }
 
-    /// A descriptor of the process, readable (poll) once it has ended; `None` before Linux 5.3.
+    /// A descriptor of the process that becomes readable (poll) once it has ended; `None` before Linux 5.3.
     #[must_use]
     pub fn pidfd(&self) -> Option<&OwnedFd> {
         self.pidfd.as_ref()
     }
 
-    /// Whether it still runs: the number exists, with the same start time, and is no zombie.
+    /// Whether it is still running: the pid exists with the same start time, and is not a zombie.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX)
@@ -283,10 +285,10 @@ impl Process {
             .is_some_and(|stat| stat.start_ticks == self.id.start_ticks && !stat.is_dead())
     }
 
-    /// Its mappings at this moment.
+    /// Its current mappings.
     ///
     /// # Errors
-    /// If the process is gone or the right to read is missing.
+    /// If the process has ended or the permission to read is missing.
     pub fn maps(&self) -> Result<Maps, TargetError> {
         let path = self.directory.join("maps");
         let bytes = read_bounded(&path, MAPS_BYTES_MAX).map_err(|source| classify(self.id.pid, &path, source))?;
@@ -310,7 +312,8 @@ impl Process {
     }
 }
 
-/// What kind of program it is, from the first bytes of its file (e_ident's EI_CLASS and e_machine), unless it is one of this machine.
+/// The class and machine of a program, from the first bytes of its file (e_ident's EI_CLASS and e_machine); `None` if it is for this
+/// machine.
 fn foreign_class(header: [u8; 20]) -> Option<String> {
     const ELF_CLASS_32: u8 = 1;
     const ELF_CLASS_64: u8 = 2;
@@ -322,7 +325,7 @@ fn foreign_class(header: [u8; 20]) -> Option<String> {
     }
 }
 
-/// Reads at most `bytes_max` bytes of a file whose size `/proc` does not tell.
+/// Reads at most `bytes_max` bytes of a file whose size `/proc` does not report.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
@@ -331,7 +334,7 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 
 pub(crate) fn classify(pid: Pid, path: &Path, source: io::Error) -> TargetError {
     match source.raw_os_error() {
-        // ESRCH comes from a file opened before the process ended.
+        // ESRCH occurs if the file was opened before the process ended.
         Some(libc::ENOENT | libc::ESRCH) if !Path::new(&format!("/proc/{pid}/stat")).exists() => TargetError::NotFound { pid },
         Some(libc::ESRCH) => TargetError::Gone { pid },
         Some(libc::EACCES | libc::EPERM) => TargetError::Denied { pid, path: path.to_path_buf() },

@@ -1,19 +1,19 @@
-//! Statically defined probes (USDT): which there are in a file, where, and how each passes its arguments.
+//! Statically defined probes (USDT): the probes in a file, their locations, and how each passes its arguments.
 //!
-//! A probe is a note of type 3 with the owner "stapsdt" in the section `.note.stapsdt` (SystemTap wiki,
-//! "UserSpaceProbeImplementation"; systemtap's sys/sdt.h):
+//! A probe is a note of type 3 with the owner "stapsdt" in the section `.note.stapsdt` (SystemTap wiki, "UserSpaceProbeImplementation";
+//! systemtap's sys/sdt.h):
 //!
 //! ```text
 //! 8 bytes  address of the probe's nop, as the linker knew it
-//! 8 bytes  address of .stapsdt.base, likewise: if the section lies elsewhere now (prelink), everything moved by the difference
+//! 8 bytes  address of .stapsdt.base, likewise: if the section is elsewhere now (prelink), all addresses moved by the difference
 //! 8 bytes  address of the semaphore, 0 = none: a 16-bit count of listeners in writable data
 //! text\0   provider
 //! text\0   name
 //! text\0   arguments, separated by blanks, each N@OPERAND: N = bytes, negative if signed
 //! ```
 //!
-//! Operands are in the assembler's syntax, as the compiler chose them, so they can be anything that an instruction can have. Those that
-//! address no symbol are understood; others are named and refused.
+//! Operands are in assembler syntax, as the compiler chose them, so they can be anything that an instruction accepts. Operands without a
+//! symbol are supported; others are refused and named.
 
 mod arm64;
 
@@ -22,27 +22,28 @@ use crate::machine::Machine;
 use crate::machine::register::Register;
 use crate::units::FileOffset;
 
-/// Bytes of notes read of a file. A note has some 80 bytes; the largest users (libc, Python, Ruby, databases) have some thousand probes.
+/// Maximum number of bytes of notes read per file. A note has about 80 bytes; the largest users (libc, Python, Ruby, databases) have about
+/// a thousand probes.
 const NOTES_BYTES_MAX: u64 = 4 << 20;
-/// Probes of one file that are kept; only those of the providers asked for count.
+/// Maximum number of probes kept per file; only those of the requested providers count.
 const PROBES_MAX: usize = 1024;
-/// Arguments of one probe: sys/sdt.h has macros for twelve.
+/// Maximum number of arguments of one probe: sys/sdt.h has macros for twelve.
 const ARGUMENTS_MAX: usize = 12;
-/// What is shown of a foreign text.
+/// Maximum length of a text from the file that is shown.
 const TEXT_SHOWN_MAX: usize = 64;
 
 const NOTES: &[u8] = b".note.stapsdt";
 const NOTE_TYPE: u32 = 3;
 const NOTE_OWNER: &[u8] = b"stapsdt\0";
 
-/// Where an argument is.
+/// The location of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operand {
-    /// `$const`; on arm64 a number alone.
+    /// `$const`; on arm64 only a number.
     Constant(i64),
     /// `%reg`, `xN`: the low bytes of a register, or bits 8 to 15 of it (`%ah`).
     Register {
-        /// Which.
+        /// The register.
         register: Register,
         /// Whether it is one of `%ah`, `%bh`, `%ch`, `%dh`.
         high_byte: bool,
@@ -53,7 +54,7 @@ pub enum Operand {
         displacement: i64,
         /// `None` in `disp(,%index,scale)`.
         base: Option<Register>,
-        /// Register and log2 of what it is multiplied by.
+        /// Register and log2 of its factor.
         index: Option<(Register, u8)>,
     },
 }
@@ -63,39 +64,39 @@ pub enum Operand {
 pub struct Argument {
     /// Bytes: 1, 2, 4 or 8.
     pub bytes: u8,
-    /// Whether it is extended by its sign.
+    /// Whether it is sign-extended.
     pub signed: bool,
-    /// Where it is.
+    /// Its location.
     pub operand: Operand,
 }
 
-/// Where a probe is.
+/// A probe in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
     /// Provider.
     pub provider: String,
     /// Name.
     pub name: String,
-    /// The instruction.
+    /// File offset of the instruction.
     pub offset: FileOffset,
-    /// Its first bytes, at most 8: what kind of `nop` it is.
+    /// Its first bytes, at most 8: they show which kind of `nop` it is.
     pub code: Vec<u8>,
-    /// The semaphore's place in the file, `None` if the probe has none.
+    /// File offset of the semaphore, `None` if the probe has none.
     pub semaphore: Option<FileOffset>,
-    /// The arguments, or why they are not understood.
+    /// The arguments, or why they are not supported.
     pub arguments: Result<Vec<Argument>, String>,
 }
 
 /// The probes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Probes {
-    /// Those of the providers asked for, in the order of the notes.
+    /// Those of the requested providers, in the order of the notes.
     pub probes: Vec<Probe>,
-    /// Notes that could not be used: cut short, outside the code, or beyond the limit.
+    /// Notes that could not be used: truncated, outside the code, or beyond the limit.
     pub refused: u64,
 }
 
-/// Reads the probes of these providers. A file without notes has none; what is damaged or beyond the limits is counted.
+/// Reads the probes of these providers. A file without notes has none; damaged notes and those beyond the limits are counted.
 pub fn probes<R: ReadAt>(elf: &Elf<R>, providers: &[&str]) -> Probes {
     let mut found = Probes::default();
     if !elf.has_section(NOTES) {
@@ -124,7 +125,7 @@ pub fn probes<R: ReadAt>(elf: &Elf<R>, providers: &[&str]) -> Probes {
             None => found.refused += 1,
         }
     }
-    // Padding behind the last note is no note.
+    // Zero padding after the last note is not counted.
     found.refused += u64::from(rest.iter().any(|&byte| byte != 0));
     found
 }
@@ -135,7 +136,7 @@ struct Note<'a> {
     description: &'a [u8],
 }
 
-/// Takes a note off the front: three words (length of the owner, of the description, type), then both, padded to 4 bytes.
+/// Splits off the first note: three words (length of the owner, of the description, type), then both, padded to 4 bytes.
 fn next_note(bytes: &[u8]) -> Option<(Note<'_>, &[u8])> {
     let word = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
     let (owner_bytes, description_bytes, kind) = (word(0)? as usize, word(4)? as usize, word(8)?);
@@ -148,7 +149,7 @@ fn next_note(bytes: &[u8]) -> Option<(Note<'_>, &[u8])> {
     Some((Note { kind, owner, description }, bytes.get(next..)?))
 }
 
-/// A note's description, taken apart.
+/// A parsed note description.
 struct RawProbe<'a> {
     vaddr: u64,
     base: u64,
@@ -163,13 +164,13 @@ impl<'a> RawProbe<'a> {
         let word = |at: usize| description.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
         let mut texts = description.get(24..)?.split(|&byte| byte == 0);
         let (provider, name, arguments) = (texts.next()?, texts.next()?, texts.next()?);
-        // Each text ends with a 0, so there is at least an empty rest.
+        // Each text ends with a 0, so there is at least an empty remainder.
         texts.next()?;
         Some(Self { vaddr: word(0)?, base: word(8)?, semaphore: word(16)?, provider, name, arguments })
     }
 
     fn locate<R: ReadAt>(&self, elf: &Elf<R>, base: Option<u64>) -> Option<Probe> {
-        // Where the file has lost its base section, nothing can have moved either.
+        // If the file has no base section any more, nothing can have moved.
         let moved = base.filter(|_| self.base != 0).map_or(0, |base| base.wrapping_sub(self.base));
         let vaddr = self.vaddr.wrapping_add(moved);
         if !elf.is_code(vaddr) {
@@ -197,7 +198,7 @@ fn shown(text: &[u8]) -> String {
 /// Parses a note's arguments in a machine's syntax.
 ///
 /// # Errors
-/// With the argument that is not understood.
+/// The argument that is not supported.
 pub fn arguments(text: &[u8], machine: Machine) -> Result<Vec<Argument>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "its arguments are no text".to_owned())?;
     let mut arguments = Vec::new();
@@ -206,7 +207,7 @@ pub fn arguments(text: &[u8], machine: Machine) -> Result<Vec<Argument>, String>
         if arguments.len() == ARGUMENTS_MAX {
             return Err(format!("it has more than {ARGUMENTS_MAX} arguments"));
         }
-        // Blanks may stand inside parentheses or brackets.
+        // Parentheses and brackets may contain blanks.
         let mut depth = 0usize;
         let end = rest.find(|c: char| {
             depth = match c {
@@ -228,7 +229,7 @@ pub fn arguments(text: &[u8], machine: Machine) -> Result<Vec<Argument>, String>
 fn argument(text: &str, machine: Machine) -> Option<Argument> {
     let (size, operand) = match text.split_once('@') {
         Some((size, operand)) => (size.parse::<i8>().ok()?, operand),
-        // Old notes leave the size out: a word of the machine.
+        // Old notes omit the size: a machine word.
         None => (8, text),
     };
     let bytes = size.unsigned_abs();
@@ -247,7 +248,7 @@ fn x86_operand(text: &str) -> Option<Operand> {
         return number(constant).map(Operand::Constant);
     }
     if let Some(name) = text.strip_prefix('%') {
-        // A segment prefix (%fs:0x10) is no register's name.
+        // A segment prefix (%fs:0x10) is not a register's name.
         let (register, high_byte) = register(name)?;
         return Some(Operand::Register { register, high_byte });
     }
@@ -277,15 +278,15 @@ fn x86_operand(text: &str) -> Option<Operand> {
     (base.is_some() || index.is_some()).then_some(Operand::Memory { displacement, base, index })
 }
 
-/// A register that addresses memory: only the whole 64 bits do. `%rip` has no number here: its value is that of the instruction that the
-/// compiler would have emitted, and where it points is a symbol's place.
+/// A register that addresses memory: only full 64-bit registers do. `%rip` has no number here: its value is that of the instruction that
+/// the compiler would have emitted, and it addresses a symbol.
 fn address_register(text: &str) -> Option<Register> {
     let name = text.strip_prefix('%')?;
     let whole = name.starts_with('r') && !name.ends_with(['d', 'w', 'b']);
     register(name).filter(|_| whole).map(|(register, _)| register)
 }
 
-/// DWARF number of a register's name (System V ABI, x86-64, figure 3.36), whatever part of it is named.
+/// DWARF number of a register by its name (System V ABI, x86-64, figure 3.36), whichever part of it is named.
 fn register(name: &str) -> Option<(Register, bool)> {
     let low = match name {
         "rax" | "eax" | "ax" | "al" | "ah" => 0,
@@ -299,7 +300,7 @@ fn register(name: &str) -> Option<(Register, bool)> {
         _ => {
             let number = name.strip_prefix('r')?.trim_end_matches(['d', 'w', 'b']);
             let number: u8 = number.parse().ok()?;
-            // Not "r08", not "r8dd".
+            // Rejects "r08" and "r8dd".
             let canonical = [String::new(), "d".into(), "w".into(), "b".into()].iter().any(|end| name == format!("r{number}{end}"));
             return ((8..=15).contains(&number) && canonical).then_some((Register(number), false));
         }
@@ -307,7 +308,7 @@ fn register(name: &str) -> Option<(Register, bool)> {
     Some((Register(low), matches!(name, "ah" | "bh" | "ch" | "dh")))
 }
 
-/// A number as the assembler writes it: decimal or 0x, with a sign.
+/// A number in assembler syntax: decimal or 0x, with a sign.
 fn number(text: &str) -> Option<i64> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -404,7 +405,7 @@ mod tests {
         let mut raw = RawProbe::parse(note.description).unwrap();
         let base = elf.section_vaddr(b".stapsdt.base");
         let here = raw.locate(&elf, base).unwrap();
-        // The linker saw everything 64 KiB lower.
+        // The linker placed everything 64 KiB lower.
         (raw.vaddr, raw.base, raw.semaphore) =
             (raw.vaddr.wrapping_sub(1 << 16), raw.base.wrapping_sub(1 << 16), raw.semaphore.wrapping_sub(1 << 16));
         assert_eq!(raw.locate(&elf, base).unwrap(), here);

@@ -1,17 +1,17 @@
-//! `/proc/PID/cgroup`: which cgroup of each hierarchy a process is in. Pure.
+//! `/proc/PID/cgroup`: the cgroup of a process in each hierarchy. Pure.
 //!
-//! A line is `hierarchy:controllers:path` (cgroups(7)). Version 2 has one line, `0::PATH`; version 1 one for each hierarchy; both
-//! together ("hybrid") have version 1's controllers and a version 2 without any. Paths are relative to the cgroup namespace of whoever
-//! reads: from inside a private one others' paths begin with `/..`.
+//! A line is `hierarchy:controllers:path` (cgroups(7)). Version 2 has one line, `0::PATH`; version 1 has one per hierarchy; the hybrid
+//! setup has version 1's controllers and a version 2 hierarchy without any. Paths are relative to the reader's cgroup namespace: from
+//! inside a private one, other processes' paths begin with `/..`.
 
-/// Bytes read of `/proc/PID/cgroup`: some 14 hierarchies, each with a path of at most [`PATH_BYTES_MAX`].
+/// Maximum number of bytes read of `/proc/PID/cgroup`: about 14 hierarchies, each with a path of at most [`PATH_BYTES_MAX`].
 pub const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Longest path that is looked at: the kernel's PATH_MAX, which it cuts off at itself.
+/// Maximum length of a path: the kernel's PATH_MAX, at which it truncates paths itself.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// Lines that are looked at: the kernel has 14 controllers and a version 2.
+/// Maximum number of lines: the kernel has 14 controllers and one version 2 hierarchy.
 const LINES_MAX: usize = 32;
 
-/// The paths of one process. `None` where the process has none in that hierarchy.
+/// The paths of one process. `None` if it has none in that hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct CgroupFile {
     /// In version 2.
@@ -20,14 +20,14 @@ pub struct CgroupFile {
     pub memory: Option<String>,
     /// In version 1's `name=systemd`, which has no controller.
     pub systemd: Option<String>,
-    /// In some other hierarchy of version 1, the first that is not the root.
+    /// In another version 1 hierarchy, the first whose path is not the root.
     pub other: Option<String>,
-    /// Lines that were not of the known form, too long, or too many.
+    /// Lines that were malformed, too long, or beyond the limit.
     pub refused_lines: u64,
 }
 
 impl CgroupFile {
-    /// Parses the bytes. Never fails: what cannot be read is counted.
+    /// Parses the bytes. Never fails: unreadable lines are counted.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let mut file = Self::default();
@@ -48,14 +48,14 @@ impl CgroupFile {
         file
     }
 
-    /// The paths in the order in which they are asked for the container: the one whose memory counts first. Runtimes put a container
+    /// The paths in the order in which they are searched for the container, that of the memory controller first. Runtimes put a container
     /// under the same name into each hierarchy that they use.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         [&self.memory, &self.unified, &self.systemd, &self.other].into_iter().flatten().map(String::as_str)
     }
 }
 
-/// Controllers and path of a line. A path may hold any byte but the newline, colons too; controllers' names hold no colon.
+/// Controllers and path of a line. A path may contain any byte except the newline, including colons; controllers' names contain no colon.
 fn parse_line(line: &[u8]) -> Option<(&str, String)> {
     let mut parts = line.splitn(3, |&byte| byte == b':');
     let number = std::str::from_utf8(parts.next()?).ok()?;
@@ -65,7 +65,7 @@ fn parse_line(line: &[u8]) -> Option<(&str, String)> {
     if path.len() > PATH_BYTES_MAX || path.first() != Some(&b'/') {
         return None;
     }
-    // The kernel says so of a cgroup that was removed under its zombies.
+    // The kernel appends this to a removed cgroup that still has zombies.
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     Some((controllers, String::from_utf8_lossy(path).into_owned()))
 }

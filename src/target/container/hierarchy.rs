@@ -1,9 +1,9 @@
-//! Where the cgroup hierarchies with the memory controller are, seen from here, and the directory of a path that `/proc` shows.
+//! Locates the cgroup hierarchies with the memory controller, and the directory of a path that `/proc` shows.
 //!
-//! `/proc/PID/cgroup` is relative to the reader's cgroup namespace. In a container that is mostly a private one: its root is the
-//! container's own cgroup, others' paths begin with `/..`. In either case what is mounted in the container ends at its own cgroup. The
-//! whole tree is reached through `/proc/PID/root` of a process of the machine (with the machine's pid namespace and CAP_SYS_PTRACE): the
-//! first one that may be looked at and has the whole tree mounted, mostly pid 1. The place of the own root in it is found by its inode
+//! `/proc/PID/cgroup` is relative to the reader's cgroup namespace. In a container that is usually a private one: its root is the
+//! container's own cgroup, and other paths begin with `/..`. In either case the mount in the container covers only its own cgroup. The
+//! whole tree is reached through `/proc/PID/root` of a process of the host (with the host's pid namespace and CAP_SYS_PTRACE): the first
+//! one that may be accessed and has the whole tree mounted, usually pid 1. The position of the own root in the tree is found by its inode
 //! number, which is the same in every mount of a hierarchy.
 
 use std::fs;
@@ -15,19 +15,19 @@ use super::identity::Membership;
 use super::memory::{self, CgroupMemory, Version};
 use crate::target::process::read_bounded;
 
-/// Bytes read of `mountinfo`: a node with a thousand containers has some ten thousand mounts of 200 bytes.
+/// Maximum number of bytes read of `mountinfo`: a node with a thousand containers has about ten thousand mounts of 200 bytes.
 const MOUNTINFO_BYTES_MAX: u64 = 8 << 20;
-/// Directories that are looked at for the own root: a node has some ten cgroups a container. It takes about 5 µs each, once.
+/// Maximum number of directories searched for the own root: a node has about ten cgroups per container. It takes about 5 µs each, once.
 const DIRECTORIES_MAX: usize = 100_000;
-/// Processes that are asked for their view of the cgroups: kernel threads, of which there are some hundred, come first and have the
-/// machine's view. About 50 µs each, once.
+/// Maximum number of processes that are tried for their view of the cgroups: kernel threads, of which there are some hundred, come first
+/// and have the host's view. About 50 µs each, once.
 const WITNESSES_MAX: usize = 4096;
 
 /// The hierarchies whose memory controller can be read.
 #[derive(Debug, Clone, Default)]
 pub struct Hierarchies {
     mounts: Vec<Mount>,
-    /// What stands against reading memory limits here; empty if nothing does.
+    /// Reasons why memory limits may not be readable here; empty if there are none.
     pub doubts: Vec<String>,
 }
 
@@ -35,14 +35,14 @@ pub struct Hierarchies {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
     version: Version,
-    /// The directory that is its root, as far as can be seen.
+    /// Its root directory, as far as visible.
     root: PathBuf,
-    /// Where below `root` the paths that `/proc` shows begin.
+    /// The directory below `root` to which the paths in `/proc` are relative.
     prefix: PathBuf,
 }
 
 impl Hierarchies {
-    /// Finds them. Never fails: what cannot be found is named in [`doubts`](Self::doubts) and costs the limits.
+    /// Locates the hierarchies. Never fails: what cannot be found is named in [`doubts`](Self::doubts), and limits are then not known.
     #[must_use]
     pub fn find() -> Self {
         let private = is_private();
@@ -69,11 +69,11 @@ impl Hierarchies {
         found
     }
 
-    /// The memory figures of the cgroup of a process: its container's, or its own outside containers. `None` in the root cgroup, and
-    /// where no memory controller can be read.
+    /// The memory figures of a process's cgroup: its container's, or its own outside containers. `None` in the root cgroup, and if no
+    /// memory controller can be read.
     #[must_use]
     pub fn memory(&self, file: &CgroupFile) -> Option<CgroupMemory> {
-        // In a hybrid only version 1 has the controller.
+        // In a hybrid setup only version 1 has the controller.
         self.mounts.iter().find_map(|mount| {
             let shown = match mount.version {
                 Version::V1 => file.memory.as_deref()?,
@@ -85,46 +85,46 @@ impl Hierarchies {
     }
 }
 
-/// A hierarchy as a `mountinfo` shows it.
+/// A mounted hierarchy as shown by `mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mounted {
     version: Version,
-    /// Which part of the hierarchy is mounted, relative to the reader's cgroup namespace.
+    /// The mounted part of the hierarchy, relative to the reader's cgroup namespace.
     part: String,
     point: PathBuf,
 }
 
 impl Mounted {
-    /// Whether all that a reader in a private namespace, or in the machine's, can ever see of the hierarchy is mounted: the paths of
-    /// all that lies outside of a private namespace's root begin with `/..`.
+    /// Whether everything is mounted that a reader in a private namespace, or in the host's, can ever see of the hierarchy: all paths
+    /// outside a private namespace's root begin with `/..`.
     fn is_whole(&self, private: bool) -> bool {
         let mut parts = self.part.split('/').filter(|part| !part.is_empty()).peekable();
         parts.peek().is_some() == private && parts.all(|part| part == "..")
     }
 
-    /// The mount point, seen from a root.
+    /// The mount point below a root directory.
     fn at(&self, root: &Path) -> PathBuf {
         root.join(self.point.strip_prefix("/").unwrap_or(&self.point))
     }
 }
 
-/// Whether this process is in a private cgroup namespace. The machine's has a fixed number (PROC_CGROUP_INIT_INO,
+/// Whether this process is in a private cgroup namespace. The host's namespace has a fixed number (PROC_CGROUP_INIT_INO,
 /// include/linux/proc_ns.h).
 fn is_private() -> bool {
     const INIT: &str = "cgroup:[4026531835]";
     fs::read_link("/proc/self/ns/cgroup").is_ok_and(|namespace| namespace != Path::new(INIT))
 }
 
-/// The hierarchies that a process has mounted; none if it may not be looked at.
+/// The hierarchies that a process has mounted; none if it may not be accessed.
 fn mounts_of(pid: &str) -> Vec<Mounted> {
     let bytes = read_bounded(format!("/proc/{pid}/mountinfo").as_ref(), MOUNTINFO_BYTES_MAX).unwrap_or_default();
     mounts(&String::from_utf8_lossy(&bytes))
 }
 
-/// Where the whole hierarchy is seen through another process's root.
+/// The whole hierarchy as seen through another process's root.
 fn witness(version: Version, private: bool) -> Option<PathBuf> {
     let mut pids: Vec<u32> = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    // The machine's own processes started first.
+    // The host's own processes started first.
     pids.sort_unstable();
     pids.into_iter().take(WITNESSES_MAX).find_map(|pid| {
         let mounted = mounts_of(&pid.to_string()).into_iter().find(|one| one.version == version && one.is_whole(private))?;
@@ -133,7 +133,7 @@ fn witness(version: Version, private: bool) -> Option<PathBuf> {
     })
 }
 
-/// Where in the tree below `root` the own namespace's root is, which is what is mounted here.
+/// The position of the own namespace's root in the tree below `root`; that root is what is mounted here.
 fn own_prefix(own: Option<&Mounted>, root: &Path) -> Result<PathBuf, String> {
     let inode = own.filter(|own| own.part == "/").and_then(|own| fs::metadata(&own.point).ok()).map(|metadata| metadata.ino());
     inode
@@ -141,7 +141,7 @@ fn own_prefix(own: Option<&Mounted>, root: &Path) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("memory limits are not known: this container's own cgroup is not found below {}", root.display()))
 }
 
-/// The path below `root` of the directory with an inode number, the nearest to the root first.
+/// The path below `root` of the directory with an inode number, searched breadth-first.
 fn find_inode(root: &Path, inode: u64) -> Option<PathBuf> {
     if fs::metadata(root).ok()?.ino() == inode {
         return Some(PathBuf::new());
@@ -193,7 +193,7 @@ fn mounts(mountinfo: &str) -> Vec<Mounted> {
     found
 }
 
-/// `mountinfo` writes space, tab, newline and backslash as `\` and three octal digits.
+/// Decodes `mountinfo`'s escapes: space, tab, newline and backslash are written as `\` and three octal digits.
 fn unescape(text: &str) -> PathBuf {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -215,7 +215,7 @@ fn unescape(text: &str) -> PathBuf {
     out.into()
 }
 
-/// The path below the hierarchy's root of a path that `/proc` shows. `None` if it leads above the root.
+/// Converts a path shown by `/proc` to a path below the hierarchy's root. `None` if it leads above the root.
 fn resolve(prefix: &Path, shown: &str) -> Option<PathBuf> {
     let mut path = prefix.to_path_buf();
     for part in shown.split('/') {
@@ -268,7 +268,7 @@ mod tests {
     fn a_whole_tree_is_told_from_a_part_of_it() {
         let whole = |part: &str, private| Mounted { version: Version::V2, part: part.into(), point: "/x".into() }.is_whole(private);
         assert!(whole("/", false) && whole("/..", true) && whole("/../../..", true));
-        // In a private namespace / is its own root; elsewhere a path is a container's part.
+        // In a private namespace `/` is only its own root; in the host's any other path is a container's part.
         assert!(!whole("/", true) && !whole("/docker/x", false) && !whole("/../other", true));
     }
 

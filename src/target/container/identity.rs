@@ -1,7 +1,7 @@
-//! Which container and pod a cgroup path belongs to. Pure.
+//! The container and pod that a cgroup path belongs to. Pure.
 //!
-//! Every part of a path is compared with the names that runtimes give, wherever in the path it stands: what comes before depends on the
-//! distribution, the runtime's settings, nesting (kind), and the namespace of the reader.
+//! Every component of a path is compared with the names that runtimes use, at any position: the leading components depend on the
+//! distribution, the runtime's settings, nesting (kind), and the reader's namespace.
 //!
 //! | who | names a container's cgroup |
 //! |---|---|
@@ -17,17 +17,17 @@
 //! | kubelet, cgroupfs | `podUID`, UID as in the API, or 32 hex digits for a static pod |
 //! | kubelet, systemd | `kubepods[-QOS]-podUID.slice` with `_` for `-`; kind has `kubelet-` before it |
 //!
-//! ID is 64 hex digits. A monitor belongs to the pod's cgroup, but is no part of the container.
+//! ID is 64 hex digits. A monitor belongs to the pod's cgroup, but not to the container.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Parts of a path that are looked at: nesting of containers three deep has about 30.
+/// Maximum number of components of a path: three nested containers have about 30.
 const PARTS_MAX: usize = 64;
-/// Hex digits of a container's id, of every runtime above.
+/// Hex digits of a container's id in all of these runtimes.
 const ID_DIGITS: usize = 64;
-/// Digits by which people and tools name a container.
+/// Digits of the short form that tools show.
 const SHORT_DIGITS: usize = 12;
 
 /// A container's id: 64 lower-case hex digits.
@@ -66,25 +66,25 @@ impl Serialize for ContainerId {
     }
 }
 
-/// Who made the container, as far as the path tells.
+/// The engine that created the container, as far as the path shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
     /// Docker.
     Docker,
-    /// containerd, by its CRI plugin or directly.
+    /// containerd, through its CRI plugin or directly.
     Containerd,
     /// CRI-O.
     Crio,
     /// Podman.
     Podman,
-    /// The path has the id alone (some runtime of a kubelet with the cgroupfs driver), and no runtime was asked.
+    /// The path has only the id (a runtime under a kubelet with the cgroupfs driver), and no runtime was queried.
     #[default]
     Unknown,
 }
 
 impl Engine {
-    /// By the name that a runtime gives itself (`runtime_name` of the CRI's `VersionResponse`).
+    /// The engine with this name of its own (`runtime_name` of the CRI's `VersionResponse`).
     #[must_use]
     pub fn of_runtime(name: &str) -> Self {
         match name {
@@ -108,26 +108,26 @@ impl Engine {
     }
 }
 
-/// What a path says of a process.
+/// What a path shows about a process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Membership {
-    /// The container: in a pod the one that the kubelet made, else the innermost.
+    /// The container: in a pod the one created by the kubelet, otherwise the innermost.
     pub container: Option<(ContainerId, Engine)>,
-    /// The innermost pod's uid, as the API writes it.
+    /// The innermost pod's uid in the API's form.
     pub pod_uid: Option<String>,
-    /// The part of the path that is the container's own cgroup, or the whole path without a container.
+    /// The path up to the container's own cgroup, or the whole path without a container.
     pub path: String,
 }
 
 impl Membership {
-    /// Looks through one path.
+    /// Parses one path.
     #[must_use]
     pub fn of(path: &str) -> Self {
         let mut found = Self { path: path.to_owned(), ..Self::default() };
         let mut end = 0;
         let mut before = "";
         for part in path.split('/').take(PARTS_MAX) {
-            // Behind each part lies a slash, except the last.
+            // Each component is followed by a slash, except the last.
             end += part.len() + 1;
             let (pod, container) = part_of(part, before);
             before = part;
@@ -135,7 +135,7 @@ impl Membership {
                 found.pod_uid = pod;
                 found.container = None;
             }
-            // What a container of a pod runs inside itself belongs to it: the cluster knows only the outer one.
+            // Containers that a pod's container runs inside itself belong to it: the cluster knows only the outer one.
             if let Some(container) = container.filter(|_| found.pod_uid.is_none() || found.container.is_none()) {
                 found.container = Some(container);
                 found.path = path.get(..end - 1).unwrap_or(path).to_owned();
@@ -144,7 +144,7 @@ impl Membership {
         found
     }
 
-    /// The first of several paths that has a container, else a pod, else the first.
+    /// The first of several paths that has a container, otherwise the first with a pod, otherwise the first.
     #[must_use]
     pub fn of_paths<'a>(paths: impl Iterator<Item = &'a str>) -> Option<Self> {
         let all: Vec<Self> = paths.map(Self::of).collect();
@@ -155,9 +155,9 @@ impl Membership {
 
 type Found = (Option<String>, Option<(ContainerId, Engine)>);
 
-/// What one part of a path names; `before` is the part before it.
+/// What one component of a path names; `before` is the preceding component.
 fn part_of(part: &str, before: &str) -> Found {
-    // runc's form for systemd, slice:prefix:name, taken as a plain name by the cgroupfs driver.
+    // runc's form for systemd, slice:prefix:name, used as a plain name by the cgroupfs driver.
     if let Some((slice, rest)) = part.split_once(':') {
         let container = rest.split_once(':').and_then(|(prefix, id)| Some((ContainerId::new(id)?, engine_of(prefix)?)));
         return (pod_of(slice), container);
@@ -178,8 +178,8 @@ fn part_of(part: &str, before: &str) -> Found {
     (None, container)
 }
 
-/// Who writes this before an id. `None` for monitors (`crio-conmon`, `libpod-conmon`), which are no part of the container, and for
-/// what is not known.
+/// The engine that uses this prefix before an id. `None` for monitors (`crio-conmon`, `libpod-conmon`), which do not belong to the
+/// container, and for unknown prefixes.
 fn engine_of(prefix: &str) -> Option<Engine> {
     Some(match prefix {
         "docker" => Engine::Docker,
@@ -195,7 +195,8 @@ fn pod_of(part: &str) -> Option<String> {
     let uid = match part.strip_suffix(".slice") {
         Some(slice) => {
             let (parent, uid) = slice.rsplit_once("-pod")?;
-            // kubepods, kubepods-burstable, kubepods-besteffort, with kubelet- before it in kind; never by the start of the path.
+            // kubepods, kubepods-burstable, kubepods-besteffort, with kubelet- before it in kind; matched by words, not by the start of the
+            // name.
             if !parent.split('-').any(|word| word == "kubepods") {
                 return None;
             }
@@ -206,7 +207,7 @@ fn pod_of(part: &str) -> Option<String> {
     is_uid(&uid).then_some(uid)
 }
 
-/// A uid as the API gives it (RFC 4122: 8-4-4-4-12 hex digits), or a static pod's: 32 hex digits (the MD5 of its manifest).
+/// A uid in the API's form (RFC 4122: 8-4-4-4-12 hex digits), or a static pod's: 32 hex digits (the MD5 of its manifest).
 fn is_uid(text: &str) -> bool {
     if text.len() == 32 {
         return is_hex(text);
@@ -263,7 +264,7 @@ mod tests {
             (format!("/libpod_parent/libpod-{A}"), None, A, Engine::Podman),
             (format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"), None, A, Engine::Podman),
             (format!("/k8s.io/{A}"), None, A, Engine::Containerd),
-            // A kind node is itself a container; the pod in it counts.
+            // A kind node is itself a container; the pod inside it counts.
             (
                 format!(
                     "/docker/{B}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{lines}.slice/cri-containerd-{A}.scope"

@@ -1,4 +1,4 @@
-//! A cgroup's memory: limit, usage, and what of it the kernel would take back by itself.
+//! A cgroup's memory: limit, usage, and the part of it that the kernel can reclaim.
 //!
 //! | | version 2 | version 1 |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | inactive file pages | `inactive_file` of `memory.stat` | `total_inactive_file` |
 //! | OOM kills | `oom_kill` of `memory.events` | `oom_kill` of `memory.oom_control` |
 //!
-//! Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel. The parsers are pure; [`read`] is the edge.
+//! Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel. The parsers are pure; [`read`] does the I/O.
 
 use std::path::{Path, PathBuf};
 
@@ -16,15 +16,15 @@ use serde::Serialize;
 use crate::target::process::read_bounded;
 use crate::units::HumanBytes;
 
-/// Bytes read of a file of the memory controller: `memory.stat`, the longest, has about 2 KiB.
+/// Maximum number of bytes read of a file of the memory controller: `memory.stat`, the longest, has about 2 KiB.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Ancestors that are asked for their limit. A kubelet nests five deep, kind nine.
+/// Maximum number of ancestors whose limit is read. A kubelet nests five levels, kind nine.
 const ANCESTORS_MAX: usize = 32;
-/// Version 1 says "no limit" as a number: LONG_MAX rounded down to a page (mm/memcontrol-v1.c, PAGE_COUNTER_MAX). Any limit of an
-/// exbibyte or more is none.
+/// Version 1 reports "no limit" as a number: LONG_MAX rounded down to a page (mm/memcontrol-v1.c, PAGE_COUNTER_MAX). Any limit of an
+/// exbibyte or more counts as none.
 const NO_LIMIT_BYTES: u64 = 1 << 60;
 
-/// Which of the two controllers.
+/// The version of the memory controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// Version 1: `memory.limit_in_bytes` and so on.
@@ -33,16 +33,16 @@ pub enum Version {
     V2,
 }
 
-/// What a cgroup's memory controller says.
+/// The figures of a cgroup's memory controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct CgroupMemory {
-    /// Bytes that its processes may use: the least limit of it and its ancestors. `None` = no limit.
+    /// Bytes that its processes may use: the smallest limit of it and its ancestors. `None` = no limit.
     pub limit_bytes: Option<u64>,
-    /// Bytes in use, page cache included.
+    /// Bytes in use, including page cache.
     pub usage_bytes: u64,
-    /// Usage without inactive file pages, which the kernel drops first: what a kubelet compares with the limit.
+    /// Usage without inactive file pages, which the kernel reclaims first: the figure that a kubelet compares with the limit.
     pub working_set_bytes: u64,
-    /// Processes killed because memory ran out, since the cgroup was made.
+    /// Processes killed because memory ran out, since the cgroup was created.
     pub oom_kills: u64,
 }
 
@@ -63,8 +63,8 @@ impl CgroupMemory {
     }
 }
 
-/// Reads a cgroup's figures. `mount` is where the hierarchy is mounted; `path`, relative to it, is the cgroup. `None` if the controller
-/// is not there: its files are missing, or the path leads nowhere.
+/// Reads a cgroup's figures. `mount` is the mount point of the hierarchy; `path`, relative to it, is the cgroup. `None` without a memory
+/// controller: its files are missing, or the path does not exist.
 #[must_use]
 pub fn read(version: Version, mount: &Path, path: &Path) -> Option<CgroupMemory> {
     let (limit_file, usage_file, events_file, inactive_key) = match version {
@@ -80,12 +80,12 @@ pub fn read(version: Version, mount: &Path, path: &Path) -> Option<CgroupMemory>
     Some(CgroupMemory { limit_bytes: limits.min(), usage_bytes, working_set_bytes: usage_bytes.saturating_sub(inactive_bytes), oom_kills })
 }
 
-/// The cgroup and its ancestors, the nearest first, the root last (version 2's root has no limit file, which is no harm).
+/// The cgroup and its ancestors, nearest first, root last (version 2's root has no limit file, which does no harm).
 fn ancestors(path: &Path) -> Vec<PathBuf> {
     path.ancestors().take(ANCESTORS_MAX).map(Path::to_path_buf).collect()
 }
 
-/// A limit: a number, or `max` for none.
+/// A limit: a number, or `max` for no limit.
 fn limit(bytes: &[u8]) -> Option<u64> {
     number(bytes).filter(|&bytes| bytes < NO_LIMIT_BYTES)
 }
@@ -94,7 +94,7 @@ fn number(bytes: &[u8]) -> Option<u64> {
     std::str::from_utf8(bytes).ok()?.trim().parse().ok()
 }
 
-/// The number behind a key, in a file of `key number` lines.
+/// The number after a key, in a file with lines of the form `key number`.
 fn keyed(bytes: &[u8], key: &str) -> Option<u64> {
     let text = std::str::from_utf8(bytes).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())

@@ -1,12 +1,12 @@
-//! The container and pod that a process belongs to, and the memory limit that it lives under.
+//! The container and pod of a process, and the memory limit that applies to it.
 //!
 //! ```text
 //! /proc/PID/cgroup ─→ cgroup (which paths) ─→ identity (container, pod: by pattern)
 //!                                       └──→ hierarchy (the directory) ─→ memory (limit, usage)
 //! ```
 //!
-//! [`cgroup`], [`identity`] and the parsers of [`memory`] are pure; [`hierarchy`] finds the directories, also from inside a container.
-//! Names come from the CRI socket ([`super::cri`]); without it the ids are known all the same.
+//! [`cgroup`], [`identity`] and the parsers of [`memory`] are pure; [`hierarchy`] locates the directories, even from inside a container.
+//! Names come from the CRI socket (src/agent/cri); without it the ids are still known.
 
 pub mod cgroup;
 pub mod hierarchy;
@@ -30,9 +30,9 @@ use crate::units::Pid;
 /// A container, and the pod it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Container {
-    /// The runtime's id. `None` for a process of a pod that is in no container of it.
+    /// The runtime's id. `None` for a process of a pod that is in none of its containers.
     pub id: Option<ContainerId>,
-    /// Who made it.
+    /// The engine that created it.
     pub engine: Engine,
     /// The pod's uid. `None` outside pods.
     pub pod_uid: Option<String>,
@@ -42,12 +42,12 @@ pub struct Container {
     pub pod: Option<String>,
     /// The container's name in the pod. `None` = not known.
     pub name: Option<String>,
-    /// The image as the pod names it. `None` = not known.
+    /// The image as named in the pod. `None` = not known.
     pub image: Option<String>,
 }
 
 impl Container {
-    /// What the paths of a process say. `None` outside containers and pods.
+    /// What the cgroup paths of a process show. `None` outside containers and pods.
     #[must_use]
     pub fn of(file: &CgroupFile) -> Option<Self> {
         let membership = Membership::of_paths(file.paths())?;
@@ -61,8 +61,8 @@ impl Container {
         Some(Self { id, engine, pod_uid: membership.pod_uid, ..Self::default() })
     }
 
-    /// The labels `namespace`, `pod` and `container` as far as they are known. Without names the pod is told by its uid and the
-    /// container by the first twelve digits of its id.
+    /// The labels `namespace`, `pod` and `container` as far as known. Without names the pod is given by its uid and the container by the
+    /// first twelve digits of its id.
     #[must_use]
     pub fn labels(&self) -> Vec<(&'static str, &str)> {
         let pod = self.pod.as_deref().or(self.pod_uid.as_deref());
@@ -71,13 +71,13 @@ impl Container {
         all.into_iter().filter_map(|(label, value)| Some((label, value?))).collect()
     }
 
-    /// [`Container::labels`], to keep.
+    /// [`Container::labels`], as owned values.
     #[must_use]
     pub fn label_map(&self) -> BTreeMap<String, String> {
         self.labels().into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// The container in few words: `shop/web-7d9f (nginx)`, or ids where names are not known.
+    /// A short title of the container: `shop/web-7d9f (nginx)`, or ids if names are not known.
     #[must_use]
     pub fn title(&self) -> String {
         let place = match (&self.namespace, &self.pod, &self.pod_uid) {
@@ -95,26 +95,26 @@ impl Container {
     }
 }
 
-/// What is known of the surroundings of a process. All `None` on a plain host.
+/// The container and cgroups of a process. All `None` on a plain host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Surroundings {
     /// Its container.
     pub container: Option<Arc<Container>>,
-    /// The memory of its container's cgroup, or of its own outside containers. `None` in the root cgroup.
+    /// The memory figures of its container's cgroup, or of its own outside containers. `None` in the root cgroup.
     pub memory: Option<CgroupMemory>,
-    /// The cgroups it is in: where the memory is looked up again after it is gone.
+    /// Its cgroups, by which the memory figures can be read after the process has ended.
     pub cgroup: Arc<CgroupFile>,
 }
 
 impl Surroundings {
-    /// Looks at a process. Never fails: what cannot be read is not known.
+    /// Examines a process. Never fails: what cannot be read is not known.
     #[must_use]
     pub fn of(pid: Pid, hierarchies: &Hierarchies) -> Self {
         let file = read(pid);
         Self { container: Container::of(&file).map(Arc::new), memory: hierarchies.memory(&file), cgroup: Arc::new(file) }
     }
 
-    /// The sentence on the limit, if there is a limit or a container: for a plain process without a limit it would say nothing.
+    /// The sentence on the limit, if there is a limit or a container: for a plain process without a limit it would not say anything.
     #[must_use]
     pub fn sentence(&self, live_bytes: Option<u64>, trimmable_bytes: Option<u64>) -> Option<String> {
         let memory = self.memory.filter(|memory| self.container.is_some() || memory.limit_bytes.is_some())?;
@@ -122,7 +122,7 @@ impl Surroundings {
     }
 }
 
-/// The paths of a process; none if it is gone.
+/// The cgroup paths of a process; none if it has ended.
 #[must_use]
 pub fn read(pid: Pid) -> CgroupFile {
     let path = format!("/proc/{pid}/cgroup");

@@ -1,4 +1,4 @@
-//! The symbols of an ELF file: its functions, variables, and the slots that the dynamic loader fills.
+//! The symbols of an ELF file: its functions, its variables, and the slots that the dynamic loader fills.
 
 use object::LittleEndian as LE;
 use object::elf;
@@ -6,13 +6,13 @@ use object::elf;
 use super::{Elf, ReadAt, pods};
 use crate::machine::Machine;
 
-/// Symbols counted through DT_GNU_HASH when the section headers are gone.
+/// Maximum number of symbols counted through DT_GNU_HASH if the section headers are missing.
 const HASHED_SYMBOLS_MAX: u64 = 1 << 22;
 
-/// Where a symbol was found.
+/// The table of a symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SymbolTable {
-    /// `.dynsym`: what takes part in dynamic linking.
+    /// `.dynsym`: symbols for dynamic linking.
     Dynamic,
     /// `.symtab`: for debuggers, absent from stripped files.
     Static,
@@ -25,7 +25,7 @@ pub struct Function<'a> {
     pub name: &'a [u8],
     /// Its virtual address in the file; lies in an executable segment.
     pub vaddr: u64,
-    /// Its length in bytes, 0 where the file does not say.
+    /// Its length in bytes, 0 if the file does not give it.
     pub size: u64,
     /// Whether other files can link against it (global or weak, not hidden).
     pub exported: bool,
@@ -63,7 +63,7 @@ impl<R: ReadAt> Elf<R> {
         Some(found.st_value.get(LE))
     }
 
-    /// Calls `visit` for every variable of both symbol tables: name, virtual address and size. Without a size it is left out.
+    /// Calls `visit` for every variable of both symbol tables: name, virtual address and size. Variables without a size are skipped.
     pub fn for_each_variable(&self, mut visit: impl FnMut(&[u8], u64, u64)) {
         for table in [Some(self.dynamic_table()), self.table_of_sections(elf::SHT_SYMTAB)].into_iter().flatten() {
             for symbol in table.symbols() {
@@ -85,7 +85,7 @@ impl<R: ReadAt> Elf<R> {
         })
     }
 
-    /// `.dynsym`, from the sections or, where they were stripped away, from the dynamic section.
+    /// `.dynsym`, from the sections or, if they were stripped, from the dynamic section.
     fn dynamic_table(&self) -> Table {
         self.table_of_sections(elf::SHT_DYNSYM).or_else(|| self.dynamic_table_without_sections()).unwrap_or_default()
     }
@@ -97,13 +97,13 @@ impl<R: ReadAt> Elf<R> {
         Some(Table { symbols: self.dynamic_bytes("the dynamic symbols", vaddr, bytes).ok()?, strings: self.dynamic_strings() })
     }
 
-    /// Number of dynamic symbols by DT_HASH: its second word, nchain, equals it.
+    /// Number of dynamic symbols from DT_HASH: its second word, nchain, equals it.
     fn hashed_symbols(&self) -> Option<u64> {
         let words = self.dynamic_bytes("DT_HASH", self.dynamic_value(elf::DT_HASH)?, 8).ok()?;
         Some(u64::from(u32::from_le_bytes(words.get(4..8)?.try_into().ok()?)))
     }
 
-    /// Number of dynamic symbols by DT_GNU_HASH: the end of the chain that starts last.
+    /// Number of dynamic symbols from DT_GNU_HASH: the end of the chain that starts last.
     fn gnu_hashed_symbols(&self) -> Option<u64> {
         let table = self.dynamic_value(elf::DT_GNU_HASH)?;
         let word = |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -116,7 +116,7 @@ impl<R: ReadAt> Elf<R> {
             return Some(u64::from(first));
         }
         let chains_at = buckets_at.checked_add(u64::from(buckets) * 4)?;
-        // The chain's end is marked by the lowest bit of its hash.
+        // The lowest bit of a hash marks the end of the chain.
         while u64::from(last) < HASHED_SYMBOLS_MAX {
             let at = chains_at.checked_add(u64::from(last - first) * 4)?;
             let hash = word(&self.dynamic_bytes("DT_GNU_HASH", at, 4).ok()?, 0)?;
@@ -128,8 +128,8 @@ impl<R: ReadAt> Elf<R> {
         None
     }
 
-    /// Calls `visit` for every function of the dynamic, then of the static symbol table. Functions that lie in no executable segment
-    /// are left out, and so are indirect ones (STT_GNU_IFUNC), whose address is that of a resolver.
+    /// Calls `visit` for every function of the dynamic, then of the static symbol table. Functions outside executable segments are skipped,
+    /// as are indirect ones (STT_GNU_IFUNC), whose address is that of a resolver.
     pub fn for_each_function(&self, mut visit: impl FnMut(Function<'_>)) {
         let tables = [(SymbolTable::Dynamic, Some(self.dynamic_table())), (SymbolTable::Static, self.table_of_sections(elf::SHT_SYMTAB))];
         for (kind, table) in tables {
@@ -149,7 +149,7 @@ impl<R: ReadAt> Elf<R> {
         }
     }
 
-    /// The names that the dynamic loader writes into slots of the global offset table: (virtual address of the slot, name), in no
+    /// The names for which the dynamic loader fills slots of the global offset table: (virtual address of the slot, name), in no particular
     /// order. A PLT stub jumps through such a slot.
     #[must_use]
     pub fn linkage_slots(&self) -> Vec<(u64, Vec<u8>)> {

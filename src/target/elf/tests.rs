@@ -1,4 +1,4 @@
-//! ELF files read, against what other tools say of them.
+//! Compares the results of reading ELF files with those of other tools.
 
 #![allow(clippy::unwrap_used)]
 use std::collections::BTreeMap;
@@ -58,11 +58,11 @@ fn the_build_id_is_the_one_readelf_shows() {
 
 #[test]
 fn the_load_bias_is_right_where_segments_share_a_page() {
-    // Text at offset 0x1a10 and virtual address 0x2a10, as lld lays it out; data before it in the same page.
+    // Text at offset 0x1a10 and virtual address 0x2a10, as lld places it; data before it in the same page.
     let segment = |offset, vaddr, executable| Segment { offset, vaddr, file_bytes: 0x1000, executable };
     let mut elf = Elf::parse(std::fs::read(LIBRARY).unwrap()).unwrap();
     elf.segments = vec![segment(0xa10, 0xa10, false), segment(0x1a10, 0x2a10, true)];
-    // The loader maps the page at offset 0x1000 where address 0x2000 of the file belongs.
+    // The loader maps the page at offset 0x1000 at the file's address 0x2000.
     assert_eq!(elf.load_bias(0x7000_0000 + 0x2000, FileOffset(0x1000)), Some(0x7000_0000));
 }
 
@@ -75,7 +75,7 @@ fn a_virtual_address_is_found_in_the_file_through_its_segment() {
     assert_eq!(elf.offset_of(u64::MAX), None);
 }
 
-/// Everything the crate asks of a foreign file.
+/// Calls every function that the crate applies to untrusted files.
 fn exercise(bytes: Vec<u8>) {
     let Ok(elf) = Elf::parse(bytes) else { return };
     let mut last = 0;

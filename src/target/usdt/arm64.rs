@@ -1,6 +1,6 @@
 //! Operands of probes as compilers write them for arm64.
 //!
-//! `x3`, `w3`; a constant without any mark; `[x29, -8]`, `[sp]`, `[x1, x2]`, `[x1, x2, lsl 3]`, offsets with or without `#`.
+//! `x3`, `w3`; a constant without a prefix; `[x29, -8]`, `[sp]`, `[x1, x2]`, `[x1, x2, lsl 3]`, offsets with or without `#`.
 
 use super::{Operand, number};
 use crate::machine::register::Register;
@@ -27,7 +27,7 @@ fn memory(inside: &str) -> Option<Operand> {
     let (displacement, index) = match (parts.next(), parts.next(), parts.next()) {
         (None, None, None) => (0, None),
         (Some(second), None, None) => match register(second, &["x"]) {
-            // Register 31 is no index.
+            // Register 31 cannot be an index.
             Some(Register(SP)) => return None,
             Some(index) => (0, Some((index, 0))),
             None => (constant(second)?, None),
@@ -47,7 +47,7 @@ fn constant(text: &str) -> Option<i64> {
     number(digits).filter(|_| digits.ends_with(|c: char| c.is_ascii_hexdigit()))
 }
 
-/// A general register by a name that begins with one of these letters.
+/// A general-purpose register by a name that begins with one of these letters.
 fn register(name: &str, letters: &[&str]) -> Option<Register> {
     match name {
         "sp" => return Some(Register(SP)),
@@ -56,7 +56,7 @@ fn register(name: &str, letters: &[&str]) -> Option<Register> {
     }
     let digits = letters.iter().find_map(|letter| name.strip_prefix(letter))?;
     let number: u8 = digits.parse().ok().filter(|&number| number <= 30)?;
-    // Not "x08".
+    // Rejects "x08".
     (digits == number.to_string()).then_some(Register(number))
 }
 
