@@ -1,13 +1,13 @@
-//! Who jumps where: the direct branches and calls of a file that lead into given windows of code.
+//! Finds the direct branches and calls in a file that lead into given windows of code.
 //!
-//! A probe behind a function's entry must not be reached from anywhere but the entry. Whole libraries are searched, not only the
-//! function itself, because compilers move parts of it away (`malloc.cold`) and share tails between functions:
+//! A probe after a function's entry must not be reachable other than through the entry. Whole libraries are searched, not only the function
+//! itself, because compilers move parts of it away (`malloc.cold`) and share tails between functions:
 //!
-//! - Branches with a 32-bit distance can come from anywhere. Every byte position is tried as such a branch, whether an instruction
-//!   starts there or not: that takes no decoding, misses none, and an accident (another instruction's bytes that look like a branch
-//!   into a window of some hundred bytes out of 4 GiB) only makes the probe dearer.
-//! - Branches with an 8-bit distance come from the neighbourhood, which is decoded, starting afresh at every known function.
-//! - Where a function starts, a call may come indirectly.
+//! - Branches with a 32-bit displacement can come from anywhere. Every byte position is tried as such a branch, whether or not an
+//!   instruction starts there: this needs no decoding and misses none. A false match (bytes of another instruction that look like a branch
+//!   into a window of some hundred bytes within 4 GiB) only makes the probe more expensive.
+//! - Branches with an 8-bit displacement come from nearby code, which is decoded, starting again at every known function.
+//! - The start of a function may be called indirectly.
 
 use std::collections::BTreeSet;
 
@@ -16,28 +16,28 @@ use iced_x86::{Decoder, DecoderOptions, OpKind};
 use super::placement::WALK_BYTES_MAX;
 use crate::target::elf::{Elf, ReadAt};
 
-/// Code searched in one file, in bytes. The largest programs (browsers) have about 200 MB; at about 1 GB/s.
+/// Maximum amount of code searched per file, in bytes. The largest programs (browsers) have about 200 MB; the search handles about 1 GB/s.
 const CODE_BYTES_MAX: u64 = 512 << 20;
-/// Bytes read at a time.
+/// Bytes per read.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Longest branch with a 32-bit distance: two opcode bytes and four of distance.
+/// Longest branch with a 32-bit displacement: two opcode bytes and four of displacement.
 const BRANCH_BYTES_MAX: u64 = 6;
-/// How far a branch with an 8-bit distance reaches, and its own length.
+/// Reach of a branch with an 8-bit displacement, including its own length.
 const SHORT_REACH_BYTES: u64 = 130;
-/// How far back a neighbouring function is decoded from its start.
+/// Maximum distance back to the start of a neighbouring function from which decoding starts.
 const NEIGHBOUR_BYTES_MAX: u64 = 64 << 10;
 
-/// The addresses in the windows that something leads to.
+/// The addresses in the windows that are branch targets.
 #[derive(Debug, Default)]
 pub struct BranchTargets {
     targets: BTreeSet<u64>,
-    /// Too much code to search: everything counts as a target.
+    /// Too much code to search: every address counts as a target.
     unknown: bool,
 }
 
 impl BranchTargets {
-    /// Searches a file for what leads into the first [`WALK_BYTES_MAX`] bytes of the functions at `entries` (virtual addresses,
-    /// rising). `function_starts` are the addresses of all functions, rising.
+    /// Searches a file for branches into the first [`WALK_BYTES_MAX`] bytes of the functions at `entries` (virtual addresses, ascending).
+    /// `function_starts` are the addresses of all functions, ascending.
     #[must_use]
     pub fn search<R: ReadAt>(elf: &Elf<R>, entries: &[u64], function_starts: &[u64]) -> Self {
         let windows = Windows::new(entries);
@@ -60,14 +60,14 @@ impl BranchTargets {
         Self { targets, unknown: false }
     }
 
-    /// Whether something leads to `vaddr`.
+    /// Whether `vaddr` is a branch target.
     #[must_use]
     pub fn contains(&self, vaddr: u64) -> bool {
         self.unknown || self.targets.contains(&vaddr)
     }
 }
 
-/// The code whose targets matter.
+/// The code in which targets matter.
 struct Windows<'a> {
     entries: &'a [u64],
     first: u64,
@@ -82,7 +82,7 @@ impl<'a> Windows<'a> {
     }
 
     fn contains(&self, vaddr: u64) -> bool {
-        // Most targets lie outside of all windows: look there first.
+        // Most targets lie outside all windows, so this is checked first.
         if vaddr <= self.first || vaddr > self.last {
             return false;
         }
@@ -115,7 +115,7 @@ fn far_targets(code: &[u8], vaddr: u64, windows: &Windows<'_>, targets: &mut BTr
 fn near_targets<R: ReadAt>(elf: &Elf<R>, entry: u64, function_starts: &[u64], windows: &Windows<'_>, targets: &mut BTreeSet<u64>) {
     let first_behind = function_starts.partition_point(|&start| start <= entry);
     let earliest = entry.saturating_sub(SHORT_REACH_BYTES);
-    // The last function that starts at or before anything in reach.
+    // The last function that starts at or before the earliest address in reach.
     let before = function_starts.partition_point(|&start| start <= earliest).checked_sub(1).and_then(|i| function_starts.get(i));
     let start = before.copied().filter(|&start| entry - start <= NEIGHBOUR_BYTES_MAX).unwrap_or(entry);
     let end = entry.saturating_add(WALK_BYTES_MAX + SHORT_REACH_BYTES);

@@ -1,34 +1,34 @@
-//! The 64-bit word that a probe site hands to its program: which call it is and where its arguments are.
+//! The 64-bit cookie that a probe site passes to its program: the kind of call, and the locations of its arguments.
 //!
-//! Layout: `enum fp_cookie_shift` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is filled in at the attach.
+//! Layout: `enum fp_cookie_shift` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is set when attaching.
 
 use super::large::{Holds, LargeSite};
 use crate::allocator::functions::{Function, FunctionId, Op};
 use crate::bpf;
 use crate::machine::register::Register;
 
-/// The call has no such argument; also the bits of a register's field.
+/// The call has no such argument; also the bit mask of a register field.
 const NO_REGISTER: u64 = bpf::NO_REG as u64;
 
 /// What a site tells its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cookie {
-    /// What the call does.
+    /// The effect of the call.
     pub op: Op,
-    /// Which entry point it is.
+    /// The entry point.
     pub function: FunctionId,
-    /// Where the size is at the site.
+    /// The register with the size at the site.
     pub size: Option<Register>,
-    /// Where the count is, by which the size is multiplied.
+    /// The register with the count by which the size is multiplied.
     pub count: Option<Register>,
-    /// Where the block's address, or the address of the result, is.
+    /// The register with the block's address, or with the address of the result.
     pub pointer: Option<Register>,
     /// Words between the return address and the stack pointer at the site.
     pub sp_words: u8,
 }
 
 impl Cookie {
-    /// The word for a target's slot.
+    /// The cookie for a target's slot.
     #[must_use]
     pub fn encode(&self, slot: u16) -> u64 {
         let register = |r: Option<Register>| r.map_or(NO_REGISTER, |r| u64::from(r.0) & NO_REGISTER);
@@ -43,7 +43,7 @@ impl Cookie {
             | u64::from(self.function.get().is_some_and(Function::frees_on_failure)) << bpf::COOKIE_FREES_ON_FAILURE_SHIFT
     }
 
-    /// Takes a word apart into cookie and slot; `None` if its op is not known.
+    /// Splits a word into cookie and slot; `None` if its op is unknown.
     #[must_use]
     pub fn decode(word: u64) -> Option<(Self, u16)> {
         let byte = |shift: u32| (word >> shift & 0xff) as u8;
@@ -63,19 +63,19 @@ impl Cookie {
     }
 }
 
-/// The bits of a word that say the target's slot.
+/// The bits of a cookie for the target's slot.
 #[must_use]
 pub const fn of_slot(slot: u16) -> u64 {
     (slot as u64) << bpf::COOKIE_SLOT_SHIFT
 }
 
-/// The target's slot in a word.
+/// The target's slot in a cookie.
 #[must_use]
 pub const fn slot_of(word: u64) -> u16 {
     (word >> bpf::COOKIE_SLOT_SHIFT) as u16
 }
 
-/// What passes a size-selective site, of [`bpf::Op`].
+/// What happens to the block at a size-selective site, as in [`bpf::Op`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LargeOp {
@@ -85,13 +85,13 @@ pub enum LargeOp {
     Free = bpf::Op::LargeFree as u8,
 }
 
-/// The word of the program's entry point, at which its thread is held.
+/// The cookie of the program's entry point, where its thread is stopped.
 pub const OP_ENTRY: u64 = bpf::Op::Entry as u64;
 
-/// The probe is in a child of vfork, for a target in whose memory the child runs.
+/// The probe is in a vfork child, for a target in whose memory the child runs.
 pub const VFORK: u64 = 1 << bpf::COOKIE_VFORK_SHIFT;
 
-/// The word of a size-selective site for a target's slot. `function`: what its records are counted as.
+/// The cookie of a size-selective site for a target's slot. `function`: the function for which its records count.
 #[must_use]
 pub fn encode_large(op: LargeOp, function: FunctionId, site: &LargeSite, slot: u16) -> u64 {
     op as u64

@@ -1,8 +1,8 @@
-//! Emitters in a process: files whose code tells of sampled allocations by itself, by the probes `alloc(pointer, bytes, weight)` and
+//! Emitters in a process: files whose code reports sampled allocations itself, by the probes `alloc(pointer, bytes, weight)` and
 //! `free(pointer)` of the providers `otel_memory` (OpenTelemetry eBPF profiler, design document 00003) and `ddheap`.
 //!
-//! Any mapped file may be one: fragprof's own preload library, an allocator, a language's runtime, the program itself. A file that has
-//! only one of the two probes is none: without frees nothing can be said of what lives.
+//! Any mapped file may be one: fragprof's own preload library, an allocator, a language runtime, the program itself. A file that has only
+//! one of the two probes is not an emitter: without frees the live blocks are not known.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -19,49 +19,49 @@ use crate::target::process::{Process, TargetError};
 use crate::target::usdt::{self, Probe};
 use crate::units::HumanBytes;
 
-/// The providers, the contract's first.
+/// The providers, the specified one first.
 pub const PROVIDERS: [&str; 2] = ["otel_memory", "ddheap"];
-/// Files looked at in one process, as in `target::detect`.
+/// Maximum number of files examined per process, as in `target::detect`.
 const FILES_MAX: usize = 4096;
-/// Files whose probes are remembered. Nearly all have none: 200 bytes each.
+/// Maximum number of files whose probes are cached. Nearly all have none: 200 bytes each.
 const KNOWN_FILES_MAX: usize = 16_384;
-/// Refusals told of one file.
+/// Maximum number of refusals reported per file.
 const REFUSED_SHOWN_MAX: usize = 4;
-/// Symbol of the sampler's numbers, and their first word (src/sampler/preload/sample.h).
+/// Symbol of the sampler's statistics, and their first word (src/sampler/preload/sample.h).
 const STATS_SYMBOL: &[u8] = b"fragprof_sampler_stats";
 const STATS_MAGIC: u32 = 0x3153_5046;
-/// What is read of them, and what the first libraries had.
+/// Number of bytes that are read of them, and the number that the first versions of the library had.
 const STATS_BYTES: usize = 96;
 const STATS_BYTES_MIN: usize = 56;
 /// The five-byte `nop` (Intel SDM, `NOP`).
 const LONG_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
-/// Arguments of `alloc` that the contract has.
+/// Number of `alloc` arguments in the specification.
 const ALLOC_ARGUMENTS: usize = 3;
-/// Arguments of `free` that it has.
+/// Number of `free` arguments in the specification.
 const FREE_ARGUMENTS: usize = 1;
 
-/// What fragprof's own sampler says of itself.
+/// Statistics that fragprof's own sampler publishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerStats {
-    /// Mean distance of sample points where they do not come too often, bytes.
+    /// Mean sample distance while samples are not too frequent, bytes.
     pub sample_bytes: u64,
-    /// Whether the program's calls of malloc reach it. Not set before the library has started.
+    /// Whether the program's malloc calls reach it. Not set before the library has started.
     pub in_front: bool,
-    /// Samples told so far.
+    /// Samples reported so far.
     pub samples: u64,
-    /// Of them, those told as freed at once because its set of living samples was full.
+    /// The samples reported as freed immediately because the set of live samples was full.
     pub overflows: u64,
-    /// Samples a second and processor beyond which the distance is lengthened; 0 = it never is.
+    /// Samples per second and CPU above which the distance is lengthened; 0 = it never is.
     pub samples_per_second: u64,
     /// Samples that were drawn with a lengthened distance.
     pub lengthened: u64,
-    /// The longest of those distances, bytes; 0 = none was lengthened.
+    /// The longest of these distances, bytes; 0 = none was lengthened.
     pub longest_sample_bytes: u64,
 }
 
 impl SamplerStats {
-    /// The mean distance of samples in words.
+    /// A description of the mean sample distance.
     pub fn distance(&self) -> String {
         let may_grow = self.samples_per_second != 0 && self.sample_bytes > 1;
         format!("{}{}", HumanBytes(self.sample_bytes), if may_grow { " or more" } else { "" })
@@ -73,24 +73,24 @@ impl SamplerStats {
 pub struct Emitter {
     /// `otel_memory` or `ddheap`.
     pub provider: &'static str,
-    /// The path in the process's root, for people.
+    /// The path in the process's mount namespace, for display.
     pub display_path: PathBuf,
-    /// Which file it is.
+    /// Identity of the file.
     pub identity: FileIdentity,
     /// The sites.
     pub sites: PassedFile,
-    /// What the library says of itself, if it is fragprof's.
+    /// The library's statistics, if it is fragprof's.
     pub stats: Option<SamplerStats>,
 }
 
 impl Emitter {
-    /// In a sentence: `otel_memory in libfragprof_sampler.so`.
+    /// A description, such as `otel_memory in libfragprof_sampler.so`.
     pub fn describe(&self) -> String {
         let name = self.display_path.file_name().map_or_else(|| self.display_path.to_string_lossy(), |name| name.to_string_lossy());
         format!("{} in {name}", self.provider)
     }
 
-    /// Whether it hears of the program's allocations. A sampler that another malloc stands in front of hears nothing.
+    /// Whether it sees the program's allocations. A sampler that another malloc interposes sees none.
     pub fn hears(&self) -> bool {
         self.stats.is_none_or(|stats| stats.in_front)
     }
@@ -99,9 +99,9 @@ impl Emitter {
 /// What was found in a process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Emitters {
-    /// By rising address of their files. A process may have several.
+    /// By ascending address of their files. A process may have several.
     pub emitters: Vec<Emitter>,
-    /// Probes that are there and cannot be used, with the reason, as sentences.
+    /// Probes that exist but cannot be used, with the reason, as sentences.
     pub refused: Vec<String>,
 }
 
@@ -111,11 +111,11 @@ struct FileProbes {
     /// By provider.
     sites: Vec<(&'static str, Vec<PassedSite>, Vec<PassedSite>)>,
     refused: Vec<String>,
-    /// Where the sampler's numbers are.
+    /// Virtual address of the sampler's statistics.
     stats_vaddr: Option<u64>,
 }
 
-/// Looks for emitters, and remembers by file what it found.
+/// Searches for emitters, and caches the results by file.
 #[derive(Debug)]
 pub struct Finder {
     emulation: Emulation,
@@ -123,15 +123,15 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// For a kernel that emulates this.
+    /// For a kernel with this emulation.
     pub fn new(emulation: Emulation) -> Self {
         Self { emulation, known: HashMap::new() }
     }
 
-    /// Looks at every executable file of a process.
+    /// Examines every executable file of a process.
     ///
     /// # Errors
-    /// If its mappings cannot be read. Files that cannot be opened have no probes here; the search for allocators tells of them.
+    /// If its mappings cannot be read. Files that cannot be opened count as having no probes; the search for allocators reports them.
     pub fn find(&mut self, process: &Process) -> Result<Emitters, TargetError> {
         let maps = process.maps()?;
         let mut found = Emitters::default();
@@ -175,7 +175,7 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
     let found = usdt::probes(elf, &PROVIDERS);
     let mut probes = FileProbes::default();
     probes.stats_vaddr = (!found.probes.is_empty()).then(|| elf.variable_vaddr(STATS_SYMBOL)).flatten();
-    // The sampler's fourth argument is the interval; of others' emitters it may be anything.
+    // The sampler's fourth argument is the interval; in other emitters it may be anything.
     let own_arguments = usize::from(probes.stats_vaddr.is_some());
     let mut refuse = |reason: String| {
         if probes.refused.len() < REFUSED_SHOWN_MAX {
@@ -207,14 +207,14 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
             (true, _) => refuse(format!("it has {provider}:free but no {provider}:alloc that can be listened to")),
         }
     }
-    // An allocation told by a site that is refused would be missing, and a free would leave its block alive for ever.
+    // With a refused `alloc` site, its allocations would be missing; with a refused `free` site, its blocks would stay live forever.
     if !probes.refused.is_empty() {
         probes.sites.clear();
     }
     probes
 }
 
-/// A site with its first arguments: those needed, and so many more if it has them.
+/// A site with its first arguments: `needed` of them, and up to `more` additional ones if it has them.
 fn site(probe: &Probe, needed: usize, more: usize, emulation: Emulation) -> Result<PassedSite, String> {
     let all = probe.arguments.as_ref().map_err(Clone::clone)?;
     if all.len() < needed {
@@ -228,8 +228,8 @@ fn site(probe: &Probe, needed: usize, more: usize, emulation: Emulation) -> Resu
     Ok(PassedSite { offset: probe.offset, semaphore: probe.semaphore, arguments: all.iter().take(needed + more).copied().collect() })
 }
 
-/// Reads the sampler's numbers from the process: magic and size, T, in_front, samples, weight, frees, overflows, their weight, live_max,
-/// limit, lengthened, longest T. A process may have an older library, which has the first of them.
+/// Reads the sampler's statistics from the process: magic and size, T, in_front, samples, weight, frees, overflows, their weight, live_max,
+/// limit, lengthened, longest T. A process may have an older version of the library, which has only the first of these.
 fn read_stats<R: ReadAt>(process: &Process, elf: &Elf<R>, mapping: &Mapping, vaddr: u64) -> Option<SamplerStats> {
     let address = elf.load_bias(mapping.start.0, mapping.offset)?.wrapping_add(vaddr);
     stats_at(&process.directory().join("mem"), address)
@@ -237,11 +237,11 @@ fn read_stats<R: ReadAt>(process: &Process, elf: &Elf<R>, mapping: &Mapping, vad
 
 fn stats_at(memory: &Path, address: u64) -> Option<SamplerStats> {
     let mut bytes = [0u8; STATS_BYTES];
-    // What follows the numbers of an older library may not be mapped.
+    // Memory after the statistics of an older version may not be mapped.
     let file = File::open(memory).ok()?;
     let read = FileExt::read_at(&file, &mut bytes, address).ok()?;
     let word_of = |bytes: &[u8], at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-    // Magic in the low half, the size of all in the high one.
+    // The magic is in the low half, the total size in the high half.
     let first = word_of(&bytes, 0);
     let size = usize::try_from(first >> 32).unwrap_or(0).min(read);
     if first as u32 != STATS_MAGIC || size < STATS_BYTES_MIN {

@@ -1,7 +1,7 @@
-//! What the kernel and our permissions allow, as plain data, and which way to attach follows from it.
+//! Features of the kernel and available permissions, as plain data, and the attach method that follows from them.
 //!
-//! What BPF can do is found by doing it (see [`crate::capture`]) and filled in there; this module reads only what `/proc` and the file
-//! system tell, and decides.
+//! BPF features are determined by trying them (see [`crate::capture`]) and are filled in there; this module only reads `/proc` and the file
+//! system, and decides.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,7 +13,7 @@ use thiserror::Error;
 use super::placement::Emulation;
 use crate::target::process::read_bounded;
 
-/// Whether something works.
+/// Whether a feature works.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case", tag = "works", content = "reason")]
 pub enum Support {
@@ -34,11 +34,11 @@ impl Support {
     }
 }
 
-/// The capabilities that matter to fragprof; values are bit numbers of include/uapi/linux/capability.h.
+/// The capabilities that fragprof uses; values are bit numbers of include/uapi/linux/capability.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Capability {
-    /// Reads files whatever their mode.
+    /// Reads files regardless of their mode.
     DacReadSearch = 2,
     /// Reads other processes' memory and maps.
     SysPtrace = 19,
@@ -55,11 +55,11 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// All that matter.
+    /// All of them.
     pub const ALL: [Self; 7] =
         [Self::Bpf, Self::Perfmon, Self::SysPtrace, Self::SysAdmin, Self::DacReadSearch, Self::SysResource, Self::CheckpointRestore];
 
-    /// Its name as tools write it.
+    /// Its name as tools print it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +73,7 @@ impl Capability {
         }
     }
 
-    /// What is lost without it.
+    /// What does not work without it.
     #[must_use]
     pub fn without(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl Capability {
         }
     }
 
-    /// Those in the effective set that `/proc/self/status` shows.
+    /// The capabilities in the effective set in the text of `/proc/self/status`.
     #[must_use]
     pub fn effective_in(status: &[u8]) -> BTreeSet<Self> {
         let set = status
@@ -106,42 +106,42 @@ impl Serialize for Capability {
     }
 }
 
-/// What the kernel and our permissions allow.
+/// Features of the kernel and available permissions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Features {
-    /// The kernel's release string. For people: what works is tried, never concluded from it.
+    /// The kernel's release string. For display: features are determined by trying them, never from this.
     pub kernel_release: String,
     /// One link for entry and return of many sites, paired by the kernel (Linux 6.13).
     pub uprobe_session: Support,
     /// One link for many sites (6.6).
     pub uprobe_multi: Support,
-    /// A perf event for each site, with all that the ordinary programs need.
+    /// A perf event per site, with everything that the ordinary programs need.
     pub perf_uprobe: Support,
-    /// A perf event for each site, with the programs for older kernels.
+    /// A perf event per site, with the programs for older kernels.
     pub perf_uprobe_by_address: Support,
-    /// A word for each site (5.15).
+    /// Attach cookies: a word per site (5.15).
     pub attach_cookie: Support,
-    /// State for each thread (5.11).
+    /// Task storage: state per thread (5.11).
     pub task_storage: Support,
-    /// Long loops in a program (5.17).
+    /// bpf_loop: long loops in a program (5.17).
     pub bpf_loop: Support,
-    /// The unwinder's tables, made while the programs run; without them stacks end at their first frame.
+    /// The unwinder's tables, created while the programs run; without them stacks end at their first frame.
     pub unwind_tables: Support,
     /// Ring buffers (5.8).
     pub ring_buffer: Support,
-    /// The kernel's types, at `/sys/kernel/btf/vmlinux`.
+    /// The kernel's type information, in `/sys/kernel/btf/vmlinux`.
     pub btf: Support,
     /// Tracepoints by name.
     pub tracefs: Support,
     /// `/proc/sys/kernel/perf_event_paranoid`; `None` if it cannot be read.
     pub perf_event_paranoid: Option<i32>,
-    /// Capabilities held.
+    /// Effective capabilities.
     pub capabilities: BTreeSet<Capability>,
-    /// What uprobes emulate here.
+    /// Whether uprobes emulate long nops here.
     pub long_nops_emulated: bool,
 }
 
-/// How entry and return probes are attached, best first.
+/// Methods to attach entry and return probes, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attach {
@@ -149,17 +149,18 @@ pub enum Attach {
     Session,
     /// uprobe_multi, one link for the entries and one for the returns.
     Multi,
-    /// A perf event for each site.
+    /// A perf event per site.
     PerfEvents,
-    /// A perf event for each site, the sites told apart by their addresses: kernels without attach cookies, task storage or bpf_loop.
+    /// A perf event per site, with the sites distinguished by their addresses: for kernels without attach cookies, task storage or
+    /// bpf_loop.
     ByAddress,
 }
 
 impl Attach {
-    /// All, best first.
+    /// All methods, best first.
     pub const ALL: [Self; 4] = [Self::Session, Self::Multi, Self::PerfEvents, Self::ByAddress];
 
-    /// Its name for people.
+    /// Its name for display.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -183,7 +184,7 @@ impl fmt::Display for Attach {
 pub struct Missing(pub Vec<String>);
 
 impl Features {
-    /// What can be read without trying: release, permissions, BTF, tracefs. The rest is [`Support::Unknown`].
+    /// Features that can be read without trying: release, permissions, BTF, tracefs. The others are [`Support::Unknown`].
     #[must_use]
     pub fn of_host() -> Self {
         let read = |path: &str| read_bounded(Path::new(path), 64 << 10).unwrap_or_default();
@@ -206,19 +207,19 @@ impl Features {
         }
     }
 
-    /// What uprobes emulate here.
+    /// The instructions that uprobes emulate here.
     #[must_use]
     pub fn emulation(&self) -> Emulation {
         Emulation { long_nops: self.long_nops_emulated }
     }
 
-    /// The best way to attach.
+    /// The best method to attach.
     ///
     /// # Errors
-    /// [`Missing`] names each thing that recording cannot do without.
+    /// [`Missing`] names each missing feature that recording requires.
     pub fn attach(&self) -> Result<Attach, Missing> {
         let needed = [("BPF type information (BTF)", &self.btf), ("BPF ring buffers", &self.ring_buffer)];
-        // What the programs for older kernels do without.
+        // Features that the programs for older kernels do not need.
         let recent = [("BPF task storage", &self.task_storage), ("BPF attach cookies", &self.attach_cookie), ("bpf_loop", &self.bpf_loop)];
         let lacks = |(name, support): (&str, &Support)| match support {
             Support::No(reason) => Some(format!("{name}: {reason}")),

@@ -1,38 +1,38 @@
-//! Where one instruction leads: what following a function's ways needs to know of it, on either machine.
+//! Control flow of one instruction, as needed to follow a function's paths, on either machine.
 //!
-//! x86-64 is decoded by iced. arm64's branches are few and of one length, so they are taken apart here ("Arm Architecture Reference
-//! Manual", C4.1, "Branches, Exception Generating and System instructions").
+//! x86-64 is decoded by iced. arm64's branches are few and of fixed length, so they are decoded here ("Arm Architecture Reference Manual",
+//! C4.1, "Branches, Exception Generating and System instructions").
 
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
 
 use crate::machine::Machine;
 
-/// Where an instruction leads.
+/// Where control goes after an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// To the one behind it.
+    /// To the next instruction.
     Next(u64),
-    /// There, or to the target.
+    /// To the next instruction or to the target.
     Branch {
-        /// The one behind it.
+        /// The next instruction.
         next: u64,
-        /// Where it may lead.
+        /// The branch target.
         target: u64,
     },
-    /// To the target alone.
+    /// Only to the target.
     Jump(u64),
-    /// To a function, and from there to the one behind it.
+    /// To a function, which returns to the next instruction.
     Call {
-        /// The one behind it.
+        /// The next instruction.
         next: u64,
         /// The function.
         target: u64,
     },
-    /// Where only running it would tell: returns, jumps through registers or memory, traps; and bytes that are no instruction.
+    /// Not known statically: returns, jumps through registers or memory, traps; and bytes that are not an instruction.
     Unknown,
 }
 
-/// The flow of the instruction at `vaddr`, whose bytes `code` begins with.
+/// The flow of the instruction at `vaddr`, with which `code` begins.
 #[must_use]
 pub fn flow_at(machine: Machine, code: &[u8], vaddr: u64) -> Flow {
     match machine {
@@ -41,7 +41,7 @@ pub fn flow_at(machine: Machine, code: &[u8], vaddr: u64) -> Flow {
     }
 }
 
-/// The slot of the global offset table through which the linkage stub at `vaddr` jumps; `None` if `code` is no such stub.
+/// The slot of the global offset table through which the linkage stub at `vaddr` jumps; `None` if `code` is not such a stub.
 #[must_use]
 pub fn stub_slot(machine: Machine, code: &[u8], vaddr: u64) -> Option<u64> {
     match machine {
@@ -80,7 +80,7 @@ pub(super) fn word_of(code: &[u8]) -> Option<u32> {
     code.first_chunk().copied().map(u32::from_le_bytes)
 }
 
-/// The signed field of `bits` bits at bit `at`, times 4: a branch's distance.
+/// The signed field of `bits` bits at bit `at`, times 4: a branch displacement.
 fn distance(word: u32, at: u32, bits: u32) -> i64 {
     let field = word << (32 - at - bits);
     i64::from(field.cast_signed() >> (32 - bits)) * 4
@@ -99,13 +99,14 @@ fn arm64_flow(word: u32, vaddr: u64) -> Flow {
         word if word & 0xff00_0000 == 0x5400_0000 => Flow::Branch { next, target: to(5, 19) },
         word if word & 0x7e00_0000 == 0x3400_0000 => Flow::Branch { next, target: to(5, 19) },
         word if word & 0x7e00_0000 == 0x3600_0000 => Flow::Branch { next, target: to(5, 14) },
-        // Branches to registers, with or without signature; exceptions.
+        // Branches to registers, with or without pointer authentication; exceptions.
         word if word & 0xfe00_0000 == 0xd600_0000 || word & 0xff00_0000 == 0xd400_0000 => Flow::Unknown,
         _ => Flow::Next(next),
     }
 }
 
-/// `bti`, `nop` and the other hints, which change nothing that is looked at here. (`paciasp` is one too: it changes x30, so it is left out.)
+/// `bti`, `nop` and other hints that have no effect on what is analysed here. (`paciasp` is a hint too, but changes x30, so it is not
+/// included.)
 pub(super) fn is_idle_hint(word: u32) -> bool {
     matches!(word, 0xd503_201f | 0xd503_241f | 0xd503_245f | 0xd503_249f | 0xd503_24df)
 }
@@ -132,7 +133,7 @@ mod tests {
         flow_at(Machine::Aarch64, &word.to_le_bytes(), 0x1000)
     }
 
-    /// The words are the assembler's (GNU as 2.40).
+    /// The words are the output of the assembler (GNU as 2.40).
     #[test]
     fn every_branch_of_arm64_leads_where_the_assembler_meant_it_to() {
         assert_eq!(arm64(0x1400_0002), Flow::Jump(0x1008)); // b .+8
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn a_linkage_stub_of_arm64_names_its_slot() {
         let code = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-        // As ld wrote them at 0x630: adrp x16, 0x20000 (32 pages up); ldr x17, [x16, #4024]; add; br x17.
+        // As written by ld at 0x630: adrp x16, 0x20000 (32 pages up); ldr x17, [x16, #4024]; add; br x17.
         let stub = [0x9000_0110, 0xf947_de11, 0x913e_e210, 0xd61f_0220];
         assert_eq!(stub_slot(Machine::Aarch64, &code(&stub), 0x630), Some(0x2_0000 + 4024));
         let with_bti = [&[0xd503_245f], &stub[..]].concat();

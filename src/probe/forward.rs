@@ -1,13 +1,13 @@
-//! Entry points that need no probe because they always hand on to another one that has it.
+//! Entry points that need no probe because they always forward to another one that has a probe.
 //!
-//! - A function that does nothing but jump to another with its arguments in place (`operator new[]` → `operator new`, `aligned_alloc` →
-//!   `mi_aligned_alloc`). Probes on both would see each call twice, and the second time with the first one's stack pointer and its
-//!   return address already swapped.
-//! - A function that frees, and on every way from its site calls or jumps to another that frees (jemalloc's sized and aligned
-//!   `operator delete` → `sdallocx`). Frees have no return probe by which the inner call could be told to be one, so the block would be
-//!   freed twice. It is taken for granted that such a function hands on the block that it was given.
+//! - A function that only jumps to another with its arguments in place (`operator new[]` → `operator new`, `aligned_alloc` →
+//!   `mi_aligned_alloc`). With probes on both, each call would be seen twice, the second time with the stack pointer of the first and a
+//!   return address that is already replaced.
+//! - A function that frees, and on every path from its site calls or jumps to another that frees (jemalloc's sized and aligned
+//!   `operator delete` → `sdallocx`). Frees have no return probe by which the inner call could be recognized, so the block would be freed
+//!   twice. It is assumed that such a function passes on the block that it was given.
 //!
-//! The other function is found by address in the same file, or by name where the way leads through the procedure linkage table.
+//! The other function is found by address in the same file, or by name if the path leads through the procedure linkage table.
 
 use std::collections::BTreeSet;
 
@@ -18,10 +18,10 @@ use crate::machine::Machine;
 use crate::target::allocator::EntryPoint;
 use crate::target::elf::{Elf, ReadAt};
 
-/// Bytes of a function whose ways are followed: wrappers are short.
+/// Maximum number of bytes of a function whose paths are followed: wrappers are short.
 const WRAPPER_BYTES_MAX: u64 = 512;
 
-/// What a file's entry points hand on to.
+/// Finds the functions to which a file's entry points forward.
 pub struct Forwarding<'a, R> {
     elf: &'a Elf<R>,
     entry_points: &'a [EntryPoint],
@@ -36,13 +36,13 @@ struct Callee {
 }
 
 impl<'a, R: ReadAt> Forwarding<'a, R> {
-    /// Of a file with these entry points.
+    /// For a file with these entry points.
     #[must_use]
     pub fn new(elf: &'a Elf<R>, entry_points: &'a [EntryPoint]) -> Self {
         Self { elf, entry_points, slots: elf.linkage_slots() }
     }
 
-    /// Why `from`, whose probe would go to `placement`, needs none: a sentence; `None` if it does.
+    /// A sentence why `from`, whose probe would be placed at `placement`, needs none; `None` if it needs one.
     #[must_use]
     pub fn covers(&self, from: &EntryPoint, shape: Shape, placement: &Placement) -> Option<String> {
         if let Some(jump) = placement.jump {
@@ -57,7 +57,7 @@ impl<'a, R: ReadAt> Forwarding<'a, R> {
         Some(format!("always calls {callee}, which has a probe"))
     }
 
-    /// The entry point at an address, or behind the linkage stub there.
+    /// The entry point at an address, or the one that the linkage stub there leads to.
     fn callee_at(&self, target: u64) -> Option<Callee> {
         if let Some(entry_point) = self.entry_points.iter().find(|e| e.vaddr == target) {
             return Some(Callee { name: entry_point.symbols.first()?.clone(), shape: entry_point.function.get()?.shape });
@@ -68,7 +68,7 @@ impl<'a, R: ReadAt> Forwarding<'a, R> {
         Some(Callee { name: function.symbol.to_owned(), shape: function.shape })
     }
 
-    /// The freeing function that every way from `site` on reaches before the function returns.
+    /// The freeing function that every path from `site` reaches before the function returns.
     fn always_reached(&self, from: &EntryPoint, site: u64) -> Option<String> {
         let end = from.vaddr.checked_add(from.size.min(WRAPPER_BYTES_MAX))?;
         let code = self.elf.bytes_at(from.vaddr, end - from.vaddr);
@@ -100,7 +100,7 @@ impl<'a, R: ReadAt> Forwarding<'a, R> {
             let frees = |callee: &Callee| callee.shape.op == Op::Free && call.0 != from.vaddr;
             match (self.callee_at(call.0).filter(frees), call.1) {
                 (Some(callee), _) => reached = Some(callee.name),
-                // A helper on the way: computes something and comes back.
+                // A helper on the path, which returns.
                 (None, Some(next)) => ways.push(next),
                 (None, None) => return None,
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! functions (entry points, call shapes) ─┐
-//! target::detect (who is there) ─────────┼→ plan (sites to attach, per file)
+//! target::detect (allocators found) ─────┼→ plan (sites to attach, per file)
 //! placement (which instruction) ─────────┘        cookie (what a site tells the program)
 //! features (how to attach) ── decides ──→ capture
 //! large (instructions that only large blocks pass) ──→ cookie

@@ -1,18 +1,18 @@
-//! Probe sites that programs bring along (USDT), as they are attached to.
+//! Probe sites that are part of a program (USDT), in the form needed to attach to them.
 
 use std::path::PathBuf;
 
 use crate::target::usdt::Argument;
 use crate::units::FileOffset;
 
-/// A probe site that a program passes by itself.
+/// A probe site in a program's own code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassedSite {
     /// The `nop`.
     pub offset: FileOffset,
-    /// The count of listeners, which the kernel keeps; `None` = the site is passed always.
+    /// The count of listeners, which the kernel maintains; `None` = the site is always active.
     pub semaphore: Option<FileOffset>,
-    /// Where the arguments are; behind the fourth they are not looked at.
+    /// The arguments; those after the fourth are not used.
     pub arguments: Vec<Argument>,
 }
 
@@ -21,8 +21,8 @@ pub struct PassedSite {
 pub struct PassedFile {
     /// Path by which the kernel finds the file's inode.
     pub path: PathBuf,
-    /// Sites that tell of an allocation: block, bytes, weight, and if they have a fourth argument, the interval.
+    /// Sites that report an allocation: block, bytes, weight, and the interval if they have a fourth argument.
     pub allocs: Vec<PassedSite>,
-    /// Sites that tell of a free: block.
+    /// Sites that report a free: block.
     pub frees: Vec<PassedSite>,
 }

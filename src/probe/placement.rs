@@ -1,17 +1,16 @@
-//! Which instruction of a function carries the probe on x86-64; `placement_arm64` has the other rule.
+//! Chooses the instruction of a function that is probed on x86-64; `placement_arm64` has the rule for arm64.
 //!
-//! A uprobe on an instruction that the kernel emulates costs a trap (~0.7 µs); on any other the kernel also single-steps a copy out of
-//! line (~9 µs). The arguments are in known registers only on the way from the entry, so the rule walks that straight line:
+//! A uprobe on an instruction that the kernel emulates costs a trap (~0.7 µs); for any other the kernel also single-steps a copy out of
+//! line (~9 µs). The arguments are in known registers only on the straight-line path from the entry, so the rule follows that path:
 //!
 //! 1. The site is the first instruction that the kernel emulates: `push reg`, `nop`, relative `jmp`, `jcc`, `call`.
-//! 2. Everything the record needs still lies in a register: the argument's own, or one that it was copied to before.
+//! 2. Everything the record needs is still in a register: the argument's own, or one that it was copied to before.
 //! 3. A site with a return probe has the stack pointer as at the entry, because the kernel swaps the return address at `[rsp]`.
-//! 4. Nobody jumps into (entry, site]: who comes that way would be taken for a call, with any register contents.
-//! 5. Nothing has left the straight line before the site, except `free(NULL)`, which the record does not need.
+//! 4. No branch leads into (entry, site]: it would be recorded as a call, with arbitrary register contents.
+//! 5. No call has left the straight-line path before the site, except `free(NULL)`, which the record does not need.
 //!
-//! Where the rule finds nothing, and at the first byte that it cannot decode, the site is the entry itself: dear, always right.
-//! Targets of indirect jumps are not followed: a jump table whose code lies before the table's own jump does not occur in what
-//! compilers emit.
+//! If the rule finds nothing, or reaches a byte that cannot be decoded, the site is the entry itself, which is expensive but always
+//! correct. Targets of indirect jumps are not followed: compilers do not emit a jump table whose code precedes the jump through the table.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Formatter, Instruction, InstructionInfoFactory, Mnemonic, NasmFormatter, OpAccess, OpKind,
@@ -21,13 +20,14 @@ use iced_x86::{
 use crate::allocator::functions::{Op, Shape};
 use crate::machine::register::{Register, argument_register};
 
-/// Instructions walked from the entry. Compilers put the first branch or push within a few; further on little is left in registers.
+/// Maximum number of instructions examined from the entry. Compilers put the first branch or push within a few; after that few arguments
+/// are still in registers.
 const WALK_INSTRUCTIONS_MAX: usize = 16;
-/// Bytes of a function that are worth reading for [`place`]: [`WALK_INSTRUCTIONS_MAX`] of the longest instructions (15 bytes).
+/// Maximum number of bytes of a function that [`place`] uses: [`WALK_INSTRUCTIONS_MAX`] of the longest instructions (15 bytes).
 pub const WALK_BYTES_MAX: u64 = WALK_INSTRUCTIONS_MAX as u64 * 15;
 
-/// What this kernel's uprobes emulate beyond what all do (arch/x86/kernel/uprobes.c). All since 5.x: one-byte `nop`, relative `jmp`,
-/// `jcc` and `call` (`branch_setup_xol_ops`), `push reg` with at most a REX.B prefix (`push_setup_xol_ops`).
+/// Instructions that this kernel's uprobes emulate beyond those that all emulate (arch/x86/kernel/uprobes.c). All since 5.x: one-byte
+/// `nop`, relative `jmp`, `jcc` and `call` (`branch_setup_xol_ops`), `push reg` with at most a REX.B prefix (`push_setup_xol_ops`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Emulation {
     /// The `nop` forms of 2 to 8 bytes that the kernel itself uses (`x86_nops`).
@@ -35,8 +35,8 @@ pub struct Emulation {
 }
 
 impl Emulation {
-    /// What the uprobes of a kernel release emulate. Releases tell nothing for certain, and here they need not: a wrong guess makes a
-    /// probe dearer, never wrong. Long `nop`s since 6.18 at the latest (`emulate_nop_insn`).
+    /// The emulation of a kernel release. A release string proves nothing, and need not here: a wrong guess makes a probe more expensive,
+    /// never incorrect. Long `nop`s since 6.18 at the latest (`emulate_nop_insn`).
     #[must_use]
     pub fn of_release(release: &str) -> Self {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse::<u32>().unwrap_or(0));
@@ -50,7 +50,7 @@ impl Emulation {
 pub enum Reason {
     /// The kernel emulates the instruction.
     Emulated,
-    /// The kernel emulates it, and the calls with a null pointer have left before it.
+    /// The kernel emulates it, and calls with a null pointer have branched off before it.
     EmulatedAfterNullCheck,
     /// The entry: a call or indirect branch comes before any emulated instruction.
     ControlFlow,
@@ -58,18 +58,18 @@ pub enum Reason {
     ArgumentLost,
     /// The entry: the stack pointer moves before any emulated instruction and the return address is needed.
     StackMoved,
-    /// The entry: somebody jumps into the way.
+    /// The entry: there is a branch into the path.
     BranchInto,
     /// The entry: the bytes cannot be decoded.
     Undecodable,
-    /// The entry: the walk reached the function's end or its limit.
+    /// The entry: the path reached the function's end or its limit.
     NothingFound,
-    /// The entry: on this machine it always is.
+    /// The entry: always on this machine.
     AlwaysEntry,
 }
 
 impl Reason {
-    /// A sentence for people.
+    /// A sentence for display.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -92,26 +92,26 @@ impl Reason {
     }
 }
 
-/// Where a function's probe goes, and what holds there.
+/// Where a function's probe is placed, and the locations of the arguments there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// Bytes from the function's entry.
+    /// Offset from the function's entry, bytes.
     pub offset: u32,
     /// The instruction, as text.
     pub instruction: String,
-    /// Why this one.
+    /// The reason for the choice.
     pub reason: Reason,
-    /// Where the size is.
+    /// The register with the size.
     pub size: Option<Register>,
-    /// Where the count is.
+    /// The register with the count.
     pub count: Option<Register>,
-    /// Where the pointer is.
+    /// The register with the pointer.
     pub pointer: Option<Register>,
-    /// Words between the return address and the stack pointer; 0 where a return probe is needed.
+    /// Words between the return address and the stack pointer; 0 if a return probe is needed.
     pub sp_words: u8,
-    /// Whether a return probe belongs to it.
+    /// Whether it has a return probe.
     pub has_return: bool,
-    /// Where it goes, if the instruction is an unconditional jump out of the straight line.
+    /// The jump, if the instruction is an unconditional jump out of the straight-line path.
     pub jump: Option<Jump>,
 }
 
@@ -126,13 +126,13 @@ pub struct Jump {
 }
 
 impl Jump {
-    /// One at the function's entry, where every argument of `shape` is in its own register.
+    /// A jump at the function's entry, where every argument of `shape` is in its own register.
     pub(super) fn with_arguments(target: u64, shape: Shape) -> Self {
         let holders = |index: Option<u8>| index.and_then(|index| Holders::new(Some(index))).map_or(0, |holders| holders.set);
         Self { target, size: holders(shape.size), count: holders(shape.count), pointer: holders(shape.pointer) }
     }
 
-    /// Whether a function of `shape` at the target would find the same arguments where it expects them.
+    /// Whether a function of `shape` at the target would find the same arguments in the expected registers.
     #[must_use]
     pub fn passes_on(&self, shape: Shape) -> bool {
         let finds = |index: Option<u8>, holders: u16| match index.and_then(argument_register) {
@@ -165,7 +165,7 @@ impl Holders {
     }
 }
 
-/// State of the walk at one instruction.
+/// State at one instruction of the path.
 #[derive(Debug, Clone, Copy)]
 struct State {
     size: Option<Holders>,
@@ -185,9 +185,9 @@ impl State {
 
 /// Chooses the site of a function.
 ///
-/// `code` starts at the function's entry and ends at or before its end; `entry` is its virtual address. `is_target(vaddr)` tells
-/// whether anybody jumps to, calls or starts at `vaddr` (see [`super::branches`]); it is asked for addresses behind the entry only.
-/// Pure: the same bytes give the same site.
+/// `code` starts at the function's entry and ends at or before its end; `entry` is its virtual address. `is_target(vaddr)` says whether
+/// anything jumps to, calls or starts at `vaddr` (see [`super::branches`]); it is only called for addresses after the entry. Pure: the same
+/// bytes give the same site.
 #[must_use]
 pub fn place(code: &[u8], entry: u64, shape: Shape, emulation: Emulation, is_target: impl Fn(u64) -> bool) -> Placement {
     let start = State {
@@ -225,7 +225,7 @@ pub fn place(code: &[u8], entry: u64, shape: Shape, emulation: Emulation, is_tar
         if is_emulated(&instruction, bytes, emulation) {
             let reason = if state.after_null_check { Reason::EmulatedAfterNullCheck } else { Reason::Emulated };
             chosen = Some(placement_at(&instruction, entry, &state, reason, has_return));
-            // Only a test for null that lets the others fall through is worth passing: free(NULL) then costs nothing.
+            // Only a null test through which other pointers fall is worth skipping: free(NULL) then costs nothing.
             let passes_null_check = shape.op == Op::Free && state.null_tested && is_jump_if_zero(&instruction) && !state.after_null_check;
             if !passes_null_check {
                 break;
@@ -278,7 +278,7 @@ fn placement_at(instruction: &Instruction, entry: u64, state: &State, reason: Re
     }
 }
 
-/// Applies an instruction that falls through. `Err` if the walk cannot go on behind it.
+/// Applies an instruction that falls through. `Err` if the path cannot continue after it.
 fn step(state: &mut State, instruction: &Instruction, info: &mut InstructionInfoFactory, has_return: bool) -> Result<(), Reason> {
     move_stack(state, instruction, info, has_return)?;
     if instruction.rflags_modified() != 0 {
@@ -305,7 +305,7 @@ fn step(state: &mut State, instruction: &Instruction, info: &mut InstructionInfo
     Ok(())
 }
 
-/// Follows the stack pointer: `sub rsp, n` and pushes where only the entry is probed, no movement where the return is.
+/// Tracks the stack pointer: `sub rsp, n` and pushes if only the entry is probed, no movement if the return is.
 fn move_stack(state: &mut State, instruction: &Instruction, info: &mut InstructionInfoFactory, has_return: bool) -> Result<(), Reason> {
     const STACK_POINTER: u16 = 1 << 7;
     let moves = info.info(instruction).used_registers().iter().any(|used| {
@@ -332,7 +332,7 @@ fn move_stack(state: &mut State, instruction: &Instruction, info: &mut Instructi
     Ok(())
 }
 
-/// `mov r64, r64`: (destination, source). A 32-bit move cuts the value, so it is no copy.
+/// `mov r64, r64`: (destination, source). A 32-bit move truncates the value, so it is not a copy.
 fn register_copy(instruction: &Instruction) -> Option<(Register, Register)> {
     let is_copy = matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
         && instruction.op0_kind() == OpKind::Register
@@ -353,8 +353,8 @@ fn is_jump_if_zero(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Je_rel8_64 | Code::Je_rel32_64)
 }
 
-/// Whether the kernel emulates it. `bytes` are the instruction's own: prefixes decide too (a branch with 0x66 is refused, a `push`
-/// with another prefix than REX.B is single-stepped).
+/// Whether the kernel emulates it. `bytes` are the instruction's own: prefixes matter too (a branch with 0x66 is rejected, a `push` with a
+/// prefix other than REX.B is single-stepped).
 pub(super) fn is_emulated(instruction: &Instruction, bytes: &[u8], emulation: Emulation) -> bool {
     match bytes {
         [0x50..=0x57] | [0x41, 0x50..=0x57] | [0x90] => true,
@@ -363,8 +363,8 @@ pub(super) fn is_emulated(instruction: &Instruction, bytes: &[u8], emulation: Em
     }
 }
 
-/// `x86_nops` of the kernel (arch/x86/include/asm/nops.h), lengths 2 to 8, but for 5: since 6.18 the kernel makes a call of that one, to
-/// a page that a forked child was seen not to have, and the child dies at its first hit.
+/// `x86_nops` of the kernel (arch/x86/include/asm/nops.h), lengths 2 to 8 except 5: since 6.18 the kernel replaces that one by a call into
+/// a page that was found to be missing in a forked child, so the child dies at its first hit.
 const LONG_NOPS: [&[u8]; 6] = [
     &[0x66, 0x90],
     &[0x0f, 0x1f, 0x00],
@@ -374,7 +374,7 @@ const LONG_NOPS: [&[u8]; 6] = [
     &[0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
 ];
 
-/// The DWARF number of the general register that a register is part of.
+/// The DWARF number of the general-purpose register that contains a register.
 pub(super) fn dwarf(register: X86) -> Option<Register> {
     let number = match register.full_register() {
         X86::RAX => 0,

@@ -1,10 +1,10 @@
-//! Which instruction of a function carries the probe on arm64: the first, always.
+//! Chooses the instruction of a function that is probed on arm64: always the first.
 //!
 //! The kernel simulates `b`, `bl`, `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`, `adr`, `adrp`, `br`, `blr` and `ret`
-//! (arch/arm64/kernel/probes/decode-insn.c, `arm_probe_decode_insn`), newer ones `nop` too, and single-steps a copy of any other. To go on
-//! to one of these as on x86-64 would pay where it comes early; but a return probe replaces x30, so its site has to come before x30 is
-//! signed (`paciasp`) or saved (`stp x29, x30`), with which most functions begin. So the site is the entry: every argument is in its own
-//! register there, and nobody can jump past it.
+//! (arch/arm64/kernel/probes/decode-insn.c, `arm_probe_decode_insn`), newer kernels also `nop`, and single-steps a copy of any other.
+//! Moving the probe forward to one of these, as on x86-64, would be cheaper if it comes early; but a return probe replaces x30, so its site
+//! must precede the instruction that signs (`paciasp`) or saves x30 (`stp x29, x30`), with which most functions begin. So the site is the
+//! entry: every argument is in its own register there, and nothing can jump past it.
 
 use super::flow::{Flow, flow_at, is_idle_hint, word_of};
 use super::placement::{Jump, Placement, Reason};
@@ -17,7 +17,7 @@ use crate::machine::register::argument_register;
 pub fn place(code: &[u8], entry: u64, shape: Shape) -> Placement {
     let register = |index: Option<u8>| index.and_then(argument_register);
     let word = word_of(code);
-    // What a function does that only jumps to another one.
+    // Checks for a function that only jumps to another one.
     let skipped = usize::from(word.is_some_and(is_idle_hint)) * 4;
     let flow = code.get(skipped..).map_or(Flow::Unknown, |code| flow_at(Machine::Aarch64, code, entry.wrapping_add(skipped as u64)));
     let jump = match flow {
@@ -47,7 +47,7 @@ fn is_simulated(word: u32) -> bool {
         || matches!(flow_at(Machine::Aarch64, &word.to_le_bytes(), 0), Flow::Branch { .. } | Flow::Jump(_) | Flow::Call { .. })
 }
 
-/// The instruction for people: those with which functions begin by name, others as a number.
+/// The instruction for display: those with which functions usually begin by name, others as a number.
 fn text(word: u32) -> String {
     let name = match word {
         0xd503_201f => "nop",

@@ -1,4 +1,4 @@
-//! The probes of a process: every entry point of every allocator in it, with the place chosen for each, ready to attach.
+//! The probes of a process: every entry point of all of its allocators, with the chosen site, ready to attach.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ pub enum PlanError {
         pid: u32,
         /// Its name.
         comm: String,
-        /// What could not be looked at.
+        /// What could not be examined.
         notes: Vec<String>,
     },
 }
@@ -69,13 +69,13 @@ pub struct SitePlan {
     pub entry_vaddr: u64,
     /// File offset of the instruction that carries the probe.
     pub offset: FileOffset,
-    /// The place and the reason for it.
+    /// The location and the reason for it.
     pub placement: Placement,
-    /// What the site tells its program, but for the target's slot.
+    /// The cookie without the target's slot.
     pub cookie: Cookie,
 }
 
-/// An entry point that gets no probe.
+/// An entry point without a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unprobed {
     /// The entry point.
@@ -84,18 +84,18 @@ pub struct Unprobed {
     pub symbols: Vec<String>,
     /// Virtual address of the function's entry in the file.
     pub entry_vaddr: u64,
-    /// Why, as a sentence.
+    /// The reason, as a sentence.
     pub reason: String,
 }
 
 /// The probes of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePlan {
-    /// The path to give to the kernel.
+    /// The path to pass to the kernel.
     pub attach_path: PathBuf,
-    /// The path in the process's root, for people.
+    /// The path in the process's mount namespace, for display.
     pub display_path: PathBuf,
-    /// Which file it is.
+    /// Identity of the file.
     pub identity: FileIdentity,
     /// Its first executable mapping in the process.
     pub mapping: Mapping,
@@ -112,9 +112,9 @@ pub struct FilePlan {
 /// The probes of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Files with probes, by rising address in the process.
+    /// Files with probes, by ascending address in the process.
     pub files: Vec<FilePlan>,
-    /// What could not be looked at, and what people should know.
+    /// What could not be examined, and other notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -126,8 +126,7 @@ impl Plan {
     }
 }
 
-/// Plans the probes of processes, and remembers by file what it found and chose: processes share their libraries, and one that maps
-/// new code is planned again.
+/// Plans the probes of processes, and caches results by file: processes share libraries, and a process that maps new code is planned again.
 #[derive(Debug)]
 pub struct Planner {
     emulation: Emulation,
@@ -135,7 +134,8 @@ pub struct Planner {
     placed: HashMap<FileIdentity, Arc<Placed>>,
 }
 
-/// Files whose placements are remembered: as many as there are different C libraries and allocators on a node, images included.
+/// Maximum number of files whose placements are cached: as many as there are different C libraries and allocators on a node, including
+/// those in images.
 const PLACED_FILES_MAX: usize = 1024;
 
 /// The probes of a file, wherever it is mapped.
@@ -146,16 +146,16 @@ struct Placed {
 }
 
 impl Planner {
-    /// For a kernel that emulates this.
+    /// For a kernel with this emulation.
     #[must_use]
     pub fn new(emulation: Emulation) -> Self {
         Self { emulation, detector: Detector::default(), placed: HashMap::new() }
     }
 
-    /// Finds the allocators of a process and chooses the place of every probe.
+    /// Finds the allocators of a process and chooses the site of every probe.
     ///
     /// # Errors
-    /// If the process cannot be watched, or has no allocator that can.
+    /// If the process cannot be watched, or has no allocator that can be probed.
     pub fn plan(&mut self, process: &Process) -> Result<Plan, PlanError> {
         let Detection { modules, mut notes, main_is_go } = self.detector.detect(process)?;
         let mut files = Vec::new();
@@ -233,7 +233,7 @@ pub fn place_all<R: ReadAt>(
     entries.sort_unstable();
     let targets = match Machine::HOST {
         Machine::X86_64 => BranchTargets::search(elf, &entries, function_starts),
-        // The entry needs none.
+        // A probe at the entry does not need them.
         Machine::Aarch64 => BranchTargets::default(),
     };
     let forwarding = Forwarding::new(elf, entry_points);
@@ -283,7 +283,7 @@ pub fn place_all<R: ReadAt>(
         .collect()
 }
 
-/// Bytes to read of a function: up to its end, where that is known, else up to the next function.
+/// Bytes to read of a function: up to its end if known, otherwise up to the next function.
 fn code_bytes(entry_point: &EntryPoint, function_starts: &[u64]) -> u64 {
     let end = if entry_point.size > 0 {
         entry_point.size

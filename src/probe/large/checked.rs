@@ -1,12 +1,12 @@
-//! What is known of a build, held against the file once more: a table may be damaged, and a probe goes nowhere but on an instruction that
-//! the kernel emulates, in the allocator's code.
+//! Checks stored sites of a build against the file: a table may be damaged, and a probe is only placed on an instruction in the allocator's
+//! code that the kernel emulates.
 
 use super::functions::{Candidate, Functions, scope};
 use super::store::{Entry, Place};
 use super::{LargeSite, LargeSites, Unfit};
 use crate::target::elf::{Elf, ReadAt};
 
-/// The sites of an entry in the file that it is about; `None` if it does not fit.
+/// The sites of an entry in its file; `None` if they do not match the file.
 pub(super) fn check<R: ReadAt>(elf: &Elf<R>, entry: &Entry) -> Option<Result<LargeSites, Unfit>> {
     let (allocs, frees) = match &entry.found {
         Ok(found) => found,

@@ -1,9 +1,10 @@
-//! The smallest set of instructions that each large block passes exactly once, in a register that tells its address.
+//! Chooses the smallest set of instructions such that each large block reaches exactly one of them once, with its address in a known
+//! register.
 //!
-//! Every candidate, with every register, covers those requests in which it is passed once with the right address. It is out as soon as it
-//! is passed twice in one request, tells a wrong address, is passed by a cached block, or by a request of another function. What is left is
-//! an exact cover: each large request by one site, each small one by at most one. Sites in the function itself are preferred to those in
-//! what it calls.
+//! Every candidate, with every register, covers the requests in which it is reached once with the right address. It is rejected if it is
+//! reached twice in one request, has a wrong address, or is reached by a cached block or by a request of another function. The rest is an
+//! exact cover problem: each large request by one site, each small one by at most one. Sites in the function itself are preferred to those
+//! in functions that it calls.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -13,11 +14,11 @@ use super::observed::{Done, Function, Passes, Visit};
 use super::{Holds, LargeSite, Unfit};
 use crate::machine::register::Register;
 
-/// Sites of one function. The builds known have at most three.
+/// Maximum number of sites per function. The known builds have at most three.
 const SITES_MAX: usize = 6;
-/// Looks of one search at a proposal. With some dozen distinct covers it ends after some thousand.
+/// Maximum number of proposals examined in one search. With some dozen distinct covers it ends after some thousand.
 const LOOKS_MAX: u32 = 2_000_000;
-/// The stack pointer never holds a block.
+/// The stack pointer never holds a block's address.
 const STACK_POINTER: u8 = 7;
 
 /// A candidate with a register, and the requests that it covers.
@@ -25,12 +26,12 @@ struct Proposal {
     candidate: Candidate,
     register: u8,
     holds: Holds,
-    /// Its place in the first request that it covers.
+    /// Its position in the first request that it covers.
     order: usize,
     covers: Requests,
 }
 
-/// The visits of one instruction, with their places among all of their request, by the request's number.
+/// The visits of one instruction, with their positions among all visits of their request, by the request's number.
 type ByRequest<'a> = BTreeMap<usize, Vec<(usize, &'a Visit)>>;
 
 /// A set of requests by number.
@@ -66,7 +67,7 @@ impl Requests {
     }
 }
 
-/// Chooses the sites of a function among its candidates, by requests of all functions. The sites' file offsets are left 0.
+/// Chooses the sites of a function among its candidates, using requests of all functions. The sites' file offsets are left 0.
 ///
 /// # Errors
 /// If there is no such set.
@@ -93,16 +94,16 @@ fn site_of(proposal: &Proposal) -> LargeSite {
     LargeSite { vaddr: proposal.candidate.vaddr, offset: 0, register: Register(proposal.register), holds: proposal.holds }
 }
 
-/// Candidates that cover something, with registers, and contradict nothing.
+/// Candidates with registers that cover at least one request and contradict none.
 fn proposals(function: Function, candidates: &[Candidate], requests: &[Done]) -> Vec<Proposal> {
-    // For each candidate, its visits by request.
+    // The visits of each candidate, by request.
     let mut visits: HashMap<u64, ByRequest<'_>> = HashMap::new();
     for (number, request) in requests.iter().enumerate() {
         for (order, visit) in request.visits.iter().enumerate() {
             visits.entry(visit.vaddr).or_default().entry(number).or_default().push((order, visit));
         }
     }
-    // A result is told of as what it is; what is freed is often at hand as a chunk only.
+    // An allocated block is reported by its own address; for a freed block often only the chunk address is in a register.
     let forms: &[Holds] = if function == Function::Free { &[Holds::Block, Holds::Chunk] } else { &[Holds::Block] };
     let mut proposals = Vec::new();
     for candidate in candidates {
@@ -118,7 +119,7 @@ fn proposals(function: Function, candidates: &[Candidate], requests: &[Done]) ->
     proposals
 }
 
-/// The requests that an instruction covers by a register; `None` if it contradicts one, or covers none.
+/// The requests that an instruction covers with a register; `None` if it contradicts one, or covers none.
 fn covers(function: Function, by_request: &ByRequest<'_>, requests: &[Done], register: u8, holds: Holds) -> Option<(Requests, usize)> {
     let mut covered = Requests::default();
     let mut first = None;
@@ -126,7 +127,8 @@ fn covers(function: Function, by_request: &ByRequest<'_>, requests: &[Done], reg
         let request = requests.get(number)?;
         let mut told = visits.iter().filter_map(|&(order, visit)| Some((order, visit, visit.block(register, holds)?)));
         if request.function != function {
-            // What the allocator gives back for itself is no live block; anything else would be counted twice, or for another.
+            // Memory that the allocator frees for itself is not a live block; anything else would be counted twice, or attributed to the
+            // wrong block.
             let harmless = function == Function::Free && told.all(|(_, visit, _)| !visit.tells_of_live(register, holds));
             if !harmless && visits.iter().any(|(_, visit)| visit.block(register, holds).is_some()) {
                 return None;
@@ -145,8 +147,8 @@ fn covers(function: Function, by_request: &ByRequest<'_>, requests: &[Done], reg
     Some((covered, first?))
 }
 
-/// Of all that cover the same requests, the best: near the function, and as early as can be. Every branch on the way is one more reason not
-/// to pass, and what is freed has to be told of before anybody else can get it.
+/// The best of all proposals that cover the same requests: near the function, and as early as possible. Every branch on the path is another
+/// way to miss it, and a free must be reported before the block can be allocated again.
 fn distinct(proposals: Vec<Proposal>) -> Vec<Proposal> {
     let badness = |proposal: &Proposal| (proposal.candidate.depth, proposal.order, proposal.register, proposal.candidate.vaddr);
     let mut best: BTreeMap<Requests, Proposal> = BTreeMap::new();
@@ -159,9 +161,9 @@ fn distinct(proposals: Vec<Proposal>) -> Vec<Proposal> {
     best.into_values().collect()
 }
 
-/// In the order in which they are tried: near ones, then those that cover the most large requests. Then of allocations those that cover the
-/// most small ones, because whether a new block is cleared, and how, depends on its size, and such a way may not be that of every large
-/// block; of frees those that cover the fewest, because those cost for nothing.
+/// Sorts proposals in the order in which they are tried: near ones first, then those that cover the most large requests. After that, for
+/// allocations those that cover the most small requests, because whether and how a new block is cleared depends on its size, so such a path
+/// may not be that of every large block; for frees those that cover the fewest, because small requests add cost without benefit.
 fn best_first(function: Function, mut proposals: Vec<Proposal>, required: &[usize]) -> Vec<Proposal> {
     proposals.sort_by_cached_key(|proposal| {
         let large = required.iter().filter(|&&number| proposal.covers.has(number)).count();
@@ -181,7 +183,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether the required requests that are not yet covered can be, by so many more sites.
+    /// Whether the required requests that are not yet covered can be covered by at most this many more sites.
     fn cover(&mut self, covered: &Requests, sites_left: usize) -> bool {
         let Some(&next) = self.required.iter().find(|&&number| !covered.has(number)) else { return true };
         if sites_left == 0 {
@@ -211,7 +213,7 @@ mod tests {
 
     const BLOCK: u64 = 0x5555_0000_1000;
 
-    /// A request of malloc with visits: address, and rax and rcx there.
+    /// A request of malloc with visits: address, and the values of rax and rcx there.
     fn malloc(passes: Passes, visits: &[(u64, u64, u64)]) -> Done {
         let visit = |&(vaddr, rax, rcx): &(u64, u64, u64)| {
             let mut registers = [0; 16];
@@ -231,7 +233,7 @@ mod tests {
 
     #[test]
     fn ways_that_part_and_meet_again_are_covered_once_each() {
-        // 1 is where rax is stale on the second way; 2 and 3 are one on each way; 4 is behind both, but passed by a cached block too.
+        // At 1, rax is stale on the second path; 2 and 3 are each on one path; 4 follows both, but a cached block reaches it too.
         let requests = [
             malloc(Passes::Once, &[(1, BLOCK, 7), (2, BLOCK, 7), (4, BLOCK, 7)]),
             malloc(Passes::Once, &[(1, 9, 7), (3, 9, BLOCK), (4, BLOCK, 7)]),

@@ -1,9 +1,9 @@
-//! SHA-256 of files (FIPS 180-4): a build id is only a note that anybody can write into a file, and what is known of a build must not be
-//! believed of another file that claims to be it.
+//! SHA-256 of files (FIPS 180-4): a build id is only a note that anyone can write into a file, so stored sites of a build must not be
+//! applied to another file with the same build id.
 
 use std::fmt;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Digest(pub [u8; 32]);
 
@@ -38,7 +38,7 @@ const ROUNDS: [u32; 64] = [
 ];
 
 impl Digest {
-    /// Of bytes.
+    /// The digest of bytes.
     pub(super) fn of(bytes: &[u8]) -> Self {
         let mut state = START;
         let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
@@ -57,7 +57,7 @@ impl Digest {
         Self(digest)
     }
 
-    /// From its 64 hexadecimal digits.
+    /// Parses its 64 hexadecimal digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (pairs, rest) = text.as_bytes().as_chunks::<2>();
         let digit = |c: u8| (c.is_ascii_digit() || (b'a'..=b'f').contains(&c)).then(|| (c as char).to_digit(16)).flatten();
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn digests_are_those_of_sha256sum() {
         let directory = tempfile::tempdir().unwrap();
-        // Around the ends of a block, where the padding changes.
+        // Lengths around the block boundary, where the padding changes.
         for bytes in [0, 1, 55, 56, 63, 64, 65, 119, 120, 1_000_003] {
             let file = directory.path().join("file");
             let content: Vec<u8> = (0..bytes).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();

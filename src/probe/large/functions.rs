@@ -1,4 +1,4 @@
-//! The functions of a file by its unwind information, and the part of the code in which a function's sites are looked for.
+//! The functions of a file from its unwind information, and the part of the code that is searched for a function's sites.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, MemorySize, Mn
 use crate::probe::placement::{Emulation, is_emulated};
 use crate::target::elf::{Elf, ReadAt};
 
-/// Bytes of unwind information: glibc's has about 100 KB.
+/// Maximum size of the unwind information: glibc's has about 100 KB.
 const UNWIND_BYTES_MAX: u64 = 4 << 20;
-/// Bytes of a function: glibc's largest has about 60 KB.
+/// Maximum size of a function: glibc's largest has about 60 KB.
 const FUNCTION_BYTES_MAX: u64 = 256 << 10;
-/// Parts of one function's scope. malloc has two or three.
+/// Maximum number of parts in one function's scope. malloc has two or three.
 const PARTS_MAX: usize = 64;
-/// Candidates of one function, and locks: the largest known has some 400.
+/// Maximum number of candidates of one function, and of locks: the largest known has about 400.
 const CANDIDATES_MAX: usize = 4096;
 
-/// The ranges of a file's functions, also of those without a symbol.
+/// The address ranges of a file's functions, including those without a symbol.
 #[derive(Debug)]
 pub(super) struct Functions(Vec<Range<u64>>);
 
 impl Functions {
-    /// Of a file; none where it has no unwind information. Corrupt parts are left out.
+    /// The functions of a file; none without unwind information. Corrupt parts are skipped.
     pub(super) fn of<R: ReadAt>(elf: &Elf<R>) -> Self {
         let (Some(bytes), Some(vaddr)) = (elf.section(b".eh_frame", UNWIND_BYTES_MAX), elf.section_vaddr(b".eh_frame")) else {
             return Self(Vec::new());
@@ -44,7 +44,7 @@ impl Functions {
         Self(ranges)
     }
 
-    /// The function that an address is in.
+    /// The function that contains an address.
     pub(super) fn around(&self, vaddr: u64) -> Option<Range<u64>> {
         let behind = self.0.partition_point(|range| range.start <= vaddr);
         self.0.get(behind.checked_sub(1)?).filter(|range| range.contains(&vaddr)).cloned()
@@ -56,22 +56,22 @@ impl Functions {
 pub(super) struct Candidate {
     /// Virtual address in the file.
     pub vaddr: u64,
-    /// 0 in the function itself and in what it jumps to, 1 in what these call.
+    /// 0 in the function itself and in functions that it jumps to, 1 in functions that these call.
     pub depth: u8,
 }
 
-/// The code in which a function's sites are looked for.
+/// The code that is searched for a function's sites.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // nothing is run elsewhere
 pub(super) struct Scope {
     /// By address.
     pub candidates: Vec<Candidate>,
-    /// Instructions that take a lock.
+    /// Instructions that acquire a lock.
     pub locks: Vec<u64>,
 }
 
-/// The scope of the function at `entry`: the function, those that it ends by jumping to, and those that one of these calls. What is called
-/// further down serves more than one purpose (locks, list surgery), and passes are accidents there.
+/// The scope of the function at `entry`: the function, those that it tail-calls, and those that any of these calls. Functions called
+/// further down serve several purposes (locks, list operations), so reaching them is not conclusive.
 pub(super) fn scope<R: ReadAt>(elf: &Elf<R>, functions: &Functions, entry: u64) -> Scope {
     let Scope { mut candidates, mut locks } = Scope::default();
     let mut parts: Vec<(Range<u64>, u8)> = functions.around(entry).map(|range| (range, 0)).into_iter().collect();
@@ -85,7 +85,7 @@ pub(super) fn scope<R: ReadAt>(elf: &Elf<R>, functions: &Functions, entry: u64) 
             }
             let at = usize::try_from(instruction.ip() - range.start).unwrap_or(usize::MAX);
             let bytes = code.get(at..).and_then(|rest| rest.get(..instruction.len())).unwrap_or_default();
-            // What every kernel emulates: the sites found here serve on others.
+            // Instructions that every kernel emulates: sites found here are also used on other kernels.
             if is_emulated(&instruction, bytes, Emulation::default()) && candidates.len() < CANDIDATES_MAX {
                 candidates.push(Candidate { vaddr: instruction.ip(), depth });
             }
@@ -95,7 +95,7 @@ pub(super) fn scope<R: ReadAt>(elf: &Elf<R>, functions: &Functions, entry: u64) 
             let to = (instruction.op0_kind() == OpKind::NearBranch64).then(|| instruction.near_branch_target());
             let Some(to) = to.filter(|to| !range.contains(to)) else { continue };
             let to_depth = depth + u8::from(instruction.flow_control() == FlowControl::Call);
-            // Only what is jumped to from the function itself is its end; a callee's tail is one more call.
+            // Only a jump from the function itself is a tail call; a tail call of a callee is one more call level.
             let in_scope = to_depth == 0 || (depth == 0 && to_depth == 1);
             let known = parts.iter().position(|(part, _)| part.contains(&to));
             match (known, functions.around(to)) {
@@ -109,7 +109,7 @@ pub(super) fn scope<R: ReadAt>(elf: &Elf<R>, functions: &Functions, entry: u64) 
     Scope { candidates, locks }
 }
 
-/// Whether an instruction takes a lock: glibc's are words of 32 bits, taken by compare and exchange.
+/// Whether an instruction acquires a lock: glibc's locks are 32-bit words, acquired by compare-and-exchange.
 fn takes_lock(instruction: &Instruction) -> bool {
     instruction.has_lock_prefix() && instruction.mnemonic() == Mnemonic::Cmpxchg && instruction.memory_size() == MemorySize::UInt32
 }

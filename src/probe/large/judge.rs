@@ -1,12 +1,12 @@
-//! Whether sites count requests right: each large block once, with its address, and nothing else.
+//! Checks whether sites count requests correctly: each large block once, with its address, and nothing else.
 
 use super::observed::{Done, Function, Passes, Visit};
 use super::{LargeSite, LargeSites, Unfit};
 
-/// Judges sites by requests that were made.
+/// Judges sites by completed requests.
 ///
 /// # Errors
-/// The first function whose sites miss a block, repeat one, or tell of a wrong one.
+/// The first function whose sites miss a block, repeat one, or report a wrong one.
 pub(super) fn judge(sites: &LargeSites, requests: &[Done]) -> Result<(), Unfit> {
     match requests.iter().find(|request| !is_right(sites, request)) {
         None => Ok(()),
@@ -25,7 +25,7 @@ fn is_right(sites: &LargeSites, request: &Done) -> bool {
     };
     let (allocs, frees) = (told(&sites.allocs), told(&sites.frees));
     let own = match request.function {
-        // What the allocator gives back for itself while it serves a request is no live block.
+        // Memory that the allocator frees for itself while it serves a request is not a live block.
         Function::Malloc | Function::Calloc if frees.iter().any(|&(_, live)| live) => return false,
         Function::Malloc | Function::Calloc => allocs,
         Function::Free if !allocs.is_empty() => return false,
@@ -52,7 +52,7 @@ mod tests {
         LargeSites { allocs: vec![site(1, 0, Holds::Block), site(2, 0, Holds::Block)], frees: vec![site(3, 4, Holds::Chunk)] }
     }
 
-    /// A request and the sites that it passed, with the value of the register.
+    /// A request and the sites that it reached, with the value of the register.
     fn request(function: Function, passes: Passes, visits: &[(u64, u64)]) -> Done {
         let visit = |&(vaddr, value): &(u64, u64)| {
             let mut registers = [0; 16];

@@ -1,11 +1,11 @@
-//! The builds that are known from the beginning: `known.txt`, lines of `fragprof sites LIBC`.
+//! The shipped table of known builds: `known.txt`, lines of `fragprof sites LIBC`.
 
 use super::digest::Digest;
 use super::store::{Entry, parse_entry};
 
 const TABLE: &str = include_str!("known.txt");
 
-/// What the table has of a file.
+/// The table's entry for a file.
 pub(super) fn look_up(digest: &Digest) -> Option<Entry> {
     entries().find(|entry| entry.digest == *digest)
 }

@@ -1,21 +1,21 @@
-//! Places in glibc's code that only blocks beyond the thread cache pass, by build: found by running the very same library.
+//! Instructions in glibc that only blocks beyond the thread cache reach, per build: found by running the same library.
 //!
-//! Behind the test of the thread cache in malloc, calloc and free lie instructions that a small block passes only when the cache has none,
-//! or no room. A probe there costs a cached pair nothing, and every larger block passes it. Compilers put them anywhere, in any register,
-//! so they are looked for:
+//! After the thread-cache check in malloc, calloc and free there are instructions that a small block reaches only if the cache has no block
+//! or no room. A probe there costs a cached pair nothing, and every larger block reaches it. Compilers may place them anywhere and use any
+//! register, so they have to be searched for:
 //!
 //! ```text
-//! known (shipped table) ─┐                                                   script (requests with known truth)
-//! store (cache by file) ─┴→ found before? ─no→ sandbox → scratch → tracer ──────────────┤
-//!                              │                            observed: which instructions, with which registers
-//!                              │                            choose: the smallest set that each large block passes exactly once
-//!                              └──────────── checked ←───── judge: other requests, counted by breakpoints, give exactly the truth
+//! known (shipped table) ─┐                                             script (requests with known results)
+//! store (cache by file) ─┴→ known? ─no→ sandbox → scratch → tracer ──────────────┤
+//!                             │                        observed: the instructions reached, with their registers
+//!                             │                        choose: the smallest set that each large block reaches exactly once
+//!                             └──────── checked ←───── judge: other requests, counted by breakpoints, match the known results exactly
 //! ```
 //!
-//! What is run is the target's library, which may be anybody's: `sandbox` says what keeps it harmless. What is taken from it are
-//! addresses, which are checked against the file before they are used.
+//! The library that is run is the target's and is not trusted: `sandbox` describes how it is confined. The results are addresses, which are
+//! checked against the file before they are used.
 //!
-//! Design 0013 has the reasons and the figures.
+//! Design note 0013 has the reasons and the figures.
 
 mod checked;
 mod digest;
@@ -56,11 +56,11 @@ use crate::target::elf::{Elf, ElfError};
 
 pub use self::store::parse_entry;
 
-/// Requests from this size on are seen always, smaller ones only when the thread cache has none or is full (glibc 2.26 and later,
+/// Requests of at least this size are always seen, smaller ones only when the thread cache has no block or is full (glibc 2.26 and later,
 /// `tcache_max_bytes`).
 pub const SEEN_FROM_BYTES: u64 = 1032 + 1;
 
-/// Bytes of a C library or a loader that is looked at. Stripped libraries have about 2 MB, with their debug information about 15.
+/// Maximum size of a C library or a loader. Stripped libraries have about 2 MB, with debug information about 15 MB.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// What the register of a site holds.
@@ -68,43 +68,43 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 pub enum Holds {
     /// The block's address.
     Block,
-    /// Its chunk's, 16 bytes before.
+    /// The chunk's address, 16 bytes before the block.
     Chunk,
 }
 
-/// One instruction.
+/// One size-selective site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LargeSite {
     /// Virtual address in the file.
     pub vaddr: u64,
     /// File offset.
     pub offset: u64,
-    /// The register that holds the block or its chunk; 0 in it means that the request failed, or is not done yet.
+    /// The register that holds the block or its chunk; if it is 0, the request failed or is not complete yet.
     pub register: Register,
-    /// Which of the two.
+    /// Which of the two it holds.
     pub holds: Holds,
 }
 
 /// The sites of one build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LargeSites {
-    /// Each new block of [`SEEN_FROM_BYTES`] or more passes exactly one of them.
+    /// Each new block of [`SEEN_FROM_BYTES`] or more reaches exactly one of them.
     pub allocs: Vec<LargeSite>,
-    /// Each such block passes exactly one of them when it is freed. Seldom a chunk passes that is no block (what the allocator itself
-    /// gives back while it serves a request): its address is that of no live block.
+    /// Each such block reaches exactly one of them when it is freed. Rarely a chunk that is not a block reaches one (memory that the
+    /// allocator itself frees while it serves a request): its address is not that of a live block.
     pub frees: Vec<LargeSite>,
 }
 
-/// Why no set of instructions of a build will do. It stays true of the build.
+/// Why a build has no suitable set of instructions. This holds permanently for the build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Unfit {
-    /// No set of the function's instructions is passed exactly once by each large block.
+    /// No set of the function's instructions is reached exactly once by each large block.
     #[error("no instructions of {0} are passed exactly once by each large block and never by a cached one")]
     NoCover(&'static str),
     /// The sites that were found miss or repeat some blocks of other sizes and orders.
     #[error("the sites that were found in {0} do not count other requests right")]
     Refuted(&'static str),
-    /// The allocator did not take a way that matters.
+    /// The allocator did not take a required path.
     #[error("the scratch run could not make it {0}")]
     NotTried(&'static str),
 }
@@ -120,7 +120,7 @@ pub enum NoSites {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A file is too large.
@@ -129,31 +129,31 @@ pub enum NoSites {
         /// The file.
         path: PathBuf,
     },
-    /// It is no ELF file.
+    /// It is not an ELF file.
     #[error("{path}: {source}")]
     Elf {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ElfError,
     },
-    /// It lacks what a dynamic glibc has.
+    /// It lacks something that a dynamic glibc has.
     #[error("{path} is no dynamic glibc: it has no {what}")]
     NotGlibc {
         /// The file.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing part.
         what: &'static str,
     },
-    /// It was tried, now or before, and has none.
+    /// It was examined, now or before, and has no suitable sites.
     #[error("build {build_id} of glibc has no size-selective sites: {why}")]
     Unfit {
         /// The build id, in hex; `none` if it has none.
         build_id: String,
-        /// Why.
+        /// The reason.
         why: Unfit,
     },
-    /// Nothing is known of it and no loader was given to run it with.
+    /// It is unknown, and no loader was given to run it with.
     #[error("no sites are known for build {build_id} of glibc, and its dynamic loader was not found to try it with")]
     NoLoader {
         /// The build id, in hex; `none` if it has none.
@@ -166,20 +166,20 @@ pub enum NoSites {
     Sandbox {
         /// The build id, in hex; `none` if it has none.
         build_id: String,
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The run did not end as it should.
+    /// The run did not complete normally.
     #[error("build {build_id} of glibc could not be tried: the scratch process {what}")]
     Run {
         /// The build id, in hex; `none` if it has none.
         build_id: String,
-        /// What it did.
+        /// What the process did.
         what: String,
     },
-    /// Too many builds were tried.
+    /// Too many builds were examined.
     #[error("build {build_id} of glibc was not tried: {0} other builds were, which is enough for one life of this program", RUNS_MAX)]
     TooManyRuns {
         /// The build id, in hex; `none` if it has none.
@@ -187,11 +187,11 @@ pub enum NoSites {
     },
 }
 
-/// Scratch runs in the life of the program. A node has a handful of builds of glibc; somebody who makes thousands of them must not keep
+/// Maximum number of scratch runs per process lifetime. A node has a handful of glibc builds; someone who creates thousands must not keep
 /// it busy.
 const RUNS_MAX: u32 = 64;
 
-/// A C library, read whole.
+/// A C library, read into memory.
 struct Library {
     path: PathBuf,
     bytes: Vec<u8>,
@@ -211,10 +211,10 @@ impl Library {
     }
 }
 
-/// Reads a file whole, if it is a file and not too large.
+/// Reads a whole file, if it is a regular file and not too large.
 fn read_file(path: &Path) -> Result<Vec<u8>, NoSites> {
     let failed = |source| NoSites::Open { path: path.to_owned(), source };
-    // What a path names by now may be a pipe whose other end nobody holds.
+    // The path may by now name a pipe that has no writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
@@ -228,14 +228,14 @@ fn read_file(path: &Path) -> Result<Vec<u8>, NoSites> {
     Ok(bytes)
 }
 
-/// The sites of a build of glibc: known, found before, or found now by running `libc` with its own `loader` in a sandbox, which takes
-/// a second or two and the right to make one (root with CAP_SETUID, CAP_SETGID, CAP_SYS_CHROOT and CAP_KILL).
+/// The sites of a glibc build: from the shipped table, from the store, or found now by running `libc` with its own `loader` in a sandbox.
+/// That takes a second or two and the permission to create the sandbox (root with CAP_SETUID, CAP_SETGID, CAP_SYS_CHROOT and CAP_KILL).
 ///
-/// What a run gave is kept in the folder `store`, for the very same file. `libc` and `loader` may be paths below `/proc/PID`; neither is
-/// trusted.
+/// The result of a run is kept in the directory `store`, for exactly this file. `libc` and `loader` may be paths below `/proc/PID`; neither
+/// is trusted.
 ///
 /// # Errors
-/// If the file cannot be read, is no dynamic glibc, has no such sites, or could not be tried.
+/// If the file cannot be read, is not a dynamic glibc, has no such sites, or could not be examined.
 pub fn find(libc: &Path, loader: Option<&Path>, store: Option<&Path>) -> Result<LargeSites, NoSites> {
     if Machine::HOST != Machine::X86_64 {
         return Err(NoSites::OtherMachine);
@@ -255,10 +255,10 @@ pub fn find(libc: &Path, loader: Option<&Path>, store: Option<&Path>) -> Result<
     found
 }
 
-/// What a run of `libc` gives, and the line of the table that says it; nothing that is known of it is used.
+/// The result of a new run of `libc`, as a line of the table; stored results are not used.
 ///
 /// # Errors
-/// As [`find`]; a build that has no sites has a line too.
+/// As [`find`]; a build without sites has a line too.
 pub fn try_anew(libc: &Path, loader: &Path) -> Result<String, NoSites> {
     let library = Library::open(libc)?;
     let found = find_by_running(&library, loader, None);
@@ -273,7 +273,7 @@ fn find_by_running(library: &Library, loader: &Path, store: Option<&Path>) -> Re
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// One at a time: each is a busy second or two.
+    /// One run at a time: each uses a CPU for a second or two.
     static RUNNING: Mutex<()> = Mutex::new(());
     static RUNS: AtomicU32 = AtomicU32::new(0);
     let _one = RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! What one request of the scratch process was, and which instructions it passed.
+//! One request of the scratch process, and the instructions that it reached.
 
 use super::{Holds, SEEN_FROM_BYTES};
 
-/// The functions whose sites are looked for.
+/// The functions whose sites are searched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Function {
     Malloc,
@@ -22,19 +22,19 @@ impl Function {
     }
 }
 
-/// How often a request has to pass the sites of its function.
+/// How often a request must reach the sites of its function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Passes {
     /// A block beyond the thread cache.
     Once,
-    /// A small block: it depends on what the cache has.
+    /// A small block: depends on the cache's contents.
     AtMostOnce,
-    /// A small block that came from the cache or went there; a request that failed; free of no block.
+    /// A small block that was taken from the cache or put into it; a request that failed; a free of no block.
     Never,
 }
 
 impl Passes {
-    /// Of a block of so many bytes asked for, or of none.
+    /// The rule for a block for which so many bytes were requested, or for none.
     pub(super) fn of(bytes: u64, block: u64) -> Self {
         match (block, bytes) {
             (0, _) => Self::Never,
@@ -44,7 +44,7 @@ impl Passes {
     }
 }
 
-/// The general registers at an instruction of interest, by DWARF number.
+/// The general-purpose registers at an instruction of interest, by DWARF number.
 #[derive(Debug, Clone)]
 pub(super) struct Visit {
     /// Virtual address in the file.
@@ -55,11 +55,11 @@ pub(super) struct Visit {
     pub live: u32,
 }
 
-/// Bytes from a chunk's address to its block's (glibc's `chunk2mem`).
+/// Distance from a chunk's address to its block's (glibc's `chunk2mem`), in bytes.
 const CHUNK_HEADER_BYTES: u64 = 16;
 
 impl Visit {
-    /// The block that a register tells of; `None` if it tells of none.
+    /// The block that a register refers to; `None` if it refers to none.
     pub(super) fn block(&self, register: u8, holds: Holds) -> Option<u64> {
         let value = self.registers.get(usize::from(register)).copied().filter(|&value| value != 0)?;
         match holds {
@@ -74,7 +74,7 @@ impl Visit {
         self.live >> bit & 1 == 1
     }
 
-    /// Notes which registers tell of blocks that `is_live` knows.
+    /// Records which registers refer to blocks for which `is_live` is true.
     pub(super) fn note_live(&mut self, is_live: impl Fn(u64) -> bool) {
         for register in 0..16 {
             for holds in [Holds::Block, Holds::Chunk] {
@@ -85,15 +85,15 @@ impl Visit {
     }
 }
 
-/// A request that was made.
+/// A completed request.
 #[derive(Debug, Clone)]
 pub(super) struct Done {
-    /// Of which function.
+    /// Its function.
     pub function: Function,
-    /// The block handed out or taken back; 0 = none.
+    /// The block allocated or freed; 0 = none.
     pub block: u64,
-    /// The truth.
+    /// The expected number of passes.
     pub passes: Passes,
-    /// The candidates that it passed, in order.
+    /// The candidates that it reached, in order.
     pub visits: Vec<Visit>,
 }

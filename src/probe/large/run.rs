@@ -15,9 +15,10 @@ use crate::target::elf::Elf;
 /// The program, built by build.rs from scratch.c.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scratch"));
 
-/// Scripts that sites are chosen by: after the first one, each judges what was chosen before, and joins in where it does not agree.
+/// Maximum number of scripts by which sites are chosen: each one after the first judges the previous choice, and is added to the requests
+/// if it contradicts it.
 const ROUNDS_MAX: u64 = 4;
-/// Requests that judge by breakpoints.
+/// Number of requests that judge by breakpoints.
 const COUNTED_REQUESTS: usize = 3000;
 
 /// Finds the sites of a library by running it.
@@ -31,7 +32,7 @@ pub(super) fn find(library: &Library, loader: &Path, store: Option<&Path>) -> Re
     let symbols = symbols(library, &loader_elf, loader)?;
     let functions = Functions::of(&library.elf);
     let scopes = [symbols.malloc, symbols.calloc, symbols.free].map(|entry| scope(&library.elf, &functions, entry));
-    // In a container with a root that cannot be written the store may be all that there is.
+    // In a container with a read-only root the store may be the only writable directory.
     let folders: Vec<PathBuf> = [std::env::temp_dir()].into_iter().chain(store.map(Path::to_owned)).collect();
     let refused = |refused: Refused| NoSites::Sandbox { build_id: build_id(), step: refused.step, source: refused.source };
     let sandbox = Sandbox::start(&folders, &loader_bytes, &library.bytes, PROGRAM).map_err(refused)?;
@@ -43,7 +44,7 @@ pub(super) fn find(library: &Library, loader: &Path, store: Option<&Path>) -> Re
     }
 }
 
-/// Addresses of the functions to ask; says what is missing.
+/// Addresses of the functions to call; the error says what is missing.
 fn symbols(library: &Library, loader: &Elf<Vec<u8>>, loader_path: &Path) -> Result<Symbols, NoSites> {
     let function = |elf: &Elf<Vec<u8>>, path: &Path, what: &'static str| {
         let mut found = None;
@@ -64,8 +65,8 @@ fn symbols(library: &Library, loader: &Elf<Vec<u8>>, loader_path: &Path) -> Resu
     })
 }
 
-/// Searches near the functions, and if there is nothing, in what they call too. Of what is freed the way into the cache is often taken by
-/// a function that is called, so there it is looked for at once.
+/// Searches near the functions, and if nothing is found, also in functions that they call. For free, a called function often puts blocks
+/// into the cache, so its callees are included at once.
 fn search(scratch: &mut Scratch, library: &Library, scopes: &[Scope; 3]) -> Result<Result<LargeSites, Unfit>, Failed> {
     let shallow: [Scope; 3] = std::array::from_fn(|nth| {
         let mut scope = scopes[nth].clone();
@@ -78,7 +79,7 @@ fn search(scratch: &mut Scratch, library: &Library, scopes: &[Scope; 3]) -> Resu
     }
 }
 
-/// Runs scripts until what is chosen by some is right for others.
+/// Runs scripts until the sites chosen by some are right for others.
 fn search_in(
     scratch: &mut Scratch,
     library: &Library,
@@ -111,7 +112,7 @@ fn search_in(
     Ok(Err(Unfit::Refuted("malloc, calloc or free")))
 }
 
-/// Whether every way that sites are needed for was taken.
+/// Whether every path that needs sites was taken.
 fn all_ways(taken: &Taken) -> Result<(), Unfit> {
     let ways = [
         (taken.cached == [true; 3], "serve small blocks from a thread cache"),

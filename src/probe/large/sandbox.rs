@@ -1,18 +1,18 @@
-//! A process in which a foreign C library and its loader can do no harm, whatever they are: everything below is set up before their first
-//! instruction, and where one part cannot be, nothing is run.
+//! A process in which an untrusted C library and its loader can do no harm: everything below is set up before their first instruction, and
+//! if one part cannot be set up, nothing is run.
 //!
 //! | it cannot | because |
 //! |---|---|
-//! | read or change files | its root is a folder with three files that it may not write; it opens for reading only |
-//! | use rights | it is nobody, without groups and capabilities, and can gain none (`no_new_privs`) |
-//! | reach other processes | it makes no such system call; where the kernel lets us, it does not see them either (pid, net, IPC, mount namespaces) |
-//! | start others | `fork`, `clone` and a second `execve` do not happen; RLIMIT_NPROC is 0 |
-//! | attack the kernel broadly | two dozen system calls, see `seccomp` |
-//! | use much memory or time | limits on address space, data and CPU seconds; a watchdog kills it by the clock |
-//! | outlive us | PR_SET_PDEATHSIG and PTRACE_O_EXITKILL; it is killed and reaped when [`Sandbox`] is dropped |
-//! | learn of us | it inherits no descriptor, no environment |
+//! | read or change files | its root is a directory with three files and without write permission; it can open files for reading only |
+//! | use privileges | it runs as nobody, without groups and capabilities, and cannot gain any (`no_new_privs`) |
+//! | reach other processes | no such system call is allowed; where permitted, it does not see them (pid, net, IPC, mount namespaces) |
+//! | start others | `fork`, `clone` and a second `execve` are blocked; RLIMIT_NPROC is 0 |
+//! | attack the kernel broadly | two dozen system calls are allowed, see `seccomp` |
+//! | use much memory or time | limits on address space, data and CPU seconds; a watchdog kills it after a wall-clock limit |
+//! | outlive fragprof | PR_SET_PDEATHSIG and PTRACE_O_EXITKILL; it is killed and reaped when [`Sandbox`] is dropped |
+//! | obtain information | it inherits no descriptor and no environment |
 //!
-//! The process is traced from its birth. Design 0011 has the argument.
+//! The process is traced from its birth. Design note 0011 has the reasons.
 
 mod birth;
 mod root;
@@ -29,7 +29,7 @@ use watchdog::Watchdog;
 use super::seccomp;
 use crate::machine::stopped::{ptrace, wait_for};
 
-/// Wall-clock time of a run. A good one takes some two seconds, on a machine with nothing left to give many times that.
+/// Maximum wall-clock time of a run. A normal one takes about two seconds, many times that on a machine without idle CPU time.
 const RUN_TIME_MAX: Duration = Duration::from_secs(120);
 const LOADER: &str = "ld-linux-x86-64.so.2";
 const LIBRARY: &str = "libc.so.6";
@@ -42,12 +42,12 @@ pub(super) struct Refused {
     pub source: io::Error,
 }
 
-/// Says which step an error belongs to.
+/// Adds the failed step to an error.
 fn at(step: &'static str) -> impl Fn(io::Error) -> Refused {
     move |source| Refused { step, source }
 }
 
-/// The process, stopped at the first instruction of its loader. It is killed and reaped, and its files are removed, when this is dropped.
+/// The process, stopped at the first instruction of its loader. When this is dropped, it is killed and reaped, and its files are removed.
 pub(super) struct Sandbox {
     pid: i32,
     reaped: bool,
@@ -57,12 +57,12 @@ pub(super) struct Sandbox {
     root: Option<Root>,
 }
 
-/// A file's inode number, by which its mappings are told.
+/// A file's inode number, which identifies its mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileNumber(pub u64);
 
 impl Sandbox {
-    /// Starts `program` under `loader`, with `library` as its C library. Its root is made in the first of `folders` that will do.
+    /// Starts `program` under `loader`, with `library` as its C library. Its root is created in the first suitable directory of `folders`.
     pub(super) fn start(folders: &[PathBuf], loader: &[u8], library: &[u8], program: &[u8]) -> Result<Self, Refused> {
         Self::start_for(RUN_TIME_MAX, folders, loader, library, program)
     }
@@ -76,7 +76,7 @@ impl Sandbox {
         root.close().map_err(&write)?;
         let plan = Plan::new(root.path()).map_err(at("prepare it"))?;
         let pid = plan.start()?;
-        // From here on it is killed and reaped by the drop.
+        // From here on the drop kills and reaps it.
         let mut sandbox = Self { pid, reaped: false, library, loader, watchdog: None, root: Some(root) };
         sandbox.watchdog = Some(Watchdog::start(pid, time).map_err(at("watch its time"))?);
         sandbox.await_loader()?;
@@ -87,12 +87,12 @@ impl Sandbox {
         self.pid
     }
 
-    /// The copy of the C library, as its mappings show it.
+    /// The copy of the C library, as identified in its mappings.
     pub(super) fn library(&self) -> FileNumber {
         self.library
     }
 
-    /// The copy of the loader, as its mappings show it.
+    /// The copy of the loader, as identified in its mappings.
     pub(super) fn loader(&self) -> FileNumber {
         self.loader
     }
@@ -102,17 +102,17 @@ impl Sandbox {
         self.watchdog.as_ref().is_some_and(|watchdog| watchdog.barked())
     }
 
-    /// Removes its files, which it has mapped by now: nothing is left of them if this program is killed.
+    /// Removes its files, which are mapped by now: nothing remains of them if this program is killed.
     pub(super) fn remove_files(&mut self) {
         drop(self.root.take());
     }
 
-    /// To be told when `wait_for` has reaped it.
+    /// Must be called after `wait_for` has reaped it.
     pub(super) fn note_reaped(&mut self) {
         self.reaped = true;
     }
 
-    /// The stop at the exec; from then on it dies with its tracer.
+    /// Waits for the stop at the exec; from then on it is killed if its tracer ends.
     fn await_loader(&mut self) -> Result<(), Refused> {
         let failed = at("trace it");
         let status = wait_for(self.pid).map_err(&failed)?;
@@ -122,8 +122,8 @@ impl Sandbox {
         }
         let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
         ptrace(libc::PTRACE_SETOPTIONS, self.pid, 0, options as u64).map_err(&failed)?;
-        // What cannot be killed when its time is over is not let run.
-        // SAFETY: the child is ours and not reaped; signal 0 only asks whether another could be sent.
+        // A process that cannot be killed when its time is up must not run.
+        // SAFETY: the child is ours and not reaped; signal 0 only checks whether a signal could be sent.
         if unsafe { libc::kill(self.pid, 0) } != 0 {
             return Err(at("be sure to end it (CAP_KILL)")(io::Error::last_os_error()));
         }
@@ -136,10 +136,10 @@ impl Drop for Sandbox {
         if !self.reaped {
             // SAFETY: the child is ours and not reaped, so the number is its own.
             if unsafe { libc::kill(self.pid, libc::SIGKILL) } != 0 {
-                // Without CAP_KILL it has never run: a tracer needs no right to end what stands still.
+                // Without CAP_KILL it has never run: a tracer needs no permission to end a stopped process.
                 let _ = ptrace(libc::PTRACE_KILL, self.pid, 0, 0);
             }
-            // A stop that was on its way may come before the end.
+            // A pending stop may be reported before the end.
             while wait_for(self.pid).is_ok_and(|status| libc::WIFSTOPPED(status)) {}
         }
         drop(self.watchdog.take());
@@ -161,7 +161,7 @@ mod tests {
         [std::env::temp_dir()]
     }
 
-    /// A program that does nothing for ever.
+    /// A program that loops forever.
     fn endless() -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let (source, program) = (folder.path().join("endless.c"), folder.path().join("endless"));
@@ -192,7 +192,7 @@ mod tests {
         drop(sandbox);
         assert!(!root.exists());
 
-        // Also one that runs, or stands still, when it is no longer wanted.
+        // Including one that is running, or stopped, when it is dropped.
         for runs in [true, false] {
             let sandbox = Sandbox::start(&folders(), &endless, b"", b"").unwrap();
             let pid = sandbox.pid();

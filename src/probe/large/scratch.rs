@@ -1,8 +1,9 @@
-//! The scratch process as a program with threads: it makes the requests of a script and says which blocks they got.
+//! The scratch process as a program with threads: it makes the requests of a script and reports the blocks that they got.
 //!
-//! There is one task, and threads are what the C library takes for threads: a thread pointer with its own thread-local storage, made by the
-//! loader's own function, and the flags that say that there are several. The allocator looks at nothing else (its cache and its arena hang
-//! on thread-local variables), so the process needs no right to start anything, and its threads meet where the script has them meet.
+//! There is only one task. Its threads exist only for the C library: a thread pointer with separate thread-local storage, created by the
+//! loader's own function, and the flags that say that there are several threads. The allocator depends on nothing else (its cache and its
+//! arena are found through thread-local variables), so the process needs no permission to start anything, and its threads contend where the
+//! script determines it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,14 +16,14 @@ use crate::target::elf::{Elf, ReadAt};
 use crate::target::maps::Maps;
 use crate::target::process::read_bounded;
 
-/// Bytes of `/proc/PID/maps` of a process with three files.
+/// Maximum size of `/proc/PID/maps` of a process with three files.
 const MAPS_BYTES_MAX: u64 = 1 << 20;
-/// `tcbhead_t` of glibc's sysdeps/x86_64/nptl/tls.h, whose fields compilers and debuggers know too: the block's own address twice, the
-/// flag that there are several threads (before 2.36), the guards of the stack and of pointers.
+/// `tcbhead_t` of glibc's sysdeps/x86_64/nptl/tls.h, whose fields compilers and debuggers also know: the block's own address twice, the
+/// flag that there are several threads (before 2.36), the stack guard and the pointer guard.
 const TCB_SELF: [u64; 2] = [0x00, 0x10];
 const TCB_SEVERAL: u64 = 0x18;
 const TCB_GUARDS: [u64; 2] = [0x28, 0x30];
-/// In a chunk's size word, which lies before the block: it is not in the main arena.
+/// Flag in a chunk's size word, which precedes the block: the chunk is not in the main arena.
 const NON_MAIN_ARENA: u64 = 4;
 const SIZE_WORD_BEFORE: u64 = 8;
 
@@ -38,14 +39,14 @@ pub(super) struct Symbols {
     pub allocate_tls: u64,
 }
 
-/// Which ways a run has taken. A way that was not taken has not been looked at.
+/// The paths that a run has taken. A path that was not taken has not been examined.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    /// Small blocks that came back from the cache, for each kind of thread.
+    /// Small blocks that were returned from the cache, for each kind of thread.
     pub cached: [bool; 3],
-    /// Locks were used among several threads.
+    /// Locks were used with several threads.
     pub locks: bool,
-    /// A block of another arena than the main one.
+    /// A block from an arena other than the main one.
     pub other_arena: bool,
     /// Waits for a lock, in malloc and in free.
     pub waits: [bool; 2],
@@ -53,12 +54,12 @@ pub(super) struct Taken {
     pub failure: bool,
 }
 
-/// How a script is watched.
+/// How a script is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watch {
     /// With its troubles; candidates are emulated.
     Closely,
-    /// Without its troubles; the processor executes all.
+    /// Without its troubles; the CPU executes everything.
     Counting,
 }
 
@@ -69,13 +70,13 @@ pub(super) struct Scratch {
     bias: u64,
     main: u64,
     others: Vec<u64>,
-    /// As the flags are set now.
+    /// The current state of the flags.
     alone: bool,
     pub taken: Taken,
 }
 
 impl Scratch {
-    /// Brings the process to where it can be asked.
+    /// Runs the process to the point where it can serve requests.
     pub(super) fn start<R: ReadAt>(sandbox: Sandbox, library: &Elf<R>, loader: &Elf<R>, symbols: Symbols) -> Result<Self, Failed> {
         let mut tracer = Tracer::start(sandbox)?;
         let path = format!("/proc/{}/maps", tracer.sandbox().pid());
@@ -121,7 +122,7 @@ impl Scratch {
             };
             let mut called = self.ask(request, freed, watch)?;
             called.visits.iter_mut().for_each(|visit| visit.note_live(|address| live.contains(&address)));
-            // A call of another function is a request for no block, and may pass no site.
+            // A call of another function is a request for no block, and may not reach any site.
             let function = request.call.function().unwrap_or(Function::Free);
             let block = if function == Function::Free { freed } else { called.result };
             let _was_there = if function == Function::Free { live.remove(&block) } else { !live.insert(block) };
@@ -161,7 +162,7 @@ impl Scratch {
         }
     }
 
-    /// Sets the flags by which the library tells whether there are several threads.
+    /// Sets the flags by which the library distinguishes one thread from several.
     fn set_alone(&mut self, alone: bool) -> Result<(), Failed> {
         if alone != self.alone {
             self.tracer.poke_part(self.main.wrapping_add(TCB_SEVERAL), u64::from(!alone), u32::MAX.into())?;
@@ -193,7 +194,7 @@ impl Scratch {
     }
 }
 
-/// The size that a request of a script asked for.
+/// The size that a request of a script requested.
 fn bytes_of(script: &Script, number: usize) -> u64 {
     match script.requests.get(number).map(|request| request.call) {
         Some(Call::Malloc(bytes) | Call::Calloc(bytes)) => bytes,

@@ -1,26 +1,25 @@
-//! What the scratch process is asked for: requests whose truth is known beforehand, and that lead the allocator through every way that
-//! matters.
+//! The requests made in the scratch process: their results are known beforehand, and they make the allocator take every relevant path.
 //!
 //! | requests | lead to |
 //! |---|---|
-//! | pairs behind a drained cache | the cache, in and out |
+//! | pairs after the cache was drained | the cache, in and out |
 //! | more frees of a size than the cache takes | fast bins, small bins, merging |
-//! | large sizes, afresh and again | the top, bins, splits, trimming |
-//! | beyond the threshold | mappings of their own |
-//! | blocks that are filled with a byte, as `MALLOC_PERTURB_` has it | other ways to the end |
-//! | a first request of a new thread | new arenas |
-//! | memory calls that are refused, the first few or all, while nothing is kept in reserve | other arenas, other heaps, retries, failure |
-//! | a lock that is held, and waited for | the waits and wake-ups of threads that meet in an arena |
-//! | alone, as one of several threads, as another thread, each other's blocks | the ways with and without locks, both kinds of arenas |
+//! | large sizes, new and repeated | the top, bins, splits, trimming |
+//! | above the threshold | separate mappings |
+//! | blocks that are filled with a byte, as by `MALLOC_PERTURB_` | other paths at the end |
+//! | the first request of a new thread | new arenas |
+//! | memory calls that are refused, the first few or all, with nothing in reserve | other arenas, other heaps, retries, failure |
+//! | a lock that is held, and waited for | waits and wake-ups of threads that contend for an arena |
+//! | alone, as one of several threads, as another thread, with each other's blocks | the paths with and without locks, both kinds of arenas |
 
 use super::SEEN_FROM_BYTES;
 use super::observed::Function;
 use crate::random::Random;
 
-/// Who makes a request.
+/// The thread that makes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Thread {
-    /// The first thread, as long as there is no other.
+    /// The first thread, while it is the only one.
     Alone,
     /// The first thread among others.
     Main,
@@ -28,33 +27,33 @@ pub(super) enum Thread {
     Other(u8),
 }
 
-/// Threads beside the first. All but the first of them are new at a request whose memory calls are refused.
+/// Number of threads besides the first. All except the first of them are new at a request whose memory calls are refused.
 pub(super) const OTHERS: u8 = 1 + NEW_THREADS_REFUSED;
-/// New threads whose arena fails at the first, second, … memory call: making one takes up to three, and the request itself some more.
+/// New threads whose arena fails at the first, second, … memory call: creating one takes up to three, and the request itself some more.
 const NEW_THREADS_REFUSED: u8 = 5;
-/// Requests whose first so many memory calls are refused: the longest way known (grow the heap, new heap twice, a mapping, another arena)
-/// has six.
+/// Maximum number of initial memory calls that are refused in a request: the longest known path (grow the heap, new heap twice, a mapping,
+/// another arena) has six.
 const REFUSED_MAX: u32 = 7;
-/// Refuses all.
+/// Refuses all of them.
 const REFUSED_ALL: u32 = u32::MAX;
 
-/// What goes wrong in a request.
+/// The fault injected into a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     None,
-    /// The kernel refuses its first so many calls for memory.
+    /// The kernel refuses this many of its first memory calls.
     Refused(u32),
-    /// Another thread holds the first lock that it takes, and goes away when waited for.
+    /// Another thread holds the first lock that it takes, and releases it when waited for.
     Contended,
 }
 
-/// What is asked for. Blocks are named by the number of the request that they came from.
+/// The call of a request. Blocks are identified by the number of the request that returned them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Call {
     Malloc(u64),
     Calloc(u64),
     Free(usize),
-    /// A parameter and its value, as mallopt(3) has them. No request whose sites are looked for.
+    /// A parameter and its value, as in mallopt(3). Not a request whose sites are searched for.
     Tune(i32, i32),
 }
 
@@ -75,11 +74,11 @@ pub(super) struct Request {
     pub thread: Thread,
     pub call: Call,
     pub trouble: Trouble,
-    /// Of malloc: it gets the very block that the request before freed, out of the thread cache.
+    /// For malloc: it gets exactly the block that the previous request freed, from the thread cache.
     pub from_cache: bool,
 }
 
-/// Requests in order. Every block is freed in the end.
+/// Requests in order. Every block is freed by the end.
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub requests: Vec<Request>,
@@ -93,19 +92,20 @@ const M_MMAP_THRESHOLD: i32 = -3;
 const MMAP_THRESHOLD_BYTES: i32 = 128 << 10;
 const RESERVE_BYTES: i32 = 128 << 10;
 const M_PERTURB: i32 = -6;
-/// Sizes that the cache takes: small, middle, its largest.
+/// Sizes that the cache takes: small, medium, and its largest.
 const CACHED_BYTES: [u64; 3] = [24, 200, SEEN_FROM_BYTES - 1];
-/// Blocks of one size that empty or fill a thread cache: it takes 7, or 16 since 2.42.
+/// Number of blocks of one size that empties or fills a thread cache, which takes 7, or 16 since 2.42.
 const CACHE_BLOCKS: usize = 20;
-/// Sizes around the cache's limit, the threshold of mappings (128 KiB), and between.
+/// Sizes around the cache's limit, around the mmap threshold (128 KiB), and between.
 const LARGE_BYTES: [u64; 8] = [SEEN_FROM_BYTES, 1100, 2000, 5000, 30_000, 100_000, 130_000, 300_000];
-/// Sizes in trouble: below the threshold of mappings, small, and beyond what the allocator maps at once when the heap cannot grow (1 MiB).
+/// Sizes for injected faults: below the mmap threshold, small, and larger than what the allocator maps at once if the heap cannot grow (1
+/// MiB).
 const NEEDY_BYTES: [u64; 3] = [120_000, 2000, 1_200_000];
-/// Blocks of a mix that are live at a time: on average some 2 MB.
+/// Number of live blocks in a mix: about 2 MB on average.
 const MIX_LIVE_BLOCKS: usize = 60;
 /// The largest size of a mix.
 const MIX_BYTES_MAX: f64 = 300_000.0;
-/// calloc clears what it hands out byte by byte, step by step; mappings it need not clear.
+/// Maximum size of a calloc in a mix: calloc clears blocks in small steps, except new mappings.
 const CLEARED_BYTES_MAX: u64 = 3000;
 
 impl Script {
@@ -124,7 +124,7 @@ impl Script {
         number
     }
 
-    /// Drains the cache of a size, frees one block into it, and takes it out again.
+    /// Drains the cache for a size, frees one block into it, and allocates it again.
     fn cached_pairs(&mut self, thread: Thread, bytes: u64) {
         let blocks: Vec<usize> = (0..CACHE_BLOCKS).map(|_| self.ask(thread, Call::Malloc(bytes))).collect();
         if let Some(&block) = blocks.last() {
@@ -139,7 +139,7 @@ impl Script {
         }
     }
 
-    /// Large blocks side by side, freed and asked for again in several ways.
+    /// Adjacent large blocks, freed and allocated again in several orders.
     fn large_blocks(&mut self, thread: Thread, other: Thread) {
         for make in [Call::Malloc, Call::Calloc] {
             let blocks: Vec<usize> = LARGE_BYTES.into_iter().map(|bytes| self.ask(thread, make(bytes))).collect();
@@ -152,8 +152,8 @@ impl Script {
         }
     }
 
-    /// Has the allocator keep so many bytes in reserve at the top of its heaps. That fixes the threshold of mappings too, which otherwise
-    /// rises with the first of them that is freed.
+    /// Makes the allocator keep this many bytes in reserve at the top of its heaps. That also fixes the mmap threshold, which otherwise
+    /// rises when the first mapped block is freed.
     fn keep_in_reserve(&mut self, bytes: i32) {
         for parameter in [M_TRIM_THRESHOLD, M_TOP_PAD] {
             self.ask(Thread::Alone, Call::Tune(parameter, bytes));
@@ -161,8 +161,8 @@ impl Script {
         self.ask(Thread::Alone, Call::Tune(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES));
     }
 
-    /// Requests under which the kernel refuses memory, or another thread holds the lock. None is freed before all are made: each needs more
-    /// than there is.
+    /// Requests during which the kernel refuses memory, or another thread holds the lock. None is freed before all are made, so that each
+    /// needs more memory than is available.
     fn troubles(&mut self, thread: Thread) {
         let refused = (1..=REFUSED_MAX).chain([REFUSED_ALL]).map(Trouble::Refused);
         let locked = (thread != Thread::Alone).then_some(Trouble::Contended);
@@ -178,7 +178,7 @@ impl Script {
         }
     }
 
-    /// Requests at random.
+    /// Random requests.
     fn mix(&mut self, random: &mut Random, threads: &[Thread], requests: usize) {
         for _ in 0..requests {
             let thread = pick(random, threads).unwrap_or(Thread::Alone);
@@ -188,7 +188,7 @@ impl Script {
                 }
                 continue;
             }
-            // As many of each order of magnitude, and some right at the limit.
+            // Equally many per order of magnitude, and some right at the limit.
             let bytes = match random.bits() % 8 {
                 0 => SEEN_FROM_BYTES - 9 + random.bits() % 18,
                 _ => MIX_BYTES_MAX.powf(random.unit()) as u64,
@@ -216,11 +216,11 @@ fn pick<T: Copy>(random: &mut Random, from: &[T]) -> Option<T> {
     from.get(usize::try_from(nth).ok()?).copied()
 }
 
-/// The threads that are there once there are several.
+/// The threads that exist once there are several.
 const SEVERAL: [Thread; 2] = [Thread::Main, Thread::Other(0)];
 
-/// Requests by which sites are found, on every way that is known; `seed` decides the sizes and orders in between. The first script of a
-/// process is the one in which other threads are `new`.
+/// Requests by which sites are found, on every known path; `seed` determines the sizes and orders in between. In the first script of a
+/// process the other threads are `new`.
 pub(super) fn every_way(seed: u64, new: bool) -> Script {
     let mut random = Random::new(seed);
     let mut script = Script::default();
@@ -256,7 +256,7 @@ pub(super) fn every_way(seed: u64, new: bool) -> Script {
     script.end(&SEVERAL)
 }
 
-/// Requests by which sites are judged: sizes, orders and threads at random.
+/// Requests by which sites are judged: with random sizes, orders and threads.
 pub(super) fn at_random(seed: u64, requests: usize) -> Script {
     let mut random = Random::new(seed);
     let mut script = Script::default();

@@ -1,7 +1,7 @@
-//! The system calls that a scratch process may make: those by which a dynamic loader loads a C library and malloc gets memory. Everything
-//! else does not happen: the kernel answers ENOSYS, as an older kernel would, and the library does without.
+//! The system calls that a scratch process may make: those that a dynamic loader needs to load a C library, and malloc to get memory. All
+//! others are refused: the kernel returns ENOSYS, as an older kernel would, and the library works without them.
 //!
-//! `execve` is among them, because the loader itself is started by one; the tracer ends the process at a second (see `tracer`).
+//! `execve` is included because it starts the loader itself; the tracer ends the process at a second one (see `tracer`).
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
 
@@ -13,7 +13,7 @@ const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 const ARGUMENTS_AT: u32 = 16;
 
-/// Calls allowed with any arguments. The process has no descriptor but those of files that it opens, in a root with three files.
+/// Calls allowed with any arguments. The process has only descriptors of files that it opens, in a root with three files.
 const ALLOWED: [c_long; 23] = [
     // Memory.
     libc::SYS_brk,
@@ -37,7 +37,7 @@ const ALLOWED: [c_long; 23] = [
     libc::SYS_set_tid_address,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
-    // Keys of the caches; the number of processors, by which arenas are limited.
+    // Keys of the caches; the number of CPUs, which limits the number of arenas.
     libc::SYS_getrandom,
     libc::SYS_sched_getaffinity,
     // The end.
@@ -45,7 +45,7 @@ const ALLOWED: [c_long; 23] = [
     libc::SYS_exit_group,
 ];
 
-/// Flags of `openat` that do more than read: write, create, cut, without a name.
+/// Flags of `openat` that permit more than reading: write, create, truncate, unnamed files.
 const OPEN_BEYOND_READING: u32 = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
 
 fn statement(code: u32, k: u32) -> sock_filter {
@@ -68,9 +68,9 @@ pub(super) fn filter() -> Vec<sock_filter> {
     let mut filter = vec![
         load(ARCHITECTURE_AT),
         jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0),
-        // 32-bit calls have other numbers.
+        // 32-bit calls have different numbers.
         end(libc::SECCOMP_RET_KILL_PROCESS),
-        // Numbers of the x32 ABI have bit 30 set and are in no list.
+        // Numbers of the x32 ABI have bit 30 set and are not in the list.
         load(NUMBER_AT),
     ];
     for number in ALLOWED {
@@ -82,7 +82,7 @@ pub(super) fn filter() -> Vec<sock_filter> {
         jump(BPF_JSET, OPEN_BEYOND_READING, 0, 1),
         end(refused),
         end(libc::SECCOMP_RET_ALLOW),
-        // Limits may be asked for, not set: the new ones' address is null.
+        // Limits may be read but not set: the pointer to the new ones must be null.
         jump(BPF_JEQ, libc::SYS_prlimit64 as u32, 0, 6),
         load(argument(2)),
         jump(BPF_JEQ, 0, 0, 3),
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// What the filter says of a call: a model of the kernel's interpreter for the instructions used.
+    /// The filter's action for a call: a model of the kernel's interpreter for the instructions used.
     fn action(architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = number.to_ne_bytes().to_vec();
         data.extend(architecture.to_ne_bytes());
@@ -135,7 +135,7 @@ mod tests {
         for number in 0..1024 {
             let expected = match number {
                 _ if ALLOWED.contains(&number) => libc::SECCOMP_RET_ALLOW,
-                // With null for the new limits, and flags that read.
+                // With null for the new limits, and with flags for reading.
                 libc::SYS_prlimit64 | libc::SYS_openat => libc::SECCOMP_RET_ALLOW,
                 _ => refused,
             };

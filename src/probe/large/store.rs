@@ -1,11 +1,11 @@
-//! What is known of builds, as text: one line a build, in the shipped table and in a cache with a file for each build.
+//! Known builds as text: one line per build, in the shipped table and in a cache with one file per build.
 //!
 //! ```text
 //! BUILD_ID SHA256 allocs=98acd:rax:block,… frees=96293:rbx:chunk,…
 //! BUILD_ID SHA256 none=no-cover:free
 //! ```
 //!
-//! The SHA-256 is that of the whole library: the line is about this file and no other, whatever build id another one has.
+//! The SHA-256 is that of the whole library: the line applies only to this file, even if another one has the same build id.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -19,21 +19,21 @@ use crate::machine::Machine;
 use crate::machine::register::Register;
 use crate::replace::replace;
 
-/// First line of a file of the cache: what it is, and the version, to be raised with its form and when the finder finds more: what was kept of
-/// builds without sites is then tried anew.
+/// First line of a cache file: its type and version. The version must be increased when the format changes or the finder finds more sites,
+/// so that stored builds without sites are examined again.
 const HEADER: &str = "fragprof size-selective sites 1";
-/// The cache's folder in the store.
+/// The cache's directory in the store.
 const FOLDER: &str = "large-sites";
-/// Builds that are kept. A node has a handful.
+/// Maximum number of builds kept. A node has a handful.
 const FILES_MAX: usize = 256;
-/// Bytes of a file: a line has some 300.
+/// Maximum size of a file: a line has about 300 bytes.
 const FILE_BYTES_MAX: u64 = 4096;
-/// Sites of each kind in a line.
+/// Maximum number of sites of each kind in a line.
 const PLACES_MAX: usize = 16;
-/// Digits of a build id: those of SHA-1 have 40.
+/// Maximum number of digits of a build id: those of SHA-1 have 40.
 const BUILD_ID_DIGITS_MAX: usize = 128;
 
-/// A site, in the file's own addresses.
+/// A site, by its virtual address in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub vaddr: u64,
@@ -41,16 +41,16 @@ pub(super) struct Place {
     pub holds: Holds,
 }
 
-/// What is known of a build.
+/// The stored result for a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     build_id: String,
     pub(super) digest: Digest,
-    /// Where new blocks pass, and freed ones; or why there are no such places.
+    /// The sites for new blocks and for freed ones; or why there are none.
     pub(super) found: Result<(Vec<Place>, Vec<Place>), Unfit>,
 }
 
-/// The reasons for which a build has no sites, by the word that stands for them.
+/// The reasons why a build has no sites, with the words that represent them.
 const UNFIT: [(&str, Unfit); 13] = [
     ("no-cover:malloc", Unfit::NoCover("malloc")),
     ("no-cover:calloc", Unfit::NoCover("calloc")),
@@ -68,7 +68,7 @@ const UNFIT: [(&str, Unfit); 13] = [
 ];
 
 impl Entry {
-    /// The line.
+    /// The entry as a line.
     #[must_use]
     pub fn line(&self) -> String {
         let list = |places: &[Place]| -> String {
@@ -99,7 +99,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Reads a line; `None` for one that is none.
+/// Parses a line; `None` if it is not valid.
 #[must_use]
 pub fn parse_entry(line: &str) -> Option<Entry> {
     let mut words = line.split(' ');
@@ -146,7 +146,7 @@ fn parse_place(text: &str) -> Option<Place> {
     parts.next().is_none().then_some(Place { vaddr, register: Register(register), holds })
 }
 
-/// The entry of a library that was tried; `None` if the trial says nothing about it that stays true.
+/// The entry of a library that was examined; `None` if the result is not permanent.
 pub(super) fn entry_of(library: &Library, tried: &Result<LargeSites, NoSites>) -> Option<Entry> {
     let places = |sites: &[LargeSite]| -> Vec<Place> {
         sites.iter().map(|site| Place { vaddr: site.vaddr, register: site.register, holds: site.holds }).collect()
@@ -163,7 +163,7 @@ fn path_of(store: &Path, digest: &Digest) -> PathBuf {
     store.join(FOLDER).join(format!("{digest}.txt"))
 }
 
-/// What the cache has of a file; `None` also for what is damaged.
+/// The cache's entry for a file; `None` also if it is damaged.
 pub(super) fn read(store: &Path, digest: &Digest) -> Option<Entry> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path_of(store, digest)).ok()?;
     let mut text = String::new();
@@ -172,7 +172,7 @@ pub(super) fn read(store: &Path, digest: &Digest) -> Option<Entry> {
     parse_entry(line).filter(|entry| entry.digest == *digest)
 }
 
-/// Keeps an entry, if there is room. What cannot be kept is found again.
+/// Stores an entry if there is room. Otherwise it is determined again next time.
 pub(super) fn write(store: &Path, entry: &Entry) {
     if let Err(error) = write_file(store, entry) {
         tracing::warn!("cannot keep the size-selective sites of build {} in {}: {error}", entry.build_id, store.display());

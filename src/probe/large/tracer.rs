@@ -1,11 +1,11 @@
-//! One call of the scratch process under the eyes of its tracer.
+//! Traces single calls in the scratch process.
 //!
-//! The process stands at its breakpoint between two calls (`scratch.c`). A call is made by setting its registers and letting it go until it
-//! stands there again; on its way it stops at breakpoints in the library's code, and at system calls where the script has trouble.
+//! Between two calls the process is stopped at its breakpoint (`scratch.c`). To make a call, the tracer sets its registers and resumes it
+//! until it stops there again; on the way it stops at breakpoints in the library's code, and at system calls if the script injects a fault.
 //!
-//! Candidates are instructions that the kernel's uprobes emulate, and they are emulated here too: a stop costs some microseconds, where a
-//! single step costs several times that on virtual machines. When sites are judged they are stepped over instead, by the processor itself,
-//! so that the second opinion does not rest on the first one's emulation.
+//! Candidates are instructions that the kernel's uprobes emulate, and they are emulated here too: a stop costs some microseconds, and a
+//! single step several times that on virtual machines. When sites are judged, the CPU single-steps over them instead, so that the second
+//! check does not rely on the emulation of the first.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,13 +18,13 @@ use super::script::Trouble;
 use crate::machine::stopped::{BREAKPOINT, BREAKPOINT_MASK, BREAKPOINT_PASSED_BYTES, Registers, peek, poke, ptrace, wait_for};
 use crate::probe::placement::dwarf;
 
-/// Stops of a whole run. A good one has some 200,000; each costs us about as much as the process.
+/// Maximum number of stops in a whole run. A normal one has about 200,000; each costs the tracer about as much as the process.
 const STOPS_MAX: u32 = 3_000_000;
-/// Visits of a whole run that are kept, 160 bytes each. A good one has some 100,000.
+/// Maximum number of visits kept in a whole run, 160 bytes each. A normal one has about 100,000.
 const VISITS_MAX: u32 = 500_000;
-/// Visits of one instruction in one call that are kept: twice is as bad as often.
+/// Maximum number of visits of one instruction kept per call: two already disqualify it.
 const VISITS_OF_ONE_MAX: u8 = 2;
-/// What registers hold that carry no argument: no address, and in each another one.
+/// Contents of registers without an argument: not an address, and different in each register.
 const JUNK: u64 = 0x5eed_0000_dead_0001;
 /// DWARF numbers of the registers used by name here.
 const RAX: u8 = 0;
@@ -33,10 +33,10 @@ const RSP: u8 = 7;
 const ARGUMENTS: [u8; 3] = [5, 4, 1];
 /// The longest instruction, in bytes.
 const INSTRUCTION_BYTES_MAX: usize = 15;
-/// The low half of a word, which is what a lock has.
+/// The low half of a word: a lock has 32 bits.
 const HALF: u64 = 0xffff_ffff;
 
-/// Why a run cannot go on: what the process did, as the end of a sentence.
+/// Why a run cannot continue: what the process did, as the end of a sentence.
 #[derive(Debug)]
 pub(super) struct Failed(pub String);
 
@@ -51,63 +51,63 @@ impl From<io::Error> for Failed {
 pub(super) struct Called {
     pub result: u64,
     pub visits: Vec<Visit>,
-    /// Whether it took a lock.
+    /// Whether it acquired a lock.
     pub locked: bool,
-    /// Whether it waited for a lock that another held.
+    /// Whether it waited for a lock that another thread held.
     pub waited: bool,
-    /// Visits of each instruction that were kept.
+    /// Number of visits kept for each instruction.
     times: HashMap<u64, u8>,
 }
 
-/// What a breakpoint stands for.
+/// The purpose of a breakpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interest {
     /// An instruction that may be a site.
     Candidate,
-    /// One that takes a lock.
+    /// An instruction that acquires a lock.
     Lock,
 }
 
 /// A breakpoint.
 struct Armed {
     interest: Interest,
-    /// The word that was there.
+    /// The original word.
     word: u64,
     instruction: Instruction,
 }
 
-/// Why the process stands still.
+/// Why the process is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     Trap,
-    /// At the entry or the end of a system call.
+    /// At the entry or exit of a system call.
     SystemCall,
 }
 
-/// How a system call that the tracer interferes with goes on at its end.
+/// What happens at the exit of a system call that the tracer modified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AtEnd {
     /// It was not made; this is the result.
     Answer(i64),
-    /// It was made with another first argument than this.
+    /// Its first argument was replaced; this is the original.
     Argument(u64),
 }
 
 /// The tracer of the scratch process.
 pub(super) struct Tracer {
     sandbox: Sandbox,
-    /// Where the process stands between calls.
+    /// The address where the process is stopped between calls.
     ready: u64,
-    /// What is added to addresses of the library's file.
+    /// The load bias of the library's file.
     bias: u64,
-    /// By the file's addresses.
+    /// By virtual address in the file.
     armed: HashMap<u64, Armed>,
     stops_left: u32,
     visits_left: u32,
 }
 
 impl Tracer {
-    /// Lets the process come to its breakpoint.
+    /// Runs the process to its breakpoint.
     pub(super) fn start(sandbox: Sandbox) -> Result<Self, Failed> {
         let mut tracer = Self { sandbox, ready: 0, bias: 0, armed: HashMap::new(), stops_left: STOPS_MAX, visits_left: VISITS_MAX };
         tracer.resume(libc::PTRACE_CONT)?;
@@ -140,19 +140,19 @@ impl Tracer {
         Ok(poke(self.sandbox.pid(), address, word)?)
     }
 
-    /// Writes the bits of a word that `mask` has.
+    /// Writes the bits of a word that are set in `mask`.
     pub(super) fn poke_part(&self, address: u64, value: u64, mask: u64) -> Result<(), Failed> {
         let word = self.peek(address)?;
         self.poke(address, word & !mask | value & mask)
     }
 
-    /// Sets breakpoints at addresses of the library's file, instead of those set before.
+    /// Sets breakpoints at addresses of the library's file, replacing the previous ones.
     pub(super) fn arm(&mut self, at: impl Iterator<Item = (u64, Interest)>) -> Result<(), Failed> {
         for (vaddr, armed) in std::mem::take(&mut self.armed) {
             self.poke_part(vaddr.wrapping_add(self.bias), armed.word, BREAKPOINT_MASK)?;
         }
         let mut new = HashMap::new();
-        // All are decoded before the first is set: instructions lie side by side.
+        // All are decoded before the first is set, because a breakpoint overwrites adjacent instructions.
         for (vaddr, interest) in at {
             let address = vaddr.wrapping_add(self.bias);
             let (word, next) = (self.peek(address)?, self.peek(address.wrapping_add(8))?);
@@ -168,7 +168,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Makes a call and notes the breakpoints that it comes to, with the processor stepping over each.
+    /// Makes a call and records the breakpoints that it reaches; the CPU steps over each.
     pub(super) fn count(&mut self, thread: u64, function: u64, arguments: [u64; 3]) -> Result<Called, Failed> {
         self.prepare(thread, function, arguments)?;
         let mut called = Called::default();
@@ -185,15 +185,15 @@ impl Tracer {
         }
     }
 
-    /// Makes a call in trouble or without, and notes the candidates that it passes.
+    /// Makes a call with or without injected faults, and records the candidates that it reaches.
     pub(super) fn watch(&mut self, thread: u64, function: u64, arguments: [u64; 3], trouble: Trouble) -> Result<Called, Failed> {
         self.prepare(thread, function, arguments)?;
         let mut called = Called::default();
         let mut refusals = if let Trouble::Refused(times) = trouble { times } else { 0 };
         let mut contend = trouble == Trouble::Contended;
-        // Elsewhere system calls go on without a stop.
+        // Without faults, system calls continue without a stop.
         let request = if trouble == Trouble::None { libc::PTRACE_CONT } else { libc::PTRACE_SYSCALL };
-        // Within a system call; how it ends.
+        // Set within a system call: what happens at its exit.
         let mut in_call: Option<Option<AtEnd>> = None;
         loop {
             let stop = self.resume(request)?;
@@ -231,7 +231,7 @@ impl Tracer {
         }
     }
 
-    /// Keeps a visit of a call.
+    /// Records a visit of a call.
     fn note(&mut self, called: &mut Called, vaddr: u64, registers: &Registers) -> Result<(), Failed> {
         let times = called.times.entry(vaddr).or_default();
         if *times < VISITS_OF_ONE_MAX {
@@ -256,14 +256,14 @@ impl Tracer {
         self.set_registers(&mut registers)
     }
 
-    /// The breakpoint that the process stands behind, by the file's address.
+    /// The breakpoint at which the process stopped, by virtual address in the file.
     fn stopped_at(&self, registers: &Registers) -> Result<u64, Failed> {
         let vaddr = registers.pc().wrapping_sub(BREAKPOINT_PASSED_BYTES).wrapping_sub(self.bias);
         let known = self.armed.contains_key(&vaddr);
         known.then_some(vaddr).ok_or_else(|| Failed("stopped at a breakpoint of its own".into()))
     }
 
-    /// Has the processor execute the instruction of a breakpoint that was met.
+    /// Lets the CPU execute the instruction at a breakpoint.
     fn step_over(&mut self, vaddr: u64, mut registers: Registers) -> Result<(), Failed> {
         let address = vaddr.wrapping_add(self.bias);
         let word = self.armed.get(&vaddr).map_or(BREAKPOINT, |armed| armed.word);
@@ -274,7 +274,7 @@ impl Tracer {
         self.poke_part(address, BREAKPOINT, BREAKPOINT_MASK)
     }
 
-    /// Does what a candidate's instruction does: those that uprobes emulate.
+    /// Emulates a candidate's instruction; candidates are those that uprobes emulate.
     fn emulate(&self, instruction: &Instruction, registers: &mut Registers) -> Result<(), Failed> {
         let push = |registers: &mut Registers, value: u64| {
             let general = registers.general();
@@ -301,8 +301,8 @@ impl Tracer {
         Ok(())
     }
 
-    /// At the entry of a system call: answers it in the kernel's place where the script has it so. Memory calls are refused; who waits for
-    /// a lock finds it unlocked.
+    /// At the entry of a system call: replaces the kernel's result if the script says so. Memory calls are refused; a wait for a lock finds
+    /// it unlocked.
     fn interfere(&self, registers: &mut Registers, refusals: &mut u32, waited: &mut bool) -> Result<Option<AtEnd>, Failed> {
         /// Operations of futex(2), without their flags.
         const FUTEX_COMMAND: u64 = 0x7f;
@@ -310,7 +310,7 @@ impl Tracer {
         let [first, second, _] = ARGUMENTS.map(|number| general.get(usize::from(number)).copied().unwrap_or(0));
         let at_end = match i64::try_from(registers.call()).unwrap_or(-1) {
             libc::SYS_mmap | libc::SYS_mprotect if *refusals > 0 => AtEnd::Answer(-i64::from(libc::ENOMEM)),
-            // It does not fail, it gives the end that there is; that is what it is asked for with 0.
+            // brk does not fail but returns the current break, which a call with 0 does.
             libc::SYS_brk if *refusals > 0 && first != 0 => AtEnd::Argument(first),
             libc::SYS_futex => {
                 let command = i32::try_from(second & FUTEX_COMMAND).unwrap_or(-1);
@@ -324,7 +324,7 @@ impl Tracer {
         };
         *refusals = refusals.saturating_sub(u32::from(at_end != AtEnd::Answer(0)));
         match at_end {
-            // Without a number there is no call.
+            // With an invalid number the call is not made.
             AtEnd::Answer(_) => registers.forget_call(),
             AtEnd::Argument(_) => registers.set_general(ARGUMENTS[0], 0),
         }
@@ -341,7 +341,7 @@ impl Tracer {
         self.set_registers(registers)
     }
 
-    /// Makes a free lock held; whether it was free.
+    /// Marks a free lock as held; returns whether it was free.
     fn hold(&self, lock: u64) -> Result<bool, Failed> {
         let free = self.peek(lock)? & HALF == 0;
         if free {
@@ -350,7 +350,7 @@ impl Tracer {
         Ok(free)
     }
 
-    /// Lets the process go on to its next stop.
+    /// Resumes the process until its next stop.
     fn resume(&mut self, request: libc::c_uint) -> Result<Stop, Failed> {
         /// `PTRACE_O_TRACESYSGOOD`.
         const SYSTEM_CALL: i32 = libc::SIGTRAP | 0x80;
@@ -377,11 +377,11 @@ impl Tracer {
 
 /// The low four bits of a conditional branch's opcode, which are its condition.
 fn condition(instruction: &Instruction) -> u8 {
-    // iced's numbers are those and one more: 0 is none.
+    // iced's numbers are these plus one: 0 means none.
     (instruction.condition_code() as u8).wrapping_sub(1)
 }
 
-/// The address of the lock that an instruction takes.
+/// The address of the lock that an instruction acquires.
 fn lock_address(instruction: &Instruction, registers: &Registers) -> Option<u64> {
     let general = registers.general();
     instruction.virtual_address(0, 0, |register, _, _| match register {

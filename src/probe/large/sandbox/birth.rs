@@ -1,4 +1,4 @@
-//! From the fork to the exec: each right that the process loses, in the order in which it can lose them.
+//! From the fork to the exec: each privilege that the process drops, in the order that the dependencies require.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
@@ -12,22 +12,22 @@ use libc::{c_int, c_ulong, c_void};
 use super::{LOADER, PROGRAM, Refused, at, seccomp};
 use crate::machine::stopped::wait_for;
 
-/// CPU time of a run, in seconds.
+/// Maximum CPU time of a run, in seconds.
 const CPU_SECONDS_MAX: u64 = 20;
-/// Address space, in bytes: an arena reserves up to 128 MiB before it is cut to 64, and there are about eight.
+/// Maximum address space, in bytes: an arena reserves up to 128 MiB before it is trimmed to 64 MiB, and there are about eight.
 const ADDRESS_BYTES_MAX: u64 = 2 << 30;
-/// Memory that it can fill, in bytes. A good run fills some 10 MB.
+/// Maximum data size, in bytes. A normal run uses about 10 MB.
 const DATA_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of its stack.
+/// Maximum stack size, in bytes.
 const STACK_BYTES_MAX: u64 = 1 << 20;
-/// Open files: a loader has one at a time.
+/// Maximum number of open files: a loader has one open at a time.
 const FILES_MAX: u64 = 16;
-/// `nobody` and `nogroup`, on all distributions; also the kernel's overflow ids.
+/// `nobody` and `nogroup` on all distributions; also the kernel's overflow ids.
 const NOBODY: libc::uid_t = 65_534;
-/// Capability numbers reach to 40 by now; the kernel refuses those it does not know.
+/// Number of capabilities to drop: they are numbered up to 40 by now, and the kernel rejects unknown ones.
 const CAPABILITIES: c_ulong = 64;
 
-/// What the child does between its birth and its exec, in order.
+/// The child's steps between its birth and its exec, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Step {
@@ -74,7 +74,7 @@ impl Step {
     }
 }
 
-/// Everything that the child needs, made before it is born: between birth and exec it must not allocate.
+/// Everything that the child needs, prepared before the fork: between fork and exec it must not allocate.
 pub(super) struct Plan {
     root: CString,
     null: fs::File,
@@ -95,10 +95,10 @@ impl Plan {
         })
     }
 
-    /// Starts the child and waits until its loader is about to run; its pid.
+    /// Starts the child and waits until its loader is about to run; returns its pid.
     pub(super) fn start(&self) -> Result<i32, Refused> {
         let (mut report, reporter) = io::pipe().map_err(at("make a pipe"))?;
-        // The first three are replaced in the child; a program that was started without them would have the pipe there.
+        // The child replaces the first three descriptors; if this program was started without them, the pipe could be among them.
         if reporter.as_raw_fd() < 3 {
             return Err(at("make a pipe")(io::Error::other("the standard descriptors are closed")));
         }
@@ -107,14 +107,14 @@ impl Plan {
             [a.as_ptr(), b.as_ptr(), c.as_ptr(), d.as_ptr(), std::ptr::null()]
         };
         let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWNS;
-        // Without CAP_SYS_ADMIN there are none: it then makes no system call that they would matter to.
+        // Without CAP_SYS_ADMIN there are no namespaces: the process then still makes no system call for which they would matter.
         let mut pid = -1;
         for flags in [namespaces | libc::SIGCHLD, libc::SIGCHLD] {
-            // SAFETY: as fork: memory is copied, the child goes on here with a copy of this thread alone. The raw call, because the C
-            // library's would run what is registered for forks.
+            // SAFETY: as fork: memory is copied, and the child continues here with a copy of this thread only. The raw call is used because
+            // the C library's would run registered fork handlers.
             pid = unsafe { libc::syscall(libc::SYS_clone, flags as c_ulong, 0, 0, 0, 0) };
             if pid == 0 {
-                // SAFETY: this is the child, and it ends in there.
+                // SAFETY: this is the child, and the function never returns.
                 unsafe { self.become_nobody_and_run(reporter.as_raw_fd(), arguments.as_ptr()) }
             }
             if pid > 0 {
@@ -144,13 +144,13 @@ impl Plan {
         Err(refused)
     }
 
-    /// The child's life up to the exec.
+    /// The child's code up to the exec.
     ///
     /// # Safety
-    /// To be called in the child of a fork only. `arguments` ends with a null pointer and outlives the call. No lock may be taken and
-    /// nothing allocated here, because other threads may have held one at the fork; only system calls are made.
+    /// Must only be called in the child of a fork. `arguments` ends with a null pointer and outlives the call. It must not take a lock or
+    /// allocate, because other threads may have held a lock at the fork; it only makes system calls.
     unsafe fn become_nobody_and_run(&self, reporter: c_int, arguments: *const *const libc::c_char) -> ! {
-        // SAFETY: as the caller's.
+        // SAFETY: as required of the caller.
         let (step, error) = unsafe {
             match self.confine(reporter) {
                 Ok(()) => {
@@ -170,16 +170,16 @@ impl Plan {
         }
     }
 
-    /// All steps but the exec.
+    /// All steps except the exec.
     ///
     /// # Safety
     /// As [`Self::become_nobody_and_run`].
     unsafe fn confine(&self, reporter: c_int) -> Result<(), (Step, i32)> {
         let none = 0 as c_ulong;
-        // SAFETY: plain system calls with locals and memory of `self`; none of them allocates or locks. Ids are changed by the raw calls,
-        // because the C library's ask all threads that it remembers, of which this process has none.
+        // SAFETY: plain system calls with locals and memory of `self`; none of them allocates or locks. Ids are changed by raw calls,
+        // because the C library's functions signal all threads that it knows, which do not exist in this process.
         unsafe {
-            // Nothing of ours stays open: 0 to 2 are /dev/null, the reporter closes at the exec.
+            // No descriptor of ours stays open: 0 to 2 are /dev/null, the reporter closes at the exec.
             let null = self.null.as_raw_fd();
             for standard in 0..3 {
                 check(Step::Descriptors, libc::dup2(null, standard).into())?;
@@ -228,7 +228,7 @@ impl Plan {
             }
 
             check(Step::NoNewRights, libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1 as c_ulong, none, none, none).into())?;
-            // After the ids: changing those takes it back.
+            // After the ids, because changing them clears it.
             check(Step::DeathSignal, libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as c_ulong, none, none, none).into())?;
 
             let program = libc::sock_fprog { len: self.filter.len() as u16, filter: self.filter.as_ptr().cast_mut() };
@@ -238,7 +238,7 @@ impl Plan {
     }
 }
 
-/// Drops all capabilities, and looks whether they are gone.
+/// Drops all capabilities, and checks that they are gone.
 ///
 /// # Safety
 /// As [`Plan::become_nobody_and_run`].
@@ -254,7 +254,7 @@ unsafe fn drop_capabilities() -> Result<(), (Step, i32)> {
     let mut header = Header { version: VERSION_3, pid: 0 };
     // Effective, permitted, inheritable; low and high words.
     let mut sets = [0u32; 6];
-    // SAFETY: the structs are as the kernel's headers have them, and locals.
+    // SAFETY: the structs match the kernel's headers, and are locals.
     unsafe {
         check(Step::Capabilities, libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as c_ulong, none, none, none).into())?;
         check(Step::Capabilities, libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()))?;
@@ -264,7 +264,7 @@ unsafe fn drop_capabilities() -> Result<(), (Step, i32)> {
 }
 
 fn errno() -> i32 {
-    // SAFETY: the calling thread's own.
+    // SAFETY: the location is the calling thread's own.
     unsafe { *libc::__errno_location() }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::{FileNumber, LIBRARY, LOADER, PROGRAM};
 
-/// The folder that is the process's root.
+/// The directory that is the process's root.
 pub(super) struct Root(PathBuf);
 
 impl Root {
@@ -30,7 +30,7 @@ impl Root {
         }
         let template = folder.join("fragprof-scratch-XXXXXX");
         let mut template = CString::new(template.as_os_str().as_bytes())?.into_bytes_with_nul();
-        // SAFETY: the template is writable, ends with a zero, and outlives the call. The folder is new, ours, and open to us alone.
+        // SAFETY: the template is writable, ends with a zero, and outlives the call. The directory is new and accessible only to us.
         if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
             return Err(io::Error::last_os_error());
         }
@@ -49,7 +49,7 @@ impl Root {
         &self.0
     }
 
-    /// Nobody may write in it; anybody may look names up in it.
+    /// Removes write permission for everyone, and permits everyone to look up names in it.
     pub(super) fn close(&self) -> io::Result<()> {
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o711))
     }
