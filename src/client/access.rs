@@ -1,4 +1,4 @@
-//! What a request says about who sends it, and whom it trusts. Holds secrets: nothing here is printed.
+//! Credentials of a request, and the authorities it trusts. Contains secrets: nothing here is printed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use thiserror::Error;
 
 use super::tls;
 
-/// The header by which servers of several tenants tell them apart (Pyroscope, Mimir, Loki).
+/// The header by which multi-tenant servers distinguish tenants (Pyroscope, Mimir, Loki).
 const TENANT: HeaderName = HeaderName::from_static("x-scope-orgid");
 
-/// How a request shows that it may be made.
+/// How a request is authenticated.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Credentials {
     /// Not at all.
@@ -35,26 +35,26 @@ pub enum Credentials {
 /// A client certificate with its key, as PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate, and those up to its authority.
+    /// The certificate, followed by those up to its authority.
     pub certificates: Vec<u8>,
     /// Its key.
     pub key: Vec<u8>,
 }
 
-/// Everything about the way into a server but its address.
+/// Everything needed to access a server, except its address.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// What is sent with each request.
+    /// Credentials sent with each request.
     pub credentials: Credentials,
-    /// The tenant, where the server has several.
+    /// The tenant, if the server has several.
     pub tenant: Option<String>,
-    /// Certificates of the authorities that alone are trusted, as PEM; `None` = those of the system.
+    /// Certificates of the only trusted authorities, as PEM; `None` = those of the system.
     pub authorities: Option<Vec<u8>>,
-    /// What the server is shown if it asks.
+    /// The client certificate, if the server requests one.
     pub identity: Option<Identity>,
 }
 
-/// What of an [`Access`] cannot be used, and why.
+/// The part of an [`Access`] that cannot be used, and why.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum AccessError {
     /// The token, user or password.
@@ -66,7 +66,7 @@ pub enum AccessError {
     /// The authorities' certificates.
     #[error("{0}")]
     Authorities(String),
-    /// The system has none.
+    /// The system has no root certificates.
     #[error("this system has no root certificates{0}: install them (ca-certificates), or name a file with the server's authority")]
     NoRoots(String),
     /// The client's certificate.
@@ -77,11 +77,11 @@ pub enum AccessError {
     Key(String),
 }
 
-/// The parts of an [`Access`] in the form that requests need.
+/// The parts of an [`Access`] in the form that requests use.
 #[derive(Clone)]
 pub(super) struct Prepared {
     pub headers: HeaderMap,
-    /// What must not be repeated in a message, whoever says it.
+    /// Texts that must never appear in a message, whatever its source.
     secrets: Vec<String>,
     /// For an address with TLS.
     pub tls: Option<Arc<ClientConfig>>,
@@ -124,7 +124,7 @@ impl Prepared {
         Ok(Self { headers, secrets, tls })
     }
 
-    /// What a server said, without the secrets that it was sent: some repeat the request in their errors.
+    /// A server's message without the secrets that it was sent: some servers repeat the request in their errors.
     pub fn without_secrets(&self, text: &str) -> String {
         self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret, "[secret]"))
     }

@@ -1,4 +1,4 @@
-//! Where a server is: `http://`, `https://`, or a unix socket. Pure.
+//! The address of a server: `http://`, `https://`, or a unix socket. Pure.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,9 +7,9 @@ use http::Uri;
 
 use super::ClientError;
 
-/// Start of the address of a unix socket.
+/// Prefix of the address of a unix socket.
 const UNIX: &str = "unix:";
-/// Ports where a URL names none.
+/// Default ports.
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 
@@ -22,7 +22,7 @@ pub(super) enum Place {
     Unix(PathBuf),
 }
 
-/// Where a server is, and what each path at it begins with.
+/// The address of a server, and the prefix of all paths on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     pub(super) place: Place,
@@ -31,10 +31,10 @@ pub struct Address {
 }
 
 impl Address {
-    /// From `http://HOST:PORT[/PREFIX]`, `https://HOST:PORT[/PREFIX]` or `unix:PATH`.
+    /// Parses `http://HOST:PORT[/PREFIX]`, `https://HOST:PORT[/PREFIX]` or `unix:PATH`.
     ///
     /// # Errors
-    /// If it is no such address.
+    /// If it is not such an address.
     pub fn parse(url: &str) -> Result<Self, ClientError> {
         let wrong = || ClientError::Address(without_user(url));
         if let Some(path) = url.strip_prefix(UNIX) {
@@ -49,7 +49,7 @@ impl Address {
             _ => return Err(wrong()),
         };
         let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
-        // A query would end up in the middle of the paths, and what is before an @ is a secret in a place that is printed.
+        // A query would end up in the middle of the paths, and the text before an @ may be a secret, but addresses are printed.
         if authority.contains('@') || uri.query().is_some() || url.contains('#') {
             return Err(wrong());
         }
@@ -67,7 +67,7 @@ impl Address {
         Ok(Self { place: Place::Tcp { host: host.to_owned(), port }, prefix: uri.path().trim_end_matches('/').to_owned(), is_tls })
     }
 
-    /// Whether it is reached by TLS.
+    /// Whether it uses TLS.
     #[must_use]
     pub fn is_tls(&self) -> bool {
         self.is_tls
@@ -82,12 +82,12 @@ impl Address {
         }
     }
 
-    /// What requests are for, as HTTP/2 has it: a scheme and a host, for a unix socket too.
+    /// The origin of requests in the form of HTTP/2: a scheme and a host, for a unix socket too.
     pub(crate) fn origin(&self) -> String {
         format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.host_header())
     }
 
-    /// What requests name as their host: without the port where that is the usual one.
+    /// The `Host` of requests, without the port if it is the default one.
     pub(super) fn host_header(&self) -> String {
         match &self.place {
             Place::Tcp { host, port } if *port == if self.is_tls { HTTPS_PORT } else { HTTP_PORT } => in_url(host),
@@ -107,12 +107,12 @@ impl fmt::Display for Address {
     }
 }
 
-/// A host as it stands in a URL.
+/// A host in the form used in a URL.
 fn in_url(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// A URL as it may be shown: what stands before an @ may be a password.
+/// A URL for display: the text before an @ may be a password.
 fn without_user(url: &str) -> String {
     let Some((before, after)) = url.rsplit_once('@') else { return url.to_owned() };
     let scheme = before.split_once("://").map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
@@ -181,7 +181,7 @@ mod tests {
         fn no_url_makes_it_panic(text in any::<String>(), url in "(https?|unix)://?[a-z@:\\[\\]0-9/?#%.]{0,20}") {
             let _ = Address::parse(&text);
             if let Ok(address) = Address::parse(&url) {
-                // What is shown leads to the same place.
+                // The displayed URL leads to the same server.
                 prop_assert_eq!(Address::parse(&address.url()).unwrap().place, address.place);
             }
         }

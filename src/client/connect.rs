@@ -15,7 +15,7 @@ use super::address::Place;
 use super::tls::in_words;
 use super::{CONNECT_MAX, ClientError, Server};
 
-/// What is spoken over a connection, as TLS negotiates it (RFC 7301).
+/// The protocol of a connection, as negotiated by TLS (RFC 7301).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
@@ -31,15 +31,15 @@ impl Protocol {
     }
 }
 
-/// What can be read and written.
+/// A stream that can be read and written.
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for T {}
 
-/// A connection. Its errors are in words, and the first one is kept: who uses it may lose them.
+/// A connection. Its errors are readable sentences, and the first one is kept, because its users may lose it.
 pub(crate) struct Stream {
     inner: Box<dyn ReadWrite>,
-    /// Why nothing can be written any more.
+    /// Why no more can be written.
     unsent: Option<io::Error>,
     fault: Fault,
 }
@@ -52,7 +52,7 @@ impl Stream {
         Self { inner: Box::new(inner), unsent: None, fault: Fault::default() }
     }
 
-    /// Where its first error will be.
+    /// Where its first error is stored.
     pub(crate) fn fault(&self) -> Fault {
         Arc::clone(&self.fault)
     }
@@ -60,14 +60,15 @@ impl Stream {
     fn noted<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         polled.map_err(|error| {
             let error = in_words(error);
-            // Later ones follow from the first.
+            // Later errors follow from the first.
             let _ = self.fault.set(error.to_string());
             error
         })
     }
 
-    /// A server that refuses the client's certificate, or the length of a body, says so and closes, whatever is still on its way. Then
-    /// writing fails before the reason is read. So it waits: reading ends with the reason, or with this error. Whoever writes reads, too.
+    /// If a server rejects the client's certificate or the length of a body, it says so and closes, whatever is still being sent. Writing
+    /// then fails before the reason is read. So this waits: reading ends with the reason, or with this error. All users that write also
+    /// read.
     fn written<T>(&mut self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match polled {
             Poll::Ready(Err(error)) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
@@ -96,7 +97,7 @@ impl Server {
             io::ErrorKind::UnexpectedEof => self.tls_failed("it closed the connection in the handshake".into()),
             _ => self.failed(in_words(error)),
         })?;
-        // HTTP/1.1 is what a server speaks that negotiates nothing.
+        // A server that negotiates no protocol uses HTTP/1.1.
         if protocol == Protocol::Http2 && stream.get_ref().1.alpn_protocol() != Some(protocol.name()) {
             return Err(self.tls_failed("it does not offer HTTP/2, which gRPC needs".into()));
         }

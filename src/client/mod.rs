@@ -1,7 +1,7 @@
-//! HTTP requests to an agent, or to a server of profiles: over TCP, TLS or a unix socket, one request a connection, bounded in time and
-//! size. hyper reads and writes HTTP/1.1, rustls does TLS.
+//! HTTP requests to an agent, or to a server of profiles: over TCP, TLS or a unix socket, one request per connection, with limits on time
+//! and size. hyper implements HTTP/1.1, rustls implements TLS.
 //!
-//! Redirects are not followed: a request may carry a secret, which is for the server that was named. Proxies of the environment
+//! Redirects are not followed: a request may carry a secret that only the named server may see. Proxies from the environment
 //! (`https_proxy`) are not used.
 
 mod access;
@@ -35,43 +35,43 @@ pub(crate) use self::connect::{Fault, Protocol, Stream};
 use self::tls::TlsFault;
 use crate::sanitize;
 
-/// Time for one request in all.
+/// Maximum time for a whole request.
 const TIME_MAX: Duration = Duration::from_secs(40);
-/// Time to reach one of a server's addresses.
+/// Maximum time to connect to one of a server's addresses.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Bytes of an answer: the list of a thousand processes has about 4 MiB.
+/// Maximum size of a response: the list of a thousand processes has about 4 MiB.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Bytes of an answer's head, and of what is read at a time.
+/// Maximum size of a response's head, and of a single read.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Bytes that are read of an error, and characters that are shown.
+/// Maximum number of bytes read of an error, and of characters shown.
 const ERROR_BYTES_MAX: usize = 4096;
 const ERROR_CHARS_MAX: usize = 300;
 
 /// Why a request failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The address is none that this client can use.
+    /// This client does not support the address.
     #[error(
         "{0:?} is not an address: it begins with http:// or https://, then host and port, without a user, or is unix: and the path of a socket"
     )]
     Address(String),
-    /// The network.
+    /// A network error.
     #[error("{address}: {source}")]
     Io {
         /// Host and port.
         address: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// TLS: the server's certificate, or that it refuses this client.
+    /// A TLS error: the server's certificate is invalid, or the server rejects this client.
     #[error("{address}: {reason}")]
     Tls {
         /// Host and port.
         address: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Not HTTP.
+    /// The server does not speak HTTP.
     #[error("{address} does not speak HTTP/1.1: {reason}")]
     Protocol {
         /// Host and port.
@@ -79,10 +79,10 @@ pub enum ClientError {
         /// What is wrong.
         reason: String,
     },
-    /// The connection ended before the answer did.
+    /// The connection ended before the response was complete.
     #[error("{0}: the connection ended before the answer did")]
     Cut(String),
-    /// More than is taken.
+    /// The response is too large.
     #[error("{address}: the answer is longer than {bytes_max} bytes")]
     TooLong {
         /// Host and port.
@@ -90,7 +90,7 @@ pub enum ClientError {
         /// The limit.
         bytes_max: usize,
     },
-    /// No answer in time.
+    /// No complete response in time.
     #[error("{address}: no whole answer within {} s", .time_max.as_secs_f64())]
     TooSlow {
         /// Host and port.
@@ -98,17 +98,17 @@ pub enum ClientError {
         /// The limit.
         time_max: Duration,
     },
-    /// The server's refusal.
+    /// The server rejected the request.
     #[error("{status}: {}", sanitize::terminal(.message))]
     Status {
         /// HTTP status.
         status: u16,
-        /// What it says, cut.
+        /// Its message, truncated.
         message: String,
     },
 }
 
-/// Where a server is, and the way into it.
+/// A server with its address and credentials.
 #[derive(Clone)]
 pub struct Server {
     address: Address,
@@ -120,44 +120,44 @@ impl Server {
     /// A server.
     ///
     /// # Errors
-    /// What cannot be used of the access. For an `https` address without authorities, if the system has none.
+    /// If a part of the access cannot be used; for an `https` address without authorities, if the system has no root certificates.
     pub fn new(address: Address, access: &Access) -> Result<Self, AccessError> {
         let access = Prepared::new(access, address.is_tls())?;
         Ok(Self { address, access, time_max: TIME_MAX })
     }
 
-    /// With another limit of the time of a request.
+    /// The same with another time limit for requests.
     #[cfg(test)]
     pub(crate) fn with_time_max(self, time_max: Duration) -> Self {
         Self { time_max, ..self }
     }
 
-    /// Where it is.
+    /// Its address.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Time for a request in all.
+    /// Maximum time for a whole request.
     pub(crate) fn time_max(&self) -> Duration {
         self.time_max
     }
 
-    /// What each request carries. Values that are secret are marked as sensitive.
+    /// The headers of each request. Secret values are marked as sensitive.
     #[must_use]
     pub fn headers(&self) -> &HeaderMap {
         &self.access.headers
     }
 
-    /// What a server said, as it may be shown: without the secrets that it was sent, and cut.
+    /// A server's message for display: truncated, and without the secrets that it was sent.
     pub(crate) fn shown(&self, said: &str) -> String {
         self.access.without_secrets(said).chars().take(ERROR_CHARS_MAX).collect()
     }
 
-    /// Asks for a path.
+    /// Requests a path.
     ///
     /// # Errors
-    /// The network's error, or a status other than 2xx.
+    /// Network errors, and statuses other than 2xx.
     pub fn get(&self, path: &str) -> Result<Vec<u8>, ClientError> {
         self.send(Method::GET, path, None, Bytes::new())
     }
@@ -165,7 +165,7 @@ impl Server {
     /// Sends a body.
     ///
     /// # Errors
-    /// The network's error, or a status other than 2xx.
+    /// Network errors, and statuses other than 2xx.
     pub fn post(&self, path: &str, kind: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
         self.send(Method::POST, path, Some(kind), Bytes::copy_from_slice(body))
     }
@@ -180,7 +180,7 @@ impl Server {
         request.headers_mut().extend(self.access.headers.clone());
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| self.failed(error))?;
         let answer = runtime.block_on(async { timeout(self.time_max, self.exchange(request)).await });
-        // A name that is still looked up must not hold up the caller.
+        // A name lookup in progress must not delay the caller.
         runtime.shutdown_background();
         answer.unwrap_or_else(|_| Err(ClientError::TooSlow { address: self.address.to_string(), time_max: self.time_max }))
     }
@@ -192,7 +192,7 @@ impl Server {
         let driven = tokio::spawn(connection);
         let answer = match sender.send_request(request).await {
             Ok(answer) => answer,
-            // The connection knows why it ended.
+            // The connection has the reason why it ended.
             Err(error) if error.is_canceled() || error.is_closed() => {
                 return Err(match driven.await {
                     Ok(Err(cause)) => self.told(&cause),
@@ -212,10 +212,10 @@ impl Server {
         Err(ClientError::Status { status: status.as_u16(), message: self.message(answer).await })
     }
 
-    /// The whole of a body.
+    /// The complete body.
     async fn body(&self, mut body: Incoming) -> Result<Vec<u8>, ClientError> {
         let too_long = || ClientError::TooLong { address: self.address.to_string(), bytes_max: ANSWER_BYTES_MAX };
-        // What it promises is no reason to reserve anything, but one to give up at once.
+        // The announced length does not reserve memory, but a length above the limit is an immediate error.
         if body.size_hint().lower() > ANSWER_BYTES_MAX as u64 {
             return Err(too_long());
         }
@@ -230,7 +230,7 @@ impl Server {
         Ok(whole)
     }
 
-    /// What a refusal says: its start, as far as it arrives.
+    /// The message of a rejection: its beginning, as far as it arrives.
     async fn message(&self, answer: Response<Incoming>) -> String {
         let location = answer.headers().get(LOCATION).map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
         if let Some(location) = location.filter(|_| answer.status().is_redirection()) {
@@ -247,7 +247,7 @@ impl Server {
         self.shown(&String::from_utf8_lossy(&said))
     }
 
-    /// An error on the way.
+    /// A network error.
     fn failed(&self, source: io::Error) -> ClientError {
         let address = self.address.to_string();
         match source.get_ref().and_then(|inner| inner.downcast_ref::<TlsFault>()) {
@@ -256,7 +256,7 @@ impl Server {
         }
     }
 
-    /// What went wrong in an exchange.
+    /// An error of an HTTP exchange.
     fn told(&self, error: &hyper::Error) -> ClientError {
         let address = self.address.to_string();
         if error.is_incomplete_message() {
@@ -268,14 +268,14 @@ impl Server {
         }
         match cause.kind() {
             io::ErrorKind::UnexpectedEof => ClientError::Cut(address),
-            // What hyper says of chunks and lengths.
+            // hyper's errors about chunks and lengths.
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => ClientError::Protocol { address, reason: cause.to_string() },
             kind => ClientError::Io { address, source: io::Error::new(kind, cause.to_string()) },
         }
     }
 }
 
-/// The system's or TLS's error behind one of hyper's.
+/// The operating system's or TLS's error that caused one of hyper's.
 fn cause(error: &hyper::Error) -> Option<&io::Error> {
     std::iter::successors(error.source(), |&error| error.source()).find_map(|error| error.downcast_ref::<io::Error>())
 }

@@ -1,6 +1,6 @@
-//! For tests, of the library and of the program: an authority with certificates, and servers with TLS. Uses nothing of the library.
+//! For tests, of the library and of the program: a certificate authority, and servers with TLS. Independent of the library.
 #![allow(clippy::unwrap_used)]
-// Each of the two has its own part of it.
+// Each of the two uses only a part of it.
 #![allow(dead_code)]
 
 use std::io::{Read, Write};
@@ -26,20 +26,20 @@ pub struct Pair {
     pub key: String,
 }
 
-/// The years that a certificate is valid in.
+/// The years in which a certificate is valid.
 pub type Years = std::ops::Range<i32>;
 
-/// From long ago until long after.
+/// From the distant past to the distant future.
 pub const VALID: Years = 2000..2100;
 
-/// An authority that everybody who trusts its certificate trusts.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub certificate: String,
 }
 
 impl Authority {
-    /// One whose name is its own.
+    /// An authority with a unique name.
     pub fn new() -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         Self::named(&format!("authority {}", MADE.fetch_add(1, Ordering::Relaxed)))
@@ -54,7 +54,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), certificate }
     }
 
-    /// For a server of these names, or a client.
+    /// A certificate for a server with these names, or for a client.
     pub fn sign(&self, names: &[&str], years: Years) -> Pair {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
@@ -69,12 +69,12 @@ impl Authority {
     }
 }
 
-/// A server that shows this certificate, and demands one that `clients` has signed.
+/// A server with this certificate, which requires client certificates signed by `clients`.
 pub fn config(pair: &Pair, clients: Option<&Authority>) -> ServerConfig {
     config_of(pair, clients, rustls::ALL_VERSIONS)
 }
 
-/// As [`config`], with these versions of TLS alone.
+/// As [`config`], with only these versions of TLS.
 pub fn config_of(pair: &Pair, clients: Option<&Authority>, versions: &[&'static rustls::SupportedProtocolVersion]) -> ServerConfig {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(versions).unwrap();
@@ -88,7 +88,7 @@ pub fn config_of(pair: &Pair, clients: Option<&Authority>, versions: &[&'static 
     builder.with_single_cert(chain, PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap()).unwrap()
 }
 
-/// A request as it came: its head, and its body by `Content-Length`.
+/// A received request: its head, and its body according to `Content-Length`.
 pub fn read_request(stream: &mut impl Read) -> std::io::Result<(String, Vec<u8>)> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
     let mut more = |bytes: &mut Vec<u8>| match stream.read(&mut piece)? {
@@ -114,7 +114,7 @@ pub fn read_request(stream: &mut impl Read) -> std::io::Result<(String, Vec<u8>)
     Ok((head, body))
 }
 
-/// Serves on a free port until the test ends; what a handler does with a connection is its own affair.
+/// Serves on a free port until the test ends; the handler decides what happens on a connection.
 pub fn listen(handler: impl Fn(TcpStream) + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -128,12 +128,12 @@ pub fn listen(handler: impl Fn(TcpStream) + Send + 'static) -> u16 {
     port
 }
 
-/// Serves with TLS on a free port: each connection has one request, which is answered with these bytes, and then the end of TLS.
+/// Serves with TLS on a free port: each connection has one request, which is answered with these bytes, followed by the end of TLS.
 pub fn serve(config: ServerConfig, answer: impl Fn(&str, &[u8]) -> Vec<u8> + Send + 'static) -> u16 {
     let config = Arc::new(config);
     listen(move |tcp| {
         let mut stream = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), tcp);
-        // A client that is refused, or refuses, has said so in its own error.
+        // If the client is rejected, or rejects the server, its own error says so.
         let Ok((head, body)) = read_request(&mut stream) else { return };
         let _ = stream.write_all(&answer(&head, &body));
         stream.conn.send_close_notify();
@@ -141,7 +141,7 @@ pub fn serve(config: ServerConfig, answer: impl Fn(&str, &[u8]) -> Vec<u8> + Sen
     })
 }
 
-/// An answer with this body.
+/// A response with this body.
 pub fn ok(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }

@@ -1,5 +1,4 @@
-//! Tests: what the client says to servers, what it takes from good ones, and what it makes of the others. What a server has sent is counted
-//! by the server.
+//! Tests what the client sends, how it handles valid responses, and how it handles all others. The servers count the bytes that they send.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write};
@@ -15,9 +14,9 @@ use proptest::prelude::*;
 use super::testing::{Authority, Pair, VALID, config, config_of, listen, ok, read_request, serve};
 use super::*;
 
-/// Far beyond what an answer on this machine takes.
+/// Far longer than a response on this machine takes.
 const LONG: Duration = Duration::from_secs(20);
-/// Well within it.
+/// Much shorter than that.
 const SHORT: Duration = Duration::from_millis(500);
 
 fn server(url: &str) -> Server {
@@ -36,7 +35,7 @@ fn trust(authority: &Authority) -> Access {
     Access { authorities: Some(authority.certificate.clone().into_bytes()), ..Access::default() }
 }
 
-/// A server that answers each request with these bytes, and the end.
+/// A server that answers each request with these bytes and closes.
 fn answering(answer: impl Into<Vec<u8>>) -> Server {
     let answer = answer.into();
     server(&format!(
@@ -48,7 +47,7 @@ fn answering(answer: impl Into<Vec<u8>>) -> Server {
     ))
 }
 
-/// A server that says this to each request, and then that without an end, as long as it is read. Counts its bytes.
+/// A server that answers each request with `start` and then repeats `rest` endlessly as long as it is read. Counts its bytes.
 fn endless(start: &'static str, rest: &'static str) -> (Server, Arc<AtomicU64>) {
     let sent = Arc::<AtomicU64>::default();
     let counted = Arc::clone(&sent);
@@ -67,7 +66,7 @@ fn get(server: &Server) -> Result<String, ClientError> {
     server.get("/x").map(|body| String::from_utf8(body).unwrap())
 }
 
-/// The error, which must name the server and come soon.
+/// The error, which must name the server and be returned soon.
 fn refused(server: &Server) -> (ClientError, String) {
     let began = Instant::now();
     let error = get(server).unwrap_err();
@@ -95,7 +94,7 @@ fn a_refusal_is_told_with_its_status_and_what_the_server_says_of_it() {
     }
     let error = get(&answering(format!("HTTP/1.1 500 no\r\n\r\n\u{1b}[2J{}", "x".repeat(1 << 20)))).unwrap_err().to_string();
     assert!(error.starts_with("500: \\u{1b}[2Jxxx") && error.len() < 400, "{error}");
-    // What it says of it breaks off, but the status is known.
+    // Its message is truncated, but the status is known.
     let error = get(&answering("HTTP/1.1 429 slow\r\nContent-Length: 9\r\n\r\nlat")).unwrap_err();
     assert!(matches!(error, ClientError::Status { status: 429, .. }), "{error}");
 }
@@ -134,7 +133,7 @@ fn a_unix_socket_is_a_server_as_any_other() {
     let address = format!("unix:{}", path.display());
     let head = get(&server(&address)).unwrap();
     assert!(head.starts_with("GET /x HTTP/1.1\r\n") && head.to_ascii_lowercase().contains("\r\nhost: localhost\r\n"), "{head}");
-    // Nobody accepts any more.
+    // Nothing accepts connections any more.
     assert!(matches!(refused(&server(&address)).0, ClientError::Io { .. }));
     std::fs::remove_file(&path).unwrap();
     assert!(refused(&server(&address)).1.contains("No such file"));
@@ -220,7 +219,7 @@ fn a_server_that_vanishes_is_told_with_what_the_system_says() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (error, text) = refused(&server(&format!("http://{gone}")));
     assert!(matches!(error, ClientError::Io { .. }) && text.contains("Connection refused"), "{text}");
-    // It reads nothing of what it is sent and closes: the system resets the connection.
+    // It closes without reading what it is sent: the system resets the connection.
     let port = listen(|mut stream| {
         let _ = stream.read(&mut [0; 1]);
         let _ = stream.shutdown(Shutdown::Write);
@@ -251,7 +250,7 @@ fn what_a_server_says_before_it_closes_in_the_middle_of_a_body_is_heard() {
 #[test]
 fn a_slow_server_costs_no_more_than_the_time_limit() {
     let silent = listen(|mut stream| while matches!(stream.read(&mut [0; 4096]), Ok(1..)) {});
-    // Each byte comes in time, the whole does not.
+    // Each byte arrives in time, but the whole response does not.
     let trickling = listen(|mut stream| {
         let _ = read_request(&mut stream);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n");
@@ -261,7 +260,7 @@ fn a_slow_server_costs_no_more_than_the_time_limit() {
     });
     let (interim, sent) = endless("", "HTTP/1.1 100 Continue\r\n\r\n");
     let address = |port| format!("http://127.0.0.1:{port}");
-    // Neither TCP's backlog nor TLS are taken for an answer.
+    // A connection in TCP's backlog does not count as a response, and the TLS handshake counts towards the time.
     let unheard = TcpListener::bind("127.0.0.1:0").unwrap();
     let of_tls = with(&format!("https://{}", unheard.local_addr().unwrap()), &trust(&Authority::new()));
     for server in [server(&address(silent)), server(&address(trickling)), interim, of_tls] {
@@ -276,7 +275,7 @@ fn a_slow_server_costs_no_more_than_the_time_limit() {
 
 #[test]
 fn an_endless_answer_costs_no_more_than_its_limits() {
-    // What a socket takes in on the way, on both sides.
+    // Bytes that the sockets of both sides may buffer.
     const ON_THE_WAY: u64 = 16 << 20;
     let heads = [("HTTP/1.1 200 OK\r\n", "a: b\r\n"), ("HTTP/1.1 200 OK\r\nx: ", "aaaa"), ("", "HTTP/1.1 200 OK")];
     for (start, rest) in heads {
@@ -292,7 +291,7 @@ fn an_endless_answer_costs_no_more_than_its_limits() {
         assert!(matches!(error, ClientError::TooLong { .. }) && text.contains(&ANSWER_BYTES_MAX.to_string()), "{text}");
         assert!(sent.load(Ordering::Relaxed) < 2 * ANSWER_BYTES_MAX as u64 + ON_THE_WAY);
     }
-    // An extension of a chunk, and fields after the last one.
+    // A chunk extension, and fields after the last chunk.
     for rest in ["1;", "0\r\nx: "] {
         let start = if rest.len() == 2 {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;"
@@ -304,7 +303,7 @@ fn an_endless_answer_costs_no_more_than_its_limits() {
         assert!(matches!(error, ClientError::Protocol { .. }), "{rest}: {text}");
         assert!(sent.load(Ordering::Relaxed) < ON_THE_WAY);
     }
-    // A promise is enough.
+    // The announced length is enough for the error.
     let (server, sent) = endless("HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551613\r\n\r\n", "aaaa");
     assert!(matches!(refused(&server).0, ClientError::TooLong { .. }));
     assert!(sent.load(Ordering::Relaxed) < ON_THE_WAY);
@@ -403,7 +402,7 @@ fn tls_and_plain_http_are_not_mistaken_for_each_other() {
 
 #[test]
 fn an_answer_by_tls_that_somebody_cuts_is_none() {
-    // Without a length, only the end of TLS says that nothing is missing.
+    // Without a length, only the end of TLS shows that the response is complete.
     let authority = Authority::new();
     let config = Arc::new(config(&authority.sign(&["localhost"], VALID), None));
     let port = listen(move |tcp| {

@@ -1,4 +1,4 @@
-//! TLS: whom to trust, who the client is, and what a failure means.
+//! TLS: the trusted authorities, the client's identity, and descriptions of failures.
 
 use std::error::Error;
 use std::fmt;
@@ -12,14 +12,14 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
 use super::access::{AccessError, Identity};
 
-/// A configuration that trusts these authorities (PEM), or, without any, those of the system, and has an identity to show.
+/// A configuration that trusts these authorities (PEM), or those of the system if there are none, and has a client identity if given.
 pub(super) fn config(authorities: Option<&[u8]>, identity: Option<&Identity>) -> Result<ClientConfig, AccessError> {
     let roots = match authorities {
         Some(pem) => roots_of(pem)?,
         None => roots_of_system()?,
     };
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions();
-    // The provider is fixed, and has what these versions need.
+    // The provider is fixed and supports these versions.
     let builder = builder.map_err(|error| AccessError::Authorities(error.to_string()))?.with_root_certificates(roots);
     let Some(identity) = identity else { return Ok(builder.with_no_client_auth()) };
     let certificates = certificates(&identity.certificates).map_err(AccessError::Certificate)?;
@@ -50,7 +50,7 @@ fn roots_of(pem: &[u8]) -> Result<RootCertStore, AccessError> {
 fn roots_of_system() -> Result<RootCertStore, AccessError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Bundles hold certificates of all ages; those that cannot be read are trusted by nobody.
+    // Bundles contain certificates of all ages; those that cannot be parsed are not trusted.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         return Err(AccessError::NoRoots(found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default()));
@@ -58,7 +58,7 @@ fn roots_of_system() -> Result<RootCertStore, AccessError> {
     Ok(roots)
 }
 
-/// The certificates in a text, at least one.
+/// The certificates in a text; it must contain at least one.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match read {
@@ -68,7 +68,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// A failure of TLS in words, so that whoever shows an error on the way shows them.
+/// A TLS failure as a sentence, so that error messages show the sentence.
 #[derive(Debug)]
 pub(super) struct TlsFault(pub String);
 
@@ -80,13 +80,13 @@ impl fmt::Display for TlsFault {
 
 impl Error for TlsFault {}
 
-/// The same error, in words if it is one of TLS.
+/// The same error, described by a sentence if it is a TLS error.
 pub(super) fn in_words(error: io::Error) -> io::Error {
     let fault = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(words);
     fault.map_or(error, |fault| io::Error::other(TlsFault(fault)))
 }
 
-/// What an error means. The sentence goes on from the server's address.
+/// Describes an error. The sentence continues the server's address.
 fn words(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(error) => format!("its certificate is refused: {}", of_certificate(error)),
