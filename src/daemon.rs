@@ -1,4 +1,4 @@
-//! The daemon's life: start, signals, reload, watchdog, stop. Runs on the main thread.
+//! The daemon's life cycle: start, signals, reload, watchdog, stop. Runs on the main thread.
 
 use std::io::{self, Read};
 use std::net::TcpListener;
@@ -30,47 +30,47 @@ use crate::store::read::Reader;
 use crate::store::thin::Limits;
 use crate::store::write::Writer;
 
-/// Time given to requests under way and to the census thread at the end.
+/// Maximum wait for requests in progress and for the census thread at the end.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// A boot id has 36 characters.
 const BOOT_ID_BYTES_MAX: u64 = 64;
-/// Time between two looks at the heartbeat without a watchdog.
+/// Interval between two checks of the heartbeat without a watchdog.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// Why the daemon cannot start.
 #[derive(Debug, Error)]
 pub enum AgentError {
-    /// The configuration.
+    /// The configuration is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The address.
+    /// The address cannot be used.
     #[error("cannot listen on {listen}: {source}; is another agent running? (server.listen)")]
     Listen {
         /// The address.
         listen: std::net::SocketAddr,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The unix socket.
+    /// The unix socket cannot be used.
     #[error("cannot listen on {path}: {source}; is another agent running, and does its directory exist? (server.socket)")]
     Socket {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The history, not even in memory.
+    /// The history cannot be created, not even in memory.
     #[error(transparent)]
     History(StoreError),
-    /// A fault of the program: its message is on standard error.
+    /// A bug in the program: its message is on standard error.
     #[error("the {0} thread ended by itself; please report this with the message above")]
     ThreadEnded(&'static str),
-    /// Threads, signals.
+    /// A thread or a signal handler cannot be set up.
     #[error("cannot {what}: {source}")]
     System {
-        /// What could not be had.
+        /// The step that failed.
         what: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -79,7 +79,7 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> AgentError {
     move |source| AgentError::System { what, source }
 }
 
-/// Runs until SIGTERM or SIGINT. `said` is called once with the address that is listened on.
+/// Runs until SIGTERM or SIGINT. `said` is called once with the address that the server listens on.
 ///
 /// # Errors
 /// If the daemon cannot start; once it runs, it does not fail.
@@ -185,11 +185,11 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         }
     }
     notifier.send("STOPPING=1");
-    // The thread has nothing to save: if it is in the middle of a long walk, the process ends without it.
+    // The thread has nothing to save: if it is in a long walk, the process ends without waiting for it.
     let _ = commands.send(Command::Stop);
     governor.stop(STOP_WITHIN);
     listener.stop(STOP_WITHIN);
-    // A look under way has nothing to take out: the process ends without it.
+    // An examination in progress has nothing to detach: the process ends without waiting for it.
     looker.stop(Duration::ZERO);
     if let Some(pusher) = &pusher {
         pusher.stop();
@@ -197,7 +197,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     for server in servers {
         server.stop(STOP_WITHIN);
     }
-    // Last: it takes the history from whoever reads it, and merges its log.
+    // Last: it closes the history for its readers, and merges its log.
     keeper.stop();
     let deadline = Instant::now() + STOP_WITHIN;
     while !(census.is_finished() && store.is_finished()) && Instant::now() < deadline {
@@ -206,7 +206,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     Ok(())
 }
 
-/// Starts sending profiles, if a server is configured.
+/// Starts sending profiles if a server is configured.
 fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>, AgentError> {
     let Some(destination) = Destination::open(&config.push)? else { return Ok(None) };
     let target = Target {
@@ -222,7 +222,7 @@ fn allow_recordings(state: &ServerState, config: &Config) {
     state.allow_recordings(if config.profile.on_demand { config.profile.seconds_max } else { 0 });
 }
 
-/// Starts the history: on disk if there is a place for it, else in memory.
+/// Starts the history: on disk if there is a location for it, otherwise in memory.
 fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinHandle<()>, Reader), AgentError> {
     let place = config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref());
     let on_disk = place.map(|directory| Database::open_both(&directory)).transpose();
@@ -251,7 +251,7 @@ fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinH
     Ok((keeper, thread, Reader::new(read)))
 }
 
-/// Reads the configuration again. One that cannot be used changes nothing.
+/// Reads the configuration again. An invalid one changes nothing.
 fn reload(
     path: Option<&Path>,
     state: &ServerState,
@@ -264,7 +264,7 @@ fn reload(
     notifier.send(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
     let usable = |config: Config| {
         let token = config.token()?;
-        // The address stays until a restart, whatever the new configuration says.
+        // The address stays the same until a restart, whatever the new configuration says.
         match token {
             None if !state.listen().ip().is_loopback() => Err(ConfigError::NoToken { listen: state.listen() }),
             token => Ok((config, token)),
@@ -285,7 +285,7 @@ fn reload(
             Command::ReloadFailed
         }
     };
-    // The thread is gone only when the watchdog will say so.
+    // If the thread has ended, the watchdog reports it.
     let _ = commands.send(order);
     notifier.send("READY=1");
 }
@@ -304,7 +304,7 @@ impl Signals {
         let stop = Arc::new(AtomicBool::new(false));
         let reload = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
-            // A second one ends the process at once.
+            // A second signal ends the process immediately.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
@@ -317,14 +317,14 @@ impl Signals {
 
     fn wait(&self, most: Duration) {
         let timeout = most.try_into().ok();
-        // An interrupted wait is as good as a finished one: the flags say what happened.
+        // An interrupted wait is equivalent to a completed one: the flags show what happened.
         let _ = poll(&mut [PollFd::new(&self.woken, PollFlags::IN)], timeout.as_ref());
         let mut drained = [0; 64];
         while (&self.woken).read(&mut drained).is_ok_and(|bytes| bytes > 0) {}
     }
 }
 
-/// Two arenas suffice for three threads; more would only hold free memory.
+/// Two arenas are enough for three threads; more would only keep free memory.
 fn limit_arenas() {
     // SAFETY: glibc's own function, called before other threads allocate.
     #[cfg(target_env = "gnu")]
