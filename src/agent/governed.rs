@@ -1,7 +1,7 @@
-//! The governor's thread: attributes the allocations of the processes in most need, each under its budget, all under the node's.
+//! The governor's thread: attributes the allocations of the processes that need it most, each within its budget, all within the node's.
 //!
-//! What is shed, in this order, each step counted: a target's windows (its budget is its own limit); the number of targets, halved, when
-//! this thread takes more than its share of a core; all targets, while the agent is above its memory limit.
+//! Under pressure it sheds load in this order, and counts each step: a target's windows (its budget is its own limit); the number of
+//! targets, halved if this thread takes more than its share of a core; all targets, while the agent is above its memory limit.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,32 +24,32 @@ use crate::recorder::governed::{Governed, HeapBytes, Options};
 use crate::recorder::session::LazySession;
 use crate::units::Pid;
 
-/// Time between two choices of targets.
+/// Interval between two selections of targets.
 const CHOOSE_EVERY: Duration = Duration::from_secs(10);
-/// Time to the next choice while nobody has been chosen: a node has its first picture within ten seconds of the agent's start.
+/// Interval until the next selection while there are no targets: a node has its first results within ten seconds of the agent's start.
 const CHOOSE_AGAIN: Duration = Duration::from_secs(1);
-/// Time between two profiles of each target that are handed over: naming their stacks takes some ten milliseconds.
+/// Interval between two profiles of each target that are published: symbolizing their stacks takes some ten milliseconds.
 const HAND_OVER_EVERY: Duration = Duration::from_secs(30);
-/// Time after which a new target's first profile is handed over.
+/// Time after which a new target's first profile is published.
 const HAND_OVER_FIRST: Duration = Duration::from_secs(5);
-/// Length of a step: how soon an order is heard.
+/// Length of a step: the maximum delay until an order is received.
 const STEP: Duration = Duration::from_millis(200);
-/// Time after which the programs are tried again where they could not be loaded.
+/// Interval between attempts to load the programs after a failure.
 const RETRY: Duration = Duration::from_secs(300);
-/// Something is learnt of each target at least this often, in seconds of its budget: one short window in a minute.
+/// Every target is measured at least this often, in seconds of its budget: one short window per minute.
 const FLOOR_RATIO: f64 = 0.02 / 60.0;
-/// One target more is taken while this thread takes less than so much of its share.
+/// A further target is added while this thread takes less than this fraction of its share.
 const MORE_BELOW: f64 = 0.7;
-/// Targets that could not be watched are left alone for so many choices.
+/// Number of selections for which a target that could not be watched is skipped.
 const REFUSED_ROUNDS: u32 = 30;
 
 /// The sample that the thread writes and `/metrics` reads.
 pub type SharedSample = Arc<Mutex<GovernedSample>>;
 
-/// Starts the thread. `sites_store`: folder that keeps the places found in C libraries between runs.
+/// Starts the thread. `sites_store`: directory that keeps the sites found in C libraries between runs.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If the thread cannot be started.
 pub fn start(
     config: GovernedConfig,
     memory_max_bytes: u64,
@@ -67,7 +67,7 @@ pub struct Sources {
     pub session: Arc<LazySession>,
     /// The newest snapshot.
     pub published: Arc<Published>,
-    /// Where it is put what is known by stack.
+    /// Where the results by stack are published.
     pub board: Arc<Attributions>,
 }
 
@@ -143,13 +143,13 @@ impl Attribution {
         }
         self.targets_max = config.targets_max;
         self.config = config;
-        // Whoever asks anew gets a new try.
+        // A new order permits a new attempt.
         self.tried = None;
         self.choose_at = Instant::now();
         lock(&self.sample).enabled = self.config.enabled;
     }
 
-    /// Loads the programs, once there is somebody to watch.
+    /// Loads the programs once there is a process to watch.
     fn engine(&mut self) -> Option<&mut Governed> {
         if self.engine.is_none() && self.tried.is_none_or(|at| at.elapsed() >= RETRY) {
             self.tried = Some(Instant::now());
@@ -163,7 +163,7 @@ impl Attribution {
             };
             match self.sources.session.get().and_then(|session| Governed::over(session, options)) {
                 Ok(engine) => {
-                    // Loading is paid once and for all, whatever the number of targets.
+                    // Loading is a one-time cost that does not depend on the number of targets.
                     self.cpu_share.begin_anew();
                     let costs = engine.costs();
                     let mut sample = lock(&self.sample);
@@ -214,14 +214,14 @@ impl Attribution {
         self.share(&snapshot);
     }
 
-    /// What may be attributed: processes whose heap a census knows.
+    /// The processes that may be attributed: those with a heap that a census can read.
     fn candidates(&mut self, snapshot: &Snapshot) -> Vec<Candidate> {
         let extent = |one: &ProcessSample| one.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
         self.refused.retain(|_, rounds| {
             *rounds = rounds.saturating_sub(1);
             *rounds > 0
         });
-        // What a process tells by itself says more and costs less.
+        // A process with its own emitter gives more information at a lower cost.
         let tells = |one: &ProcessSample| one.attributed.all().any(|known| known.profile.meta.mode == Mode::Sampled);
         let usable = |one: &&Arc<ProcessSample>| !one.heaps.is_empty() && !self.refused.contains_key(&one.identity) && !tells(one);
         let candidates = snapshot.processes.iter().filter(usable).map(|one| Candidate {
@@ -236,7 +236,7 @@ impl Attribution {
         candidates
     }
 
-    /// Budgets by the rules and the node's cap, and the heaps' free bytes for the accounts of growth.
+    /// Sets budgets according to the rules and the node's limit, and the heaps' free bytes for the accounts of growth.
     fn share(&mut self, snapshot: &Snapshot) {
         let Some(engine) = &mut self.engine else { return };
         let of = |identity: &Identity| snapshot.processes.iter().find(|one| one.identity == *identity);
@@ -289,13 +289,13 @@ impl Attribution {
         }
     }
 
-    /// Puts what is known of each target on the board that everything shown is taken from.
+    /// Publishes the results of each target on the board from which everything is shown.
     fn hand_over(&mut self) {
         let Some(engine) = &mut self.engine else { return };
         let status = engine.status();
         for (identity, &pid) in &self.chosen {
             let profile = engine.profile(Some(&[pid]));
-            // Nothing was in its windows yet.
+            // Its windows have not seen anything yet.
             if profile.stacks().is_empty() {
                 continue;
             }
@@ -324,7 +324,7 @@ impl Attribution {
     }
 }
 
-/// Free and live bytes of its heaps, where a census told.
+/// Free and live bytes of its heaps, if a census has determined them.
 fn heap_bytes(one: &ProcessSample) -> HeapBytes {
     let free = one.heaps.iter().filter_map(|heap| Some(heap.extent_bytes.saturating_sub(heap.live_bytes?)));
     let live = one.heaps.iter().filter_map(|heap| heap.live_bytes);
@@ -332,7 +332,7 @@ fn heap_bytes(one: &ProcessSample) -> HeapBytes {
 }
 
 impl GovernedConfig {
-    /// Budget of a process of this name: the first rule that fits, else the common one.
+    /// Budget of a process with this name: the first rule that matches, otherwise the default.
     fn budget_of(&self, comm: &str) -> f64 {
         self.overrides.iter().find(|rule| glob(&rule.command, comm)).map_or(self.budget_ratio(), |rule| rule.budget_percent / 100.0)
     }

@@ -1,9 +1,9 @@
-//! The listener's thread: finds processes that bring an emitter, listens to them all the time, and hands over what lives by stack.
+//! The listener's thread: finds processes that contain an emitter, listens to them continuously, and publishes live bytes by stack.
 //!
-//! Processes are looked at whatever their size: one that will grow brings its emitter from its start.
+//! Processes of any size are examined: a process that will grow has its emitter from its start.
 //!
-//! What it costs is bounded three times: the looks for emitters, the profiles and the censuses joined with them each have a third of
-//! `listening.cpu_percent`, and become rarer when they need more. Nothing is loaded before the first emitter is found.
+//! Its cost is limited in three parts: searching for emitters, building profiles, and joining censuses with them each have a third of
+//! `listening.cpu_percent`, and become less frequent if they need more. Nothing is loaded before the first emitter is found.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -24,21 +24,21 @@ use crate::probe::features::Features;
 use crate::recorder::{Choice, EmitterTotals, Options, Recorder};
 use crate::target::{Process, ProcessId};
 
-/// Length of a step: how soon an order is heard.
+/// Length of a step: the maximum delay until an order is received.
 const STEP: Duration = Duration::from_millis(200);
-/// Between two rounds of looks at processes that are due for one.
+/// Interval between two rounds that examine the processes that are due.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Processor time of one round of looks: what is left is looked at in the next one, so that a process that has just begun never waits for
-/// a whole node to be looked through.
+/// Maximum CPU time of one round: the remaining processes are examined in the next one, so that a process that has just started never waits
+/// for a whole node to be examined.
 const LOOKS_MAX: Duration = Duration::from_millis(10);
-/// A process is looked at when it is found, and again after these times: libraries may come later. The last one repeats.
+/// A process is examined when it is found, and again after these times, because libraries may be loaded later. The last interval repeats.
 const LOOKS_AFTER: [Duration; 3] = [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
-/// Time after which the programs are tried again where they could not be loaded.
+/// Interval between attempts to load the programs after a failure.
 const RETRY: Duration = Duration::from_secs(300);
-/// Live chunks of a heap that is joined with its sample, at most: a walk keeps 4 bytes of each, and the start's are kept on. What is
-/// larger has its live bytes by stack, without pinned and before attach.
+/// Maximum number of live chunks of a heap that is joined with its sample: a walk keeps 4 bytes of each, and those of the start are kept. A
+/// larger heap has live bytes by stack, without pinned bytes and `[before attach]`.
 const JOIN_CHUNKS_MAX: u64 = 4 << 20;
-/// The same where no census has counted the chunks yet: bytes of extent.
+/// The same if no census has counted the chunks yet: bytes of extent.
 const JOIN_EXTENT_MAX: u64 = 512 << 20;
 
 /// The sample that the thread writes and `/metrics` reads.
@@ -47,19 +47,19 @@ pub type SharedListening = Arc<Mutex<ListeningSample>>;
 /// Starts the thread.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If the thread cannot be started.
 pub fn start(config: ListeningConfig, sources: Sources, sample: SharedListening) -> std::io::Result<Worker<ListeningConfig>> {
     Worker::start("fragprof-listen", move |orders| Listener::new(config, sources, sample).run(orders))
 }
 
-/// When something is due that may take a share of the processor's time.
+/// When work is due that may take a share of CPU time.
 #[derive(Debug, Clone, Copy)]
 struct Paced {
     due: Instant,
 }
 
 impl Paced {
-    /// Sets the next time: `interval` from now, later where so much time was spent that the share asks for it.
+    /// Sets the next time: `interval` from now, or later if the time spent requires it to keep the share.
     fn done(&mut self, spent: Duration, share: f64, interval: Duration) {
         let pause = Duration::try_from_secs_f64(spent.as_secs_f64() / share.max(1e-6)).unwrap_or(interval);
         self.due = Instant::now() + interval.max(pause);
@@ -70,7 +70,7 @@ impl Paced {
     }
 }
 
-/// What is remembered of a process that was looked at.
+/// What is cached of an examined process.
 #[derive(Debug, Clone, Copy)]
 struct Looked {
     next: Instant,
@@ -139,7 +139,7 @@ impl Listener {
                 recorder.step(STEP);
                 for gone in recorder.forget_ended() {
                     let mut sample = lock(&self.sample);
-                    // As it was told last: its ledger is gone.
+                    // The last reported figures: its ledger no longer exists.
                     let heard = sample.targets.iter().find(|(_, heard)| heard.process == gone).map(|(_, heard)| heard.clone());
                     if let Some(heard) = heard {
                         add_past(&mut sample, &heard);
@@ -156,7 +156,7 @@ impl Listener {
         }
     }
 
-    /// What each of the three kinds of work may take of the processor's time.
+    /// The share of CPU time that each of the three kinds of work may take.
     fn share(&self) -> f64 {
         self.config.cpu_percent / 100.0 / 3.0
     }
@@ -171,12 +171,12 @@ impl Listener {
             self.sources.board.set_emitting(BTreeSet::new());
             self.recorder = None;
         }
-        // Whoever asks anew gets a new try.
+        // A new order permits a new attempt.
         self.tried = None;
         self.config = config;
     }
 
-    /// Looks at the processes that are due, and listens to those that have an emitter. Returns the time it took.
+    /// Examines the processes that are due, and listens to those with an emitter. Returns the time it took.
     fn look(&mut self) -> Duration {
         let began = thread_cpu();
         let snapshot = self.sources.published.load();
@@ -187,7 +187,7 @@ impl Listener {
         }
         let due = found.0.iter().filter(|(identity, _)| self.is_due(**identity)).map(|(identity, size)| (*identity, *size));
         let mut due: Vec<(Identity, Size)> = due.collect();
-        // Who was never looked at before all others, the youngest first: of those every moment counts. Then the largest.
+        // Processes never examined before come first, the youngest first, because for those every moment counts. Then the largest.
         let order = |(identity, size): &(Identity, Size)| {
             let is_new = !self.looked.contains_key(identity);
             std::cmp::Reverse((is_new, if is_new { identity.process.start_ticks } else { 0 }, size.rss_bytes))
@@ -232,7 +232,7 @@ impl Listener {
         match recorder.listen(process.pid, joinable) {
             Ok(()) => {
                 self.listened.push(Listened { identity, before: SampledTotals::default(), at: Instant::now(), joined: None });
-                // Everything that is shown says soon that this process has an emitter.
+                // All views show soon that this process has an emitter.
                 self.profiles.due = self.profiles.due.min(Instant::now() + LOOK_EVERY);
             }
             Err(error) => {
@@ -242,7 +242,7 @@ impl Listener {
         }
     }
 
-    /// Loads the programs, once there is somebody to listen to.
+    /// Loads the programs once there is a process to listen to.
     fn recorder(&mut self) -> Option<&mut Recorder> {
         if self.recorder.is_none() && self.tried.is_none_or(|at| at.elapsed() >= RETRY) {
             self.tried = Some(Instant::now());
@@ -275,7 +275,7 @@ impl Listener {
         recorder.unwatch(process);
     }
 
-    /// Puts what is known of each target on the board that everything shown is taken from. Returns the time it took, censuses apart.
+    /// Publishes the results of each target on the board from which everything is shown. Returns the time it took, without censuses.
     fn hand_over(&mut self) -> Duration {
         let began = thread_cpu();
         let mut joining = Duration::ZERO;
@@ -323,7 +323,7 @@ impl Listener {
             |process: ProcessId| snapshot.process(process.pid.0).map(|one| one.comm.clone()).or_else(|| small(process)).unwrap_or_default();
         let heard = self.recorder.as_ref().map(Recorder::heard).unwrap_or_default();
         let mut sample = lock(&self.sample);
-        // What is gone since the last look adds to the past.
+        // Targets that have ended since the last update are added to the past.
         let gone: Vec<EmitterTotals> = sample
             .targets
             .iter()
@@ -342,14 +342,14 @@ fn add_past(sample: &mut ListeningSample, heard: &EmitterTotals) {
     sample.targets.retain(|(_, other)| other.process != heard.process);
 }
 
-/// What is known of a process before it is looked at.
+/// What is known of a process before it is examined.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     rss_bytes: u64,
     is_joinable: bool,
 }
 
-/// The processes of a snapshot, watched and small ones.
+/// The processes of a snapshot, both watched and small ones.
 struct Found(HashMap<Identity, Size>);
 
 impl Found {
@@ -360,7 +360,7 @@ impl Found {
     }
 }
 
-/// Whether a full walk of its heap fits the memory that the agent has for one.
+/// Whether a full walk of its heap fits into the memory that the agent has for one.
 fn is_joinable(one: &ProcessSample) -> bool {
     let chunks = one.heaps.iter().filter_map(|heap| heap.live_allocations).reduce(u64::saturating_add);
     let extent = one.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
@@ -370,7 +370,7 @@ fn is_joinable(one: &ProcessSample) -> bool {
 /// Rates between two sums.
 fn rates(before: &SampledTotals, now: &SampledTotals, time: Duration) -> Rates {
     let seconds = time.as_secs_f64().max(1e-3);
-    // The samples of the time are independent of those before.
+    // The samples of this interval are independent of earlier ones.
     let since = |now: Estimate, before: Estimate| {
         let variance = (now.variance - before.variance).max(0.0);
         ((now.value - before.value).max(0.0) / seconds, Some(variance.sqrt() / seconds))

@@ -1,4 +1,4 @@
-//! The table `[push]`: where profiles go, how the server learns who sends them, and whom it has to prove itself to be.
+//! The table `[push]`: where profiles are sent, and how server and client authenticate to each other.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::{ConfigError, read_file, secret, secret_line};
 use crate::client::{Access, AccessError, Address, Credentials, Identity};
 
-/// Characters of a tenant at most: what servers that have tenants allow.
+/// Maximum length of a tenant: the limit of servers that have tenants.
 const TENANT_CHARS_MAX: usize = 150;
 
-/// What a server of profiles understands.
+/// The protocol of a profile server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PushProtocol {
-    /// Pyroscope's `POST /ingest`, which others take too.
+    /// Pyroscope's `POST /ingest`, which other servers accept too.
     #[default]
     Pyroscope,
     /// Parca's `WriteRaw`, over gRPC.
@@ -25,23 +25,23 @@ pub enum PushProtocol {
     Otlp,
 }
 
-/// Profiles to a server. The files are read at the start, and again with each push: what they hold may change at any time.
+/// Sends profiles to a server. The files are read at the start, and again with each push: their content may change at any time.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PushConfig {
-    /// `http://HOST:PORT[/PREFIX]` or `https://HOST:PORT[/PREFIX]` of the server; none without it. gRPC servers have no prefix.
+    /// `http://HOST:PORT[/PREFIX]` or `https://HOST:PORT[/PREFIX]` of the server; without it nothing is sent. gRPC servers have no prefix.
     pub url: Option<String>,
-    /// What the server understands.
+    /// The protocol of the server.
     pub protocol: PushProtocol,
     /// Seconds between two rounds.
     pub interval_s: u64,
     /// File whose first line is the bearer token.
     pub token_file: Option<PathBuf>,
-    /// User of basic authentication.
+    /// User name of basic authentication.
     pub basic_auth_user: Option<String>,
     /// File whose first line is that user's password.
     pub basic_auth_password_file: Option<PathBuf>,
-    /// Tenant of a server that has several, sent as `X-Scope-OrgID`.
+    /// Tenant on a server that has several, sent as `X-Scope-OrgID`.
     pub tenant: Option<String>,
     /// For an `https` server.
     pub tls: PushTlsConfig,
@@ -49,13 +49,13 @@ pub struct PushConfig {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Whom to trust and what to show, where the server is reached by TLS.
+/// Trusted authorities and client certificate for a server with TLS.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PushTlsConfig {
-    /// File with the certificates of the authorities that alone are trusted. Without it those of the system.
+    /// File with the certificates of the only trusted authorities. Without it those of the system are trusted.
     pub ca_file: Option<PathBuf>,
-    /// File with the client's certificate, and those up to its authority.
+    /// File with the client's certificate, followed by those up to its authority.
     pub cert_file: Option<PathBuf>,
     /// File with its key.
     pub key_file: Option<PathBuf>,
@@ -78,19 +78,19 @@ impl Default for PushConfig {
 }
 
 impl PushConfig {
-    /// Where the server is, if there is one.
+    /// The server's address, if there is one.
     ///
     /// # Errors
-    /// If the URL is none.
+    /// If the URL is not valid.
     pub fn address(&self) -> Result<Option<Address>, ConfigError> {
         let address = self.url.as_deref().map(Address::parse).transpose();
         address.map_err(|error| ConfigError::Setting { key: "push.url", reason: error.to_string() })
     }
 
-    /// Checks what can be checked without its files.
+    /// Checks what can be checked without the files.
     ///
     /// # Errors
-    /// The first key that cannot be used, or not without another.
+    /// The first key that cannot be used, or that requires another key.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let refuse = |key, reason: &str| Err(ConfigError::Setting { key, reason: reason.to_owned() });
         let with_tls = [
@@ -129,16 +129,16 @@ impl PushConfig {
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
         };
         if let Some(name) = self.labels.keys().find(|name| !is_name(name)) {
-            // Servers refuse every profile that has such a label.
+            // Servers reject every profile with such a label.
             return Err(ConfigError::Range { key: "push.labels", value: name.clone(), allowed: "names of letters, digits, _ and ." });
         }
         Ok(())
     }
 
-    /// The way into the server, as its files have it now.
+    /// The access to the server, with the current content of its files.
     ///
     /// # Errors
-    /// If one cannot be read, or every user may read a secret.
+    /// If a file cannot be read, or every user may read a secret.
     pub fn access(&self) -> Result<Access, ConfigError> {
         let credentials = match (&self.token_file, &self.basic_auth_user, &self.basic_auth_password_file) {
             (Some(path), _, _) => Credentials::Token(secret_line("push.token_file", path)?),
@@ -157,7 +157,7 @@ impl PushConfig {
         Ok(Access { credentials, tenant: self.tenant.clone(), authorities, identity })
     }
 
-    /// Which key's file it is that cannot be used.
+    /// The key of the file that cannot be used.
     pub(in crate::agent) fn explain(&self, error: &AccessError) -> ConfigError {
         let (key, path) = match error {
             AccessError::Credentials(_) if self.token_file.is_some() => ("push.token_file", &self.token_file),

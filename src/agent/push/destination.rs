@@ -1,9 +1,9 @@
-//! The server that profiles go to, as the configuration and the files that it names have it now.
+//! The server that profiles are sent to, according to the configuration and the current content of the files it names.
 
 use crate::agent::config::{ConfigError, PushConfig};
 use crate::client::{Access, Server};
 
-/// A server, and what it was made of.
+/// A server, and the settings from which it was created.
 #[derive(Debug, Clone)]
 pub struct Destination {
     config: PushConfig,
@@ -15,7 +15,7 @@ impl Destination {
     /// The configured server, if there is one.
     ///
     /// # Errors
-    /// If a file cannot be read, or does not hold what its key says.
+    /// If a file cannot be read, or does not contain what its key requires.
     pub fn open(config: &PushConfig) -> Result<Option<Self>, ConfigError> {
         let Some(address) = config.address()? else { return Ok(None) };
         let access = config.access()?;
@@ -32,7 +32,7 @@ impl Destination {
     /// Reads the files again: tokens and certificates are replaced while the agent runs. Returns whether anything has changed.
     ///
     /// # Errors
-    /// As [`Self::open`]; the server stays as it was.
+    /// As [`Self::open`]; the server is then unchanged.
     pub fn renew(&mut self) -> Result<bool, ConfigError> {
         let access = self.config.access()?;
         if access == self.access {

@@ -1,5 +1,5 @@
-//! gRPC calls whose message is encoded already. Bounded in time and bytes. Connections are the client's own ([`crate::client`]), so that
-//! TLS, its errors and unix sockets are the same as for every other request.
+//! gRPC calls with an already encoded message. Limited in time and bytes. Connections are the client's own ([`crate::client`]), so that
+//! TLS, its errors and unix sockets work as for every other request.
 
 use std::future::Future;
 use std::io;
@@ -25,10 +25,10 @@ use super::Sent;
 use crate::client::{ClientError, Fault, Protocol, Server, Stream};
 use crate::sanitize;
 
-/// Bytes of an answer: it is empty, or says how many were refused.
+/// Maximum size of a response: it is empty, or says how many profiles were rejected.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// A channel that connects with its first call, and anew after it broke.
+/// A channel that connects with its first call, and again after it broke.
 #[derive(Debug)]
 pub struct Grpc {
     runtime: Runtime,
@@ -41,7 +41,7 @@ impl Grpc {
     /// For calls to this server.
     ///
     /// # Errors
-    /// If the system gives no poll descriptor, or the address is none of HTTP.
+    /// If no poll descriptor can be created, or the address is not valid for HTTP.
     pub fn new(server: &Server) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let fault = LastFault::default();
@@ -49,7 +49,7 @@ impl Grpc {
         Ok(Self { runtime, channel, server: server.clone(), fault })
     }
 
-    /// From now on for calls to this server, by a new connection.
+    /// Uses this server from now on, with a new connection.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -69,22 +69,22 @@ impl Grpc {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             grpc.unary(request, path, Bytes).await
         };
-        // With the connection that it may need.
+        // Includes the time for the connection that it may need.
         match self.runtime.block_on(async { timeout(self.server.time_max(), call).await }) {
             Ok(Ok(_)) => Sent::Taken,
             Ok(Err(status)) if is_final(status.code()) => Sent::Refused(self.words(&status)),
             Ok(Err(status)) => Sent::Later(self.words(&status)),
             Err(_) => {
                 let late = ClientError::TooSlow { address: self.server.address().to_string(), time_max: self.server.time_max() };
-                // The connection may be one that nobody reads any more.
+                // The connection may have no reader any more.
                 let renewed = channel(&self.runtime, &self.server, &self.fault).map(|channel| self.channel = channel);
                 Sent::Later(renewed.err().map_or_else(|| late.to_string(), |error| error.to_string()))
             }
         }
     }
 
-    /// What a status says, and, where it came from this side, what is behind it: of a connection that failed, tonic says only that it
-    /// was closed.
+    /// The text of a status, and its cause if it was created on this side: for a connection that failed, tonic only says that it was
+    /// closed.
     fn words(&self, status: &Status) -> String {
         let text = format!("{}: {}", status.code().description(), status.message());
         let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,13 +101,13 @@ type LastFault = Arc<Mutex<Option<Fault>>>;
 
 fn channel(runtime: &Runtime, server: &Server, fault: &LastFault) -> io::Result<Channel> {
     let origin = Uri::from_str(&server.address().origin()).map_err(io::Error::other)?;
-    // What requests are for is the origin. The connector needs no URI, and with http:// tonic adds no TLS to that of the connector.
+    // The origin names the server of requests. The connector needs no URI, and with http:// tonic adds no TLS to the connector's.
     let endpoint = Endpoint::from_static("http://server").origin(origin);
     let _inside = runtime.enter();
     Ok(endpoint.connect_with_connector_lazy(Connector { server: server.clone(), fault: Arc::clone(fault) }))
 }
 
-/// Connects to a server as its other requests do.
+/// Connects to a server in the same way as its other requests.
 #[derive(Debug, Clone)]
 struct Connector {
     server: Server,
@@ -133,13 +133,13 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Whether the same call would get the same answer later.
+/// Whether repeating the call later would give the same result.
 fn is_final(code: Code) -> bool {
     use Code::{FailedPrecondition, InvalidArgument, NotFound, OutOfRange, PermissionDenied, Unauthenticated, Unimplemented};
     matches!(code, InvalidArgument | NotFound | OutOfRange | PermissionDenied | Unauthenticated | Unimplemented | FailedPrecondition)
 }
 
-/// Bytes as they are; the answer is not looked at.
+/// Raw bytes; the response is not decoded.
 #[derive(Debug, Clone, Copy)]
 struct Bytes;
 

@@ -1,6 +1,7 @@
-//! Tests: what a server has after an hour of pushes. The receiver keeps what Parca keeps of a profile (`pkg/normalizer/normalizer.go`,
-//! `MetaFromPprof`): a row for each sample and type, with the profile's time and duration; and answers what Parca answers
-//! (`pkg/parcacol/querier.go`): sums over a span of the rows with a duration, and the rows without one at their time.
+//! Tests the content of a server after an hour of pushes. The receiver stores what Parca stores of a profile
+//! (`pkg/normalizer/normalizer.go`, `MetaFromPprof`): a row for each sample and type, with the profile's time and duration; and answers
+//! queries as Parca does (`pkg/parcacol/querier.go`): sums over a range of the rows with a duration, and the rows without one at their
+//! time.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -51,7 +52,7 @@ impl Store {
         }
     }
 
-    /// A query of `memory:KIND:…:delta` over a span, by function.
+    /// A query of `memory:KIND:…:delta` over a range, by function.
     fn delta(&self, kind: &str, span: std::ops::RangeInclusive<i64>) -> BTreeMap<&str, i64> {
         let rows = self.0.iter().filter(|row| row.kind == kind && row.duration_ns != 0 && span.contains(&row.time_ns));
         let mut sums = BTreeMap::new();
@@ -59,7 +60,7 @@ impl Store {
         sums
     }
 
-    /// A query of `memory:KIND:…` over all: the sum at each time.
+    /// A query of `memory:KIND:…` over everything: the sum at each time.
     fn gauge(&self, kind: &str) -> BTreeMap<i64, i64> {
         let mut sums = BTreeMap::new();
         self.0
@@ -70,7 +71,7 @@ impl Store {
     }
 }
 
-/// What a process that is watched since `since` has at a minute.
+/// The profile, at a given minute, of a process that has been watched since `since`.
 fn profile(since: i64, minute: i64) -> Profile {
     let watched = u64::try_from(minute - since).unwrap();
     let kinds = [ValueKind::AllocObjects, ValueKind::AllocSpace, ValueKind::InuseSpace, ValueKind::PinnedSpace, ValueKind::GrowthSpace];
@@ -93,7 +94,7 @@ fn profile(since: i64, minute: i64) -> Profile {
     profile.add(42, &[frame("steady", 1)], None, &row(1000 * watched, 500, 40_795_504));
     profile.add(42, &[frame("quadratic", 2)], None, &row(7 * watched * watched, minute, 17));
     if watched % 2 == 1 {
-        // Is there at every second look only: its allocations go back to nothing.
+        // Present only in every second profile: its allocations fall back to zero.
         profile.add(42, &[frame("now and then", 3)], None, &row(10, 1, 0));
     }
     profile
@@ -101,7 +102,7 @@ fn profile(since: i64, minute: i64) -> Profile {
 
 #[test]
 fn an_hour_of_pushes_adds_up_to_what_was_allocated_and_tells_the_heap_at_each_minute() {
-    // The twentieth is refused for good, and once the server is away.
+    // The twentieth push is rejected permanently, and once the server is unavailable.
     static STATUSES: [u8; 61] = {
         let mut statuses = [0; 61];
         statuses[19] = 3;
@@ -113,7 +114,7 @@ fn an_hour_of_pushes_adds_up_to_what_was_allocated_and_tells_the_heap_at_each_mi
     let pusher = testing::start(&url, PushProtocol::Parca, Duration::from_millis(1), Arc::clone(&published));
     let mut store = Store::default();
     for minute in 1..=60 {
-        // Let go in between, and watched anew.
+        // Released in between, and watched again.
         let since = if minute <= 25 { 0 } else { 25 };
         testing::publish(&published, profile(since, minute), START_NS + minute * MINUTE_NS);
         let mut got = requests.recv_timeout(Duration::from_secs(20)).unwrap();
@@ -128,13 +129,13 @@ fn an_hour_of_pushes_adds_up_to_what_was_allocated_and_tells_the_heap_at_each_mi
     assert_eq!((pusher.counters.refused.load(Ordering::Relaxed), pusher.counters.failures.load(Ordering::Relaxed)), (1, 1));
     let all = START_NS..=START_NS + 60 * MINUTE_NS;
     let sums = store.delta("alloc_space", all.clone());
-    // 25 and 35 minutes of it.
+    // 25 minutes and 35 minutes of it.
     assert_eq!(sums["steady"], 60_000);
     assert_eq!(sums["quadratic"], 7 * (25 * 25 + 35 * 35), "what a fall elsewhere takes is made up for");
     let highest = |minutes: i64| 1000 * minutes + 7 * minutes * minutes + 10 * (minutes % 2);
     assert_eq!(sums.values().sum::<i64>(), highest(25) + highest(35));
     assert_eq!(store.delta("alloc_objects", all.clone()).values().sum::<i64>(), (highest(25) + highest(35)) / 10 - 1);
-    // The minute after the refused one has both.
+    // The minute after the rejected one has both.
     let at = |minute: i64| START_NS + minute * MINUTE_NS;
     assert_eq!(store.delta("alloc_space", at(20)..=at(20)).values().sum::<i64>(), 0);
     assert_eq!(store.delta("alloc_space", at(21)..=at(21)).values().sum::<i64>(), highest(21) - highest(19));

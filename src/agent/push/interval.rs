@@ -1,26 +1,26 @@
-//! What of a growing profile belongs to one push. Pure.
+//! Determines the part of a growing profile that belongs to one push. Pure.
 //!
-//! A tier's profile counts from the moment on that the process is watched. A server adds up what it is sent, so each push carries what was
-//! allocated since the last one, and beside it the heap as it is at the end (see [`ValueKind::adds_up_over_time`]).
+//! A profile counts from the moment when the process was first watched. A server adds up what it is sent, so each push contains what was
+//! allocated since the last one, together with the state of the heap at its end (see [`ValueKind::adds_up_over_time`]).
 //!
-//! What was sent is kept by stack. Estimates may fall, and a stack's name may change when a better one is found; servers take no negative
-//! value. So what was sent is never more in total than the profile's own total: where some stacks fell, the others' increases are
-//! cut in proportion, and catch up later.
+//! The sent values are kept by stack. Estimates may fall, and a stack's name may change when a better one is found, but servers accept no
+//! negative values. So the total sent is never more than the profile's own total: if some stacks fell, the increases of the others are
+//! reduced in proportion, and catch up later.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::profile::{KindSet, Profile, Stack, ValueKind, Values};
 
-/// Profiles that began within so many seconds of each other are one that went on: the start is worked out from two clocks.
+/// Profiles whose starts differ by at most this many seconds are one continued profile: the start is calculated from two clocks.
 const SAME_START_S: f64 = 1.0;
 
 /// The values of one push.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Interval {
-    /// The kinds that add up over time: of the interval alone.
+    /// The kinds that add up over time: for the interval alone.
     pub sums: KindSet,
-    /// The other kinds: at its end.
+    /// The other kinds: at the end of the interval.
     pub gauges: KindSet,
     /// The values of each stack, in the order of [`Profile::stacks`].
     pub rows: Vec<Values>,
@@ -36,13 +36,13 @@ impl Interval {
         self.end_unix_ns.saturating_sub(self.duration_ns)
     }
 
-    /// The kinds of a set that some stack has a value of, as a whole: all or none.
+    /// Whether any stack has a non-zero value of one of these kinds.
     pub fn has_any(&self, kinds: KindSet) -> bool {
         self.rows.iter().any(|row| kinds.iter().any(|kind| row.get(kind) > 0))
     }
 }
 
-/// What an interval took from the account, so that it can be given back.
+/// What an interval took from the account, so that it can be returned.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Receipt {
     start_unix_ns: u64,
@@ -51,24 +51,24 @@ pub(super) struct Receipt {
 }
 
 impl Receipt {
-    /// Memory that it takes.
+    /// Its size in memory.
     pub fn bytes(&self) -> usize {
         self.taken.len() * size_of::<(ValueKind, u64, u64)>()
     }
 }
 
-/// What was sent of one kind.
+/// The values sent of one kind.
 #[derive(Debug, Default)]
 struct Sent {
     by_stack: HashMap<u64, u64>,
     total: u64,
 }
 
-/// What was sent of a profile that grows.
+/// The values sent of a growing profile.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     start_unix_ns: u64,
-    /// Length of the profile when it was looked at last.
+    /// Length of the profile at the last update.
     duration_s: f64,
     /// Where the next interval begins, in seconds of the profile.
     from_s: f64,
@@ -76,7 +76,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The interval from the last push to this profile, which was finished at `end_unix_ns`.
+    /// The interval from the last push to this profile, which was completed at `end_unix_ns`.
     pub fn next(&mut self, profile: &Profile, end_unix_ns: u64) -> (Interval, Receipt) {
         let meta = &profile.meta;
         let is_another = (meta.start_unix_ns.abs_diff(self.start_unix_ns) as f64 / 1e9) > SAME_START_S || meta.duration_s < self.duration_s;
@@ -99,12 +99,12 @@ impl Account {
         let duration_s = meta.duration_s - self.from_s;
         self.from_s = meta.duration_s;
         let set = |kinds: Vec<ValueKind>| kinds.into_iter().collect::<KindSet>();
-        // At least a nanosecond: a length of 0 means a moment to some servers. `as` saturates, and takes NaN to 0.
+        // At least a nanosecond: some servers take a length of 0 for a point in time. `as` saturates, and converts NaN to 0.
         let duration_ns = ((duration_s * 1e9) as u64).max(1);
         (Interval { sums: set(sums), gauges: set(gauges), rows, end_unix_ns, duration_ns }, receipt)
     }
 
-    /// Takes back what did not reach the server: the next interval has it, and reaches back to it.
+    /// Returns values that did not reach the server: the next interval contains them, and extends back to them.
     pub fn give_back(&mut self, receipt: &Receipt) {
         if receipt.start_unix_ns != self.start_unix_ns {
             return;
@@ -121,7 +121,7 @@ impl Account {
 }
 
 impl Sent {
-    /// What each stack has above what was sent of it, in sum what the total has above what was sent in all.
+    /// The increase of each stack over what was sent of it, limited in sum to the increase of the total over all that was sent.
     fn take(&mut self, keys: &[u64], values: &[u64]) -> Vec<u64> {
         let total = values.iter().fold(0u64, |sum, value| sum.saturating_add(*value));
         let due = total.saturating_sub(self.total);
@@ -132,7 +132,7 @@ impl Sent {
         let mut before = 0;
         let mut increases = Vec::with_capacity(keys.len());
         for (key, value) in keys.iter().zip(above) {
-            // Cumulated, so that what rounding takes from one it gives to the next: the sum is what is due.
+            // Cumulative, so that rounding errors cancel: the sum is exactly what is due.
             let after = before + u128::from(value);
             let increase = u64::try_from(share(after).saturating_sub(share(before))).unwrap_or(u64::MAX);
             before = after;
@@ -142,7 +142,7 @@ impl Sent {
             increases.push(increase);
         }
         self.total = self.total.saturating_add(due);
-        // Of stacks that are gone only the total matters.
+        // For stacks that no longer exist only the total matters.
         if self.by_stack.len() > 2 * keys.len() {
             let present: HashSet<&u64> = keys.iter().collect();
             self.by_stack.retain(|key, _| present.contains(key));
@@ -155,7 +155,7 @@ fn only(kinds: &[ValueKind], stack: &Stack) -> Values {
     kinds.iter().fold(Values::default(), |row, &kind| row.with(kind, stack.values.get(kind)))
 }
 
-/// A number for each stack that is the same in the next profile.
+/// A key for each stack that is the same in the next profile.
 fn keys(profile: &Profile) -> Vec<u64> {
     let hash = |value: &dyn Fn(&mut DefaultHasher)| {
         let mut hasher = DefaultHasher::new();
@@ -182,7 +182,7 @@ mod tests {
 
     const KINDS: [ValueKind; 4] = [ValueKind::AllocObjects, ValueKind::AllocSpace, ValueKind::InuseSpace, ValueKind::PinnedSpace];
 
-    /// A profile that is so many seconds old: of each stack what was allocated so far, and what is live.
+    /// A profile of this length: for each stack the bytes allocated so far, and the live bytes.
     fn profile(start_s: u64, duration_s: f64, rows: &[(&str, u64, u64)]) -> Profile {
         let start_unix_ns = start_s * 1_000_000_000;
         let mut profile = Profile::new(Metadata { start_unix_ns, duration_s, kinds: KINDS.into_iter().collect(), ..Metadata::default() });
@@ -216,7 +216,7 @@ mod tests {
         account.next(&profile(1000, 60.0, &[("a", 100, 10)]), 1_060_000_000_000);
         let (again, _) = account.next(&profile(2000, 5.0, &[("a", 30, 10)]), 2_005_000_000_000);
         assert_eq!((values(&again, ValueKind::AllocSpace), again.start_unix_ns()), (vec![30], 2_000_000_000_000));
-        // The same start by the clock, but less of it: let go and taken up again.
+        // The same start by the clock, but a shorter profile: released and watched again.
         let (third, _) = account.next(&profile(2000, 2.0, &[("a", 20, 10)]), 2_500_000_000_000);
         assert_eq!((values(&third, ValueKind::AllocSpace), third.duration_ns), (vec![20], 2_000_000_000));
     }
@@ -230,7 +230,7 @@ mod tests {
         account.give_back(&lost);
         let (after, receipt) = account.next(&profile(0, 40.0, &[("a", 170, 0), ("b", 6, 0)]), 40);
         assert_eq!((values(&after, ValueKind::AllocSpace), after.duration_ns), (vec![60, 5], 30_000_000_000));
-        // Of a recording that has ended nothing can be sent again.
+        // Values of a recording that has ended cannot be sent again.
         account.next(&profile(100, 1.0, &[("a", 3, 0)]), 50);
         account.give_back(&receipt);
         let (none, _) = account.next(&profile(100, 2.0, &[("a", 3, 0)]), 60);

@@ -1,8 +1,8 @@
-//! Sends profiles to a server: Pyroscope or what takes the same, Parca, or, with the cargo feature `otlp`, a collector of OpenTelemetry.
-//! What is new is queued at each interval; the queue is bounded, and a server that fails is left alone for longer and longer.
+//! Sends profiles to a server: Pyroscope or a compatible one, Parca, or, with the cargo feature `otlp`, an OpenTelemetry collector. New
+//! profiles are queued at each interval; the queue is bounded, and after failures the pauses grow.
 //!
-//! A push is of the time since the last one ([`interval`]): a server that adds up what it is sent has the truth. What is dropped or
-//! refused goes back into the process's account, and is in its next push.
+//! A push covers the time since the last one ([`interval`]), so that a server that adds up what it is sent gets the correct sums. Values
+//! that are dropped or rejected return to the process's account, and are in its next push.
 
 mod destination;
 mod grpc;
@@ -37,30 +37,31 @@ use crate::profile::pprof::{self, Part};
 use crate::profile::{KindSet, Profile};
 use crate::target::ProcessId;
 
-/// Profiles that wait at most; some ten KiB each. The oldest goes first.
+/// Maximum number of queued profiles; about ten KiB each. The oldest is dropped first.
 const QUEUE_MAX: usize = 256;
-/// Bytes that wait at most.
+/// Maximum size of queued profiles, in bytes.
 const QUEUE_BYTES_MAX: usize = 32 << 20;
-/// First pause after a failure; it doubles with each further one.
+/// First pause after a failure; it doubles with each further failure.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest pause.
+/// Maximum pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// Processes and tiers whose account is kept after the process is out of sight, and for how long.
+/// Maximum number of processes and profile sources whose account is kept after the process has disappeared, and for how long.
 const FOLLOWED_MAX: usize = 512;
 const FORGET_AFTER: Duration = Duration::from_secs(900);
-/// A profile that ends so far from when it was handed over has a start by another clock: naming its stacks takes a second or two.
+/// If a profile's end differs by more than this from the time of its publication, the clock was set since its start: symbolizing its stacks
+/// takes only a second or two.
 const CLOCK_SET_NS: u64 = 10_000_000_000;
 
-/// A process and the tier that its profile is of.
+/// A process and the source of its profile.
 type Source = (ProcessId, &'static str);
 
-/// One profile on its way.
+/// One profile to be sent.
 #[derive(Debug, Clone, PartialEq)]
 struct Parcel {
     path: String,
     body: Vec<u8>,
     source: Source,
-    /// What its account gave for it.
+    /// What it took from its account.
     receipt: Receipt,
 }
 
@@ -70,12 +71,12 @@ impl Parcel {
     }
 }
 
-/// What waits, oldest first.
+/// The queued profiles, oldest first.
 #[derive(Debug, Default)]
 struct Queue(VecDeque<Parcel>);
 
 impl Queue {
-    /// Adds one; returns those that had to go for it.
+    /// Adds one; returns those that were dropped for it.
     fn add(&mut self, parcel: Parcel) -> Vec<Parcel> {
         self.0.push_back(parcel);
         let mut dropped = Vec::new();
@@ -86,12 +87,12 @@ impl Queue {
     }
 }
 
-/// The pause after so many failures in a row.
+/// The pause after this many consecutive failures.
 fn pause(failures: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE_MAX)
 }
 
-/// The labels of a profile: the configured ones, and whose it is.
+/// The labels of a profile: the configured ones, and those of its process.
 fn labels(process: &ProcessSample, profile: &Profile, more: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut all = more.clone();
     all.insert("pid".into(), process.identity.process.pid.to_string());
@@ -103,27 +104,27 @@ fn labels(process: &ProcessSample, profile: &Profile, more: &BTreeMap<String, St
     all
 }
 
-/// When a profile ends, nanoseconds since the Unix epoch: its start and its length tell, so that intervals follow each other without a
-/// gap; but for a clock that was set since its start, when it was handed over.
+/// The end of a profile, nanoseconds since the Unix epoch: its start plus its length, so that intervals are contiguous; if the clock was
+/// set since its start, the time of its publication.
 fn end_unix_ns(profile: &Profile, handed_over: SystemTime) -> u64 {
     let handed_over = handed_over.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
-    // `as` saturates, and takes NaN to 0.
+    // `as` saturates, and converts NaN to 0.
     let end = profile.meta.start_unix_ns.saturating_add((profile.meta.duration_s * 1e9) as u64);
     if end.abs_diff(handed_over) <= CLOCK_SET_NS { end } else { handed_over }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Sent {
-    /// The server has it.
+    /// The server has accepted it.
     Taken,
-    /// It will not take this one later either.
+    /// The server rejected it permanently.
     Refused(String),
-    /// It may take it later.
+    /// The server may accept it later.
     Later(String),
 }
 
-/// The way to the server.
+/// The client of a protocol.
 #[derive(Debug)]
 enum Outlet {
     Pyroscope,
@@ -131,7 +132,7 @@ enum Outlet {
 }
 
 impl Outlet {
-    /// The method or path of a request for an interval, and its body; `None` if there is nothing in it, or it cannot be written.
+    /// The method or path of a request for an interval, and its body; `None` if it is empty or cannot be encoded.
     fn request(
         &self,
         process: &ProcessSample,
@@ -177,7 +178,7 @@ impl Outlet {
         })
     }
 
-    /// From now on uses this server, whose access has changed.
+    /// Uses this server from now on, whose access has changed.
     fn switch(&mut self, server: &Server) -> std::io::Result<()> {
         match self {
             Self::Grpc(grpc, _) => grpc.switch(server),
@@ -197,14 +198,14 @@ impl Outlet {
     }
 }
 
-/// Where and how often.
+/// Where and how often profiles are sent.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// The server.
     pub destination: Destination,
-    /// What it understands.
+    /// The protocol of the server.
     pub protocol: PushProtocol,
-    /// Time between two rounds.
+    /// Interval between two rounds.
     pub interval: Duration,
     /// Labels that every profile gets.
     pub labels: BTreeMap<String, String>,
@@ -213,7 +214,7 @@ pub struct Target {
 /// The running thread.
 #[derive(Debug)]
 pub struct Pusher {
-    /// What it counts.
+    /// Its counters.
     pub counters: Arc<PushCounters>,
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
@@ -223,7 +224,7 @@ impl Pusher {
     /// Starts the thread `fragprof-push`.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the thread cannot be started.
     pub fn start(target: Target, published: Arc<Published>) -> std::io::Result<Self> {
         let counters = Arc::new(PushCounters::default());
         let (stop, stopped) = mpsc::channel();
@@ -245,9 +246,9 @@ impl Pusher {
         Ok(Self { counters, stop, thread })
     }
 
-    /// Asks for the end. What waits is lost.
+    /// Requests the end. Queued profiles are lost.
     pub fn stop(&self) {
-        // It has ended already if this fails.
+        // If this fails, it has already ended.
         let _ = self.stop.send(());
     }
 
@@ -258,11 +259,11 @@ impl Pusher {
     }
 }
 
-/// What was sent of a process's profile.
+/// The values sent of a process's profile.
 struct Followed {
-    /// The profile that was queued last.
+    /// The time of the profile that was queued last.
     at: Instant,
-    /// When the process was in the snapshot last.
+    /// When the process was last in the snapshot.
     seen: Instant,
     account: Account,
 }
@@ -275,7 +276,7 @@ struct Work {
     queue: Queue,
     followed: HashMap<Source, Followed>,
     failures: u32,
-    /// The failure was said; it is not said again until it is over.
+    /// The failure was logged; it is not logged again until it is over.
     told: bool,
 }
 
@@ -296,7 +297,7 @@ impl Work {
         }
     }
 
-    /// Queues what is new since the last round.
+    /// Queues the profiles that are new since the last round.
     fn collect(&mut self) {
         let snapshot = self.published.load();
         let now = Instant::now();
@@ -306,7 +307,7 @@ impl Work {
             if is_there {
                 followed.seen = now;
             }
-            // One that is out of sight for a moment goes on where it was: what was sent must not be sent again.
+            // A process that disappears briefly continues with its account: values must not be sent twice.
             is_there || (!are_many && now.saturating_duration_since(followed.seen) < FORGET_AFTER)
         });
         for process in &snapshot.processes {
@@ -337,14 +338,14 @@ impl Work {
         }
     }
 
-    /// What will not arrive goes into the next push of its process.
+    /// Values that will not arrive are included in the next push of their process.
     fn give_back(&mut self, parcel: &Parcel) {
         if let Some(followed) = self.followed.get_mut(&parcel.source) {
             followed.account.give_back(&parcel.receipt);
         }
     }
 
-    /// Sends the oldest. `Some` = how long to wait before the next.
+    /// Sends the oldest profile. `Some` = how long to wait before the next.
     fn send_one(&mut self) -> Option<Duration> {
         let parcel = self.queue.0.front()?;
         let destination = &mut self.target.destination;
@@ -411,7 +412,7 @@ mod tests {
         assert_eq!(queue.add(parcel("large".into(), QUEUE_BYTES_MAX + 1)).len(), QUEUE_MAX);
     }
 
-    /// A server that answers each connection with the next of these statuses, and hands over what it was sent.
+    /// A server that answers each connection with the next of these statuses, and passes on what it received.
     fn server(statuses: &'static [u16]) -> (String, mpsc::Receiver<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,8 +1,8 @@
-//! OpenTelemetry: `Export` of the profiles service, `v1development`. A profile there has one kind of value, so each kind that was measured
-//! becomes one; stacks, locations, functions and texts are shared in the request's dictionary. Pure.
+//! OpenTelemetry: `Export` of the profiles service, `v1development`. A profile there has one kind of value, so each measured kind becomes a
+//! profile; stacks, locations, functions and strings are shared in the request's dictionary. Pure.
 //!
-//! Since the field for it was removed, nothing says whether values add up over time but the time itself: allocations have that of their
-//! interval, the heap's state is of a moment and has no duration.
+//! Since the field for it was removed, only the duration shows whether values add up over time: allocations have the duration of their
+//! interval, the heap's state refers to a point in time and has no duration.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -23,7 +23,7 @@ use crate::profile::{Frame, Profile, ValueKind};
 /// The method.
 pub(super) const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
-/// A table of the dictionary: each entry once, the first one is the empty one.
+/// A table of the dictionary: each entry once, the first one is the empty entry.
 struct Table<T> {
     entries: Vec<T>,
     known: HashMap<T, i32>,
@@ -46,7 +46,7 @@ impl<T: Clone + Eq + Hash + Default> Table<T> {
     }
 }
 
-/// A location by what it is made of: mapping, address, function, line.
+/// A location as (mapping, address, function, line).
 type Place = (i32, u64, i32, i64);
 
 struct Dictionary {
@@ -126,11 +126,11 @@ fn of_kind(dictionary: &mut Dictionary, process: &ProcessSample, interval: &Inte
             Sample { stack_index, values: vec![value], ..Sample::default() }
         })
         .collect();
-    // Where there is a duration, the time is its start: what the profile is of is between the time and that plus the duration.
+    // With a duration, the time is its start: the profile covers the range from the time to the time plus the duration.
     let (time_unix_nano, duration_nano) =
         if kind.adds_up_over_time() { (interval.start_unix_ns(), interval.duration_ns) } else { (interval.end_unix_ns, 0) };
     let identity = process.identity.process;
-    // Sixteen bytes that differ between any two profiles of a collector: whose, when, of what.
+    // Sixteen bytes that differ between any two profiles in a collector: process, time and kind.
     let id = [u64::from(identity.pid.0) << 32 | kind.index() as u64, interval.end_unix_ns ^ identity.start_ticks.rotate_left(32)];
     OtlpProfile {
         sample_type: Some(ValueType { type_strindex: dictionary.string(kind.name()), unit_strindex: dictionary.string(kind.unit()) }),
@@ -142,7 +142,7 @@ fn of_kind(dictionary: &mut Dictionary, process: &ProcessSample, interval: &Inte
     }
 }
 
-/// Names of the semantic conventions where there are some; the configured labels as they are.
+/// Names from the semantic conventions if available; the configured labels are unchanged.
 fn attributes(process: &ProcessSample, labels: &BTreeMap<String, String>) -> Vec<KeyValue> {
     let pid = i64::from(process.identity.process.pid.0);
     let text = |value: &str| Value::StringValue(value.to_owned());
@@ -222,7 +222,7 @@ mod tests {
             wanted.sort();
             assert_eq!(shown, wanted, "{}", kind.name());
         }
-        // The first entry of every table stands for nothing.
+        // The first entry of every table is the empty entry.
         assert_eq!(dictionary.string_table[0], "");
         assert_eq!(dictionary.mapping_table[0], Mapping::default());
         assert_eq!(dictionary.stack_table[0], Stack::default());

@@ -1,7 +1,8 @@
 //! Parca: `WriteRaw` of `parca.profilestore.v1alpha1.ProfileStoreService` (parca's `profilestore.proto`), which takes gzipped pprof. Pure.
 //!
-//! To Parca a profile with a duration is a delta, whose values it adds up over time and divides by the duration, and one without is the
-//! state at its time (`pkg/parcacol/querier.go`, `QueryToFilterExprs`: the suffix `:delta` selects `duration != 0`). So each push has both.
+//! In Parca a profile with a duration is a delta, whose values are added up over time and divided by the duration, and a profile without
+//! one is the state at its time (`pkg/parcacol/querier.go`, `QueryToFilterExprs`: the suffix `:delta` selects `duration != 0`). So each
+//! push contains both.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use prost::Message;
 
 /// The method.
 pub(super) const METHOD: &str = "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw";
-/// Name of the profile: with its sample types it names the series.
+/// Name of the profile: together with its sample types it names the series.
 const NAME: &str = "memory";
 
 /// `WriteRawRequest`.
@@ -17,7 +18,7 @@ const NAME: &str = "memory";
 pub(super) struct WriteRawRequest {
     #[prost(message, repeated, tag = "2")]
     pub series: Vec<RawProfileSeries>,
-    /// Addresses are those of the files.
+    /// Addresses are relative to the files.
     #[prost(bool, tag = "3")]
     pub normalized: bool,
 }
@@ -116,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_fields_have_the_numbers_of_the_published_description() {
-        // Put together by hand: series = field 2, labels = 1, label = 1, name = 1, value = 2; samples = 2, raw_profile = 1.
+        // Encoded by hand: series = field 2, labels = 1, label = 1, name = 1, value = 2; samples = 2, raw_profile = 1.
         let bytes = request(&BTreeMap::new(), std::iter::once(vec![0xaa]));
         let label = [&[0x0a, 8][..], b"__name__", &[0x12, 6], b"memory"].concat();
         let labels = [&[0x0a, u8::try_from(label.len()).unwrap()][..], &label].concat();

@@ -1,7 +1,7 @@
-//! Pyroscope, and whatever takes the same: `POST /ingest`, multipart with the pprof file in the field `profile` and what its sample types
-//! are in `sample_type_config`. Pure.
+//! Pyroscope and compatible servers: `POST /ingest`, multipart with the pprof file in the field `profile` and a description of its sample
+//! types in `sample_type_config`. Pure.
 //!
-//! The parameter `format` is left out: with `format=pprof` the server takes the whole body, boundaries included, for the file
+//! The parameter `format` is omitted: with `format=pprof` the server takes the whole body, including boundaries, for the file
 //! (`pkg/ingester/pyroscope/ingest_handler.go`).
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::interval::Interval;
 use crate::profile::{KindSet, ValueKind};
 
-/// Parts the fields of a request; no pprof file begins a line with it, because it is gzipped and longer than chance.
+/// Separates the fields of a request. It is extremely unlikely to occur at the start of a line in a gzipped pprof file.
 pub(super) const BOUNDARY: &str = "fragprof-6b1f0c7e9a2d4835";
 
 /// The body's content type.
@@ -19,9 +19,9 @@ pub(super) fn content_type() -> String {
     format!("multipart/form-data; boundary={BOUNDARY}")
 }
 
-/// The query of an ingestion: the service's name with its labels in braces, and the interval.
+/// The query of an ingestion: the service name with its labels in braces, and the interval.
 pub(super) fn path(service: &str, interval: &Interval, labels: &BTreeMap<String, String>) -> String {
-    // Braces, commas and equals signs part labels: none may stand in a value.
+    // Braces, commas and equals signs separate labels, so a value must not contain them.
     let clean = |text: &str| -> String {
         text.chars().map(|c| if c.is_control() || matches!(c, '{' | '}' | ',' | '=' | '"') { '_' } else { c }).collect()
     };
@@ -32,15 +32,15 @@ pub(super) fn path(service: &str, interval: &Interval, labels: &BTreeMap<String,
     format!("/ingest?name={}&from={from}&until={until}&spyName=fragprof", percent(&name))
 }
 
-/// A name of the characters that a service's may have (`api/model/labelset/validate.go`); a server refuses profiles of any other.
+/// A name with only the characters allowed in a service name (`api/model/labelset/validate.go`); the server rejects profiles with others.
 fn service_name(command: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '/') { c } else { '_' };
     let name: String = command.chars().map(allowed).collect();
     if name.is_empty() { "unknown".to_owned() } else { name }
 }
 
-/// What the sample types are: whether values of several profiles are added or averaged, and that none is cumulative or to be scaled. Without
-/// it a server that knows `alloc_space` takes each for the sum since the process began.
+/// The description of the sample types: whether values of several profiles are summed or averaged, and that none is cumulative or to be
+/// scaled. Without it a server that knows `alloc_space` takes each value for the sum since the process started.
 fn sample_type_config(kinds: KindSet) -> String {
     let of_kind = |kind: ValueKind| {
         let units = if kind.unit() == "bytes" { "bytes" } else { "objects" };
@@ -52,7 +52,7 @@ fn sample_type_config(kinds: KindSet) -> String {
     serde_json::Value::Object(kinds.iter().map(of_kind).collect()).to_string()
 }
 
-/// Percent-encoding of RFC 3986 for a query's value.
+/// Percent-encoding of RFC 3986 for a query value.
 fn percent(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -64,7 +64,7 @@ fn percent(text: &str) -> String {
     encoded
 }
 
-/// The body: the file, and what its sample types are.
+/// The body: the file, and the description of its sample types.
 pub(super) fn multipart(profile: &[u8], kinds: KindSet) -> Vec<u8> {
     let config = sample_type_config(kinds);
     let mut body = Vec::new();

@@ -1,4 +1,4 @@
-//! Tests: pushes by TLS, with secrets from files that change, and what is said when a file or a server is not what it should be.
+//! Tests pushes over TLS, with secrets from files that change, and the errors for invalid files or servers.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -22,7 +22,7 @@ use crate::profile::testing::shop;
 
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// Files that nobody else may read.
+/// Files that no other user may read.
 struct Files(TempDir);
 
 impl Files {
@@ -34,7 +34,7 @@ impl Files {
         self.0.path().join(name)
     }
 
-    /// Writes one as those do who replace secrets: at once.
+    /// Writes a file atomically, as secrets are usually replaced.
     fn write(&self, name: &str, text: &str) -> PathBuf {
         let (path, draft) = (self.path(name), self.path("draft"));
         fs::write(&draft, text).unwrap();
@@ -54,7 +54,7 @@ fn to(port: u16, protocol: PushProtocol) -> PushConfig {
     PushConfig { url: Some(format!("https://localhost:{port}")), protocol, ..PushConfig::default() }
 }
 
-/// A configuration for gRPC, which TLS has to negotiate.
+/// A configuration for gRPC, which TLS must negotiate.
 fn with_http2(mut config: ServerConfig) -> ServerConfig {
     config.alpn_protocols = vec![b"h2".to_vec()];
     config
@@ -177,7 +177,7 @@ fn profiles_wait_until_the_right_authority_is_in_the_file() {
     }
 }
 
-/// What becomes of a call.
+/// The result of a call.
 fn call(push: &PushConfig, time_max: Duration) -> String {
     let destination = Destination::open(push).unwrap().unwrap();
     match Grpc::new(&destination.server().clone().with_time_max(time_max)).unwrap().send(parca::METHOD, b"x") {
@@ -217,7 +217,7 @@ fn grpc_says_what_is_wrong_with_a_server() {
     assert!(!call(&plain, WITHIN).is_empty());
 }
 
-/// What is said of a configuration at the start.
+/// The error of a configuration at the start.
 fn error(text: &str) -> ConfigError {
     let config = Config::parse(text, Path::new("agent.toml")).unwrap();
     config.check().and_then(|()| Destination::open(&config.push)).unwrap_err()
@@ -256,7 +256,7 @@ fn a_file_that_is_not_what_its_key_says_is_named_with_the_key() {
     let other = authority.sign(&["agent"], VALID).key;
     let keys = [("ca", "push.tls.ca_file"), ("cert", "push.tls.cert_file"), ("key", "push.tls.key_file"), ("token", "push.token_file")];
     for (name, key) in keys {
-        // Missing, not what it should be, and empty.
+        // Missing, invalid, and empty.
         for text in [None, Some("hunter2\u{0}\n"), Some("")] {
             good.iter().for_each(|(name, text)| drop(files.write(name, text)));
             files.write("token", "0123456789abcdef\n");
@@ -288,7 +288,7 @@ fn a_file_that_is_not_what_its_key_says_is_named_with_the_key() {
     good.iter().for_each(|(name, text)| drop(files.write(name, text)));
     files.write("other", &other);
     assert!(error(&tls("other")).to_string().contains("it is not the key of the certificate"));
-    // A key that everybody may read is none.
+    // A key that every user may read is rejected.
     fs::set_permissions(files.path("key"), fs::Permissions::from_mode(0o644)).unwrap();
     let said = error(&tls("key")).to_string();
     assert!(said.contains("push.tls.key_file") && said.contains("mode 0644") && said.contains("chmod 600"), "{said}");

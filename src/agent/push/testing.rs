@@ -1,4 +1,4 @@
-//! For tests: a pusher with one profile to send, and a gRPC server that keeps what it is sent.
+//! For tests: a pusher with one profile to send, and a gRPC server that keeps what it received.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -26,10 +26,10 @@ use crate::profile::{Profile, ValueKind};
 use crate::target::ProcessId;
 use crate::units::Pid;
 
-/// When the profile was finished: as long after its start as it lasted.
+/// When the profile was completed: its start plus its length.
 pub const END_UNIX_NS: i64 = 1_795_257_610_250_000_000;
 
-/// A file as it was sent.
+/// Decodes a file that was sent.
 pub fn pprof(file: &[u8]) -> proto::Profile {
     let mut plain = Vec::new();
     flate2::read::GzDecoder::new(file).read_to_end(&mut plain).unwrap();
@@ -48,7 +48,7 @@ pub fn sum(profile: &Profile, kind: ValueKind) -> u64 {
     profile.stacks().iter().map(|stack| stack.values.get(kind)).sum()
 }
 
-/// Makes this profile, finished then, the newest of a process `sh{o}p` with the pid 42.
+/// Publishes this profile, completed at that time, as the newest of a process `sh{o}p` with the pid 42.
 pub fn publish(published: &Published, profile: Profile, end_unix_ns: i64) {
     let now = Instant::now();
     let process = ProcessId { pid: Pid(42), start_ticks: 1 };
@@ -60,12 +60,12 @@ pub fn publish(published: &Published, profile: Profile, end_unix_ns: i64) {
     published.store(Snapshot { processes: vec![Arc::new(sample)], ..Snapshot::empty(now) });
 }
 
-/// A pusher of what is published, with a label.
+/// A pusher of published profiles, with a label.
 pub fn start(url: &str, protocol: PushProtocol, interval: Duration, published: Arc<Published>) -> Pusher {
     start_with(&PushConfig { url: Some(url.to_owned()), protocol, ..PushConfig::default() }, interval, published)
 }
 
-/// As [`start`], with a configuration whose interval and labels do not count.
+/// As [`start`], with a configuration whose interval and labels are ignored.
 pub fn start_with(config: &PushConfig, interval: Duration, published: Arc<Published>) -> Pusher {
     let labels = BTreeMap::from([("cluster".into(), "a".into())]);
     let destination = Destination::open(config).unwrap().unwrap();
@@ -79,12 +79,12 @@ pub fn pusher(url: &str, protocol: PushProtocol) -> Pusher {
     start(url, protocol, Duration::from_secs(3600), published)
 }
 
-/// A request as the server got it.
+/// A received request.
 pub struct Got {
     pub path: String,
     pub headers: http::HeaderMap,
     pub scheme: Option<String>,
-    /// The message, without the five bytes before it.
+    /// The message, without the five bytes that precede it.
     pub message: Vec<u8>,
 }
 
@@ -94,12 +94,12 @@ pub fn grpc_server(statuses: &'static [u8]) -> (String, Receiver<Got>) {
     (format!("http://{address}"), requests)
 }
 
-/// What a server of gRPC reads and writes.
+/// A stream that a gRPC server reads and writes.
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// As [`grpc_server`], with TLS where there is a configuration for it.
+/// As [`grpc_server`], with TLS if a configuration is given.
 pub fn grpc_server_with(statuses: &'static [u8], tls: Option<ServerConfig>) -> (SocketAddr, Receiver<Got>) {
     let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
     let (sender, requests) = channel();
@@ -115,7 +115,7 @@ pub fn grpc_server_with(statuses: &'static [u8], tls: Option<ServerConfig>) -> (
                 let stream: Box<dyn Io> = match &tls {
                     Some(acceptor) => match acceptor.accept(stream).await {
                         Ok(stream) => Box::new(stream),
-                        // The client has said why.
+                        // The client reports the reason.
                         Err(_) => continue,
                     },
                     None => Box::new(stream),
@@ -125,7 +125,7 @@ pub fn grpc_server_with(statuses: &'static [u8], tls: Option<ServerConfig>) -> (
                     let Some(status) = statuses.next() else { return };
                     let (head, mut body) = request.into_parts();
                     let mut bytes = Vec::new();
-                    // The body comes while the connection is driven, which accept alone does.
+                    // The body arrives while the connection is driven, which only accept does.
                     let reading = async {
                         while let Some(piece) = body.data().await {
                             let piece = piece.unwrap();
