@@ -10,7 +10,7 @@
 //! | the first request of a new thread | new arenas |
 //! | memory calls that are refused, the first few or all, with nothing in reserve | other arenas, other heaps, retries, failure |
 //! | a lock that is held, and waited for | waits and wake-ups of threads that contend for an arena |
-//! | alone, as one of several threads, as another thread, with each other's blocks | the paths with and without locks, both kinds of arenas |
+//! | alone, as one of several threads, as another, with each other's blocks | the paths with and without locks, both kinds of arenas |
 
 use super::SEEN_FROM_BYTES;
 use super::observed::Function;
