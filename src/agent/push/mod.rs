@@ -45,14 +45,14 @@ const QUEUE_BYTES_MAX: usize = 32 << 20;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Maximum pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// Maximum number of processes and profile sources whose account is kept after the process has disappeared, and for how long.
+/// Maximum number of processes and profile modes whose account is kept after the process has disappeared, and for how long.
 const FOLLOWED_MAX: usize = 512;
 const FORGET_AFTER: Duration = Duration::from_secs(900);
 /// If a profile's end differs by more than this from the time of its publication, the clock was set since its start: symbolizing its stacks
 /// takes only a second or two.
 const CLOCK_SET_NS: u64 = 10_000_000_000;
 
-/// A process and the source of its profile.
+/// A process and the mode of its profile, which is the label `tier`.
 type Source = (ProcessId, &'static str);
 
 /// One profile to be sent.

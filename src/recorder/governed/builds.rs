@@ -20,7 +20,7 @@ use crate::target::maps::Mapping;
 const BUILDS_MAX: usize = 256;
 /// Limit of builds that wait to be run. Builds beyond it are requested again when one of these is done.
 const WAITING_MAX: usize = 8;
-/// Attempts for a build whose file could not be opened when its turn came, because the process it was found in had ended.
+/// Maximum number of attempts for a build whose file could not be opened when its turn came, because the process it was found in had ended.
 const TRIES_MAX: u32 = 3;
 
 /// The sites of a build, or the reason why it has none.
