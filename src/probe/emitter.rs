@@ -73,7 +73,7 @@ impl SamplerStats {
 pub struct Emitter {
     /// `otel_memory` or `ddheap`.
     pub provider: &'static str,
-    /// The path in the process's mount namespace, for display.
+    /// The path below the process's root directory, for display.
     pub display_path: PathBuf,
     /// Identity of the file.
     pub identity: FileIdentity,

@@ -93,7 +93,7 @@ pub struct Unprobed {
 pub struct FilePlan {
     /// The path to pass to the kernel.
     pub attach_path: PathBuf,
-    /// The path in the process's mount namespace, for display.
+    /// The path below the process's root directory, for display.
     pub display_path: PathBuf,
     /// Identity of the file.
     pub identity: FileIdentity,

@@ -25,7 +25,7 @@ pub enum FileError {
     Open {
         /// The process.
         pid: u32,
-        /// Path in the process's mount namespace.
+        /// Path below the process's root directory.
         path: PathBuf,
         /// Why opening `/proc/PID/map_files` failed.
         by_address: io::Error,
@@ -37,13 +37,13 @@ pub enum FileError {
     Replaced {
         /// The process.
         pid: u32,
-        /// Path in the process's mount namespace.
+        /// Path below the process's root directory.
         path: PathBuf,
     },
     /// Not a readable ELF file.
     #[error("{path}: {source}")]
     Elf {
-        /// Path in the process's mount namespace.
+        /// Path below the process's root directory.
         path: PathBuf,
         /// The reason.
         source: ElfError,
@@ -71,7 +71,7 @@ pub struct MappedFile {
     /// The path given to the kernel to attach a probe: a path below `/proc/PID`. Valid while the process lives and keeps the mapping; the
     /// kernel resolves it once, when attaching.
     pub attach_path: PathBuf,
-    /// The path shown to users: in the process's mount namespace.
+    /// The path shown to users: below the process's root directory.
     pub display_path: PathBuf,
     /// Its identity.
     pub identity: FileIdentity,
@@ -131,7 +131,7 @@ fn open_regular(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 
-/// `/proc/PID/root/…` for a path in the process's mount namespace.
+/// `/proc/PID/root/…` for a path below the process's root directory.
 fn path_in_root(process: &Process, path: &Path) -> PathBuf {
     let mut full = process.directory().join("root").into_os_string();
     full.push(path);

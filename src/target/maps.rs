@@ -46,7 +46,7 @@ pub enum Backing {
     Named(String),
     /// A file.
     File {
-        /// Path in the process's mount namespace, as it was when the file was mapped, without the mark of a deleted file.
+        /// Path below the process's root directory, as it was when the file was mapped, without the mark of a deleted file.
         path: PathBuf,
         /// The kernel marked the name as deleted (or the file's name really ends like this).
         deleted: bool,
@@ -107,7 +107,7 @@ impl Mapping {
         (distance < self.len()).then(|| Addr(self.start.0 + distance))
     }
 
-    /// The file's path in the process's mount namespace; `None` without a file.
+    /// The file's path below the process's root directory; `None` without a file.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.backing {
