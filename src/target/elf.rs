@@ -1,8 +1,8 @@
 //! Bounded reading of untrusted ELF files: segments, addresses, symbols, build id, relocations.
 //!
 //! The layouts are `object`'s (System V ABI, ELF-64). Only 64-bit little-endian files are read, and only the ranges that are needed, with
-//! `pread`: if a mapped file were truncated meanwhile, reading it would raise SIGBUS. Every count and length from the file is checked
-//! against the file's size and a limit before anything is allocated.
+//! `pread` instead of a mapping, because reading a mapping of a file that someone truncates raises SIGBUS. Every count and length from the
+//! file is checked against the file's size and a limit before anything is allocated.
 //!
 //! Three kinds of numbers name a location, and this module converts between them: a *virtual address* in the file (`vaddr`, used by
 //! symbols), a *file offset* (used by the kernel's uprobes), and an *address* in the process (see [`super::maps::Mapping::address_of`]).
