@@ -12,9 +12,9 @@ use crate::target::{MappedFile, Process};
 use crate::units::{Addr, Pid};
 
 /// Maximum wait for a fork's record, which was sent before the child was reported; the ring is read every 5 ms.
-const BOOKS_WITHIN: Duration = Duration::from_millis(500);
+const LEDGER_WITHIN: Duration = Duration::from_millis(500);
 /// Interval between two checks for it.
-const BOOKS_POLL: Duration = Duration::from_micros(200);
+const LEDGER_POLL: Duration = Duration::from_micros(200);
 /// Maximum wait for the unwind tables of new code: those of the largest libraries take a second on a busy machine.
 const TABLES_WITHIN: Duration = Duration::from_secs(5);
 
@@ -81,7 +81,7 @@ impl Recorder {
     pub(super) fn look(&mut self, mut look: Look) -> Result<(), Error> {
         let slot = self.targets.iter().find(|(_, target)| target.process.pid() == look.pid).map(|(slot, _)| *slot);
         let slot = match look.at {
-            At::Contents { parent } => self.born(parent, look.pid),
+            At::Birth { parent } => self.born(parent, look.pid),
             At::BirthInMemory { parent } => return self.born_in_memory(parent, look.pid),
             At::NewImage { entry } => {
                 self.vfork_child_has_left(look.pid);
@@ -111,12 +111,12 @@ impl Recorder {
     fn born(&mut self, parent: Pid, child: Pid) -> Option<u16> {
         let parent = self.targets.values().chain(&self.ended).find(|target| target.process.pid() == parent);
         let before = parent.map_or(Before::Unknown, |parent| parent.before.clone());
-        let deadline = Instant::now() + BOOKS_WITHIN;
+        let deadline = Instant::now() + LEDGER_WITHIN;
         let inherited = loop {
             let told = lock(&self.shard).inherited.remove(&child);
             match told {
                 Some(inherited) => break inherited,
-                None if Instant::now() < deadline => std::thread::sleep(BOOKS_POLL),
+                None if Instant::now() < deadline => std::thread::sleep(LEDGER_POLL),
                 None => {
                     self.notes.push(format!("child {child}: the record of its fork was lost: what it inherited is unattributed"));
                     break None;

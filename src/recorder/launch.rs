@@ -251,7 +251,7 @@ mod tests {
     fn children_and_theirs_stand_still_at_birth_and_exec() {
         let (seen, pid, status) = run(&["sh", "-c", "(env true; exit 3) & wait $!; exit $?"]);
         assert_eq!(status.code(), Some(3));
-        let births = seen.iter().filter(|(_, at)| matches!(at, At::Contents { .. })).count();
+        let births = seen.iter().filter(|(_, at)| matches!(at, At::Birth { .. })).count();
         assert!(births >= 1, "{seen:?}");
         assert_eq!(images(&seen, |of| of != pid), 2, "env and true, of whichever child: {seen:?}");
     }

@@ -39,7 +39,7 @@ const KCMP_VM: i32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
     /// At its birth: it was forked by `parent` and has not run yet.
-    Contents {
+    Birth {
         /// Its parent.
         parent: Pid,
     },
@@ -209,7 +209,7 @@ impl<'a> Tracer<'a> {
         }
         let shares = share_memory(parent, tid);
         let parent = Pid(parent.cast_unsigned());
-        self.stand(tid, if shares { At::BirthInMemory { parent } } else { At::Contents { parent } });
+        self.stand(tid, if shares { At::BirthInMemory { parent } } else { At::Birth { parent } });
     }
 
     fn executed(&mut self, tid: i32) {

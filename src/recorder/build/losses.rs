@@ -67,7 +67,7 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
     losses.push(Counter::new(
         "children_without_books",
         inherited_refused,
-        "children whose parent had too many blocks to copy its watched: what they inherited is unattributed",
+        "children whose parent had too many blocks to copy its ledger: what they inherited is unattributed",
     ));
     losses
 }
