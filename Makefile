@@ -79,6 +79,10 @@ bench-governed: build test-deps ## measure what a budget of 1 % and the census c
 bench-node: deps ## measure the agent on a node of 100 processes, 20 of them busy, with the governed tier on
 	$(CARGO) test --release --test integration figures_of_a_node -- --ignored --nocapture
 
+.PHONY: bench-session
+bench-session: build test-deps ## measure what the agent holds while three recordings run in it
+	scripts/bench-session.sh $(FRAGPROF)
+
 .PHONY: soak-windows
 soak-windows: deps ## open 2,000 windows on a busy process (10 minutes)
 	$(CARGO) test --test integration two_thousand_windows -- --ignored --nocapture
