@@ -14,7 +14,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::bpf::{self, Counter};
 use crate::probe::cookie;
@@ -77,7 +77,7 @@ pub enum Error {
         max: u32,
     },
     /// A process already has the maximum number of targets.
-    #[error("{pid} is watched by {max} recordings already: it can take no other")]
+    #[error("process {pid} is already recorded in {max} ways, the most that are possible at a time")]
     TooManyRecordings {
         /// The process.
         pid: Pid,
@@ -221,6 +221,13 @@ impl Attached {
     }
 }
 
+/// The counting of first touches of pages; dropping it stops that.
+#[must_use]
+#[derive(Debug)]
+pub struct Touches {
+    _link: Link,
+}
+
 /// The loaded programs and their maps.
 #[derive(Debug)]
 pub struct Capture {
@@ -234,10 +241,10 @@ pub struct Capture {
     rows: Mutex<usdt::Rows>,
     /// How often size-selective probes were attached, in any process.
     epochs: AtomicU64,
-    /// Programs that run for every process: address space, process life cycle, first touches of pages.
+    /// Programs that run for every process: address space, process life cycle.
     _machine_wide: Vec<Link>,
-    /// Why first touches of pages are not counted although requested.
-    no_touches: Option<String>,
+    /// The program that counts first touches of pages, while a recording needs it.
+    touches: Mutex<Weak<Touches>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -253,17 +260,7 @@ impl Capture {
         crate::machine::open_files::raise();
         let (object, offer) = load::load(config.method, config.windows)?;
         let outer = MapHandle::try_from(&load::map(&object, "rings")).map_err(|source| Error::Map { map: "rings", source })?;
-        let mut machine_wide = load::attach_machine_wide(&object)?;
-        // It adds a small cost to every page fault of the machine, so it is attached only if needed.
-        let touches = config.windows.then(|| load::attach_touches(&object));
-        let no_touches = match touches {
-            Some(Ok(link)) => {
-                machine_wide.push(link);
-                None
-            }
-            Some(Err(error)) => Some(error.to_string()),
-            None => None,
-        };
+        let machine_wide = load::attach_machine_wide(&object)?;
         let tables = Tables::new(&object, config.tables_bytes)?;
         let targets = targets::TargetTable::map(&load::map(&object, "targets"))?;
         Ok(Self {
@@ -277,7 +274,7 @@ impl Capture {
             rows: Mutex::default(),
             epochs: AtomicU64::new(0),
             _machine_wide: machine_wide,
-            no_touches,
+            touches: Mutex::default(),
         })
     }
 
@@ -291,9 +288,18 @@ impl Capture {
         &self.tables
     }
 
-    /// Why first touches of pages are not counted; `None` if they are, or were not requested.
-    pub fn no_touches(&self) -> Option<&str> {
-        self.no_touches.as_deref()
+    /// Counts first touches of pages as long as the result lives. This adds a small cost to every page fault of the machine.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the programs were loaded without windows.
+    pub fn count_touches(&self) -> Result<Arc<Touches>> {
+        let mut touches = lock(&self.touches);
+        if let Some(counted) = touches.upgrade() {
+            return Ok(counted);
+        }
+        let counted = Arc::new(Touches { _link: load::attach_touches(&self.object)? });
+        *touches = Arc::downgrade(&counted);
+        Ok(counted)
     }
 
     /// Creates a ring and starts its reader thread, which passes all records to `sink`. `bytes` of locked kernel memory: rounded up to a
@@ -351,13 +357,16 @@ impl Capture {
 
     /// Assigns all calls of a process to one of its targets, which records every one; must be called before its first probe. Windows of the
     /// others are closed at once, and stay closed ([`Capture::open`]) until the target is removed.
-    pub fn record(&self, pid: Pid, slot: Slot) {
+    ///
+    /// # Errors
+    /// [`Error::TooManyRecordings`] if another target records every call.
+    pub fn record(&self, pid: Pid, slot: Slot) -> Result<()> {
         let mut processes = lock(&self.processes);
-        for other in processes.record(pid, slot) {
-            if self.targets.is_governed(other) {
-                self.targets.switch(other, false);
-            }
+        let others = processes.record(pid, slot).map_err(|full| Error::TooManyRecordings { pid, max: full.most })?;
+        for other in others.into_iter().filter(|other| self.targets.is_governed(*other)) {
+            self.targets.switch(other, false);
         }
+        Ok(())
     }
 
     /// Whether every call of a process is being recorded.

@@ -48,6 +48,7 @@ impl Processes {
     pub fn add(&mut self, pid: Pid, slot: Slot, shard: u32) -> Result<(), Full> {
         let targets = self.of.entry(pid).or_default();
         targets.slots.retain(|(_, of)| *of != shard);
+        targets.recorded.take_if(|recorded| !targets.slots.iter().any(|(slot, _)| slot == recorded));
         if targets.slots.len() >= self.most {
             return Err(Full { most: self.most });
         }
@@ -72,11 +73,18 @@ impl Processes {
     }
 
     /// From now on a target records every call. Returns the targets that must be closed.
-    pub fn record(&mut self, pid: Pid, slot: Slot) -> Vec<Slot> {
-        let Some(targets) = self.of.get_mut(&pid).filter(|targets| targets.recorded != Some(slot)) else { return Vec::new() };
-        targets.recorded = Some(slot);
+    ///
+    /// # Errors
+    /// If another target does so already.
+    pub fn record(&mut self, pid: Pid, slot: Slot) -> Result<Vec<Slot>, Full> {
+        let Some(targets) = self.of.get_mut(&pid) else { return Ok(Vec::new()) };
+        match targets.recorded {
+            Some(recorded) if recorded == slot => return Ok(Vec::new()),
+            Some(_) => return Err(Full { most: 1 }),
+            None => targets.recorded = Some(slot),
+        }
         targets.begun += 1;
-        targets.slots.iter().map(|(one, _)| *one).filter(|one| *one != slot).collect()
+        Ok(targets.slots.iter().map(|(one, _)| *one).filter(|one| *one != slot).collect())
     }
 
     /// Whether every call of a process is being recorded.
@@ -153,8 +161,9 @@ mod tests {
         for index in [3, 4, 5] {
             processes.add(Pid(7), slot(index), u32::from(index)).unwrap();
         }
-        assert_eq!(processes.record(Pid(7), slot(4)), [slot(3), slot(5)]);
-        assert_eq!(processes.record(Pid(7), slot(4)), [], "it began before");
+        assert_eq!(processes.record(Pid(7), slot(4)), Ok(vec![slot(3), slot(5)]));
+        assert_eq!(processes.record(Pid(7), slot(4)), Ok(vec![]), "it began before");
+        assert_eq!(processes.record(Pid(7), slot(5)), Err(Full { most: 1 }));
         assert!(processes.is_recorded(Pid(7)) && !processes.is_recorded(Pid(8)));
         assert_eq!(processes.begun(Pid(7)), 1);
         processes.remove(Pid(7), slot(4));

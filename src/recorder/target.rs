@@ -263,7 +263,7 @@ impl Target {
         }
         self.look_at_limits(capture);
         let plan = planner.plan(&self.process)?;
-        capture.record(self.process.pid(), self.slot);
+        capture.record(self.process.pid(), self.slot)?;
         let keys: Vec<FileKey> = plan.files.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
         for file in &plan.files {

@@ -42,7 +42,7 @@ use super::build::{losses, unaccounted_so_far};
 pub use super::heap::HeapBytes;
 use super::{Error, heap, monotonic_ns};
 use crate::bpf;
-use crate::capture::{self, Counters, Ring, TargetFlags};
+use crate::capture::{self, Counters, Ring, TargetFlags, Touches};
 use crate::governor::HitCosts;
 use crate::governor::pace::PERIOD_MIN_S;
 use crate::governor::retention::Verdict;
@@ -116,6 +116,8 @@ pub struct Governed {
     // unloaded if only this recording used them.
     targets: BTreeMap<u16, Target>,
     reaper: Reaper,
+    /// Held while it is needed: it costs every page fault of the machine a little.
+    _touches: Option<Arc<Touches>>,
     ring: Ring,
     session: SharedSession,
     planner: Planner,
@@ -154,7 +156,8 @@ impl Governed {
     pub fn over(session: SharedSession, options: Options) -> Result<Self, Error> {
         session.check_windows()?;
         let mut notes = Vec::new();
-        if let Some(reason) = session.capture.no_touches() {
+        let touches = session.capture.count_touches();
+        if let Err(reason) = &touches {
             notes.push(format!("first touches of pages are not counted: {reason}"));
         }
         let (sender, notices) = sync_channel(NOTICES_MAX);
@@ -172,6 +175,7 @@ impl Governed {
         Ok(Self {
             targets: BTreeMap::new(),
             reaper,
+            _touches: touches.ok(),
             ring,
             session,
             planner,

@@ -304,27 +304,34 @@ impl Target {
     /// All calls of the process are being recorded: detaches the probes and delays windows until that ends. An open window is discarded,
     /// because it was closed at an unknown moment.
     fn make_way(&mut self, tools: &Tools<'_>) {
+        self.note_recorded();
         match std::mem::replace(&mut self.state, State::Idle(tools.now_s + RECORDED_S)) {
-            State::Open(_, attached) => self.make_way_with(tools, attached),
-            State::Full(full) => {
-                self.full_left += 1;
-                self.make_way_with(tools, full.attached);
-            }
+            State::Open(window, attached) => self.make_way_with(tools, attached, window.before),
+            State::Full(full) => self.make_way_with(tools, full.attached, full.hits),
             // It was closed before, and its records are still being read.
             closing @ State::Closing(..) => self.state = closing,
             State::Waiting(_) | State::Idle(_) => {}
         }
     }
 
-    /// Detaches probes that were attached for a window or a full trace, and discards the results.
-    fn make_way_with(&mut self, tools: &Tools<'_>, attached: Attached) {
+    fn note_recorded(&mut self) {
+        self.note(
+            "while every call of the process was recorded, no window was open, and one that was open before was discarded: the estimates rest on \
+             the time before and after"
+                .to_owned(),
+        );
+    }
+
+    /// Detaches probes that were attached for a window or a full trace, and discards the results. `before`: the hits that are accounted for.
+    fn make_way_with(&mut self, tools: &Tools<'_>, attached: Attached, before: Hits) {
+        self.note_recorded();
         if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
             (state.window, state.live) = (None, None);
         }
-        self.full_since_s = None;
+        self.full_left += u64::from(self.full_since_s.take().is_some());
         drop(tools.reaper.take_out(attached));
         self.schedule.restart(tools.now_s + RECORDED_S);
-        self.tail = Some((tools.capture.hits(self.slot), tools.now_s));
+        self.tail = Some((before, tools.now_s));
         self.state = State::Idle(tools.now_s + RECORDED_S);
     }
 
@@ -422,7 +429,7 @@ impl Target {
         }
         tools.capture.contents(self.slot, self.knows_blocks);
         if !tools.capture.open(self.pid(), self.slot, self.pace.quota(cycle.class), close_ns) {
-            self.make_way_with(tools, attached);
+            self.make_way_with(tools, attached, before);
             return;
         }
         let window = Window {

@@ -38,7 +38,7 @@ impl Target {
         }
         tools.capture.contents(self.slot, false);
         if !tools.capture.open(self.pid(), self.slot, self.pace.full_quota(), u64::MAX) {
-            self.make_way_with(tools, attached);
+            self.make_way_with(tools, attached, tools.capture.hits(self.slot));
             return;
         }
         self.full_since_s = Some(tools.now_s - self.began_s);
@@ -84,7 +84,7 @@ impl Target {
         if full.recordings != tools.capture.recordings_begun(self.pid())
             || !tools.capture.open(self.pid(), self.slot, self.pace.full_quota(), u64::MAX)
         {
-            self.make_way_with(tools, full.attached);
+            self.make_way_with(tools, full.attached, hits);
             return;
         }
         (full.piece_s, full.piece_ns) = (tools.now_s, monotonic_ns());
