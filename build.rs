@@ -17,7 +17,7 @@ const BPF_CPU: &str = "-mcpu=v3";
 /// The preload sampler's sources.
 const SAMPLER: &str = "src/sampler/preload";
 /// The program under which a C library's allocator is run.
-const SCRATCH: &str = "src/probe/large/scratch.c";
+const SCRATCH: &str = "src/selective/scratch.c";
 
 fn main() -> Result<()> {
     // What the programs, the unwinder and the sampler know of registers and instructions is in src/machine/ and bpf/machine_*.bpf.h.

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use fragprof::census::memory::Piece;
 use fragprof::census::not_malloc::ResidentMapping;
-use fragprof::census::{Level, LiveMemory, Memory, MemoryError, Options, Pace, Places, Taken, take};
+use fragprof::census::{LayoutCache, Level, LiveMemory, Memory, MemoryError, Options, Pace, Taken, take};
 use fragprof::heap::residency::PageRuns;
-use fragprof::target::{Maps, Process};
+use fragprof::process::{Maps, Process};
 use fragprof::units::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
@@ -74,8 +74,8 @@ fn options(level: Level) -> Options {
     Options { level, pace: Pace::default(), with_not_malloc: false }
 }
 
-fn census(target: &Target, level: Level, places: &mut Places) -> Taken {
-    take(&target.memory(), target.pid(), "target", options(level), places).unwrap()
+fn census(target: &Target, level: Level, layouts: &mut LayoutCache) -> Taken {
+    take(&target.memory(), target.pid(), "target", options(level), layouts).unwrap()
 }
 
 fn seconds(work: impl FnOnce()) -> f64 {
@@ -120,14 +120,14 @@ fn walk(arguments: &Arguments) {
         }
         let mut target = Target::start(&mut command);
         target.tell(&format!("fill {size} {}", arguments.gib << 10));
-        let mut places = Places::default();
-        // Warm: the first one also looks for the places.
-        let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut places)));
+        let mut layouts = LayoutCache::default();
+        // Warm: the first one also looks for the layouts.
+        let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts)));
         let (mut walks, mut copies, mut tops, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut gib, mut chunks, mut sample_error, mut table_bytes) = (0.0, 0.0, Vec::new(), 0);
         for _ in 0..5 {
             let mut taken = None;
-            walks.push(seconds(|| taken = Some(census(&target, Level::Full, &mut places))));
+            walks.push(seconds(|| taken = Some(census(&target, Level::Full, &mut layouts))));
             let taken = taken.unwrap();
             let heap = &taken.census.heaps[0];
             assert!(taken.census.walk.usable);
@@ -136,9 +136,9 @@ fn walk(arguments: &Arguments) {
             table_bytes = taken.heaps[0].chunks.table_bytes();
             let ranges: Vec<Range<u64>> = taken.heaps[0].extents.iter().map(|(_, range)| range.clone()).collect();
             copies.push(copy_seconds(&target, &ranges));
-            tops.push(1e3 * seconds(|| drop(census(&target, Level::Top, &mut places))));
+            tops.push(1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts))));
             let mut sampled = None;
-            samples.push(1e3 * seconds(|| sampled = Some(census(&target, Level::Sampled, &mut places))));
+            samples.push(1e3 * seconds(|| sampled = Some(census(&target, Level::Sampled, &mut layouts))));
             let sampled = sampled.unwrap();
             let estimate = sampled.census.heaps[0].live_bytes_est.unwrap() as f64;
             sample_error.push((estimate - heap.live_bytes.unwrap() as f64).abs() / heap.live_bytes.unwrap() as f64);
@@ -150,13 +150,13 @@ fn walk(arguments: &Arguments) {
         println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
         println!("  {:<58} {:>10.1} ns", "  a chunk", walk_s * 1e9 / chunks);
         against("level top", median(tops), 1.0, "ms");
-        println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which looks for the places");
+        println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which looks for the layouts");
         against("level sampled", median(samples), 20.0, "ms");
         println!("  {:<58} {:>10.2} %", "  its error, mean", 100.0 * sample_error.iter().sum::<f64>() / sample_error.len() as f64);
         // Memory, in a process that has done nothing else with it: the high-water mark is reset before the walk.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = own_status("VmRSS");
-        let taken = census(&target, Level::Full, &mut places);
+        let taken = census(&target, Level::Full, &mut layouts);
         let grown = own_status("VmHWM") - before;
         println!("  {:<58} {:>10.1} MiB", "memory of the walk over what was there before", grown / MIB);
         against(
@@ -209,7 +209,7 @@ fn loss(arguments: &Arguments) {
     let mut target = Target::start(&mut Command::new(build("busy.c", "cc", &["-lpthread"])));
     let counters = Counters::of(&target.tell("start"));
     let memory = target.memory();
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let mut slice = |is_walked: bool| {
         let (ops, cpu, started) = (counters.read(&memory).1, cpu_seconds(target.pid()), Instant::now());
         let mut walks = 0u32;
@@ -217,7 +217,7 @@ fn loss(arguments: &Arguments) {
         while started.elapsed() < Duration::from_secs(1) {
             if is_walked {
                 let walk = Instant::now();
-                drop(census(&target, Level::Full, &mut places));
+                drop(census(&target, Level::Full, &mut layouts));
                 walking += walk.elapsed();
                 walks += 1;
             } else {
@@ -260,7 +260,7 @@ fn rest_error(_: &Arguments) {
             }
             let mut target = Target::start(&mut command);
             let own = target.tell(scenario);
-            let taken = census(&target, Level::Full, &mut Places::default());
+            let taken = census(&target, Level::Full, &mut LayoutCache::default());
             let Some(heap) = taken.census.heaps.iter().find(|heap| heap.allocator.name() == allocator) else {
                 println!("  {allocator} {scenario}: no heap found");
                 continue;
@@ -332,14 +332,14 @@ fn running(arguments: &Arguments) {
     let pinned: Vec<u64> = started["pinned"].as_array().unwrap().iter().map(|addr| addr.as_u64().unwrap()).collect();
     let counters = Counters::of(&started);
     let memory = Sampling { memory: target.memory(), counters: &counters, seen: Mutex::new(Vec::new()) };
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let (mut errors, mut moved, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     let (mut missed, mut unseen, mut unknown, mut extent, mut unusable, mut broken, mut lost) = (0usize, 0usize, 0u64, 0u64, 0, 0u64, 0u64);
     let mut worst_unknown = 0.0f64;
     for _ in 0..arguments.walks {
         memory.seen.lock().unwrap().clear();
         let (ops, begun) = (counters.read(&memory).1, Instant::now());
-        let taken = take(&memory, target.pid(), "busy", options(Level::Full), &mut places).unwrap();
+        let taken = take(&memory, target.pid(), "busy", options(Level::Full), &mut layouts).unwrap();
         rates.push((counters.read(&memory).1 - ops) / begun.elapsed().as_secs_f64());
         let seen = memory.seen.lock().unwrap().clone();
         let truth = seen.iter().sum::<f64>() / seen.len() as f64;
@@ -401,7 +401,7 @@ fn round(_: &Arguments) {
     for target in targets.iter_mut().skip(2).step_by(3) {
         target.tell("fastbins");
     }
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let mut rounds = Vec::new();
     let mut heaps_found = 0;
     for _ in 0..5 {
@@ -409,7 +409,7 @@ fn round(_: &Arguments) {
         heaps_found = 0;
         for target in &targets {
             let memory = LiveMemory::open(Process::open(Pid(target.pid())).unwrap()).unwrap();
-            let taken = take(&memory, target.pid(), "x", options(Level::Top), &mut places).unwrap();
+            let taken = take(&memory, target.pid(), "x", options(Level::Top), &mut layouts).unwrap();
             heaps_found += taken.census.heaps.len();
         }
         rounds.push(thread_cpu_seconds() - before);
@@ -428,7 +428,7 @@ fn trim(_: &Arguments) {
             command.envs(environment.map(|tunables| ("GLIBC_TUNABLES", tunables)));
             let mut target = Target::start(&mut command);
             target.tell(scenario);
-            let predicted = census(&target, Level::Full, &mut Places::default()).census.heaps[0].trimmable_bytes.unwrap() as f64;
+            let predicted = census(&target, Level::Full, &mut LayoutCache::default()).census.heaps[0].trimmable_bytes.unwrap() as f64;
             let before = target.anonymous_bytes() as f64;
             target.tell("trim");
             let fact = before - target.anonymous_bytes() as f64;

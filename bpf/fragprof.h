@@ -347,7 +347,7 @@ struct fp_site {
  * process ends where it would have caught std::bad_alloc. So the return of an operator new that requests this much or more, the only
  * kind that fails on an ordinary machine, is not probed, and where memory is limited (FP_TARGET_LIMITED) none is; the call is counted
  * (FP_CNT_NOT_FOLLOWED). Only a session can leave out the return of one call: elsewhere throwing functions are not probed at all unless
- * that is requested (src/recorder/throwing.rs). */
+ * that is requested (src/session/throwing.rs). */
 #define FP_THROW_BYTES (1ULL << 30)
 
 /* Probes in the programs themselves (USDT): alloc(pointer, bytes, weight), with fragprof's own sampler also the interval; free has only

@@ -3,7 +3,7 @@
  * Stops a thread that the daemon traces before it executes code that the daemon has not probed yet.
  *
  * A signal to a traced thread stops it for its tracer first, on the way back to user space: before the next instruction. The tracer
- * (src/recorder/tracer.rs) lets the daemon attach probes, and resumes the thread without the signal; nothing else sees it. SIGURG is
+ * (src/session/attach/tracer.rs) lets the daemon attach probes, and resumes the thread without the signal; nothing else sees it. SIGURG is
  * ignored by default, so one that is delivered after the tracer has ended does no harm. A thread that blocks it is not held: SIGSTOP, which
  * cannot be blocked, would stop it for good if the tracer were killed meanwhile.
  */

@@ -4,7 +4,7 @@
  *
  * After the thread-cache check in glibc's malloc, calloc and free there are instructions that only large blocks reach, plus the few small
  * ones for which the cache has no space or no block. A probe there costs a cached small block nothing, and sees every large one
- * (src/probe/large/ finds these instructions). The block is then in a register, its chunk's size before it in memory: small ones are
+ * (src/selective/ finds these instructions). The block is then in a register, its chunk's size before it in memory: small ones are
  * filtered by size, so that the same blocks are seen allocated and freed. The requested size is not known there; the size of a record is
  * the usable size.
  *

@@ -1,20 +1,20 @@
 // Each reader of bytes that somebody else controls, as a function of these bytes. Shared by the fuzz targets and by the test that runs the
 // kept corpus and its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
+use fragprof::allocator::in_file::identify;
 use fragprof::census::core_file::CoreFile;
 use fragprof::census::runtime::hotspot::perf_data::Counters;
-use fragprof::census::{Fixture, Level, Options, Pace, Places, take};
-use fragprof::probe::large::parse_entry;
+use fragprof::census::{Fixture, LayoutCache, Level, Options, Pace, take};
+use fragprof::emitter::usdt;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
+use fragprof::process::container::{CgroupFile, Membership};
+use fragprof::process::elf::Elf;
+use fragprof::process::handle::Stat;
+use fragprof::process::maps::Maps;
 use fragprof::retention::contents::Contents;
+use fragprof::selective::parse_entry;
 use fragprof::symbol::variables::Variables;
-use fragprof::target::allocator::identify;
-use fragprof::target::container::{CgroupFile, Membership};
-use fragprof::target::elf::Elf;
-use fragprof::target::maps::Maps;
-use fragprof::target::process::Stat;
-use fragprof::target::usdt;
 use fragprof::unwind::Table;
 
 /// A reader.
@@ -128,7 +128,7 @@ pub fn heaps(bytes: &[u8]) {
         }
     }
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    let Ok(taken) = take(&memory, 1, "held", options, &mut Places::default()) else { return };
+    let Ok(taken) = take(&memory, 1, "held", options, &mut LayoutCache::default()) else { return };
     for found in &taken.census.runtimes.memory {
         assert!(found.pieces > 0 && found.resident_bytes <= found.extent_bytes, "{found:?}");
     }

@@ -21,9 +21,9 @@ use crate::agent::worker::Worker;
 use crate::agent::{governed, leaks, listening, privileges, socket};
 use crate::model::attribution::Attributions;
 use crate::model::snapshot::Published;
-use crate::recorder::session::LazySession;
 use crate::server::listener::Bound;
 use crate::server::{Server, ServerState, Serves, Sources};
+use crate::session::shared::LazySession;
 use crate::store::database::{Database, StoreError};
 use crate::store::keeper::{Keeper, Settings};
 use crate::store::read::Reader;
@@ -237,7 +237,7 @@ fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinH
             (memory.clone(), memory, config.history.memory_max_mib)
         }
     };
-    let boot_id = crate::target::process::read_bounded(Path::new("/proc/sys/kernel/random/boot_id"), BOOT_ID_BYTES_MAX).unwrap_or_default();
+    let boot_id = crate::process::handle::read_bounded(Path::new("/proc/sys/kernel/random/boot_id"), BOOT_ID_BYTES_MAX).unwrap_or_default();
     let writer = Writer::new(write, String::from_utf8_lossy(&boot_id).trim().to_owned());
     let settings = Settings {
         sample_interval: Duration::from_secs(config.history.sample_interval_s),

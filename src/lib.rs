@@ -10,12 +10,13 @@
 //! agent  metrics
 //! store
 //! model
-//! recorder
+//! session
 //! retention
-//! capture  fragmentation
+//! capture  fragmentation  selective
+//! emitter
 //! census  probe  symbol  sampler
-//! target
 //! allocator
+//! process
 //! ledger  unwind
 //! heap  machine  governor  profile  client
 //! units  bpf  frame  kept  random  sanitize  replace  error
@@ -23,10 +24,12 @@
 //!
 //! | module | job | needs root |
 //! |---|---|---|
-//! | [`allocator`] | the allocators, one row each, with their differences and entry points | no |
-//! | [`target`] | which process, its mappings, its files, its allocators | reads `/proc` |
+//! | [`process`] | a process, its mappings, its files, its container | reads `/proc` |
+//! | [`allocator`] | the allocators, one row each, with their differences and entry points; which of them a process has | reads files |
 //! | [`probe`] | where in an allocator's code a probe goes, and what the kernel offers | placement: no |
 //! | [`bpf`] | what the BPF programs and the daemon share, generated from the programs' headers | no |
+//! | [`emitter`] | files that report sampled allocations by USDT probes of their own | reads files |
+//! | [`selective`] | instructions that only large blocks pass, found by running the library in a sandbox | reads files |
 //! | [`capture`] | the BPF edge: load, attach, read rings, decode records | yes |
 //! | [`unwind`] | `.eh_frame` to compact tables for the BPF unwinder | no |
 //! | [`machine`] | properties of the instruction set: registers, user addresses, rules | no |
@@ -38,7 +41,7 @@
 //! | [`fragmentation`] | the ladder, pinning, blocking, growth, verdicts | no |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the profile model and its encoders | no |
-//! | [`recorder`] | a recording from attach to profile | yes |
+//! | [`session`] | a recording from attach to profile, in one of three tiers | yes |
 //! | [`sampler`] | the preload library that samples in the process | no |
 //! | [`model`] | the state of a node's processes, as every surface reads it | no |
 //! | [`agent`] | the threads of the daemon: discovery, schedule and budget of the census, recordings, pushes | reads memory |
@@ -59,6 +62,7 @@ pub mod census;
 pub mod cli;
 pub mod client;
 pub mod daemon;
+pub mod emitter;
 pub mod error;
 pub mod fragmentation;
 pub mod frame;
@@ -70,17 +74,18 @@ pub mod machine;
 pub mod metrics;
 pub mod model;
 pub mod probe;
+pub mod process;
 pub mod profile;
 pub mod random;
-pub mod recorder;
 mod replace;
 pub mod retention;
 pub mod sampler;
 pub mod sanitize;
+pub mod selective;
 pub mod server;
+pub mod session;
 pub mod store;
 pub mod symbol;
-pub mod target;
 pub mod tui;
 pub mod units;
 pub mod unwind;

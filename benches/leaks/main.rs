@@ -10,12 +10,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fragprof::census::{LiveMemory, Pace, Places};
+use fragprof::census::{LayoutCache, LiveMemory, Pace};
+use fragprof::process::Process;
 use fragprof::retention::BlockIndex;
 use fragprof::retention::holdings::Holdings;
-use fragprof::retention::looks::{Plan, look};
 use fragprof::retention::owners::census;
-use fragprof::target::Process;
+use fragprof::retention::scans::{Plan, look};
 use fragprof::units::Pid;
 
 /// Blocks of the index whose look-ups are timed.
@@ -59,8 +59,8 @@ fn lookups() {
         (LOOKUPS as f64 / began.elapsed().as_secs_f64() / 1e6, found)
     };
     let (batched, found) = timed(&mut || {
-        let (mut found, mut places) = (0u64, Vec::new());
-        words.chunks(512).for_each(|words| index.find_all(words, &mut places, |_, hit| found += u64::from(hit.block)));
+        let (mut found, mut layouts) = (0u64, Vec::new());
+        words.chunks(512).for_each(|words| index.find_all(words, &mut layouts, |_, hit| found += u64::from(hit.block)));
         found
     });
     let (single, same) = timed(&mut || words.iter().filter_map(|&word| index.find(word)).map(|hit| u64::from(hit.block)).sum());
@@ -111,7 +111,7 @@ fn passes(blocks: u64) {
     let memory = LiveMemory::open(Process::open(Pid(target.0.id())).unwrap()).unwrap();
     let plan = Plan { looks: 2, interval: Duration::from_millis(100), ..Plan::default() };
     let began = Instant::now();
-    let seen = look(&memory, (target.0.id(), "blocks"), plan, None, &mut Places::default()).unwrap();
+    let seen = look(&memory, (target.0.id(), "blocks"), plan, None, &mut LayoutCache::default()).unwrap();
     let gib = seen.live_bytes as f64 / GIB;
     println!(
         "{} blocks, {gib:.2} GiB live: found {} of {} dropped in {:.1} s",
@@ -172,7 +172,7 @@ fn loss() {
             scope.spawn(|| {
                 let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
                 let plan = Plan { looks: 40, interval: Duration::ZERO, ..Plan::default() };
-                drop(look(&memory, (pid, "truth"), plan, None, &mut Places::default()));
+                drop(look(&memory, (pid, "truth"), plan, None, &mut LayoutCache::default()));
                 done.store(true, Ordering::Relaxed);
             });
             while !done.load(Ordering::Relaxed) {

@@ -19,13 +19,13 @@ use super::flight::Flight;
 use super::own::{own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::schedule::{Next, next};
-use crate::census::{Level, PageMap, Places};
+use crate::census::{LayoutCache, Level, PageMap};
 use crate::model::attribution::Attributions;
 use crate::model::sample::{Identity, ProcessSample, WatchState};
-use crate::model::seen::Seen;
+use crate::model::seen::Candidate;
 use crate::model::snapshot::{AgentCounters, Published, Snapshot};
+use crate::process::handle::read_bounded;
 use crate::store::Keeper;
-use crate::target::process::read_bounded;
 use crate::units::Pid;
 use watch::Watch;
 
@@ -88,8 +88,8 @@ pub struct Collector {
     /// Processes found to have ended since the last scan of the process list.
     ended: Vec<Arc<ProcessSample>>,
     watches: BTreeMap<Identity, Watch>,
-    small: Arc<[Seen]>,
-    places: Places,
+    small: Arc<[Candidate]>,
+    layouts: LayoutCache,
     containers: Containers,
     budget: Budget,
     counters: AgentCounters,
@@ -125,7 +125,7 @@ impl Collector {
             ended: Vec::new(),
             watches: BTreeMap::new(),
             small: Arc::default(),
-            places: Places::default(),
+            layouts: LayoutCache::default(),
             containers,
             budget,
             counters: AgentCounters::default(),
@@ -277,7 +277,7 @@ impl Collector {
         let mut before = std::mem::take(&mut self.watches);
         self.containers.refresh();
         for seen in found.seen {
-            let Seen { identity, comm, uid, rss_bytes, activity } = seen;
+            let Candidate { identity, comm, uid, rss_bytes, activity } = seen;
             let watch = match before.remove(&identity) {
                 Some(mut watch) => {
                     let sample = Arc::make_mut(&mut watch.sample);
@@ -376,7 +376,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::target::testing::Cat;
+    use crate::process::testing::Cat;
 
     fn collector(config: Config) -> (Collector, Arc<Published>) {
         let now = Instant::now();

@@ -273,7 +273,7 @@ fn text(key: &'static str, path: &Path, bytes: Vec<u8>) -> Result<String, Config
 }
 
 fn read_file(key: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
-    let read = crate::target::process::read_bounded(path, FILE_BYTES_MAX + 1);
+    let read = crate::process::handle::read_bounded(path, FILE_BYTES_MAX + 1);
     let bytes = read.map_err(|source| ConfigError::Read { key, path: path.to_owned(), source })?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(ConfigError::File { key, path: path.to_owned(), reason: format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20) });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::config::CriSocket;
 use super::cri::{Cri, Directory};
 use crate::model::counters::CriStatus;
-use crate::target::container::{CgroupFile, CgroupMemory, Hierarchies, Surroundings};
+use crate::process::container::{CgroupFile, CgroupMemory, Hierarchies, Surroundings};
 use crate::units::Pid;
 
 /// What is needed to find a process's container and memory limit.

@@ -10,10 +10,10 @@ use std::path::Path;
 use super::rules::Rules;
 use crate::heap::residency::PAGE_BYTES;
 use crate::model::sample::Identity;
-use crate::model::seen::{Activity, Seen};
-use crate::target::ProcessId;
-use crate::target::container;
-use crate::target::process::{Stat, read_bounded};
+use crate::model::seen::{Activity, Candidate};
+use crate::process::ProcessId;
+use crate::process::container;
+use crate::process::handle::{Stat, read_bounded};
 use crate::units::Pid;
 
 /// `/proc/PID/stat` has about 300 bytes.
@@ -25,11 +25,11 @@ const PIDS_MAX: usize = 1 << 22;
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
     /// Processes to watch, the largest first.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<Candidate>,
     /// All processes, without kernel threads and zombies.
     pub processes: usize,
     /// Processes selected by the rules except for their size: they are listened to if they have an emitter.
-    pub small: Vec<Seen>,
+    pub small: Vec<Candidate>,
     /// Processes selected by the rules, but beyond the limit on their number.
     pub over_limit: usize,
 }
@@ -80,7 +80,13 @@ impl Scanner {
                 continue;
             }
             let list = if is_large { &mut found.seen } else { &mut found.small };
-            list.push(Seen { identity, comm: stat.comm, uid: metadata.uid(), rss_bytes: figures.rss_bytes, activity: figures.activity });
+            list.push(Candidate {
+                identity,
+                comm: stat.comm,
+                uid: metadata.uid(),
+                rss_bytes: figures.rss_bytes,
+                activity: figures.activity,
+            });
         }
         found.seen.sort_by_key(|seen| (std::cmp::Reverse(seen.rss_bytes), seen.identity));
         found.over_limit = found.seen.len().saturating_sub(processes_max);
@@ -125,7 +131,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::agent::config::DiscoveryConfig;
-    use crate::target::testing::Cat;
+    use crate::process::testing::Cat;
 
     fn all() -> Rules {
         Rules::new(&DiscoveryConfig { rss_min_mib: 0, ..Default::default() }, "")
@@ -167,7 +173,7 @@ mod tests {
         let cat = Cat::start(Path::new("/bin/cat"), None);
         let rules = Rules::new(&DiscoveryConfig { rss_min_mib: 1 << 20, ..Default::default() }, "");
         let mut scanner = Scanner::default();
-        let of_cat = |list: &[Seen]| list.iter().find(|seen| seen.identity.process.pid == cat.pid()).map(|seen| seen.identity);
+        let of_cat = |list: &[Candidate]| list.iter().find(|seen| seen.identity.process.pid == cat.pid()).map(|seen| seen.identity);
         let found = scanner.scan(&rules, 100_000, Pid(0)).unwrap();
         assert_eq!(of_cat(&found.seen), None);
         scanner.whatever_size.extend(of_cat(&found.small));

@@ -12,9 +12,9 @@ use std::time::{Instant, SystemTime};
 use super::containers::Containers;
 use crate::model::sample::ProcessSample;
 use crate::model::view::{LimitView, ProcessView, unix_s};
+use crate::process::handle::read_bounded;
 use crate::store::keeper::{Record, event_id};
 use crate::store::view::{EventKind, EventView};
-use crate::target::process::read_bounded;
 use crate::units::HumanBytes;
 
 /// Share of the limit, in percent, above which it counts as nearly reached.

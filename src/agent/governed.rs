@@ -20,8 +20,8 @@ use crate::model::counters::GovernedSample;
 use crate::model::sample::{Identity, ProcessSample};
 use crate::model::snapshot::{Published, Snapshot};
 use crate::profile::Mode;
-use crate::recorder::governed::{Governed, HeapBytes, Options};
-use crate::recorder::session::LazySession;
+use crate::session::shared::LazySession;
+use crate::session::tier::windows::{Governed, HeapBytes, Options};
 use crate::units::Pid;
 
 /// Interval between two selections of targets.
@@ -193,7 +193,7 @@ impl Attribution {
         let budget = self.config.budget_ratio();
         let gone: Vec<Identity> = self.chosen.keys().filter(|identity| !wanted.contains(identity)).copied().collect();
         for identity in gone {
-            self.let_go(identity);
+            self.stop_watching(identity);
         }
         let new: Vec<Identity> = wanted.iter().filter(|identity| !self.chosen.contains_key(identity)).copied().collect();
         for identity in new {
@@ -271,7 +271,7 @@ impl Attribution {
         }
     }
 
-    fn let_go(&mut self, identity: Identity) {
+    fn stop_watching(&mut self, identity: Identity) {
         let Some(pid) = self.chosen.remove(&identity) else { return };
         let Some(engine) = &mut self.engine else { return };
         if let Some(status) = engine.status().into_iter().find(|status| status.pid == pid) {
@@ -285,7 +285,7 @@ impl Attribution {
 
     fn let_all_go(&mut self) {
         for identity in self.chosen.keys().copied().collect::<Vec<_>>() {
-            self.let_go(identity);
+            self.stop_watching(identity);
         }
     }
 

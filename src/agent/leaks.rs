@@ -13,15 +13,15 @@ use super::own::thread_cpu;
 use super::worker::{Worker, lock};
 use crate::capture::registers::ThreadRegisters;
 use crate::census::live::LiveMemory;
-use crate::census::{Pace, Places};
+use crate::census::{LayoutCache, Pace};
 use crate::fragmentation::verdict::Kind;
 use crate::model::attribution::{Attributed, Attributions};
 use crate::model::counters::{LeakFound, LeaksSample};
 use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
-use crate::retention::looks::{Plan, look};
+use crate::process::{Process, ProcessId};
+use crate::retention::scans::{Plan, look};
 use crate::retention::{Leaks, told};
-use crate::target::{Process, ProcessId};
 
 /// Longest delay of a command while no scan is running.
 const STEP: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub fn start(
     sample: SharedLeaks,
 ) -> std::io::Result<Worker<LeaksConfig>> {
     let due = Instant::now();
-    let looker = Looker { config, published, board, sample, looked: BTreeMap::new(), due, places: Places::default() };
+    let looker = Looker { config, published, board, sample, looked: BTreeMap::new(), due, layouts: LayoutCache::default() };
     Worker::start("fragprof-leaks", move |orders| looker.run(orders))
 }
 
@@ -55,7 +55,7 @@ struct Looker {
     looked: BTreeMap<ProcessId, Instant>,
     /// When the CPU share allows the next scan.
     due: Instant,
-    places: Places,
+    layouts: LayoutCache,
 }
 
 impl Looker {
@@ -145,7 +145,7 @@ impl Looker {
             pace,
             memory_max_bytes: self.config.memory_mib << 20,
         };
-        let seen = look(&memory, (pid.0, &one.comm), plan, read, &mut self.places)?;
+        let seen = look(&memory, (pid.0, &one.comm), plan, read, &mut self.layouts)?;
         if !memory.process().is_alive() || memory.process().id() != one.identity.process {
             return Err("it ended, or its pid belongs to another process now".into());
         }

@@ -14,15 +14,16 @@ use super::config::ListeningConfig;
 use super::governed::Sources;
 use super::own::thread_cpu;
 use super::worker::{Worker, lock};
+use crate::emitter::Finder;
 use crate::ledger::{Estimate, SampledTotals};
 use crate::model::attribution::{Attributed, Rates};
 use crate::model::counters::ListeningSample;
 use crate::model::sample::{Identity, ProcessSample};
 use crate::model::snapshot::Snapshot;
-use crate::probe::emitter::Finder;
 use crate::probe::features::Features;
-use crate::recorder::{Choice, EmitterTotals, Options, Recorder};
-use crate::target::{Process, ProcessId};
+use crate::process::{Process, ProcessId};
+use crate::session::tier::sampled::EmitterTotals;
+use crate::session::{Choice, Options, Recorder};
 
 /// Length of a step: the maximum delay until an order is received.
 const STEP: Duration = Duration::from_millis(200);
@@ -165,7 +166,7 @@ impl Listener {
         lock(&self.sample).enabled = config.enabled;
         if !config.enabled {
             for one in std::mem::take(&mut self.listened) {
-                self.let_go(one.identity.process);
+                self.stop_watching(one.identity.process);
             }
             self.looked.clear();
             self.sources.board.set_emitting(BTreeSet::new());
@@ -180,10 +181,10 @@ impl Listener {
     fn look(&mut self) -> Duration {
         let began = thread_cpu();
         let snapshot = self.sources.published.load();
-        let found = Found::of(&snapshot);
+        let found = ProcessSizes::of(&snapshot);
         self.looked.retain(|identity, _| found.0.contains_key(identity));
         for gone in self.listened.extract_if(.., |one| !found.0.contains_key(&one.identity)).collect::<Vec<_>>() {
-            self.let_go(gone.identity.process);
+            self.stop_watching(gone.identity.process);
         }
         let due = found.0.iter().filter(|(identity, _)| self.is_due(**identity)).map(|(identity, size)| (*identity, *size));
         let mut due: Vec<(Identity, Size)> = due.collect();
@@ -223,7 +224,7 @@ impl Listener {
     fn has_emitter(&mut self, process: ProcessId) -> bool {
         lock(&self.sample).looks += 1;
         let Ok(opened) = Process::open(process.pid) else { return false };
-        self.finder.find(&opened).is_ok_and(|found| found.emitters.iter().any(crate::probe::emitter::Emitter::hears))
+        self.finder.find(&opened).is_ok_and(|found| found.emitters.iter().any(crate::emitter::Emitter::hears))
     }
 
     fn heed(&mut self, identity: Identity, joinable: bool) {
@@ -267,7 +268,7 @@ impl Listener {
         self.recorder.as_mut()
     }
 
-    fn let_go(&mut self, process: ProcessId) {
+    fn stop_watching(&mut self, process: ProcessId) {
         let Some(recorder) = &mut self.recorder else { return };
         if let Some(heard) = recorder.heard().into_iter().find(|heard| heard.process == process) {
             add_past(&mut lock(&self.sample), &heard);
@@ -350,9 +351,9 @@ struct Size {
 }
 
 /// The processes of a snapshot, both watched and small ones.
-struct Found(HashMap<Identity, Size>);
+struct ProcessSizes(HashMap<Identity, Size>);
 
-impl Found {
+impl ProcessSizes {
     fn of(snapshot: &Snapshot) -> Self {
         let watched = snapshot.processes.iter().map(|one| (one.identity, Size { rss_bytes: one.rss_bytes, is_joinable: is_joinable(one) }));
         let small = snapshot.small.iter().map(|one| (one.identity, Size { rss_bytes: one.rss_bytes, is_joinable: true }));

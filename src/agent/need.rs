@@ -42,7 +42,7 @@ pub fn choose(mut candidates: Vec<Candidate>, targets_max: usize) -> Vec<Identit
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::ProcessId;
+    use crate::process::ProcessId;
     use crate::units::Pid;
 
     fn candidate(pid: u32, grown_bytes: u64, free_bytes: u64, rss_bytes: u64, chosen: bool) -> Candidate {

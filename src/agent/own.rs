@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::heap::residency::PAGE_BYTES;
-use crate::target::process::read_bounded;
+use crate::process::handle::read_bounded;
 
 /// Bytes read of `/proc/self/statm`.
 const STATM_BYTES_MAX: u64 = 256;

@@ -1,8 +1,10 @@
 //! The allocators that fragprof knows, one row each: their differences are in the rows, and nowhere else; their entry points, and the
 //! bytes that they add to a block.
 
+pub mod detect;
 pub mod footprint;
 pub mod functions;
+pub mod in_file;
 mod registry;
 
 use serde::Serialize;

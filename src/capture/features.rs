@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::tables::FileStatus;
 use super::{Capture, Config, Result, load, tables, trial};
 use crate::probe::features::{Attach, Features, Support};
-use crate::target::Process;
+use crate::process::Process;
 
 /// Determines all [`Features`]. Takes about 100 ms per method: the programs are loaded and attached to this process for each.
 pub fn features() -> Features {

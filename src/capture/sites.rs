@@ -8,7 +8,7 @@ use zerocopy::IntoBytes as _;
 use super::{AttachFile, Set, Slot};
 use crate::bpf::Site;
 use crate::probe::cookie;
-use crate::target::Process;
+use crate::process::Process;
 use crate::units::{Addr, Pid};
 
 /// The table's key.

@@ -32,9 +32,9 @@ use state::{FileEntry, FileKey, Source, State};
 use super::{Error, Result, load};
 use crate::bpf::{self, MappingKind};
 use crate::machine::Machine;
-use crate::target::elf::ElfError;
-use crate::target::file::FileError;
-use crate::target::{Backing, MappedFile, Mapping, Maps, Process};
+use crate::process::elf::ElfError;
+use crate::process::file::FileError;
+use crate::process::{Backing, MappedFile, Mapping, Maps, Process};
 use crate::unwind::budget::{Admission, Budget};
 use crate::unwind::elf::{Elf, Image};
 use crate::unwind::layout::BLOCK_BYTES;
@@ -185,13 +185,13 @@ impl Drop for Tables {
 }
 
 /// An executable mapping after the lookup of its file.
-struct Found {
+struct TableRef {
     number: u32,
     kind: MappingKind,
     bias: u64,
 }
 
-const NOTHING: Found = Found { number: 0, kind: MappingKind::NoCfi, bias: 0 };
+const NOTHING: TableRef = TableRef { number: 0, kind: MappingKind::NoCfi, bias: 0 };
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -215,7 +215,7 @@ impl Shared {
                 Backing::Named(name) if name == "[uprobes]" => continue,
                 Backing::Named(name) if name == "[vdso]" => self.find_vdso(process, mapping, &mut fresh),
                 Backing::File { .. } => self.find_file(process, mapping, &mut fresh),
-                _ => Found { kind: MappingKind::Jit, ..NOTHING },
+                _ => TableRef { kind: MappingKind::Jit, ..NOTHING },
             };
             report.mappings += 1;
             if found.kind == MappingKind::File && !files.contains(&found.number) {
@@ -273,11 +273,11 @@ impl Shared {
     }
 
     /// The number of a mapped file. New and evicted files are added to `fresh`.
-    fn find_file(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> Found {
+    fn find_file(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> TableRef {
         let file = match MappedFile::open(process, mapping) {
             Ok(file) => file,
             // Shared memory into which a program writes its own code has a file, but not an ELF file.
-            Err(FileError::Elf { source: ElfError::NotElf, .. }) => return Found { kind: MappingKind::Jit, ..NOTHING },
+            Err(FileError::Elf { source: ElfError::NotElf, .. }) => return TableRef { kind: MappingKind::Jit, ..NOTHING },
             Err(error) => {
                 tracing::debug!(pid = process.pid().0, %error, "no unwind table");
                 return NOTHING;
@@ -292,7 +292,7 @@ impl Shared {
     }
 
     /// The vdso has no file: it is read from the process's memory.
-    fn find_vdso(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> Found {
+    fn find_vdso(&self, process: &Process, mapping: &Mapping, fresh: &mut Vec<(u32, Source)>) -> TableRef {
         let bytes = File::open(process.directory().join("mem")).and_then(|memory| {
             let mut bytes = vec![0; usize::try_from(mapping.len().min(VDSO_BYTES_MAX)).unwrap_or(0)];
             memory.read_exact_at(&mut bytes, mapping.start.0)?;
@@ -312,7 +312,7 @@ impl Shared {
         offset: u64,
         source: impl FnOnce() -> std::io::Result<Source>,
         fresh: &mut Vec<(u32, Source)>,
-    ) -> Found {
+    ) -> TableRef {
         let mut state = self.lock();
         let state = &mut *state;
         let number = match state.by_key.get(&key) {
@@ -353,8 +353,8 @@ impl Shared {
         }
         let kind = if file.state.refusal().is_some() { MappingKind::NoCfi } else { MappingKind::File };
         match mappings::bias_of(&file.segments, begin, offset) {
-            Some(bias) => Found { number, kind, bias },
-            None => Found { number, kind: MappingKind::NoCfi, bias: 0 },
+            Some(bias) => TableRef { number, kind, bias },
+            None => TableRef { number, kind: MappingKind::NoCfi, bias: 0 },
         }
     }
 

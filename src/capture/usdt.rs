@@ -7,10 +7,10 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::{Attached, Capture, Error, Result, Slot, load};
 use crate::bpf::{self, USDT_SITES_MAX, UsdtArgument, UsdtKind, UsdtSite};
+use crate::emitter::passed::{PassedFile, PassedSite};
+use crate::emitter::usdt::{Argument, Operand};
 use crate::probe::cookie;
 use crate::probe::features::Attach;
-use crate::probe::passed::{PassedFile, PassedSite};
-use crate::target::usdt::{Argument, Operand};
 use crate::units::Pid;
 
 /// No register.
@@ -134,8 +134,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::emitter::usdt::arguments;
     use crate::machine::Machine;
-    use crate::target::usdt::arguments;
 
     #[test]
     fn a_row_says_where_each_argument_is() {

@@ -11,8 +11,8 @@ use std::path::Path;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word16_at, word32_at};
 use super::threads::{THREADS_MAX, ThreadState};
 use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
-use crate::target::maps::{Device, Permissions};
-use crate::target::{Backing, Mapping, Maps};
+use crate::process::maps::{Device, Permissions};
+use crate::process::{Backing, Mapping, Maps};
 use crate::units::{Addr, FileOffset};
 
 /// Notes read at most: NT_FILE of a process with 65,530 mappings takes 8 MiB; threads' registers 1 KiB each.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::memory::{Memory, MemoryError};
 use super::objects::{anonymous_ranges, objects, read_present};
 use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
-use crate::target::Maps;
+use crate::process::Maps;
 
 /// Bytes recorded at most.
 pub const FIXTURE_BYTES_MAX: u64 = 1 << 30;

@@ -15,7 +15,7 @@ use super::not_malloc::{ResidentMapping, parse_smaps};
 use super::threads::{self, ThreadState};
 use crate::heap::residency::{PageRuns, page_down};
 use crate::machine::Machine;
-use crate::target::{Maps, Process};
+use crate::process::{Maps, Process};
 
 /// Pieces of one process_vm_readv call; the kernel takes at most IOV_MAX = 1024.
 const PIECES_MAX: usize = 1024;
@@ -35,12 +35,12 @@ pub struct LiveMemory {
     process: Process,
     pid: libc::pid_t,
     pages: KernelPages,
-    looks: Mutex<Vec<Option<Look>>>,
+    looks: Mutex<Vec<Option<PresentRuns>>>,
 }
 
 /// What was present in one aligned block of [`LOOK_BYTES`].
 #[derive(Debug, Clone)]
-struct Look {
+struct PresentRuns {
     start: u64,
     at: Instant,
     runs: PageRuns,
@@ -99,7 +99,7 @@ impl LiveMemory {
         }
         let runs = self.page_runs(start..start.saturating_add(LOOK_BYTES)).ok()?;
         let until = runs.present_from(at);
-        *kept = Some(Look { start, at: Instant::now(), runs });
+        *kept = Some(PresentRuns { start, at: Instant::now(), runs });
         Some(until)
     }
 }

@@ -24,7 +24,7 @@ const HEAD: usize = 58;
 
 /// The colour class of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum CellColour {
     Live,
     MostlyLive,
     PartlyLive,
@@ -35,14 +35,14 @@ enum Look {
 }
 
 /// The legend: every colour that a cell can have.
-const LEGEND: [(Look, &str, &str); 7] = [
-    (Look::Live, "#1f7a34", "live, 7/8 and more"),
-    (Look::MostlyLive, "#5fae57", "half to 7/8 live"),
-    (Look::PartlyLive, "#a8d38d", "1/8 to half live"),
-    (Look::HardlyLive, "#d9ecc7", "less live: free part pinned"),
-    (Look::Free, "#f5a142", "free, resident"),
-    (Look::Other, "#b8b0d8", "allocator's own, or unknown"),
-    (Look::Absent, "#e4e4e4", "not resident"),
+const LEGEND: [(CellColour, &str, &str); 7] = [
+    (CellColour::Live, "#1f7a34", "live, 7/8 and more"),
+    (CellColour::MostlyLive, "#5fae57", "half to 7/8 live"),
+    (CellColour::PartlyLive, "#a8d38d", "1/8 to half live"),
+    (CellColour::HardlyLive, "#d9ecc7", "less live: free part pinned"),
+    (CellColour::Free, "#f5a142", "free, resident"),
+    (CellColour::Other, "#b8b0d8", "allocator's own, or unknown"),
+    (CellColour::Absent, "#e4e4e4", "not resident"),
 ];
 
 /// The contents of a cell, in bytes.
@@ -55,17 +55,17 @@ struct Cell {
 }
 
 impl Cell {
-    fn look(&self) -> Look {
+    fn look(&self) -> CellColour {
         if self.resident == 0 {
-            return Look::Absent;
+            return CellColour::Absent;
         }
         match self.live.saturating_mul(8).checked_div(self.bytes.max(1)).unwrap_or(0) {
-            _ if self.live == 0 && self.free > 0 => Look::Free,
-            _ if self.live == 0 => Look::Other,
-            0 => Look::HardlyLive,
-            1..=3 => Look::PartlyLive,
-            4..=6 => Look::MostlyLive,
-            _ => Look::Live,
+            _ if self.live == 0 && self.free > 0 => CellColour::Free,
+            _ if self.live == 0 => CellColour::Other,
+            0 => CellColour::HardlyLive,
+            1..=3 => CellColour::PartlyLive,
+            4..=6 => CellColour::MostlyLive,
+            _ => CellColour::Live,
         }
     }
 

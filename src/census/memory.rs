@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::not_malloc::ResidentMapping;
 use super::threads::ThreadState;
 use crate::heap::residency::PageRuns;
-use crate::target::{Maps, Process};
+use crate::process::{Maps, Process};
 
 /// Why memory, mappings or residency could not be read.
 #[derive(Debug, Error)]
@@ -46,7 +46,7 @@ pub enum MemoryError {
     },
     /// Mappings of a target that cannot be looked at.
     #[error(transparent)]
-    Target(#[from] crate::target::TargetError),
+    Target(#[from] crate::process::ProcessError),
 }
 
 /// A piece of memory to read.

@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
+use super::layout_cache::ByBuildId;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
 use super::objects::Objects;
 use super::page_cache::PageCache;
-use super::places::ByBuildId;
 use super::quality::WalkQuality;
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
@@ -55,7 +55,7 @@ struct Group {
 
 /// Reads musl's heaps.
 #[derive(Debug, Default)]
-pub struct Reader(Places);
+pub struct Reader(LayoutCache);
 
 impl HeapReader for Reader {
     fn allocator(&self) -> Allocator {
@@ -71,11 +71,11 @@ impl HeapReader for Reader {
 ///
 /// # Errors
 /// If the process has ended, or the permission to read is missing.
-fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
+fn take(memory: &dyn Memory, objects: &Objects<'_>, layouts: &mut LayoutCache, level: Level) -> Result<Option<HeapWalk>, MemoryError> {
     if !can_be_here(objects) {
         return Ok(None);
     }
-    let Some((name, secret, first)) = locate(memory, objects, places) else { return Ok(None) };
+    let Some((name, secret, first)) = locate(memory, objects, layouts) else { return Ok(None) };
     let (groups, torn) = groups(memory, secret, first);
     let mut account = HeapAccount { allocator: Allocator::Musl, layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
     let mut table = ChunkTable::for_musl();
@@ -127,12 +127,12 @@ fn take(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places, level: 
 
 /// Where the pointer to the first meta area was found before, as a distance from its object's base, by build id.
 #[derive(Debug, Default)]
-struct Places {
+struct LayoutCache {
     by_build_id: ByBuildId<u64>,
 }
 
 /// Finds the secret and the first meta area: a pointer to a page whose first word is a word shortly before the pointer.
-fn locate(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places) -> Option<(String, u64, u64)> {
+fn locate(memory: &dyn Memory, objects: &Objects<'_>, layouts: &mut LayoutCache) -> Option<(String, u64, u64)> {
     objects.iter().filter(|one| one.bytes() <= DATA_BYTES_MAX).find_map(|one| {
         let (object, data) = (one.object(), one.data());
         let area_at = |at: usize| {
@@ -152,14 +152,14 @@ fn locate(memory: &dyn Memory, objects: &Objects<'_>, places: &mut Places) -> Op
             (is_first && leads_back(memory, area)).then(|| (object.name.clone(), secret, area))
         };
         let build_id = one.build_id();
-        let remembered = places.by_build_id.get(build_id.as_ref()).map(|distance| object.base.wrapping_add(distance));
+        let remembered = layouts.by_build_id.get(build_id.as_ref()).map(|distance| object.base.wrapping_add(distance));
         let remembered = remembered.and_then(|addr| usize::try_from(addr.checked_sub(object.range.start)?).ok());
         if let Some(found) = remembered.and_then(area_at) {
             return Some(found);
         }
         data.words().map(|(number, _)| 8 * number).find_map(|at| {
             let found = area_at(at)?;
-            places.by_build_id.remember(build_id.as_ref(), (object.range.start + at as u64).wrapping_sub(object.base));
+            layouts.by_build_id.remember(build_id.as_ref(), (object.range.start + at as u64).wrapping_sub(object.base));
             Some(found)
         })
     })
@@ -275,7 +275,7 @@ fn emit(group: &Group, nested: &[Group], table: &mut ChunkTable, depth: usize) {
 mod tests {
     use super::*;
     use crate::census::Fixture;
-    use crate::target::Maps;
+    use crate::process::Maps;
 
     const SECRET: u64 = 0x1234_5678_9abc_def0;
     const DATA: u64 = 0x7f00_0000_1000;
@@ -296,7 +296,7 @@ mod tests {
         for (addr, word) in [(AREA, SECRET), (AREA + 16, 1), (meta + 16, GROUP), (meta + 32, 29), (GROUP, back)] {
             memory.write_word(addr, word);
         }
-        take(&memory, &Objects::of(&memory, &maps), &mut Places::default(), Level::Full).ok().flatten()
+        take(&memory, &Objects::of(&memory, &maps), &mut LayoutCache::default(), Level::Full).ok().flatten()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::account::NotMalloc;
 use super::runtime::{Claim, Kind};
-use crate::target::{Backing, Mapping, Maps};
+use crate::process::{Backing, Mapping, Maps};
 
 /// One mapping with its resident bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 use super::memory::Memory;
 use super::objects::Objects;
 use crate::allocator::{Allocator, Row};
-use crate::target::Maps;
-use crate::target::maps::Permissions;
+use crate::process::Maps;
+use crate::process::maps::Permissions;
 
 /// Libraries of allocators without a registry row or reader: the prefix of the file's name, and the allocator.
 const UNSUPPORTED: [(&str, &str); 11] = [

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use super::memory::{Memory, Piece, word_at};
 use crate::heap::residency::PAGE_BYTES;
-use crate::target::elf::{BuildId, Elf, ReadAt};
-use crate::target::{Backing, Maps};
+use crate::process::elf::{BuildId, Elf, ReadAt};
+use crate::process::{Backing, Maps};
 
 /// Most data and bss of one object that is searched; larger ones (a static table of a database) are cut.
 const OBJECT_BYTES_MAX: u64 = 64 << 20;
@@ -215,7 +215,7 @@ pub fn objects(maps: &Maps) -> Vec<ObjectData> {
     found
 }
 
-fn is_private_data(mapping: &crate::target::Mapping) -> bool {
+fn is_private_data(mapping: &crate::process::Mapping) -> bool {
     let allowed = mapping.permissions;
     allowed.read && allowed.write && !allowed.shared
 }

@@ -6,11 +6,11 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::layout_cache::ByBuildId;
 use super::memory::{Memory, Piece, is_user_address, word_at};
 use super::objects::{ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
-use super::places::ByBuildId;
 use crate::heap::residency::PAGE_BYTES;
-use crate::target::Maps;
+use crate::process::Maps;
 
 /// Pages tried in each stretch of address space that one leaf covers.
 const PAGES_A_LEAF: usize = 12;
@@ -106,7 +106,7 @@ impl Entry {
 
 /// A page map that was found.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct PageMapRoot {
     /// Address of the root.
     pub root: u64,
     /// The object in whose bss it lies.
@@ -131,7 +131,7 @@ pub fn find(
     shape: Shape,
     roots: &mut Roots,
     owns: impl Fn(Entry, u64) -> bool,
-) -> Option<Found> {
+) -> Option<PageMapRoot> {
     let anonymous = anonymous_ranges(maps);
     let mapped = joined(&anonymous);
     let samples = OnceCell::new();
@@ -140,7 +140,7 @@ pub fn find(
         let samples: &Vec<(u64, Vec<u64>)> = samples.get_or_init(|| samples_of(memory, &anonymous, shape));
         let remembered = roots.by_build_id.get(one.build_id().as_ref()).map(|distance| object.base.wrapping_add(distance));
         if let Some(root) = remembered.filter(|&root| is_root(memory, root, samples, shape, &owns)) {
-            return Some(Found { root, object: object.clone() });
+            return Some(PageMapRoot { root, object: object.clone() });
         }
         let data = one.data();
         let mut votes: HashMap<u64, u32> = HashMap::new();
@@ -174,7 +174,7 @@ pub fn find(
         }
         if let Some((&root, _)) = votes.iter().max_by_key(|&(_, &count)| count) {
             roots.by_build_id.remember(one.build_id().as_ref(), root.wrapping_sub(object.base));
-            return Some(Found { root, object: object.clone() });
+            return Some(PageMapRoot { root, object: object.clone() });
         }
     }
     None

@@ -10,7 +10,7 @@ use super::quality::WalkQuality;
 use super::take::Options;
 use super::{glibc, jemalloc, musl, tcmalloc};
 use crate::allocator::Allocator;
-use crate::target::Maps;
+use crate::process::Maps;
 
 /// A process, for the readers.
 #[derive(Clone, Copy)]

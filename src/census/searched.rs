@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::reader;
 use crate::allocator::Allocator;
-use crate::target::{Maps, ProcessId};
+use crate::process::{Maps, ProcessId};
 
 /// Between a program's first search and its second.
 const AGAIN_FIRST: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl Searched {
     /// The program of these mappings.
     #[must_use]
     pub fn program(&self, maps: &Maps) -> Program {
-        let is_data = |mapping: &&crate::target::Mapping| mapping.permissions.write && !mapping.permissions.shared && mapping.inode != 0;
+        let is_data = |mapping: &&crate::process::Mapping| mapping.permissions.write && !mapping.permissions.shared && mapping.inode != 0;
         let files: Vec<_> = maps.mappings.iter().filter(is_data).map(|one| (one.device, one.inode, one.offset, one.len())).collect();
         Program(self.hasher.hash_one(files))
     }

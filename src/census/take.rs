@@ -18,7 +18,8 @@ use super::reader::{self, HeapReader, HeapWalk, Sight};
 use super::runtime::{self, Claim, Kind, Runtimes};
 use super::searched::Searched;
 use crate::allocator::Allocator;
-use crate::target::{Detector, Mapping};
+use crate::allocator::detect::Detector;
+use crate::process::Mapping;
 
 /// Options of a census.
 #[derive(Debug, Clone, Copy)]
@@ -33,20 +34,25 @@ pub struct Options {
 
 /// Cached offsets of allocators' data in their files; keep it for the next process.
 #[derive(Debug)]
-pub struct Places {
+pub struct LayoutCache {
     /// A reader of each allocator.
     pub readers: Vec<Box<dyn HeapReader>>,
-    /// Runtimes' places in their files.
-    pub runtimes: runtime::Places,
+    /// Runtimes' layouts in their files.
+    pub runtimes: runtime::LayoutCache,
     /// What the symbols of files told.
     pub detector: Detector,
     /// What processes were searched for.
     pub searched: Searched,
 }
 
-impl Default for Places {
+impl Default for LayoutCache {
     fn default() -> Self {
-        Self { readers: reader::all(), runtimes: runtime::Places::default(), detector: Detector::default(), searched: Searched::default() }
+        Self {
+            readers: reader::all(),
+            runtimes: runtime::LayoutCache::default(),
+            detector: Detector::default(),
+            searched: Searched::default(),
+        }
     }
 }
 
@@ -63,11 +69,11 @@ pub struct Taken {
 ///
 /// # Errors
 /// If the process has ended, or the permission to read is missing.
-pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places: &mut Places) -> Result<Taken, MemoryError> {
+pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, layouts: &mut LayoutCache) -> Result<Taken, MemoryError> {
     let started = Instant::now();
     let maps = memory.maps()?;
     let objects = Objects::of(memory, &maps);
-    let mut heaps = heaps(&Sight { memory, maps: &maps, objects: &objects, options }, places)?;
+    let mut heaps = heaps(&Sight { memory, maps: &maps, objects: &objects, options }, layouts)?;
     let set_aside = set_aside(&mut heaps);
     if options.level != Level::Top && memory.process().is_some() {
         look_at_huge_pages(memory, &mut heaps);
@@ -77,13 +83,13 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
     reasons.extend(not_understood::reasons(memory, &maps, &objects, &found));
     if options.with_not_malloc
         && let Some(process) = memory.process()
-        && let Ok(detection) = places.detector.detect(process)
+        && let Ok(detection) = layouts.detector.detect(process)
     {
         let modules = detection.modules.iter().map(|module| (module.found.allocator, name_of(&module.mapping)));
         not_understood::add_by_symbols(&mut reasons, modules, &found);
     }
     let (runtimes, claims) = if options.with_not_malloc {
-        runtime::look(memory, &maps, &objects, &all_own_ranges(&heaps), &mut places.runtimes)
+        runtime::look(memory, &maps, &objects, &all_own_ranges(&heaps), &mut layouts.runtimes)
     } else {
         Default::default()
     };
@@ -98,7 +104,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, places:
 ///
 /// # Errors
 /// If the process has ended, or the permission to read is missing.
-pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, places: &mut Places) -> Result<(), MemoryError> {
+pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, layouts: &mut LayoutCache) -> Result<(), MemoryError> {
     if taken.heaps.iter().all(|heap| !heap.chunks.is_empty()) {
         return Ok(());
     }
@@ -107,7 +113,7 @@ pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, places: &mut Places) -
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
     let sight = Sight { memory, maps: &maps, objects: &objects, options };
     for heap in taken.heaps.iter_mut().filter(|heap| heap.chunks.is_empty()) {
-        let of_heap = places.readers.iter_mut().find(|reader| reader.allocator() == heap.account.allocator);
+        let of_heap = layouts.readers.iter_mut().find(|reader| reader.allocator() == heap.account.allocator);
         if let Some(walk) = of_heap.map(|reader| reader.read_blocks(&sight)).transpose()?.flatten() {
             (heap.chunks, heap.extents) = (walk.chunks, walk.extents);
         }
@@ -129,29 +135,29 @@ fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
 }
 
 /// The heaps of the allocators that the process is searched for; of all, where those leave it without one.
-fn heaps(sight: &Sight<'_>, places: &mut Places) -> Result<Vec<HeapWalk>, MemoryError> {
+fn heaps(sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<Vec<HeapWalk>, MemoryError> {
     let all = reader::allocators();
-    let Some(process) = sight.memory.process().map(crate::target::Process::id) else {
-        return read(&all, sight, places).map(|(_, heaps)| heaps);
+    let Some(process) = sight.memory.process().map(crate::process::Process::id) else {
+        return read(&all, sight, layouts).map(|(_, heaps)| heaps);
     };
-    let (program, now) = (places.searched.program(sight.maps), Instant::now());
-    let wanted = places.searched.wanted(process, program, now);
+    let (program, now) = (layouts.searched.program(sight.maps), Instant::now());
+    let wanted = layouts.searched.wanted(process, program, now);
     if wanted != all {
-        let (found, heaps) = read(&wanted, sight, places)?;
+        let (found, heaps) = read(&wanted, sight, layouts)?;
         if !found.is_empty() {
-            places.searched.met(process, program, now);
+            layouts.searched.met(process, program, now);
             return Ok(heaps);
         }
     }
-    let (found, heaps) = read(&all, sight, places)?;
-    places.searched.learn(process, program, &found, now);
+    let (found, heaps) = read(&all, sight, layouts)?;
+    layouts.searched.learn(process, program, &found, now);
     Ok(heaps)
 }
 
 /// The heaps of these allocators, with the allocators that have one.
-fn read(allocators: &[Allocator], sight: &Sight<'_>, places: &mut Places) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
+fn read(allocators: &[Allocator], sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
     let (mut found, mut heaps) = (Vec::new(), Vec::new());
-    for reader in places.readers.iter_mut().filter(|reader| allocators.contains(&reader.allocator())) {
+    for reader in layouts.readers.iter_mut().filter(|reader| allocators.contains(&reader.allocator())) {
         let walked = reader.read(sight)?;
         found.extend(walked.is_some().then_some(reader.allocator()));
         heaps.extend(walked);

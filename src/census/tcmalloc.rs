@@ -15,7 +15,7 @@ use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
-use crate::target::Maps;
+use crate::process::Maps;
 
 const SHAPE: Shape =
     Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 13, alignment: 8, filled_max: 2048 };

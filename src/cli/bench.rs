@@ -26,9 +26,9 @@ use crate::machine::register::argument_register;
 use crate::probe::cookie::Cookie;
 use crate::probe::features::Features;
 use crate::probe::plan::{FilePlan, plan};
+use crate::process::Process;
 use crate::profile::ValueKind;
-use crate::recorder::{Options, Recorder};
-use crate::target::Process;
+use crate::session::{Options, Recorder};
 use crate::units::{FileOffset, Pid};
 
 /// Measure what tracing costs a program, as ratios within one run

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 
 use super::bench::{Copy, Holds, median};
-use super::beside::Beside;
+use super::cpu_swap::CpuSwap;
 use super::record::failed;
-use crate::census::{self, Level, LiveMemory, Pace, Places};
-use crate::recorder::governed::processor_time::of_process_ns;
-use crate::recorder::governed::{Governed, Options};
-use crate::target::Process;
+use crate::census::{self, LayoutCache, Level, LiveMemory, Pace};
+use crate::process::Process;
+use crate::session::tier::windows::cpu_time::of_process_ns;
+use crate::session::tier::windows::{Governed, Options};
 use crate::units::Pid;
 
 /// The budget that is measured.
@@ -112,7 +112,7 @@ fn of_copies<'a>(
     for copy in &mut copies {
         copy.wait_until_probable()?;
     }
-    let mut beside = Some(Beside::start([copies[0].pid, copies[1].pid])?);
+    let mut beside = Some(CpuSwap::start([copies[0].pid, copies[1].pid])?);
     let mut held = hold(copies[watched].pid)?;
     while copies.iter().any(|copy| copy.used_s.is_none()) {
         held.step();
@@ -137,7 +137,7 @@ fn of_processes<'a>(
 ) -> anyhow::Result<Times> {
     let cpu_s = |pid: Pid| of_process_ns(pid).map(|ns| ns as f64 / 1e9).with_context(|| format!("process {pid} has ended"));
     let mut held = hold(pids[watched])?;
-    let _beside = Beside::start(pids)?;
+    let _beside = CpuSwap::start(pids)?;
     let before_s = [cpu_s(pids[0])?, cpu_s(pids[1])?];
     let mut load = spawn(load)?;
     while load.try_wait()?.is_none() {
@@ -183,21 +183,21 @@ impl Drop for Governing<'_> {
 
 struct Counting {
     pid: Pid,
-    places: Places,
+    layouts: LayoutCache,
     top: Instant,
     full: Option<Instant>,
 }
 
 impl Counting {
     fn new(pid: Pid) -> Self {
-        Self { pid, places: Places::default(), top: Instant::now(), full: None }
+        Self { pid, layouts: LayoutCache::default(), top: Instant::now(), full: None }
     }
 
     fn count(&mut self, level: Level) {
         let Ok(memory) = Process::open(self.pid).map_err(Into::into).and_then(LiveMemory::open) else { return };
         let options = census::Options { level, pace: Pace::default(), with_not_malloc: false };
         // A failed census costs the target nothing.
-        let _ = census::take(&memory, self.pid.0, "", options, &mut self.places);
+        let _ = census::take(&memory, self.pid.0, "", options, &mut self.layouts);
     }
 }
 

@@ -12,12 +12,12 @@ use super::output;
 use super::progress::{self, Said};
 use crate::census::pace;
 use crate::census::runtime::hotspot::JavaMemory;
-use crate::census::{Census, CoreFile, HeapAccount, Level, LiveMemory, MemoryError, Options, Pace, Places, Taken, take};
+use crate::census::{Census, CoreFile, HeapAccount, LayoutCache, Level, LiveMemory, MemoryError, Options, Pace, Taken, take};
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::ladder::Ladder;
+use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
+use crate::process::{Process, ProcessError};
 use crate::sanitize::terminal;
-use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
-use crate::target::{Process, TargetError};
 use crate::units::{HumanBytes, Pid};
 
 /// Rows shown of a table; the rest is summed in one line.
@@ -65,11 +65,11 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
     }
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
     let options = Options { level: if args.map.is_some() { Level::Full } else { args.level }, pace, with_not_malloc: true };
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let hierarchies = Hierarchies::find();
     loop {
         let shown = progress::show(reading());
-        let taken = of_source(args.pid, args.core.as_deref(), options, &mut places, args.map.as_deref());
+        let taken = of_source(args.pid, args.core.as_deref(), options, &mut layouts, args.map.as_deref());
         drop(shown);
         let taken = taken?;
         let surroundings = args.pid.map(|pid| Surroundings::of(Pid(pid), &hierarchies)).unwrap_or_default();
@@ -89,11 +89,11 @@ fn of_source(
     pid: Option<u32>,
     core: Option<&std::path::Path>,
     options: Options,
-    places: &mut Places,
+    layouts: &mut LayoutCache,
     map: Option<&std::path::Path>,
 ) -> anyhow::Result<Taken> {
     read_from(core, pid, |memory, pid, comm| {
-        let taken = take(memory, pid, comm, options, places).map_err(failed)?;
+        let taken = take(memory, pid, comm, options, layouts).map_err(failed)?;
         if let Some(path) = map {
             output::to_file(path, |out| crate::census::map::draw(memory, &taken, out))?;
         }
@@ -133,7 +133,7 @@ pub fn read_from<T>(
 #[must_use]
 pub fn failed(error: MemoryError) -> Failed {
     let status = match &error {
-        MemoryError::Machine | MemoryError::Refused { .. } | MemoryError::Target(TargetError::Denied { .. }) => ExitStatus::Unsupported,
+        MemoryError::Machine | MemoryError::Refused { .. } | MemoryError::Target(ProcessError::Denied { .. }) => ExitStatus::Unsupported,
         MemoryError::Core { .. } => ExitStatus::Usage,
         _ => ExitStatus::Target,
     };

@@ -10,15 +10,15 @@ use super::help::examples;
 use super::past::DEFAULT_DIRECTORY;
 use crate::capture;
 use crate::capture::tables::{FileStatus, TableState};
+use crate::emitter::{Emitter, Emitters, Finder};
 use crate::error::{ExitStatus, Failed};
 use crate::machine::register::Register;
-use crate::probe::emitter::{Emitter, Emitters, Finder};
 use crate::probe::features::{Capability, Features, Support};
-use crate::probe::large::SEEN_FROM_BYTES;
 use crate::probe::plan::{FilePlan, Plan, PlanError, SitePlan, plan};
-use crate::recorder::governed::large_places;
+use crate::process::handle::{Process, ProcessError};
 use crate::sanitize::terminal;
-use crate::target::process::{Process, TargetError};
+use crate::selective::SEEN_FROM_BYTES;
+use crate::session::tier::windows::large_places;
 use crate::units::{Pid, grouped};
 
 /// Show what this kernel and these permissions allow, and how a process would be probed
@@ -90,7 +90,7 @@ fn inspect(pid: Pid, features: &Features) -> Result<(Process, Plan), PlanError> 
 /// The exit status of a process that cannot be watched.
 fn failed(error: &PlanError) -> Failed {
     let status = match error {
-        PlanError::Target(TargetError::Denied { .. }) => ExitStatus::Unsupported,
+        PlanError::Target(ProcessError::Denied { .. }) => ExitStatus::Unsupported,
         _ => ExitStatus::Target,
     };
     Failed::new(status, error.to_string())

@@ -13,17 +13,17 @@ use super::reachability::Reachability;
 use super::record::parse_duration;
 use super::{output, progress, report};
 use crate::census::live::LiveMemory;
-use crate::census::{Census, Level, Options, Pace, Places, take};
+use crate::census::{Census, LayoutCache, Level, Options, Pace, take};
+use crate::emitter::Finder;
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::recorded;
 use crate::fragmentation::trend::LOOKS_MIN;
-use crate::fragmentation::verdict::{Change, Look, Looks, Remedy, Source, Verdict, judge};
-use crate::probe::emitter::Finder;
+use crate::fragmentation::verdict::{Change, Remedy, Source, TrendSample, TrendSamples, Verdict, judge};
 use crate::probe::features::Features;
+use crate::process::Process;
+use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::profile::coverage::Coverage;
 use crate::sanitize::terminal;
-use crate::target::Process;
-use crate::target::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::units::{HumanBytes, HumanDuration, Pid, counted};
 
 /// Default time over which samples of a process are taken.
@@ -120,7 +120,7 @@ fn live_blocks(census: &Census) -> u64 {
 }
 
 /// The result of sampling a process over some time.
-struct Seen {
+struct Sampled {
     /// The last census that is usable for verdicts, or else the last one.
     census: Census,
     /// The growth that the samples show.
@@ -131,10 +131,10 @@ struct Seen {
 
 /// Samples a process over some time: at least four times unless the time is 0, however long that takes. A sample that is not usable is
 /// left out and repeated: the next one of a heap that changes fast may be usable.
-fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::Result<Seen> {
+fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::Result<Sampled> {
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    let mut places = Places::default();
-    let mut looks = Looks::new(LOOKS_MAX as usize);
+    let mut layouts = LayoutCache::default();
+    let mut looks = TrendSamples::new(LOOKS_MAX as usize);
     // What it held before shows in its peak before the first sample.
     looks.set_former_peak(memory.process().peak_resident_bytes().unwrap_or(0));
     let mut kept: Option<(Census, bool)> = None;
@@ -142,10 +142,10 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
     let started = Instant::now();
     loop {
         let began = started.elapsed();
-        let census = take(memory, pid, comm, options, &mut places).map_err(failed)?.census;
+        let census = take(memory, pid, comm, options, &mut layouts).map_err(failed)?.census;
         let now = started.elapsed();
         // A sample shows the heap as it was halfway through the census.
-        let look = Look::of(&census, (began + now).as_secs_f64() / 2.0).filter(|_| census.walk.usable);
+        let look = TrendSample::of(&census, (began + now).as_secs_f64() / 2.0).filter(|_| census.walk.usable);
         tracing::debug!("sample of process {pid} at {began:?} took {:?}, usable {}", now - began, look.is_some());
         match look {
             Some(look) => looks.add(look),
@@ -156,7 +156,7 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
         }
         let enough = over.is_zero() || (now >= over && (looks.count() >= LOOKS_MIN || looks.count() + unusable >= 2 * LOOKS_MIN));
         if let Some((census, _)) = kept.take_if(|_| enough) {
-            return Ok(Seen { census, change: looks.change(), unusable });
+            return Ok(Sampled { census, change: looks.change(), unusable });
         }
         std::thread::sleep(pause(over, now - began, over.saturating_sub(now)));
     }

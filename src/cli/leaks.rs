@@ -12,15 +12,15 @@ use super::help::examples;
 use super::record::parse_duration;
 use super::{output, progress};
 use crate::capture::registers::ThreadRegisters;
-use crate::census::{Memory, Pace, Places};
+use crate::census::{LayoutCache, Memory, Pace};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::{Profile, pprof};
-use crate::recorder::{self, Recorder};
 use crate::retention::leaks::{Group, Leaks};
 use crate::retention::limit;
-use crate::retention::looks::{LooksError, Plan, Seen, look};
+use crate::retention::scans::{LooksError, Plan, ScanResult, look};
 use crate::retention::told::{self, LIMITS, doubts, sentence};
 use crate::sanitize::terminal;
+use crate::session::{self, Recorder};
 use crate::units::{HumanBytes, Pid, counted};
 
 /// Find blocks to which nothing points any more, while the process keeps running
@@ -130,32 +130,32 @@ fn refused(error: LooksError) -> Failed {
     }
 }
 
-fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<Seen, LooksError> {
+fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<ScanResult, LooksError> {
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
-    look(memory, who, plan, read, &mut Places::default())
+    look(memory, who, plan, read, &mut LayoutCache::default())
 }
 
 /// The call stacks of a recording's blocks.
 struct Stacks {
     profile: Profile,
-    places: Option<recorder::places::Places>,
+    layouts: Option<session::report::block_index::BlockIndex>,
 }
 
 impl Stacks {
     /// The frames of the block at these addresses, the innermost first; empty if it was not recorded.
     fn of(&self, range: &Range<u64>) -> Vec<String> {
-        let shares = self.places.as_ref().map(|places| places.within(range)).unwrap_or_default();
+        let shares = self.layouts.as_ref().map(|layouts| layouts.within(range)).unwrap_or_default();
         let Some(share) = shares.first() else { return Vec::new() };
         share.frames.iter().take(FRAMES_MAX).map(|frame| self.profile.frame(*frame).function.to_string()).collect()
     }
 }
 
 /// Records a process, scans it during the recording, and ends both.
-fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<(Seen, Stacks)> {
-    let cannot = |error: recorder::Error| Failed::new(ExitStatus::Unsupported, format!("cannot record process {pid}: {error}"));
-    let options = recorder::Options { source: recorder::Choice::Functions, ..recorder::Options::default() };
+fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<(ScanResult, Stacks)> {
+    let cannot = |error: session::Error| Failed::new(ExitStatus::Unsupported, format!("cannot record process {pid}: {error}"));
+    let options = session::Options { source: session::Choice::Functions, ..session::Options::default() };
     let mut recorder = Recorder::new(options).map_err(cannot)?;
     recorder.watch(Pid(pid)).map_err(cannot)?;
     while recorder.elapsed() < time && recorder.step(RECORD_STEP) {}
@@ -169,8 +169,8 @@ fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<
         Ok::<_, std::io::Error>(looks.join().unwrap_or_else(|_| Err("the scanning thread panicked: this is a bug in fragprof".to_owned())))
     })?;
     let seen = seen.map_err(|text| Failed::new(ExitStatus::Target, text))?;
-    let (profile, places) = recorder.finish_with_places().map_err(cannot)?;
-    Ok((seen, Stacks { profile, places: places.into_iter().find(|places| places.pid == pid) }))
+    let (profile, layouts) = recorder.finish_with_blocks().map_err(cannot)?;
+    Ok((seen, Stacks { profile, layouts: layouts.into_iter().find(|layouts| layouts.pid == pid) }))
 }
 
 /// The memory limit that was given, or the default.

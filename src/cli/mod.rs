@@ -3,9 +3,9 @@
 pub mod agent;
 pub mod bench;
 mod bench_governed;
-pub mod beside;
 pub mod by;
 pub mod census;
+pub mod cpu_swap;
 pub mod diff;
 pub mod doctor;
 pub mod explain;

@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::leaks::registers_of;
 use super::owners::main_owner;
 use crate::census::live::LiveMemory;
-use crate::census::{Pace, Places};
+use crate::census::{LayoutCache, Pace};
 use crate::fragmentation::verdict::{Kind, Verdict};
 use crate::retention::Leaks;
-use crate::retention::looks::{Plan, look};
 use crate::retention::owners::{By, Owners, Wanted, survey};
+use crate::retention::scans::{Plan, look};
 use crate::retention::told::{self, doubts};
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted, grouped};
@@ -166,7 +166,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
     let plan = Plan { looks: LOOKS, interval: Duration::from_secs(1), ..Plan::default() };
-    let seen = look(memory, (pid, comm), plan, read, &mut Places::default())?;
+    let seen = look(memory, (pid, comm), plan, read, &mut LayoutCache::default())?;
     let leaks = Leaks::of(memory, pid, comm, &seen, false)?;
     let part = |group: &crate::retention::leaks::Group| Part {
         bytes: group.all_bytes(),

@@ -13,16 +13,16 @@ use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
 use crate::capture;
+use crate::emitter::{Emitter, Finder};
 use crate::error::{ExitStatus, Failed};
 use crate::machine::open_files;
-use crate::probe::emitter::{Emitter, Finder};
 use crate::probe::features::Features;
 use crate::probe::plan::PlanError;
+use crate::process::{Process, ProcessError};
 use crate::profile::{Profile, ValueKind, pprof};
-use crate::recorder::governed::{Governed, Options as GovernedOptions};
-use crate::recorder::{self, Choice, Options, Recorder};
 use crate::sanitize::terminal;
-use crate::target::{Process, TargetError};
+use crate::session::tier::windows::{Governed, Options as GovernedOptions};
+use crate::session::{self, Choice, Options, Recorder};
 use crate::units::{HumanBytes, Pid, counted};
 
 /// Trace allocations and frees with their call stacks, and write a profile
@@ -372,20 +372,20 @@ fn summary(profile: &Profile, args: &RecordArgs) -> String {
 }
 
 /// A recorder's error with its exit status.
-pub fn failed(error: recorder::Error) -> anyhow::Error {
+pub fn failed(error: session::Error) -> anyhow::Error {
     let status = match &error {
-        recorder::Error::Capture(capture::Error::Load { .. })
-        | recorder::Error::EmittersUnsupported
-        | recorder::Error::NoWindows { .. } => ExitStatus::Unsupported,
-        recorder::Error::Target(TargetError::Denied { .. }) | recorder::Error::Plan(PlanError::Target(TargetError::Denied { .. })) => {
+        session::Error::Capture(capture::Error::Load { .. }) | session::Error::EmittersUnsupported | session::Error::NoWindows { .. } => {
             ExitStatus::Unsupported
         }
-        recorder::Error::Target(_)
-        | recorder::Error::Plan(_)
-        | recorder::Error::Launch(_)
-        | recorder::Error::NoEmitter { .. }
-        | recorder::Error::Capture(capture::Error::Attach { .. }) => ExitStatus::Target,
-        recorder::Error::Capture(_) => ExitStatus::Failure,
+        session::Error::Target(ProcessError::Denied { .. }) | session::Error::Plan(PlanError::Target(ProcessError::Denied { .. })) => {
+            ExitStatus::Unsupported
+        }
+        session::Error::Target(_)
+        | session::Error::Plan(_)
+        | session::Error::Launch(_)
+        | session::Error::NoEmitter { .. }
+        | session::Error::Capture(capture::Error::Attach { .. }) => ExitStatus::Target,
+        session::Error::Capture(_) => ExitStatus::Failure,
     };
     Failed::new(status, error.to_string()).into()
 }

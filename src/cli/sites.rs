@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::help::examples;
 use super::output;
-use crate::probe::large;
+use crate::selective;
 
 /// Run a build of glibc in a sandbox and print the instructions that only large blocks reach
 #[derive(Debug, Args)]
@@ -29,6 +29,6 @@ pub struct SitesArgs {
 pub fn run(args: &SitesArgs) -> anyhow::Result<()> {
     let beside = || args.library.parent().map(|folder| folder.join("ld-linux-x86-64.so.2"));
     let loader = args.loader.clone().or_else(beside).context("cannot tell the library's directory: give its loader with --loader")?;
-    let line = large::try_anew(&args.library, &loader)?;
+    let line = selective::try_anew(&args.library, &loader)?;
     output::to_stdout(|out| writeln!(out, "{line}"))
 }

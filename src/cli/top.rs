@@ -17,7 +17,7 @@ use super::stop::stop_flag;
 use super::{log, output};
 use crate::client::{Access, AccessError, Address, Credentials, Server};
 use crate::error::{ExitStatus, Failed};
-use crate::recorder::{Options, Recorder};
+use crate::session::{Options, Recorder};
 use crate::tui::collect::Collector;
 use crate::tui::live::{self, Left};
 use crate::tui::node;

@@ -3,7 +3,7 @@
 use super::decide::of_heap;
 use super::ladder::Ladder;
 use super::trend::Shape;
-use super::verdict::{Change, Evidence, Finding, Kind, Look, Remedy, Source, Verdict};
+use super::verdict::{Change, Evidence, Finding, Kind, Remedy, Source, TrendSample, Verdict};
 use crate::allocator::Allocator;
 use crate::profile::{BEFORE_ATTACH, Frame, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue, text};
 use crate::units::{HumanBytes, counted};
@@ -94,7 +94,7 @@ fn change(profile: &Profile, process: &Process) -> Option<Change> {
     let (start, end) = (process.at_start?, process.heap?);
     let look = |at_s, heap: HeapSummary| {
         let (live_bytes, resident_bytes) = (heap.live_bytes?, heap.resident_bytes?);
-        Some(Look { at_s, live_bytes, resident_bytes, free_bytes: resident_bytes.checked_sub(live_bytes), outside_bytes: 0 })
+        Some(TrendSample { at_s, live_bytes, resident_bytes, free_bytes: resident_bytes.checked_sub(live_bytes), outside_bytes: 0 })
     };
     let before = look(start.after_ms as f64 / 1e3, start.heap)?;
     let after = look(profile.meta.duration_s, end)?;
@@ -108,7 +108,7 @@ fn change(profile: &Profile, process: &Process) -> Option<Change> {
 }
 
 /// By how much live bytes had fallen from their recorded peak when the recording ended.
-fn fallen_bytes(profile: &Profile, process: &Process, end: &Look) -> u64 {
+fn fallen_bytes(profile: &Profile, process: &Process, end: &TrendSample) -> u64 {
     let by_census = process.at_peak.and_then(|peak| peak.heap.live_bytes).map_or(0, |peak| peak.saturating_sub(end.live_bytes));
     let has_inuse = profile.meta.kinds.contains(ValueKind::InuseSpace);
     let of_process = profile.stacks().iter().filter(|stack| stack.pid == process.pid);

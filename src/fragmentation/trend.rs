@@ -71,7 +71,7 @@ impl Shape {
 
 /// One sample: the figures of a full census that matter for growth.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Look {
+pub struct TrendSample {
     /// Time, in seconds from any origin.
     pub at_s: f64,
     /// Live bytes of all heaps.
@@ -84,7 +84,7 @@ pub struct Look {
     pub outside_bytes: u64,
 }
 
-impl Look {
+impl TrendSample {
     /// The sample of a census; `None` if the census did not measure live bytes.
     #[must_use]
     pub fn of(census: &Census, at_s: f64) -> Option<Self> {
@@ -146,7 +146,7 @@ impl Change {
 
     /// The change between two samples: a difference without a shape.
     #[must_use]
-    pub fn between(before: &Look, after: &Look) -> Self {
+    pub fn between(before: &TrendSample, after: &TrendSample) -> Self {
         let seconds = (after.at_s - before.at_s).max(0.0);
         let live = difference(before.live_bytes, after.live_bytes);
         let resident = difference(before.resident_bytes, after.resident_bytes);
@@ -167,14 +167,14 @@ impl Change {
 
 /// The last samples of one process.
 #[derive(Debug, Clone)]
-pub struct Looks {
-    looks: VecDeque<Look>,
+pub struct TrendSamples {
+    looks: VecDeque<TrendSample>,
     looks_max: usize,
     /// Peak of the process's resident bytes before the first sample; 0 = not known.
     former_peak_bytes: u64,
 }
 
-impl Looks {
+impl TrendSamples {
     /// Keeps at most this many samples.
     #[must_use]
     pub fn new(looks_max: usize) -> Self {
@@ -187,7 +187,7 @@ impl Looks {
     }
 
     /// Adds a sample; times must not run backwards.
-    pub fn add(&mut self, look: Look) {
+    pub fn add(&mut self, look: TrendSample) {
         if self.looks.len() == self.looks_max {
             self.looks.pop_front();
         }
@@ -360,10 +360,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn looks(live: impl IntoIterator<Item = u64>) -> Looks {
-        let mut looks = Looks::new(12);
+    fn looks(live: impl IntoIterator<Item = u64>) -> TrendSamples {
+        let mut looks = TrendSamples::new(12);
         for (index, bytes) in live.into_iter().enumerate() {
-            looks.add(Look { at_s: index as f64 * 10.0, live_bytes: bytes * MIB, resident_bytes: bytes * 2 * MIB, ..Look::default() });
+            looks.add(TrendSample {
+                at_s: index as f64 * 10.0,
+                live_bytes: bytes * MIB,
+                resident_bytes: bytes * 2 * MIB,
+                ..TrendSample::default()
+            });
         }
         looks
     }
@@ -381,10 +386,10 @@ mod tests {
     fn a_steady_rise_has_its_rate_whatever_the_times_of_the_samples() {
         let crowded = (0..10).map(|index| f64::from(index) * 0.05);
         let sparse = (0..6).map(|index| 0.6 + f64::from(index) * 0.4);
-        let mut looks = Looks::new(64);
+        let mut looks = TrendSamples::new(64);
         for at_s in crowded.chain(sparse) {
             let live_bytes = 32 * MIB + (at_s * 4.0 * MIB as f64) as u64;
-            looks.add(Look { at_s, live_bytes, resident_bytes: live_bytes, ..Look::default() });
+            looks.add(TrendSample { at_s, live_bytes, resident_bytes: live_bytes, ..TrendSample::default() });
         }
         let change = looks.change().unwrap();
         assert_eq!(change.live_shape, Shape::Growing);
@@ -425,10 +430,10 @@ mod tests {
     #[test]
     fn a_slow_rise_without_falls_is_seen_and_the_same_rise_under_swings_is_not() {
         let climb = |index: u64| 100 * MIB + index * 64 * 1024;
-        let mut slow = Looks::new(12);
-        let mut swinging = Looks::new(12);
+        let mut slow = TrendSamples::new(12);
+        let mut swinging = TrendSamples::new(12);
         for index in 0..12 {
-            let look = |live_bytes| Look { at_s: index as f64, live_bytes, resident_bytes: live_bytes, ..Look::default() };
+            let look = |live_bytes| TrendSample { at_s: index as f64, live_bytes, resident_bytes: live_bytes, ..TrendSample::default() };
             slow.add(look(climb(index)));
             swinging.add(look(climb(index) + index % 2 * 8 * MIB));
         }
@@ -440,15 +445,15 @@ mod tests {
 
     #[test]
     fn live_bytes_that_rise_into_free_memory_refill_it() {
-        let mut refilling = Looks::new(12);
+        let mut refilling = TrendSamples::new(12);
         for index in 0..6 {
             let live_bytes = 100 * MIB + index * 10 * MIB;
-            refilling.add(Look {
+            refilling.add(TrendSample {
                 at_s: index as f64,
                 live_bytes,
                 resident_bytes: 300 * MIB,
                 free_bytes: Some(300 * MIB - live_bytes),
-                ..Look::default()
+                ..TrendSample::default()
             });
         }
         let change = refilling.change().unwrap();
@@ -463,9 +468,9 @@ mod tests {
 
     #[test]
     fn memory_outside_malloc_has_a_shape_of_its_own() {
-        let mut looks = Looks::new(12);
+        let mut looks = TrendSamples::new(12);
         for index in 0..6 {
-            looks.add(Look { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 30 * MIB, ..Look::default() });
+            looks.add(TrendSample { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 30 * MIB, ..TrendSample::default() });
         }
         let change = looks.change().unwrap();
         assert_eq!((change.live_shape, change.outside_shape), (Shape::Steady, Shape::Growing));

@@ -6,7 +6,7 @@ use super::decide::decide;
 use super::ladder::Ladder;
 use super::remedy::remedies;
 use super::trend::Shape;
-pub use super::trend::{Change, Look, Looks};
+pub use super::trend::{Change, TrendSample, TrendSamples};
 use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
@@ -364,10 +364,16 @@ mod tests {
 
     /// The change over samples with these live bytes, a step apart.
     fn course(step_s: f64, live: impl IntoIterator<Item = u64>, free: u64) -> Option<Change> {
-        let mut looks = Looks::new(48);
+        let mut looks = TrendSamples::new(48);
         for (index, live) in live.into_iter().enumerate() {
             let (live_bytes, free_bytes) = (live * MIB, Some(free * MIB));
-            looks.add(Look { at_s: index as f64 * step_s, live_bytes, resident_bytes: (live + free) * MIB, free_bytes, outside_bytes: 0 });
+            looks.add(TrendSample {
+                at_s: index as f64 * step_s,
+                live_bytes,
+                resident_bytes: (live + free) * MIB,
+                free_bytes,
+                outside_bytes: 0,
+            });
         }
         looks.change()
     }
@@ -459,10 +465,10 @@ mod tests {
         // At its trough.
         let trough = census(50, 200, 0, 0);
         assert_eq!(kind(&trough), Kind::Hoarding);
-        let mut looks = Looks::new(12);
+        let mut looks = TrendSamples::new(12);
         for (index, live) in [50, 150, 245, 50, 150, 245, 50, 150, 245, 50].into_iter().enumerate() {
             let (live_bytes, free_bytes) = (live * MIB, Some((250 - live) * MIB));
-            looks.add(Look { at_s: index as f64, live_bytes, resident_bytes: 250 * MIB, free_bytes, outside_bytes: 0 });
+            looks.add(TrendSample { at_s: index as f64, live_bytes, resident_bytes: 250 * MIB, free_bytes, outside_bytes: 0 });
         }
         let verdict = judge(&trough, looks.change());
         assert_eq!(verdict.verdict, Kind::Healthy, "{}", verdict.summary);
@@ -505,9 +511,9 @@ mod tests {
         idle.rss_bytes += 60 * MIB;
         idle.not_malloc = vec![NotMalloc { kind: "program_files", resident_bytes: 60 * MIB, mappings: 40 }];
         assert_eq!(kind(&idle), Kind::Healthy);
-        let mut looks = Looks::new(12);
+        let mut looks = TrendSamples::new(12);
         for index in 0..8 {
-            looks.add(Look { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 20 * MIB, ..Look::default() });
+            looks.add(TrendSample { at_s: index as f64, live_bytes: MIB, outside_bytes: index * 20 * MIB, ..TrendSample::default() });
         }
         idle.not_malloc.push(NotMalloc { kind: "other_anonymous", resident_bytes: 140 * MIB, mappings: 7 });
         let verdict = judge(&idle, looks.change());

@@ -123,7 +123,7 @@ impl Default for Outstanding {
 }
 
 /// Where an address is, or where it would go.
-enum Found {
+enum Position {
     At(usize),
     Missing(usize),
 }
@@ -160,8 +160,8 @@ impl Outstanding {
         }
         loop {
             match self.find(slot.key) {
-                Found::At(index) => return Some(std::mem::replace(&mut self.slots[index], slot).unpack()),
-                Found::Missing(index) => {
+                Position::At(index) => return Some(std::mem::replace(&mut self.slots[index], slot).unpack()),
+                Position::Missing(index) => {
                     let end = self.slots[index..].iter().position(|slot| slot.is_empty());
                     if let Some(length) = end {
                         self.slots.copy_within(index..index + length, index + 1);
@@ -181,7 +181,7 @@ impl Outstanding {
     pub fn remove(&mut self, addr: Addr) -> Option<Block> {
         if fits_addr(addr.0)
             && self.capacity > 0
-            && let Found::At(index) = self.find(Self::key(addr))
+            && let Position::At(index) = self.find(Self::key(addr))
         {
             let block = self.slots[index].unpack();
             self.close(index);
@@ -196,7 +196,7 @@ impl Outstanding {
     pub fn get(&self, addr: Addr) -> Option<Block> {
         if fits_addr(addr.0)
             && self.capacity > 0
-            && let Found::At(index) = self.find(Self::key(addr))
+            && let Position::At(index) = self.find(Self::key(addr))
         {
             return Some(self.slots[index].unpack());
         }
@@ -282,7 +282,7 @@ impl Outstanding {
     }
 
     #[inline]
-    fn find(&self, key: u64) -> Found {
+    fn find(&self, key: u64) -> Position {
         let hash = self.hash(key);
         let mut index = self.home(hash);
         while let Some(slot) = self.slots.get(index) {
@@ -290,14 +290,14 @@ impl Outstanding {
                 break;
             }
             if (slot.key ^ key) >> STACK_ID_BITS == 0 {
-                return Found::At(index);
+                return Position::At(index);
             }
             if self.hash(slot.key) > hash {
                 break;
             }
             index += 1;
         }
-        Found::Missing(index)
+        Position::Missing(index)
     }
 
     /// Empties a slot and shifts back those behind it that are not at home.

@@ -7,7 +7,7 @@ use crate::model::counters::GovernedSample;
 /// The families.
 #[must_use]
 pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
-    let each = |mut family: Family, of: fn(&crate::recorder::governed::Status) -> f64| {
+    let each = |mut family: Family, of: fn(&crate::session::tier::windows::Status) -> f64| {
         for (comm, status) in &sample.targets {
             family.add(&known.labels(status.pid, comm).with(&[]), of(status));
         }
@@ -22,7 +22,7 @@ pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
             large_live.add(&known.labels(status.pid, comm).with(&[]), bytes as f64);
         }
     }
-    let now = |of: fn(&crate::recorder::governed::Status) -> u64| sample.targets.iter().map(|(_, status)| of(status)).sum::<u64>();
+    let now = |of: fn(&crate::session::tier::windows::Status) -> u64| sample.targets.iter().map(|(_, status)| of(status)).sum::<u64>();
     let total = |index: usize, of| (sample.past[index] + now(of)) as f64;
     vec![
         Family::gauge("fragprof_governor_enabled", "1 if allocations are attributed (governed.enabled).").with(f64::from(u8::from(sample.enabled))),
@@ -105,9 +105,9 @@ mod tests {
     use super::*;
     use crate::model::sample::{Identity, ProcessSample};
     use crate::model::snapshot::Snapshot;
-    use crate::recorder::governed::{LargeStatus, Status};
-    use crate::target::ProcessId;
-    use crate::target::container::Container;
+    use crate::process::ProcessId;
+    use crate::process::container::Container;
+    use crate::session::tier::windows::{LargeStatus, Status};
     use crate::units::Pid;
 
     fn text(sample: &GovernedSample, processes: &[Arc<ProcessSample>]) -> String {

@@ -13,7 +13,7 @@ use crate::fragmentation::verdict::Kind;
 use crate::model::sample::{HeapSample, ProcessSample};
 use crate::model::snapshot::Snapshot;
 use crate::model::view::ProcessView;
-use crate::target::container::CgroupMemory;
+use crate::process::container::CgroupMemory;
 
 type Figure = fn(&HeapSample) -> Option<u64>;
 

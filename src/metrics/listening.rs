@@ -3,7 +3,7 @@
 use super::family::Family;
 use super::labels::Known;
 use crate::model::counters::ListeningSample;
-use crate::recorder::EmitterTotals;
+use crate::session::tier::sampled::EmitterTotals;
 
 /// The families.
 #[must_use]

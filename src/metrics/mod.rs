@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
     use crate::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
-    use crate::target::ProcessId;
+    use crate::process::ProcessId;
     use crate::units::Pid;
 
     fn process(pid: u32, comm: &str, rss_bytes: u64) -> Arc<ProcessSample> {

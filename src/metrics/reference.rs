@@ -18,12 +18,12 @@ use crate::model::counters::{LeakFound, LeaksSample};
 use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus};
 use crate::model::snapshot::Snapshot;
 use crate::model::view::Growth;
+use crate::process::ProcessId;
+use crate::process::container::{CgroupMemory, Container};
 use crate::profile::ValueKind;
 use crate::profile::testing::shop;
-use crate::recorder::EmitterTotals;
-use crate::recorder::governed::LargeStatus;
-use crate::target::ProcessId;
-use crate::target::container::{CgroupMemory, Container};
+use crate::session::tier::sampled::EmitterTotals;
+use crate::session::tier::windows::LargeStatus;
 use crate::units::Pid;
 
 /// A process with all figures known, so that each family has a sample.
@@ -80,7 +80,7 @@ fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
 
 /// The families of the tiers that know stacks, each with a process.
 fn tiers(now: Instant, known: &Known<'_>) -> String {
-    let status = crate::recorder::governed::Status {
+    let status = crate::session::tier::windows::Status {
         pid: Pid(1),
         full: false,
         open: false,

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use super::sample::Identity;
+use crate::process::ProcessId;
+use crate::process::container::Container;
 use crate::profile::{Mode, Profile, ValueKind};
-use crate::target::ProcessId;
-use crate::target::container::Container;
 
 /// How often a process allocates, with the standard error if it is an estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::process::ProcessId;
 use crate::profile::Counter;
-use crate::recorder::EmitterTotals;
-use crate::recorder::governed::Status;
-use crate::target::ProcessId;
+use crate::session::tier::sampled::EmitterTotals;
+use crate::session::tier::windows::Status;
 
 /// The governor's state, for metrics.
 #[derive(Debug, Clone, Default)]

@@ -11,8 +11,8 @@ use super::attribution::OfProcess;
 use super::view::{Growth, LimitView};
 use crate::census::{Census, HeapAccount, Level};
 use crate::fragmentation::verdict::Verdict;
-use crate::target::ProcessId;
-use crate::target::container::Surroundings;
+use crate::process::ProcessId;
+use crate::process::container::Surroundings;
 
 /// The identity of a watched process; it changes with exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

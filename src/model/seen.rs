@@ -4,7 +4,7 @@ use super::sample::Identity;
 
 /// A process selected by the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct Candidate {
     /// Who it is.
     pub identity: Identity,
     /// Its name, with invalid UTF-8 replaced.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::counters::CriStatus;
 use super::sample::ProcessSample;
-use super::seen::Seen;
+use super::seen::Candidate;
 
 /// The agent's counters since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -80,7 +80,7 @@ pub struct Snapshot {
     /// Watched processes, by ascending pid.
     pub processes: Vec<Arc<ProcessSample>>,
     /// Processes too small to be watched, at the last scan of the process list.
-    pub small: Arc<[Seen]>,
+    pub small: Arc<[Candidate]>,
     /// Processes on the machine, without kernel threads and zombies.
     pub processes_on_machine: usize,
     /// Processes selected by the rules, but beyond the limit on their number.

@@ -14,8 +14,8 @@ use super::sample::{HeapSample, ProcessSample, TimedCensus, WatchState};
 use super::snapshot::Snapshot;
 use crate::fragmentation::trend::{Change, Shape};
 use crate::fragmentation::verdict::Verdict;
+use crate::process::container::{CgroupMemory, Container, ContainerId};
 use crate::profile::{Mode, ValueKind};
-use crate::target::container::{CgroupMemory, Container, ContainerId};
 
 /// All watched processes at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]

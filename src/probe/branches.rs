@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use iced_x86::{Decoder, DecoderOptions, OpKind};
 
 use super::placement::WALK_BYTES_MAX;
-use crate::target::elf::{Elf, ReadAt};
+use crate::process::elf::{Elf, ReadAt};
 
 /// Maximum amount of code searched per file, in bytes. The largest programs (browsers) have about 200 MB; the search handles about 1 GB/s.
 const CODE_BYTES_MAX: u64 = 512 << 20;

@@ -2,7 +2,6 @@
 //!
 //! Layout: `enum fp_cookie_shift` of bpf/fragprof.h. The target's slot is not known when a site is planned; it is set when attaching.
 
-use super::large::{Holds, LargeSite};
 use crate::allocator::functions::{Function, FunctionId, Op};
 use crate::bpf;
 use crate::machine::register::Register;
@@ -91,16 +90,17 @@ pub const OP_ENTRY: u64 = bpf::Op::Entry as u64;
 /// The probe is in a vfork child, for a target in whose memory the child runs.
 pub const VFORK: u64 = 1 << bpf::COOKIE_VFORK_SHIFT;
 
-/// The cookie of a size-selective site for a target's slot. `function`: the function for which its records count.
+/// The cookie of a size-selective site for a target's slot. `function`: the function for which its records count;
+/// `register` holds the block's address or, if `holds_chunk`, its chunk's.
 #[must_use]
-pub fn encode_large(op: LargeOp, function: FunctionId, site: &LargeSite, slot: u16) -> u64 {
+pub fn encode_large(op: LargeOp, function: FunctionId, register: Register, holds_chunk: bool, slot: u16) -> u64 {
     op as u64
         | u64::from(function.0) << bpf::COOKIE_FUNCTION_SHIFT
         | NO_REGISTER << bpf::COOKIE_SIZE_REG_SHIFT
         | NO_REGISTER << bpf::COOKIE_COUNT_REG_SHIFT
-        | (u64::from(site.register.0) & NO_REGISTER) << bpf::COOKIE_PTR_REG_SHIFT
+        | (u64::from(register.0) & NO_REGISTER) << bpf::COOKIE_PTR_REG_SHIFT
         | of_slot(slot)
-        | u64::from(site.holds == Holds::Chunk) << bpf::COOKIE_HOLDS_CHUNK_SHIFT
+        | u64::from(holds_chunk) << bpf::COOKIE_HOLDS_CHUNK_SHIFT
 }
 
 #[cfg(test)]
@@ -178,16 +178,15 @@ mod tests {
             )
             .unwrap();
         }
-        for (op, holds, slot) in [(LargeOp::Alloc, Holds::Block, 0u16), (LargeOp::Free, Holds::Chunk, 1023)] {
-            let site = LargeSite { vaddr: 0, offset: 0, register: Register(3), holds };
-            let word = encode_large(op, FunctionId(9), &site, slot);
+        for (op, holds_chunk, slot) in [(LargeOp::Alloc, false, 0u16), (LargeOp::Free, true, 1023)] {
+            let word = encode_large(op, FunctionId(9), Register(3), holds_chunk, slot);
             writeln!(
                 source,
                 "c = {word}ULL; printf(\"%u %u %u %u %u %u\\n\", FP_COOKIE_OP(c), FP_COOKIE_FUNCTION(c), FP_COOKIE_PTR_REG(c), \
                  FP_COOKIE_SLOT(c), FP_COOKIE_SP_WORDS(c), FP_COOKIE_HOLDS_CHUNK(c));"
             )
             .unwrap();
-            writeln!(expected, "{} 9 3 {slot} 0 {}", op as u8, u8::from(holds == Holds::Chunk)).unwrap();
+            writeln!(expected, "{} 9 3 {slot} 0 {}", op as u8, u8::from(holds_chunk)).unwrap();
         }
         writeln!(source, "_Static_assert(FP_COOKIE_VFORK({VFORK}ULL) == 1 && !FP_COOKIE_VFORK({}ULL), \"\");", !VFORK).unwrap();
         source.push_str("_Static_assert(FP_OP_LARGE_ALLOC == 6 && FP_OP_LARGE_FREE == 7 && FP_OP_ENTRY == 8, \"\");\n");

@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 use super::placement::Emulation;
-use crate::target::process::read_bounded;
+use crate::process::handle::read_bounded;
 
 /// Whether a feature works.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]

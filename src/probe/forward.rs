@@ -14,9 +14,9 @@ use std::collections::BTreeSet;
 use super::flow::{Flow, flow_at, stub_slot};
 use super::placement::Placement;
 use crate::allocator::functions::{FUNCTIONS, Op, Shape};
+use crate::allocator::in_file::EntryPoint;
 use crate::machine::Machine;
-use crate::target::allocator::EntryPoint;
-use crate::target::elf::{Elf, ReadAt};
+use crate::process::elf::{Elf, ReadAt};
 
 /// Maximum number of bytes of a function whose paths are followed: wrappers are short.
 const WRAPPER_BYTES_MAX: u64 = 512;

@@ -2,20 +2,16 @@
 //!
 //! ```text
 //! functions (entry points, call shapes) ─┐
-//! target::detect (allocators found) ─────┼→ plan (sites to attach, per file)
+//! allocator::detect (allocators found) ─────┼→ plan (sites to attach, per file)
 //! placement (which instruction) ─────────┘        cookie (what a site tells the program)
 //! features (how to attach) ── decides ──→ capture
-//! large (instructions that only large blocks pass) ──→ cookie
 //! ```
 
 pub mod branches;
 pub mod cookie;
-pub mod emitter;
 pub mod features;
 pub mod flow;
 pub mod forward;
-pub mod large;
-pub mod passed;
 pub mod placement;
 pub mod placement_arm64;
 pub mod plan;

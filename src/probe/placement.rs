@@ -355,7 +355,7 @@ fn is_jump_if_zero(instruction: &Instruction) -> bool {
 
 /// Whether the kernel emulates it. `bytes` are the instruction's own: prefixes matter too (a branch with 0x66 is rejected, a `push` with a
 /// prefix other than REX.B is single-stepped).
-pub(super) fn is_emulated(instruction: &Instruction, bytes: &[u8], emulation: Emulation) -> bool {
+pub fn is_emulated(instruction: &Instruction, bytes: &[u8], emulation: Emulation) -> bool {
     match bytes {
         [0x50..=0x57] | [0x41, 0x50..=0x57] | [0x90] => true,
         [0xeb | 0x70..=0x7f, _] | [0xe8 | 0xe9, _, _, _, _] | [0x0f, 0x80..=0x8f, _, _, _, _] => !instruction.is_invalid(),
@@ -375,7 +375,7 @@ const LONG_NOPS: [&[u8]; 6] = [
 ];
 
 /// The DWARF number of the general-purpose register that contains a register.
-pub(super) fn dwarf(register: X86) -> Option<Register> {
+pub fn dwarf(register: X86) -> Option<Register> {
     let number = match register.full_register() {
         X86::RAX => 0,
         X86::RDX => 1,

@@ -12,15 +12,15 @@ use super::forward::Forwarding;
 use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use super::placement_arm64;
 use crate::allocator::Allocator;
+use crate::allocator::detect::{AllocatorModule, Detection, Detector};
 use crate::allocator::functions::FunctionId;
+use crate::allocator::in_file::EntryPoint;
 use crate::machine::Machine;
+use crate::process::elf::{Elf, ReadAt};
+use crate::process::file::FileIdentity;
+use crate::process::handle::{Process, ProcessError};
+use crate::process::maps::Mapping;
 use crate::sanitize::terminal;
-use crate::target::allocator::EntryPoint;
-use crate::target::detect::{AllocatorModule, Detection, Detector};
-use crate::target::elf::{Elf, ReadAt};
-use crate::target::file::FileIdentity;
-use crate::target::maps::Mapping;
-use crate::target::process::{Process, TargetError};
 use crate::units::FileOffset;
 
 /// Why a process cannot be probed.
@@ -28,7 +28,7 @@ use crate::units::FileOffset;
 pub enum PlanError {
     /// The process cannot be watched at all.
     #[error(transparent)]
-    Target(#[from] TargetError),
+    Target(#[from] ProcessError),
     /// A Go program without a C library.
     #[error(
         "pid {pid} ({}) is a Go program without a C allocator: its heap is the Go runtime's, use Go's own heap profile",
@@ -219,7 +219,7 @@ pub fn plan(process: &Process, emulation: Emulation) -> Result<Plan, PlanError> 
     Planner::new(emulation).plan(process)
 }
 
-/// Places the probes of all entry points of a file.
+/// LayoutCache the probes of all entry points of a file.
 pub fn place_all<R: ReadAt>(
     elf: &Elf<R>,
     entry_points: &[EntryPoint],

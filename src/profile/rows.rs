@@ -30,13 +30,13 @@ pub struct Row<'a> {
 }
 
 /// The visible parts of a frame: function, location and whether it is a guess.
-type FrameLook<'a> = (&'a str, String, bool);
+type VisibleFrame<'a> = (&'a str, String, bool);
 
 /// The key by which stacks are merged: the visible parts of each shown frame, and how the walk ended.
 #[derive(PartialEq, Eq, Hash)]
-struct Look<'a> {
+struct VisibleStack<'a> {
     pid: u32,
-    shown: Vec<FrameLook<'a>>,
+    shown: Vec<VisibleFrame<'a>>,
     truncated: Option<&'a str>,
 }
 
@@ -47,7 +47,7 @@ pub fn shown<'f, 'a>(frames: &'f [&'a Frame]) -> &'f [&'a Frame] {
 }
 
 /// The visible parts of at most `most` frames.
-fn look_of<'a>(frames: &[&'a Frame], most: usize) -> Vec<FrameLook<'a>> {
+fn visible<'a>(frames: &[&'a Frame], most: usize) -> Vec<VisibleFrame<'a>> {
     frames.iter().take(most).map(|frame| (&*frame.function, page::place(frame), frame.flags.guessed)).collect()
 }
 
@@ -60,13 +60,13 @@ pub fn ranked(profile: &Profile, kind: ValueKind, callers: usize) -> Vec<Row<'_>
 /// Like [`ranked`], for some of the stacks.
 pub fn of<'a>(profile: &'a Profile, stacks: Vec<&'a Stack>, kind: ValueKind, callers: usize) -> Vec<Row<'a>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
-    let mut indices: HashMap<Look<'_>, usize> = HashMap::new();
-    let mut rests: Vec<BTreeSet<Vec<FrameLook<'_>>>> = Vec::new();
+    let mut indices: HashMap<VisibleStack<'_>, usize> = HashMap::new();
+    let mut rests: Vec<BTreeSet<Vec<VisibleFrame<'_>>>> = Vec::new();
     for stack in stacks {
         let frames: Vec<&Frame> = profile.frames_of(stack).collect();
         let seen = shown(&frames);
         let truncated = stack.truncated.as_deref();
-        let look = Look { pid: stack.pid, shown: look_of(seen, callers.saturating_add(1)), truncated };
+        let look = VisibleStack { pid: stack.pid, shown: visible(seen, callers.saturating_add(1)), truncated };
         let next = rows.len();
         let index = *indices.entry(look).or_insert(next);
         if index == next {
@@ -77,7 +77,7 @@ pub fn of<'a>(profile: &'a Profile, stacks: Vec<&'a Stack>, kind: ValueKind, cal
         row.values.add(&stack.values);
         row.errors.add(&stack.errors);
         row.allocated_by.extend(glue::allocated_by(&frames));
-        above.insert(look_of(seen.get(callers.saturating_add(1)..).unwrap_or_default(), usize::MAX));
+        above.insert(visible(seen.get(callers.saturating_add(1)..).unwrap_or_default(), usize::MAX));
         row.ways = above.len();
     }
     // The sort is stable: equal rows stay in the order of the ranking.

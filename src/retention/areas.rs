@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::census::memory::{Memory, MemoryError};
 use crate::census::objects::{joined, range_of, without};
 use crate::census::threads::ThreadState;
-use crate::target::{Backing, Mapping, Maps};
+use crate::process::{Backing, Mapping, Maps};
 
 /// Bytes below the stack pointer that a leaf function may use (System V x86-64 ABI, 3.2.2).
 const RED_ZONE_BYTES: u64 = 128;

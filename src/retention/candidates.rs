@@ -246,7 +246,7 @@ mod tests {
             if addr & !0xfff == self.1 { 0 } else { self.0.read(addr, out) }
         }
 
-        fn maps(&self) -> Result<crate::target::Maps, crate::census::memory::MemoryError> {
+        fn maps(&self) -> Result<crate::process::Maps, crate::census::memory::MemoryError> {
             self.0.maps()
         }
 

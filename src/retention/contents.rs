@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::census::memory::{Memory, word_at};
 use crate::census::objects::range_of;
+use crate::process::Maps;
 use crate::symbol::demangle;
-use crate::target::Maps;
 use crate::units::Addr;
 
 /// Bytes of a block that are looked at.

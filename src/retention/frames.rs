@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use crate::bpf;
 use crate::census::memory::Memory;
-use crate::target::file::MappedFile;
-use crate::target::{Mapping, Maps, Process};
+use crate::process::file::MappedFile;
+use crate::process::{Mapping, Maps, Process};
 use crate::units::Addr;
 use crate::unwind::Table;
 use crate::unwind::elf::{Elf, Segment};

@@ -10,10 +10,10 @@ use super::blocked::blocked;
 use super::blocks::{Blocks, Own};
 use super::dominators::{Dominators, NONE, dominators};
 use super::graph::{FirstReached, Graph, GraphBuilder, Root};
-use super::looks::{Clock, Doubts, LooksError};
 use super::pass::read_pointers;
 use super::pinned::pinned;
 use super::reader::Reader;
+use super::scans::{Clock, Doubts, LooksError};
 use crate::census::memory::Memory;
 use crate::census::{Pace, Taken, all_own_ranges};
 

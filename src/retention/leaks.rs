@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::chains::{Head, heads};
 use super::contents::{Content, Contents, Kind};
-use super::looks::{Doubts, Seen, Times};
+use super::scans::{Doubts, ScanResult, Times};
 use crate::census::all_own_ranges;
 use crate::census::memory::{Memory, MemoryError};
 
@@ -132,7 +132,7 @@ impl Leaks {
     ///
     /// # Errors
     /// If the process has ended.
-    pub fn of(memory: &dyn Memory, pid: u32, comm: &str, seen: &Seen, shows_content: bool) -> Result<Self, MemoryError> {
+    pub fn of(memory: &dyn Memory, pid: u32, comm: &str, seen: &ScanResult, shows_content: bool) -> Result<Self, MemoryError> {
         Self::with_stacks(memory, (pid, comm), seen, shows_content, |_| Vec::new())
     }
 
@@ -143,7 +143,7 @@ impl Leaks {
     pub fn with_stacks(
         memory: &dyn Memory,
         (pid, comm): (u32, &str),
-        seen: &Seen,
+        seen: &ScanResult,
         shows_content: bool,
         stack_of: impl Fn(Range<u64>) -> Vec<String>,
     ) -> Result<Self, MemoryError> {

@@ -1,8 +1,8 @@
 //! The memory that a scan needs in fragprof, and its limit: a heap that needs more is refused before anything is built.
 
-use super::looks::LooksError;
+use super::scans::LooksError;
 use crate::census::Taken;
-use crate::target::process::read_bounded;
+use crate::process::handle::read_bounded;
 
 /// Bytes per block of `leaks`: index, marks and the pointers of unreached blocks.
 pub const LEAKS_BYTES_A_BLOCK: u64 = 24;

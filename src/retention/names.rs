@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::frames::{Frame, Walker, standing};
 use crate::census::memory::{Memory, word_at};
 use crate::heap::residency::{page_down, page_up};
+use crate::process::file::MappedFile;
+use crate::process::{Backing, Mapping, Maps, Process};
 use crate::symbol::demangle;
 use crate::symbol::variables::{TypeId, Variables};
-use crate::target::file::MappedFile;
-use crate::target::{Backing, Mapping, Maps, Process};
 use crate::units::Addr;
 
 /// Most variables kept per file; a browser has several hundred thousand.

@@ -6,14 +6,14 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
+use super::describe::{Describer, first_words};
 pub use super::holdings::By;
 use super::holdings::{Holdings, Sums};
 use super::limit;
-use super::looks::{Doubts, Image, LooksError};
+use super::scans::{Doubts, Image, LooksError};
 use super::shares::{self, Share, Shares};
-use super::teller::{Teller, first_words};
 use crate::census::memory::Memory;
-use crate::census::{Level, Options, Pace, Places, Taken, add_blocks, take};
+use crate::census::{LayoutCache, Level, Options, Pace, Taken, add_blocks, take};
 use crate::units::grouped;
 
 /// Most owners and types reported.
@@ -165,10 +165,10 @@ pub struct Step {
 /// # Errors
 /// If the process cannot be read, or has ended.
 pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Result<Taken, LooksError> {
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let options = Options { level: Level::Full, pace, with_not_malloc: true };
-    let mut taken = take(memory, pid, comm, options, &mut places)?;
-    add_blocks(memory, &mut taken, &mut places)?;
+    let mut taken = take(memory, pid, comm, options, &mut layouts)?;
+    add_blocks(memory, &mut taken, &mut layouts)?;
     Ok(taken)
 }
 
@@ -191,8 +191,8 @@ pub fn survey(
     let holdings = Holdings::of(memory, pid, &taken, pace, registers)?;
     image.check(memory, pid)?;
     let maps = memory.maps()?;
-    let mut teller = Teller::of(memory, &maps, &holdings)?;
-    let path = wanted.path.and_then(|addr| holdings.blocks.index.find(addr)).map(|hit| path(&mut teller, hit.block)).unwrap_or_default();
+    let mut describer = Describer::of(memory, &maps, &holdings)?;
+    let path = wanted.path.and_then(|addr| holdings.blocks.index.find(addr)).map(|hit| path(&mut describer, hit.block)).unwrap_or_default();
     let firsts = first_words(memory, &holdings);
     let total = holdings.total();
     Ok(Owners {
@@ -203,17 +203,17 @@ pub fn survey(
         unreached_bytes: unreached_bytes(&holdings),
         pinned_bytes: total.pinned,
         blocked_bytes: total.blocked,
-        main_owner: main_owner(&mut teller, by),
-        owners: owners(&mut teller, by, wanted.type_name.as_deref(), &firsts),
-        types: types(&mut teller, by, &firsts),
-        roots: if holdings.is_managed { Vec::new() } else { root_sums(&mut teller, by) },
+        main_owner: main_owner(&mut describer, by),
+        owners: owners(&mut describer, by, wanted.type_name.as_deref(), &firsts),
+        types: types(&mut describer, by, &firsts),
+        roots: if holdings.is_managed { Vec::new() } else { root_sums(&mut describer, by) },
         roots_left_out: if holdings.is_managed {
             "a language runtime manages memory of its own, in which everything is reachable from all roots".to_owned()
         } else {
             String::new()
         },
         path,
-        shares: if wanted.with_shares { Shares::of(&mut teller, by, &firsts).groups } else { Vec::new() },
+        shares: if wanted.with_shares { Shares::of(&mut describer, by, &firsts).groups } else { Vec::new() },
         doubts: holdings.doubts.clone(),
         table_bytes: holdings.table_bytes,
         duration_s: began.elapsed().as_secs_f64(),
@@ -226,8 +226,8 @@ fn unreached_bytes(holdings: &Holdings) -> u64 {
 }
 
 /// The block that owns most of the ranked bytes, counting the blocks that have no nearer owner.
-fn main_owner(teller: &mut Teller<'_>, by: By) -> Option<Owner> {
-    let holdings = teller.holdings;
+fn main_owner(describer: &mut Describer<'_>, by: By) -> Option<Owner> {
+    let holdings = describer.holdings;
     let nearest = shares::owners(holdings, by);
     let mut sums: HashMap<u32, u64> = HashMap::new();
     for block in 0..holdings.len() {
@@ -236,50 +236,50 @@ fn main_owner(teller: &mut Teller<'_>, by: By) -> Option<Owner> {
         }
     }
     let (block, _) = sums.into_iter().max_by_key(|&(block, sum)| (sum, std::cmp::Reverse(block)))?;
-    Some(told(teller, block, false))
+    Some(told(describer, block, false))
 }
 
-fn told(teller: &mut Teller<'_>, block: u32, shared: bool) -> Owner {
-    let (type_name, label) = teller.label(block);
-    let sum = teller.holdings.with_all(block);
+fn told(describer: &mut Describer<'_>, block: u32, shared: bool) -> Owner {
+    let (type_name, label) = describer.label(block);
+    let sum = describer.holdings.with_all(block);
     Owner {
-        address: format!("{:#x}", teller.holdings.address(block)),
-        size_bytes: teller.holdings.blocks.index.size(block),
+        address: format!("{:#x}", describer.holdings.address(block)),
+        size_bytes: describer.holdings.blocks.index.size(block),
         type_name,
         label,
-        reached_first_from: teller.root_name(block),
-        role: teller.role(block),
+        reached_first_from: describer.root_name(block),
+        role: describer.role(block),
         shared,
         retained_bytes: sum.bytes,
         retained_pinned_bytes: sum.pinned,
         retained_blocked_bytes: sum.blocked,
         blocks: sum.blocks,
-        dominator: teller.holdings.dominator(block).map(|up| format!("{:#x}", teller.holdings.address(up))),
+        dominator: describer.holdings.dominator(block).map(|up| format!("{:#x}", describer.holdings.address(up))),
     }
 }
 
-fn owners(teller: &mut Teller<'_>, by: By, type_name: Option<&str>, firsts: &[u64]) -> Vec<Owner> {
-    let holdings = teller.holdings;
+fn owners(describer: &mut Describer<'_>, by: By, type_name: Option<&str>, firsts: &[u64]) -> Vec<Owner> {
+    let holdings = describer.holdings;
     let value = |block: u32| holdings.with_all(block).by(by);
     let mut ranked: Vec<u32> = (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block) && value(block) > 0).collect();
     if let Some(wanted) = type_name {
         ranked.retain(|&block| {
             let word = firsts.get(block as usize).copied().unwrap_or(0);
-            word != 0 && teller.contents.type_name(word).is_some_and(|name| name == wanted)
+            word != 0 && describer.contents.type_name(word).is_some_and(|name| name == wanted)
         });
     }
     ranked.sort_by_key(|&block| (std::cmp::Reverse(value(block)), block));
     ranked.truncate(TOLD_MAX);
     let rooted: std::collections::HashSet<u32> = holdings.roots.iter().map(|root| root.block).collect();
     let is_shared = |block: u32| holdings.is_reached(block) && holdings.dominator(block).is_none() && !rooted.contains(&block);
-    ranked.into_iter().map(|block| told(teller, block, is_shared(block))).collect()
+    ranked.into_iter().map(|block| told(describer, block, is_shared(block))).collect()
 }
 
-fn types(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
+fn types(describer: &mut Describer<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
     let mut sums: HashMap<String, Sums> = HashMap::new();
     for (block, &word) in (0u32..).zip(firsts).filter(|(_, word)| **word != 0) {
-        if let Some(name) = teller.contents.type_name(word) {
-            sums.entry(name).or_default().add(&teller.holdings.alone(block));
+        if let Some(name) = describer.contents.type_name(word) {
+            sums.entry(name).or_default().add(&describer.holdings.alone(block));
         }
     }
     let mut list: Vec<(String, Sums)> = sums.into_iter().collect();
@@ -295,8 +295,8 @@ fn types(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
     list.into_iter().map(told).collect()
 }
 
-fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
-    let holdings = teller.holdings;
+fn root_sums(describer: &mut Describer<'_>, by: By) -> Vec<RootSum> {
+    let holdings = describer.holdings;
     // With a block of each, by which the root is named.
     let mut by_root: HashMap<u64, (u32, Sums)> = HashMap::new();
     for block in (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block)) {
@@ -306,7 +306,7 @@ fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
     }
     let mut named: HashMap<String, Sums> = HashMap::new();
     for (block, sum) in by_root.into_values() {
-        named.entry(teller.root_name(block)).or_default().add(&sum);
+        named.entry(describer.root_name(block)).or_default().add(&sum);
     }
     let mut list: Vec<(String, Sums)> = named.into_iter().collect();
     list.sort_by(|a, b| b.1.by(by).cmp(&a.1.by(by)).then_with(|| a.0.cmp(&b.0)));
@@ -322,10 +322,10 @@ fn root_sums(teller: &mut Teller<'_>, by: By) -> Vec<RootSum> {
 }
 
 /// The path by which a block is reached first; the middle of a long one is left out.
-fn path(teller: &mut Teller<'_>, block: u32) -> Vec<Step> {
-    let holdings = teller.holdings;
+fn path(describer: &mut Describer<'_>, block: u32) -> Vec<Step> {
+    let holdings = describer.holdings;
     let Some(slot) = holdings.origin(block) else { return Vec::new() };
-    let mut steps = vec![Step { address: format!("{slot:#x}"), size_bytes: 0, label: teller.place_name(block) }];
+    let mut steps = vec![Step { address: format!("{slot:#x}"), size_bytes: 0, label: describer.place_name(block) }];
     let way = holdings.reached.path(block);
     let left_out = way.len().saturating_sub(PATH_MAX);
     for (place, &block) in way.iter().enumerate() {
@@ -335,7 +335,7 @@ fn path(teller: &mut Teller<'_>, block: u32) -> Vec<Step> {
         if left_out > 0 && (PATH_MAX / 2..PATH_MAX / 2 + left_out).contains(&place) {
             continue;
         }
-        let label = teller.label(block).1;
+        let label = describer.label(block).1;
         steps.push(Step { address: format!("{:#x}", holdings.address(block)), size_bytes: holdings.blocks.index.size(block), label });
     }
     steps

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::contents::Content;
+use super::describe::Describer;
 use super::holdings::{By, Holdings, Sums};
 use super::suspects::NearestOwner;
-use super::teller::Teller;
 use crate::profile::Frame;
 
 /// Most groups reported; the smallest are summed by owner.
@@ -75,11 +75,11 @@ pub struct Shares {
 
 impl Shares {
     /// Groups the blocks in use, ranked `by`. `firsts` are their first words.
-    pub fn of(teller: &mut Teller<'_>, by: By, firsts: &[u64]) -> Self {
-        let holdings = teller.holdings;
+    pub fn of(describer: &mut Describer<'_>, by: By, firsts: &[u64]) -> Self {
+        let holdings = describer.holdings;
         let owners = owners(holdings, by);
         let mut labels = Labels::default();
-        let mut places = Places::default();
+        let mut places = RootNames::default();
         let mut known: HashMap<(Holder, What), u32> = HashMap::new();
         let mut keys: Vec<((Holder, What), Sums)> = Vec::new();
         let mut group_of = vec![u32::MAX; holdings.len() as usize];
@@ -87,9 +87,9 @@ impl Shares {
             let whose = match owners.get(block) {
                 Some(owner) => Holder::Owner(owner),
                 None if !holdings.is_reached(block) => Holder::None,
-                None => Holder::Root(places.of(teller, block)),
+                None => Holder::Root(places.of(describer, block)),
             };
-            let label = labels.of(teller, firsts.get(block as usize).copied().unwrap_or(0));
+            let label = labels.of(describer, firsts.get(block as usize).copied().unwrap_or(0));
             let mut key = (whose, What::Label(label, holdings.blocks.index.size(block)));
             if known.len() >= COUNTED_MAX && !known.contains_key(&key) {
                 key.1 = What::Other;
@@ -104,12 +104,12 @@ impl Shares {
             }
         }
         let mut shares = Self { groups: Vec::new(), group_of };
-        shares.tell(teller, by, keys, &labels, &places);
+        shares.tell(describer, by, keys, &labels, &places);
         shares
     }
 
     /// Names the largest groups and sums the others by owner.
-    fn tell(&mut self, teller: &mut Teller<'_>, by: By, keys: Vec<((Holder, What), Sums)>, labels: &Labels, places: &Places) {
+    fn tell(&mut self, describer: &mut Describer<'_>, by: By, keys: Vec<((Holder, What), Sums)>, labels: &Labels, places: &RootNames) {
         let mut order: Vec<u32> = (0..keys.len() as u32).collect();
         let rank = |group: &u32| keys.get(*group as usize).map(|(key, sums)| (std::cmp::Reverse((sums.by(by), sums.bytes)), *key));
         order.sort_by_key(rank);
@@ -128,7 +128,7 @@ impl Shares {
             let place = *told.entry((whose, what)).or_insert(next);
             if place == next {
                 let (root, owner) = match whose {
-                    Holder::Owner(owner) => (teller.root_name(owner), teller.owner_words(owner)),
+                    Holder::Owner(owner) => (describer.root_name(owner), describer.owner_words(owner)),
                     Holder::Root(place) => (places.name(place), String::new()),
                     Holder::None => ("nowhere: no pointer was seen".to_owned(), String::new()),
                 };
@@ -173,11 +173,11 @@ struct Labels {
 }
 
 impl Labels {
-    fn of(&mut self, teller: &mut Teller<'_>, word: u64) -> u32 {
+    fn of(&mut self, describer: &mut Describer<'_>, word: u64) -> u32 {
         if let Some(&label) = self.of_word.get(&word) {
             return label;
         }
-        let kind = teller.contents.kind(&word.to_le_bytes());
+        let kind = describer.contents.kind(&word.to_le_bytes());
         let next = self.names.len() as u32;
         let label = match kind.content {
             Content::StaticPointer => *self.of_word.entry(word).or_insert(next),
@@ -196,19 +196,19 @@ impl Labels {
 
 /// Names of roots, as numbers.
 #[derive(Default)]
-struct Places {
+struct RootNames {
     of_slot: HashMap<u64, u32>,
     of_name: HashMap<String, u32>,
     names: Vec<String>,
 }
 
-impl Places {
-    fn of(&mut self, teller: &mut Teller<'_>, block: u32) -> u32 {
-        let slot = teller.holdings.origin(block).unwrap_or(u64::MAX);
+impl RootNames {
+    fn of(&mut self, describer: &mut Describer<'_>, block: u32) -> u32 {
+        let slot = describer.holdings.origin(block).unwrap_or(u64::MAX);
         if let Some(&place) = self.of_slot.get(&slot) {
             return place;
         }
-        let name = teller.root_name(block);
+        let name = describer.root_name(block);
         let next = self.names.len() as u32;
         let place = *self.of_name.entry(name.clone()).or_insert(next);
         if place == next {

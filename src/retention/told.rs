@@ -1,7 +1,7 @@
 //! The result of the scans, in sentences and as a profile.
 
 use super::Leaks;
-use super::looks::Doubts;
+use super::scans::Doubts;
 use crate::profile::{Frame, Metadata, Mode, Profile, ValueKind, Values, meta};
 use crate::units::{HumanBytes, counted};
 

@@ -18,7 +18,7 @@ use object::{LittleEndian, ReadCache};
 use thiserror::Error;
 
 use super::library::Flavour;
-use crate::target::elf::{Elf, ElfError};
+use crate::process::elf::{Elf, ElfError};
 
 /// Scripts whose interpreter is a script: the kernel's own limit (`BINPRM_MAX_RECURSION`, 4) and the last one's program.
 const SCRIPTS_MAX: usize = 5;

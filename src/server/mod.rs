@@ -50,7 +50,7 @@ use crate::model::attribution::Attributions;
 use crate::model::counters::HttpCounters;
 use crate::model::counters::PushCounters;
 use crate::model::snapshot::Published;
-use crate::recorder::session::LazySession;
+use crate::session::shared::LazySession;
 use crate::store::keeper::Record;
 use crate::store::{Keeper, KeeperCounters, Reader};
 

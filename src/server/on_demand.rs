@@ -9,11 +9,11 @@ use super::ServerState;
 use super::api::stacks::Recorded;
 use super::api::{Refusal, refuse};
 use crate::model::attribution::{Attributed, Rates};
+use crate::process::{Process, ProcessId};
 use crate::profile::Profile;
-use crate::recorder::places::Places;
-use crate::recorder::session::LazySession;
-use crate::recorder::{Options, Recorder};
-use crate::target::{Process, ProcessId};
+use crate::session::report::block_index::BlockIndex;
+use crate::session::shared::LazySession;
+use crate::session::{Options, Recorder};
 use crate::units::Pid;
 
 /// How long the recording is driven before the time is looked at.
@@ -56,13 +56,13 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
     Ok(profile)
 }
 
-fn run(session: &LazySession, pid: Pid, time: Duration) -> Result<(ProcessId, Profile, Places), String> {
+fn run(session: &LazySession, pid: Pid, time: Duration) -> Result<(ProcessId, Profile, BlockIndex), String> {
     let process = Process::open(pid).map_err(|error| error.to_string())?.id();
     let session = session.get_for_every_call().map_err(|error| error.to_string())?;
     let mut recorder = Recorder::over(session, Options::default()).map_err(|error| error.to_string())?;
     recorder.watch(pid).map_err(|error| error.to_string())?;
     let deadline = Instant::now() + time;
     while Instant::now() < deadline && recorder.step(STEP.min(deadline.saturating_duration_since(Instant::now()))) {}
-    let (profile, mut places) = recorder.finish_with_places().map_err(|error| error.to_string())?;
+    let (profile, mut places) = recorder.finish_with_blocks().map_err(|error| error.to_string())?;
     Ok((process, profile, places.pop().unwrap_or_default()))
 }

@@ -14,8 +14,8 @@ use super::view::EventView;
 use super::write::Writer;
 use crate::model::snapshot::{Published, Snapshot};
 use crate::model::view::{ProcessView, unix_s};
+use crate::process::ProcessId;
 use crate::profile::Profile;
-use crate::target::ProcessId;
 
 /// Most events waiting for the disk; further ones are counted, and are in the log but not in the history.
 const EVENTS_WAITING: usize = 64;

@@ -19,7 +19,7 @@ pub struct Reader(Database);
 
 /// A process in the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct StoredProcess {
     id: i64,
     /// Process id.
     pub pid: u32,
@@ -44,14 +44,21 @@ impl Reader {
     ///
     /// # Errors
     /// SQLite's errors.
-    pub fn find(&self, pid: u32, start_ticks: Option<u64>) -> Result<Option<Found>, StoreError> {
+    pub fn find(&self, pid: u32, start_ticks: Option<u64>) -> Result<Option<StoredProcess>, StoreError> {
         self.with(|connection| {
             connection
                 .query_row(
                     "SELECT id, pid, start_ticks, comm FROM process WHERE pid = ?1 AND (?2 IS NULL OR start_ticks = ?2)
                      ORDER BY (SELECT max(at) FROM sample WHERE process = id) DESC, id DESC LIMIT 1",
                     params![pid, start_ticks.map(|ticks| ticks as i64)],
-                    |row| Ok(Found { id: row.get(0)?, pid: row.get(1)?, start_ticks: row.get::<_, i64>(2)? as u64, comm: row.get(3)? }),
+                    |row| {
+                        Ok(StoredProcess {
+                            id: row.get(0)?,
+                            pid: row.get(1)?,
+                            start_ticks: row.get::<_, i64>(2)? as u64,
+                            comm: row.get(3)?,
+                        })
+                    },
                 )
                 .optional()
         })
@@ -92,7 +99,7 @@ impl Reader {
     ///
     /// # Errors
     /// SQLite's errors.
-    pub fn history(&self, found: &Found, from: f64, to: f64, points: u64) -> Result<HistoryView, StoreError> {
+    pub fn history(&self, found: &StoredProcess, from: f64, to: f64, points: u64) -> Result<HistoryView, StoreError> {
         let step = (((to - from) / points.max(1) as f64).ceil() as i64).max(1);
         let (first, last) = (from.floor() as i64, to.ceil() as i64);
         let rows = self.with(|connection| {
@@ -140,7 +147,7 @@ impl Reader {
     ///
     /// # Errors
     /// SQLite's errors.
-    pub fn at(&self, found: &Found, at: f64) -> Result<Option<LadderAt>, StoreError> {
+    pub fn at(&self, found: &StoredProcess, at: f64) -> Result<Option<LadderAt>, StoreError> {
         let row = self.with(|connection| {
             let mut statement = connection.prepare_cached(&format!(
                 "SELECT at, {}, verdict FROM sample WHERE process = ?1 AND at <= ?2 ORDER BY at DESC LIMIT 1",
@@ -155,7 +162,7 @@ impl Reader {
     ///
     /// # Errors
     /// SQLite's errors.
-    pub fn first(&self, found: &Found) -> Result<Option<LadderAt>, StoreError> {
+    pub fn first(&self, found: &StoredProcess) -> Result<Option<LadderAt>, StoreError> {
         let at: Option<i64> =
             self.with(|connection| connection.query_row("SELECT min(at) FROM sample WHERE process = ?1", [found.id], |row| row.get(0)))?;
         at.map_or(Ok(None), |at| self.at(found, at as f64))
@@ -165,7 +172,7 @@ impl Reader {
     ///
     /// # Errors
     /// What SQLite reports, or a profile that cannot be read.
-    pub fn profile_at(&self, found: &Found, kind: ValueKind, at: f64) -> Result<Option<(Profile, f64)>, StoreError> {
+    pub fn profile_at(&self, found: &StoredProcess, kind: ValueKind, at: f64) -> Result<Option<(Profile, f64)>, StoreError> {
         let body = self.with(|connection| {
             connection
                 .query_row(

@@ -8,9 +8,9 @@ use super::write::Writer;
 use super::{Database, Reader};
 use crate::model::sample::{HeapSample, Identity, ProcessSample};
 use crate::model::view::{ProcessView, VerdictView};
+use crate::process::ProcessId;
 use crate::profile::ValueKind;
 use crate::profile::testing::shop;
-use crate::target::ProcessId;
 use crate::units::Pid;
 
 const DAY: i64 = 86400;

@@ -18,7 +18,7 @@ use blazesym::symbolize::{CodeInfo, Input, Symbolized, Symbolizer};
 
 use super::capped;
 use super::demangle::demangle;
-use crate::target::elf::{Elf as ElfHeaders, Segment};
+use crate::process::elf::{Elf as ElfHeaders, Segment};
 
 /// Most files open and parsed at a time. Each takes a file descriptor, of which a process has 1024 by default.
 pub const FILES_MAX: usize = 256;

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::perf_map::PerfMap;
 use super::space::{AddressSpace, Backing, Module, Region};
-use crate::target::{self, MappedFile, Maps, Process};
+use crate::process::{self, MappedFile, Maps, Process};
 
 /// Most modules kept for sharing between processes. Only those in use take memory beyond their entry.
 const MODULES_MAX: usize = 16 << 10;
@@ -48,7 +48,7 @@ impl Snapshots {
     /// Adds the executable part of a process's mappings to its space. Call it again when the mappings have changed, before the process ends.
     pub fn update(&mut self, space: &mut AddressSpace, process: &Process, maps: &Maps) {
         let executable = maps.mappings.iter().filter(|mapping| mapping.permissions.execute);
-        let region = |mapping: &target::Mapping| Region {
+        let region = |mapping: &process::Mapping| Region {
             start: mapping.start.0,
             end: mapping.end.0,
             offset: mapping.offset.0,
@@ -57,17 +57,17 @@ impl Snapshots {
         space.update(executable.map(region).collect());
     }
 
-    fn backing(&mut self, process: &Process, mapping: &target::Mapping) -> Backing {
+    fn backing(&mut self, process: &Process, mapping: &process::Mapping) -> Backing {
         match &mapping.backing {
-            target::Backing::File { path, .. } => Backing::File(self.module(process, mapping, path)),
-            target::Backing::Named(name) if name == "[vdso]" => Backing::Vdso,
+            process::Backing::File { path, .. } => Backing::File(self.module(process, mapping, path)),
+            process::Backing::Named(name) if name == "[vdso]" => Backing::Vdso,
             // A name that the process gave its anonymous memory does not change what it is: generated code.
-            target::Backing::Named(name) if !name.starts_with("[anon:") => Backing::Named(name.clone()),
-            target::Backing::Named(_) | target::Backing::Anonymous => Backing::Anonymous,
+            process::Backing::Named(name) if !name.starts_with("[anon:") => Backing::Named(name.clone()),
+            process::Backing::Named(_) | process::Backing::Anonymous => Backing::Anonymous,
         }
     }
 
-    fn module(&mut self, process: &Process, mapping: &target::Mapping, path: &Path) -> Arc<Module> {
+    fn module(&mut self, process: &Process, mapping: &process::Mapping, path: &Path) -> Arc<Module> {
         let by_address = process.directory().join(format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0));
         let key = FileKey::of(&by_address);
         if let Some(known) = key.and_then(|key| self.modules.get(&key)).and_then(Weak::upgrade) {
@@ -232,7 +232,7 @@ int main(void) {
         let process = Process::open(Pid(child.id())).unwrap();
         let space = taken(&mut Snapshots::default(), &child);
         std::fs::remove_file(&path).unwrap();
-        let vdso = process.maps().unwrap().mappings.into_iter().find(|m| m.backing == target::Backing::Named("[vdso]".into())).unwrap();
+        let vdso = process.maps().unwrap().mappings.into_iter().find(|m| m.backing == process::Backing::Named("[vdso]".into())).unwrap();
         drop(child);
         assert!(matches!(space.find(vdso.start.0).unwrap().backing, Backing::Vdso));
         assert_eq!(space.perf_map().unwrap().find(0x1004).as_deref(), Some("jitted"));

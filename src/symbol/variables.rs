@@ -13,7 +13,7 @@ use gimli::{
     SectionId, Unit, UnitOffset,
 };
 
-use crate::target::elf::{Elf, ReadAt};
+use crate::process::elf::{Elf, ReadAt};
 
 type Reader = EndianRcSlice<LittleEndian>;
 type Entry = gimli::DebuggingInformationEntry<Reader>;

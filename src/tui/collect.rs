@@ -10,10 +10,13 @@ use super::choose;
 use super::heap::{self, HeapReader};
 use super::sample::{Counted, Errors, Heap, Named, Numbers, Peak, ProcessSample, Sample, StackKey, StackSample};
 use crate::ledger::{LedgerTotals, SampledLedger};
+use crate::process::ProcessId;
 use crate::profile::Frame;
-use crate::recorder::{Look, Recorder, Watched, placeholder};
+use crate::session::Recorder;
+use crate::session::report::placeholder;
+use crate::session::report::view::View;
+use crate::session::tier::exact::Watched;
 use crate::symbol::Symbolizer;
-use crate::target::ProcessId;
 use crate::units::StackId;
 use crate::unwind::End;
 
@@ -24,13 +27,13 @@ const NAMES_MAX: usize = 8192;
 pub struct Collector {
     recorder: Recorder,
     symbolizer: Symbolizer,
-    seen: HashMap<ProcessId, Seen>,
+    seen: HashMap<ProcessId, ProcessState>,
     naming_max: Duration,
 }
 
 /// State of a process between two samples.
 #[derive(Default)]
-struct Seen {
+struct ProcessState {
     at: Option<Instant>,
     image: u64,
     totals: Counted,
@@ -59,7 +62,7 @@ struct Figures {
 }
 
 impl Figures {
-    fn copy(look: &Look<'_>, watched: &Watched) -> Self {
+    fn copy(look: &View<'_>, watched: &Watched) -> Self {
         if let Some(sampled) = &watched.sampled {
             return Self::copy_sampled(look, watched, sampled);
         }
@@ -93,7 +96,7 @@ impl Figures {
     }
 
     /// The estimates of a process that has an emitter, in the fields that have counts for others.
-    fn copy_sampled(look: &Look<'_>, watched: &Watched, sampled: &SampledLedger) -> Self {
+    fn copy_sampled(look: &View<'_>, watched: &Watched, sampled: &SampledLedger) -> Self {
         let numbers = |view: crate::ledger::SampledStack<'_>| Numbers {
             inuse_bytes: view.live_bytes.rounded(),
             inuse_allocations: view.live.rounded(),
@@ -172,7 +175,7 @@ impl Collector {
         let Self { recorder, symbolizer, seen, naming_max } = self;
         let name_until = Instant::now().checked_add(*naming_max);
         let mut processes = Vec::new();
-        for look in recorder.looks() {
+        for look in recorder.views() {
             let seen = seen.entry(look.process().id()).or_default();
             if let Some(ended) = &seen.ended {
                 processes.push(ended.clone());
@@ -189,8 +192,8 @@ impl Collector {
     }
 }
 
-impl Seen {
-    fn sample(&mut self, look: &Look<'_>, symbolizer: &mut Symbolizer, name_until: Option<Instant>) -> Option<ProcessSample> {
+impl ProcessState {
+    fn sample(&mut self, look: &View<'_>, symbolizer: &mut Symbolizer, name_until: Option<Instant>) -> Option<ProcessSample> {
         let mut figures = look.watched(|watched| Figures::copy(look, watched))?;
         self.rate(&mut figures);
         let chosen = choose::largest(&figures.stacks, choose::STACKS_PER_KEY);
@@ -256,7 +259,7 @@ impl Seen {
     /// Returns placeholders for those without frames.
     fn name(
         &mut self,
-        look: &Look<'_>,
+        look: &View<'_>,
         keys: &[StackKey],
         stacks: &[Numbers],
         symbolizer: &mut Symbolizer,

@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::sample::{Basis, HeapReading};
-use crate::census::{self, Level, LiveMemory, Memory as _, MemoryError, Pace, Places};
+use crate::census::{self, LayoutCache, Level, LiveMemory, Memory as _, MemoryError, Pace};
 use crate::fragmentation::ladder::Ladder;
 use crate::heap::residency::{PAGE_BYTES, Residency};
+use crate::process::{Backing, Mapping, Maps, Process};
 use crate::profile::HeapSummary;
-use crate::target::{Backing, Mapping, Maps, Process};
 use crate::units::Pid;
 
 /// Largest guard below a thread's stack: glibc's default is one page.
@@ -71,7 +71,7 @@ fn is_data(mapping: &Mapping) -> bool {
 #[derive(Debug, Default)]
 pub struct HeapReader {
     memory: Option<LiveMemory>,
-    places: Places,
+    layouts: LayoutCache,
     last: Option<HeapReading>,
     due: Option<Instant>,
 }
@@ -95,20 +95,20 @@ impl HeapReader {
     }
 
     fn reading(&mut self, pid: Pid, comm: &str) -> Result<HeapReading, MemoryError> {
-        let Self { memory, places, .. } = self;
+        let Self { memory, layouts, .. } = self;
         let memory = match memory {
             Some(memory) => memory,
             None => memory.insert(LiveMemory::open(Process::open(pid)?)?),
         };
         let options =
             census::Options { level: Level::Top, pace: Pace { duration_max: WALK_MAX, ..Pace::default() }, with_not_malloc: false };
-        let top = census::take(memory, pid.0, comm, options, places)?;
+        let top = census::take(memory, pid.0, comm, options, layouts)?;
         let extent_bytes: u64 = top.census.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
         if extent_bytes == 0 {
             return from_mappings(memory);
         }
         let level = if extent_bytes <= WALKED_BYTES_MAX { Level::Full } else { Level::Sampled };
-        let taken = census::take(memory, pid.0, comm, census::Options { level, ..options }, places)?;
+        let taken = census::take(memory, pid.0, comm, census::Options { level, ..options }, layouts)?;
         if !taken.census.walk.usable && level == Level::Full {
             return Ok(from_census(&top.census));
         }
@@ -158,7 +158,7 @@ fn from_mappings(memory: &LiveMemory) -> Result<HeapReading, MemoryError> {
 
 /// Resident memory of the whole process. `None` = the process has ended.
 pub fn rss_bytes(process: &Process) -> Option<u64> {
-    rss_of_statm(&crate::target::process::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?)
+    rss_of_statm(&crate::process::handle::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?)
 }
 
 /// The second number of `/proc/PID/statm`, in pages. The kernel sums it from per-CPU counts, so it may be off by some hundred KiB.

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::recorder::governed::processor_time::of_process_ns;
+use fragprof::session::tier::windows::cpu_time::of_process_ns;
 use fragprof::units::Pid;
 use rustix::process::Signal;
 use serde_json::Value;

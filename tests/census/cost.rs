@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fragprof::census::glibc::locate::{Places, locate};
+use fragprof::census::glibc::locate::{LayoutCache, locate};
 use fragprof::census::memory::Piece;
 use fragprof::census::not_malloc::ResidentMapping;
 use fragprof::census::objects::{Objects, objects};
 use fragprof::census::{LiveMemory, Memory, MemoryError};
 use fragprof::heap::residency::PageRuns;
-use fragprof::target::Maps;
+use fragprof::process::Maps;
 
 use super::target::{Target, build};
 
@@ -66,7 +66,7 @@ fn a_table_of_pointers_costs_the_search_for_an_arena_next_to_nothing() {
     let searched = objects(&maps);
     let bytes: u64 = searched.iter().map(|object| object.range.end - object.range.start).sum();
     assert!(bytes > 4 << 20, "{bytes}");
-    assert!(locate(&memory, &maps, &Objects::of(&memory, &maps), &mut Places::default()).is_none());
+    assert!(locate(&memory, &maps, &Objects::of(&memory, &maps), &mut LayoutCache::default()).is_none());
     // A few for each object's headers and data, and next to none for what is in them.
     let allowed = 16 * searched.len() as u64 + 4 * (bytes >> 20);
     assert!(memory.reads() <= allowed, "{} reads of {} MiB in {} objects", memory.reads(), bytes >> 20, searched.len());

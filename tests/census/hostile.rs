@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use fragprof::census::objects::{anonymous_ranges, joined, without};
-use fragprof::census::{Fixture, HeapAccount, Level, Memory, Options, Pace, Places, Taken, take};
+use fragprof::census::{Fixture, HeapAccount, LayoutCache, Level, Memory, Options, Pace, Taken, take};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -18,7 +18,7 @@ const OPTIONS: Options = Options {
 
 fn census(memory: &dyn Memory) -> Taken {
     let started = Instant::now();
-    let taken = take(memory, 1, "x", OPTIONS, &mut Places::default()).unwrap();
+    let taken = take(memory, 1, "x", OPTIONS, &mut LayoutCache::default()).unwrap();
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     for heap in &taken.census.heaps {
         assert_adds_up(heap, taken.census.walk.usable);
@@ -142,7 +142,7 @@ fn rings_and_cycles_of_forged_lists_end() {
 
 #[test]
 fn random_data_holds_no_heap_and_makes_nothing_panic() {
-    let maps = fragprof::target::Maps::parse(
+    let maps = fragprof::process::Maps::parse(
         b"55d000000000-55d000001000 r--p 00000000 08:01 5 /bin/x\n55d000001000-55d000003000 rw-p 00001000 08:01 5 /bin/x\n\
           55d000003000-55d000303000 rw-p 00000000 00:00 0\n55d000400000-55d000480000 rw-p 00000000 00:00 0 [heap]\n",
     );

@@ -227,7 +227,7 @@ fn redis_equals_its_own_info_before_and_after_most_keys_are_deleted() {
         line.split(':').nth(1).unwrap().trim().parse().unwrap()
     };
     let compare = |what: &str| {
-        let process = fragprof::target::Process::open(fragprof::units::Pid(child.0.id())).unwrap();
+        let process = fragprof::process::Process::open(fragprof::units::Pid(child.0.id())).unwrap();
         let memory = fragprof::census::LiveMemory::open(process).unwrap();
         let options = fragprof::census::Options { level: Level::Full, pace: Default::default(), with_not_malloc: true };
         let taken = fragprof::census::take(&memory, child.0.id(), "redis", options, &mut Default::default()).unwrap();

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fragprof::census::{Level, LiveMemory, Options, Pace, Places, take};
-use fragprof::target::Process;
+use fragprof::census::{LayoutCache, Level, LiveMemory, Options, Pace, take};
+use fragprof::process::Process;
 use fragprof::units::Pid;
 
 /// The newest installed server's programs.
@@ -100,7 +100,7 @@ fn a_backend_of_postgres_is_walked_to_the_last_byte_of_its_own_account() {
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
     // The answer is sent before the query's memory is returned.
     await_sleep(pid);
-    let taken = take(&memory, pid, "postgres", options, &mut Places::default()).unwrap();
+    let taken = take(&memory, pid, "postgres", options, &mut LayoutCache::default()).unwrap();
     let heap = &taken.census.heaps[0];
     assert_eq!((heap.allocator.name(), heap.unknown_bytes, heap.off_balance_bytes()), ("glibc", 0, Some(0)), "{:?}", taken.census.walk);
     assert!(taken.census.walk.usable && taken.census.layout_unknown.is_empty(), "{:?}", taken.census.layout_unknown);

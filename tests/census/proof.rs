@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::census::{HeapAccount, Level, LiveMemory, Memory, Options, Pace, Places, Taken, take};
-use fragprof::target::Process;
+use fragprof::census::{HeapAccount, LayoutCache, Level, LiveMemory, Memory, Options, Pace, Taken, take};
+use fragprof::process::Process;
 use fragprof::units::Pid;
 use serde_json::Value;
 
@@ -187,9 +187,9 @@ fn a_stripped_static_musl_program_is_counted_to_the_block() {
     assert!((own["live"].as_u64().unwrap()..own["live"].as_u64().unwrap() + 32).contains(&live), "{live}, {own}");
 }
 
-fn take_now(memory: &dyn Memory, pid: u32, level: Level, places: &mut Places) -> Option<Taken> {
+fn take_now(memory: &dyn Memory, pid: u32, level: Level, layouts: &mut LayoutCache) -> Option<Taken> {
     let pace = Pace { duration_max: Duration::from_secs(10), ..Pace::default() };
-    take(memory, pid, "x", Options { level, pace, with_not_malloc: false }, places).ok()
+    take(memory, pid, "x", Options { level, pace, with_not_malloc: false }, layouts).ok()
 }
 
 /// What a census says of itself must hold, whatever happened under it.
@@ -204,11 +204,11 @@ fn a_heap_released_during_the_walk_gives_a_sound_or_an_unusable_result() {
     let mut target = Target::start(&mut Command::new(build("shrink.c", "cc", &["-lpthread"])));
     target.tell("start");
     let memory = target.memory();
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let deadline = Instant::now() + Duration::from_secs(3);
     let mut walks = 0;
     while Instant::now() < deadline || walks < 5 {
-        let taken = take_now(&memory, target.pid(), Level::Full, &mut places).unwrap();
+        let taken = take_now(&memory, target.pid(), Level::Full, &mut layouts).unwrap();
         for heap in &taken.census.heaps {
             assert_honest(heap, taken.census.walk.usable, "shrinking");
         }
@@ -220,11 +220,11 @@ fn a_heap_released_during_the_walk_gives_a_sound_or_an_unusable_result() {
 fn after_an_exec_the_memory_of_the_old_program_is_no_longer_readable() {
     let mut target = Target::start(&mut Command::new(build("shrink.c", "cc", &["-lpthread"])));
     let memory = target.memory();
-    assert!(take_now(&memory, target.pid(), Level::Full, &mut Places::default()).is_some());
+    assert!(take_now(&memory, target.pid(), Level::Full, &mut LayoutCache::default()).is_some());
     target.tell("exec");
     // The new program answers once it runs.
     target.tell("start");
-    let after = take_now(&memory, target.pid(), Level::Full, &mut Places::default());
+    let after = take_now(&memory, target.pid(), Level::Full, &mut LayoutCache::default());
     let is_of_neither = after.is_none_or(|taken| taken.census.heaps.is_empty() || !taken.census.walk.usable);
     assert!(is_of_neither, "the old page map and the new memory were mixed");
     assert!(!target.census(Level::Full).census.heaps.is_empty());
@@ -244,7 +244,7 @@ fn used_time(pid: u32) -> Option<String> {
 /// glibc's own account of what it holds is compared within each census (extent against system_mem): here with every process there is.
 #[test]
 fn every_process_of_the_machine_that_rests_is_walked_to_the_last_byte() {
-    let mut places = Places::default();
+    let mut layouts = LayoutCache::default();
     let (mut seen, mut at_rest, mut odd) = (0, 0, Vec::new());
     // One that is sure to be there.
     let own = Target::start(&mut Command::new("bash"));
@@ -255,11 +255,11 @@ fn every_process_of_the_machine_that_rests_is_walked_to_the_last_byte() {
         };
         let before = used_time(pid);
         // The largest ones take seconds; what they are made of is no different.
-        let Some(top) = take_now(&memory, pid, Level::Top, &mut places) else { continue };
+        let Some(top) = take_now(&memory, pid, Level::Top, &mut layouts) else { continue };
         if top.census.heaps.iter().any(|heap| heap.resident_bytes > 256 << 20) {
             continue;
         }
-        let Some(taken) = take_now(&memory, pid, Level::Full, &mut places) else { continue };
+        let Some(taken) = take_now(&memory, pid, Level::Full, &mut layouts) else { continue };
         seen += 1;
         for heap in &taken.census.heaps {
             assert_honest(heap, taken.census.walk.usable, &format!("pid {pid}"));

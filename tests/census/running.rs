@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::census::{CoreFile, HeapAccount, Level, Options, Pace, Places, take};
+use fragprof::census::{CoreFile, HeapAccount, LayoutCache, Level, Options, Pace, take};
 
 use super::target::{Target, build};
 
@@ -29,7 +29,7 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
     for _ in 0..walks {
         // A machine that is busy with the other tests makes it slow, and that is not what is asked here.
         let options = Options { pace: Pace { duration_max: Duration::from_secs(600), ..Pace::default() }, ..OPTIONS };
-        let taken = take(&target.memory(), target.pid(), "busy", options, &mut Places::default()).unwrap();
+        let taken = take(&target.memory(), target.pid(), "busy", options, &mut LayoutCache::default()).unwrap();
         let heap = &taken.census.heaps[0];
         unusable.extend((!taken.census.walk.usable).then_some(taken.census.walk));
         unknown += heap.unknown_bytes;
@@ -66,7 +66,7 @@ fn a_process_that_dies_while_it_is_walked_gives_an_error_or_an_unusable_result_s
         target.tell("mix");
         let memory = target.memory();
         let pid = target.pid();
-        let walk = std::thread::spawn(move || take(&memory, pid, "x", OPTIONS, &mut Places::default()).map(|taken| taken.census.walk));
+        let walk = std::thread::spawn(move || take(&memory, pid, "x", OPTIONS, &mut LayoutCache::default()).map(|taken| taken.census.walk));
         std::thread::sleep(Duration::from_millis(delay_ms));
         let started = Instant::now();
         drop(target);
@@ -101,7 +101,7 @@ fn a_core_file_gives_the_same_census_as_the_process_did() {
     let file = directory.path().join(format!("core.{}", target.pid()));
     assert!(file.exists(), "{}", String::from_utf8_lossy(&made.stderr));
     let core = CoreFile::open(&file).unwrap();
-    let dead = take(&core, core.pid(), core.comm(), OPTIONS, &mut Places::default()).unwrap();
+    let dead = take(&core, core.pid(), core.comm(), OPTIONS, &mut LayoutCache::default()).unwrap();
     let figures = |heap: &HeapAccount| {
         (heap.extent_bytes, heap.live_bytes, heap.live_allocations, heap.cached_bytes, heap.free_bytes, heap.top_bytes, heap.mmapped_bytes)
     };

@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use fragprof::census::{Level, LiveMemory, Options, Pace, Places, Taken, take};
-use fragprof::target::Process;
+use fragprof::census::{LayoutCache, Level, LiveMemory, Options, Pace, Taken, take};
+use fragprof::process::Process;
 use fragprof::units::Pid;
 use serde_json::Value;
 
@@ -82,8 +82,14 @@ impl Target {
     }
 
     pub fn census(&self, level: Level) -> Taken {
-        take(&self.memory(), self.pid(), "target", Options { level, pace: Pace::default(), with_not_malloc: true }, &mut Places::default())
-            .unwrap()
+        take(
+            &self.memory(),
+            self.pid(),
+            "target",
+            Options { level, pace: Pace::default(), with_not_malloc: true },
+            &mut LayoutCache::default(),
+        )
+        .unwrap()
     }
 
     /// Anonymous resident bytes, as the kernel counts them.

@@ -10,10 +10,10 @@ use std::process::{ChildStdin, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fragprof::cli::beside::Beside;
-use fragprof::recorder::governed::processor_time::of_process_ns;
-use fragprof::recorder::{Choice, Options, Recorder};
-use fragprof::target::Process as Target;
+use fragprof::cli::cpu_swap::CpuSwap;
+use fragprof::process::Process as Target;
+use fragprof::session::tier::windows::cpu_time::of_process_ns;
+use fragprof::session::{Choice, Options, Recorder};
 use fragprof::units::Pid;
 use tempfile::TempDir;
 
@@ -130,7 +130,7 @@ fn unit_in(units: &[Unit], spell: &Spell) -> f64 {
 /// Runs two programs side by side during `during`; returns what each did.
 fn beside<T>(one: &mut Running, other: &mut Running, during: impl FnOnce() -> T) -> (Vec<Unit>, Vec<Unit>, T) {
     let stop = AtomicBool::new(false);
-    let _places = Beside::start([one.pid(), other.pid()]).unwrap();
+    let _places = CpuSwap::start([one.pid(), other.pid()]).unwrap();
     std::thread::scope(|scope| {
         let one = scope.spawn(|| one.work(&stop));
         let other = scope.spawn(|| other.work(&stop));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fragprof::probe::features::Attach;
 use fragprof::profile::pprof;
-use fragprof::recorder::{Options, Recorder};
+use fragprof::session::{Options, Recorder};
 use fragprof::units::Pid;
 use rustix::process::Signal;
 use tempfile::TempDir;

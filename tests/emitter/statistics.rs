@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use fragprof::profile::{Profile, ValueKind};
-use fragprof::recorder::{Options, Recorder};
+use fragprof::session::{Options, Recorder};
 use fragprof::units::Pid;
 use tempfile::TempDir;
 

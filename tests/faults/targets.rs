@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::target::Process as TargetProcess;
+use fragprof::process::Process as TargetProcess;
 use fragprof::units::Pid;
 use rustix::process::Signal;
 use tempfile::TempDir;

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{ChildStdin, Command};
 use std::time::Duration;
 
-use fragprof::recorder::governed::{Governed, Options};
+use fragprof::session::tier::windows::{Governed, Options};
 use fragprof::units::Pid;
 
 use super::built;

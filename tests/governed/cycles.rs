@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fragprof::recorder::governed::{Governed, Options};
+use fragprof::session::tier::windows::{Governed, Options};
 use fragprof::units::Pid;
 
 use super::harm::changed_code_bytes;

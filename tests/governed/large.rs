@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fragprof::probe::features::Attach;
 use fragprof::profile::{Profile, ValueKind};
-use fragprof::recorder::governed::{Governed, Options, Status};
+use fragprof::session::tier::windows::{Governed, Options, Status};
 use fragprof::units::Pid;
 use rustix::process::Signal;
 

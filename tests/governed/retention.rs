@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fragprof::governor::retention::{TOLD_AGE_NS, Verdict, kept};
-use fragprof::recorder::governed::{Governed, Options};
+use fragprof::session::tier::windows::{Governed, Options};
 use fragprof::units::{Pid, StackId};
 use rustix::process::Signal;
 

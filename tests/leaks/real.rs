@@ -4,9 +4,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fragprof::capture::registers::ThreadRegisters;
-use fragprof::census::{LiveMemory, Places};
-use fragprof::retention::looks::{Plan, Seen, look};
-use fragprof::target::Process;
+use fragprof::census::{LayoutCache, LiveMemory};
+use fragprof::process::Process;
+use fragprof::retention::scans::{Plan, ScanResult, look};
 use fragprof::units::Pid;
 
 struct Running(Child);
@@ -25,16 +25,16 @@ fn start(program: &str, args: &[&str]) -> Running {
 }
 
 /// Looks at a process that has at least so many blocks, which is waited for.
-fn seen(child: &Running, blocks_min: u64) -> Seen {
+fn seen(child: &Running, blocks_min: u64) -> ScanResult {
     let pid = child.0.id();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
         let registers = ThreadRegisters::of(Pid(pid)).unwrap();
-        let has_grown = look(&memory, (pid, "x"), Plan { looks: 0, ..Plan::default() }, None, &mut Places::default());
+        let has_grown = look(&memory, (pid, "x"), Plan { looks: 0, ..Plan::default() }, None, &mut LayoutCache::default());
         if has_grown.is_ok_and(|seen| seen.live_blocks >= blocks_min) {
             let plan = Plan { interval: Duration::from_millis(700), ..Plan::default() };
-            let seen = look(&memory, (pid, "x"), plan, Some(&|| registers.read()), &mut Places::default());
+            let seen = look(&memory, (pid, "x"), plan, Some(&|| registers.read()), &mut LayoutCache::default());
             // A shell that goes before the program may have so many blocks, too: looks at two programs are refused.
             let Ok(seen) = seen else {
                 assert!(Instant::now() < deadline, "{:?}", seen.err());

@@ -7,9 +7,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use fragprof::capture::registers::ThreadRegisters;
-use fragprof::census::{LiveMemory, Places};
-use fragprof::retention::looks::{Plan, Seen, look};
-use fragprof::target::Process;
+use fragprof::census::{LayoutCache, LiveMemory};
+use fragprof::process::Process;
+use fragprof::retention::scans::{Plan, ScanResult, look};
 use fragprof::units::Pid;
 
 use crate::support::build::output_dir;
@@ -66,11 +66,11 @@ impl Target {
     }
 
     /// Looks at it.
-    pub fn look(&self, looks: u32, interval: Duration) -> Seen {
+    pub fn look(&self, looks: u32, interval: Duration) -> ScanResult {
         let memory = LiveMemory::open(Process::open(Pid(self.pid())).unwrap()).unwrap();
         let plan = Plan { looks, interval, ..Plan::default() };
         let registers = ThreadRegisters::of(Pid(self.pid())).unwrap();
-        look(&memory, (self.pid(), "truth"), plan, Some(&|| registers.read()), &mut Places::default()).unwrap()
+        look(&memory, (self.pid(), "truth"), plan, Some(&|| registers.read()), &mut LayoutCache::default()).unwrap()
     }
 
     /// The blocks it knows: address and what they are.
@@ -79,7 +79,7 @@ impl Target {
     }
 
     /// What was found of each kind of block, with all there are; `None` is what the program says nothing of.
-    pub fn judge(&self, seen: &Seen) -> Judged {
+    pub fn judge(&self, seen: &ScanResult) -> Judged {
         let truth = self.truth();
         let mut judged = Judged::default();
         for kind in truth.values() {

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use fragprof::allocator::functions::{FunctionId, Op, Shape};
+use fragprof::allocator::in_file::identify;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::{SitePlan, Unprobed, place_all};
-use fragprof::target::allocator::identify;
 use serde_json::{Value, json};
 
 /// Runs in gdb: one breakpoint at each entry, one at each site. What the entry's registers were is compared at the site.

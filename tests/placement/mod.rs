@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use fragprof::allocator::Allocator;
 use fragprof::allocator::functions::{Op, Shape, find};
+use fragprof::allocator::in_file::identify;
 use fragprof::probe::branches::BranchTargets;
 use fragprof::probe::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use fragprof::probe::plan::place_all;
-use fragprof::target::allocator::identify;
-use fragprof::target::elf::Elf;
+use fragprof::process::elf::Elf;
 
 use self::listing::Listing;
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use fragprof::allocator::Allocator;
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::{Plan, PlanError, Planner, plan};
-use fragprof::target::Process;
+use fragprof::process::Process;
 use fragprof::units::Pid;
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fragprof::probe::features::Attach;
 use fragprof::profile::pprof;
-use fragprof::recorder::{Options, Recorder};
+use fragprof::session::{Options, Recorder};
 use fragprof::units::Pid;
 
 use super::{Place, Program, place, target_command};

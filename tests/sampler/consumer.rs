@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fragprof::bpf::FRAME_ADDRESS_MASK;
 use fragprof::capture::Tables;
-use fragprof::target::Process;
+use fragprof::process::Process;
 use fragprof::units::Pid;
 use libbpf_rs::{Link, MapCore as _, MapFlags, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use object::{Object as _, ObjectSymbol as _};

@@ -142,8 +142,8 @@ fn a_forked_child_is_not_told_of_and_stops_counting_when_the_listener_goes() {
 /// Sets the probes' semaphores as a listener's attach does, without a probe: the library does all its work, and no trap is taken.
 pub fn count_as_listener(pid: u32) {
     use std::os::unix::fs::FileExt as _;
-    let process = fragprof::target::Process::open(fragprof::units::Pid(pid)).unwrap();
-    let found = fragprof::probe::emitter::Finder::new(Default::default()).find(&process).unwrap();
+    let process = fragprof::process::Process::open(fragprof::units::Pid(pid)).unwrap();
+    let found = fragprof::emitter::Finder::new(Default::default()).find(&process).unwrap();
     let [emitter] = found.emitters.as_slice() else { panic!("{found:?}") };
     let maps = process.maps().unwrap();
     let memory = std::fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/mem")).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use fragprof::probe::large::{LargeSites, NoSites, find, try_anew};
+use fragprof::selective::{LargeSites, NoSites, find, try_anew};
 
 use crate::support;
 
@@ -193,7 +193,7 @@ fn a_build_that_is_run_gives_the_sites_that_a_person_found_and_those_of_the_ship
             let has = |list: &str, vaddr: &u64| list.split(',').any(|place| place.starts_with(&format!("{vaddr:x}:")));
             assert!(has(allocs, malloc) && has(frees, free), "{line}");
         }
-        let table = include_str!("../../src/probe/large/known.txt");
+        let table = include_str!("../../src/selective/known.txt");
         let known = table.lines().find(|known| known.starts_with(build_id));
         assert!(known.is_none_or(|known| known == line), "the table has {known:?}, a run gives {line}");
     }

@@ -8,11 +8,11 @@ use fragprof::metrics::AgentCounters;
 use fragprof::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
 use fragprof::model::snapshot::{Published, Snapshot};
 use fragprof::model::view::ProcessView;
+use fragprof::process::ProcessId;
 use fragprof::profile::{Frame, Profile, ValueKind, Values};
 use fragprof::store::Database;
 use fragprof::store::thin::size_bytes;
 use fragprof::store::write::Writer;
-use fragprof::target::ProcessId;
 use fragprof::units::Pid;
 
 const DAY_S: i64 = 86400;

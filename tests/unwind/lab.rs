@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fragprof::capture::{Counters, Tables};
-use fragprof::target::{Backing, Maps, Process};
+use fragprof::process::{Backing, Maps, Process};
 use fragprof::units::Pid;
 use fragprof::unwind::End;
 use libbpf_rs::{Link, MapCore as _, MapFlags, Object, ObjectBuilder, UprobeOpts};
@@ -181,7 +181,7 @@ pub fn symbol_offset(path: &Path, function: &str) -> u64 {
         });
         if let Some(address) = address {
             let file = fs::File::open(path).unwrap();
-            return fragprof::target::elf::Elf::parse(file).unwrap().offset_of(address).unwrap().0;
+            return fragprof::process::elf::Elf::parse(file).unwrap().offset_of(address).unwrap().0;
         }
     }
     panic!("{} has no symbol {function}", path.display());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fragprof::bpf::{Counter, FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_SIGNAL};
 use fragprof::capture::Counters;
-use fragprof::target::Process;
+use fragprof::process::Process;
 use fragprof::unwind::End;
 use tempfile::TempDir;
 
@@ -289,7 +289,7 @@ fn the_tables_of_a_process_with_many_files_are_there_within_half_a_second_or_on_
         std::thread::sleep(Duration::from_millis(10));
     }
     let lab = Lab::new();
-    let process = fragprof::target::Process::open(fragprof::units::Pid(target.pid())).unwrap();
+    let process = fragprof::process::Process::open(fragprof::units::Pid(target.pid())).unwrap();
     let maps = process.maps().unwrap();
     let begun = Instant::now();
     let report = lab.tables.sync_process(&process, target.pid(), &maps).unwrap();

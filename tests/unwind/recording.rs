@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fragprof::bpf::MappingKind;
 use fragprof::machine::Machine;
-use fragprof::target::{Backing, Maps};
+use fragprof::process::{Backing, Maps};
 use fragprof::unwind::Table;
 use fragprof::unwind::elf::Elf;
 use fragprof::unwind::mappings::{self, CodeMapping};

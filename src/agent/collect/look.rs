@@ -8,11 +8,11 @@ use super::super::own::{give_back, thread_cpu};
 use super::super::schedule::{Due, Shed, close_level, has_moved};
 use super::{ARENAS_KEPT_MAX, Collector, GONE_SCAN_S, SHARE_MAX, TRIM_AFTER_CHUNKS, level_index};
 use crate::allocator::Allocator;
-use crate::census::{Census, Level, LiveMemory, MemoryError, Options, Pace, Places, take};
-use crate::fragmentation::verdict::{Kind, Look, judge};
+use crate::census::{Census, LayoutCache, Level, LiveMemory, MemoryError, Options, Pace, take};
+use crate::fragmentation::verdict::{Kind, TrendSample, judge};
 use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus, WatchState};
 use crate::model::view::Growth;
-use crate::target::{Process, TargetError};
+use crate::process::{Process, ProcessError};
 
 /// Windows of the sample for a first verdict: about 4 MiB of reading, a millisecond. Shares are then known to a few percent; if that is not
 /// enough for a verdict, the heap is walked.
@@ -48,7 +48,7 @@ impl Collector {
         // Memory outside malloc takes milliseconds to measure: only with the full or sampled census.
         let options = Options { level, pace, with_not_malloc: level != Level::Top };
         let before = thread_cpu();
-        let result = census_of(identity, comm, options, &mut self.places);
+        let result = census_of(identity, comm, options, &mut self.layouts);
         let cpu = thread_cpu().saturating_sub(before);
         let index = level_index(level);
         if let Some((count, cpu_s)) = self.counters.censuses.get_mut(index).zip(self.counters.census_cpu_s.get_mut(index)) {
@@ -142,7 +142,7 @@ impl Collector {
                 Some(_) => {}
             }
         } else {
-            if let Some(look) = Look::of(&taken.census, now_s).filter(|_| taken.census.walk.usable) {
+            if let Some(look) = TrendSample::of(&taken.census, now_s).filter(|_| taken.census.walk.usable) {
                 watch.looks.add(look);
             }
             let change = watch.looks.change();
@@ -189,18 +189,18 @@ fn is_settled_by_a_sample(sample: &ProcessSample) -> bool {
     sample.heaps.iter().all(is_sampled) && walked.fold(0, u64::saturating_add) >= SAMPLED_BYTES_MIN
 }
 
-fn census_of(identity: Identity, comm: &str, options: Options, places: &mut Places) -> Result<Census, MemoryError> {
+fn census_of(identity: Identity, comm: &str, options: Options, layouts: &mut LayoutCache) -> Result<Census, MemoryError> {
     let pid = identity.process.pid;
     let process = Process::open(pid)?;
     if process.id() != identity.process {
         return Err(MemoryError::Gone { pid: pid.0 });
     }
     let memory = LiveMemory::open(process)?;
-    take(&memory, pid.0, comm, options, places).map(|taken| taken.census)
+    take(&memory, pid.0, comm, options, layouts).map(|taken| taken.census)
 }
 
 pub(super) fn is_gone(error: &MemoryError) -> bool {
-    use TargetError::{Gone, NotFound, Zombie};
+    use ProcessError::{Gone, NotFound, Zombie};
     matches!(error, MemoryError::Gone { .. } | MemoryError::Target(Gone { .. } | NotFound { .. } | Zombie { .. }))
 }
 

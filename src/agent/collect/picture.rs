@@ -10,7 +10,7 @@ use super::super::schedule::close_level;
 use super::Collector;
 use crate::census::{Level, LiveMemory, MemoryError, Options, Pace, PageMap, take};
 use crate::model::sample::Identity;
-use crate::target::Process;
+use crate::process::Process;
 
 /// Why there is no map.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -68,7 +68,7 @@ impl Collector {
         }
         let memory = LiveMemory::open(process).map_err(failed)?;
         let started = Instant::now();
-        let taken = take(&memory, identity.process.pid.0, &comm, options, &mut self.places).map_err(failed)?;
+        let taken = take(&memory, identity.process.pid.0, &comm, options, &mut self.layouts).map_err(failed)?;
         let map = PageMap::new(&memory, &taken);
         tracing::debug!("made a map of process {} in {:?}", identity.process.pid, started.elapsed());
         self.keep(identity, taken.census, thread_cpu().saturating_sub(cpu));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::Collector;
 use crate::model::sample::ProcessSample;
+use crate::process::Process;
+use crate::process::container::{CgroupFile, CgroupMemory};
 use crate::store::keeper::Record;
 use crate::store::view::EventKind;
-use crate::target::Process;
-use crate::target::container::{CgroupFile, CgroupMemory};
 
 impl Collector {
     /// Makes flight records of the watched processes that ended since the last scan, not counting those that still run (another program, or no

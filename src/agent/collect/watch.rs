@@ -6,7 +6,7 @@ use super::super::config::CensusConfig;
 use super::super::schedule::{Due, rounds_skipped};
 use super::LOOKS_KEPT_MAX;
 use crate::census::Level;
-use crate::fragmentation::verdict::Looks;
+use crate::fragmentation::verdict::TrendSamples;
 use crate::model::sample::ProcessSample;
 use crate::model::seen::Activity;
 use crate::model::snapshot::AgentCounters;
@@ -22,7 +22,7 @@ pub(super) struct Watch {
     /// Chunks found by the last full census.
     pub chunks: Option<u64>,
     /// Samples of the last full censuses.
-    pub looks: Looks,
+    pub looks: TrendSamples,
     /// Its activity at the last scan of the process list.
     pub activity: Activity,
     /// Whether a sample of its heap gave no verdict, so that it must be walked.
@@ -60,7 +60,7 @@ impl Watch {
             sample: Arc::new(sample),
             due: Due { top_s: now_s, full_s: None, unjudged_bytes: None, gives_way: false },
             chunks: None,
-            looks: Looks::new(LOOKS_KEPT_MAX),
+            looks: TrendSamples::new(LOOKS_KEPT_MAX),
             activity,
             sampled_in_vain: false,
             met_s: now_s,

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::messages;
+use crate::process::container::{Container, ContainerId, Engine};
 use crate::sanitize::terminal;
-use crate::target::container::{Container, ContainerId, Engine};
 
 /// Most containers and pods kept: a node has 110 pods by default, and at most about 500; ended containers are listed too. About 500 bytes
 /// each.

@@ -33,9 +33,9 @@ use crate::client::{ClientError, Server};
 use crate::model::counters::PushCounters;
 use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
+use crate::process::ProcessId;
 use crate::profile::pprof::{self, Part};
 use crate::profile::{KindSet, Profile};
-use crate::target::ProcessId;
 
 /// Maximum number of queued profiles; about ten KiB each. The oldest is dropped first.
 const QUEUE_MAX: usize = 256;

@@ -20,10 +20,10 @@ use crate::agent::config::PushConfig;
 use crate::model::attribution::{Attributed, Attributions};
 use crate::model::sample::{Identity, ProcessSample};
 use crate::model::snapshot::{Published, Snapshot};
+use crate::process::ProcessId;
 use crate::profile::pprof::proto;
 use crate::profile::testing::shop;
 use crate::profile::{Profile, ValueKind};
-use crate::target::ProcessId;
 use crate::units::Pid;
 
 /// When the profile was completed: its start plus its length.

@@ -8,7 +8,7 @@ use libbpf_rs::MapHandle;
 
 use super::report::{FileStatus, TableState};
 use crate::bpf::FILES_MAX;
-use crate::target::FileIdentity;
+use crate::process::FileIdentity;
 use crate::unwind::budget::Budget;
 use crate::unwind::elf::{Image, Segment};
 use crate::unwind::rows::Counts;

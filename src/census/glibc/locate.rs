@@ -3,16 +3,16 @@
 
 use std::rc::Rc;
 
+use super::super::layout_cache::ByBuildId;
 use super::super::memory::{Memory, word_at};
 use super::super::objects::{Data, ObjectData, ObjectRef, Objects};
-use super::super::places::ByBuildId;
 use super::layout::{
     Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
     is_chunk_address, is_link,
 };
 use crate::heap::residency::PAGE_BYTES;
-use crate::target::elf::BuildId;
-use crate::target::{Backing, Maps};
+use crate::process::elf::BuildId;
+use crate::process::{Backing, Maps};
 
 /// Most arenas followed: glibc creates at most eight per core by default; 4096 is 512 cores.
 const ARENAS_MAX: usize = 4096;
@@ -20,7 +20,7 @@ const ARENAS_MAX: usize = 4096;
 const EMPTY_BINS_MIN: usize = 4;
 /// With fewer empty ones: bins whose first or last chunk points back at its head. A busy, fragmented arena had fewer than 4 empty.
 const CONFIRMED_BINS_MIN: usize = 16;
-/// Places of one object that are confirmed by reading where their bins lead, at most 254 words each. What lies around the bins turns
+/// LayoutCache of one object that are confirmed by reading where their bins lead, at most 254 words each. What lies around the bins turns
 /// down all but the true one in every program seen; more than a few are a forgery.
 const PLACES_READ_MAX: usize = 16;
 /// Threads attached to one arena: the kernel has no more (PID_MAX_LIMIT).
@@ -57,11 +57,11 @@ struct Place {
 
 /// Offsets found before, shared by all processes of a machine.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct LayoutCache {
     by_build_id: ByBuildId<Place>,
 }
 
-impl Places {
+impl LayoutCache {
     /// Number of objects cached.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -94,10 +94,10 @@ impl Places {
 
 /// Finds the main arena. `None`: no loaded object has one that is in use (another allocator serves malloc, or none).
 #[must_use]
-pub fn locate(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, places: &mut Places) -> Option<Located> {
+pub fn locate(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, layouts: &mut LayoutCache) -> Option<Located> {
     for one in objects.iter() {
         let build_id = one.build_id();
-        if let Some(place) = places.by_build_id.get(build_id.as_ref())
+        if let Some(place) = layouts.by_build_id.get(build_id.as_ref())
             && let Some(found) = verify(memory, maps, one, place)
         {
             return Some(found);
@@ -107,7 +107,7 @@ pub fn locate(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, places: &
         let par = find_par(maps, object.range.start, &data, bins.wrapping_sub(layout.bins_offset));
         let from_base = |addr: u64| addr.wrapping_sub(object.base);
         let place = Place { bins: from_base(bins), par: par.map(|par| from_base(par.addr)), tcache_key: None };
-        places.by_build_id.remember(build_id.as_ref(), place);
+        layouts.by_build_id.remember(build_id.as_ref(), place);
         return Some(Located { object: object.clone(), data, build_id, layout, arenas, par });
     }
     None
@@ -120,9 +120,9 @@ fn verify(memory: &dyn Memory, maps: &Maps, one: ObjectRef<'_, '_>, place: Place
     let before = TOP_BEFORE_BINS as usize;
     let bytes = memory.bytes(bins.checked_sub(TOP_BEFORE_BINS)?, before + END_AFTER_BINS as usize)?;
     match look_at_bins(bins, &bytes, before) {
-        Look::Bins => {}
-        Look::Perhaps { empty } if are_bins_confirmed(memory, bins, &bytes, before, empty) => {}
-        Look::Perhaps { .. } | Look::Other => return None,
+        BinsCheck::Bins => {}
+        BinsCheck::Perhaps { empty } if are_bins_confirmed(memory, bins, &bytes, before, empty) => {}
+        BinsCheck::Perhaps { .. } | BinsCheck::Other => return None,
     }
     let (layout, arenas) = close_ring(memory, bins, word_at(&bytes, before + NEXT_AFTER_BINS as usize))?;
     let par = place.par.and_then(|distance| {
@@ -143,14 +143,14 @@ fn search(memory: &dyn Memory, start: u64, data: &[u8]) -> Option<(u64, Layout, 
     for at in (TOP_BEFORE_BINS as usize..=last).step_by(8) {
         let bins = start + at as u64;
         match look_at_bins(bins, data, at) {
-            Look::Bins => {}
-            Look::Perhaps { empty } if places_read < PLACES_READ_MAX => {
+            BinsCheck::Bins => {}
+            BinsCheck::Perhaps { empty } if places_read < PLACES_READ_MAX => {
                 places_read += 1;
                 if !are_bins_confirmed(memory, bins, data, at, empty) {
                     continue;
                 }
             }
-            Look::Perhaps { .. } | Look::Other => continue,
+            BinsCheck::Perhaps { .. } | BinsCheck::Other => continue,
         }
         if let Some((layout, arenas)) = close_ring(memory, bins, word_at(data, at + NEXT_AFTER_BINS as usize)) {
             return Some((bins, layout, arenas));
@@ -180,7 +180,7 @@ fn head(bins: u64, data: &[u8], at: usize, bin: usize) -> Head {
 }
 
 /// What an arena's bins may be without a further read.
-enum Look {
+enum BinsCheck {
     /// Enough empty bins refer to themselves.
     Bins,
     /// Everything fits, but few bins are empty: whether the others' chunks lead back must be read.
@@ -193,24 +193,24 @@ enum Look {
 }
 
 /// Checks `data[at..]`, at address `bins`, as an arena's bins, with the fields before and after them.
-fn look_at_bins(bins: u64, data: &[u8], at: usize) -> Look {
+fn look_at_bins(bins: u64, data: &[u8], at: usize) -> BinsCheck {
     if FIRST_LOOKS.iter().any(|&bin| head(bins, data, at, bin) == Head::Wrong) || !has_arena_around(data, at) {
-        return Look::Other;
+        return BinsCheck::Other;
     }
     let mut empty = 0;
     for bin in 0..BINS {
         match head(bins, data, at, bin) {
             Head::Empty => empty += 1,
             Head::Linked => {}
-            Head::Wrong => return Look::Other,
+            Head::Wrong => return BinsCheck::Other,
         }
     }
     // Chunks come from memory of the system: where a table of pointers ends, zeros follow.
     let system_bytes = word_at(data, at + NEXT_AFTER_BINS as usize + 24);
     match empty {
-        EMPTY_BINS_MIN.. => Look::Bins,
-        _ if system_bytes >= PAGE_BYTES => Look::Perhaps { empty },
-        _ => Look::Other,
+        EMPTY_BINS_MIN.. => BinsCheck::Bins,
+        _ if system_bytes >= PAGE_BYTES => BinsCheck::Perhaps { empty },
+        _ => BinsCheck::Other,
     }
 }
 
@@ -276,7 +276,7 @@ fn follow_ring(memory: &dyn Memory, main: u64, distance: u64, first: u64) -> Opt
     None
 }
 
-/// Looks for `mp_` in the object's data. It lies some 2.3 KiB before main_arena; where two places fit, one with a brk heap wins, then the
+/// Looks for `mp_` in the object's data. It lies some 2.3 KiB before main_arena; where two layouts fit, one with a brk heap wins, then the
 /// nearer one.
 fn find_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64) -> Option<MallocPar> {
     let first = usize::try_from(start.next_multiple_of(32) - start).unwrap_or(0);

@@ -48,7 +48,7 @@ impl Mmapped {
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Found {
+pub struct MmappedChunks {
     /// The chunks by ascending address.
     pub chunks: Vec<Mmapped>,
     /// Whether their number is the one that `mp_` gives.
@@ -58,12 +58,12 @@ pub struct Found {
 /// Looks for `wanted` chunks that begin in `ranges` (writable anonymous mappings without the heaps) and end in the same of `spans` (all
 /// private mappings without a file, whatever their rights, joined where they touch, without the heaps). Both are sorted.
 #[must_use]
-pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wanted: u32) -> Found {
+pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wanted: u32) -> MmappedChunks {
     if wanted == 0 {
-        return Found { chunks: Vec::new(), is_complete: true };
+        return MmappedChunks { chunks: Vec::new(), is_complete: true };
     }
     let mut probes = 0;
-    let mut best = Found::default();
+    let mut best = MmappedChunks::default();
     // First the starts of mappings, from chunk to chunk; then, if some are missing, every page that is present.
     for is_thorough in [false, true] {
         let mut chunks = Vec::new();
@@ -73,7 +73,7 @@ pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wa
         }
         let is_complete = chunks.len() == wanted as usize;
         if is_complete || chunks.len().abs_diff(wanted as usize) < best.chunks.len().abs_diff(wanted as usize) {
-            best = Found { chunks, is_complete };
+            best = MmappedChunks { chunks, is_complete };
         }
         if is_complete {
             break;
@@ -185,7 +185,7 @@ mod tests {
         const MAPS: &[u8] = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0\n7f0000001000-7f0000011000 rw-p 00000000 00:00 0\n\
             7f0000011000-7f0000012000 rw-p 00000000 00:00 0\n7f0000012000-7f0000014000 r--p 00000000 00:00 0\n\
             7f0000014000-7f0000034000 rw-p 00000000 00:00 0\n7f0000040000-7f0000050000 rw-p 00000000 00:00 0\n";
-        let maps = crate::target::Maps::parse(MAPS);
+        let maps = crate::process::Maps::parse(MAPS);
         let mut memory = crate::census::Fixture::with_maps(maps.clone());
         let chunks = [(0x7f00_0000_0000, 0x11000), (0x7f00_0001_1000, 0x10000), (0x7f00_0002_1000, 0x13000)];
         for (start, bytes) in chunks {

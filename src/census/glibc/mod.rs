@@ -15,7 +15,7 @@ pub mod walker;
 use std::ops::Range;
 
 use self::layout::{Arena, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES};
-use self::locate::{Located, Places, locate, read_arena};
+use self::locate::{LayoutCache, Located, locate, read_arena};
 use self::regions::{Regions, regions};
 use self::sample::Telling;
 use self::trim::TrimPlan;
@@ -30,14 +30,14 @@ use super::quality::WalkQuality;
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
-use crate::target::{Backing, Maps};
+use crate::process::{Backing, Maps};
 
 /// Chunks' sizes differ from glibc's account by at most this much at rest: a brk heap that does not begin 16-aligned.
 const ACCOUNT_SLACK_BYTES: u64 = 16;
 
 /// Reads glibc's heaps.
 #[derive(Debug, Default)]
-pub struct Reader(Places);
+pub struct Reader(LayoutCache);
 
 impl HeapReader for Reader {
     fn allocator(&self) -> Allocator {
@@ -58,11 +58,11 @@ fn take(
     memory: &dyn Memory,
     maps: &Maps,
     objects: &Objects<'_>,
-    places: &mut Places,
+    layouts: &mut LayoutCache,
     level: Level,
     pacer: Pacer,
 ) -> Result<Option<HeapWalk>, MemoryError> {
-    let Some(mut located) = locate(memory, maps, objects, places) else { return Ok(None) };
+    let Some(mut located) = locate(memory, maps, objects, layouts) else { return Ok(None) };
     let par = located.par;
     let mut layout = located.layout;
     let arenas = read_arenas(memory, &mut layout, &located.arenas, par.as_ref());
@@ -74,7 +74,7 @@ fn take(
     let mut quality = WalkQuality::default();
     let mut table = ChunkTable::for_glibc();
     let sample = (level == Level::Sampled).then(|| {
-        let tcache_key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
+        let tcache_key = tcache_key(memory, &mut located, &mut layout, &arenas, layouts);
         let telling = Telling { tcache_key, fast_sizes: lists::fastbin_sizes(&arenas), heaps: heap_span(&regions), layout };
         sample::estimate(memory, &regions.plans, &telling, pacer.clone())
     });
@@ -102,7 +102,7 @@ fn take(
             quality.judge(extent_bytes, true);
         }
         Level::Full => {
-            let key = tcache_key(memory, &mut located, &mut layout, &arenas, places);
+            let key = tcache_key(memory, &mut located, &mut layout, &arenas, layouts);
             let mut walker = Walker::new(memory, layout, pacer);
             walker.tcache_key = key;
             walker.fast_sizes = lists::fastbin_sizes(&arenas);
@@ -196,14 +196,14 @@ fn heap_span(regions: &Regions) -> Range<u64> {
 }
 
 fn huge_mappings(maps: &Maps) -> Vec<Range<u64>> {
-    let is_huge = |mapping: &&crate::target::Mapping| mapping.path().is_some_and(|path| path.starts_with("/anon_hugepage"));
+    let is_huge = |mapping: &&crate::process::Mapping| mapping.path().is_some_and(|path| path.starts_with("/anon_hugepage"));
     maps.mappings.iter().filter(is_huge).map(|mapping| mapping.start.0..mapping.end.0).collect()
 }
 
 /// The key of cached chunks: known from another process of the same build, or read from the caches that lie at the start of heaps (up to
 /// 2.42 the first chunk is the first thread's cache) and found to be a word of libc's own data. Without that check a walk under load once
 /// took a pattern of the program's for the key.
-fn tcache_key(memory: &dyn Memory, located: &mut Located, layout: &mut Layout, arenas: &[Arena], places: &mut Places) -> Option<u64> {
+fn tcache_key(memory: &dyn Memory, located: &mut Located, layout: &mut Layout, arenas: &[Arena], layouts: &mut LayoutCache) -> Option<u64> {
     let count_max = located.par.map_or(0, |par| par.tcache_count);
     let first_chunks: Vec<u64> = arenas
         .iter()
@@ -226,10 +226,10 @@ fn tcache_key(memory: &dyn Memory, located: &mut Located, layout: &mut Layout, a
     }
     match found {
         Some(key) => {
-            places.learn_tcache_key(located, key);
+            layouts.learn_tcache_key(located, key);
             Some(key)
         }
-        None => places.tcache_key(memory, located),
+        None => layouts.tcache_key(memory, located),
     }
 }
 

@@ -10,7 +10,7 @@ use super::super::memory::{Memory, is_user_address};
 use super::super::objects::range_of;
 use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
-use super::super::radix::{self, Found, Shape};
+use super::super::radix::{self, PageMapRoot, Shape};
 use super::super::reader::HeapWalk;
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, MUZZY, RECORD_BYTES, RETAINED};
@@ -47,7 +47,7 @@ struct Build {
 
 impl Build {
     /// From some records in use, slabs and large blocks.
-    fn guess(memory: &dyn Memory, found: &Found, shape: Shape) -> Self {
+    fn guess(memory: &dyn Memory, found: &PageMapRoot, shape: Shape) -> Self {
         let (mut slabs, mut large) = (Vec::new(), Vec::new());
         radix::visit(memory, found.root, shape, |_, entry| {
             let word = one_word(entry, shape);
@@ -87,7 +87,7 @@ fn tells_padding(extent: &Extent) -> bool {
 }
 
 /// Takes the census of every record that the page map leads to.
-pub fn take(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>], words: impl Iterator<Item = u64>) -> HeapWalk {
+pub fn take(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], words: impl Iterator<Item = u64>) -> HeapWalk {
     let mut build = Build::guess(memory, found, shape);
     let mut readings = 1;
     loop {
@@ -330,7 +330,7 @@ impl<'a> Reading<'a> {
         self.table.push(block.bytes - block.used_bytes, ChunkState::Overhead);
     }
 
-    fn finish(mut self, found: &Found, words: impl Iterator<Item = u64>) -> HeapWalk {
+    fn finish(mut self, found: &PageMapRoot, words: impl Iterator<Item = u64>) -> HeapWalk {
         let known = self.extents.len() as u64;
         let plain: Vec<Range<u64>> = joined_ranges(&self.extents);
         let blocks = own_blocks(self.memory, self.mapped, words.chain(self.places.iter().copied()), &plain);

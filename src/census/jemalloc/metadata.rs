@@ -110,7 +110,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::census::Fixture;
-    use crate::target::Maps;
+    use crate::process::Maps;
 
     const FIRST: u64 = 0x7f00_0000_0000;
     const MIB: u64 = 1 << 20;

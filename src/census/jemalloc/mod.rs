@@ -24,11 +24,11 @@ use super::memory::{Memory, MemoryError, is_user_address, word_at};
 use super::objects::{Data, Objects, joined, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
-use super::radix::{self, Entry, Found, Roots, Shape};
+use super::radix::{self, Entry, PageMapRoot, Roots, Shape};
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
-use crate::target::Maps;
+use crate::process::Maps;
 
 /// The page map's forms: addresses of 48 bits (`RTREE_HEIGHT` 2), and of 57 (3), which a build has that was made on a machine with five
 /// levels of page tables.
@@ -43,11 +43,11 @@ const NO_ARENA: u32 = 4095;
 
 /// Where each shape of page map was found.
 #[derive(Debug, Default)]
-struct Places([Roots; SHAPES.len()]);
+struct LayoutCache([Roots; SHAPES.len()]);
 
 /// Reads jemalloc's heaps.
 #[derive(Debug, Default)]
-pub struct Reader(Places);
+pub struct Reader(LayoutCache);
 
 impl HeapReader for Reader {
     fn allocator(&self) -> Allocator {
@@ -87,11 +87,11 @@ fn take(
     memory: &dyn Memory,
     maps: &Maps,
     objects: &Objects<'_>,
-    places: &mut Places,
+    layouts: &mut LayoutCache,
     level: Level,
 ) -> Result<Option<HeapWalk>, MemoryError> {
-    let mut places = SHAPES.iter().zip(&mut places.0);
-    let found = places.find_map(|(&shape, roots)| {
+    let mut layouts = SHAPES.iter().zip(&mut layouts.0);
+    let found = layouts.find_map(|(&shape, roots)| {
         let owns = |entry, addr| owns(memory, one_word(entry, shape), addr);
         Some((shape, radix::find(memory, maps, objects, shape, roots, owns)?))
     });
@@ -107,7 +107,7 @@ fn take(
 }
 
 /// The page map's words alone, and at level sampled some slabs.
-fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>], data: &Data, level: Level) -> HeapWalk {
+fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data, level: Level) -> HeapWalk {
     let mut seen = Quick::default();
     let is_sampled = level == Level::Sampled;
     // Records that tell which release's bits they have, with the class that the page map repeats.
@@ -173,7 +173,7 @@ fn quick(memory: &dyn Memory, found: &Found, shape: Shape, mapped: &[Range<u64>]
 }
 
 /// Adds the arenas' decay times.
-fn add_decay(account: &mut HeapAccount, memory: &dyn Memory, blocks: &[Block], found: &Found) {
+fn add_decay(account: &mut HeapAccount, memory: &dyn Memory, blocks: &[Block], found: &PageMapRoot) {
     let object = found.object.base..found.object.range.end;
     let times = decay::find(memory, blocks, &object);
     for arena in &mut account.arenas {
@@ -204,7 +204,7 @@ fn live_of(mut extent: Extent) -> u64 {
 /// Records of extents in use from which the release's form is told.
 const TELLING_RECORDS: usize = 64;
 
-fn layout(bits: Bits, found: &Found) -> String {
+fn layout(bits: Bits, found: &PageMapRoot) -> String {
     format!("jemalloc {}, page map in {}", bits.releases, found.object.name)
 }
 

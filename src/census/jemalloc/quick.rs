@@ -20,14 +20,14 @@ pub type Place = u64;
 
 /// An extent as the page map has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct ActiveExtent {
     record: u64,
     word: u64,
     start: u64,
     end: u64,
 }
 
-impl Seen {
+impl ActiveExtent {
     /// Its size class, if it seems to be in use. 5.3 says so by the state; where 5.2 has an old class the record tells.
     fn class(&self) -> Option<u64> {
         Some(self.word >> 48).filter(|&class| class < CLASSES && self.word >> 2 & 7 == ACTIVE)
@@ -54,7 +54,7 @@ pub struct Quick {
     strata: BTreeMap<(u64, bool), Stratum>,
     kept: usize,
     left_out_bytes: u64,
-    last: Option<Seen>,
+    last: Option<ActiveExtent>,
 }
 
 /// An estimate with its standard error.
@@ -79,7 +79,7 @@ impl Quick {
             Some(last) if last.record == record => last.end = end,
             _ => {
                 self.close(keeps_extents);
-                self.last = Some(Seen { record, word, start: page, end });
+                self.last = Some(ActiveExtent { record, word, start: page, end });
             }
         }
     }

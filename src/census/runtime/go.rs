@@ -4,10 +4,10 @@
 
 use std::ops::Range;
 
+use super::super::layout_cache::ByBuildId;
 use super::super::memory::{is_user_address, word_at};
 use super::super::not_understood::is_go;
 use super::super::objects::{joined, range_of, without};
-use super::super::places::ByBuildId;
 use super::view::View;
 use super::{Kind, RuntimeMemory};
 use crate::heap::residency::PAGE_BYTES;
@@ -23,19 +23,19 @@ const ARENAS_MAX: usize = 1 << 14;
 
 /// Where the word that leads to the table was found.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct LayoutCache {
     by_build_id: ByBuildId<u64>,
 }
 
 /// Finds the arenas.
 #[must_use]
-pub fn find(view: &View<'_>, places: &mut Places) -> Option<RuntimeMemory> {
+pub fn find(view: &View<'_>, layouts: &mut LayoutCache) -> Option<RuntimeMemory> {
     if !is_go(view.memory, view.objects, view.maps) {
         return None;
     }
     view.objects.iter().find_map(|one| {
         let (object, build_id) = (one.object(), one.build_id());
-        let known = places.by_build_id.get(build_id.as_ref()).map(|distance| object.base.wrapping_add(distance));
+        let known = layouts.by_build_id.get(build_id.as_ref()).map(|distance| object.base.wrapping_add(distance));
         if let Some(found) = known.and_then(|addr| arenas(view, view.memory.word(addr)?)) {
             return Some(found);
         }
@@ -44,7 +44,7 @@ pub fn find(view: &View<'_>, places: &mut Places) -> Option<RuntimeMemory> {
             |word: u64| word.is_multiple_of(PAGE_BYTES) && is_user_address(word) && view.holds(&(word..word.saturating_add(TABLE_BYTES)));
         let (number, found) =
             data.words().filter(|&(_, word)| may_lead(word)).find_map(|(number, word)| Some((number, arenas(view, word)?)))?;
-        places.by_build_id.remember(build_id.as_ref(), (object.range.start + 8 * number as u64).wrapping_sub(object.base));
+        layouts.by_build_id.remember(build_id.as_ref(), (object.range.start + 8 * number as u64).wrapping_sub(object.base));
         Some(found)
     })
 }

@@ -21,7 +21,7 @@ use self::view::View;
 use super::memory::Memory;
 use super::objects::{Objects, joined, without};
 use super::page_cache::PageCache;
-use crate::target::Maps;
+use crate::process::Maps;
 
 /// The use of memory outside malloc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,20 +150,26 @@ pub struct Claim {
 
 /// What was learned of runtimes' files; keep it for the next process.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct LayoutCache {
     /// HotSpot's.
-    pub hotspot: hotspot::Places,
+    pub hotspot: hotspot::LayoutCache,
     /// Go's table of arenas.
-    pub go: go::Places,
+    pub go: go::LayoutCache,
 }
 
 /// Looks for runtimes. `heaps` are malloc's own ranges, sorted and disjoint. The claims are sorted and disjoint, and lie outside of them.
-pub fn look(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, heaps: &[Range<u64>], places: &mut Places) -> (Runtimes, Vec<Claim>) {
+pub fn look(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    heaps: &[Range<u64>],
+    layouts: &mut LayoutCache,
+) -> (Runtimes, Vec<Claim>) {
     let view = View::of(memory, maps, objects, heaps);
-    let java = hotspot::look(&view, &mut places.hotspot);
+    let java = hotspot::look(&view, &mut layouts.hotspot);
     let found = [
         pymalloc::find(&view),
-        go::find(&view, &mut places.go),
+        go::find(&view, &mut layouts.go),
         v8::find(&view),
         zend::find(&view),
         ruby::find(&view),

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::super::memory::{Memory, Piece, word_at};
 use super::super::objects::{Objects, anonymous_ranges, joined, range_of, unbacked_ranges, without};
-use crate::target::{Backing, Maps};
+use crate::process::{Backing, Maps};
 
 /// Pieces read with one call.
 const PIECES: usize = 1024;
-/// Places looked at by one reader: a GiB of pages of 16 KiB, a fifth of a second.
+/// LayoutCache looked at by one reader: a GiB of pages of 16 KiB, a fifth of a second.
 const PLACES_MAX: usize = 1 << 16;
 
 /// A process as the readers of runtimes see it.
@@ -58,22 +58,22 @@ impl<'a> View<'a> {
     /// the first [`PLACES_MAX`].
     #[must_use]
     pub fn heads<const N: usize>(&self, stride: u64) -> Vec<(u64, [u64; N])> {
-        let mut places = Vec::new();
+        let mut layouts = Vec::new();
         for range in &self.anonymous {
             let Some(mut at) = range.start.checked_next_multiple_of(stride) else { continue };
             let Ok(runs) = self.memory.page_runs(at.min(range.end)..range.end) else { continue };
-            while at < range.end && places.len() < PLACES_MAX {
+            while at < range.end && layouts.len() < PLACES_MAX {
                 if runs.state_at(at).present {
-                    places.push(at);
+                    layouts.push(at);
                 }
                 // Nothing is there up to the next present page.
                 let Some(next) = runs.next_present(at.saturating_add(stride)) else { break };
                 at = (next / stride * stride).max(at + stride);
             }
         }
-        let mut found = Vec::with_capacity(places.len());
+        let mut found = Vec::with_capacity(layouts.len());
         let mut bytes = vec![0u8; PIECES * 8 * N];
-        for group in places.chunks(PIECES) {
+        for group in layouts.chunks(PIECES) {
             let pieces: Vec<Piece> = group.iter().map(|&addr| Piece { addr, bytes: 8 * N }).collect();
             let Some(out) = bytes.get_mut(..8 * N * group.len()) else { break };
             let read = self.memory.read_pieces(&pieces, out);

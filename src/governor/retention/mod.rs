@@ -51,7 +51,7 @@ pub struct ContentSample {
 
 /// Where to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockQuery {
     /// The block.
     pub addr: u64,
     /// Bytes requested.
@@ -62,7 +62,7 @@ pub struct Place {
 
 /// What was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub struct BlockContents {
     /// The chunk's size field.
     pub size: SizeField,
     /// That of the chunk behind it; `None` behind a chunk that is a mapping of its own.
@@ -73,7 +73,7 @@ pub struct Look {
     pub known: u32,
 }
 
-impl Look {
+impl BlockContents {
     /// Whether the neighbour says that the chunk is not free.
     fn is_in_use(&self) -> bool {
         self.size.is_mmapped() || self.next.is_some_and(SizeField::previous_is_in_use)
@@ -159,7 +159,7 @@ impl<K> Default for Retention<K> {
 
 impl<K: Copy + Eq + Hash> Retention<K> {
     /// Takes a survivor of a window with its first look. Refused, and counted, if what lies before it is not glibc's.
-    pub fn admit(&mut self, stack: K, sample: &ContentSample, look: &Look, now_ns: u64) {
+    pub fn admit(&mut self, stack: K, sample: &ContentSample, look: &BlockContents, now_ns: u64) {
         if !look.size.fits(sample.bytes) || !look.is_in_use() {
             self.refused += 1;
             return;
@@ -219,10 +219,10 @@ impl<K: Copy + Eq + Hash> Retention<K> {
     }
 
     /// Looks at the blocks that are due, or at all that may still be the same. `read`: what is there; `None` where it cannot be read.
-    pub fn look(&mut self, now_ns: u64, all: bool, mut read: impl FnMut(&Place) -> Option<Look>) {
+    pub fn look(&mut self, now_ns: u64, all: bool, mut read: impl FnMut(&BlockQuery) -> Option<BlockContents>) {
         let holders = &self.holders;
         for sample in self.samples.iter_mut().filter(|sample| sample.same && (all || sample.next_ns <= now_ns)) {
-            let look = read(&Place { addr: sample.addr, bytes: sample.bytes, wanted: sample.known });
+            let look = read(&BlockQuery { addr: sample.addr, bytes: sample.bytes, wanted: sample.known });
             sample.same = look.is_some_and(|look| sample.is_same(&look, holders));
             sample.looked_ns = now_ns;
             sample.next_ns = next_look_ns(sample.born_ns, now_ns);
@@ -288,7 +288,7 @@ impl<K> Sample<K> {
         (0..WORDS).filter(|at| self.written >> at & 1 == 1).filter(is_unique).fold(0, |words, at| words | 1 << at)
     }
 
-    fn is_same(&self, look: &Look, holders: &HashMap<(u8, u32), u32>) -> bool {
+    fn is_same(&self, look: &BlockContents, holders: &HashMap<(u8, u32), u32>) -> bool {
         if look.size.own() != self.size || !look.is_in_use() {
             return false;
         }

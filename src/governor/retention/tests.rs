@@ -104,10 +104,10 @@ impl Heap {
         (words, known)
     }
 
-    fn look(&self, slot: usize) -> Look {
+    fn look(&self, slot: usize) -> BlockContents {
         let (words, known) = self.words(slot);
         let in_use = self.slots[slot].owner.is_some() || self.slots[slot].is_cached;
-        Look { size: SizeField(CHUNK | 1), next: Some(SizeField(CHUNK | u64::from(in_use))), words, known }
+        BlockContents { size: SizeField(CHUNK | 1), next: Some(SizeField(CHUNK | u64::from(in_use))), words, known }
     }
 
     fn write(&mut self, slot: usize, content: Content, random: &mut Random) {
@@ -283,8 +283,8 @@ fn sample(born_ns: u64) -> ContentSample {
     ContentSample { addr: 0x5555_0010, bytes: BYTES, born_ns, words, known: 0xc0ff }
 }
 
-fn look_of(words: [u64; WORDS]) -> Look {
-    Look { size: SizeField(CHUNK | 1), next: Some(SizeField(CHUNK | 1)), words, known: 0xc0ff }
+fn look_of(words: [u64; WORDS]) -> BlockContents {
+    BlockContents { size: SizeField(CHUNK | 1), next: Some(SizeField(CHUNK | 1)), words, known: 0xc0ff }
 }
 
 #[test]
@@ -295,8 +295,8 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
     linked.words[0] = 0x5555_0410 ^ (0x5555_0010 >> 12);
     for (name, look, same) in [
         ("as it was", good, true),
-        ("another size", Look { size: SizeField((CHUNK * 2) | 1), ..good }, false),
-        ("free", Look { next: Some(SizeField(CHUNK)), ..good }, false),
+        ("another size", BlockContents { size: SizeField((CHUNK * 2) | 1), ..good }, false),
+        ("free", BlockContents { next: Some(SizeField(CHUNK)), ..good }, false),
         ("in a cache", linked, false),
     ] {
         let mut retention = Retention::default();
@@ -312,7 +312,7 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
 #[test]
 fn a_chunk_that_is_not_glibcs_is_refused_and_counted() {
     let mut retention = Retention::default();
-    let look = Look { size: SizeField(0), ..look_of([7; WORDS]) };
+    let look = BlockContents { size: SizeField(0), ..look_of([7; WORDS]) };
     retention.admit(1, &sample(0), &look, 0);
     assert_eq!((retention.verdicts().count(), retention.refused()), (0, 1));
 }

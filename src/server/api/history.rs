@@ -17,7 +17,7 @@ use crate::profile::glue::leading_frames;
 use crate::profile::{Profile, ValueKind, diff as compare};
 use crate::sanitize;
 use crate::store::StoreError;
-use crate::store::read::{Found, Reader};
+use crate::store::read::{Reader, StoredProcess};
 use crate::store::view::{DiffView, HistoryView, PastProcesses, StackDiff, StacksDiff};
 
 /// Span without parameters.
@@ -49,7 +49,7 @@ fn unknown() -> Refusal {
     refuse(StatusCode::NOT_FOUND, "the history has no process with this pid")
 }
 
-async fn known(state: &ServerState, pid: u32, start_ticks: Option<u64>) -> Result<Found, Refusal> {
+async fn known(state: &ServerState, pid: u32, start_ticks: Option<u64>) -> Result<StoredProcess, Refusal> {
     // For a running process this is its own past, not that of an earlier process with the same pid.
     let running = state.published.load().process(pid).map(|one| one.identity.process.start_ticks);
     let found = ask(state, move |reader| match reader.find(pid, start_ticks.or(running))? {
@@ -128,7 +128,7 @@ async fn changed(state: &ServerState, pid: &str, asked: Result<Query<Between>, Q
 ///
 /// # Errors
 /// What the history reports.
-pub fn difference(reader: &Reader, found: &Found, from: f64, to: f64, kind: ValueKind) -> Result<Option<DiffView>, StoreError> {
+pub fn difference(reader: &Reader, found: &StoredProcess, from: f64, to: f64, kind: ValueKind) -> Result<Option<DiffView>, StoreError> {
     let earlier = match reader.at(found, from)? {
         Some(earlier) => Some(earlier),
         None => reader.first(found)?,

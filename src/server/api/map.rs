@@ -16,7 +16,7 @@ use super::{Refusal, answer, find, object, query, refuse};
 use crate::agent::collect::{Command, MapRefused};
 use crate::model::map::{Kept, MapView};
 use crate::model::sample::{Identity, ProcessSample};
-use crate::target::ProcessId;
+use crate::process::ProcessId;
 
 /// Most cells in one answer: about 300 KiB of JSON.
 const CELLS_MAX: u64 = 16_384;

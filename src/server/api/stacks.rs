@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::super::ServerState;
 use super::{Refusal, answer, find, object, query, refuse};
 use crate::model::view::unix_s;
+use crate::process::ProcessId;
 use crate::profile::Profile;
 use crate::profile::glue::leading_frames;
-use crate::recorder::places::Places;
 use crate::sanitize;
-use crate::target::ProcessId;
+use crate::session::report::block_index::BlockIndex;
 
 /// Recordings whose blocks are kept: at most about 24 MiB each.
 const RECORDINGS_MAX: usize = 2;
@@ -73,7 +73,7 @@ pub struct Recorded {
     /// The profile.
     pub profile: Arc<Profile>,
     /// The blocks.
-    pub places: Places,
+    pub places: BlockIndex,
     /// When it ended.
     pub at: Instant,
     /// The same by the wall clock.
@@ -129,9 +129,9 @@ fn view(state: &ServerState, pid: &str, asked: Result<Query<Asked>, QueryRejecti
     let none = "there is no exact recording of this process, which is needed to know the stack of a block (profile?seconds=)";
     let recorded = state.recorded.of(found.identity.process).ok_or_else(|| refuse(StatusCode::NOT_FOUND, none))?;
     let shares = recorded.places.within(&range);
-    let sum = |value: fn(&crate::recorder::places::Share) -> u64| shares.iter().map(value).fold(0, u64::saturating_add);
+    let sum = |value: fn(&crate::session::report::block_index::Share) -> u64| shares.iter().map(value).fold(0, u64::saturating_add);
     let name = |id: &crate::profile::FrameId| sanitize::terminal(&recorded.profile.frame(*id).function).into_owned();
-    let stack = |share: &crate::recorder::places::Share| RangeStack {
+    let stack = |share: &crate::session::report::block_index::Share| RangeStack {
         frames: share.frames.iter().map(name).collect(),
         title: leading_frames(share.frames.iter().map(|id| recorded.profile.frame(*id))) as u64,
         live_bytes: share.live_bytes,

@@ -12,15 +12,15 @@ use serde::Serialize;
 
 use self::perf_data::Counters;
 use self::structs::{FlagPlace, Library, Structs};
+use super::super::layout_cache::ByBuildId;
 use super::super::memory::{Memory, is_user_address, word32_at};
 use super::super::not_malloc::JAVA_HEAP_FILE;
 use super::super::objects::without;
 use super::super::page_cache::PageCache;
-use super::super::places::ByBuildId;
 use super::Kind;
 use super::view::View;
-use crate::target::file::MappedFile;
-use crate::target::{Mapping, Maps};
+use crate::process::file::MappedFile;
+use crate::process::{Mapping, Maps};
 
 /// Largest Java heap that is believed: 16 TiB, ZGC's limit.
 const HEAP_BYTES_MAX: u64 = 16 << 40;
@@ -112,23 +112,23 @@ const COLLECTORS: [(&str, &str); 6] = [
     ("UseEpsilonGC", "epsilon"),
 ];
 
-/// Layouts by build id.
+/// Offsets of HotSpot's structures by build id.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct LayoutCache {
     by_build_id: ByBuildId<Layout>,
 }
 
 /// What a JVM says, and the ranges that are known to be its.
-pub type Told = (JavaMemory, Vec<(Kind, Vec<Range<u64>>)>);
+pub type JavaAccount = (JavaMemory, Vec<(Kind, Vec<Range<u64>>)>);
 
 /// Reads what the JVM in a process says. `None` if there is none, or its library's tables could not be read.
-pub fn look(view: &View<'_>, places: &mut Places) -> Option<Told> {
+pub fn look(view: &View<'_>, layouts: &mut LayoutCache) -> Option<JavaAccount> {
     let (memory, maps) = (view.memory, view.maps);
     let object = view.objects.iter().find(|one| one.object().name == "libjvm.so")?;
     let build_id = object.build_id();
-    let layout = places.by_build_id.get(build_id.as_ref()).or_else(|| {
+    let layout = layouts.by_build_id.get(build_id.as_ref()).or_else(|| {
         let layout = layout(memory, maps)?;
-        places.by_build_id.remember(build_id.as_ref(), layout);
+        layouts.by_build_id.remember(build_id.as_ref(), layout);
         Some(layout)
     })?;
     let process = Jvm { memory, base: object.object().base, layout };

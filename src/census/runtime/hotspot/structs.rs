@@ -7,7 +7,7 @@
 use std::fs::File;
 
 use super::super::super::memory::{Memory, word_at};
-use crate::target::elf::Elf;
+use crate::process::elf::Elf;
 
 /// Entries of a table: some 2,000 in JDK 17 to 25.
 const ENTRIES_MAX: u64 = 16_384;

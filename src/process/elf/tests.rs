@@ -1,0 +1,112 @@
+//! Compares the results of reading ELF files with those of other tools.
+
+#![allow(clippy::unwrap_used)]
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use proptest::prelude::*;
+
+use crate::process::elf::*;
+
+const LIBRARY: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+
+fn functions<R: ReadAt>(elf: &Elf<R>, table: SymbolTable) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    elf.for_each_function(|f| {
+        if f.table == table {
+            found.insert(String::from_utf8_lossy(f.name).into_owned(), f.vaddr);
+        }
+    });
+    found
+}
+
+#[test]
+fn dynamic_functions_are_those_that_nm_lists() {
+    let elf = Elf::parse(File::open(LIBRARY).unwrap()).unwrap();
+    let ours = functions(&elf, SymbolTable::Dynamic);
+    let nm = Command::new("nm").args(["-D", "--defined-only", "--without-symbol-versions", LIBRARY]).output().unwrap();
+    let mut seen = 0;
+    for line in String::from_utf8(nm.stdout).unwrap().lines() {
+        let mut fields = line.split_whitespace();
+        let (vaddr, kind, name) = (fields.next().unwrap(), fields.next().unwrap(), fields.next().unwrap());
+        if matches!(kind, "T" | "W") && ["malloc", "free", "calloc", "realloc", "posix_memalign"].contains(&name) {
+            assert_eq!(ours[name], u64::from_str_radix(vaddr, 16).unwrap(), "{name}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 5);
+}
+
+#[test]
+fn a_file_without_section_headers_has_the_same_dynamic_functions() {
+    let bytes = std::fs::read(LIBRARY).unwrap();
+    let whole = functions(&Elf::parse(bytes.clone()).unwrap(), SymbolTable::Dynamic);
+    let mut stripped = bytes;
+    // e_shoff, e_shnum, e_shstrndx.
+    stripped[0x28..0x30].fill(0);
+    stripped[0x3c..0x40].fill(0);
+    assert_eq!(functions(&Elf::parse(stripped).unwrap(), SymbolTable::Dynamic), whole);
+    assert!(whole.len() > 1000);
+}
+
+#[test]
+fn the_build_id_is_the_one_readelf_shows() {
+    let shown = String::from_utf8(Command::new("readelf").args(["-n", LIBRARY]).output().unwrap().stdout).unwrap();
+    let expected = shown.lines().find_map(|l| l.trim().strip_prefix("Build ID: ")).unwrap();
+    assert_eq!(Elf::parse(File::open(LIBRARY).unwrap()).unwrap().build_id().unwrap().to_string(), expected);
+}
+
+#[test]
+fn the_load_bias_is_right_where_segments_share_a_page() {
+    // Text at offset 0x1a10 and virtual address 0x2a10, as lld places it; data before it in the same page.
+    let segment = |offset, vaddr, executable| Segment { offset, vaddr, file_bytes: 0x1000, executable };
+    let mut elf = Elf::parse(std::fs::read(LIBRARY).unwrap()).unwrap();
+    elf.segments = vec![segment(0xa10, 0xa10, false), segment(0x1a10, 0x2a10, true)];
+    // The loader maps the page at offset 0x1000 at the file's address 0x2000.
+    assert_eq!(elf.load_bias(0x7000_0000 + 0x2000, FileOffset(0x1000)), Some(0x7000_0000));
+}
+
+#[test]
+fn a_virtual_address_is_found_in_the_file_through_its_segment() {
+    let elf = Elf::parse(File::open(LIBRARY).unwrap()).unwrap();
+    let text = elf.segments().iter().find(|s| s.executable).unwrap();
+    let offset = elf.offset_of(text.vaddr + 77).unwrap();
+    assert_eq!(offset.0, text.offset + 77);
+    assert_eq!(elf.offset_of(u64::MAX), None);
+}
+
+/// Calls every function that the crate applies to untrusted files.
+fn exercise(bytes: Vec<u8>) {
+    let Ok(elf) = Elf::parse(bytes) else { return };
+    let mut last = 0;
+    elf.for_each_function(|f| last = f.vaddr);
+    let _ = (elf.build_id(), elf.dynamic(), elf.linkage_slots(), elf.is_go(), elf.bytes_at(last, 64), elf.offset_of(last));
+    let _ = elf.load_bias(last, FileOffset(last));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_damaged_file_never_panics(
+        damage in proptest::collection::vec((0usize..0x6000, any::<u8>()), 1..40),
+        header in proptest::collection::vec((0usize..0x400, any::<u8>()), 0..8),
+        cut in proptest::option::of(0usize..150_000),
+        strip in any::<bool>(),
+    ) {
+        let mut bytes = std::fs::read("/lib/x86_64-linux-gnu/libmimalloc.so.2").unwrap();
+        for (at, byte) in damage.into_iter().chain(header) {
+            if let Some(b) = bytes.get_mut(at) { *b = byte; }
+        }
+        if strip { bytes[0x28..0x30].fill(0); }
+        if let Some(cut) = cut { bytes.truncate(cut); }
+        exercise(bytes);
+    }
+
+    #[test]
+    fn noise_behind_a_good_magic_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+        let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0".to_vec();
+        bytes.extend(noise);
+        exercise(bytes);
+    }
+}

@@ -1,0 +1,112 @@
+//! Decides when to take a census of a heap during its recording, and keeps the results. Pure: the clock is an argument.
+//!
+//! A census is due when the recorded live bytes reach a new maximum, or when records were lost since the last one; never more often than
+//! the pause below allows, so that walking takes a small share of the time. A peak between two censuses is missed: the moment that is kept
+//! says how much was live when it was taken.
+
+use crate::profile::HeapMoment;
+use crate::session::walks::walker::Walked;
+
+/// A new maximum exceeds the last one measured by this much, in percent and in bytes: steady growth then causes some tens of censuses, not
+/// thousands.
+const HIGHER_PERCENT: u64 = 5;
+/// See [`HIGHER_PERCENT`].
+const HIGHER_BYTES: u64 = 1 << 20;
+/// Minimum time between two censuses.
+const PAUSE_NS: u64 = 1_000_000_000;
+/// A census is followed by at least so many times its own duration without one: at most 5 % of the time is spent walking.
+const REST_FACTOR: u64 = 19;
+
+/// The censuses of one process's heap.
+#[derive(Debug, Default)]
+pub struct Moments {
+    /// The heap when the recording began.
+    pub at_start: Option<HeapMoment>,
+    /// The heap at the highest recorded live bytes that a census saw.
+    pub at_peak: Option<HeapMoment>,
+    /// A walk whose proof waits until all records from before its end are in the ledger.
+    pub proof: Option<Walked>,
+    /// Recorded live bytes when the walk in progress was requested.
+    asked_at_bytes: Option<u64>,
+    not_before_ns: u64,
+    has_new_losses: bool,
+}
+
+impl Moments {
+    /// Records were lost: the next census serves as proof.
+    pub fn lost(&mut self) {
+        self.has_new_losses = true;
+    }
+
+    /// Whether to walk now, given the ledger's live bytes. If so, the walk counts as requested. A peak between two censuses is gone, and
+    /// what remains of it is still the highest that can be measured.
+    pub fn is_due(&mut self, now_ns: u64, live_bytes: u64) -> bool {
+        if self.asked_at_bytes.is_some() || now_ns < self.not_before_ns {
+            return false;
+        }
+        let looked_at = self.at_peak.map_or(0, |moment| moment.recorded_live_bytes);
+        let higher = looked_at.saturating_add((looked_at / 100 * HIGHER_PERCENT).max(HIGHER_BYTES));
+        if live_bytes < higher && !self.has_new_losses {
+            return false;
+        }
+        self.has_new_losses = false;
+        self.asked_at_bytes = Some(live_bytes);
+        true
+    }
+
+    /// A walk is done. `moment` is its result without the recorded bytes; `None` if it was not usable.
+    pub fn walked(&mut self, began_ns: u64, ended_ns: u64, moment: Option<HeapMoment>) {
+        let recorded_live_bytes = self.asked_at_bytes.take().unwrap_or(0);
+        let took_ns = ended_ns.saturating_sub(began_ns);
+        self.not_before_ns = ended_ns.saturating_add(PAUSE_NS.max(took_ns.saturating_mul(REST_FACTOR)));
+        if let Some(moment) = moment {
+            self.at_height(HeapMoment { recorded_live_bytes, ..moment });
+        }
+    }
+
+    /// A moment that becomes the peak unless an earlier one was higher.
+    pub fn at_height(&mut self, moment: HeapMoment) {
+        if self.at_peak.is_none_or(|best| best.recorded_live_bytes <= moment.recorded_live_bytes) {
+            self.at_peak = Some(moment);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_look_is_due_at_each_new_height_and_not_while_one_is_under_way_or_too_soon() {
+        let mut moments = Moments::default();
+        assert!(!moments.is_due(0, MIB / 2), "too little to look at");
+        assert!(moments.is_due(0, 100 * MIB));
+        assert!(!moments.is_due(0, 200 * MIB), "one is under way");
+        moments.walked(0, S / 10, Some(HeapMoment { after_ms: 7, ..HeapMoment::default() }));
+        assert!(!moments.is_due(S, 200 * MIB), "too soon: a walk of 0.1 s is followed by 1.9 s without one");
+        assert!(!moments.is_due(2 * S, 104 * MIB), "hardly higher");
+        assert!(moments.is_due(2 * S, 106 * MIB));
+        assert_eq!(moments.at_peak.map(|moment| (moment.after_ms, moment.recorded_live_bytes)), Some((7, 100 * MIB)));
+    }
+
+    #[test]
+    fn the_highest_moment_is_kept_whatever_comes_later() {
+        let mut moments = Moments::default();
+        for live in [10, 30, 20] {
+            moments.at_height(HeapMoment { recorded_live_bytes: live, ..HeapMoment::default() });
+        }
+        assert_eq!(moments.at_peak.map(|moment| moment.recorded_live_bytes), Some(30));
+    }
+
+    #[test]
+    fn losses_make_one_look_due_at_any_height() {
+        let mut moments = Moments::default();
+        moments.lost();
+        assert!(moments.is_due(0, 5));
+        moments.walked(0, 1, None);
+        assert!(!moments.is_due(10 * S, 5));
+    }
+}
