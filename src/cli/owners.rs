@@ -37,7 +37,7 @@ pub struct OwnersArgs {
     /// Bytes to rank by
     #[arg(long, value_enum, default_value_t = By::Live)]
     pub by: By,
-    /// Show only blocks of this C++ class, named as in the table of types
+    /// Show only blocks of this C++ class or Rust type, named as in the table of types
     #[arg(long = "type", value_name = "NAME")]
     pub type_name: Option<String>,
     /// Show the path from a root to the block at this hexadecimal address

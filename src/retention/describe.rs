@@ -33,11 +33,14 @@ impl<'a> Describer<'a> {
         Ok(Self { holdings, contents: Contents::of(memory, maps, &holdings.heap), names: Names::of(memory, maps, &holdings.saved) })
     }
 
-    /// A block's class, if it has one, and its description.
+    /// A block's type, if it is known, and its description.
     pub fn label(&mut self, block: u32) -> (Option<String>, String) {
         let first = self.contents.first_bytes(self.holdings.address(block), self.holdings.blocks.index.size(block));
         let kind = self.contents.kind(&first);
-        (kind.type_name.clone(), kind.words())
+        match kind.type_name.as_deref().or_else(|| self.holdings.trait_objects.type_of(block)) {
+            Some(name) => (Some(name.to_owned()), name.to_owned()),
+            None => (None, kind.words()),
+        }
     }
 
     /// The root from which a block is reached first; empty if roots are not named.

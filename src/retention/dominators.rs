@@ -1,6 +1,7 @@
 //! Dominators: the block that every path to a block leads through. Pure. Semi-NCA (Georgiadis, "Linear-Time Algorithms for Dominators and
 //! Related Problems", 2005, 2.3), without recursion.
 
+use super::blocks::Bits;
 use super::graph::Graph;
 
 /// No block.
@@ -13,21 +14,34 @@ pub struct Dominators {
     pub of: Vec<u32>,
     /// Blocks in the order of a depth-first search: dominators before what they dominate. The root is the first.
     pub order: Vec<u32>,
+    /// Most memory that the computation took at a time, in addition to the graph's at its start.
+    pub peak_bytes: usize,
+}
+
+impl Dominators {
+    /// Memory taken.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        (self.of.capacity() + self.order.capacity()) * 4
+    }
 }
 
 /// Dominators of a graph whose roots are these blocks.
 #[must_use]
-pub fn dominators(graph: &Graph, roots: &[u32]) -> Dominators {
+pub fn dominators(graph: Graph, roots: &[u32]) -> Dominators {
     let root = graph.len() as u32;
-    let (mut number, mut order, parent) = search(graph, roots, root);
+    let (mut number, mut order, parent) = search(&graph, roots, root);
     let reverse = graph.reversed();
-    let mut is_root = vec![false; graph.len()];
-    for &block in roots {
-        if let Some(flag) = is_root.get_mut(block as usize) {
-            *flag = true;
-        }
+    let searched_bytes = (number.capacity() + order.capacity() + parent.capacity()) * 4;
+    let both_bytes = searched_bytes + reverse.bytes();
+    let graph_bytes = graph.bytes();
+    drop(graph);
+    let mut is_root = Bits::of(root as usize);
+    for &block in roots.iter().filter(|&&block| block < root) {
+        is_root.set(block);
     }
     let count = order.len();
+    let peak_bytes = both_bytes.max((searched_bytes + reverse.bytes() + 3 * 4 * count + is_root.bytes()).saturating_sub(graph_bytes));
     let mut semi: Vec<u32> = (0..count as u32).collect();
     let mut label = semi.clone();
     let mut ancestor = vec![NONE; count];
@@ -36,7 +50,7 @@ pub fn dominators(graph: &Graph, roots: &[u32]) -> Dominators {
     for place in (1..count as u32).rev() {
         let block = at(&order, place);
         let mut least = at(&parent, place);
-        if is_root.get(block as usize) == Some(&true) {
+        if is_root.get(block) {
             least = 0;
         }
         for &from in reverse.of(block) {
@@ -69,7 +83,7 @@ pub fn dominators(graph: &Graph, roots: &[u32]) -> Dominators {
     }
     // Numbers become blocks again, in place.
     number.fill(NONE);
-    number.truncate(graph.len());
+    number.truncate(root as usize);
     for (place, &block) in order.iter().enumerate().skip(1) {
         let up = dominator.get(place).map_or(root, |&up| at(&order, up));
         if let Some(own) = number.get_mut(block as usize) {
@@ -77,7 +91,7 @@ pub fn dominators(graph: &Graph, roots: &[u32]) -> Dominators {
         }
     }
     order.shrink_to_fit();
-    Dominators { of: number, order }
+    Dominators { of: number, order, peak_bytes }
 }
 
 /// Depth first from the root: each block's place in the search, the blocks in that order, and each one's parent by place.
@@ -160,7 +174,7 @@ mod tests {
             pointers in proptest::collection::vec(proptest::collection::vec(0u32..25, 0..4), 25),
             roots in proptest::collection::vec(0u32..25, 0..4),
         ) {
-            let found = dominators(&Graph::of_lists(&pointers), &roots);
+            let found = dominators(Graph::of_lists(&pointers), &roots);
             let reached = reached_without(&pointers, &roots, None);
             for block in 0..25u32 {
                 prop_assert_eq!(found.of[block as usize] != NONE, reached[block as usize]);

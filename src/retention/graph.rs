@@ -50,9 +50,11 @@ impl Graph {
     /// The same pointers, by their targets.
     #[must_use]
     pub fn reversed(&self) -> Self {
-        let mut first = vec![0u32; self.first.len()];
+        // Counted two places behind the target, so that the entry behind it is where its next pointer goes, and in the end where the next
+        // target's begin.
+        let mut first = vec![0u32; self.first.len() + 1];
         for &to in &self.to {
-            if let Some(count) = first.get_mut(to as usize + 1) {
+            if let Some(count) = first.get_mut(to as usize + 2) {
                 *count += 1;
             }
         }
@@ -61,17 +63,17 @@ impl Graph {
             sum += *count;
             *count = sum;
         }
-        let mut next = first.clone();
         let mut from = vec![0u32; self.to.len()];
         for block in 0..self.len() as u32 {
             for &to in self.of(block) {
-                let Some(place) = next.get_mut(to as usize) else { continue };
+                let Some(place) = first.get_mut(to as usize + 1) else { continue };
                 if let Some(slot) = from.get_mut(*place as usize) {
                     *slot = block;
                 }
                 *place += 1;
             }
         }
+        first.truncate(self.first.len());
         Self { first, to: from }
     }
 
@@ -193,6 +195,12 @@ impl FirstReached {
             }
             _ => false,
         }
+    }
+
+    /// Memory taken.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        (self.origin.capacity() + self.before.capacity()) * 4
     }
 
     /// The root that reaches a block first, as an index.

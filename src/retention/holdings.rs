@@ -9,11 +9,12 @@ use super::areas::{Areas, Class};
 use super::blocked::blocked;
 use super::blocks::{Blocks, Own};
 use super::dominators::{Dominators, NONE, dominators};
-use super::graph::{FirstReached, Graph, GraphBuilder, Root};
+use super::graph::{FirstReached, GraphBuilder, Root};
 use super::pass::read_pointers;
 use super::pinned::pinned;
 use super::reader::Reader;
 use super::scans::{Clock, Doubts, LooksError};
+use super::trait_objects::TraitObjects;
 use crate::census::memory::Memory;
 use crate::census::{Pace, Taken, all_own_ranges};
 
@@ -70,8 +71,6 @@ impl Sums {
 pub struct Holdings {
     /// The blocks.
     pub blocks: Blocks,
-    /// Pointers between them.
-    pub graph: Graph,
     /// The first slot outside blocks that points to each, by class.
     pub roots: Vec<Root>,
     /// The root from which each is reached first.
@@ -84,6 +83,8 @@ pub struct Holdings {
     pub is_managed: bool,
     /// Registers of all threads as the kernel saved them; empty if they were not read.
     pub saved: Vec<u64>,
+    /// Types of the blocks that Rust's trait objects point to.
+    pub trait_objects: TraitObjects,
     /// Reasons to doubt.
     pub doubts: Doubts,
     /// Most memory that blocks and pointers took in fragprof.
@@ -92,8 +93,7 @@ pub struct Holdings {
     pub dominators_s: f64,
     pinned: Vec<u32>,
     blocked: HashMap<u32, u64>,
-    /// By block: bytes, pinned bytes and number of what it dominates, itself included.
-    retained: Vec<(u64, u64, u32)>,
+    retained: Retained,
     retained_blocked: HashMap<u32, u64>,
 }
 
@@ -140,26 +140,30 @@ impl Holdings {
         doubts.are_registers_known = registers.is_some() || memory.process().is_none();
         let (graph, roots) = builder.finish();
         groups.push(groups.last().map_or(0, |group| group.end)..roots.len());
+        let trait_objects = memory.maps().map(|maps| TraitObjects::find(memory, &maps, &areas, &blocks.index, pace)).unwrap_or_default();
+        let reached = FirstReached::of(&graph, &roots, &groups);
+        let lasting_bytes = blocks.bytes() + reached.bytes() + roots.capacity() * size_of::<Root>() + trait_objects.bytes();
+        let graph_bytes = graph.bytes();
+        let mut clock = Clock::start();
+        let tree = dominators(graph, &roots.iter().map(|root| root.block).collect::<Vec<_>>());
+        let dominators_s = clock.lap();
         let pinned = pinned(memory, &taken.heaps, &blocks);
         let blocked = blocked(memory, &taken.heaps, &blocks);
-        let table_bytes = blocks.bytes() + 2 * graph.bytes() + blocks.index.len() * (28 + 4);
-        let mut clock = Clock::start();
-        let tree = dominators(&graph, &roots.iter().map(|root| root.block).collect::<Vec<_>>());
-        let dominators_s = clock.lap();
-        let reached = FirstReached::of(&graph, &roots, &groups);
+        let retained = Retained::sum(&tree, &blocks, &pinned);
+        let table_bytes = lasting_bytes + (graph_bytes + tree.peak_bytes).max(tree.bytes() + pinned.capacity() * 4 + retained.bytes());
         let runtimes = &taken.census.runtimes;
         Ok(Self {
-            retained: retained(&tree, &blocks, &pinned),
+            retained,
             retained_blocked: retained_blocked(&tree, &blocked),
             is_managed: runtimes.java.is_some() || !runtimes.memory.is_empty(),
             table_bytes: table_bytes as u64,
             blocks,
-            graph,
             roots,
             reached,
             tree,
             heap,
             dominators_s,
+            trait_objects,
             saved,
             doubts,
             pinned,
@@ -170,13 +174,13 @@ impl Holdings {
     /// Number of blocks, including free chunks that may have been allocated since.
     #[must_use]
     pub fn len(&self) -> u32 {
-        self.graph.len() as u32
+        self.tree.of.len() as u32
     }
 
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.graph.is_empty()
+        self.tree.of.is_empty()
     }
 
     /// A block's address; 0 if there is no such block.
@@ -200,8 +204,8 @@ impl Holdings {
     /// The sums of everything that a block dominates, itself included.
     #[must_use]
     pub fn with_all(&self, block: u32) -> Sums {
-        let (bytes, pinned, blocks) = self.retained.get(block as usize).copied().unwrap_or_default();
-        Sums { blocks: u64::from(blocks), bytes, pinned, blocked: self.retained_blocked.get(&block).copied().unwrap_or(0) }
+        let (bytes, pinned, blocks) = self.retained.of(block);
+        Sums { blocks, bytes, pinned, blocked: self.retained_blocked.get(&block).copied().unwrap_or(0) }
     }
 
     /// The immediate dominator of a block; `None` if it has none.
@@ -234,24 +238,70 @@ impl Holdings {
     }
 }
 
-/// The sums of what each block dominates, itself included.
-fn retained(tree: &Dominators, blocks: &Blocks, pinned: &[u32]) -> Vec<(u64, u64, u32)> {
-    let own = |block: u32| {
-        let is_live = blocks.live.get(block);
-        let bytes = if is_live { blocks.index.size(block) } else { 0 };
-        let pinned = pinned.get(block as usize).copied().unwrap_or(0);
-        (bytes, u64::from(pinned), u32::from(is_live))
-    };
-    let mut sums: Vec<(u64, u64, u32)> = (0..blocks.index.len() as u32).map(own).collect();
-    // Backwards, so that a block's sum is complete when it is added to its dominator's.
-    for &block in tree.order.iter().skip(1).rev() {
-        let up = tree.of.get(block as usize).copied().unwrap_or(NONE);
-        let Some(sum) = sums.get(block as usize).copied() else { continue };
-        if let Some(above) = sums.get_mut(up as usize) {
-            *above = (above.0.saturating_add(sum.0), above.1.saturating_add(sum.1), above.2.saturating_add(sum.2));
+/// By block: the sums of what it dominates, itself included.
+#[derive(Debug, Default)]
+struct Retained {
+    bytes: Column,
+    pinned: Column,
+    blocks: Vec<u32>,
+}
+
+impl Retained {
+    fn sum(tree: &Dominators, blocks: &Blocks, pinned: &[u32]) -> Self {
+        let count = blocks.index.len();
+        let mut sums = Self { bytes: Column::of(count), pinned: Column::of(count), blocks: vec![0; count] };
+        for block in (0..count as u32).filter(|&block| blocks.live.get(block)) {
+            sums.add(block, (blocks.index.size(block), pinned.get(block as usize).copied().map_or(0, u64::from), 1));
+        }
+        // Backwards, so that a block's sum is complete when it is added to its dominator's.
+        for &block in tree.order.iter().skip(1).rev() {
+            let up = tree.of.get(block as usize).copied().unwrap_or(NONE);
+            sums.add(up, sums.of(block));
+        }
+        sums
+    }
+
+    /// Bytes, pinned bytes and number.
+    fn of(&self, block: u32) -> (u64, u64, u64) {
+        (self.bytes.get(block), self.pinned.get(block), self.blocks.get(block as usize).copied().map_or(0, u64::from))
+    }
+
+    fn add(&mut self, block: u32, (bytes, pinned, blocks): (u64, u64, u64)) {
+        self.bytes.add(block, bytes);
+        self.pinned.add(block, pinned);
+        if let Some(own) = self.blocks.get_mut(block as usize) {
+            *own = own.saturating_add(u32::try_from(blocks).unwrap_or(u32::MAX));
         }
     }
-    sums
+
+    fn bytes(&self) -> usize {
+        self.bytes.low.capacity() * 2 * 5 + self.blocks.capacity() * 4
+    }
+}
+
+/// Numbers below 2^40, saturating, in five bytes each: a terabyte is more than a heap that can be indexed has.
+#[derive(Debug, Default)]
+struct Column {
+    low: Vec<u32>,
+    high: Vec<u8>,
+}
+
+impl Column {
+    fn of(count: usize) -> Self {
+        Self { low: vec![0; count], high: vec![0; count] }
+    }
+
+    fn get(&self, place: u32) -> u64 {
+        let high = self.high.get(place as usize).copied().map_or(0, u64::from);
+        self.low.get(place as usize).map_or(0, |&low| u64::from(low) | high << 32)
+    }
+
+    fn add(&mut self, place: u32, more: u64) {
+        let sum = self.get(place).saturating_add(more).min((1 << 40) - 1);
+        if let (Some(low), Some(high)) = (self.low.get_mut(place as usize), self.high.get_mut(place as usize)) {
+            (*low, *high) = (sum as u32, (sum >> 32) as u8);
+        }
+    }
 }
 
 /// The same for blocked bytes, which few blocks have.

@@ -33,6 +33,7 @@ pub mod scans;
 pub mod shares;
 pub mod suspects;
 pub mod told;
+pub mod trait_objects;
 
 pub use areas::{Areas, Class};
 pub use blocks::Blocks;

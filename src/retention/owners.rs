@@ -264,8 +264,7 @@ fn owners(describer: &mut Describer<'_>, by: By, type_name: Option<&str>, firsts
     let mut ranked: Vec<u32> = (0..holdings.len()).filter(|&block| holdings.blocks.live.get(block) && value(block) > 0).collect();
     if let Some(wanted) = type_name {
         ranked.retain(|&block| {
-            let word = firsts.get(block as usize).copied().unwrap_or(0);
-            word != 0 && describer.contents.type_name(word).is_some_and(|name| name == wanted)
+            type_of(describer, block, firsts.get(block as usize).copied().unwrap_or(0)).is_some_and(|name| name == wanted)
         });
     }
     ranked.sort_by_key(|&block| (std::cmp::Reverse(value(block)), block));
@@ -275,10 +274,16 @@ fn owners(describer: &mut Describer<'_>, by: By, type_name: Option<&str>, firsts
     ranked.into_iter().map(|block| told(describer, block, is_shared(block))).collect()
 }
 
+/// The type of a block with this first word, which is 0 where it is not present: by its virtual table, or by a pointer's.
+fn type_of(describer: &mut Describer<'_>, block: u32, word: u64) -> Option<String> {
+    let by_first_word = if word == 0 { None } else { describer.contents.type_name(word) };
+    by_first_word.or_else(|| describer.holdings.trait_objects.type_of(block).map(str::to_owned))
+}
+
 fn types(describer: &mut Describer<'_>, by: By, firsts: &[u64]) -> Vec<TypeSum> {
     let mut sums: HashMap<String, Sums> = HashMap::new();
-    for (block, &word) in (0u32..).zip(firsts).filter(|(_, word)| **word != 0) {
-        if let Some(name) = describer.contents.type_name(word) {
+    for (block, &word) in (0u32..).zip(firsts).filter(|&(block, _)| describer.holdings.blocks.live.get(block)) {
+        if let Some(name) = type_of(describer, block, word) {
             sums.entry(name).or_default().add(&describer.holdings.alone(block));
         }
     }

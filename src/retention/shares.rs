@@ -89,7 +89,7 @@ impl Shares {
                 None if !holdings.is_reached(block) => Holder::None,
                 None => Holder::Root(places.of(describer, block)),
             };
-            let label = labels.of(describer, firsts.get(block as usize).copied().unwrap_or(0));
+            let label = labels.of(describer, block, firsts.get(block as usize).copied().unwrap_or(0));
             let mut key = (whose, What::Label(label, holdings.blocks.index.size(block)));
             if known.len() >= COUNTED_MAX && !known.contains_key(&key) {
                 key.1 = What::Other;
@@ -169,11 +169,21 @@ pub fn owners(holdings: &Holdings, by: By) -> NearestOwner {
 struct Labels {
     of_word: HashMap<u64, u32>,
     of_content: HashMap<Content, u32>,
+    of_trait_object: HashMap<u32, u32>,
     names: Vec<String>,
 }
 
 impl Labels {
-    fn of(&mut self, describer: &mut Describer<'_>, word: u64) -> u32 {
+    fn of(&mut self, describer: &mut Describer<'_>, block: u32, word: u64) -> u32 {
+        let objects = &describer.holdings.trait_objects;
+        if let Some(number) = objects.number_of(block) {
+            let next = self.names.len() as u32;
+            let label = *self.of_trait_object.entry(number).or_insert(next);
+            if label == next {
+                self.names.push(objects.name(number).to_owned());
+            }
+            return label;
+        }
         if let Some(&label) = self.of_word.get(&word) {
             return label;
         }

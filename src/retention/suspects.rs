@@ -65,7 +65,7 @@ mod tests {
 
     /// The owners of blocks with these sizes, each of which holds those of its list.
     fn owners(sizes: &[u64], pointers: &[Vec<u32>], roots: &[u32]) -> Vec<Option<u32>> {
-        let tree = dominators(&Graph::of_lists(pointers), roots);
+        let tree = dominators(Graph::of_lists(pointers), roots);
         let mut values = sizes.to_vec();
         for &block in tree.order.iter().skip(1).rev() {
             let up = tree.of[block as usize] as usize;

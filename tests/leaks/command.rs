@@ -11,12 +11,18 @@ use super::target::build;
 pub struct Waiting(pub Child);
 
 impl Waiting {
-    pub fn start(mut command: Command) -> Self {
-        let mut child = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-        let mut line = String::new();
-        BufReader::new(child.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "ready");
+    pub fn start(command: Command) -> Self {
+        let (child, lines) = Self::with_lines(command);
+        assert_eq!(lines, [""; 0]);
         child
+    }
+
+    /// The same, with the lines before.
+    pub fn with_lines(mut command: Command) -> (Self, Vec<String>) {
+        let mut child = Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let lines = BufReader::new(child.0.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+        let lines = lines.take_while(|line| line != "ready").collect();
+        (child, lines)
     }
 
     pub fn pid(&self) -> String {

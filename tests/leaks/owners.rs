@@ -110,3 +110,27 @@ fn the_demo_services_pinned_bytes_are_held_by_the_storage_of_its_bestsellers() {
         assert_eq!(named["role"], format!("the storage of the_shop.catalog_.bestsellers_ (main in leaks-{name})"), "{named:#}");
     }
 }
+
+#[test]
+fn trait_objects_of_rust_have_the_types_that_the_program_gave_them() {
+    for (name, flags) in [("debug", &["-g"][..]), ("optimised", &["-O"]), ("v0", &["-O", "-C", "symbol-mangling-version=v0"])] {
+        let program = crate::support::build::output_dir().join(format!("trait_objects-{name}"));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/testprogs/trait_objects.rs");
+        let crate_name = ["--crate-name", "trait_objects", "--edition", "2024", "-o"];
+        assert!(Command::new("rustc").args(flags).args(crate_name).arg(&program).arg(source).status().unwrap().success());
+        let (target, lines) = Waiting::with_lines(Command::new(&program));
+        let found = owners(&[&target.pid()]);
+        let blocks = |name: &str| {
+            let types = found["types"].as_array().unwrap();
+            types.iter().find(|one| one["type"] == name).map_or(0, |one| one["blocks"].as_u64().unwrap())
+        };
+        let mut expected = lines.iter().map(|line| line.rsplit_once(' ').unwrap());
+        assert!(
+            expected.clone().count() == 3 && expected.all(|(name, count)| blocks(name).to_string() == count),
+            "{name}: {lines:?} {found:#}"
+        );
+        assert_eq!(blocks("trait_objects::main::{{closure}}") + blocks("trait_objects::main::{closure#0}"), 100, "{name}: {found:#}");
+        let only = owners(&[&target.pid(), "--type", "trait_objects::shelf::Stamp"]);
+        assert!(only["owners"].as_array().unwrap().iter().all(|owner| owner["type"] == "trait_objects::shelf::Stamp"), "{only:#}");
+    }
+}
