@@ -145,7 +145,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let listener =
         listening::start(config.listening.clone(), recordings, state.listening()).map_err(system("start the listener's thread"))?;
     let looker = leaks::start(config.leaks.clone(), Arc::clone(&published), Arc::clone(&attributions), state.leaks())
-        .map_err(system("start the thread that looks for leaks"))?;
+        .map_err(system("start the thread that scans for leaks"))?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
         state.set_push(Arc::clone(&pusher.counters));
@@ -281,7 +281,7 @@ fn reload(
             Command::Reload(Box::new(config))
         }
         Err(error) => {
-            tracing::error!("the configuration stays as it was: {error}");
+            tracing::error!("the configuration is unchanged: {error}");
             Command::ReloadFailed
         }
     };

@@ -1,8 +1,8 @@
 //! The census thread's budget of CPU time. Pure: times are parameters.
 //!
-//! Two accounts, one for the frequent cheap censuses and one for the rare full ones, are each filled at half the rate; when one is full, the
-//! rest goes to the other, so nothing is lost while both kinds have work, and neither starves the other. Work may start while its account is
-//! above zero and may overdraw it; the debt is paid before the next work of that kind.
+//! Two accounts, one for the frequent cheap censuses and one for the rare full ones, are each filled at half the rate; when one is full,
+//! the rest goes to the other, so nothing is lost while both kinds have work, and neither starves the other. Work may start while its
+//! account is above zero and may overdraw it; the debt is paid before the next work of that kind.
 //!
 //! Requests of users have a third account, so that they are neither refused because of the rounds nor paid for by them.
 
@@ -36,8 +36,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// `rate` is the share of one core, 1 = all of it; `credit_s` seconds of CPU time are available at once, half for each kind of the rounds'
-    /// work. The account for requests starts full.
+    /// `rate` is the share of one core, 1 = all of it; `credit_s` seconds of CPU time are available at once, half for each kind of the
+    /// rounds' work. The account for requests starts full.
     #[must_use]
     pub fn new(rate: f64, credit_s: f64) -> Self {
         Self { rate, cheap_s: credit_s / 2.0, full_s: credit_s / 2.0, asked_s: rate * ASKED_TIMES * ASKED_HELD_S }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_spent_over_a_long_time_is_the_rate() {
+    fn over_a_long_time_spending_equals_the_rate() {
         let mut budget = Budget::new(0.01, 0.0);
         let mut spent = [0.0, 0.0];
         for _ in 0..100_000 {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_kind_does_not_need_the_other_gets() {
+    fn one_kind_gets_what_the_other_does_not_need() {
         for idle in [Work::Cheap, Work::Full] {
             let busy = if idle == Work::Cheap { Work::Full } else { Work::Cheap };
             let mut budget = Budget::new(0.01, 0.0);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_debt_is_paid_before_more_of_its_kind_while_the_other_goes_on() {
+    fn a_debt_delays_only_work_of_its_own_kind() {
         let mut budget = Budget::new(0.02, 0.2);
         budget.spend(Work::Full, 1.1);
         assert!(!budget.allows(Work::Full) && budget.allows(Work::Cheap));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_round_of_long_searches_keeps_within_its_credit() {
+    fn a_first_round_of_long_searches_stays_within_its_credit() {
         let (rate, credit_s, piece_s) = (0.005, 1.0, 0.04);
         let mut budget = Budget::new(rate, credit_s);
         let mut spent_s = 0.0;
@@ -172,14 +172,14 @@ mod tests {
                 spent_s += piece_s;
             }
             let most_s = credit_s + rate * f64::from(second) + piece_s;
-            assert!(spent_s <= most_s + 1e-9, "{spent_s} s after {second} s, {most_s} s were there");
+            assert!(spent_s <= most_s + 1e-9, "{spent_s} s after {second} s, {most_s} s were available");
         }
-        // No debt is left to the full ones, and nearly all that was there has been used.
+        // The full censuses' account has no debt, and nearly all of the credit has been used.
         assert!(budget.wait_s(Work::Full) < 1.0 && spent_s > 2.3, "{budget:?} {spent_s}");
     }
 
     #[test]
-    fn what_a_person_asks_for_is_there_however_much_the_rounds_owe_and_is_bounded_by_itself() {
+    fn requests_have_their_own_account_with_its_own_limit() {
         let mut budget = Budget::new(0.005, 1.0);
         budget.spend(Work::Cheap, 10.0);
         budget.spend(Work::Full, 10.0);
@@ -194,19 +194,19 @@ mod tests {
             }
         }
         assert!(!budget.allows(Work::Cheap) && !budget.allows(Work::Full), "the rounds pay for themselves");
-        // 1.2 s at once, 2 % of ten minutes, and one picture that overdraws.
+        // 1.2 s at once, 2 % of ten minutes, and one request that overdraws the account.
         assert!((12.0..=1.2 + 12.0 + 0.2).contains(&spent_s) && refused > 0, "{spent_s} {refused}");
     }
 
     #[test]
-    fn first_verdicts_use_what_both_accounts_have_and_leave_a_debt_to_one() {
+    fn first_verdicts_use_both_accounts_and_overdraw_only_one() {
         let mut budget = Budget::new(0.01, 1.0);
         budget.spend(Work::First, 0.8);
         assert!(!budget.allows(Work::Full) && budget.allows(Work::Cheap) && budget.allows(Work::First));
         budget.spend(Work::First, 0.5);
         assert!(!budget.allows(Work::Cheap) && !budget.allows(Work::First));
         assert!((budget.cheap_s + budget.full_s + 0.3).abs() < 1e-9, "{budget:?}");
-        // A debt is left alone until it is paid.
+        // An account in debt is not charged further.
         let debt_s = budget.full_s;
         budget.cheap_s = 0.001;
         budget.spend(Work::First, 0.01);

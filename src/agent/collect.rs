@@ -38,15 +38,15 @@ const LOOKS_KEPT_MAX: usize = 12;
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Time between two snapshots while there is work: the longest delay of figures by publishing.
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
-/// Arenas kept of a census (80 bytes each): glibc creates eight per core by default, so enough for 64 cores. The others are still included in
-/// the heap's sums.
+/// Arenas kept of a census (80 bytes each): glibc creates eight per core by default, so enough for 64 cores. The others are still included
+/// in the heap's sums.
 const ARENAS_KEPT_MAX: usize = 512;
 /// Size of a table of chunks after which freed memory is returned to the system: the agent must not hoard what one large heap needed.
 const TRIM_AFTER_CHUNKS: u64 = 1 << 20;
 /// Most of the budget that scanning `/proc`, or repeated censuses of one process, may take; above it they become rarer.
 const SHARE_MAX: f64 = 0.25;
-/// CPU time of a cheap census beyond which it is charged to the account of full ones, as far as that has credit: a process that takes a long
-/// search must not delay the others.
+/// CPU time of a cheap census beyond which it is charged to the account of full ones, as far as that has credit: a process that takes a
+/// long search must not delay the others.
 const CHEAP_S: f64 = 0.02;
 /// A process that starts while the agent runs, and is too small for a flight record of its end, gets its first full census after this many
 /// rounds of cheap ones: most have ended by then, and full censuses of them would take budget from those that stay.
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_looked_at_closely_and_forgotten_when_it_ends() {
+    fn a_process_gets_a_full_census_and_is_dropped_when_it_ends() {
         let (mut collector, published) = collector(cats_only());
         let mut cat = Cat::start(Path::new("/bin/cat"), None);
         settle(&mut collector);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn without_budget_nothing_is_looked_at_and_the_wait_is_bounded() {
+    fn without_budget_no_census_is_taken_and_the_wait_is_bounded() {
         let mut config = cats_only();
         config.census.budget_percent = 0.01;
         config.census.start_credit_ms = 0;
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_debt_to_be_paid_is_counted_as_left_out_while_it_waits_and_once() {
+    fn rounds_skipped_while_a_debt_is_paid_are_counted_once() {
         let mut config = cats_only();
         config.census.budget_percent = 0.01;
         config.census.start_credit_ms = 0;

@@ -17,7 +17,7 @@ pub use sections::{
     ListeningConfig, MetricsConfig, ProfileConfig, ServerConfig,
 };
 
-/// Where the configuration is looked for when none is named.
+/// The configuration file that is read if none is named.
 pub const DEFAULT_PATH: &str = "/etc/fragprof/agent.toml";
 /// Bytes read of a configuration, a secret or a bundle of certificates: a page of settings has a few KiB, all authorities of a system 200.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -55,7 +55,7 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// A value that cannot be used, or not with the others.
+    /// A value that is not valid, or contradicts another one.
     #[error("{key}: {reason}")]
     Setting {
         /// The key with its table.
@@ -63,7 +63,7 @@ pub enum ConfigError {
         /// Why.
         reason: String,
     },
-    /// A file that does not hold what it should.
+    /// A file with invalid content.
     #[error("{path} ({key}) cannot be used: {reason}")]
     File {
         /// The key with its table.
@@ -81,7 +81,7 @@ pub enum ConfigError {
         /// The address.
         listen: SocketAddr,
     },
-    /// A token that is none.
+    /// An invalid token.
     #[error("the token in {path} is not usable: {reason}")]
     Token {
         /// The file.
@@ -89,7 +89,7 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// A secret that every user of the machine knows.
+    /// A secret that every user of the machine may read.
     #[error("every user may read the secret in {path} ({key}, mode {mode:04o}): chmod 600, or defaultMode 0400 where a Secret is mounted")]
     SecretMode {
         /// The key with its table.
@@ -111,21 +111,21 @@ pub struct Config {
     pub census: CensusConfig,
     /// Names of containers.
     pub containers: ContainersConfig,
-    /// Whose allocations are attributed to call stacks, and at what cost.
+    /// Attribution of allocations to call stacks, and its cost.
     pub governed: GovernedConfig,
-    /// Listening to the emitters that processes bring.
+    /// Listening to emitters in processes.
     pub listening: ListeningConfig,
-    /// Looking for blocks to which nothing points.
+    /// Scans for blocks to which nothing points.
     pub leaks: LeaksConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
-    /// What is kept over time.
+    /// The history.
     pub history: HistoryConfig,
-    /// What is kept of processes that end.
+    /// Flight records of processes that end.
     pub flight: FlightConfig,
     /// Recordings on request.
     pub profile: ProfileConfig,
-    /// Profiles to a server.
+    /// Pushing profiles to a server.
     pub push: PushConfig,
     /// Where it is served.
     pub server: ServerConfig,
@@ -246,18 +246,18 @@ impl Config {
     }
 }
 
-/// The first line of a file that is nobody's business.
+/// The first line of a file that contains a secret.
 fn secret_line(key: &'static str, path: &Path) -> Result<String, ConfigError> {
     Ok(text(key, path, secret(key, path)?)?.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// A file that is nobody's business.
+/// The content of a file that contains a secret.
 fn secret(key: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
     use std::os::unix::fs::PermissionsExt as _;
     let bytes = read_file(key, path)?;
     let metadata = std::fs::metadata(path).map_err(|source| ConfigError::Read { key, path: path.to_owned(), source })?;
     let mode = metadata.permissions().mode() & 0o7777;
-    // A group may: that is how a service's user gets at it.
+    // The group may read it: that is how a service's user gets access.
     if mode & 0o007 != 0 {
         return Err(ConfigError::SecretMode { key, path: path.to_owned(), mode });
     }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_example_holds_the_defaults() {
+    fn the_documented_example_has_the_defaults() {
         assert_eq!(parse(include_str!("../../deploy/agent.toml")).unwrap(), Config::default());
     }
 
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_no_server_takes_is_refused() {
+    fn a_label_that_no_server_accepts_is_refused() {
         assert!(parse("[push.labels]\ncluster = 'a b'\n'_k8s.node' = 'x'").is_ok());
         for name in ["a-b", "'a b'", "1a", "''", "'ä'"] {
             let error = parse(&format!("[push.labels]\n{name} = 'x'")).unwrap_err().to_string();

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_process_is_told_as_such_and_watched_once_it_is_listened_to() {
+    fn a_small_process_is_listed_as_small_and_watched_once_it_is_listened_to() {
         let cat = Cat::start(Path::new("/bin/cat"), None);
         let rules = Rules::new(&DiscoveryConfig { rss_min_mib: 1 << 20, ..Default::default() }, "");
         let mut scanner = Scanner::default();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_a_cgroup_that_is_not_wanted_is_left_out() {
+    fn a_process_of_an_excluded_cgroup_is_left_out() {
         let cat = Cat::start(Path::new("/bin/cat"), None);
         let find = |cgroups: &[&str], exclude: &[&str]| {
             let list = |names: &[&str]| names.iter().map(ToString::to_string).collect();

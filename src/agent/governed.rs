@@ -173,7 +173,7 @@ impl Attribution {
                     self.engine = Some(engine);
                 }
                 Err(error) => {
-                    tracing::warn!("nothing can be attributed here: {error}");
+                    tracing::warn!("allocations cannot be attributed to stacks: {error}");
                     lock(&self.sample).unavailable = Some(error.to_string());
                 }
             }

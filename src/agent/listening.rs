@@ -260,7 +260,7 @@ impl Listener {
                     self.recorder = Some(recorder);
                 }
                 Err(error) => {
-                    tracing::warn!("no emitter can be listened to here: {error}");
+                    tracing::warn!("cannot listen to emitters: {error}");
                     lock(&self.sample).unavailable = Some(error.to_string());
                 }
             }

@@ -1,17 +1,17 @@
 //! Which processes are attributed, when not all can be. Pure.
 //!
-//! Need is measured in bytes: the growth of the heap since the last choice, its free bytes, and a tenth of its resident memory. A process that
-//! is attributed already stays unless another one's need is half as much again, so that windows have time to measure.
+//! Need is measured in bytes: the growth of the heap since the last choice, its free bytes, and a tenth of its resident memory. A process
+//! that is attributed already stays unless another one's need is half as much again, so that windows have time to measure.
 
 use crate::model::sample::Identity;
 
-/// How much more a newcomer must need.
+/// Factor by which another process's need must exceed that of an attributed one to replace it.
 const KEEP: f64 = 1.5;
 
 /// A process that may be attributed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// Who it is.
+    /// The process.
     pub identity: Identity,
     /// Bytes by which its heap grew since the last choice.
     pub grown_bytes: u64,
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn who_grows_or_hoards_goes_before_who_is_only_large() {
+    fn growing_and_hoarding_processes_come_before_large_ones() {
         let large = candidate(1, 0, 0, 1 << 30, false);
         let growing = candidate(2, 200 << 20, 0, 300 << 20, false);
         let hoarding = candidate(3, 0, 500 << 20, 600 << 20, false);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_attributed_keeps_the_place_against_its_like() {
+    fn an_attributed_process_stays_against_similar_ones() {
         let mine = candidate(1, 100, 0, 0, true);
         assert_eq!(pids(vec![mine, candidate(2, 140, 0, 0, false)], 1), [1]);
         assert_eq!(pids(vec![mine, candidate(2, 160, 0, 0, false)], 1), [2]);

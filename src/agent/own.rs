@@ -65,13 +65,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_is_that_of_the_last_minute_and_of_half_a_one_at_least() {
+    fn the_share_covers_the_last_minute_and_at_least_half_a_minute() {
         let (began, mut share) = (Instant::now(), CpuShare::default());
         let mut look = |second: u64, cpu_ms: u64| share.look(began + Duration::from_secs(second), Duration::from_millis(cpu_ms));
         assert_eq!((look(0, 900), look(10, 900), look(20, 1000)), (None, None, None), "too short");
         assert_eq!(look(40, 1300), Some(0.01));
         assert_eq!(look(50, 1400), Some(0.01));
-        // From the look at 50 on.
+        // From the reading at 50 s on.
         assert_eq!(look(110, 1400), Some(0.0));
         share.begin_anew();
         assert_eq!(share.look(began + Duration::from_secs(200), Duration::from_secs(2)), None);

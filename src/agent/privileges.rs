@@ -1,5 +1,5 @@
-//! Drops the privileges that the agent does not need once it runs: every capability but those of [`Capability::ALL`], also from the bounding
-//! set, and the ability to gain any through exec.
+//! Drops the privileges that the agent does not need once it runs: every capability but those of [`Capability::ALL`], also from the
+//! bounding set, and the ability to gain any through exec.
 //!
 //! Called on the main thread before others exist: capabilities are per thread, and new threads inherit them. CAP_SYS_ADMIN and
 //! CAP_SYS_RESOURCE are for kernels without uprobe_multi: they are kept only if a trial shows that uprobe_multi does not work without them.
@@ -25,8 +25,8 @@ pub fn reduce() {
         }
     };
     let keep = if is_enough(all - OF_OLD_KERNELS, held) { all - OF_OLD_KERNELS } else { all };
-    // Only CAP_SETPCAP allows narrowing the bounding set; without it the agent is not root on a plain host, and in a container the runtime has
-    // narrowed it.
+    // Only CAP_SETPCAP allows narrowing the bounding set; without it the agent is not root on a plain host, and in a container the runtime
+    // has narrowed it.
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for one in CapabilitySet::all().iter().filter(|one| !keep.contains(*one)) {
             // A capability that this kernel does not know is not in the set.
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_the_needed_capabilities_is_left() {
+    fn only_the_needed_capabilities_are_left() {
         // Capabilities are the thread's own: the other tests keep theirs.
         let left = std::thread::spawn(|| {
             reduce();

@@ -16,7 +16,7 @@ pub struct Rules {
     exclude_users: Vec<u32>,
     cgroups: Vec<String>,
     exclude_cgroups: Vec<String>,
-    /// Names of users that `passwd` does not have: they match nobody.
+    /// Names of users that are not in `passwd`: they match no process.
     pub unknown_users: Vec<String>,
 }
 
@@ -102,8 +102,8 @@ fn allow(include: &[String], exclude: &[String], texts: &[&str]) -> bool {
     (include.is_empty() || any(include)) && !any(exclude)
 }
 
-/// Whether `text` matches `pattern`: `*` is any text, `?` any character. Backtracks only to the last `*`, so it takes at most pattern × text
-/// steps.
+/// Whether `text` matches `pattern`: `*` is any text, `?` any character. Backtracks only to the last `*`, so it takes at most pattern ×
+/// text steps.
 pub fn glob(pattern: &str, text: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_are_told_by_patterns_of_their_paths() {
+    fn cgroups_are_matched_by_patterns_of_their_paths() {
         let config = DiscoveryConfig {
             cgroups: list(&["/kubepods*", "*/nginx.service"]),
             exclude_cgroups: list(&["*besteffort*"]),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_told_by_name_or_number() {
+    fn users_are_given_by_name_or_number() {
         let config = DiscoveryConfig { users: list(&["www-data", "1000"]), exclude_users: list(&["root"]), ..Default::default() };
         let rules = Rules::new(&config, PASSWD);
         assert!(rules.allow_user(33) && rules.allow_user(1000) && !rules.allow_user(0) && !rules.allow_user(5));

@@ -1,8 +1,8 @@
 //! What the census thread does next. Pure: times are seconds since the start.
 //!
-//! Each process has a time at which its next cheap census (level top) and its next close one (sampled or full) are due. Of those that are due,
-//! the one that has waited longest goes first, so that under pressure all intervals stretch alike. A process without a verdict comes before
-//! those that have one, the largest first, and may use either account; one without activity since its last census comes last.
+//! Each process has a time at which its next cheap census (level top) and its next close one (sampled or full) are due. Of those that are
+//! due, the one that has waited longest goes first, so that under pressure all intervals stretch alike. A process without a verdict comes
+//! before those that have one, the largest first, and may use either account; one without activity since its last census comes last.
 //!
 //! What is shed, in this order:
 //!
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_verdict_goes_first_the_largest_before_the_others_and_in_its_turn_from_either_account() {
+    fn processes_without_a_verdict_go_first_by_size_and_in_turn_from_either_account() {
         let mut budget = Budget::new(0.01, 1.0);
         let unjudged = |full_s: f64, bytes| Due { unjudged_bytes: Some(bytes), ..due(20.0, full_s) };
         let dues = [(1, due(5.0, 1.0)), (2, unjudged(6.0, 100)), (3, unjudged(8.0, 200)), (4, unjudged(30.0, 900))];
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_nothing_gives_way_to_others_and_is_taken_when_none_is_due() {
+    fn an_idle_process_yields_to_others_and_is_taken_when_none_is_due() {
         let budget = Budget::new(0.01, 1.0);
         let quiet = Due { gives_way: true, ..due(20.0, 5.0) };
         assert_eq!(next([(1, quiet), (2, due(20.0, 9.0))].into_iter(), 10.0, &budget), Next::Take(2, Work::Full));
@@ -216,8 +216,8 @@ mod tests {
         }
     }
 
-    /// A hundred processes at the defaults, of which each takes what was measured for programs of a hundred MiB, and one more every two
-    /// seconds that ends again: all of the hundred have a verdict within five minutes, and no more is spent than was there.
+    /// A hundred processes with the default settings, each with the cost measured for programs of a hundred MiB, while another one starts
+    /// every two seconds and soon ends: all hundred have a verdict within five minutes, and no more is spent than the budget allows.
     #[test]
     fn a_hundred_processes_have_a_verdict_within_five_minutes_while_others_come_and_go() {
         let (rate, credit_s, cost_max_s) = (0.005, 1.0, 0.03);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn left_out_rounds_are_whole_intervals() {
+    fn skipped_rounds_are_whole_intervals() {
         assert_eq!(rounds_skipped(10.0, 24.9, 15.0), 0);
         assert_eq!(rounds_skipped(10.0, 40.0, 15.0), 2);
         assert_eq!(rounds_skipped(10.0, 5.0, 15.0), 0);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_extent_is_noticed_in_both_directions() {
+    fn a_changed_extent_is_noticed_in_both_directions() {
         assert!(has_moved(120, 100, 20) && has_moved(80, 100, 20) && has_moved(1, 0, 20));
         assert!(!has_moved(119, 100, 20) && !has_moved(0, 0, 20));
         assert!(!has_moved(u64::MAX, u64::MAX, 20));

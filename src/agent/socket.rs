@@ -44,7 +44,7 @@ mod tests {
         let path = place.path().join("agent.sock");
         let (listener, file) = bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse, "an agent is living there");
+        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse, "an agent is listening there");
         drop(listener);
         let (again, second) = bind(&path).unwrap();
         drop((again, second));

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_header_is_refused() {
+    fn credentials_that_make_no_valid_header_are_refused() {
         for token in ["", "a\nb", "a\r\nX: y"] {
             assert!(matches!(prepared(Credentials::Token(token.into())), Err(AccessError::Credentials(_))), "{token:?}");
         }

@@ -80,10 +80,10 @@ pub enum ClientError {
         reason: String,
     },
     /// The connection ended before the response was complete.
-    #[error("{0}: the connection ended before the answer did")]
+    #[error("{0}: the connection ended before the response was complete")]
     Cut(String),
     /// The response is too large.
-    #[error("{address}: the answer is longer than {bytes_max} bytes")]
+    #[error("{address}: the response is longer than {bytes_max} bytes")]
     TooLong {
         /// Host and port.
         address: String,
@@ -91,7 +91,7 @@ pub enum ClientError {
         bytes_max: usize,
     },
     /// No complete response in time.
-    #[error("{address}: no whole answer within {} s", .time_max.as_secs_f64())]
+    #[error("{address}: no complete response within {} s", .time_max.as_secs_f64())]
     TooSlow {
         /// Host and port.
         address: String,

@@ -87,7 +87,7 @@ fn answers_are_read_with_a_length_in_chunks_and_to_the_end() {
 }
 
 #[test]
-fn a_refusal_is_told_with_its_status_and_what_the_server_says_of_it() {
+fn a_rejection_is_reported_with_its_status_and_the_servers_message() {
     match get(&answering("HTTP/1.0 404 no\r\n\r\nrest")) {
         Err(ClientError::Status { status: 404, message }) => assert_eq!(message, "rest"),
         other => panic!("{other:?}"),
@@ -121,7 +121,7 @@ fn a_request_has_its_path_host_credentials_tenant_and_body() {
 }
 
 #[test]
-fn a_unix_socket_is_a_server_as_any_other() {
+fn a_unix_socket_is_a_server_like_any_other() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("a socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -172,7 +172,7 @@ fn a_secret_that_the_server_repeats_is_not_shown() {
 }
 
 #[test]
-fn what_is_not_http_is_told_as_such() {
+fn a_server_that_does_not_speak_http_is_reported_as_such() {
     for garbage in [
         "\0\u{1}\u{2}",
         "SSH-2.0-OpenSSH_9.2\r\n",
@@ -197,7 +197,7 @@ fn what_is_not_http_is_told_as_such() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_is_none() {
+fn an_incomplete_response_is_an_error() {
     let halves = [
         "",
         "HTTP/1.1 200",
@@ -210,12 +210,12 @@ fn an_answer_that_breaks_off_is_none() {
     for half in halves {
         let (error, text) = refused(&answering(half));
         assert!(matches!(error, ClientError::Cut(_)), "{half:?}: {error:?}");
-        assert!(text.contains("ended before the answer did"), "{text}");
+        assert!(text.contains("ended before the response was complete"), "{text}");
     }
 }
 
 #[test]
-fn a_server_that_vanishes_is_told_with_what_the_system_says() {
+fn a_vanished_server_is_reported_with_the_systems_error() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (error, text) = refused(&server(&format!("http://{gone}")));
     assert!(matches!(error, ClientError::Io { .. }) && text.contains("Connection refused"), "{text}");
@@ -231,7 +231,7 @@ fn a_server_that_vanishes_is_told_with_what_the_system_says() {
 }
 
 #[test]
-fn what_a_server_says_before_it_closes_in_the_middle_of_a_body_is_heard() {
+fn a_response_before_the_end_of_the_request_is_reported() {
     let body = vec![0; 32 << 20];
     let port = listen(|mut stream| {
         let _ = stream.read(&mut [0; 1024]);
@@ -267,7 +267,7 @@ fn a_slow_server_costs_no_more_than_the_time_limit() {
         let server = server.with_time_max(SHORT);
         let began = Instant::now();
         let (error, text) = refused(&server);
-        assert!(matches!(error, ClientError::TooSlow { .. }) && text.contains("no whole answer within 0.5 s"), "{error:?}");
+        assert!(matches!(error, ClientError::TooSlow { .. }) && text.contains("no complete response within 0.5 s"), "{error:?}");
         assert!(began.elapsed() >= SHORT && began.elapsed() < SHORT * 10, "{:?}", began.elapsed());
     }
     assert!(sent.load(Ordering::Relaxed) > 0);
@@ -401,7 +401,7 @@ fn tls_and_plain_http_are_not_mistaken_for_each_other() {
 }
 
 #[test]
-fn an_answer_by_tls_that_somebody_cuts_is_none() {
+fn a_truncated_tls_response_is_an_error() {
     // Without a length, only the end of TLS shows that the response is complete.
     let authority = Authority::new();
     let config = Arc::new(config(&authority.sign(&["localhost"], VALID), None));
@@ -434,7 +434,7 @@ fn a_second_request_resumes_the_session_of_the_first() {
 }
 
 #[test]
-fn files_that_do_not_hold_what_they_should_are_told_apart() {
+fn invalid_files_have_distinct_errors() {
     let authority = Authority::new();
     let pair = authority.sign(&["a client"], VALID);
     let other = authority.sign(&["a client"], VALID);

@@ -134,7 +134,7 @@ fn of_alert(alert: AlertDescription) -> String {
         | CertificateUnknown
         | UnsupportedCertificate
         | DecryptError
-        | AccessDenied => format!("it refuses the client certificate, or that there is none ({alert:?})"),
+        | AccessDenied => format!("it refuses the client certificate, or requires one ({alert:?})"),
         HandshakeFailure => "it ends the handshake: it has no cipher in common with this program, or demands a client certificate".into(),
         NoApplicationProtocol => "it does not offer the protocol that is needed (HTTP/2 for gRPC, else HTTP/1.1)".into(),
         alert => format!("it ends the connection ({alert:?})"),

@@ -10,11 +10,11 @@ use serde::Deserialize;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiscoveryConfig {
-    /// Seconds between two looks at the list of processes.
+    /// Seconds between two scans of the process list.
     pub scan_interval_s: u64,
     /// Processes with fewer resident MiB are not watched.
     pub rss_min_mib: u64,
-    /// A smaller one is watched from then on that it has grown by so many resident MiB since it was first seen. 0 = never.
+    /// A smaller process is watched once it has grown by this many resident MiB since it was first seen. 0 = never.
     pub growth_min_mib: u64,
     /// Command names that are watched, `*` and `?` stand for any text and any character. Empty = all.
     pub include: Vec<String>,
@@ -28,7 +28,7 @@ pub struct DiscoveryConfig {
     pub cgroups: Vec<String>,
     /// Cgroups whose processes are not watched.
     pub exclude_cgroups: Vec<String>,
-    /// Processes watched at most, the largest ones first; the rest is counted.
+    /// Maximum number of watched processes, the largest first; the others are counted.
     pub processes_max: usize,
 }
 
@@ -55,7 +55,7 @@ impl Default for DiscoveryConfig {
 pub struct CensusConfig {
     /// Share of one core that the census thread may use, in percent.
     pub budget_percent: f64,
-    /// Processor time that may be spent at once at the start, for a first picture, in milliseconds.
+    /// CPU time that may be spent at once at the start, for the first censuses, in milliseconds.
     pub start_credit_ms: u64,
     /// Seconds between two censuses of a process at level top, budget allowing.
     pub top_interval_s: u64,
@@ -63,7 +63,7 @@ pub struct CensusConfig {
     pub full_interval_s: u64,
     /// A heap whose extent changed by this much since its last full census gets one early, in percent.
     pub full_growth_percent: u64,
-    /// Longest time one census may take, in seconds; what is left then counts as unread.
+    /// Longest time one census may take, in seconds; the rest then counts as unread.
     pub duration_max_s: u64,
     /// Pause after each MiB read, in microseconds: keeps the target's locks free in between.
     pub pause_per_mib_us: u64,
@@ -101,12 +101,12 @@ pub struct ContainersConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(from = "String")]
 pub enum CriSocket {
-    /// The first usual one that is there.
+    /// The first default socket that exists.
     #[default]
     Auto,
-    /// Nobody is asked; containers are told by their ids.
+    /// No runtime is queried; containers are identified by their ids.
     Off,
-    /// This one.
+    /// This socket.
     Path(PathBuf),
 }
 
@@ -120,32 +120,32 @@ impl From<String> for CriSocket {
     }
 }
 
-/// Whose allocations are attributed, and at what cost.
+/// Attribution of allocations to call stacks in windows, and its cost.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GovernedConfig {
-    /// Whether it is done at all: it needs the rights for BPF.
+    /// Whether it is enabled. It needs the permissions for BPF.
     pub enabled: bool,
     /// Share of its time that a process may lose, in percent.
     pub budget_percent: f64,
-    /// What all attributed processes together may lose, in percent of one core.
+    /// Time that all attributed processes together may lose, in percent of one core.
     pub node_budget_percent: f64,
-    /// Processes attributed at a time, those in most need; the rest has the census alone.
+    /// Maximum number of processes attributed at a time, those with the greatest need first; the others get only the census.
     pub targets_max: usize,
     /// Share of one core that the governor's thread may use, in percent of the last minute; above it the number of targets is halved.
     pub cpu_percent: f64,
-    /// Kernel memory for unwind tables, MiB. All recordings share them: the larger of `governed.tables_mib` and `listening.tables_mib` counts,
-    /// as it was at the start.
+    /// Kernel memory for unwind tables, MiB. All recordings share them: the larger of `governed.tables_mib` and `listening.tables_mib`
+    /// counts, as it was at the start.
     pub tables_mib: u32,
     /// Kernel memory for the ring buffer, MiB.
     pub ring_mib: u32,
-    /// Whether blocks above 1 KiB are watched all the time beside the windows, where that fits the budget.
+    /// Whether blocks above 1 KiB are tracked all the time, in addition to the windows, where that fits the budget.
     pub large_blocks: bool,
-    /// Other budgets, by command name; the first that fits counts.
+    /// Budgets by command name; the first rule that matches applies.
     pub overrides: Vec<BudgetRule>,
 }
 
-/// Another budget for processes of some name.
+/// A budget for processes with certain names.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetRule {
@@ -178,29 +178,29 @@ impl GovernedConfig {
         self.budget_percent / 100.0
     }
 
-    /// What all processes together may lose, 1 = a core.
+    /// Time that all processes together may lose, 1 = a core.
     #[must_use]
     pub fn node_budget_ratio(&self) -> f64 {
         self.node_budget_percent / 100.0
     }
 }
 
-/// Listening to processes that tell of a sample of their allocations by themselves (`otel_memory` and `ddheap` probes).
+/// Listening to processes that report a sample of their own allocations (`otel_memory` and `ddheap` probes).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ListeningConfig {
-    /// Whether it is done, where the rights for BPF are there.
+    /// Whether it is enabled, where the permissions for BPF are available.
     pub enabled: bool,
-    /// Processes listened to at a time, the largest first; the rest is counted.
+    /// Maximum number of processes listened to at a time, the largest first; the others are counted.
     pub targets_max: usize,
     /// Seconds between two profiles of a process.
     pub profile_interval_s: u64,
-    /// Seconds between two censuses of a process that its profile is joined with.
+    /// Seconds between two censuses of a process with which its profile is joined.
     pub census_interval_s: u64,
     /// Share of one core that the listener's thread may use, in percent; above it profiles and censuses become rarer.
     pub cpu_percent: f64,
-    /// Kernel memory for unwind tables, MiB. All recordings share them: the larger of `governed.tables_mib` and `listening.tables_mib` counts,
-    /// as it was at the start.
+    /// Kernel memory for unwind tables, MiB. All recordings share them: the larger of `governed.tables_mib` and `listening.tables_mib`
+    /// counts, as it was at the start.
     pub tables_mib: u32,
     /// Kernel memory for the ring buffer, MiB.
     pub ring_mib: u32,
@@ -220,25 +220,25 @@ impl Default for ListeningConfig {
     }
 }
 
-/// Looking for blocks to which nothing points: each look reads all memory that a process can write.
+/// Scans for blocks to which nothing points: each scan reads all memory that a process can write.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LeaksConfig {
-    /// Whether it is done.
+    /// Whether it is enabled.
     pub enabled: bool,
-    /// Seconds between two rounds of looks at one process.
+    /// Seconds between two rounds of scans of one process.
     pub interval_s: u64,
-    /// Looks after the first one of a round.
+    /// Number of scans in a round after the first one.
     pub looks: u32,
     /// Seconds before each of them.
     pub look_interval_s: u64,
-    /// Share of one core that the thread may use, in percent; above it processes are looked at more rarely.
+    /// Share of one core that the thread may use, in percent; above it processes are scanned less often.
     pub cpu_percent: f64,
     /// Pause after each MiB read, in microseconds.
     pub pause_per_mib_us: u64,
-    /// Processes with a larger resident heap are not looked at, MiB.
+    /// Processes with a larger resident heap are not scanned, MiB.
     pub heap_max_mib: u64,
-    /// Memory for the blocks of one process while it is looked at, MiB; processes with more blocks are not looked at.
+    /// Memory for the blocks of one process during a scan, MiB; processes with more blocks are not scanned.
     pub memory_mib: u64,
 }
 
@@ -261,7 +261,7 @@ impl Default for LeaksConfig {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
-    /// Processes with series of their own, those with the most resident memory; the rest is summed in `pid="other"`.
+    /// Maximum number of processes with series of their own, those with the most resident memory; the others are summed in `pid="other"`.
     pub processes_max: usize,
 }
 
@@ -271,7 +271,7 @@ impl Default for MetricsConfig {
     }
 }
 
-/// What is kept over time.
+/// The history.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HistoryConfig {
@@ -282,11 +282,11 @@ pub struct HistoryConfig {
     pub sample_interval_s: u64,
     /// Seconds between two profiles of a process.
     pub profile_interval_s: u64,
-    /// MiB of the history; beyond it old samples are thinned more, and at last removed.
+    /// Maximum size of the history, MiB; above it old samples are thinned further, and finally removed.
     pub size_max_mib: u64,
-    /// MiB of a history that is kept in memory.
+    /// Maximum size of a history that is kept in memory, MiB.
     pub memory_max_mib: u64,
-    /// Days after which nothing is kept.
+    /// Days after which samples are removed.
     pub age_max_days: u64,
 }
 
@@ -296,11 +296,11 @@ impl Default for HistoryConfig {
     }
 }
 
-/// What is kept of processes that end.
+/// Flight records of processes that end.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FlightConfig {
-    /// Exits of processes with fewer resident MiB are counted, not kept. Kills for want of memory always are.
+    /// Exits of processes with fewer resident MiB are only counted. Kills for lack of memory are always recorded.
     pub exit_rss_min_mib: u64,
 }
 
@@ -310,13 +310,13 @@ impl Default for FlightConfig {
     }
 }
 
-/// Recordings on request: they cost the target about 2 µs an allocation while they run.
+/// Recordings on request: they cost the target about 2 µs per allocation while they run.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileConfig {
     /// Whether `profile?seconds=N` records.
     pub on_demand: bool,
-    /// Seconds of one recording at most.
+    /// Maximum length of one recording, in seconds.
     pub seconds_max: u64,
 }
 
@@ -330,17 +330,17 @@ impl Default for ProfileConfig {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// Address and port. Beyond loopback a token is needed.
+    /// Address and port. If it is not a loopback address, a token is required.
     pub listen: SocketAddr,
     /// A second address for `/metrics`, `/healthz` and `/readyz` alone, which need no token: for a scraper and probes from outside while
     /// everything else stays on loopback.
     pub metrics_listen: Option<SocketAddr>,
     /// File whose first line is the bearer token for everything but `/metrics`, `/healthz` and `/readyz`.
     pub token_file: Option<PathBuf>,
-    /// A unix socket for everything, without a token: its file's mode lets in the agent's own user alone. Without a path: systemd's
+    /// A unix socket for everything, without a token: its file's mode admits only the agent's own user. Without a path: systemd's
     /// `$RUNTIME_DIRECTORY/agent.sock`, and none without that.
     pub socket: Option<PathBuf>,
-    /// Connections open at once. A further one takes the place of one that does nothing, else it is closed; both are counted.
+    /// Maximum number of open connections. A further one replaces an idle one, or is closed if there is none; both are counted.
     pub connections_max: usize,
 }
 
@@ -352,7 +352,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Where the unix socket is; `None` = nowhere. `runtime_directory` is systemd's `$RUNTIME_DIRECTORY`, the first of several.
+    /// Path of the unix socket; `None` = there is none. `runtime_directory` is systemd's `$RUNTIME_DIRECTORY`, the first of several.
     #[must_use]
     pub fn socket(&self, runtime_directory: Option<&str>) -> Option<PathBuf> {
         let of_service = first_of(runtime_directory).map(|directory| directory.join("agent.sock"));
@@ -360,13 +360,13 @@ impl ServerConfig {
     }
 }
 
-/// The first directory of a list that systemd hands to a service.
+/// The first directory of a list that systemd passes to a service.
 fn first_of(list: Option<&str>) -> Option<PathBuf> {
     list.and_then(|list| list.split(':').next()).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 impl HistoryConfig {
-    /// Where it lies; `None` = in memory. `state_directory` is systemd's `$STATE_DIRECTORY`, the first of several.
+    /// Its directory; `None` = in memory. `state_directory` is systemd's `$STATE_DIRECTORY`, the first of several.
     #[must_use]
     pub fn place(&self, state_directory: Option<&str>) -> Option<PathBuf> {
         self.directory.clone().or_else(|| first_of(state_directory))

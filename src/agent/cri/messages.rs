@@ -1,5 +1,5 @@
 //! The few messages of the CRI that are used (runtime.v1, k8s.io/cri-api's `api.proto`), with the fields that are used. Unknown fields
-//! are skipped, as protobuf has it; a test compares the numbers with bytes put together by hand.
+//! are skipped, as protobuf requires; a test compares the numbers with bytes written by hand.
 
 use std::collections::HashMap;
 

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_told_by_its_digest_has_its_tag_and_the_engine_is_who_answers() {
+    fn an_image_given_by_digest_has_its_tag_and_the_engine_is_the_one_that_answers() {
         let digested = |image: &str, image_ref: &str| {
             let image = messages::ImageSpec { image: image.into(), user_specified_image: String::new() };
             messages::Container { image: Some(image), image_ref: image_ref.into(), ..container('c', 'a', "nginx") }
@@ -247,7 +247,7 @@ mod tests {
         let unlisted = named(digested("docker.io/library/redis@sha256:5", "sha256:6"), &by_id('c'));
         assert_eq!((unlisted.image.as_deref(), unlisted.engine), (Some("docker.io/library/redis@sha256:5"), Engine::Crio));
         let told = Container { engine: Engine::Containerd, ..by_id('c') };
-        assert_eq!(named(digested("sha256:12", ""), &told).engine, Engine::Containerd, "the path's word counts");
+        assert_eq!(named(digested("sha256:12", ""), &told).engine, Engine::Containerd, "the path takes precedence");
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_whose_pod_is_not_listed_is_told_by_its_labels() {
+    fn a_container_whose_pod_is_not_listed_is_named_by_its_labels() {
         let mut one = container('c', 'b', "");
         one.metadata = None;
         for (key, value) in [(LABEL_NAME, "nginx"), (LABEL_POD, "web-2"), (LABEL_NAMESPACE, "shop")] {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_names_are_cut_and_harmless_and_the_rest_is_counted() {
+    fn hostile_names_are_truncated_and_cleaned_and_the_rest_is_counted() {
         let long = format!("a\u{1b}[2J\n{}", "x".repeat(100_000));
         let listed = directory(vec![sandbox('a', &long, "u1")], vec![container('c', 'a', "ok")]);
         let pod = listed.named(&by_id('c')).unwrap().pod.unwrap();
@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_answer_is_taken_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn any_answer_is_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let pods = messages::ListPodSandboxResponse::decode(bytes.as_slice()).unwrap_or_default();
             let containers = messages::ListContainersResponse::decode(bytes.as_slice()).unwrap_or_default();
             let images = messages::ListImagesResponse::decode(bytes.as_slice()).unwrap_or_default();

@@ -61,7 +61,7 @@ impl Grpc {
 
     /// Calls a method with a message.
     pub fn send(&mut self, method: &str, message: &[u8]) -> Sent {
-        let Ok(path) = PathAndQuery::from_str(method) else { return Sent::Refused(format!("{method} is no method")) };
+        let Ok(path) = PathAndQuery::from_str(method) else { return Sent::Refused(format!("{method} is not a valid method")) };
         let mut request = Request::new(message.to_vec());
         *request.metadata_mut() = MetadataMap::from_headers(self.server.headers().clone());
         let mut grpc = tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);

@@ -101,7 +101,7 @@ fn profile(since: i64, minute: i64) -> Profile {
 }
 
 #[test]
-fn an_hour_of_pushes_adds_up_to_what_was_allocated_and_tells_the_heap_at_each_minute() {
+fn an_hour_of_pushes_adds_up_to_what_was_allocated_and_has_the_heap_at_each_minute() {
     // The twentieth push is rejected permanently, and once the server is unavailable.
     static STATUSES: [u8; 61] = {
         let mut statuses = [0; 61];
@@ -131,7 +131,7 @@ fn an_hour_of_pushes_adds_up_to_what_was_allocated_and_tells_the_heap_at_each_mi
     let sums = store.delta("alloc_space", all.clone());
     // 25 minutes and 35 minutes of it.
     assert_eq!(sums["steady"], 60_000);
-    assert_eq!(sums["quadratic"], 7 * (25 * 25 + 35 * 35), "what a fall elsewhere takes is made up for");
+    assert_eq!(sums["quadratic"], 7 * (25 * 25 + 35 * 35), "reductions because of falling estimates are made up for");
     let highest = |minutes: i64| 1000 * minutes + 7 * minutes * minutes + 10 * (minutes % 2);
     assert_eq!(sums.values().sum::<i64>(), highest(25) + highest(35));
     assert_eq!(store.delta("alloc_objects", all.clone()).values().sum::<i64>(), (highest(25) + highest(35)) / 10 - 1);

@@ -363,13 +363,13 @@ impl Work {
                 self.queue.0.pop_front();
                 self.failures = 0;
                 if std::mem::take(&mut self.told) {
-                    tracing::warn!("{} takes profiles again", self.target.destination.server().address());
+                    tracing::warn!("{} accepts profiles again", self.target.destination.server().address());
                 }
                 Some(Duration::ZERO)
             }
             Sent::Refused(why) => {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("{} refuses a profile: {why}", self.target.destination.server().address());
+                tracing::warn!("{} rejected a profile: {why}", self.target.destination.server().address());
                 if let Some(parcel) = self.queue.0.pop_front() {
                     self.give_back(&parcel);
                 }
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_when_too_many_wait() {
+    fn the_oldest_profile_is_dropped_when_too_many_wait() {
         let mut queue = Queue::default();
         let source = (ProcessId { pid: crate::units::Pid(1), start_ticks: 1 }, "exact");
         let parcel = |path: String, bytes| Parcel { path, body: vec![0; bytes], source, receipt: Receipt::default() };

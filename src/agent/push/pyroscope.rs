@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_has_a_name_that_servers_take() {
+    fn a_service_has_a_name_that_servers_accept() {
         for (command, name) in
             [("nginx: worker", "nginx__worker"), ("a-b.c/d_e", "a-b.c/d_e"), ("Web Content", "Web_Content"), ("", "unknown")]
         {

@@ -211,7 +211,7 @@ fn grpc_says_what_is_wrong_with_a_server() {
     }
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let why = call(&asking(silent.local_addr().unwrap().port()), Duration::from_millis(300));
-    assert!(why.contains("no whole answer within 0.3 s"), "{why}");
+    assert!(why.contains("no complete response within 0.3 s"), "{why}");
     let gone = listen(drop);
     let plain = PushConfig { url: Some(format!("http://127.0.0.1:{gone}")), ..PushConfig::default() };
     assert!(!call(&plain, WITHIN).is_empty());
@@ -249,7 +249,7 @@ fn settings_that_do_not_go_together_are_refused_by_key() {
 }
 
 #[test]
-fn a_file_that_is_not_what_its_key_says_is_named_with_the_key() {
+fn an_invalid_file_is_named_with_its_key() {
     let (authority, files) = (Authority::new(), Files::new());
     let pair = authority.sign(&["agent"], VALID);
     let good = [("ca", &authority.certificate), ("cert", &pair.certificate), ("key", &pair.key)];
