@@ -1,6 +1,7 @@
 //! Every chunk of a heap in a table of about four bytes per chunk: state, address and size, in walking order within each region.
 //!
-//! Chunks of a region are contiguous, so only sizes are kept; every 64th address is kept too, so that an address is found in at most 64 steps. A
+//! Chunks of a region are contiguous, so only sizes are kept; every 64th address is kept too, so that an address is found in at most 64
+//! steps. A
 //! 10 GiB heap of 64-byte chunks (168 million) takes 0.7 GiB, one of 256-byte chunks 180 MiB.
 
 use std::collections::BTreeMap;
@@ -216,7 +217,7 @@ impl ChunkTable {
         if self.len.is_multiple_of(ANCHOR_EVERY) {
             self.anchors.push(region.end);
             if self.len.is_multiple_of(BLOCK_ENTRIES) {
-                // Whole from the start: what is not filled costs no memory, and nothing is copied.
+                // Allocated at full capacity: pages that are not filled cost no memory, and nothing is copied.
                 self.blocks.push(Vec::with_capacity(BLOCK_ENTRIES));
             }
         }
@@ -387,8 +388,8 @@ impl ChunkTable {
         Some(chunk)
     }
 
-    /// Whether a block at this address (as malloc returned it) is in use. `Some(false)` proves that it was freed; `Some(true)` only says that some
-    /// allocation is there now; `None` if the walk did not cover it.
+    /// Whether a block at this address (as malloc returned it) is in use. `Some(false)` proves that it was freed; `Some(true)` only says
+    /// that some allocation is there now; `None` if the walk did not cover it.
     #[must_use]
     pub fn is_live(&self, block: u64) -> Option<bool> {
         let start = block.checked_sub(self.header_bytes)?;
@@ -426,12 +427,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunks_appended_together_are_those_pushed_one_by_one(
+        fn appending_chunks_is_the_same_as_pushing_them_one_by_one(
             parts in proptest::collection::vec(proptest::collection::vec((0u64..300, 0u32..8), 0..200), 1..6)
         ) {
             let (mut together, mut one_by_one) = (ChunkTable::default(), ChunkTable::default());
             for (number, part) in parts.iter().enumerate() {
-                // Sizes that need the side table, that are odd, and that are none, are among them.
+                // Includes sizes that need the side table, odd sizes, and 0.
                 let chunk_of = |&(size, state): &(u64, u32)| (if size > 295 { size << 30 } else { size * 4 }, ChunkState::from_bits(state));
                 for table in [&mut together, &mut one_by_one] {
                     if number % 2 == 0 {
@@ -447,7 +448,7 @@ mod tests {
         }
 
         #[test]
-        fn a_table_from_which_chunks_were_taken_back_is_that_of_the_others(
+        fn taking_chunks_back_leaves_the_table_of_the_other_chunks(
             sizes in proptest::collection::vec(1u64..40, 1..300), more in proptest::collection::vec(1u64..40, 0..80), cut in any::<prop::sample::Index>()
         ) {
             let fill = |table: &mut ChunkTable, sizes: &[u64]| sizes.iter().for_each(|size| { table.push(size << 30, ChunkState::Live); });

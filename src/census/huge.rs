@@ -1,7 +1,7 @@
 //! The unused part of a heap's huge pages: 4 KiB pages within them that hold only zeros, estimated from a sample.
 //!
-//! If the kernel backs a heap with huge pages, the first byte written makes 2 MiB resident. The parts never written are zero, and would not be
-//! resident with small pages. Pages that the program zeroed look the same, and cannot be distinguished from outside.
+//! If the kernel backs a heap with huge pages, the first byte written makes 2 MiB resident. The parts never written are zero, and would not
+//! be resident with small pages. Pages that the program zeroed look the same, and cannot be distinguished from outside.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -55,7 +55,7 @@ fn estimate(huge_bytes: u64, read: u64, zero: u64) -> Option<Zeros> {
         return None;
     }
     let share = zero as f64 / read as f64;
-    // With few pages read, all or none of them zero, the error is not 0: one page more might be the other.
+    // If few pages were read, and all or none of them are zero, the error is not 0: one more page might be different.
     let spread = (share * (1.0 - share) / read as f64).sqrt().max(1.0 / read as f64);
     Some(Zeros { bytes_est: (share * huge_bytes as f64) as u64, bytes_stderr: (spread * huge_bytes as f64) as u64 })
 }

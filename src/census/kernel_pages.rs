@@ -1,9 +1,9 @@
 //! Queries the kernel for the pages of a process that are present, swapped, zero, or huge.
 //!
-//! It uses the cheapest of three ways that this kernel allows. PAGEMAP_SCAN (Linux 6.7) reports pages by category; a reported page costs four
-//! times as much as a skipped one, and in a heap nearly all pages are in the same category, plainly present. So for long ranges the *other*
-//! pages are requested, and those between them are present if they are mapped, which PROCMAP_QUERY (Linux 6.11) shows. Without that all pages
-//! are requested, and without PAGEMAP_SCAN their entries of `/proc/PID/pagemap` are read.
+//! It uses the cheapest of three ways that this kernel allows. PAGEMAP_SCAN (Linux 6.7) reports pages by category; a reported page costs
+//! four times as much as a skipped one, and in a heap nearly all pages are in the same category, plainly present. So for long ranges the
+//! *other* pages are requested, and those between them are present if they are mapped, which PROCMAP_QUERY (Linux 6.11) shows. Without that
+//! all pages are requested, and without PAGEMAP_SCAN their entries of `/proc/PID/pagemap` are read.
 
 use std::fs::File;
 use std::io;
@@ -157,7 +157,7 @@ impl KernelPages {
         let mut runs = PageRuns::default();
         let mut odd = odd.into_iter().peekable();
         let mut at = range.start;
-        // After the scan: what was unmapped before the question is not taken for present.
+        // After the scan: pages that were unmapped before the query are not taken for present.
         while at < range.end {
             let Some(mapping) = mapping_from(maps, at)? else { break };
             let (start, end) = (mapping.vma_start.max(at), mapping.vma_end.min(range.end));
@@ -292,7 +292,7 @@ mod tests {
     const BYTES: usize = 16 * MIB;
     const RIGHTS: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-    /// Memory of every kind, one mapping beside the other.
+    /// Memory of every kind, in adjacent mappings.
     struct Patchwork(*mut u8);
 
     impl Patchwork {
@@ -356,7 +356,7 @@ mod tests {
         KernelPages::open(Path::new("/proc/self")).unwrap()
     }
 
-    /// What is present, as far as every kernel tells; without the MiB that is not mapped, in which other threads may map something.
+    /// What is present, as far as every kernel shows it; without the MiB that is not mapped, in which other threads may map something.
     fn present(runs: &PageRuns, range: &Range<u64>) -> Vec<(u64, u64)> {
         let hole = range.start + 3 * MIB as u64..range.start + 4 * MIB as u64;
         let mut plain = PageRuns::default();
@@ -382,7 +382,7 @@ mod tests {
         for run in scanned.runs() {
             assert_eq!(difference.state_at(run.start), run.state);
         }
-        // From and to the middle of things.
+        // Ranges that begin and end inside mappings.
         for (from, to) in [(0x1000, 0x2000), (0, 0x3000), (0x2f_f000, 0x40_1000), (0x45_0000, 0x90_3000)] {
             let part = range.start + from..range.start + to;
             let (left, right) = (pages.by_scan(&part).unwrap(), pages.by_difference(pages.maps.as_ref().unwrap(), &part).unwrap());
@@ -427,7 +427,7 @@ mod tests {
                 asked.join().unwrap()
             });
             assert_eq!(present(&told, &range), present(&expected, &range));
-            // It is remembered, so that no question is asked in vain twice.
+            // The refusal is remembered, so that no request fails twice.
             assert!(!pages.can_query.load(Ordering::Relaxed), "{requests:?}");
             assert!(!(requests.contains(&PAGEMAP_SCAN) && pages.can_scan.load(Ordering::Relaxed)), "{requests:?}");
         }

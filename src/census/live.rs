@@ -1,7 +1,7 @@
 //! The memory of a running process: process_vm_readv and the page map, without stopping or injecting anything.
 //!
-//! Only pages that are present in the page map are read. Reading any other page would cause a page fault: it would bring in a swapped page, fill
-//! page tables for untouched memory, and block for ever if the process handles its own faults (userfaultfd).
+//! Only pages that are present in the page map are read. Reading any other page would cause a page fault: it would bring in a swapped page,
+//! fill page tables for untouched memory, and block for ever if the process handles its own faults (userfaultfd).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,7 +29,8 @@ const LOOK_AGE_MAX: Duration = Duration::from_millis(20);
 /// Bytes of smaps read at most: about 700 a mapping, 262,144 mappings.
 const SMAPS_BYTES_MAX: u64 = 192 << 20;
 
-/// The memory of a running process. The page map stays bound to the address space it was opened on, so after an exec it is no longer readable.
+/// The memory of a running process. The page map stays bound to the address space it was opened on, so after an exec it is no longer
+/// readable.
 #[derive(Debug)]
 pub struct LiveMemory {
     process: Process,
@@ -92,7 +93,7 @@ impl LiveMemory {
         let kept = looks.get_mut(slot)?;
         if let Some(look) = kept.as_ref().filter(|look| look.start == start && look.at.elapsed() < LOOK_AGE_MAX) {
             let until = look.runs.present_from(at);
-            // What was not there may have come since.
+            // A page that was not present then may be present now.
             if until > at {
                 return Some(until);
             }

@@ -1,7 +1,7 @@
 //! A process's memory behind one trait: a live process, a core file or a recorded fixture.
 //!
-//! Readers of allocators use only this. All data that comes through it is untrusted: any word may have any value, and may change between two
-//! reads.
+//! Readers of allocators use only this. All data that comes through it is untrusted: any word may have any value, and may change between
+//! two reads.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub enum MemoryError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Mappings of a target that cannot be looked at.
+    /// The target's mappings cannot be read.
     #[error(transparent)]
     Target(#[from] crate::process::ProcessError),
 }

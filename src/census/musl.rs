@@ -4,7 +4,7 @@
 //! freed_mask, last_idx:5 freeable:1 sizeclass:6 maplen:52}. A group of slots begins 16 bytes after `mem`; it is a mapping of its own
 //! (maplen pages), a piece of an object's data that was left over, or a slot of a larger group; its first word leads back to its meta.
 //!
-//! It is looked for where musl can be: in its own library, or in a program without glibc.
+//! It is searched for where musl can be: in its own library, or in a program without glibc.
 
 use std::ops::Range;
 
@@ -33,11 +33,11 @@ const AREA_HEADER_BYTES: usize = 24;
 const METAS_MAX: u32 = 101;
 /// Meta areas followed: 6.6 million groups.
 const AREAS_MAX: usize = 1 << 16;
-/// How far before the pointer to the first area the secret is looked for: `struct malloc_context` begins with it.
+/// How far before the pointer to the first area the search for the secret begins: `struct malloc_context` begins with it.
 const SECRET_WORDS_BEFORE: usize = 12;
-/// Data of larger objects is no libc's.
+/// A libc's data is smaller than this.
 const DATA_BYTES_MAX: u64 = 16 << 20;
-/// Groups of the first meta area that are asked whether they lead back to their metas.
+/// Groups of the first meta area that are checked for pointing back to their metas.
 const GROUPS_ASKED: usize = 16;
 /// Groups in slots of groups in slots: sizes grow by at least two each time.
 const DEPTH_MAX: usize = 24;
@@ -121,7 +121,7 @@ fn take(memory: &dyn Memory, objects: &Objects<'_>, layouts: &mut LayoutCache, l
     let mut quality = WalkQuality { windows: groups.len() as u64, broken_headers: torn, ..WalkQuality::default() };
     quality.judge(account.extent_bytes, used == account.extent_bytes && torn.saturating_mul(100) <= groups.len() as u64);
     let extents = extents.into_iter().map(|extent| (0, extent)).collect();
-    // Words that look like the secret but lead to no group are somebody else's: in glibc's loader, for example.
+    // Words that look like the secret but lead to no group belong to other code: glibc's loader, for example.
     Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks: table, extents }))
 }
 
@@ -140,7 +140,7 @@ fn locate(memory: &dyn Memory, objects: &Objects<'_>, layouts: &mut LayoutCache)
             if area == 0 || !area.is_multiple_of(PAGE_BYTES) || !is_user_address(area) {
                 return None;
             }
-            // The secret is random: a small number is none.
+            // The secret is random: a small number is not accepted.
             let before = data.get(at.saturating_sub(8 * SECRET_WORDS_BEFORE)..at)?;
             if !before.chunks_exact(8).any(|word| word_at(word, 0) > 1 << 40) {
                 return None;
@@ -176,7 +176,7 @@ fn is_musls(name: &str) -> bool {
     name.starts_with("ld-musl-") || name.starts_with("libc.musl-") || name == "libc.so"
 }
 
-/// Whether the groups of the first meta area lead back to their metas: most of those that can be read, and one at least. A page that only
+/// Whether the groups of the first meta area point back to their metas: most of those that can be read, and one at least. A page that only
 /// looks like a meta area has no such groups.
 fn leads_back(memory: &dyn Memory, area: u64) -> bool {
     let Some(page) = memory.bytes(area, PAGE_BYTES as usize) else { return false };
@@ -194,7 +194,7 @@ fn leads_back(memory: &dyn Memory, area: u64) -> bool {
     back > elsewhere
 }
 
-/// All groups in use, sorted by address, larger ones first; and how many metas made no sense.
+/// All groups in use, sorted by address, larger ones first; and the number of invalid metas.
 fn groups(memory: &dyn Memory, secret: u64, first: u64) -> (Vec<Group>, u64) {
     let (mut groups, mut torn) = (Vec::new(), 0);
     let mut area = first;
@@ -305,7 +305,7 @@ mod tests {
         let live = |walk: Option<HeapWalk>| walk.and_then(|walk| walk.account.live_bytes);
         assert_eq!(live(taken("/lib/ld-musl-x86_64.so.1", back)), Some(480));
         assert_eq!(live(taken("/usr/bin/static", back)), Some(480));
-        // Looks like a meta area, but nothing leads back: the words of a program's own tables.
+        // Looks like a meta area, but nothing points back: words of a program's own tables.
         assert_eq!(live(taken("/usr/bin/static", back + 40)), None);
         assert_eq!(live(taken("/usr/lib/libc.so.6", back)), None);
     }

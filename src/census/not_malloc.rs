@@ -52,8 +52,8 @@ fn kilobytes(text: &[u8]) -> u64 {
         .fold(0u64, |sum, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
 }
 
-/// Sums by kind. `heaps` are the ranges of malloc's own, `claims` those of runtimes (both sorted and disjoint): their parts of a mapping, as
-/// `resident` tells them, are left out and counted for the runtime.
+/// Sums by kind. `heaps` are the ranges of malloc's own, `claims` those of runtimes (both sorted and disjoint): their parts of a mapping,
+/// as `resident` gives them, are left out and counted for the runtime.
 #[must_use]
 pub fn classify(smaps: &[ResidentMapping], heaps: &[Range<u64>], claims: &[Claim], resident: impl Fn(Range<u64>) -> u64) -> Vec<NotMalloc> {
     let has_java_heap = claims.iter().any(|claim| claim.kind == Kind::JavaHeap);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_are_told_apart_and_summed() {
+    fn mappings_are_classified_and_summed() {
         let smaps = parse_smaps(SMAPS);
         assert_eq!(smaps.len(), 7);
         let list = classify(&smaps, &[], &[], |_| 0);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_claims_of_a_mapping_is_its_and_the_rest_is_told_by_the_mapping() {
+    fn the_claimed_part_of_a_mapping_counts_for_the_runtime_and_the_rest_by_its_mapping() {
         let claims = [Claim { kind: Kind::Pymalloc, range: 0x7f00003000..0x7f00005000 }];
         let list = classify(&parse_smaps(SMAPS), &[], &claims, |range| range.end - range.start);
         let of = |kind: &str| list.iter().find(|one| one.kind == kind).map(|one| one.resident_bytes / 1024);

@@ -46,7 +46,7 @@ pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &
         reasons.push(format!("{name} is loaded: blocks that it checks are larger than the program requested"));
     }
     for (row, sought) in rows().filter_map(|row| Some((row, row.sought?))) {
-        // One that is in nearly every process has no heap where another allocator serves malloc.
+        // An allocator that is in nearly every process has no heap if another one serves malloc.
         let other_serves = row.gives_way && (!found.is_empty() || !reasons.is_empty());
         let named = row.libraries.iter().find_map(|start| loaded(start));
         if let Some(name) = named.filter(|_| !found.contains(&row.allocator) && !other_serves) {
@@ -62,7 +62,7 @@ pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &
     reasons
 }
 
-/// Adds what the symbols of the mapped files tell: an allocator that is linked into a program has no file of its own to be known by.
+/// Adds what the symbols of the mapped files show: an allocator that is linked into a program has no file of its own.
 pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (Allocator, String)>, found: &[Allocator]) {
     for (allocator, name) in modules {
         let is_told = found.contains(&allocator) || reasons.iter().any(|reason| reason.contains(&name) && !name.is_empty());
@@ -101,7 +101,7 @@ fn of_static_program(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) ->
     "static program, or one with its own allocator: no glibc, musl, jemalloc or tcmalloc heap was found in its data".into()
 }
 
-/// Whether the program was linked by Go. Only its own data is looked at, not that of its libraries.
+/// Whether the program was linked by Go. Only its own data is examined, not that of its libraries.
 #[must_use]
 pub fn is_go(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) -> bool {
     let program = maps.mappings.iter().find_map(|mapping| mapping.path()?.file_name()?.to_str());
@@ -147,7 +147,7 @@ mod tests {
     const LIBC: &str = "7f0000000000-7f0000001000 r--p 00000000 08:01 5 /lib/x86_64-linux-gnu/libc.so.6\n";
 
     #[test]
-    fn an_allocator_without_a_reader_is_named_even_beside_a_heap_that_was_read() {
+    fn an_allocator_without_a_reader_is_named_even_if_another_heap_was_read() {
         let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/libmimalloc.so.2.0\n");
         let reasons = reasons_for(&maps, &[Allocator::Glibc]);
         assert_eq!(reasons.len(), 1);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_mappings_and_a_go_program_are_said_to_be_such() {
+    fn a_process_without_mappings_and_a_go_program_are_named_as_such() {
         assert!(reasons_for("", &[]).iter().all(|reason| reason.starts_with("no mappings")));
         let maps = Maps::parse(b"00400000-00500000 r-xp 00000000 08:01 5 /bin/go\n00500000-00501000 rw-p 00100000 08:01 5 /bin/go\n");
         let mut memory = Fixture::with_maps(maps.clone());
@@ -220,7 +220,7 @@ mod tests {
         assert!(told(Allocator::Jemalloc, &[], Vec::new()).iter().all(|reason| reason.contains("its heap was not found")));
         assert!(told(Allocator::Jemalloc, &[Allocator::Jemalloc], Vec::new()).is_empty());
         assert!(told(Allocator::Glibc, &[Allocator::Jemalloc], Vec::new()).is_empty());
-        // Said already.
+        // Already reported.
         assert_eq!(told(Allocator::Mimalloc, &[], vec!["mimalloc is loaded (server)".into()]).len(), 1);
     }
 

@@ -27,7 +27,7 @@ pub struct ObjectData {
     pub name: String,
 }
 
-/// Bytes of objects' data kept while one process is looked at; what does not fit is read again by each reader that asks.
+/// Bytes of objects' data kept during one census; what does not fit is read again by each reader that needs it.
 const DATA_KEPT_BYTES_MAX: u64 = 64 << 20;
 
 /// A process's objects, whose data and build ids are read at most once for all readers.
@@ -71,7 +71,7 @@ pub struct Data {
 struct Filled {
     /// Their numbers, by ascending place.
     numbers: Vec<u32>,
-    /// How many lie before each block of [`BLOCK_WORDS`], and how many there are.
+    /// The number of them before each block of [`BLOCK_WORDS`], and the total.
     before: Vec<u32>,
 }
 
@@ -111,7 +111,7 @@ impl Data {
     pub fn has_more_filled(&self, words: Range<usize>, max: usize) -> bool {
         let Filled { numbers, before } = self.filled();
         let at = |block: usize| before.get(block).or(before.last()).copied().unwrap_or(0) as usize;
-        // Tables of pointers are told by their whole blocks.
+        // Tables of pointers are recognised by their whole blocks.
         if at(words.end / BLOCK_WORDS).saturating_sub(at(words.start.div_ceil(BLOCK_WORDS))) > max {
             return true;
         }

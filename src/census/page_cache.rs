@@ -5,19 +5,19 @@ use std::ops::Range;
 use super::memory::Memory;
 use crate::heap::residency::{PageRuns, Residency, page_down, page_up};
 
-/// Address space asked about at once: a quarter of a millisecond, at most 4096 runs.
+/// Address space queried at once: a quarter of a millisecond, at most 4096 runs.
 const BLOCK_BYTES: u64 = 16 << 20;
 
-/// Asked about at once in long ranges: at most 3 MiB of runs.
+/// Address space queried at once in long ranges: at most 3 MiB of runs.
 const LONG_BYTES: u64 = 1 << 30;
 
-/// The page runs around the last question.
+/// The page runs around the last query.
 pub struct PageCache<'a> {
     memory: &'a dyn Memory,
     runs: PageRuns,
     range: Range<u64>,
     block_bytes: u64,
-    /// Questions that failed; their pages count as not present.
+    /// Queries that failed; their pages count as not present.
     pub refused: u64,
 }
 
@@ -28,7 +28,7 @@ impl<'a> PageCache<'a> {
         Self { memory, runs: PageRuns::default(), range: 0..0, block_bytes: BLOCK_BYTES, refused: 0 }
     }
 
-    /// For questions that do not come by ascending address: nothing is asked beyond them.
+    /// For queries that are not by ascending address: nothing beyond them is requested.
     #[must_use]
     pub fn without_foresight(memory: &'a dyn Memory) -> Self {
         Self { block_bytes: 0, ..Self::new(memory) }
@@ -47,7 +47,7 @@ impl<'a> PageCache<'a> {
         &self.runs
     }
 
-    /// What was asked is old.
+    /// Drops the cached answer, which is out of date.
     pub fn forget(&mut self) {
         self.range = 0..0;
     }

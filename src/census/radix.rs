@@ -20,7 +20,7 @@ const SPREAD_MIN: usize = 4;
 const SEARCHED_BYTES_MAX: u64 = 4 << 30;
 /// Stretches of address space tried: a process uses a few.
 const STRETCHES_MAX: usize = 64;
-/// Candidate words looked at in one object.
+/// Candidate words examined in one object.
 const CANDIDATES_MAX: usize = 1 << 16;
 /// Reads in one object, half a second's worth.
 const READS_MAX: u64 = 1 << 17;
@@ -40,8 +40,8 @@ pub struct Shape {
     pub page_bits: u32,
     /// Alignment of nodes and leaves.
     pub alignment: u64,
-    /// Root words in use at most: a root is nearly empty, as one word covers a GiB and more. Tables of pointers are turned down by this
-    /// alone.
+    /// Root words in use at most: a root is nearly empty, as one word covers a GiB and more. This alone rejects tables
+    /// of pointers.
     pub filled_max: u32,
 }
 
@@ -62,12 +62,12 @@ impl Shape {
         (8 * self.entry_words) << self.leaf_bits
     }
 
-    /// Bytes of what a root word points at.
+    /// Size of the node or leaf that a root word points to.
     fn child_bytes(&self) -> u64 {
         if self.node_bits == 0 { self.leaf_bytes() } else { 8 << self.node_bits }
     }
 
-    /// Where the entry of an address is, given what its root word points at.
+    /// The location of an address's entry, given the node or leaf that its root word points to.
     fn entry_of(&self, memory: &dyn Memory, child: u64, addr: u64) -> Option<u64> {
         let leaf = if self.node_bits == 0 {
             child
@@ -78,7 +78,7 @@ impl Shape {
         Some(leaf.wrapping_add(8 * self.entry_words * (addr >> self.page_bits & ((1 << self.leaf_bits) - 1))))
     }
 
-    /// Whether the entry of an address is there and its owner's.
+    /// Whether an address has an entry, and `owns` accepts it.
     fn is_owned(&self, memory: &dyn Memory, child: u64, addr: u64, owns: impl Fn(Entry, u64) -> bool) -> bool {
         let bytes = self.entry_of(memory, child, addr).and_then(|at| memory.bytes(at, self.entry_bytes()));
         bytes.map(|bytes| Entry::of(&bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr))
@@ -89,12 +89,12 @@ impl Shape {
     }
 }
 
-/// What a leaf says of a page.
+/// A leaf's entry for a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The word that leads to the record.
     pub first: u64,
-    /// The last word; the same one where there is one.
+    /// The last word; the same as the first if there is only one.
     pub last: u64,
 }
 
@@ -119,10 +119,10 @@ pub struct Roots {
     by_build_id: ByBuildId<u64>,
 }
 
-/// Records that a remembered root must lead to before it is believed.
+/// Records that a remembered root must lead to before it is accepted.
 const VERIFIED_MIN: u32 = 2;
 
-/// Looks for the root. `owns` tells whether a leaf's entry is of a record that covers the page of an address.
+/// Searches for the root. `owns` says whether a leaf's entry is of a record that covers the page of an address.
 #[must_use]
 pub fn find(
     memory: &dyn Memory,
@@ -145,7 +145,7 @@ pub fn find(
         let data = one.data();
         let mut votes: HashMap<u64, u32> = HashMap::new();
         let number_of = |addr: u64| usize::try_from((addr - object.range.start) / 8).unwrap_or(usize::MAX);
-        // A root in whose place for a stretch of addresses this word lies, with the samples of the stretch.
+        // The roots in which this word would be the entry for a stretch of addresses, with the samples of the stretch.
         let roots_at = |index: usize| {
             let place = object.range.start + 8 * index as u64;
             samples.iter().filter_map(move |(stretch, addrs)| Some((place.checked_sub(8 * stretch)?, addrs))).filter(|&(root, _)| {
@@ -180,7 +180,7 @@ pub fn find(
     None
 }
 
-/// Whether a remembered root is one in this process: enough of the samples lie in extents that it leads to.
+/// Whether a remembered root is valid in this process: enough of the samples lie in extents that it leads to.
 fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: Shape, owns: impl Fn(Entry, u64) -> bool) -> bool {
     let mut found = 0;
     for (stretch, addrs) in samples.iter().filter(|&&(stretch, _)| stretch < shape.root_words) {
@@ -211,7 +211,7 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
             let part = range.start.max(stretch << shape.root_reach_bits())..range.end.min((stretch + 1) << shape.root_reach_bits());
             let mut pages = spread_over(memory, part.clone());
             let bytes = part.end - part.start;
-            // A small heap fills little of what is mapped for it.
+            // A small heap uses little of what is mapped for it.
             if pages.len() < SPREAD_MIN && searched_bytes + bytes <= SEARCHED_BYTES_MAX {
                 searched_bytes += bytes;
                 pages = among_present(memory, part);
@@ -292,7 +292,7 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut
 
 /// Records at many addresses, read in windows where they lie close together. `None` stands for one that could not be read.
 pub fn read_records(memory: &dyn Memory, addrs: &[u64], bytes: usize, mut record: impl FnMut(u64, Option<&[u8]>)) {
-    /// Records further apart are read apart.
+    /// Records further apart are read separately.
     const WINDOW_BYTES: u64 = 256 << 10;
     let mut rest = addrs;
     while let Some(&first) = rest.first() {

@@ -1,9 +1,9 @@
-//! Which allocators to search a process for: a search for all of them reads the data of every object, which takes about ten milliseconds, and
-//! most are never found. Pure: times are parameters.
+//! Which allocators to search a process for: a search for all of them reads the data of every object, which takes about ten milliseconds,
+//! and most are never found. Pure: times are parameters.
 //!
-//! What was not found in one process is not searched for in others with the same objects until that program's next search: after 20 s, then at
-//! doubling intervals, up to an hour. A new object makes it another program; an allocator that is in the objects but first used later is found by
-//! the repeated searches, of each process at least once an hour.
+//! What was not found in one process is not searched for in others with the same objects until that program's next search: after 20 s, then
+//! at doubling intervals, up to an hour. A new object makes it another program; an allocator that is in the objects but first used later is
+//! found by the repeated searches, of each process at least once an hour.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -85,7 +85,7 @@ impl Searched {
         known.again = (known.again * 2).min(AGAIN_MAX);
     }
 
-    /// A process was looked at without a search of its own: it is due for one an hour after its first look.
+    /// A census was taken of a process without a search of its own: it is due for one an hour after its first census.
     pub fn met(&mut self, process: ProcessId, program: Program, now: Instant) {
         if self.processes.len() >= PROCESSES_MAX {
             self.processes.clear();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_found_is_searched_for_again_after_ever_longer_times_and_in_each_process_within_the_hour() {
+    fn what_was_not_found_is_searched_for_again_at_growing_intervals_and_in_each_process_within_the_hour() {
         let (mut searched, began) = (Searched::default(), Instant::now());
         let program = searched.program(&maps("5500000001", 7));
         let at = |seconds: u64| began + Duration::from_secs(seconds);

@@ -26,7 +26,7 @@ use crate::process::Mapping;
 pub struct Options {
     /// The level.
     pub level: Level,
-    /// How fast.
+    /// The pace.
     pub pace: Pace,
     /// Whether to measure resident memory outside malloc, which takes a read of smaps: a few milliseconds per GiB.
     pub with_not_malloc: bool,
@@ -100,7 +100,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, layouts
     finish(memory, (pid, comm), options, started, heaps, (runtimes, claims, reasons))
 }
 
-/// Lists the blocks of the heaps whose census has only sums, as far as their allocators tell them.
+/// Lists the blocks of the heaps whose census has only sums, as far as their allocators' data shows them.
 ///
 /// # Errors
 /// If the process has ended, or the permission to read is missing.
@@ -121,8 +121,8 @@ pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, layouts: &mut LayoutCa
     Ok(())
 }
 
-/// Takes out heaps whose parts do not add up beside a larger one whose parts do, and says so: what a reader misunderstood is no reason to
-/// doubt another's.
+/// Removes heaps whose parts do not add up if there is a larger one whose parts do, and returns a message for each: a misread heap is no
+/// reason to doubt the others.
 fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
     let sound = heaps.iter().filter(|heap| heap.quality.balanced).map(|heap| heap.account.extent_bytes).max().unwrap_or(0);
     let is_aside = |heap: &HeapWalk| !heap.quality.balanced && heap.account.extent_bytes < sound;
@@ -211,7 +211,7 @@ fn finish(
     Ok(Taken { census, heaps })
 }
 
-/// What the heaps' huge pages hold of zeros.
+/// Estimates the zeros in the heaps' huge pages.
 fn look_at_huge_pages(memory: &dyn Memory, heaps: &mut [HeapWalk]) {
     for heap in heaps.iter_mut().filter(|heap| heap.account.huge_bytes > 0) {
         let mut own = Vec::new();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_that_does_not_add_up_is_set_aside_only_beside_a_larger_sound_one() {
+    fn an_inconsistent_heap_is_left_out_only_if_there_is_a_larger_consistent_one() {
         let left = |mut heaps: Vec<HeapWalk>| {
             let told = set_aside(&mut heaps);
             (heaps.iter().map(|heap| heap.account.allocator.name()).collect::<Vec<_>>().join(" "), told.len())

@@ -21,7 +21,7 @@ const SHAPE: Shape =
     Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 13, alignment: 8, filled_max: 2048 };
 const PAGE_BYTES: u64 = 1 << SHAPE.page_bits;
 const SPAN_BYTES: usize = 48;
-/// Spans longer than this are none: 128 GiB.
+/// Maximum length of a span: 128 GiB.
 const SPAN_PAGES_MAX: u64 = 1 << 24;
 /// Size classes of a build: `kClassSizesMax`.
 const CLASSES_MAX: usize = 128;
@@ -151,7 +151,7 @@ fn take(
     let mut quality = WalkQuality { windows: addrs.len() as u64, broken_headers: torn, ..WalkQuality::default() };
     quality.judge(account.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
     chunks.sort_regions();
-    // What leads to no span is no page map.
+    // A page map that leads to no span is not one.
     Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks, extents }))
 }
 

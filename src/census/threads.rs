@@ -1,7 +1,7 @@
 //! Stack pointers and known registers of a process's threads, without stopping them: `/proc/PID/task/TID/syscall`.
 //!
-//! The kernel gives the system call in which a thread waits, its six arguments, the stack pointer and the program counter; of a running thread it
-//! gives nothing (fs/proc/base.c, `proc_pid_syscall`).
+//! The kernel gives the system call in which a thread waits, its six arguments, the stack pointer and the program counter; of a running
+//! thread it gives nothing (fs/proc/base.c, `proc_pid_syscall`).
 
 use std::fs;
 use std::path::Path;
@@ -97,7 +97,7 @@ mod tests {
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         let near = |state: &ThreadState| state.stack_pointer.is_some_and(|sp| sp < local && local - sp < 64 << 10);
         while !of_process(Path::new("/proc/self")).iter().any(|state| state.comm == "waits" && near(state)) {
-            assert!(std::time::Instant::now() < deadline, "the thread is never seen to wait");
+            assert!(std::time::Instant::now() < deadline, "the thread was never seen waiting");
         }
         drop(sender);
         assert!(waiter.is_ok_and(|thread| thread.join().is_ok()));

@@ -40,7 +40,7 @@ pub struct Layout {
     pub heap_info_bytes: u64,
     /// Alignment and largest size of such a heap.
     pub heap_bytes_max: u64,
-    /// Whether links of singly linked lists are stored xor their place's address >> 12 (since 2.32); `None` until a list's end was seen.
+    /// Whether links of singly linked lists are stored xor their own address >> 12 (since 2.32); `None` until a list's end was seen.
     pub safe_linking: Option<bool>,
 }
 
@@ -168,7 +168,7 @@ pub struct MallocPar {
     pub mmap_threshold_bytes: u64,
     /// Whether the threshold no longer adapts.
     pub is_threshold_fixed: bool,
-    /// Limit of arenas, 0 = eight a core.
+    /// Limit of arenas, 0 = eight per core.
     pub arena_max: u64,
     /// Size of a transparent huge page if malloc uses madvise, else 0.
     pub thp_bytes: u64,
@@ -180,7 +180,7 @@ pub struct MallocPar {
     pub mmapped_bytes: u64,
     /// Start of the brk heap; 0 before the first use.
     pub sbrk_base: u64,
-    /// Chunks a thread's cache holds a size.
+    /// Chunks of each size that a thread's cache holds.
     pub tcache_count: u64,
 }
 
@@ -209,7 +209,7 @@ pub const PAR_BYTES: usize = 160;
 const MMAPS_MAX_DEFAULT: u32 = 65536;
 
 impl MallocPar {
-    /// Decodes `bytes` found at `addr` in one shape. `None` if the values cannot be those of a `mp_`. `is_heap_start` tells whether an
+    /// Decodes `bytes` found at `addr` in one shape. `None` if the values cannot be those of a `mp_`. `is_heap_start` says whether an
     /// address is where a brk heap begins.
     #[must_use]
     pub fn parse(shape_index: usize, addr: u64, bytes: &[u8], is_heap_start: impl Fn(u64) -> bool) -> Option<Self> {

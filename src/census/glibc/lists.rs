@@ -61,10 +61,11 @@ pub fn learn_links_from_fastbins(memory: &dyn Memory, arenas: &[Arena]) -> Optio
     None
 }
 
-/// Finds candidates by their address, which lists name in no order: one place to look at, where a search by halves looks at twenty.
+/// Finds candidates by address. Lists contain them in no order, so this is a hash table: about one probe, where a binary search takes
+/// twenty.
 struct ByAddress<'a> {
     candidates: &'a [FastCandidate],
-    /// Numbers of candidates, counted from 1; 0 = none. At least every second one is.
+    /// Numbers of candidates, counted from 1; 0 = empty, as at least half of the slots are.
     slots: Vec<u32>,
 }
 
@@ -80,7 +81,7 @@ impl<'a> ByAddress<'a> {
         found
     }
 
-    /// The slots in which a candidate may be, the likeliest first.
+    /// The slots in which a candidate may be, the most likely one first.
     fn probe(&self, addr: u64) -> impl Iterator<Item = usize> + use<> {
         let mask = self.slots.len() - 1;
         // Fibonacci hashing of the address's 16-byte unit.

@@ -1,5 +1,5 @@
-//! Finds glibc's main arena, its ring of arenas and `mp_` by their structure, without symbols; their offsets are cached by build id and verified
-//! on each use.
+//! Finds glibc's main arena, its ring of arenas and `mp_` by their structure, without symbols; their offsets are cached by build id and
+//! verified on each use.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::process::{Backing, Maps};
 
 /// Most arenas followed: glibc creates at most eight per core by default; 4096 is 512 cores.
 const ARENAS_MAX: usize = 4096;
-/// Bins that must be empty (their heads refer to themselves) for a candidate to be accepted as `bins` immediately. By chance none is.
+/// Bins that must be empty (their heads refer to themselves) for a candidate to be accepted as `bins` immediately. Other data has none.
 const EMPTY_BINS_MIN: usize = 4;
 /// With fewer empty ones: bins whose first or last chunk points back at its head. A busy, fragmented arena had fewer than 4 empty.
 const CONFIRMED_BINS_MIN: usize = 16;
@@ -74,15 +74,15 @@ impl LayoutCache {
         self.by_build_id.is_empty()
     }
 
-    /// The word that marks chunks in thread caches, if its place was learned from another process of the same build. It is random: what
-    /// could be an address or a number is none.
+    /// The word that marks chunks in thread caches, if its offset is known from another process of the same build. It is random, so a word
+    /// that could be an address or a small number is not accepted.
     #[must_use]
     pub fn tcache_key(&self, memory: &dyn Memory, located: &Located) -> Option<u64> {
         let place = self.by_build_id.get(located.build_id.as_ref())?;
         memory.word(located.object.base.wrapping_add(place.tcache_key?)).filter(|&key| key >> 47 != 0)
     }
 
-    /// Remembers where the word `key` lies, if it is one of the object's data.
+    /// Stores the offset of the word `key`, if it is in the object's data.
     pub fn learn_tcache_key(&mut self, located: &Located, key: u64) {
         let Some(place) = self.by_build_id.get(located.build_id.as_ref()).filter(|place| place.tcache_key.is_none()) else { return };
         let Some(index) = located.data.chunks_exact(8).position(|word| word_at(word, 0) == key) else { return };
@@ -166,7 +166,7 @@ enum Head {
     Wrong,
 }
 
-/// What the pair of list heads number `bin` looks like.
+/// The state of the pair of list heads number `bin`.
 fn head(bins: u64, data: &[u8], at: usize, bin: usize) -> Head {
     let own = bins.wrapping_add(16 * bin as u64).wrapping_sub(16);
     let (first, last) = (word_at(data, at + 16 * bin), word_at(data, at + 16 * bin + 8));
@@ -183,7 +183,7 @@ fn head(bins: u64, data: &[u8], at: usize, bin: usize) -> Head {
 enum BinsCheck {
     /// Enough empty bins refer to themselves.
     Bins,
-    /// Everything fits, but few bins are empty: whether the others' chunks lead back must be read.
+    /// Everything fits, but few bins are empty: the chunks of the others must be read, to see whether they point back.
     Perhaps {
         /// The empty ones.
         empty: usize,
@@ -205,7 +205,7 @@ fn look_at_bins(bins: u64, data: &[u8], at: usize) -> BinsCheck {
             Head::Wrong => return BinsCheck::Other,
         }
     }
-    // Chunks come from memory of the system: where a table of pointers ends, zeros follow.
+    // An arena with chunks has got memory from the system; a table of pointers is usually followed by zeros.
     let system_bytes = word_at(data, at + NEXT_AFTER_BINS as usize + 24);
     match empty {
         EMPTY_BINS_MIN.. => BinsCheck::Bins,
@@ -214,8 +214,8 @@ fn look_at_bins(bins: u64, data: &[u8], at: usize) -> BinsCheck {
     }
 }
 
-/// Whether what lies around the bins can be the rest of an arena: top and the last remainder before them; next, next_free, the number of
-/// threads and the bytes from the system behind. Long tables of pointers, which look like linked bins (redis keeps 10,000 shared
+/// Whether the words around the bins can be the rest of an arena: top and the last remainder before them; next, next_free, the number of
+/// threads and the bytes from the system after them. Long tables of pointers, which look like linked bins (redis keeps 10,000 shared
 /// integers, OpenSSL its relocated constants), have pointers there too.
 fn has_arena_around(data: &[u8], at: usize) -> bool {
     let (Some(before), after) = (at.checked_sub(TOP_BEFORE_BINS as usize), at + NEXT_AFTER_BINS as usize) else { return false };
@@ -232,7 +232,7 @@ fn has_arena_around(data: &[u8], at: usize) -> bool {
         && word_at(data, after + 32) < 1 << 47
 }
 
-/// Whether enough bins are empty or lead back: bk of the first chunk and fd of the last one are the bin's head.
+/// Whether enough bins are empty or confirmed: bk of the first chunk and fd of the last one point to the bin's head.
 fn are_bins_confirmed(memory: &dyn Memory, bins: u64, data: &[u8], at: usize, empty: usize) -> bool {
     let mut confirmed = empty;
     for bin in 0..BINS {
@@ -248,7 +248,7 @@ fn are_bins_confirmed(memory: &dyn Memory, bins: u64, data: &[u8], at: usize, em
     false
 }
 
-/// Follows `next` from arena to arena until it comes back, which tells how far an arena's start is from its bins.
+/// Follows `next` from arena to arena until the ring closes, which gives the distance of an arena's start from its bins.
 fn close_ring(memory: &dyn Memory, bins: u64, next: u64) -> Option<(Layout, Vec<u64>)> {
     // A ring of one: the arena's own address.
     if let Some(distance) = bins.checked_sub(next).filter(|distance| BINS_OFFSETS.contains(distance) && distance % 8 == 0) {
@@ -283,7 +283,7 @@ fn find_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64) -> Option<Mal
     let mut best: Option<MallocPar> = None;
     for at in (first..data.len().saturating_sub(PAR_BYTES)).step_by(32) {
         let Some(bytes) = data.get(at..at + PAR_BYTES) else { break };
-        // Cheap refusal: arena_test is a small number that is never 0.
+        // A cheap check first: arena_test is a small number that is never 0.
         if !(1..=64).contains(&word_at(bytes, 24)) {
             continue;
         }

@@ -1,10 +1,10 @@
 //! Chunks that malloc mapped one by one, found in the anonymous mappings.
 //!
-//! A chunk's own size gives its extent. The kernel's mappings do not: it merges neighbours, and madvise, mprotect, mlock and prctl split a chunk
-//! into several. So chunks are searched for at the start of writable mappings, and may extend through all adjacent ones that follow.
+//! A chunk's own size gives its extent. The kernel's mappings do not: it merges neighbours, and madvise, mprotect, mlock and prctl split a
+//! chunk into several. So chunks are searched for at the start of writable mappings, and may extend through all adjacent ones that follow.
 //!
-//! Their size word has the second flag alone. Up to 2.42 size + offset is the mapping's length, since 2.43 16 bytes less; `prev_size` is the
-//! offset of the chunk in its mapping (not 0 after memalign), with bit 0 set for huge pages since 2.43.
+//! Their size word has the second flag alone. Up to 2.42 size + offset is the mapping's length, since 2.43 16 bytes less; `prev_size` is
+//! the offset of the chunk in its mapping (not 0 after memalign), with bit 0 set for huge pages since 2.43.
 
 use std::ops::Range;
 
@@ -179,9 +179,9 @@ mod tests {
         page
     }
 
-    /// What numpy makes of its arrays: the page of the header, then the block with another setting; and the upper neighbour.
+    /// The mappings of a numpy array: the page of the header, then the block with another setting; and the upper neighbour.
     #[test]
-    fn chunks_reach_through_mappings_that_were_split_and_begin_in_ones_that_were_joined() {
+    fn chunks_extend_through_split_mappings_and_begin_inside_merged_ones() {
         const MAPS: &[u8] = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0\n7f0000001000-7f0000011000 rw-p 00000000 00:00 0\n\
             7f0000011000-7f0000012000 rw-p 00000000 00:00 0\n7f0000012000-7f0000014000 r--p 00000000 00:00 0\n\
             7f0000014000-7f0000034000 rw-p 00000000 00:00 0\n7f0000040000-7f0000050000 rw-p 00000000 00:00 0\n";
@@ -191,7 +191,7 @@ mod tests {
         for (start, bytes) in chunks {
             memory.write_word(start + 8, bytes | 2);
         }
-        // Its size would lead over a gap in the address space.
+        // Its size would extend across a gap in the address space.
         memory.write_word(0x7f00_0004_0008, 0x11000 | 2);
         let ranges = super::super::super::objects::anonymous_ranges(&maps);
         let spans = super::super::super::objects::unbacked_ranges(&maps);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_leaves_its_mapping_or_has_other_flags_is_none() {
+    fn a_chunk_that_leaves_its_mapping_or_has_other_flags_is_rejected() {
         let range = 0x10000..0x20000;
         assert_eq!(chunk_in_page(&page_with(0, 0, 0x21000 | 2), 0x10000, &range), None);
         assert_eq!(chunk_in_page(&page_with(0, 0, 0x1000 | 3), 0x10000, &range), None);

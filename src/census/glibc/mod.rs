@@ -78,7 +78,7 @@ fn take(
         let telling = Telling { tcache_key, fast_sizes: lists::fastbin_sizes(&arenas), heaps: heap_span(&regions), layout };
         sample::estimate(memory, &regions.plans, &telling, pacer.clone())
     });
-    // Windows that hold too few chunks to be read alone lie in a heap of large chunks, of which a walk reads little but the headers.
+    // If nearly all windows are without a chunk, the heap consists of large chunks, of which a walk reads little but the headers.
     let is_walked = level == Level::Full || sample.is_some_and(|sample| sample.lost_ratio() > sample::LOST_RATIO_MAX);
     let level = if is_walked { Level::Full } else { level };
     match level {
@@ -108,7 +108,7 @@ fn take(
             walker.fast_sizes = lists::fastbin_sizes(&arenas);
             walker.heaps = heap_span(&regions);
             let mut extents = Vec::new();
-            // The least that each arena held at the start, at the end of its regions, and at the end of all.
+            // The least that each arena held at the start of the walk, at the end of its regions, and at the end of the walk.
             let mut system_bytes: Vec<u64> = arenas.iter().map(|arena| arena.system_bytes).collect();
             for (plan, extent) in regions.plans.iter().zip(&regions.extents) {
                 let first = walker.table.regions().len();
@@ -271,9 +271,9 @@ fn read_system_bytes(memory: &dyn Memory, layout: &Layout, arena: &Arena) -> u64
     memory.word(place).unwrap_or(arena.system_bytes)
 }
 
-/// Compares what was walked with glibc's own `system_mem`, before, while the regions' ends were walked, and after. What was walked less
-/// than the least of these (`least_bytes`, summed over the arenas) is unknown; what was walked too much, beyond the heap's
-/// own change, means that the census is wrong.
+/// Compares the bytes walked with glibc's own `system_mem`, before, while the regions' ends were walked, and after. Bytes missing from
+/// the least of these (`least_bytes`, summed over the arenas) are unknown; if more was walked than the heap's own change explains, the
+/// census is wrong.
 fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &ChunkTable, arenas: [&Vec<Arena>; 2], least_bytes: u64) {
     let walked: u64 = table.regions().iter().map(|region| region.end - region.start).fold(account.overhead_bytes, u64::saturating_add);
     let [before, after] = arenas.map(|list| list.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add));

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use super::super::memory::word_at;
 use super::layout::{CHUNK_BYTES_MIN, FLAGS, IS_MMAPPED, NON_MAIN_ARENA, PREV_INUSE, is_link};
 
-/// Bytes in which a new boundary is looked for at once.
+/// Bytes searched for a new boundary at once.
 const SYNC_BYTES: u64 = 32 << 10;
-/// Chunks in a row, or starting places that agree, that make a boundary found by trial believable.
+/// Chunks in a row, or starting points that agree, for a boundary found by trial to be accepted.
 const SYNC_VOTES_MIN: u32 = 8;
 
 /// Sound headers in a row that make a page look like the start of a piece.
@@ -91,12 +91,12 @@ pub struct Bounds {
     pub goes_on_after_top: bool,
 }
 
-/// How far a run came.
+/// How far a run got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parsed {
     /// First address that no record covers.
     pub stop: u64,
-    /// The header that made no sense, if that ended the run.
+    /// The invalid header, if one ended the run.
     pub broken: Option<u64>,
     /// Whether the region's end was reached.
     pub is_done: bool,
@@ -190,8 +190,9 @@ fn is_top(header: u64, at: u64, bounds: &Bounds) -> bool {
     if bounds.goes_on_after_top { at == top && (at + bytes) & 4095 == 0 } else { at + bytes == bounds.end }
 }
 
-/// Finds a boundary at or after `from`. True boundaries attract: from every 16-byte place of the next 32 KiB the chain is followed to the
-/// snapshot's end; the end point that most chains agree on is true, and the first place that leads there is the answer.
+/// Finds a boundary at or after `from`. Chains that start at wrong addresses soon run into true boundaries: from every multiple of 16 bytes
+/// in the next 32 KiB the chain is followed to the snapshot's end; the end that most chains reach is true, and the first start that leads
+/// there is the answer.
 #[must_use]
 pub fn find_boundary(snapshot: &Snapshot, from: u64, bounds: &Bounds) -> Option<u64> {
     struct Votes {
@@ -250,8 +251,7 @@ pub fn find_piece(snapshot: &Snapshot, from: u64, bounds: &Bounds) -> Option<u64
     None
 }
 
-/// A boundary before `by` that `chunks` sound headers in a row confirm, looked for from `from` on. For samples, where there is no time for
-/// a vote.
+/// A boundary between `from` and `by` that `chunks` sound headers in a row confirm. For samples, where there is no time for a vote.
 #[must_use]
 pub fn first_boundary(snapshot: &Snapshot, from: u64, by: u64, bounds: &Bounds, chunks: u32) -> Option<u64> {
     let mut place = from.checked_next_multiple_of(16)?;

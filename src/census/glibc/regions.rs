@@ -8,7 +8,7 @@ use super::layout::{Arena, Layout, MallocPar, is_link};
 use super::parse::Bounds;
 use super::walk::RegionPlan;
 
-/// Free chunks of the main arena that are looked at to find the mappings that took the place of the brk heap.
+/// Free chunks of the main arena that are followed to find the mappings that replaced the brk heap.
 const ANCHORS_MAX: usize = 4096;
 /// Chunks followed in one bin.
 const ANCHORS_PER_BIN_MAX: usize = 64;
@@ -52,7 +52,7 @@ pub fn regions(
 }
 
 impl Regions {
-    /// Adds a region unless it overlaps one that is there: two arenas never share memory, so overlap means damage or a forgery.
+    /// Adds a region unless it overlaps an existing one: two arenas never share memory, so overlap means damage or a forgery.
     fn add(&mut self, extent: Range<u64>, plan: RegionPlan) {
         let overlaps = |other: &Range<u64>| extent.start < other.end && other.start < extent.end;
         if plan.start >= plan.bounds.end || plan.start < extent.start || self.extents.iter().any(|(_, other)| overlaps(other)) {

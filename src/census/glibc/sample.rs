@@ -14,15 +14,15 @@ use super::walker::Walker;
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
 use crate::heap::residency::{page_down, page_up};
 
-/// What is classified of a window, from its middle on.
+/// Bytes of a window that are classified: from its middle on.
 const HALF_BYTES: u64 = 64 << 10;
-/// How far before the middle a boundary is looked for: the short way is enough for small chunks, and spares nearly half of the reading.
+/// How far before the middle the search for a boundary begins: the shorter distance is enough for small chunks, and saves nearly half of
+/// the reading.
 const LEADS_BYTES: [u64; 2] = [8 << 10, 64 << 10];
 /// Headers in a row that confirm a boundary.
 const CONFIRMING_CHUNKS: u32 = 12;
 
-/// Share of windows without chunks above which the estimate is worth nothing. What is left for small chunks is then so little that a walk
-/// stays cheap.
+/// Share of windows without chunks above which the estimate is useless. The heap then has so few small chunks that a walk is cheap.
 pub const LOST_RATIO_MAX: f64 = 0.9;
 
 /// The estimate.
@@ -33,7 +33,7 @@ pub struct Estimate {
     /// Standard error, from the spread between windows. Windows without a boundary hold large chunks or long free runs, which may all be
     /// live or all be free: what that could change is added.
     pub live_bytes_stderr: u64,
-    /// What the resident pages are full of; `None` where members of fastbins cannot be told from chunks in use one by one.
+    /// Contents of the resident pages; `None` if members of fastbins cannot be distinguished from chunks in use one by one.
     pub occupancy: Option<OccupancyEstimate>,
     /// Windows and their failures.
     pub quality: WalkQuality,
@@ -49,22 +49,22 @@ impl Estimate {
     }
 }
 
-/// What tells chunks that are cached from those in use, one by one.
+/// What distinguishes cached chunks from those in use, one by one.
 #[derive(Debug, Clone)]
 pub struct Telling {
     /// The word that marks chunks in thread caches.
     pub tcache_key: Option<u64>,
     /// Sizes for which some arena has a fastbin in use.
     pub fast_sizes: Vec<u64>,
-    /// Where the links of fastbins lead.
+    /// The range in which the links of fastbins point.
     pub heaps: Range<u64>,
     /// How they are stored.
     pub layout: Layout,
 }
 
 impl Telling {
-    /// Whether members of fastbins are told. Protected links lead into the heap in a chunk of theirs alone; a plain one is like any
-    /// pointer of the program's.
+    /// Whether members of fastbins can be recognised. Only in a member does a protected link decode to an address in the heap; a plain link
+    /// looks like any pointer of the program.
     fn tells_fastbins(&self) -> bool {
         self.fast_sizes.is_empty() || self.layout.safe_linking == Some(true)
     }
@@ -150,7 +150,7 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], telling: &Telling, pa
     }
 }
 
-/// What the records tell of a window.
+/// The figures of a window from its records.
 fn window(walker: &mut Walker<'_>, records: &[Record], range: Range<u64>, telling: &Telling) -> Window {
     let mut sum = Window::default();
     // Pages that the records cover whole.
@@ -163,7 +163,7 @@ fn window(walker: &mut Walker<'_>, records: &[Record], range: Range<u64>, tellin
     };
     for record in records {
         let holder = telling.holder(record);
-        // To the byte: points at equal distances would meet the same chunks of a regular pattern again and again.
+        // Cut to the byte: points at equal distances would hit the same chunks of a regular pattern again and again.
         let part = within(record, &range);
         let bytes = (part.end - part.start) as f64;
         sum.seen += bytes;
@@ -184,8 +184,8 @@ fn window(walker: &mut Walker<'_>, records: &[Record], range: Range<u64>, tellin
     sum
 }
 
-/// The share of the one in the other over all windows, with its standard error: a ratio estimator over windows as clusters. What the
-/// lost windows could change is added.
+/// The ratio of the two values over all windows, with its standard error: a ratio estimator with windows as clusters. What the lost windows
+/// could change is added.
 fn share(windows: &[Window], lost_share: f64, of: impl Fn(&Window) -> (f64, f64)) -> (f64, f64) {
     let (all, part) = windows.iter().map(&of).fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     if all <= 0.0 {

@@ -1,8 +1,8 @@
 //! glibc's per-thread caches: their structures, the chunks on their lists, and the word that marks those chunks.
 //!
-//! `struct tcache_perthread_struct` (malloc/malloc.c) is itself a chunk of its thread's arena: up to 2.42 `u16 counts[64]`, `ptr[64]`; since
-//! 2.43 `u16 num_slots[76]`, `ptr[76]`, where the counts tell the places left, not those taken. A cached chunk's second word is a key: the
-//! address of the structure (2.29–2.33), or a random word of libc's data (since 2.34).
+//! `struct tcache_perthread_struct` (malloc/malloc.c) is itself a chunk of its thread's arena: up to 2.42 `u16 counts[64]`, `ptr[64]`;
+//! since 2.43 `u16 num_slots[76]`, `ptr[76]`, where the counts are of the free slots, not of those in use. A cached chunk's second word is
+//! a key: the address of the structure (2.29–2.33), or a random word of libc's data (since 2.34).
 
 use super::super::chunks::{Block, ChunkState, ChunkTable};
 use super::super::memory::{Memory, word_at, word16_at};
@@ -24,8 +24,8 @@ pub fn is_cache_size(chunk_bytes: u64) -> bool {
     CHUNK_SIZES.iter().any(|&(bytes, _)| bytes == chunk_bytes)
 }
 
-/// The blocks of a table that are threads' caches with chunks in them: their heads lead to cached chunks, and their counts agree. They are in
-/// use, but not the program's.
+/// The blocks of a table that are threads' caches with chunks in them: their heads lead to cached chunks, and their counts agree. They are
+/// in use, but not the program's.
 #[must_use]
 pub fn find(memory: &dyn Memory, table: &ChunkTable) -> Vec<Block> {
     let sized = table.live_blocks().filter(|block| is_cache_size(block.chunk.bytes)).take(CANDIDATES_MAX);
@@ -38,7 +38,7 @@ fn is_cache(memory: &dyn Memory, table: &ChunkTable, block: &Block) -> bool {
     let (mut heads, mut cached) = (0, 0);
     for list in 0..lists {
         let (count, head) = (word16_at(&bytes, 2 * list), word_at(&bytes, lists * 2 + 8 * list));
-        // Since 2.43 the counts tell the places left.
+        // Since 2.43 the counts are of the free slots.
         if lists <= EXACT_LISTS && (count == 0) != (head == 0) || head != 0 && !is_chunk_address(head) {
             return false;
         }
@@ -61,11 +61,11 @@ pub struct ThreadCache {
     pub chunks: Vec<(u64, u64)>,
     /// The key of the chunks; 0 if there are none.
     pub key: u64,
-    /// Lists that ended in nonsense.
+    /// Lists with an invalid end.
     pub broken_lists: u64,
 }
 
-/// Reads the cache at the user address `addr` of a chunk of `chunk_bytes`. `count_max` is the configured number of chunks a size, 0 if it
+/// Reads the cache at the user address `addr` of a chunk of `chunk_bytes`. `count_max` is the configured number of chunks per size, 0 if it
 /// is not known. `None` if it is not one.
 #[must_use]
 pub fn read(memory: &dyn Memory, layout: &mut Layout, addr: u64, chunk_bytes: u64, count_max: u64) -> Option<ThreadCache> {

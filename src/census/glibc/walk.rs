@@ -1,10 +1,10 @@
 //! Walks one region of a heap chunk by chunk while the program keeps changing it.
 //!
-//! Measures for exactness, in this order: (1) the last few chunks of a window are held back and read again with the next one, so that a boundary
-//! that vanished (merged into the chunk before) can be replaced by another that still exists; reading the same boundary again never helps. (2)
-//! Near the region's end a bad header usually means that top moved: read it again. (3) After a bad header in mid-window, commit the chunks before
-//! it and read from there. (4) Go back to the start of an earlier window, discard what was found since, and walk the stretch again. (5) Otherwise
-//! find a new boundary by trial, and report the gap as unknown.
+//! Measures for exactness, in this order: (1) the last few chunks of a window are held back and read again with the next one, so that a
+//! boundary that vanished (merged into the chunk before) can be replaced by another that still exists; reading the same boundary again
+//! never helps. (2) Near the region's end a bad header usually means that top moved: read it again. (3) After a bad header in mid-window,
+//! commit the chunks before it and read from there. (4) Go back to the start of an earlier window, discard what was found since, and walk
+//! the stretch again. (5) Otherwise find a new boundary by trial, and report the gap as unknown.
 
 use std::collections::VecDeque;
 
@@ -16,12 +16,12 @@ use crate::heap::residency::page_up;
 
 /// Chunks held back at the end of a window.
 const HELD_BACK_MAX: usize = 12;
-/// Reads from one place before a new boundary is looked for.
+/// Reads at one address before a new boundary is searched for.
 const TRIES_MAX: u32 = 3;
 /// Windows whose starts are remembered to go back to, the nearest one first. While a walk waits for a processor, a busy heap may replace
 /// nearly all boundaries of the last few; one of many still stands.
 const GO_BACK_MAX: usize = 24;
-/// Most times a walk goes back: four seconds of reading in a heap without any sound structure.
+/// Maximum number of times a walk goes back: four seconds of reading in a heap without any sound structure.
 const WALKED_AGAIN_MAX: u64 = 4096;
 /// How near the region's end a bad header must be for top to be read again.
 const NEAR_END_BYTES: u64 = 4 << 20;
@@ -175,9 +175,9 @@ impl RegionWalk {
         None
     }
 
-    /// After a broken header: commit what came before it and read again from there; after a few tries look for a new boundary.
+    /// After a broken header: commit what came before it and read again from there; after a few tries search for a new boundary.
     fn recover(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, broken: u64, gap: &[Record], records: &[Record]) {
-        // A page that has been touched since it was asked about reads as zeros.
+        // A page that was touched after its state was queried reads as zeros.
         walker.pages.forget();
         if self.tries < TRIES_MAX {
             self.tries += 1;
@@ -208,7 +208,7 @@ impl RegionWalk {
         self.resynchronise(walker, snapshot, broken.max(self.at) + 16, false);
     }
 
-    /// Goes back to the start of an earlier window, one further each time until the walk gets on; `false` if there is none.
+    /// Goes back to the start of an earlier window, one further each time until the walk makes progress; `false` if there is none.
     fn go_back(&mut self, walker: &mut Walker<'_>) -> bool {
         let Some(start) = self.starts.pop_back().filter(|_| walker.quality.walked_again < WALKED_AGAIN_MAX) else { return false };
         walker.quality.walked_again += 1;
@@ -216,7 +216,8 @@ impl RegionWalk {
         true
     }
 
-    /// Looks for a boundary from `from` on, window by window. `is_unread`: it is for lack of readable pages, not of a sound heap.
+    /// Searches for a boundary from `from` on, window by window. `is_unread`: because pages cannot be read, not because the heap is
+    /// unsound.
     fn resynchronise(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64, is_unread: bool) {
         walker.quality.resynchronised += 1;
         self.starts.clear();
@@ -286,7 +287,7 @@ impl RegionWalk {
         loop {
             let bytes = here[1] & !FLAGS;
             let next = self.at.saturating_add(bytes);
-            // The last chunk, or a header that changed: the ordinary way sorts it out, from a fresh window.
+            // The last chunk, or a header that changed: the ordinary walk handles it, from a fresh window.
             if !is_sound_header(here[1], self.at, &self.bounds)
                 || next.saturating_add(16) > self.bounds.end
                 || self.bounds.top == Some(self.at)
@@ -325,7 +326,7 @@ impl RegionWalk {
     /// A hop that could not be made: try again with fresh data, and after a few tries give the chunk up as unknown.
     fn force_progress(&mut self, walker: &mut Walker<'_>, bytes: u64) {
         walker.pages.forget();
-        // Without a size there is nothing to step over: the window read next finds out what is the matter.
+        // Without a size there is nothing to step over: the next window shows what happened.
         if self.refresh_top(walker) || bytes < CHUNK_BYTES_MIN {
             return;
         }
@@ -354,7 +355,7 @@ impl RegionWalk {
         let Some(top) = walker.memory.word(place) else { return false };
         let Some(bytes) = walker.memory.word(top.wrapping_add(8)).map(|size| size & !FLAGS) else { return false };
         let Some(end) = top.checked_add(bytes) else { return false };
-        // Top in another heap, or nonsense: the region stays as it is.
+        // Top is in another heap, or invalid: the region stays as it is.
         let near = self.bounds.end.saturating_add(1 << 30);
         if top < self.plan.start || end & 4095 != 0 || end > near || end.saturating_add(1 << 30) < self.bounds.end {
             return false;

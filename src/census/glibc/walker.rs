@@ -9,7 +9,7 @@ use super::layout::{FASTBIN_CHUNK_BYTES_MAX, Layout, is_chunk_address};
 use super::parse::{Kind, Record, Snapshot};
 use crate::heap::residency::page_down;
 
-/// Address space in which the next present page is looked for at once.
+/// Address space searched for the next present page at once.
 const RESIDENCY_BYTES: u64 = 16 << 20;
 /// Candidates for fastbins remembered: 32 MiB. Lists that go on beyond are followed by reading.
 const FAST_CANDIDATES_MAX: usize = 1 << 21;
@@ -31,7 +31,7 @@ pub struct Walker<'a> {
     pub tcache_key: Option<u64>,
     /// Sizes of chunks that non-empty fastbins hold.
     pub fast_sizes: Vec<u64>,
-    /// Where heaps lie: links that lead elsewhere are none.
+    /// Where heaps lie: words that point elsewhere are not links.
     pub heaps: std::ops::Range<u64>,
     /// Speed and time limit.
     pub pacer: Pacer,
@@ -67,7 +67,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// A reader of windows at random places.
+    /// A reader of windows at random addresses.
     #[must_use]
     pub(super) fn for_samples(memory: &'a dyn Memory, pacer: Pacer) -> Self {
         Self { pages: PageCache::without_foresight(memory), ..Self::new(memory, Layout::with_bins_at(0), pacer) }

@@ -1,8 +1,8 @@
 //! Thread caches of jemalloc 5.3: which words of their stacks are left over from blocks that were allocated again. Pure.
 //!
-//! `cache_bin_t` (include/jemalloc/internal/cache_bin.h) is {stack_head, nrequests, low_water:16, full:16, empty:16}, the last three the low
-//! bits of addresses in the thread's one block of stacks. The stacks grow down and follow one another: where a bin's is empty, the next one's is
-//! full. Blocks that the cache holds stand from `stack_head` to empty; what lies below it is old.
+//! `cache_bin_t` (include/jemalloc/internal/cache_bin.h) is {stack_head, nrequests, low_water:16, full:16, empty:16}, the last three the
+//! low bits of addresses in the thread's one block of stacks. The stacks grow down and follow one another: where a bin's is empty, the next
+//! one's is full. Blocks that the cache holds are between `stack_head` and empty; words below `stack_head` are stale.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ fn bin_at(bytes: &[u8], at: usize) -> Option<Bin> {
     is_sound.then_some(Bin { full: head.checked_sub(below)?, head, empty: head + above })
 }
 
-/// The words of caches' stacks that are old, of the caches that lie in these bytes at `addr`.
+/// The stale words in the stacks of the caches in these bytes, which lie at `addr`.
 #[must_use]
 pub fn stale(addr: u64, bytes: &[u8]) -> Vec<Range<u64>> {
     let mut found = Vec::new();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_the_heads_of_a_caches_stacks_is_old() {
+    fn words_below_the_heads_of_a_caches_stacks_are_stale() {
         let start = 0x7f00_0001_fff0;
         let stacks = [(8u64, 3u64); 20];
         let mut bytes = vec![0u8; 40];

@@ -15,13 +15,13 @@ use super::metadata::Block;
 const STEPS: u64 = 200;
 /// Bytes of a block that are searched: the smallest block.
 const SEARCHED_BYTES: u64 = 2 << 20;
-/// Bytes searched in all; an arena whose place is known from another one costs two small reads.
+/// Bytes searched in all; an arena whose offsets are known from another one costs two small reads.
 const SEARCHED_BYTES_MAX: u64 = 64 << 20;
 /// Distance of the two structures: a mutex, 200 words of backlog and some more.
 const DISTANCE: Range<usize> = 1600..16 << 10;
 /// How far before its time a structure begins: its mutex.
 const MUTEX_BYTES_MAX: u64 = 512;
-/// Longest time that jemalloc accepts is centuries; more than this is no time.
+/// The longest time that jemalloc accepts is centuries; a larger number is not a time.
 const TIME_MS_MAX: u64 = 1 << 40;
 /// Bytes of the fields that are compared.
 const FIELDS_BYTES: usize = 40;
@@ -100,7 +100,7 @@ fn search(memory: &dyn Memory, addr: u64, bytes: u64) -> Option<([usize; 2], Dec
     None
 }
 
-/// The time in a structure whose fields begin at `addr`; `None` if it is none.
+/// The time in a structure whose fields begin at `addr`; `None` if it is not such a structure.
 fn time_ms(fields: &[u8], addr: u64) -> Option<i64> {
     let [time, interval, epoch, jitter, deadline] = [0, 8, 16, 24, 32].map(|at| word_at(fields, at));
     let after = deadline.checked_sub(epoch).filter(|_| epoch > 0)?;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_told_by_its_interval_and_deadline_and_never_by_its_own_address() {
+    fn a_time_is_recognised_by_interval_and_deadline_and_never_by_its_own_address() {
         let told = |words| time_ms(&fields(words), 0x7000);
         assert_eq!(told([10_000, 50_000_000, 1 << 40, 77, (1 << 40) + 60_000_000]), Some(10_000));
         assert_eq!(told([10_000, 50_000_001, 1 << 40, 77, (1 << 40) + 60_000_000]), None);

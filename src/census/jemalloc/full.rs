@@ -1,5 +1,5 @@
-//! Level full: every record, every region. The page map is read by ascending address and its records some thousands at a time, so that only the
-//! table of chunks and the list of extents grow with the heap.
+//! Level full: every record, every region. The page map is read by ascending address and its records some thousands at a time, so that only
+//! the table of chunks and the list of extents grow with the heap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,11 +20,11 @@ use crate::heap::residency::PAGE_BYTES;
 
 /// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
 const BATCH_WORDS: usize = 1 << 13;
-/// Records looked at: 64 GiB of slabs of one page. What is left out counts as torn.
+/// Maximum number of records read: 64 GiB of slabs of one page. Records beyond it count as torn.
 const RECORDS_MAX: u64 = 1 << 24;
-/// Times that the page map is read from the start because a later record told better what the earlier ones mean.
+/// Maximum number of readings of the page map from its start: it is read again if a later record shows that earlier ones were misread.
 const READINGS_MAX: usize = 3;
-/// Slabs, and as many large blocks, from which is guessed what the build does: a block that is padded shows it in 63 of 64 cases.
+/// Slabs, and as many large blocks, from which the build's layout is inferred: a padded block shows that it is in 63 of 64 cases.
 const GUESSED_FROM: usize = 32;
 /// Low bits of an address within the 2 MiB to which jemalloc's own blocks are aligned.
 const PLACE_MASK: u64 = (2 << 20) - 1;
@@ -37,11 +37,11 @@ struct Word {
     class: u64,
 }
 
-/// What all records together tell of the build.
+/// Properties of the build, which all records together show.
 #[derive(Debug, Clone, Copy, Default)]
 struct Build {
     agreement: Agreement,
-    /// A large block that begins inside its first page has a page more than it needs, and then all have.
+    /// Whether large blocks have a page more than they need: one that begins inside its first page shows it for all.
     is_padded: bool,
 }
 
@@ -109,9 +109,9 @@ struct Reading<'a> {
     mapped: &'a [Range<u64>],
     pages: PageCache<'a>,
     build: Build,
-    /// Extents were counted that would be read otherwise now: it is time to start again.
+    /// Extents were counted that would now be read differently: the reading must be repeated.
     is_void: bool,
-    /// Whether it goes on in that case.
+    /// Whether it continues in that case.
     is_last: bool,
     batch: Vec<Word>,
     last_record: u64,
@@ -120,7 +120,7 @@ struct Reading<'a> {
     /// The 2 MiB in which records lie.
     places: BTreeSet<u64>,
     table: ChunkTable,
-    /// Whether the table's current region is of extents in use, and whose.
+    /// The arena of the extents in use that are the table's current region, if they are.
     open_region: Option<u32>,
     extents: Vec<(u32, Range<u64>)>,
     arenas: BTreeMap<u32, ArenaAccount>,
@@ -169,7 +169,7 @@ impl<'a> Reading<'a> {
     /// Takes the next word of the page map, by ascending address.
     fn word(&mut self, page: u64, word: u64) {
         let record = word & POINTER_MASK;
-        // A slab's pages all name its record, a large block's first and last.
+        // All pages of a slab refer to its record, of a large block the first and the last one.
         if record == self.last_record || self.is_void || !is_user_address(record) {
             return;
         }
@@ -209,7 +209,7 @@ impl<'a> Reading<'a> {
         });
         let mut extents: Vec<Extent> = Vec::with_capacity(raw.len());
         for (page, record) in &raw {
-            // What does not cover the page that names it has become another extent's record meanwhile.
+            // A record that does not cover the page that refers to it has been reused for another extent.
             match Extent::parse(record, build.bits()).filter(|extent| (extent.addr..extent.end()).contains(page)) {
                 Some(extent) => extents.push(extent),
                 None => self.torn += 1,
@@ -233,7 +233,7 @@ impl<'a> Reading<'a> {
         if last == range {
             return;
         }
-        // Extents lie in mappings, and two never overlap: anything else is a record that was torn, is old, or was forged.
+        // Extents lie in mappings, and two never overlap: anything else is a torn, stale or forged record.
         let is_inside = range_of(self.mapped, extent.addr).is_some_and(|mapping| extent.end() <= mapping.end);
         if extent.addr < last.end || !is_inside {
             self.torn += 1;
@@ -268,7 +268,7 @@ impl<'a> Reading<'a> {
         sums.live_count += live_count;
         sums.free += free_bytes;
         sums.free_extents += u64::from(extent.state != ACTIVE);
-        // Retained extents have been returned already; what is still resident of them is an accident.
+        // Retained extents have been returned already; pages of them that are still resident do not count.
         if extent.state != ACTIVE && extent.state != RETAINED {
             sums.purgeable += residency.resident_bytes;
         }
@@ -316,7 +316,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Adds jemalloc's own blocks, of which what was allocated and the rest are a chunk each.
+    /// Adds jemalloc's own blocks: the allocated part and the rest are a chunk each.
     fn add_block(&mut self, block: &Block) {
         let residency = self.pages.residency(block.range());
         let sums = &mut self.sums;
@@ -376,7 +376,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// An arena that holds nothing yet.
+/// An empty arena.
 fn new_arena(number: u32) -> ArenaAccount {
     let none = Some(0);
     ArenaAccount { address: u64::from(number), dirty_bytes: none, muzzy_bytes: none, retained_bytes: none, ..ArenaAccount::default() }

@@ -18,9 +18,9 @@ const HEADER_BYTES: usize = 40;
 const BASE_BYTES: usize = 8 << 10;
 /// Blocks followed: 128 GiB of metadata.
 const BLOCKS_MAX: usize = 1 << 16;
-/// Candidates looked at; data with more pointers than that into different 2 MiB is no allocator's.
+/// Candidates examined; an allocator's data has fewer pointers into different 2 MiB.
 const CANDIDATES_MAX: usize = 1 << 17;
-/// Largest block, as a guard against nonsense.
+/// Largest block that is accepted.
 const BLOCK_BYTES_MAX: u64 = 1 << 36;
 
 /// One block.
@@ -93,7 +93,7 @@ pub fn find(memory: &dyn Memory, mapped: &[Range<u64>], pointers: impl Iterator<
     disjoint(blocks.into_values().flatten())
 }
 
-/// Of blocks that overlap, which a forger may make, the first.
+/// The first of any blocks that overlap, which may be forged.
 fn disjoint(blocks: impl Iterator<Item = Block>) -> Vec<Block> {
     let mut end = 0;
     blocks
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_do_not_add_up_lead_in_circles_or_overlap_are_refused() {
+    fn inconsistent_cyclic_and_overlapping_blocks_are_refused() {
         let (mut memory, mapped) = fixture();
         block(&mut memory, FIRST, 4 * MIB, FIRST + 4 * MIB, 64);
         block(&mut memory, FIRST + 2 * MIB, 2 * MIB, FIRST, 64);

@@ -1,9 +1,9 @@
 //! jemalloc 5.2 and 5.3, shared or static, with or without a symbol prefix: found by its page map.
 //!
-//! `arena_emap_global` (5.3) or `extents_rtree` (5.2) is a radix tree from 4 KiB page to extent: `szind << 48 | record | state << 2 | head <<
-//! 1 | slab`, or in builds for addresses of 57 bits the record and, in a second word, `szind << 5 | state << 2 | head << 1 | slab`. A record
-//! (`edata_t`, `extent_t`) begins with e_bits, e_addr and e_size_esn; a slab's has a bitmap of its regions at +64, 1 = free. What thread
-//! caches hold counts as live, as in jemalloc's own statistics.
+//! `arena_emap_global` (5.3) or `extents_rtree` (5.2) is a radix tree from 4 KiB page to extent: `szind << 48 | record | state << 2 | head
+//! << 1 | slab`, or in builds for addresses of 57 bits the record and, in a second word, `szind << 5 | state << 2 | head << 1 | slab`. A
+//! record (`edata_t`, `extent_t`) begins with e_bits, e_addr and e_size_esn; a slab's has a bitmap of its regions at +64, 1 = free. What
+//! thread caches hold counts as live, as in jemalloc's own statistics.
 
 pub mod cache_bins;
 pub mod decay;
@@ -30,8 +30,8 @@ use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
 use crate::process::Maps;
 
-/// The page map's forms: addresses of 48 bits (`RTREE_HEIGHT` 2), and of 57 (3), which a build has that was made on a machine with five
-/// levels of page tables.
+/// The page map's forms: for addresses of 48 bits (`RTREE_HEIGHT` 2), and of 57 bits (3) in builds made on a machine with five levels of
+/// page tables.
 const SHAPES: [Shape; 2] = [
     Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64, filled_max: 2048 },
     Shape { root_words: 1 << 15, node_bits: 15, leaf_bits: 15, entry_words: 2, page_bits: 12, alignment: 64, filled_max: 16 },
@@ -59,7 +59,7 @@ impl HeapReader for Reader {
     }
 }
 
-/// A leaf's entry in the form of one word a page, whatever the build's.
+/// A leaf's entry in the form of one word per page, whatever the build's form.
 fn one_word(entry: Entry, shape: Shape) -> u64 {
     if shape.entry_words == 1 {
         return entry.first;
@@ -102,7 +102,7 @@ fn take(
         Level::Full => full::take(memory, &found, shape, &mapped, data.words().map(|(_, word)| word)),
         Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level),
     };
-    // What leads to no extent is no page map.
+    // A page map that leads to no extent is not one.
     Ok(Some(walk).filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
 }
 
@@ -110,7 +110,7 @@ fn take(
 fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data, level: Level) -> HeapWalk {
     let mut seen = Quick::default();
     let is_sampled = level == Level::Sampled;
-    // Records that tell which release's bits they have, with the class that the page map repeats.
+    // Records that show which release's bits they have, with the class that the page map repeats.
     let mut telling: Vec<(u64, u64)> = Vec::new();
     radix::visit(memory, found.root, shape, |page, entry| {
         let word = one_word(entry, shape);
@@ -188,7 +188,7 @@ fn add_decay(account: &mut HeapAccount, memory: &dyn Memory, blocks: &[Block], f
     (account.dirty_decay_ms, account.muzzy_decay_ms) = (agreed(|arena| arena.dirty_decay_ms), agreed(|arena| arena.muzzy_decay_ms));
 }
 
-/// Live bytes of an extent; whether a large block has a page more than it needs is told by where it begins.
+/// Live bytes of an extent; whether a large block has a page more than it needs is seen from where it begins.
 fn live_of(mut extent: Extent) -> u64 {
     if extent.state != ACTIVE {
         return 0;
@@ -201,7 +201,7 @@ fn live_of(mut extent: Extent) -> u64 {
     extent.region_bytes
 }
 
-/// Records of extents in use from which the release's form is told.
+/// Records of extents in use from which the release's layout is inferred.
 const TELLING_RECORDS: usize = 64;
 
 fn layout(bits: Bits, found: &PageMapRoot) -> String {

@@ -8,17 +8,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::super::memory::Memory;
 use super::record::{ACTIVE, CLASSES, RECORD_BYTES};
 
-/// Records looked at, of all classes: some 6 ms.
+/// Records read, of all classes: some 6 ms.
 const RECORDS_READ: u64 = 2048;
-/// Records of each class that are looked at at least.
+/// Minimum number of records read of each class.
 const OF_CLASS_MIN: u64 = 64;
 /// Extents in use that are kept, 8 bytes each; beyond that the estimate covers the first ones only, and its error says so.
 const EXTENTS_MAX: usize = 1 << 23;
 
-/// The 2 MiB in which a record lies. jemalloc takes records from blocks that belong to one arena, so all of a place are of one.
+/// The 2 MiB in which a record lies. jemalloc takes records from blocks that belong to one arena, so all records in the same 2 MiB are of
+/// one arena.
 pub type Place = u64;
 
-/// An extent as the page map has it.
+/// An extent as the page map describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ActiveExtent {
     record: u64,
@@ -41,7 +42,7 @@ struct Stratum {
     bytes: u64,
 }
 
-/// What the page map alone tells.
+/// What the page map alone shows.
 #[derive(Debug, Default)]
 pub struct Quick {
     /// The extents by ascending address, each with its record's place, joined where they touch and their places agree.
@@ -64,7 +65,7 @@ pub struct Estimate {
     pub live_bytes: f64,
     /// Standard error of it.
     pub stderr_bytes: f64,
-    /// Records that made no sense.
+    /// Invalid records.
     pub torn: u64,
     /// Records read.
     pub read: u64,
@@ -75,7 +76,7 @@ impl Quick {
     pub fn entry(&mut self, page: u64, page_bytes: u64, record: u64, word: u64, keeps_extents: bool) {
         let end = page.saturating_add(page_bytes);
         match &mut self.last {
-            // The first and the last page of an extent name its record, a slab's all do.
+            // The first and the last page of an extent refer to its record, of a slab all pages do.
             Some(last) if last.record == record => last.end = end,
             _ => {
                 self.close(keeps_extents);
@@ -108,7 +109,7 @@ impl Quick {
         stratum.bytes = stratum.bytes.saturating_add(bytes);
     }
 
-    /// Live bytes, from records drawn from each class and kind. `live_of` tells a record's live bytes; `None` if it makes no sense.
+    /// Live bytes, from records drawn from each class and kind. `live_of` returns a record's live bytes; `None` if it is invalid.
     pub fn estimate(&mut self, memory: &dyn Memory, live_of: impl Fn(&[u8; RECORD_BYTES]) -> Option<u64>) -> Estimate {
         let mut estimate = Estimate::default();
         let all = self.strata.values().map(|stratum| stratum.bytes).fold(0, u64::saturating_add).max(1);
@@ -154,7 +155,7 @@ fn mean_and_variance(values: &[f64]) -> (f64, f64) {
     (mean, squares / (count - 1.0).max(1.0))
 }
 
-/// xorshift64: which slabs are drawn must not depend on their addresses, no more is asked of it.
+/// xorshift64: the only requirement is that which slabs are drawn does not depend on their addresses.
 struct Random(u64);
 
 impl Random {

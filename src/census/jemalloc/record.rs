@@ -24,10 +24,10 @@ pub const MUZZY: u64 = 2;
 /// State of an extent whose pages were returned.
 pub const RETAINED: u64 = 3;
 
-/// Where e_bits keeps what.
+/// The positions of the fields in e_bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bits {
-    /// The releases that have them so.
+    /// The releases with these positions.
     pub releases: &'static str,
     state: u32,
     state_mask: u64,
@@ -61,7 +61,7 @@ impl Agreement {
         }
     }
 
-    /// The release that most records agree with, the newest where they do not tell.
+    /// The release that most records agree with; the newest one if they are undecided.
     #[must_use]
     pub fn bits(&self) -> Bits {
         let [newest, older] = BITS;
@@ -99,7 +99,7 @@ impl Extent {
         self.addr + self.bytes
     }
 
-    /// Reads a record. `None` if it makes no sense: torn, or none.
+    /// Reads a record. `None` if it is invalid: torn, or not a record.
     #[must_use]
     pub fn parse(record: &[u8; RECORD_BYTES], bits: Bits) -> Option<Self> {
         let word = word_at(record, 0);
@@ -136,7 +136,7 @@ impl Extent {
         self.region_bytes > 0 && self.bytes > below
     }
 
-    /// Cuts a large block's bytes down to what its extent has besides `pad_bytes`.
+    /// Reduces a large block's bytes to what its extent has apart from `pad_bytes`.
     pub fn settle_large(&mut self, pad_bytes: u64) {
         if self.state == ACTIVE && !self.is_slab {
             self.region_bytes = large_bytes(self.region_bytes, self.bytes, pad_bytes);
@@ -144,7 +144,7 @@ impl Extent {
     }
 }
 
-/// Bytes of a large block of a class in an extent: the class, or since 5.3.1 as many pages as the extent has besides its pad.
+/// Bytes of a large block of a class in an extent: the class, or since 5.3.1 as many pages as the extent has apart from its pad.
 #[must_use]
 pub fn large_bytes(class_bytes: u64, extent_bytes: u64, pad_bytes: u64) -> u64 {
     let inside = extent_bytes.saturating_sub(pad_bytes);

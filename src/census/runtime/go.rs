@@ -49,7 +49,7 @@ pub fn find(view: &View<'_>, layouts: &mut LayoutCache) -> Option<RuntimeMemory>
     })
 }
 
-/// The arenas that a table names; `None` if it is none: a word that does not fit the mappings tells.
+/// The arenas that a table names; `None` if it is not a table of arenas, as a word shows that does not fit the mappings.
 fn arenas(view: &View<'_>, table: u64) -> Option<RuntimeMemory> {
     let range = table..table.checked_add(TABLE_BYTES)?;
     if !view.holds(&range) {
@@ -74,14 +74,14 @@ fn arenas(view: &View<'_>, table: u64) -> Option<RuntimeMemory> {
     found.finish()
 }
 
-/// What of an arena the runtime has opened for use.
+/// The parts of an arena that the runtime has opened for use.
 fn open_parts(view: &View<'_>, arena: &Range<u64>) -> Vec<Range<u64>> {
     let first = view.anonymous.partition_point(|range| range.end <= arena.start);
     let open = view.anonymous.get(first..).unwrap_or_default().iter().take_while(|range| range.start < arena.end);
     open.map(|range| range.start.max(arena.start)..range.end.min(arena.end)).collect()
 }
 
-/// The anonymous memory of a program, but for thread stacks, which a Go program without C library has none of.
+/// The anonymous memory of a program except thread stacks, of which a Go program without C library has none.
 #[must_use]
 pub fn rest(view: &View<'_>) -> Vec<Range<u64>> {
     let data: Vec<Range<u64>> = view.objects.iter().map(|one| one.object().range.clone()).collect();

@@ -8,11 +8,11 @@ use super::super::memory::{Memory, word_at};
 use super::view::View;
 use super::{Kind, RuntimeMemory};
 
-/// Bytes at the start of a piece in which the first descriptions are looked for.
+/// Bytes at the start of a piece that are searched for the first descriptions.
 const LOOKED_BYTES: usize = 4096;
 /// Sizes of a description, in words.
 const STRIDE_WORDS: Range<usize> = 8..64;
-/// Words of the first description in which its page's address is looked for.
+/// Words of the first description that are searched for its page's address.
 const FIRST_WORDS: usize = 48;
 /// Descriptions that have to agree.
 const AGREE: usize = 8;

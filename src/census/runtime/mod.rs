@@ -1,7 +1,7 @@
 //! Memory that language runtimes and databases manage themselves, outside malloc, read from their own data. Nothing is stopped or injected.
 //!
-//! A runtime's structures are found in its own data or at the start of its pieces, and must be consistent with each other and with the mappings;
-//! otherwise the memory is not attributed. Kinds that rest only on the shape or order of mappings are named `likely_`.
+//! A runtime's structures are found in its own data or at the start of its pieces, and must be consistent with each other and with the
+//! mappings; otherwise the memory is not attributed. Kinds that rest only on the shape or order of mappings are named `likely_`.
 
 pub mod go;
 pub mod hotspot;
@@ -192,7 +192,7 @@ pub fn look(
     (Runtimes { java, memory: list }, claims)
 }
 
-/// Claims what of the ranges is nobody's yet, and returns it.
+/// Claims the parts of the ranges that are not claimed yet, and returns them.
 fn claim(claims: &mut Vec<Claim>, heaps: &[Range<u64>], kind: Kind, mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let taken: Vec<Range<u64>> = claims.iter().map(|claim| claim.range.clone()).collect();

@@ -18,14 +18,14 @@ const POOL_HEADER_BYTES: usize = 48;
 const ARENAS_MAX: usize = 1 << 18;
 /// Entries read with one call.
 const ENTRIES: usize = 64;
-/// Candidates for the table that are looked at in one object.
+/// Candidates for the table that are examined in one object.
 const CANDIDATES_MAX: usize = 1 << 16;
-/// Arenas whose first pool is asked which form it has.
+/// Arenas whose first pool is read to determine its form.
 const ARENAS_ASKED: usize = 16;
 /// Bytes of an arena and of a pool, newest first.
 const FORMS: [(u64, u64); 2] = [(1 << 20, 16 << 10), (256 << 10, 4 << 10)];
 
-/// Finds the arenas. Of several words that lead to a table, as one to a table that was given up, the one that leads to most.
+/// Finds the arenas. If several words lead to a table, one of them perhaps to a discarded table, the one with most arenas is taken.
 #[must_use]
 pub fn find(view: &View<'_>) -> Option<RuntimeMemory> {
     let is_pythons = |name: &str| name.starts_with("python") || name.starts_with("libpython");
@@ -47,7 +47,7 @@ pub fn find(view: &View<'_>) -> Option<RuntimeMemory> {
     Some(most)
 }
 
-/// The arenas of the table at an address; `None` if it is none, or has no arena in use.
+/// The arenas of the table at an address; `None` if it is not such a table, or has no arena in use.
 fn arenas(view: &View<'_>, table: u64) -> Option<RuntimeMemory> {
     let mut addrs: Vec<(usize, u64)> = Vec::new();
     let mut number = 0;
@@ -78,13 +78,13 @@ fn arenas(view: &View<'_>, table: u64) -> Option<RuntimeMemory> {
     found.finish()
 }
 
-/// Whether an entry is in use; `None` if it makes no sense.
+/// Whether an entry is in use; `None` if it is invalid.
 fn parse(entry: &[u8], table: u64) -> Option<bool> {
     let in_table =
         |entry: u64| entry == 0 || entry.checked_sub(table).is_some_and(|bytes| bytes % ENTRY_BYTES as u64 == 0 && bytes < 1 << 32);
     let [address, pool, free_pools, next] = [0, 8, 24, 32].map(|at| word_at(entry, at));
     let (free, total) = (word32_at(entry, 16), word32_at(entry, 20));
-    // What is not in use is in a list of its own. An arena that is full is in none, and may lead to where the table lay before it grew.
+    // Unused entries are in a list of their own. A full arena is in no list, and may point to where the table was before it grew.
     if address == 0 {
         return in_table(next).then_some(false);
     }

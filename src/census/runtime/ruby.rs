@@ -1,5 +1,5 @@
-//! Ruby's heap pages (gc.c): aligned pages of 64 KiB (16 KiB before 3.2), whose first word leads to a `heap_page` that malloc holds and that
-//! says where in the page the first object begins.
+//! Ruby's heap pages (gc.c): aligned pages of 64 KiB (16 KiB before 3.2), whose first word leads to a `heap_page` that malloc holds and
+//! that says where in the page the first object begins.
 
 use super::super::memory::{Memory, is_user_address, word_at};
 use super::view::View;
@@ -11,7 +11,7 @@ const SIZES: [u64; 2] = [16 << 10, 64 << 10];
 const RECORD_BYTES: usize = 72;
 /// Bytes before the first object: the header, rounded up to an object of at most 640 bytes.
 const START_BYTES_MAX: u64 = 1024;
-/// Pages from which their size is told.
+/// Pages from which their size is determined.
 const PAGES_MIN: usize = 4;
 
 /// Finds the pages.

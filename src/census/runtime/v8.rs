@@ -13,7 +13,7 @@ const PAGE_BYTES: u64 = 256 << 10;
 const HEADER_BYTES_MAX: u64 = 64 << 10;
 /// Largest page: a large object.
 const LARGE_BYTES_MAX: u64 = 16 << 30;
-/// Words of the metadata that are looked at.
+/// Words of the metadata that are examined.
 const METADATA_WORDS: usize = 24;
 
 /// Finds the pages.

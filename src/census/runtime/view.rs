@@ -66,7 +66,7 @@ impl<'a> View<'a> {
                 if runs.state_at(at).present {
                     layouts.push(at);
                 }
-                // Nothing is there up to the next present page.
+                // There is nothing up to the next present page.
                 let Some(next) = runs.next_present(at.saturating_add(stride)) else { break };
                 at = (next / stride * stride).max(at + stride);
             }
@@ -83,7 +83,7 @@ impl<'a> View<'a> {
         found
     }
 
-    /// The mappings of anonymous memory by the order of the kernel, unjoined.
+    /// The mappings of anonymous memory in the kernel's order, not joined.
     pub fn mappings(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let plain = self.maps.mappings.iter().filter(|one| !one.permissions.shared && matches!(one.backing, Backing::Anonymous));
         plain.map(|one| one.start.0..one.end.0)

@@ -11,7 +11,7 @@ use super::{Kind, RuntimeMemory};
 
 /// `ZEND_MM_CHUNK_SIZE`, which is also chunks' alignment.
 const CHUNK_BYTES: u64 = 2 << 20;
-/// Bytes of the heap's structure that are looked at.
+/// Bytes of the heap's structure that are examined.
 const HEAP_BYTES: usize = 512;
 /// Words between `size` and `real_size`: peak and the free lists (ZEND_MM_BINS); PHP 8.4 has one more.
 const WORDS_TO_REAL_SIZE: [usize; 2] = [32, 33];
@@ -45,7 +45,7 @@ fn heap(view: &View<'_>, first: u64) -> Option<(Vec<Range<u64>>, Option<u64>)> {
     let at = memory.word(first)?;
     let bytes = memory.bytes(at, HEAP_BYTES)?;
     let word = |index: usize| word_at(&bytes, 8 * index);
-    // main_chunk, which only this structure's place in the list of words tells; the ring decides.
+    // main_chunk, which can only be found by its position relative to the other words; the ring confirms it.
     let main_chunk = (WORDS_TO_REAL_SIZE[0] + 5..HEAP_BYTES / 8 - 2).find(|&index| word(index) == first)?;
     let (huge_list, cached) = (word(main_chunk - 1), word(main_chunk + 1));
     let counts = [0, 4].map(|half| u64::from(super::super::memory::word32_at(&bytes, 8 * (main_chunk + 2) + half)));

@@ -1,5 +1,5 @@
-//! A HotSpot JVM's memory from its own data: its heap's range (`CollectedHeap::_reserved`), its limit (the flag `MaxHeapSize`), and its counters
-//! (`perf_data`).
+//! A HotSpot JVM's memory from its own data: its heap's range (`CollectedHeap::_reserved`), its limit (the flag `MaxHeapSize`), and its
+//! counters (`perf_data`).
 //!
 //! Committed memory is determined by the mappings: HotSpot reserves inaccessible memory and makes it accessible when it commits it.
 
@@ -22,7 +22,7 @@ use super::view::View;
 use crate::process::file::MappedFile;
 use crate::process::{Mapping, Maps};
 
-/// Largest Java heap that is believed: 16 TiB, ZGC's limit.
+/// Largest Java heap that is accepted: 16 TiB, ZGC's limit.
 const HEAP_BYTES_MAX: u64 = 16 << 40;
 
 /// How far behind the archive of classes the class space begins at most.
@@ -40,8 +40,8 @@ pub struct JavaMemory {
     pub collector: Option<&'static str>,
     /// The Java heap.
     pub heap: JavaHeap,
-    /// Class metadata, including the compressed class space; absent if the JVM keeps no counters (`-XX:-UsePerfData`) or, with some collectors,
-    /// before its first collection.
+    /// Class metadata, including the compressed class space; absent if the JVM keeps no counters (`-XX:-UsePerfData`) or, with some
+    /// collectors, before its first collection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metaspace: Option<Metaspace>,
 }
@@ -64,15 +64,15 @@ pub struct JavaHeap {
     /// Of the reservation, in swap, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_bytes: Option<u64>,
-    /// Bytes of objects, including garbage, by the JVM's counters: G1 updates them only at collections. Absent if the JVM keeps none, or before
-    /// the first collection.
+    /// Bytes of objects, including garbage, by the JVM's counters: G1 updates them only at collections. Absent if the JVM keeps none, or
+    /// before the first collection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
     /// Its limit in bytes (`MaxHeapSize`, `-Xmx`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// Origin of the limit: `command_line` (`-Xmx`), `environment`, `config_file`, `max_ram_percentage` (a configured share), or `default` (the
-    /// JVM's own choice, a quarter of the container's or machine's memory).
+    /// Origin of the limit: `command_line` (`-Xmx`), `environment`, `config_file`, `max_ram_percentage` (a configured share), or `default`
+    /// (the JVM's own choice, a quarter of the container's or machine's memory).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_set_by: Option<&'static str>,
 }
@@ -203,7 +203,7 @@ fn class_space(view: &View<'_>, bytes: u64) -> Vec<Range<u64>> {
 }
 
 /// Nodes of metaspace outside of the class space (JDK 16 on): reservations of 64 MiB, aligned to 4 MiB, opened from the start of each 4 MiB
-/// on in steps of 64 KiB. Their shape alone tells, as malloc's arenas and Java heaps are known.
+/// on in steps of 64 KiB. They are recognised by their shape alone; malloc's arenas and Java heaps are known by then.
 fn metaspace_nodes(view: &View<'_>, classes: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut nodes = Vec::new();
     for range in without(&view.unbacked, classes) {
@@ -271,7 +271,7 @@ impl Jvm<'_> {
     }
 }
 
-/// Looks into the library's own description of itself.
+/// Reads the library's own description of itself.
 fn layout(memory: &dyn Memory, maps: &Maps) -> Option<Layout> {
     let process = memory.process()?;
     let mapping = maps.executable_files().find(|mapping| mapping.path().is_some_and(|path| path.ends_with("libjvm.so")))?;

@@ -23,7 +23,7 @@ pub const BYTES_MAX: usize = 1 << 20;
 pub struct Counters(HashMap<String, u64>);
 
 impl Counters {
-    /// Reads them. `None` if it is no such file, or the JVM has not finished it.
+    /// Reads them. `None` if it is not such a file, or the JVM has not finished it.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let is_accessible = *bytes.get(7)? != 0;

@@ -13,7 +13,7 @@ use crate::process::elf::Elf;
 const ENTRIES_MAX: u64 = 16_384;
 /// Flags of a JVM: some 1,500.
 const FLAGS_MAX: u64 = 8192;
-/// Longest name that is looked for.
+/// Longest name that is searched for.
 const NAME_BYTES_MAX: u64 = 64;
 
 /// A libjvm in a process, with its file.
@@ -22,7 +22,7 @@ pub struct Library<'a> {
     pub memory: &'a dyn Memory,
     /// The file.
     pub elf: &'a Elf<File>,
-    /// How much higher its addresses are in the process.
+    /// The difference between its addresses in the process and in the file.
     pub bias: u64,
 }
 
