@@ -1,8 +1,8 @@
 //! The cost of a probe hit for the watched process, from paired measurements on this machine and from the BPF programs' own clock. Pure.
 //!
-//! A hit is a trap plus the BPF program that runs at it. The trap costs the same whatever is probed; the program walks a stack of varying depth,
-//! so each program run of a governed process is timed ([`Spent`]). Traps are measured on a child that only allocates and frees: the cost of its
-//! hits minus the time of the BPF programs.
+//! A hit is a trap plus the BPF program that runs at it. The trap costs the same whatever is probed; the program walks a stack of varying
+//! depth, so each program run of a governed process is timed ([`Spent`]). Traps are measured on a child that only allocates and frees: the
+//! cost of its hits minus the time of the BPF programs.
 
 /// The hits of a process between two moments, and their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,14 +61,14 @@ pub struct HitCosts {
     pub allocation_ns: f64,
     /// A free: entry, record.
     pub free_ns: f64,
-    /// Largest relative distance of the middle half of the rounds from the middle: how far the costs may be trusted.
+    /// Largest relative distance of the middle half of the rounds from the median: the uncertainty of the costs.
     pub spread: f64,
-    /// Of them, the traps alone; `None` where the programs' clock told nothing.
+    /// Of them, the traps alone; `None` if the programs' clock gave no usable times.
     pub traps: Option<Traps>,
 }
 
-/// Relative standard error of a cost beside what the calibration's rounds differ by: caches that a trap leaves cold, sites that are dearer
-/// than those of the calibration. Of the costs that were measured in eight programs, see docs/design/0007.
+/// Relative standard error of a cost in addition to the spread of the calibration's rounds: caches that a trap leaves cold, sites that are
+/// more expensive than those of the calibration. From the costs measured in eight programs, see docs/design/0007.
 const MODEL_ERROR: f64 = 0.1;
 
 impl HitCosts {
@@ -78,8 +78,8 @@ impl HitCosts {
     /// Hits at no cost, for full traces, in which nothing is scaled.
     pub const FREE: Self = Self { allocation_ns: 0.0, free_ns: 0.0, spread: 0.0, traps: None };
 
-    /// From rounds of nanoseconds per pair: without probes, with probes on free, with probes on both. `None` without any round, or if the probes
-    /// appear to cost nothing, which is impossible.
+    /// From rounds of nanoseconds per pair: without probes, with probes on free, with probes on both. `None` without any round, or if the
+    /// probes appear to cost nothing, which is impossible.
     #[must_use]
     pub fn from_rounds(rounds: &[[f64; 3]]) -> Option<Self> {
         let free = quartiles(rounds.iter().map(|[alone, free, _]| free - alone))?;
@@ -91,13 +91,13 @@ impl HitCosts {
         Some(Self { allocation_ns: allocation[1], free_ns: free[1], spread: spread(free).max(spread(allocation)), traps: None })
     }
 
-    /// With what the programs of the calibration took: `alone_ns` one at a free, `pair_ns` all of an allocation and its free together. What is
-    /// left of the costs are the traps.
+    /// Adds the times of the calibration's BPF programs: `alone_ns` of one at a free, `pair_ns` of all at an allocation and its free
+    /// together. The rest of the costs are the traps.
     #[must_use]
     pub fn with_programs(mut self, alone_ns: f64, pair_ns: f64) -> Self {
         let entry_ns = self.free_ns - alone_ns;
         let return_ns = self.allocation_ns - (pair_ns - alone_ns) - entry_ns;
-        // A trap is no less than a tenth of a microsecond; what says otherwise was disturbed.
+        // A trap takes at least a tenth of a microsecond; a measurement below that was disturbed.
         self.traps = (entry_ns >= 100.0 && return_ns >= 0.0).then_some(Traps { entry_ns, return_ns });
         self
     }
@@ -111,7 +111,7 @@ impl HitCosts {
         }
     }
 
-    /// Seconds that hits of a target cost which is switched off.
+    /// Seconds that hits cost while their target is switched off.
     #[must_use]
     pub fn passed_over_s(&self, hits: u64) -> f64 {
         hits as f64 * self.traps.map_or(self.free_ns, |traps| traps.entry_ns) / 1e9
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_the_middle_of_the_rounds_and_one_wild_round_does_not_matter() {
+    fn costs_are_the_median_of_the_rounds_and_one_outlier_does_not_matter() {
         let rounds =
             [[10.0, 1010.0, 3010.0], [12.0, 1012.0, 3112.0], [9.0, 999_000.0, 999_001.0], [10.0, 1000.0, 2990.0], [10.0, 1020.0, 3030.0]];
         let costs = HitCosts::from_rounds(&rounds).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_that_seem_to_cost_nothing_are_not_believed() {
+    fn probes_that_seem_to_cost_nothing_are_not_accepted() {
         assert_eq!(HitCosts::from_rounds(&[[10.0, 9.0, 9.0]]), None);
         assert_eq!(HitCosts::from_rounds(&[]), None);
     }

@@ -1,38 +1,39 @@
 //! From windows to amounts by stack, with standard errors. Pure.
 //!
-//! Window i represents P seconds of wall time, its cycle. Of it `e = length − age / speed` seconds can show which blocks outlived an age. With
-//! `x` the bytes of a stack that did, scaled for delayed threads, its rate is estimated by the mean of `y = x / (e·u)` weighted by `w = P·u`:
+//! Window i represents P seconds of wall time, its cycle. Of it `e = length − age / speed` seconds can show which blocks outlived an age.
+//! With `x` the bytes of a stack that did, scaled for delayed threads, its rate is estimated by the mean of `y = x / (e·u)` weighted by `w
+//! = P·u`:
 //!
 //! ```text
 //! rate   = Σ w·y / Σ w
 //! var    = n/(n−1) · Σ w²·(y − rate)² / (Σ w)²           n = (Σ w)² / Σ w², the effective number of windows
-//! chance = Σ w²·Σb²/(e·u)² / (Σ w)²                      what var is at least, had each block come by chance alone
+//! chance = Σ w²·Σb²/(e·u)² / (Σ w)²                      the least that var can be: if each block were independent of the others
 //! one    = what one more event would add to the rate
 //! spread = sqrt( max(var, chance + 0.96·one²) ) + 0.98·one
-//! held   = what one standard error of the hits' cost adds to the rate: by the scale, and of who outlived an age by the age itself,
+//! held   = what one standard error of the hits' cost adds to the rate: by the scale, and for survivors also by the age itself,
 //!          |rate at the age before − rate| / ln(age / age before) · the scale's relative error
 //! stderr = sqrt( (spread·t(n−1) / 1.96)² + held² )
 //! ```
 //!
-//! There are two measures of time ([`Measure`]). By the process's own running time, u is the share of the window that it would have run by
-//! itself ([`Tally::own_s`]); the amount is the rate times its own running time over the recording, which is known. That is right however
-//! probes change what it does, but of threads that sleep in between own time is what they ran less what their hits cost, and the cost's
-//! error is in the rate. By the clock, u is 1; such threads then did at least what was seen, and at most `stretch` more. The measure with the
-//! smaller error is taken, for all of a process.
+//! There are two measures of time ([`Measure`]). By the process's own running time, u is the CPU time that it would have used in the window
+//! without probes ([`Tally::own_s`]), divided by the window's length; the amount is the rate times its own running time over the recording,
+//! which is known. That is right however probes change what it does, but the own time of threads that sleep in between is what they ran
+//! less the cost of their hits, so the cost's error is in the rate. By the clock, u is 1; such threads then did at least what was seen, and
+//! at most `stretch` more. The measure with the smaller error is used, for the whole process.
 //!
-//! The terms with `one` are those of the score interval of a count, n + 1.92 ± 1.96·sqrt(n + 0.96), centred on n itself with the same upper end:
-//! with two blocks seen, five more may have been missed. For many blocks they are negligible. `one` is the larger of the mean block's part,
-//! chance / rate, and of the windows' third moment, |Σ w³·(y − rate)³| / Σ w²·(y − rate)² / Σ w: if a burst survives as a whole, the event is
-//! the burst. For a stack that allocated, but of which nothing outlived the age, `one` is one of its blocks in one of the windows.
+//! The terms with `one` are those of the score interval of a count, n + 1.92 ± 1.96·sqrt(n + 0.96), centred on n itself with the same upper
+//! end: with two blocks seen, five more may have been missed. For many blocks they are negligible. `one` is the larger of the mean block's
+//! part, chance / rate, and of the windows' third moment, |Σ w³·(y − rate)³| / Σ w²·(y − rate)² / Σ w: if a burst survives as a whole, the
+//! event is the burst. For a stack that allocated, but of which nothing outlived the age, `one` is one of its blocks in one of the windows.
 //!
-//! The window is the unit, so that correlated events (bursts, threads, one request's allocations) do not count as independent. A window closed
-//! early by its quota observed busy moments for a shorter time than quiet ones, which no correction of its length can undo. Its class is then
-//! left out, for all of the target's windows of that class, and counted: the shorter classes, which have no quota, give the estimate. Time
-//! traced in full is known, not estimated, and adds no error.
+//! The window is the unit, so that correlated events (bursts, threads, one request's allocations) do not count as independent. A window
+//! closed early by its quota observed busy moments for a shorter time than quiet ones, which no correction of its length can undo. Its
+//! class is then left out, for all of the target's windows of that class, and counted: the shorter classes, which have no quota, give the
+//! estimate. Time traced in full is known, not estimated, and adds no error.
 //!
 //! If more than [`SATURATED_MAX`] of the bytes came from threads that spent more than half of their time in hits, or if there are too few
-//! windows, all amounts are lower bounds: the lower end of a one-sided 95 % interval, at the lowest plausible cost of hits, and never less than
-//! what was seen.
+//! windows, all amounts are lower bounds: the lower end of a one-sided 95 % interval, at the lowest plausible cost of hits, and never less
+//! than what was seen.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -47,7 +48,7 @@ const CLASSES: usize = WindowClass::ALL.len();
 
 /// Share of the bytes that may come from saturated threads for amounts to be estimates.
 pub const SATURATED_MAX: f64 = 0.1;
-/// Fewest effective windows for estimating an error.
+/// Minimum number of effective windows for estimating an error.
 const WINDOWS_MIN: f64 = 1.05;
 
 /// An amount: its estimate with an error, and its lower bound.
@@ -78,7 +79,7 @@ pub type Amounts = [Option<Estimate>; QUANTITIES];
 pub struct StackEstimate<K> {
     /// The stack; `None` = those beyond [`STACKS_MAX`].
     pub stack: Option<K>,
-    /// How much.
+    /// The amounts.
     pub amounts: Amounts,
 }
 
@@ -109,7 +110,7 @@ const MEASURES: usize = 2;
 pub enum Bound {
     /// Probes took more than half of the running time of the threads that allocate.
     Saturated,
-    /// No window, or a single one, met the process running.
+    /// The process ran in no window, or in a single one.
     TooFew,
     /// It ran in windows, but hardly ever allocated in them: bursts outside the windows are unknown.
     Unmet,
@@ -134,7 +135,7 @@ struct Weighing {
     per_s: f64,
 }
 
-/// What the mean and the variance of a rate take, of y = x / (e·u) for x a count or bytes.
+/// The sums from which the mean and the variance of a rate follow, of y = x / (e·u) for x a count or bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Moments {
     /// Σ w·y
@@ -194,7 +195,7 @@ impl Sums {
     }
 }
 
-/// The windows of one class that tell of one quantity.
+/// The windows of one class that give data on one quantity.
 #[derive(Debug, Clone, Copy, Default)]
 struct Weights {
     windows: u64,
@@ -305,7 +306,7 @@ pub struct Estimator<K> {
     sleepers: Sleepers,
 }
 
-/// What windows say of threads that sleep in between, each sum of P times a share of the window.
+/// Windows' figures of threads that sleep in between, each a sum of P times a share of the window.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sleepers {
     hits: f64,
@@ -329,14 +330,14 @@ impl<K: Copy + Eq + Hash> Default for Estimator<K> {
     }
 }
 
-/// Windows that must have seen the process allocate: of fewer, neither a mean nor its error is worth anything.
+/// Windows that must have seen the process allocate: with fewer, neither a mean nor its error is meaningful.
 const BUSY_WINDOWS_MIN: u64 = 4;
-/// Own running time that windows need not tell of: a moment between two full traces.
+/// Own running time that need not be covered by windows: a moment between two full traces.
 const OWN_MIN_S: f64 = 1e-3;
-/// Shortest eligible part of a window, of its length: with less, a moment's delay would decide.
+/// Shortest eligible part of a window, as a share of its length: with less, a short delay would determine the result.
 const ELIGIBLE_MIN: f64 = 0.1;
 
-/// Seconds of a window that can tell of a quantity. `speed`: own progress by the clock, in which ages are.
+/// Seconds of a window that give data on a quantity. `speed`: own progress per second of the clock; ages are in own progress.
 fn eligible_s(length_s: f64, quantity: usize, speed: f64) -> Option<f64> {
     let age_s = quantity.checked_sub(1).and_then(|age| AGES_NS.get(age)).map_or(0.0, |age| *age as f64 / 1e9);
     let eligible_s = length_s - age_s / speed.max(1e-6);
@@ -363,7 +364,7 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
             let weight_s = period_s * share;
             for (weights, eligible_s) in weights[class as usize].iter_mut().zip(eligible) {
                 let Some(eligible_s) = eligible_s else { continue };
-                // What never ran in it tells nothing of its own time.
+                // A window in which the process never ran gives no data on its own time.
                 weights.windows += u64::from(share > 0.0);
                 weights.first += weight_s;
                 weights.second += weight_s * weight_s;
@@ -429,8 +430,8 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         self.stacks_refused
     }
 
-    /// Windows that tell of an age (0 = of allocations, from 1 on [`AGES_NS`]), counted as so many of equal weight: what degrees of
-    /// freedom come from.
+    /// Windows that give data on an age (0 = on allocations, from 1 on [`AGES_NS`]), as a number of windows of equal weight, from which
+    /// the degrees of freedom follow.
     #[must_use]
     pub fn effective_windows(&self, quantity: usize) -> f64 {
         self.weights(self.measure(), quantity.min(QUANTITIES - 1)).effective()
@@ -475,7 +476,7 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         WindowClass::ALL.into_iter().filter(|class| self.counts.closed_early[*class as usize] == 0)
     }
 
-    /// The estimates. `time`: of the process while it was not traced in full; what windows tell is multiplied by it.
+    /// The estimates. `time`: of the process while it was not traced in full; the windows' rates are multiplied by it.
     #[must_use]
     pub fn estimates(&self, time: Watched) -> Estimates<K> {
         let measure = self.measure();
@@ -490,7 +491,7 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
     /// Why all amounts are lower bounds; `None` = they are estimates.
     #[must_use]
     pub fn bound(&self, time: Watched) -> Option<Bound> {
-        // Of a process that has ended its last running time may not have been read.
+        // The last running time of a process that has ended may not have been read.
         if time.ends_in_full && time.own_s <= OWN_MIN_S {
             None
         } else if self.weights(self.measure(), 0).effective() < WINDOWS_MIN {
@@ -507,7 +508,7 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         if weights.windows == 0 && full_s <= 0.0 && quantity > 0 {
             return None;
         }
-        // Time in full that can tell of an age stands for all of that time.
+        // The part of the full time that gives data on an age represents all of it.
         let full = if full_s > 0.0 { self.counts.full_s / full_s } else { 1.0 };
         let full = Plain { count: stack.full[quantity].count * full, bytes: stack.full[quantity].bytes * full };
         let seen = stack.seen[quantity];
@@ -516,10 +517,10 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
             return Some(Estimate { count: known(seen.count, full.count), bytes: known(seen.bytes, full.bytes) });
         }
         let sums = self.sums(stack, quantity);
-        // One window that stands for nearly all of the time is as good as alone.
+        // One window that represents nearly all of the time counts as a single one.
         let errors = (weights.effective() >= WINDOWS_MIN).then(|| standard_errors(&sums, weights, measure, stack.allocated));
         let of = |first: f64, error: Option<f64>, held: f64, stretch: f64, least: f64| {
-            // By its own time nothing is to be added for threads that sleep; what they ran has the error of what hits cost them.
+            // By own time nothing is added for threads that sleep; their running time has the error of the cost of their hits.
             let (stretch, held) = match measure {
                 Measure::Own => (0.0, held.hypot(first * self.own_time_error())),
                 Measure::Clock => (stretch, held),
@@ -540,8 +541,8 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
         })
     }
 
-    /// What an error of the hits' cost adds to Σ w·y of an age, because ages are of the thread's own time, which the cost decides. The
-    /// secant to the age before is at least as steep as the curve where survival flattens out, as it does for mixed lives.
+    /// What an error of the hits' cost adds to Σ w·y of an age, because ages are in the thread's own time, which depends on the cost. The
+    /// secant to the age before is at least as steep as the curve where survival flattens out, as it does for mixed lifetimes.
     fn age_error(&self, stack: &StackSums, sums: &Sums, weights: &Weights, measure: Measure, quantity: usize) -> Plain {
         let Some(before) = quantity.checked_sub(1) else { return Plain::default() };
         let (all, earlier, earlier_weights) = (self.sums(stack, 0), self.sums(stack, before), self.weights(measure, before));
@@ -569,7 +570,7 @@ impl<K: Copy + Eq + Hash> Estimator<K> {
 /// Time of a process while it was not traced in full.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Watched {
-    /// Seconds that it ran by itself.
+    /// Seconds of its own running time.
     pub own_s: f64,
     /// Seconds by the clock.
     pub clock_s: f64,
@@ -577,7 +578,7 @@ pub struct Watched {
     pub ends_in_full: bool,
 }
 
-/// The standard error of what is anywhere between nothing and `most` with half of it in the middle: 1.96 of them reach both ends.
+/// The standard error of a value anywhere between 0 and `most`, of which `most` / 2 is reported: 1.96 of them reach both ends.
 fn stretch_error(most: f64) -> f64 {
     most / 2.0 / 1.96
 }
@@ -594,7 +595,7 @@ impl Parts {
     fn quantity(&self, weights: &Weights, time_s: f64, seen: f64, full: f64) -> Quantity {
         let n = weights.effective();
         let value = self.first / weights.first * time_s;
-        // Of a single window nothing is known of the error: as large as the value itself.
+        // With a single window the error is not known: it is taken to be as large as the value itself.
         let spread = self.error.map_or(value, |error| error * time_s);
         let few = if self.error.is_some() { errors_of_95_percent(n) / errors_of_95_percent(f64::INFINITY) } else { 1.0 };
         let stderr = (spread * few).hypot(self.held / weights.first * time_s);
@@ -612,7 +613,7 @@ struct Errors {
     bytes: f64,
 }
 
-/// The module's first lines have them. A burst is told by the bytes; it is as large a part of the count.
+/// As at the start of the module. A burst is determined from the bytes; it is as large a part of the count.
 fn standard_errors(sums: &Sums, weights: &Weights, measure: Measure, seen: Amount) -> Errors {
     let rate = sums.bytes.first / weights.first;
     let squares = squares_around(&sums.bytes, weights, measure);
@@ -638,7 +639,7 @@ fn stderr(sums: &Moments, weights: &Weights, measure: Measure, seen: (f64, f64),
     let block = if sums.first > 0.0 {
         sums.chance / sums.first
     } else if seen.0 > 0.0 && weights.eligible_s > 0.0 {
-        // Of its own size, in a window as long as the mean one.
+        // A block of its own mean size, in a window of the mean length.
         seen.1 / seen.0 * weights.first / weights.eligible_s
     } else {
         0.0
@@ -647,8 +648,8 @@ fn stderr(sums: &Moments, weights: &Weights, measure: Measure, seen: (f64, f64),
     ((n / (n - 1.0) * squares_around(sums, weights, measure)).max(sums.chance + 0.96 * one * one).sqrt() + 0.98 * one) / weights.first
 }
 
-/// Half the width of a 95 % interval, in standard errors, from `windows` windows of equal weight: the 97.5 % point of Student's t with that less one
-/// degrees of freedom (tables of any statistics book).
+/// Half the width of a 95 % interval, in standard errors, from `windows` windows of equal weight: the 97.5 % point of Student's t with that
+/// less one degrees of freedom (tables of any statistics book).
 #[must_use]
 pub fn errors_of_95_percent(windows: f64) -> f64 {
     const POINTS: [(u64, f64); 15] = [

@@ -1,29 +1,29 @@
 //! Whether the probes for large blocks stay in a target. Pure.
 //!
-//! They see every block that the allocator's thread cache does not serve, from the moment they are attached, and the result is only valid if none
-//! is missed: they are attached all the time or not at all. So they are tried for a second; kept for as long as their cost fits a part of the
-//! target's budget; removed when it does not, with all that was known; and tried again later, each time after twice the wait.
+//! They see every block that the allocator's thread cache does not serve, from the moment they are attached, and the result is only valid
+//! if none is missed: they are attached all the time or not at all. So they are tried for a second; kept for as long as their cost fits a
+//! part of the target's budget; removed when it does not, together with all results; and tried again later, each time after twice the wait.
 //!
 //! Programs have busy seconds: unspent budget is saved for them, up to half a minute's worth.
 
 use super::cost::HitCosts;
 
-/// Of the target's budget, what these probes may take at most: windows go on with the rest, which alone tell of small blocks.
+/// Maximum share of the target's budget for these probes: the rest is for windows, which alone give data on small blocks.
 pub const SHARE: f64 = 2.0 / 3.0;
-/// Length of the pieces in which they are accounted for, and of a trial, in seconds.
+/// Length of the periods in which they are accounted for, and of a trial, in seconds.
 pub const PIECE_S: f64 = 1.0;
 /// What a trial may cost beyond its share, in seconds: as much as a short window.
 const TRIAL_S: f64 = 0.02;
 /// Seconds of the share that may be saved.
 const SAVED_S: f64 = 30.0;
-/// Longest time that the target may lose to a burst within one piece, in seconds (see [`super::pace::STALL_MAX_S`]).
+/// Longest time that the target may lose to a burst within one period, in seconds (see [`super::pace::STALL_MAX_S`]).
 const BURST_MAX_S: f64 = super::pace::STALL_MAX_S;
 /// Wait before the first new trial, and the longest, in seconds.
 const RETRY_MIN_S: f64 = 30.0;
 const RETRY_MAX_S: f64 = 3600.0;
-/// Having been kept for so long, they are worth trying again soon.
+/// Once they have been kept for so long, the wait before the next trial starts from its minimum again.
 const HELD_S: f64 = 120.0;
-/// Weight of the newest piece in the mean.
+/// Weight of the newest period in the mean.
 const NEWEST: f64 = 0.3;
 
 /// Why the probes were removed.
@@ -60,7 +60,7 @@ impl Left {
 pub struct LargePace {
     budget: f64,
     costs: HitCosts,
-    /// Seconds that may be lost in the next piece beyond the share.
+    /// Seconds that may be lost in the next period beyond the share.
     allowance_s: f64,
     /// Mean share of the time that they cost; `None` before the trial is over.
     mean: Option<f64>,
@@ -70,7 +70,7 @@ pub struct LargePace {
 }
 
 impl LargePace {
-    /// A target about which nothing is known. `budget`: seconds in a second that it may lose to all that watches it.
+    /// A target about which nothing is known. `budget`: seconds per second that it may lose to all of its probes.
     #[must_use]
     pub fn new(budget: f64, costs: HitCosts) -> Self {
         Self { budget, costs, allowance_s: TRIAL_S, mean: None, held_s: 0.0, retry_s: RETRY_MIN_S }
@@ -89,7 +89,7 @@ impl LargePace {
         SAVED_S * self.share()
     }
 
-    /// Share of the target's time that they take, to be left out of what windows may; 0 while they are out or being tried.
+    /// Share of the target's time that they take, which windows do not get; 0 while they are removed or being tried.
     #[must_use]
     pub fn reserved(&self) -> f64 {
         self.mean.map_or(0.0, |mean| mean.min(self.share()))
@@ -101,13 +101,13 @@ impl LargePace {
         self.mean.is_some()
     }
 
-    /// Hits that the next piece may have.
+    /// Hits that the next period may have.
     #[must_use]
     pub fn quota(&self) -> u64 {
         ((self.share() * PIECE_S + self.allowance_s.clamp(0.0, BURST_MAX_S)) / self.costs.mean_s()) as u64
     }
 
-    /// A piece is over that lasted `open_s` and cost the target so much; why they are to be taken out, or `None` to keep them.
+    /// A period of `open_s` is over that cost the target `cost_s`. Returns why they are to be removed, or `None` to keep them.
     pub fn piece(&mut self, cost_s: f64, open_s: f64) -> Option<Left> {
         let share = cost_s / open_s.max(1e-3);
         match self.mean {
@@ -125,11 +125,11 @@ impl LargePace {
         (self.allowance_s < 0.0).then_some(Left::OverShare)
     }
 
-    /// They were taken out; seconds until they may be tried again.
+    /// They were removed; seconds until they may be tried again.
     pub fn left(&mut self, why: Left) -> f64 {
         let held = self.held_s >= HELD_S;
         (self.mean, self.held_s, self.allowance_s) = (None, 0.0, TRIAL_S);
-        // Nothing was too dear: they may come back as soon as the full trace is over.
+        // They were not too expensive: they may be attached again as soon as the full trace is over.
         if why == Left::Full {
             return 0.0;
         }
@@ -146,7 +146,7 @@ mod tests {
     const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None };
     const BUDGET: f64 = 0.01;
 
-    /// A target with so many large pairs in each second; after how many seconds they were taken out, and why.
+    /// A target with so many large pairs in each second; after how many seconds they were removed, and why.
     fn run(pace: &mut LargePace, pairs: impl Fn(u64) -> u64, seconds: u64) -> (f64, Option<(u64, Left)>) {
         let mut lost_s = 0.0;
         for second in 0..seconds {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_its_part_of_the_budget_is_kept_and_reserved() {
+    fn probes_that_fit_their_part_of_the_budget_are_kept_and_their_share_is_reserved() {
         let mut pace = LargePace::new(BUDGET, COSTS);
         // 2,000 pairs are 6 ms of 6.7.
         assert_eq!(run(&mut pace, |_| 2_000, 1_000).1, None);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_after_the_trial_at_a_bounded_cost() {
+    fn probes_that_do_not_fit_are_removed_after_the_trial_at_a_bounded_cost() {
         for pairs in [2_500, 10_000, 1_000_000] {
             let mut pace = LargePace::new(BUDGET, COSTS);
             let (lost_s, left) = run(&mut pace, |_| pairs, 1_000);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_second_now_and_then_is_paid_from_what_was_saved() {
+    fn an_occasional_busy_second_is_paid_from_the_savings() {
         let mut pace = LargePace::new(BUDGET, COSTS);
         let (lost_s, left) = run(&mut pace, |second| if second % 60 == 59 { 25_000 } else { 500 }, 3_600);
         assert_eq!(left, None);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_share_is_left_once_the_savings_are_spent() {
+    fn probes_above_their_share_are_removed_once_the_savings_are_spent() {
         let mut pace = LargePace::new(BUDGET, COSTS);
         let (lost_s, left) = run(&mut pace, |second| if second < 100 { 500 } else { 5_000 }, 1_000);
         // With the savings nearly spent, the next second is a burst.
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn trials_grow_rare_until_one_was_worth_it() {
+    fn trials_become_rarer_until_one_succeeds() {
         let mut pace = LargePace::new(BUDGET, COSTS);
         let waits: Vec<f64> = (0..9).map(|_| pace.left(Left::Burst)).collect();
         assert_eq!(waits, [30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]);

@@ -1,19 +1,19 @@
 //! One window: takes allocations and frees, gives a tally by stack. Pure.
 //!
-//! Within a window every free is seen, so for each block created at least an age before the window's end it is known whether it outlived that
-//! age.
+//! Within a window every free is seen, so for each block created at least an age before the window's end it is known whether it outlived
+//! that age.
 //!
 //! Probes delay a process, so a window sees less work than an unwatched process does in that time. Everything is therefore measured by the
-//! process's own progress: R, a thread's CPU time, minus h·c, the cost of its hits. A thread that was runnable nearly all the time would have
-//! progressed by R without probes and progressed by R − h·c, so its amounts are scaled by R / (R − h·c). For a thread that sleeps in between it
-//! is not known whether it only slept less, or did less work: it progressed by R − h·c either way, and in a window of length L it would have done
-//! between 1 and L / (L − h·c) times what it did. The former is counted, the difference kept separately. The window's own time is the sum of
-//! both kinds, R and R − h·c ([`super::estimate`]).
+//! process's own progress: R, a thread's CPU time, minus h·c, the cost of its hits. A thread that was runnable nearly all the time would
+//! have progressed by R without probes and progressed by R − h·c, so its amounts are scaled by R / (R − h·c). For a thread that sleeps in
+//! between it is not known whether it only slept less, or did less work: it progressed by R − h·c either way, and in a window of length L
+//! it would have done between 1 and L / (L − h·c) times what it did. The former is counted, the difference kept separately. The window's
+//! own time is the sum of both kinds, R and R − h·c ([`super::estimate`]).
 //!
 //! Ages are likewise in the process's own time: the share of wall time spent in probes is left out.
 //!
-//! If hits take more than half of a thread's time, the error of their cost dominates: its amounts are marked as saturated. Each amount is also
-//! computed at the lowest plausible cost of hits, for lower bounds, and with the effect of an error of the cost.
+//! If hits take more than half of a thread's time, the error of their cost dominates: its amounts are marked as saturated. Each amount is
+//! also computed at the lowest plausible cost of hits, for lower bounds, and with the effect of an error of the cost.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -25,9 +25,9 @@ use super::cost::HitCosts;
 pub const SATURATED: f64 = 0.5;
 /// Largest factor by which a delayed thread's amounts are scaled. Beyond it they are lower bounds anyway.
 const SCALE_MAX: f64 = 10.0;
-/// Standard errors of the cost that a bound reckons with: 95 % to one side.
+/// Standard errors of the cost that a bound allows for: 95 % to one side.
 const BOUND_ERRORS: f64 = 1.645;
-/// Own progress of a process in a window, as a share of what it would have been, is taken to be no less than this.
+/// Lower limit of a process's own progress in a window, as a share of what it would have been without probes.
 const SPEED_MIN: f64 = 0.01;
 /// Most blocks followed per window: a window has far fewer hits (20 s at 50,000 per second are a million).
 const BLOCKS_MAX: usize = 4 << 20;
@@ -43,7 +43,7 @@ pub struct Amount {
     pub count: f64,
     /// Bytes requested.
     pub bytes: f64,
-    /// Sum of the squares of each one's part of `count`: what the count's variance would be at least, did each come by chance alone.
+    /// Sum of the squares of each one's part of `count`: the least variance of the count, if all are independent.
     pub count_squares: f64,
     /// The same of the bytes.
     pub squares: f64,
@@ -53,11 +53,11 @@ pub struct Amount {
     pub least: Plain,
     /// What one standard error of the hits' cost adds.
     pub held: Plain,
-    /// What threads that sleep in between may have done more without probes, at most.
+    /// The most that threads that sleep in between may have done in addition without probes.
     pub stretch: Plain,
 }
 
-/// A count and bytes, and no more.
+/// A count and bytes alone.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Plain {
     /// Allocations.
@@ -74,7 +74,7 @@ impl Plain {
     }
 }
 
-/// What a thread's amounts are scaled by.
+/// The factor by which a thread's amounts are scaled.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     factor: f64,
@@ -140,7 +140,7 @@ struct Life<K> {
     age_ns: u64,
 }
 
-/// What a thread did in a window, as the scheduler says.
+/// A thread's times in a window, from the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ThreadTime {
     /// Seconds that it ran.
@@ -152,8 +152,8 @@ pub struct ThreadTime {
 }
 
 impl ThreadTime {
-    /// Whether it had work for all of a window. The scheduler counts a wait only once it is over, so on a busy machine a thread that never
-    /// slept may seem to have been ready for a part of the time.
+    /// Whether it was runnable for all of a window. The scheduler counts a wait only once it is over, so on a busy machine a thread that
+    /// never slept may seem to have been runnable for a part of the time.
     fn is_busy(&self, length_s: f64) -> bool {
         self.sleeps == Some(0) || self.ready_s >= READY_MIN * length_s
     }
@@ -193,9 +193,9 @@ pub struct WindowObserver<K> {
     blocks: HashMap<u64, Open<K>>,
     rows: HashMap<(K, u32), [Amount; QUANTITIES]>,
     threads: HashMap<u32, Hits>,
-    /// Of blocks that lived for the least age at least, by the clock.
+    /// Of blocks that reached the lowest age by the clock.
     lives: Vec<Life<K>>,
-    /// What a thread's realloc gave up, until it is known to have succeeded.
+    /// The block that a thread's realloc freed, until it is known to have succeeded.
     reallocs: HashMap<u32, (u64, Open<K>)>,
     doubts: WindowDoubts,
 }
@@ -203,21 +203,21 @@ pub struct WindowObserver<K> {
 /// The result of a window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tally<K> {
-    /// Its length in seconds, as it really was.
+    /// Its actual length in seconds.
     pub length_s: f64,
-    /// What the process would have run in it without probes, in seconds of CPU time.
+    /// CPU time that the process would have used in it without probes, in seconds.
     pub own_s: f64,
     /// The same at the least cost that the hits may have had.
     pub own_most_s: f64,
-    /// What it ran in it, in seconds of CPU time.
+    /// CPU time that it used in it, in seconds.
     pub run_s: f64,
-    /// Of that, what the hits of threads cost that sleep in between.
+    /// Of that, the cost of the hits of threads that sleep in between.
     pub sleepers_hits_s: f64,
     /// Relative standard error of the hits' cost.
     pub cost_error: f64,
     /// Its own progress in the window, as a share of what that would have been.
     pub speed: f64,
-    /// By stack: allocated, then outlived by age ([`AGES_NS`]); scaled for held-up threads.
+    /// By stack: allocated, then outlived by age ([`AGES_NS`]); scaled for delayed threads.
     pub stacks: Vec<(K, [Amount; QUANTITIES])>,
     /// Bytes allocated, scaled.
     pub bytes: f64,
@@ -288,7 +288,7 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         }
     }
 
-    /// A realloc gives a block up, unless it fails.
+    /// A realloc frees a block, unless it fails.
     pub fn realloc_freed(&mut self, addr: u64, tid: u32) {
         if let Some(block) = self.blocks.remove(&addr) {
             self.reallocs.insert(tid, (addr, block));
@@ -309,7 +309,7 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
         Some(self.rows.entry((stack, tid)).or_default())
     }
 
-    /// A block's life is known up to `time_ns`.
+    /// A block's lifetime is known up to `time_ns`.
     fn outlived(&mut self, block: Open<K>, time_ns: u64) {
         let age_ns = time_ns.saturating_sub(block.born_ns);
         // No block is older by the process's own time than by the clock.
@@ -375,16 +375,16 @@ impl<K: Copy + Eq + Hash> WindowObserver<K> {
     }
 }
 
-/// How far a process went in a window, summed up thread by thread.
+/// A process's progress in a window, summed thread by thread.
 struct Progress<'a> {
     length_s: f64,
     costs: &'a HitCosts,
     times: &'a WindowTimes,
-    /// What the process ran.
+    /// The process's running time.
     run_s: f64,
-    /// What a thread's time by the scheduler is to be multiplied with: it is read up to a tick late, the process's is exact.
+    /// Factor for a thread's time from the scheduler: it is read up to a tick late, the process's is exact.
     exact: f64,
-    /// What hits cost all threads, and those that sleep in between.
+    /// The cost of the hits of all threads, and of those that sleep in between.
     hits_s: f64,
     sleepers_hits_s: f64,
 }
@@ -404,7 +404,7 @@ impl<'a> Progress<'a> {
             return Scale::NONE;
         }
         self.hits_s += cost_s;
-        // One of which nothing is known is taken to have run all the time, as far as that can be.
+        // A thread of which nothing is known is assumed to have run all the time, as far as that is possible.
         let only = self.length_s.min(self.run_s);
         let unknown = ThreadTime { run_s: only, ready_s: self.length_s, sleeps: None };
         let alone = self.times.threads.len() <= 1;
@@ -453,12 +453,12 @@ mod tests {
     }
 
     #[test]
-    fn who_outlived_an_age_is_told_only_of_those_born_early_enough() {
+    fn survival_is_only_known_of_blocks_allocated_early_enough() {
         let mut window = WindowObserver::new(0);
         window.allocated(0x10, 100, 1, 7, 0); // freed at 5 ms
         window.allocated(0x20, 200, 1, 7, MS); // freed at 15 ms: outlived 10 ms
         window.allocated(0x30, 400, 1, 7, 2 * MS); // never freed, 18 ms old at the end
-        window.allocated(0x40, 800, 1, 7, 15 * MS); // never freed, 5 ms old: nobody knows
+        window.allocated(0x40, 800, 1, 7, 15 * MS); // never freed, 5 ms old: not known
         window.freed(0x10, 7, 5 * MS);
         window.freed(0x20, 8, 15 * MS);
         let row = of(&window.close(20 * MS, &FREE_OF_COST, &WindowTimes::default()), 1);
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_were_held_up_are_scaled_and_those_that_hits_took_most_of_are_marked() {
+    fn delayed_threads_are_scaled_and_saturated_ones_are_marked() {
         let mut window = WindowObserver::new(0);
         for i in 0..4_000u64 {
             window.allocated(i * 16, 1, 1, 1, 0); // four tenths of 10 ms
@@ -518,21 +518,21 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_sleeps_between_its_work_is_not_scaled_and_went_as_far_as_it_would_have() {
+    fn a_thread_that_sleeps_in_between_is_not_scaled_and_made_full_progress() {
         let mut window = WindowObserver::new(0);
         for i in 0..2_000u64 {
             window.allocated(i * 16, 1, 1, 1, 0);
         }
-        // Two fifths of what it ran was hits, and it slept for a third of the time.
+        // Two fifths of its running time was hits, and it slept for a third of the time.
         let tally = window.close(10 * MS, &COSTS, &times(0.005, &[(1, 0.005, 0.0066)]));
         let amount = of(&tally, 1)[0];
-        // Were it to come round as soon as its work is done, it would have done a quarter more.
+        // If it starts again as soon as its work is done, it would have done a quarter more.
         assert!(amount.count == 2_000.0 && (amount.stretch.count - 500.0).abs() < 1e-6, "{amount:?}");
         assert!((tally.own_s - 0.003).abs() < 1e-9 && (tally.speed - 1.0).abs() < 1e-9, "{tally:?}");
     }
 
     #[test]
-    fn a_thread_that_never_slept_was_held_up_however_long_it_waited() {
+    fn a_thread_that_never_slept_was_delayed_however_long_it_waited() {
         let mut window = WindowObserver::new(0);
         for i in 0..1_000u64 {
             window.allocated(i * 16, 1, 1, 1, 0);
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_leave_out_what_went_into_probes() {
+    fn ages_leave_out_the_time_spent_in_probes() {
         let mut window = WindowObserver::new(0);
         for i in 0..50_000u64 {
             window.allocated((1 << 32) + i * 16, 1, 2, 1, 99 * MS);

@@ -1,49 +1,52 @@
-//! For which share of the time a target's probes may be attached. Pure.
+//! The share of the time for which a target's probes may be attached. Pure.
 //!
-//! The budget is a share of the target's running time, the CPU time of its threads: one that runs for half of the time may lose half as much. With
+//! The budget is a share of the target's running time, the CPU time of its threads: one that runs for half of the time may lose half as
+//! much. With
 //! `lost` the seconds that a target loses per second of an open window and `load` its running time per second, a window of length L costs
-//! `lost · L` and must represent at least `lost · L / (budget · load)` seconds. What was spent beyond the budget is a debt that later cycles pay.
+//! `lost · L` and must represent at least `lost · L / (budget · load)` seconds. What was spent beyond the budget is a debt that later
+//! cycles pay.
 //!
 //! A target whose full trace fits the budget is traced in full. Every target starts that way, with a quota of some milliseconds: one that
-//! allocates little is then known in full from the start, and for any other the quota shows how busy it is. Its windows begin when that is paid.
+//! allocates little is then known in full from the start, and for any other the quota shows how busy it is. Its windows begin when that is
+//! paid.
 
 use super::cost::HitCosts;
 use super::schedule::WindowClass;
 
 /// Longest time that a target may lose within one window: a service must not stall, even if its budget holds on average.
 pub const STALL_MAX_S: f64 = 0.25;
-/// Cost of attaching and detaching probes for the target, in addition to its hits meanwhile: the kernel changes its code under the lock of its
-/// address space.
+/// Cost of attaching and detaching probes for the target, in addition to its hits meanwhile: the kernel changes its code under the lock of
+/// its address space.
 const AROUND_WINDOW_S: f64 = 0.001;
 /// Weight of the newest window in the mean share lost.
 const NEWEST: f64 = 0.3;
-/// Of the budget, what a full trace may need: it may not be left again at the first busy second.
+/// Share of the budget that a full trace may need: the margin keeps it from being ended by the first busy second.
 const FULL_SHARE: f64 = 0.7;
-/// Windows to see before a target is traced in full.
+/// Windows required before a target is traced in full.
 const WINDOWS_BEFORE_FULL: u64 = 3;
-/// Most that a target may lose in a second of a window, in units of its load or of one thread.
+/// Upper limit of a target's loss per second of a window, in units of its load or of one thread.
 const LOST_MAX: f64 = 2.0;
 /// Longest period: every target has a window at least once an hour.
 const PERIOD_MAX_S: f64 = 3600.0;
-/// Shortest period, in lengths of its window. A window that begins late reaches beyond its period, and no other can begin there: that
-/// time is covered by (length / period)² / 2 less than it should be, which this keeps at a fiftieth.
+/// Shortest period, in lengths of its window. A window that begins late extends beyond its period, and no other can begin there: that
+/// time is covered by (length / period)² / 2 less than it should be, which this limits to a fiftieth.
 const PERIOD_MIN_LENGTHS: f64 = 5.0;
-/// Shortest period at all: going in and out takes a tenth of a second, in which no other window can begin.
+/// Shortest period of all: attaching and detaching takes a tenth of a second, in which no other window can begin.
 pub const PERIOD_MIN_S: f64 = 1.0;
-/// Longest time that the first windows of a target wait for its trials to be paid: something is learnt of a target that runs rarely too.
+/// Longest time that the first windows of a target wait for its trials to be paid, so that there are also results for one that rarely runs.
 const WAIT_MAX_S: f64 = 60.0;
-/// What the first full trace of a target may cost, in seconds.
+/// Maximum cost of a target's first full trace, in seconds.
 const TRIAL_S: f64 = 0.005;
 /// Seconds over which the load is averaged.
 const LOAD_OVER_S: f64 = 10.0;
-/// Seconds that count as watched when nothing was yet, with one thread that runs: a process's clock ticks too coarsely for the first
-/// milliseconds to tell its load, and one that is taken for idle would end its first full trace at once.
+/// Initial load: seconds that count as watched with one running thread. A process's CPU clock is too coarse to give its load in the first
+/// milliseconds, and a process that is taken for idle would end its first full trace at once.
 const LOAD_PRIOR_S: f64 = 1.0;
-/// Least load that periods are computed with: one that never runs costs nothing, and would never have a window.
+/// Lowest load for computing periods: a target that never runs costs nothing, and would never have a window.
 const LOAD_MIN: f64 = 1e-3;
 /// Seconds of the budget by which a debt doubles the periods.
 const STRAIN_S: f64 = 5.0;
-/// Of the budget, what may be reserved: windows are never without any.
+/// Share of the budget that may be reserved: some always remains for windows.
 const RESERVED_MAX: f64 = 0.9;
 /// Budgets below this give no window within [`PERIOD_MAX_S`].
 const BUDGET_MIN: f64 = 1e-5;
@@ -62,11 +65,11 @@ pub enum Tier {
 pub struct WindowCost {
     /// Seconds of its running time that the target lost in the window.
     pub lost_s: f64,
-    /// Seconds that it lost before and after it to hits, while its probes went in and out.
+    /// Seconds that it lost before and after it to hits, while its probes were attached and detached.
     pub around_s: f64,
     /// Seconds that it was open.
     pub open_s: f64,
-    /// How the target was traced: a full trace does not pay for going in and out.
+    /// How the target was traced: a full trace does not pay for attaching and detaching.
     pub tier: Tier,
 }
 
@@ -82,16 +85,16 @@ pub struct Pace {
     windows: u64,
     /// Seconds lost in all.
     lost_s: f64,
-    /// Seconds that the target was watched, probes in or out, and that it ran meanwhile.
+    /// Seconds that the target was watched, with or without probes, and that it ran meanwhile.
     watched_s: f64,
     run_s: f64,
-    /// Seconds that it runs in a second of late; more than one where several threads do.
+    /// Recent running time per second; above one if several threads run.
     load: f64,
-    /// Spent beyond the budget, seconds; negative = saved, which is not carried far.
+    /// Spent beyond the budget, seconds; negative = saved, which expires.
     debt_s: f64,
     tier: Tier,
     period_min_s: f64,
-    /// Seconds in a second that something else takes of the budget.
+    /// Seconds per second of the budget that other probes take.
     reserved: f64,
 }
 
@@ -116,19 +119,19 @@ impl Pace {
         }
     }
 
-    /// Seconds in a second that the target loses to other probes from now on (their cost is told by [`also_lost`](Self::also_lost)): windows
-    /// get what is left of the budget.
+    /// Seconds per second that the target loses to other probes from now on (their cost is added by [`also_lost`](Self::also_lost)):
+    /// windows get the rest of the budget.
     pub fn set_reserved(&mut self, per_s: f64) {
         self.reserved = per_s.clamp(0.0, self.allowed() * RESERVED_MAX);
     }
 
-    /// Seconds in a second that the target may lose, at its present load.
+    /// Seconds per second that the target may lose, at its present load.
     #[must_use]
     pub fn allowed(&self) -> f64 {
         self.budget * self.load.max(LOAD_MIN)
     }
 
-    /// The shortest period from now on: of many targets each gets fewer windows, because they go in and out one after the other.
+    /// The shortest period from now on: with many targets each gets fewer windows, because their probes are attached one after the other.
     pub fn set_period_min(&mut self, seconds: f64) {
         self.period_min_s = seconds.max(0.0);
     }
@@ -156,13 +159,13 @@ impl Pace {
         if self.run_s > 0.0 { (self.lost_s / self.run_s).min(1.0) } else { 0.0 }
     }
 
-    /// Whether nothing is known of what its probes cost.
+    /// Whether the cost of its probes is not known yet.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         self.lost.is_none()
     }
 
-    /// Seconds that the target runs in a second of late.
+    /// Recent running time of the target per second.
     #[must_use]
     pub fn load(&self) -> f64 {
         self.load
@@ -180,7 +183,7 @@ impl Pace {
         self.lost_s
     }
 
-    /// Time goes by: `seconds` by the clock, in which the target ran for `run_s`.
+    /// Notes that `seconds` have passed by the clock, in which the target ran for `run_s`.
     pub fn elapse(&mut self, seconds: f64, run_s: f64) {
         if seconds <= 0.0 {
             return;
@@ -189,13 +192,13 @@ impl Pace {
         self.run_s += run_s;
         let weight = (seconds / (LOAD_PRIOR_S + self.watched_s).min(LOAD_OVER_S)).min(1.0);
         self.load += weight * (run_s / seconds - self.load);
-        // What was not spent for a minute is gone: a quiet hour is no licence for a slow second.
+        // Savings older than a minute expire: a quiet hour does not allow a slow second.
         self.debt_s = (self.debt_s - self.budget * run_s).max(-60.0 * self.allowed());
     }
 
-    /// A window was closed, or a piece of a full trace is over.
+    /// A window was closed, or a period of a full trace is over.
     pub fn spent(&mut self, cost: WindowCost) {
-        // A thread loses no more than the time that goes by; of several more than run on average may be hit.
+        // A thread loses at most the time that passes; more threads than run on average may be hit.
         let per_s = (cost.lost_s / cost.open_s.max(1e-6)).min(LOST_MAX * self.load.max(1.0));
         let fixed_s = if cost.tier == Tier::Windows { AROUND_WINDOW_S * self.load.min(1.0) } else { 0.0 };
         let around_s = cost.around_s + fixed_s;
@@ -221,17 +224,17 @@ impl Pace {
     /// A full trace spent its quota, or lost records: windows from now on.
     pub fn leave_full(&mut self) {
         self.tier = Tier::Windows;
-        // Seen again only after some windows.
+        // Traced in full again only after some windows.
         self.windows = 0;
     }
 
-    /// Seconds lost to something else than probes of the allocator: stacks of growth, of first touches.
+    /// Seconds lost to other things than probes of the allocator: stacks of growth, of first touches.
     pub fn also_lost(&mut self, seconds: f64) {
         self.lost_s += seconds;
         self.debt_s += seconds;
     }
 
-    /// Seconds until the first window may be drawn, so that what the trials at the start cost is paid by then.
+    /// Seconds until the first window may be drawn, so that the cost of the trials at the start is paid by then.
     #[must_use]
     pub fn wait_s(&self) -> f64 {
         if self.windows > 0 { 0.0 } else { (self.debt_s / self.allowed()).clamp(0.0, WAIT_MAX_S) }
@@ -242,24 +245,24 @@ impl Pace {
     pub fn quota(&self, class: WindowClass) -> u64 {
         let hits = |seconds: f64| (seconds / self.costs.mean_s()) as u64;
         match class {
-            // Far above what a machine of this kind can do in that time.
+            // Far more than any machine can do in that time.
             WindowClass::Short | WindowClass::Medium => u64::from(u32::MAX),
             WindowClass::Long | WindowClass::Longest => hits(STALL_MAX_S),
         }
     }
 
-    /// Hits that a full trace may have in the next second. A known quiet target may have a burst; of an unknown one as many as a trial may
-    /// cost.
+    /// Hits that a full trace may have in the next second. A target known to be quiet may have a burst; an unknown one as many hits as a
+    /// trial may cost.
     #[must_use]
     pub fn full_quota(&self) -> u64 {
         let burst_s = if self.lost.is_some() { STALL_MAX_S } else { TRIAL_S };
         ((self.allowed() + burst_s) / self.costs.mean_s()) as u64
     }
 
-    /// The classes of windows that the target can bear, each with its period.
+    /// The classes of windows that the target's budget allows, each with its period.
     #[must_use]
     pub fn periods(&self) -> Vec<(WindowClass, f64)> {
-        // Nothing known: as if all its threads stood still.
+        // Not known yet: as if the probes took all of its threads' time.
         let lost = self.lost.unwrap_or(self.load.max(LOAD_MIN)).max(1e-9);
         // A debt is paid back over the next cycles, not all in one.
         let strain = 1.0 + (self.debt_s / (STRAIN_S * self.allowed())).clamp(0.0, 10.0);
@@ -293,7 +296,7 @@ mod tests {
         run_busy(budget, pairs_per_s, wall_s, 1.0)
     }
 
-    /// One that runs for a share of the time, in which it does so many pairs per second.
+    /// A target that runs for a share of the time, in which it does so many pairs per second.
     fn run_busy(budget: f64, pairs_per_s: f64, wall_s: f64, busy: f64) -> (f64, Pace) {
         let mut pace = Pace::new(budget, COSTS);
         let mut schedule = Schedule::new(5, 0.0);
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_trace_is_left_when_it_gets_busy() {
+    fn a_full_trace_ends_when_the_target_gets_busy() {
         let mut pace = run(0.01, 1_000.0, 300.0).1;
         assert_eq!(pace.tier(), Tier::Full);
         pace.spent(WindowCost { lost_s: 0.15, around_s: 0.0, open_s: 1.0, tier: Tier::Full });
@@ -414,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn long_windows_are_only_for_those_who_bear_them() {
+    fn long_windows_are_only_used_where_the_budget_allows_them() {
         let mut pace = Pace::new(0.01, COSTS);
         assert_eq!(pace.periods().len(), 1, "nothing is known: {:?}", pace.periods());
         pace.spent(WindowCost { lost_s: 0.018, around_s: 0.0, open_s: 0.02, tier: Tier::Windows });

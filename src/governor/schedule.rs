@@ -1,7 +1,7 @@
 //! When the windows of one target are open. Pure: seconds of a monotonic clock.
 //!
-//! Time is cut into cycles. For each a class of window is drawn and its length of cycle is set; then the window's start is drawn
-//! uniformly in [0, period). All of that is decided before the cycle begins, from the past alone. A window that starts late reaches
+//! Time is divided into cycles. For each a class of window is drawn, which sets the length of the cycle; then the window's start is drawn
+//! uniformly in [0, period). All of that is decided before the cycle begins, from the past alone. A window that starts late extends
 //! beyond its period; the next cycle then begins at its end.
 
 use crate::random::Random;
@@ -47,12 +47,12 @@ impl WindowClass {
     }
 }
 
-/// One cycle: where its window lies and what it stands for.
+/// One cycle: the position of its window and the time that it represents.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cycle {
     /// The window's class.
     pub class: WindowClass,
-    /// Seconds that the window stands for.
+    /// Seconds that the window represents.
     pub period_s: f64,
     /// When it opens.
     pub open_s: f64,
@@ -90,7 +90,7 @@ impl Schedule {
             }
         }
         let (class, period_s) = (chosen.0, chosen.1.max(chosen.0.length_s()));
-        // A daemon that was late goes on from now.
+        // A daemon that was late continues from now.
         let begin_s = self.next_s.max(now_s);
         let open_s = begin_s + self.random.unit() * period_s;
         let close_s = open_s + class.length_s();
@@ -99,7 +99,7 @@ impl Schedule {
         Some(Cycle { class, period_s, open_s, close_s, end_s })
     }
 
-    /// Whatever was drawn is void: the next cycle begins at `now_s`.
+    /// Discards what was drawn: the next cycle begins at `now_s`.
     pub fn restart(&mut self, now_s: f64) {
         self.next_s = now_s;
     }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_share_the_time_alike() {
+    fn classes_get_equal_shares_of_the_time() {
         let mut schedule = Schedule::new(3, 0.0);
         let periods = [(WindowClass::Short, 2.0), (WindowClass::Medium, 20.0)];
         let mut time_s = [0.0; 2];

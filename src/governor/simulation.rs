@@ -1,5 +1,5 @@
-//! The whole estimator against programs that do their worst: schedule, pace, observer and estimator run as they do for real, on a
-//! program whose every allocation is known.
+//! The whole estimator against adversarial programs: schedule, pace, observer and estimator run as usual, on a program of which every
+//! allocation is known.
 
 use super::estimate::Bound;
 use super::observer::{ThreadTime, WindowObserver, WindowTimes};
@@ -8,13 +8,13 @@ use super::schedule::Schedule;
 use super::{AGES_NS, Estimator, HitCosts, Watched};
 use crate::random::Random;
 
-/// Ten times the real cost, and programs that do a tenth: the same shares of time at a tenth of the events.
+/// Ten times the real cost, with programs of a tenth of the rate: the same shares of time with a tenth of the events.
 const COSTS: HitCosts = HitCosts { allocation_ns: 20_000.0, free_ns: 10_000.0, spread: 0.1, traps: None };
 
-/// What a site does: at time `t` of the program it allocates `rate(t)` blocks a second, which live `life_s`.
+/// A site: at time `t` of the program it allocates `rate(t)` blocks per second, which live for `life_s`.
 #[derive(Clone, Copy)]
 struct Site {
-    /// When blocks are made.
+    /// When blocks are allocated.
     pattern: Pattern,
     bytes: u64,
     /// Mean lifetime; `exponential` or always the same.
@@ -25,7 +25,7 @@ struct Site {
 
 #[derive(Clone, Copy)]
 enum Pattern {
-    /// So many a second, evenly.
+    /// So many per second, evenly.
     Steady(f64),
     /// Every `period_s`, `count` blocks within `width_s`.
     Burst { period_s: f64, count: u32, width_s: f64 },
@@ -65,12 +65,12 @@ impl Site {
     }
 }
 
-/// What a window's probes do to the program.
+/// How a window's probes delay the program.
 #[derive(Clone, Copy, PartialEq)]
 enum Held {
-    /// It has a clock of its own and is not held up.
+    /// It has a clock of its own and is not delayed.
     No,
-    /// It computes all the time, and each hit holds it up by so many times its calibrated cost.
+    /// It computes all the time, and each hit delays it by so many times its calibrated cost.
     By(f64),
 }
 
@@ -95,7 +95,7 @@ fn events(sites: &[Site], begin_s: f64, length_s: f64, random: &mut Random) -> V
     events
 }
 
-/// Runs `sites` for `wall_s`; the estimator, and the seconds of its own time that the windows stand for.
+/// Runs `sites` for `wall_s`; the estimator, and the seconds of its own time that the windows represent.
 fn run(sites: &[Site], wall_s: f64, seed: u64, held: Held) -> (Estimator<usize>, f64) {
     let mut pace = Pace::new(0.01, COSTS);
     pace.leave_full();
@@ -155,12 +155,12 @@ fn run(sites: &[Site], wall_s: f64, seed: u64, held: Held) -> (Estimator<usize>,
 }
 
 /// Share of runs in which the 95 % interval holds the truth, and the mean of estimate ÷ truth, by site and quantity; only where at
-/// least `windows_min` windows tell.
+/// least `windows_min` windows give data.
 fn coverage(sites: &[Site], wall_s: f64, runs: u64, windows_min: f64) -> Vec<(usize, usize, f64, f64)> {
     coverage_held(sites, wall_s, runs, windows_min, |_| Held::No)
 }
 
-/// The same of a program that is held up as `held_by` says for each run.
+/// The same for a program that is delayed as `held_by` says for each run.
 fn coverage_held(
     sites: &[Site],
     wall_s: f64,
@@ -183,7 +183,7 @@ fn coverage_held(
                 }
                 let share = quantity.checked_sub(1).map_or(1.0, |age| site.outliving(AGES_NS[age] as f64 / 1e9));
                 let truth = site.per_s() * site.bytes as f64 * share;
-                // What makes up less than a hundredth of the bytes may not be in any window.
+                // A site with less than a hundredth of the bytes may not be in any window.
                 if truth < 0.01 * total(sites, quantity) {
                     continue;
                 }
@@ -240,7 +240,7 @@ fn a_leak_under_a_thousand_times_its_churn_is_found() {
 }
 
 #[test]
-fn allocation_in_phase_with_the_windows_does_not_fool_it() {
+fn allocation_in_phase_with_the_windows_is_estimated_without_bias() {
     // Bursts with the very periods of windows and of likely cycles.
     for period_s in [0.02, 0.2, 2.0] {
         let burst = Pattern::Burst { period_s, count: (2_000.0 * period_s) as u32, width_s: period_s / 5.0 };
@@ -258,19 +258,19 @@ fn bursts_are_neither_missed_nor_counted_twice() {
 
 #[test]
 fn a_storm_of_threads_is_one_window_and_not_many() {
-    // 16 threads that all do the same at the same moments: their allocations are anything but independent.
+    // 16 threads that all do the same at the same moments: their allocations are not independent at all.
     let pattern = Pattern::Burst { period_s: 0.5, count: 100, width_s: 0.25 };
     let storm = |thread| Site { pattern, thread, exponential: false, ..Site::steady(1.0, 100, 0.15) };
     let sites: Vec<Site> = (0..16).map(storm).collect();
     assert_honest("threads", &coverage(&sites, 300.0, 30, 10.0), 0.15);
 }
 
-/// Life on average of which one block in a thousand outlives 100 ms.
+/// Mean lifetime with which one block in a thousand outlives 100 ms.
 const RARE_S: f64 = 0.1 / 6.9;
 
 #[test]
 fn intervals_hold_the_truth_where_one_block_in_a_thousand_survives() {
-    // Of the first some three blocks in 300 s are seen to outlive 100 ms; the second is its like with fewer; the third survives always.
+    // Some three blocks of the first in 300 s are seen to outlive 100 ms; the second is like it with fewer; the third always survives.
     let sites =
         [Site::steady(2_000.0, 64, RARE_S), Site::steady(400.0, 512, RARE_S), Site { exponential: false, ..Site::steady(4.0, 100, 5.0) }];
     assert_honest("rare", &coverage(&sites, 300.0, 150, 10.0), 0.25);
@@ -281,7 +281,7 @@ fn intervals_hold_the_truth_where_rare_survivors_come_in_bursts_and_from_many_th
     let pattern = Pattern::Burst { period_s: 0.5, count: 100, width_s: 0.25 };
     let storm = |thread| Site { pattern, thread, ..Site::steady(1.0, 100, RARE_S) };
     let mut sites: Vec<Site> = (0..16).map(storm).collect();
-    // Rare by its time: every 2 s a burst that lives.
+    // Rare in time: every 2 s a burst that survives.
     let seldom = Pattern::Burst { period_s: 2.0, count: 20, width_s: 0.1 };
     sites.push(Site { pattern: seldom, exponential: false, ..Site::steady(1.0, 100, 0.15) });
     assert_honest("rare bursts", &coverage(&sites, 300.0, 100, 10.0), 0.25);
@@ -304,14 +304,14 @@ fn computing() -> [Site; 4] {
 }
 
 #[test]
-fn intervals_hold_the_truth_of_a_program_that_probes_hold_up() {
-    // What a hit costs is known to a standard error of COSTS.error().
+fn intervals_hold_the_truth_of_a_program_that_probes_delay() {
+    // The cost of a hit is known with a standard error of COSTS.error().
     let rows = coverage_held(&computing(), 300.0, 100, 10.0, |random| Held::By(about_one(random, COSTS.error())));
-    assert_honest("held up", &rows, 0.15);
+    assert_honest("delayed", &rows, 0.15);
 }
 
 #[test]
-fn bounds_hold_of_a_program_that_probes_hold_up_most_of_the_time() {
+fn bounds_hold_for_a_program_that_probes_delay_most_of_the_time() {
     // Thirty hits take a millisecond; it would make ten times as many.
     let leak = Site { exponential: false, ..Site::steady(300.0, 100, 1e9) };
     let sites = [Site::steady(300_000.0, 64, 0.0002), Site::steady(3_000.0, 512, 0.03), leak];
@@ -328,7 +328,7 @@ fn bounds_hold_of_a_program_that_probes_hold_up_most_of_the_time() {
             all += 1;
             held += u32::from(least <= site.per_s() * site.bytes as f64 * own_s);
         }
-        // Of the churn nothing outlives 1 ms, and of the rest what it makes.
+        // Of the churn nothing outlives 1 ms, of the other everything.
         let outlived = |site: usize| {
             let found = estimates.stacks.iter().find(|one| one.stack == Some(site));
             found.and_then(|one| one.amounts[2]).map_or(0.0, |one| one.bytes.value)

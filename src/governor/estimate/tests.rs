@@ -38,7 +38,7 @@ fn of(estimator: &Estimator<u32>, stack: u32, own_s: f64) -> Estimate {
     estimator.estimates(watched(own_s)).stacks.into_iter().find(|one| one.stack == Some(stack)).unwrap().amounts[0].unwrap()
 }
 
-/// Of four windows.
+/// With four windows.
 const FEW: f64 = 3.18 / 1.96;
 
 #[test]
@@ -92,7 +92,7 @@ fn a_class_with_a_window_closed_early_is_left_out() {
 }
 
 #[test]
-fn a_window_too_short_for_an_age_says_nothing_of_it() {
+fn a_window_too_short_for_an_age_gives_no_data_on_it() {
     let mut estimator = Estimator::default();
     estimator.window(WindowClass::Short, 2.0, false, &tally(0.02, &[(1, 2.0)]));
     let amounts = estimator.estimates(watched(2.0)).stacks[0].amounts;
@@ -113,7 +113,7 @@ fn a_single_window_gives_a_bound_of_what_it_saw() {
 #[test]
 fn a_window_counts_by_what_the_process_ran_in_it() {
     let mut estimator = Estimator::default();
-    // It runs 5 ms of each second window, and makes 100 bytes in each ms of its own.
+    // It runs 5 ms of every second window, and allocates 100 bytes in each ms of its own.
     for own_s in [0.02, 0.005, 0.02, 0.005, 0.0] {
         let mut tally = tally(0.02, &[(1, own_s * 1e5)]);
         (tally.own_s, tally.own_most_s) = (own_s, own_s);
@@ -124,9 +124,9 @@ fn a_window_counts_by_what_the_process_ran_in_it() {
 }
 
 #[test]
-fn what_sleeping_threads_did_is_told_in_the_measure_with_the_smaller_error() {
-    // Of windows of 20 ms the process ran 3 ms, of which hits took 2: its own time is known badly, by the clock it did at most a ninth
-    // more. Of 16 ms they took 5: by the clock it may have done a third more, and its own time is known to a twentieth.
+fn sleeping_threads_are_measured_by_the_time_with_the_smaller_error() {
+    // In windows of 20 ms the process ran 3 ms, of which hits took 2: its own time is known poorly, by the clock it did at most a ninth
+    // more. If it ran 16 ms, of which hits took 5, it may have done a third more by the clock, and its own time is known to a twentieth.
     let by_clock = 60.0 * 100.0 / 0.02 * (1.0 + 1.0 / 18.0);
     for (run_s, hits_s, value) in [(0.003, 0.002, by_clock), (0.016, 0.005, 6.0 * 100.0 / 0.011)] {
         let mut estimator = Estimator::default();
@@ -144,7 +144,7 @@ fn what_sleeping_threads_did_is_told_in_the_measure_with_the_smaller_error() {
 }
 
 #[test]
-fn where_probes_took_most_of_the_time_all_is_a_lower_bound_at_the_least_cost() {
+fn where_probes_took_most_of_the_time_all_rates_are_lower_bounds_at_the_least_cost() {
     let mut estimator = Estimator::default();
     for _ in 0..100 {
         let mut tally = tally(0.02, &[(1, 300.0)]);
@@ -161,7 +161,7 @@ fn where_probes_took_most_of_the_time_all_is_a_lower_bound_at_the_least_cost() {
 }
 
 #[test]
-fn of_bursts_that_windows_missed_nothing_is_known_but_what_was_seen() {
+fn for_bursts_that_windows_missed_only_the_observed_amounts_are_reported() {
     let mut estimator = Estimator::default();
     for window in 0..40 {
         let mut tally = tally(0.2, &[]);
@@ -173,9 +173,9 @@ fn of_bursts_that_windows_missed_nothing_is_known_but_what_was_seen() {
     assert_eq!(estimator.estimates(watched(200.0)).bound, None);
 }
 
-/// Its full trace was cut short, and it ended before a window came: what it ran until then was not read, or not all of it.
+/// Its full trace was cut short, and it ended before a window opened: its running time until then was not read, or not completely.
 #[test]
-fn of_a_process_that_ended_before_its_first_window_nothing_is_known() {
+fn a_process_that_ended_before_its_first_window_has_only_a_lower_bound() {
     let estimator = Estimator::<u32>::default();
     let ended = |ends_in_full| estimator.estimates(Watched { own_s: 0.0, clock_s: 0.5, ends_in_full }).bound;
     assert_eq!(ended(false), Some(Bound::TooFew));

@@ -3,16 +3,16 @@
 //! A block that outlives its window is freed unobserved, and its address is allocated again. Whether the block there is still the same is
 //! determined by its contents, in one direction only:
 //!
-//! * a block is *the same* if its chunk still has its size and is in no bin, and at least half of its informative words are unchanged, at this
-//!   check and at every earlier one;
-//! * a word is informative if its owner wrote it (it is not what the block held when it was allocated), no other sampled block has it at that
-//!   position, and it is not a small number. A block without such a word gives no information;
+//! * a block is *the same* if its chunk still has its size and is in no bin, and at least half of its informative words are unchanged, at
+//!   this check and at every earlier one;
+//! * a word is informative if its owner wrote it (it is not what the block held when it was allocated), no other sampled block has it at
+//!   that position, and it is not a small number. A block without such a word gives no information;
 //! * *not the same* is never concluded: programs write into their blocks.
 //!
-//! So two results are given for a stack: if many of its blocks are found the same, that it keeps what it allocates; and then a lower bound of the
-//! bytes of its sampled blocks confirmed live. The absence of a flag means nothing. The rule and its thresholds were measured on seven programs
-//! beforehand: of 25 flags none was wrong, while the share of live blocks that are found the same varies from 0.1 to 1, by program and run, so
-//! that no estimate can be based on it (docs/design/0007).
+//! So two results are given for a stack: if many of its blocks are found the same, that it keeps what it allocates; and then a lower bound
+//! of the bytes of its sampled blocks confirmed live. The absence of a flag means nothing. The rule and its thresholds were measured on
+//! seven programs beforehand: of 25 flags none was wrong, while the share of live blocks that are found the same varies from 0.1 to 1, by
+//! program and run, so that no estimate can be based on it (docs/design/0007).
 
 pub mod words;
 
@@ -37,19 +37,19 @@ const MISTAKEN_ONE_IN: u64 = 20;
 /// A block that was allocated in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentSample {
-    /// Where it is.
+    /// Its address.
     pub addr: u64,
     /// Bytes requested.
     pub bytes: u64,
     /// When it was allocated, CLOCK_MONOTONIC ns.
     pub born_ns: u64,
-    /// What its words were then.
+    /// Its words at that time.
     pub words: [u64; WORDS],
     /// Bit i: word i could be read.
     pub known: u32,
 }
 
-/// Where to look.
+/// What to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockQuery {
     /// The block.
@@ -60,7 +60,7 @@ pub struct BlockQuery {
     pub wanted: u32,
 }
 
-/// What was there.
+/// What was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockContents {
     /// The chunk's size field.
@@ -88,13 +88,13 @@ struct Sample<K> {
     born_ns: u64,
     /// Its chunk's size field, without the neighbour's flag.
     size: u64,
-    /// Digests of its words at the first look.
+    /// Digests of its words at the first check.
     first: [u32; WORDS],
     /// Bit i: word i was read.
     known: u32,
     /// Bit i: word i was written by its owner and is not small.
     written: u32,
-    /// Whether it was the same at every look so far.
+    /// Whether it was the same at every check so far.
     same: bool,
     looked_ns: u64,
     next_ns: u64,
@@ -109,7 +109,8 @@ pub struct Kept {
     pub informative: u64,
     /// Of those, found the same at every check.
     pub same: u64,
-    /// Lower bound of the bytes confirmed live: of a flagged stack those of the blocks found the same, minus an allowance for mistakes; else 0.
+    /// Lower bound of the bytes confirmed live: of a flagged stack those of the blocks found the same, minus an allowance for mistakes;
+    /// else 0.
     pub confirmed_bytes: u64,
 }
 
@@ -121,7 +122,7 @@ impl Kept {
     }
 }
 
-/// A sampled block as it is seen now, for comparison with the truth in tests.
+/// The state of a sampled block, for comparison with the truth in tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict<K> {
     /// Its stack.
@@ -144,10 +145,10 @@ pub struct Verdict<K> {
 #[derive(Debug, Clone)]
 pub struct Retention<K> {
     samples: VecDeque<Sample<K>>,
-    /// How many samples hold a word at a place.
+    /// How many samples hold a word at a position.
     holders: HashMap<(u8, u32), u32>,
     refused: u64,
-    /// No look is due before this time.
+    /// No check is due before this time.
     due_ns: u64,
 }
 
@@ -206,13 +207,13 @@ impl<K: Copy + Eq + Hash> Retention<K> {
         }
     }
 
-    /// Blocks whose chunk was none that is understood.
+    /// Blocks whose chunk was not understood.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Whether a look is due, or may be, at all.
+    /// Whether a check is due, or may be.
     #[must_use]
     pub fn is_due(&self, now_ns: u64, all: bool) -> bool {
         self.due_ns <= if all { u64::MAX - 1 } else { now_ns }
@@ -243,7 +244,7 @@ impl<K: Copy + Eq + Hash> Retention<K> {
         })
     }
 
-    /// What is known by stack of the blocks that are old enough now.
+    /// The results by stack, of the blocks that are old enough now.
     #[must_use]
     pub fn by_stack(&self, now_ns: u64) -> HashMap<K, Kept> {
         kept(self.verdicts(), now_ns)
@@ -255,7 +256,7 @@ impl<K: Copy + Eq + Hash> Retention<K> {
 pub fn kept<K: Copy + Eq + Hash>(verdicts: impl Iterator<Item = Verdict<K>>, now_ns: u64) -> HashMap<K, Kept> {
     let mut stacks: HashMap<K, (Kept, Vec<u64>)> = HashMap::new();
     for one in verdicts.filter(|one| now_ns.saturating_sub(one.born_ns) >= TOLD_AGE_NS) {
-        // What may be the same was looked at when it was that old, or tells nothing yet.
+        // A block that may be the same gives data only once it was checked at that age.
         if one.same && one.looked_ns.saturating_sub(one.born_ns) < TOLD_AGE_NS {
             continue;
         }
@@ -268,11 +269,11 @@ pub fn kept<K: Copy + Eq + Hash>(verdicts: impl Iterator<Item = Verdict<K>>, now
         }
     }
     let confirmed = |(stack, (mut kept, mut same)): (K, (Kept, Vec<u64>))| {
-        // Of a stack without a flag the few found the same may all be mistaken: blocks that were made again in the same places.
+        // Without a flag, the few found the same may all be mistakes: blocks that were allocated again in the same place.
         if !kept.is_flagged() {
             return (stack, kept);
         }
-        // Those that may be a mistake are taken to be the largest.
+        // Possible mistakes are assumed to be the largest blocks.
         same.sort_unstable();
         let mistaken = (kept.informative / MISTAKEN_ONE_IN + 1) as usize;
         kept.confirmed_bytes = same.iter().rev().skip(mistaken).fold(0, |sum, bytes| sum.saturating_add(*bytes));
@@ -282,7 +283,7 @@ pub fn kept<K: Copy + Eq + Hash>(verdicts: impl Iterator<Item = Verdict<K>>, now
 }
 
 impl<K> Sample<K> {
-    /// Words by which it is known: bit i of word i.
+    /// The informative words: bit i of word i.
     fn telling(&self, holders: &HashMap<(u8, u32), u32>) -> u32 {
         let is_unique = |at: &usize| holders.get(&(*at as u8, self.first[*at])).is_none_or(|holders| *holders <= 1);
         (0..WORDS).filter(|at| self.written >> at & 1 == 1).filter(is_unique).fold(0, |words, at| words | 1 << at)
@@ -293,7 +294,7 @@ impl<K> Sample<K> {
             return false;
         }
         let is_unchanged = |at: usize| look.known >> at & 1 == 1 && digest(look.words[at]) == self.first[at];
-        // Every free of glibc that leaves the neighbour's flag alone writes the first word.
+        // Every free of glibc that leaves the next chunk's flag unchanged writes the first word.
         if self.known & 1 == 1 && !is_unchanged(0) && may_be_link(look.words[0], self.addr) {
             return false;
         }
@@ -303,14 +304,14 @@ impl<K> Sample<K> {
     }
 }
 
-/// The next look at a block after one at `now_ns`.
+/// The time of a block's next check after one at `now_ns`.
 fn next_look_ns(born_ns: u64, now_ns: u64) -> u64 {
     let age_ns = now_ns.saturating_sub(born_ns);
     let known = LOOK_AGES_NS.into_iter().find(|age| *age > age_ns);
     born_ns.saturating_add(known.unwrap_or_else(|| age_ns.saturating_mul(3)))
 }
 
-/// Whether a block has words to be known by at all.
+/// Whether a block is large enough to have words that are compared.
 #[must_use]
 pub fn has_words(bytes: u64) -> bool {
     places(bytes).into_iter().flatten().count() >= 2

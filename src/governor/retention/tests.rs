@@ -1,4 +1,4 @@
-//! The rule against a heap that hands the block freed last out first, and programs that do their worst.
+//! The rule against a heap that reuses the block freed last first, and adversarial programs.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -8,20 +8,20 @@ const S: u64 = 1_000_000_000;
 const BYTES: u64 = 120;
 const CHUNK: u64 = 128;
 
-/// What a site's blocks hold.
+/// The content of a site's blocks.
 #[derive(Clone, Copy, PartialEq)]
 enum Content {
     /// Objects of one type: the same first word, a count, and pointers and text of their own.
     Objects,
-    /// Messages: a header of their own, the rest of the buffer is what was there before.
+    /// Messages: a header of their own, the rest of the buffer keeps its former content.
     Messages,
-    /// The same in each.
+    /// The same in each block.
     Constant,
-    /// A reference count first, and all words are written again all the time.
+    /// A reference count first, and all words are rewritten all the time.
     Rewritten,
 }
 
-/// When a site's blocks die.
+/// When a site's blocks are freed.
 #[derive(Clone, Copy)]
 enum Life {
     /// After so many seconds.
@@ -37,7 +37,7 @@ enum Life {
 struct Site {
     content: Content,
     life: Life,
-    /// Blocks that it makes in each step of 10 ms.
+    /// Blocks that it allocates in each step of 10 ms.
     per_step: u32,
     /// It allocates only in the first tenth of each of so many seconds; 0 = always.
     burst_s: f64,
@@ -56,7 +56,7 @@ struct Slot {
     is_cached: bool,
 }
 
-/// One size of block, side by side.
+/// Adjacent blocks of one size.
 struct Heap {
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -85,7 +85,7 @@ impl Heap {
         let addr = Self::addr(slot);
         let freed = &mut self.slots[slot];
         freed.owner = None;
-        // Seven a size go into the cache of the thread.
+        // Seven of each size go into the thread's cache.
         freed.is_cached = self.free.len() % 1000 < 7;
         freed.words[0] = if freed.is_cached { next ^ (addr >> 12) } else { next };
         freed.words[1] = 0xfeed_5eed_0bad_cafe;
@@ -132,7 +132,8 @@ impl Heap {
     }
 }
 
-/// What came of a run: by site what is said, and of its sampled blocks that are old enough how many and how many bytes truly live.
+/// The result of a run by site: what was concluded, the number of its sampled blocks that are old enough, and their bytes that are truly
+/// live.
 struct Outcome {
     said: HashMap<usize, Kept>,
     truth: HashMap<usize, (u64, u64)>,
@@ -257,7 +258,7 @@ fn blocks_that_are_all_alike_and_blocks_that_are_rewritten_are_never_flagged() {
 }
 
 #[test]
-fn lives_in_phase_with_the_windows_and_bursts_do_not_fool_it() {
+fn lifetimes_in_phase_with_the_windows_and_bursts_are_not_flagged() {
     let mut sites = vec![
         site(Content::Objects, Life::Seconds(1.0), 10),
         site(Content::Objects, Life::Seconds(5.0), 2),
@@ -270,8 +271,8 @@ fn lives_in_phase_with_the_windows_and_bursts_do_not_fool_it() {
 }
 
 #[test]
-fn a_storm_of_sites_that_take_over_each_others_blocks_is_told_apart() {
-    // Sixteen that churn and one that keeps, all of one size: what they free the other takes.
+fn sites_that_reuse_each_others_blocks_are_distinguished() {
+    // Sixteen that churn and one that keeps, all of one size: it reuses what they free.
     let mut sites: Vec<Site> = (0..16).map(|i| site(Content::Objects, Life::About(0.02 + 0.01 * f64::from(i)), 4)).collect();
     sites.push(site(Content::Objects, Life::Never, 4));
     let flagged = flags("storm", &sites, 60);
@@ -303,7 +304,7 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
         retention.admit(1, &sample(0), &good, 0);
         retention.look(S, true, |_| Some(look));
         assert_eq!(retention.verdicts().next().unwrap().same, same, "{name}");
-        // Dead once is dead.
+        // A block found different stays different.
         retention.look(2 * S, true, |_| Some(good));
         assert_eq!(retention.verdicts().next().unwrap().same, same, "{name}");
     }
@@ -318,7 +319,7 @@ fn a_chunk_that_is_not_glibcs_is_refused_and_counted() {
 }
 
 #[test]
-fn the_oldest_goes_when_there_are_too_many_and_its_words_are_forgotten() {
+fn the_oldest_is_dropped_with_its_words_when_there_are_too_many() {
     let mut retention = Retention::default();
     for i in 0..SAMPLES_MAX as u64 + 100 {
         let words = std::array::from_fn(|at| (((i << 8) | at as u64) + 1) << 20);

@@ -6,16 +6,16 @@ use crate::bpf;
 pub const WORDS: usize = bpf::WORDS as usize;
 /// Of them, at its start.
 const HEAD: u64 = bpf::WORDS_HEAD as u64;
-/// Of them, spread over what lies between those and its end.
+/// Of them, spread between those and its end.
 const SPREAD: u64 = bpf::WORDS_SPREAD as u64;
 /// Numbers nearer to 0 than this are counters, lengths and flags, which many blocks share.
 const SMALL: u64 = 1 << 16;
-/// Free chunks point at others of the same arena: all of glibc's are within this distance (malloc/arena.c: 64 MiB a heap of a thread; the
+/// Free chunks point at others of the same arena: all of glibc's are within this distance (malloc/arena.c: 64 MiB per heap of a thread; the
 /// main heap grows up from the program).
 const LINK_DISTANCE_MAX: u64 = 1 << 40;
 
-/// Place of each word in a block of so many bytes, in bytes from its start: the first eight, six spread over what lies between, the last
-/// two. As `fp_send_contents` in bpf/alloc.bpf.h reads them.
+/// Position of each word in a block of so many bytes, in bytes from its start: the first eight, six spread between these and the last two,
+/// the last two. As `fp_send_contents` in bpf/alloc.bpf.h reads them.
 #[must_use]
 pub fn places(bytes: u64) -> [Option<u64>; WORDS] {
     let words = bytes / 8;
@@ -32,13 +32,13 @@ pub fn places(bytes: u64) -> [Option<u64>; WORDS] {
     })
 }
 
-/// What is kept of a word: enough to see whether it is still the same.
+/// The digest that is kept of a word: enough to see whether it is still the same.
 #[must_use]
 pub fn digest(word: u64) -> u32 {
     (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
-/// Whether a number is too small to tell a block by, as a positive or a negative one.
+/// Whether a number, positive or negative, is too small to distinguish blocks.
 #[must_use]
 pub fn is_small(word: u64) -> bool {
     word < SMALL || word.wrapping_neg() < SMALL
@@ -71,7 +71,7 @@ impl SizeField {
         self.0 & Self::PREVIOUS_IN_USE != 0
     }
 
-    /// The field without the flag that tells of the neighbour.
+    /// The field without the flag of the previous chunk.
     #[must_use]
     pub fn own(self) -> u64 {
         self.0 & !Self::PREVIOUS_IN_USE
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_free_chunks_are_told_from_words_of_programs() {
+    fn links_of_free_chunks_are_distinguished_from_words_of_programs() {
         let addr = 0x5555_5556_0010;
         for link in [0, 0x5555_5557_0020] {
             assert!(may_be_link(link, addr) && may_be_link(link ^ (addr >> 12), addr));
@@ -135,7 +135,7 @@ mod tests {
     fn a_size_field_that_no_such_block_can_have_is_refused() {
         assert!(SizeField(0x71).fits(100) && SizeField(0x70).fits(0x68));
         assert!(!SizeField(0x71).fits(0x69), "too small");
-        assert!(!SizeField(0x79).fits(100), "no multiple of 16");
+        assert!(!SizeField(0x79).fits(100), "not a multiple of 16");
         assert!(!SizeField(1 << 40).fits(100), "too large");
     }
 }
