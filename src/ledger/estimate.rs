@@ -1,25 +1,24 @@
 //! Estimates from samples: sums of weights, and their errors.
 //!
-//! A sampled block of `s` bytes comes with a weight `w` whose mean is `s`. So for anything that a block has (its bytes, its being one, a
-//! share of a page), `Σ g · w / s` over the sampled blocks is an unbiased estimate of `Σ g` over all of them. Two ways to weigh are in
-//! use:
+//! A sampled block of `s` bytes comes with a weight `w` whose mean is `s`. So for any quantity `g` of a block (its bytes, 1 to count it, a
+//! share of a page), `Σ g · w / s` over the sampled blocks is an unbiased estimate of `Σ g` over all of them. Two weightings are in use:
 //!
 //! | | weight | variance of a block's term | its unbiased estimate |
 //! |---|---|---|---|
 //! | points | n · T, n ~ Poisson(s / T) | T · g² / s | T · w · g² / s² |
 //! | inverse | s / p, taken with probability p | g² · (1 − p) / p | g² · (w / s) · (w / s − 1) |
 //!
-//! With `g = s` both estimates have the same mean, so the second serves where the way is not known; where it is, the first is far less
-//! scattered for blocks that are large against T.
+//! With `g = s` both estimates have the same mean, so the second one is used where the weighting is not known; where it is, the first has a
+//! far smaller variance for blocks that are large relative to T.
 //!
-//! T may change from sample to sample, as it does where an emitter would be asked too often: as long as it depends on the past alone, each
+//! T may change from sample to sample, as it does where an emitter would sample too often: as long as it depends on the past alone, each
 //! weight has its block's size as its mean and the errors of different samples are uncorrelated (differences of a martingale), so the
 //! variances add up, each with its own T.
 //!
-//! But if T changes, most of a stack's error comes from its few samples with a long T, and with few of them the error itself is uncertain, in the
-//! wrong direction: it is small when the sum is. So the error is widened like the score interval of a Poisson count: value + 1.96 standard errors
-//! is placed at its upper end with the unit U = Σ T² w / Σ T w, the third cumulant over the second. With many samples this adds little: with a
-//! hundred, a tenth. Allocations under a T much larger than all of them show neither in the sum nor in the error.
+//! But if T changes, most of a stack's error comes from its few samples with a long T, and with few of them the error itself is uncertain,
+//! in the wrong direction: it is small when the sum is. So the error is widened like the score interval of a Poisson count: value + 1.96
+//! standard errors is placed at its upper end with the unit U = Σ T² w / Σ T w, the third cumulant over the second. With many samples this
+//! adds little: with a hundred, a tenth. Allocations under a T much larger than all of them show neither in the sum nor in the error.
 
 /// A sampled block's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,7 +47,7 @@ pub enum Weighing {
         /// T, bytes, at least 1.
         interval_bytes: u64,
     },
-    /// By points at a mean distance that changed, and that the samples told.
+    /// By points at a mean distance that changed, and that the samples state.
     Changing,
     /// By the inverse of the probability, or not known.
     #[default]
@@ -68,14 +67,14 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// A number that is known.
+    /// A known number.
     pub fn exact(value: u64) -> Self {
         Self { value: value as f64, variance: 0.0 }
     }
 
     /// The value as a count of bytes or things, at least 0.
     pub fn rounded(&self) -> u64 {
-        // `as` saturates, and takes NaN to 0.
+        // `as` saturates, and converts NaN to 0.
         self.value.round() as u64
     }
 
@@ -115,21 +114,21 @@ impl Estimate {
         Self { value: self.value + other.value, variance: self.variance + other.variance }
     }
 
-    /// What is left of a known whole.
+    /// The rest of a known whole.
     #[must_use]
     pub fn rest_of(self, whole: u64) -> Self {
         Self { value: whole as f64 - self.value, variance: self.variance }
     }
 }
 
-/// Sums over sampled blocks, from which estimates follow whatever the way of weighing turns out to be.
+/// Sums over sampled blocks, from which estimates follow whatever the weighting turns out to be.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Moments {
     /// Sampled blocks.
     pub samples: u64,
     /// Σ g w / s.
     value: f64,
-    /// Σ T g² w / s², of the samples that tell their T.
+    /// Σ T g² w / s², of the samples that state their T.
     told: f64,
     /// Σ T² g³ w / s³, of the same.
     skew: f64,
@@ -140,9 +139,9 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Adds a block that has so much (`amount`) of what is summed.
+    /// Adds a block with this amount of the quantity that is summed.
     pub fn add(&mut self, amount: f64, sample: Sample) {
-        // A block of no bytes holds no sample point; an emitter that tells of one means at least a byte.
+        // A block of 0 bytes contains no sample point; an emitter that reports one means at least a byte.
         let (size, weight) = (sample.size_bytes.max(1) as f64, sample.weight_bytes as f64);
         let stands_for = weight / size;
         self.samples += 1;
@@ -159,7 +158,7 @@ impl Moments {
     }
 
     /// As [`estimate`](Self::estimate), of a number of blocks. Most of its error comes from the few samples of small blocks, each of which
-    /// stands for many.
+    /// represents many.
     pub fn estimate_count(&self, weighing: Weighing) -> Estimate {
         let estimate = self.estimate(weighing);
         match weighing {
@@ -183,14 +182,14 @@ impl Moments {
     }
 }
 
-/// Learns from the weights how they are made, where the emitter does not say.
+/// Infers the weighting from the weights, where the emitter does not state it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WeighingGuess {
     divisor_bytes: u64,
     below_size: bool,
 }
 
-/// Smallest distance of points that is concluded from weights: a common divisor below it is chance.
+/// Smallest distance of points that is inferred from weights: a smaller common divisor may be chance.
 const DIVISOR_BYTES_MIN: u64 = 1024;
 
 impl WeighingGuess {
@@ -201,7 +200,7 @@ impl WeighingGuess {
         self.below_size |= weight_bytes.saturating_add(1) < size_bytes;
     }
 
-    /// What follows so far.
+    /// The conclusion so far.
     pub fn weighing(&self) -> Weighing {
         if self.below_size && self.divisor_bytes >= DIVISOR_BYTES_MIN {
             Weighing::Points { interval_bytes: self.divisor_bytes }
@@ -299,14 +298,14 @@ mod tests {
         }
     }
 
-    /// A site's bytes were allocated while T was now short, now long.
+    /// A site's bytes were allocated while T was sometimes short and sometimes long.
     #[test]
     fn intervals_hold_where_the_distance_changed_however_the_bytes_are_spread_over_it() {
         let shares = [[0.9, 0.1, 0.0], [0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.05, 0.05, 0.9], [1.0, 0.0, 0.0], [0.3, 0.6, 0.1]];
         let (intervals, size) = ([4096u64, 32 << 10, 256 << 10], 512);
         let mut random = Random(11);
         for share in shares {
-            // With some 2 samples of the longest T expected, there is none in 13 of 100 runs, and nothing tells of it.
+            // With some 2 samples of the longest T expected, there is none in 13 of 100 runs, and nothing shows that.
             for (truth, inside_min) in [(3e6, 890), (10e6, 930), (100e6, 930)] {
                 let (runs, mut inside) = (1000, 0);
                 for _ in 0..runs {
@@ -332,7 +331,7 @@ mod tests {
             (random.unit() <= p).then(|| (size as f64 / p) as u64)
         };
         for (site, share) in coverage(1000, inverse, Weighing::Inverse).iter().enumerate() {
-            // Blocks much larger than T are all taken: their error is nearly none, and the rounding of weights shows.
+            // Blocks much larger than T are all sampled: their error is nearly 0, and the rounding of weights shows.
             if sites()[site].0 <= 2 * T {
                 assert!((0.925..=0.985).contains(share), "site {site}: {share}");
             }
@@ -343,7 +342,7 @@ mod tests {
     fn objects_are_counted_without_bias_and_with_their_own_error() {
         let (mut random, runs) = (Random(3), 400);
         let (mut sum, mut inside) = (0.0, 0);
-        // Of one site: blocks of 64 bytes and of 16 KiB, mixed.
+        // One site with blocks of 64 bytes and of 16 KiB, mixed.
         let truth = 100_000.0 + 2000.0;
         for _ in 0..runs {
             let mut moments = Moments::default();
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_of_weighing_is_recognised_by_weights_that_no_probability_explains() {
+    fn the_weighting_is_recognised_by_weights_that_no_probability_explains() {
         let mut guess = WeighingGuess::default();
         guess.see(100, T);
         assert_eq!(guess.weighing(), Weighing::Inverse, "one weight may be either");

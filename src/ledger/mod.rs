@@ -1,8 +1,8 @@
 //! Outstanding allocations of a process, by address and by stack. Pure.
 //!
-//! A [`Ledger`] takes the [`Event`]s of one process in order and knows at each moment which blocks are outstanding, which stacks allocated them,
-//! what each stack held at the process's high-water mark, and how long blocks live. It never guesses: losses are counted in [`LedgerStats`], and
-//! after a loss every block whose free may have been missed is *doubtful*, by stack.
+//! A [`Ledger`] takes the [`Event`]s of one process in order and knows at each moment which blocks are outstanding, which stacks allocated
+//! them, what each stack held at the process's high-water mark, and how long blocks live. It never guesses: losses are counted in
+//! [`LedgerStats`], and after a loss every block whose free may have been missed is *doubtful*, by stack.
 //!
 //! ```text
 //! Event ──▶ Ledger ──┬─▶ Outstanding   address → size, stack, time      (outstanding.rs)
@@ -19,20 +19,20 @@
 //! |---|---|
 //! | a live block, stack id included | 16 / load: 21–29 while the heap grows, at most 32 after it shrank |
 //! | a live block of 16 MiB and more, or at an odd address | about 50 |
-//! | a stack | 64 (hot) + 72 (cold) + about 20 (hash map) + 8 a frame; 640 for histograms of the first 32,768 |
+//! | a stack | 64 (hot) + 72 (cold) + about 20 (hash map) + 8 per frame; 640 for histograms of the first 32,768 |
 //! | a process | about 13 KiB, and 17 KiB of table from its first block on |
 //!
 //! So 10 M live blocks are 210–320 MB; a table of the usual form (a hash map from address to a 24-byte value) takes 350–700 MB.
 //!
 //! # Time
-//! Times of allocation are kept in ticks of 256 ns since the ledger's origin, 40 bits. When the clock reaches 2^40 ticks (3.3 days), the origin
-//! moves forward by half of that, and older times become "at least 1.6 days ago": lifetimes beyond that fall into too low a bucket, shorter ones
-//! never do. A lifetime is known to ± 256 ns; the buckets begin at 1 µs.
+//! Times of allocation are kept in ticks of 256 ns since the ledger's origin, 40 bits. When the clock reaches 2^40 ticks (3.3 days), the
+//! origin moves forward by half of that, and older times become "at least 1.6 days ago": lifetimes beyond that fall into too low a bucket,
+//! shorter ones never do. A lifetime is known to ± 256 ns; the buckets begin at 1 µs.
 //!
 //! # Peak by stack
 //! Each new high of the live bytes gets a number. Before a stack's live bytes change for the first time after a high, they are saved
 //! with its number; a stack whose saved number is not the last high's has not changed since. So the share of each stack in the
-//! high-water mark is exact and costs one comparison an event.
+//! high-water mark is exact and costs one comparison per event.
 
 mod estimate;
 mod event;
@@ -67,8 +67,8 @@ const TICK_SHIFT: u32 = 8;
 const TICKS_MAX: u64 = 1 << outstanding::BIRTH_BITS;
 /// User space ends at 2^56 with five-level page tables (x86-64 `TASK_SIZE_MAX`). A block beyond is a decoding error.
 const ADDRESS_SPACE_END: u64 = 1 << 56;
-/// Reallocs under way at a time, one a thread: Linux's default `kernel.threads-max` on a large host is a few hundred thousand, but a
-/// process with more than 65,536 threads inside realloc at once does not exist; leftovers of ended threads do.
+/// Maximum number of reallocs in progress, one per thread. Linux's default `kernel.threads-max` on a large host is a few hundred thousand,
+/// but no process has more than 65,536 threads inside realloc at once; entries of ended threads may remain, though.
 const REALLOCS_MAX: usize = 1 << 16;
 /// Distance of the prefetch in a batch, in events: about the time of one cache miss.
 const PREFETCH_AHEAD: usize = 8;
@@ -81,7 +81,7 @@ struct OpenRealloc {
     freed: Option<Freed>,
 }
 
-/// A free that may be taken back.
+/// A free that may be undone.
 #[derive(Debug, Clone, Copy)]
 struct Freed {
     block: Block,
@@ -90,11 +90,11 @@ struct Freed {
     by: Option<StackId>,
 }
 
-/// The block that each thread freed last: an allocator in front of another hands the same free on, and both are probed.
+/// The block that each thread freed last: an allocator in front of another one forwards the same free, and both are probed.
 #[derive(Debug, Clone)]
 struct LatestFrees(Box<[(u32, Addr); LATEST_FREES]>);
 
-/// Threads whose last free is remembered, by the low bits of their ids; two that share a place only make a free unknown that was handed on.
+/// Threads whose last free is remembered, by the low bits of their ids. If two share an entry, a forwarded free only counts as unknown.
 const LATEST_FREES: usize = 256;
 
 impl Default for LatestFrees {
@@ -126,7 +126,7 @@ pub struct Ledger {
     totals: LedgerTotals,
     /// Number of the last high of the live bytes, from 1.
     peak: u64,
-    /// Blocks born at this tick or before may have been freed unseen.
+    /// Blocks allocated at this tick or before may have been freed unobserved.
     doubtful_until: Option<u64>,
     /// The latest tick of any event.
     latest_tick: u64,
@@ -158,7 +158,7 @@ impl Ledger {
     pub fn fork(&self) -> Self {
         let mut child = self.clone();
         child.stacks.restart();
-        // The forking thread is the only one that lives on in the child, and it is not in realloc.
+        // The forking thread is the only one that exists in the child, and it is not in realloc.
         child.reallocs.clear();
         child.latest_frees = LatestFrees::default();
         let live = (self.totals.live, self.totals.live_bytes);
@@ -178,7 +178,7 @@ impl Ledger {
         child
     }
 
-    /// Takes events in order. Faster than one at a time: the table's slots are fetched ahead.
+    /// Applies events in order. Faster than one at a time: the table's slots are prefetched.
     pub fn apply_batch(&mut self, events: &[Event<'_>]) {
         for (index, event) in events.iter().enumerate() {
             if let Some(Event::Alloc { addr, .. } | Event::Free { addr, .. } | Event::ReallocFree { addr, .. }) =
@@ -190,7 +190,7 @@ impl Ledger {
         }
     }
 
-    /// Takes one event.
+    /// Applies one event.
     #[inline]
     pub fn apply(&mut self, event: &Event<'_>) {
         match *event {
@@ -209,12 +209,12 @@ impl Ledger {
         }
     }
 
-    /// The id of a stack, given out now if it is new; `None` for hash 0.
+    /// The id of a stack, assigned now if it is new; `None` for hash 0.
     pub fn stack_id(&mut self, hash: StackHash) -> Option<StackId> {
         (hash.0 != 0).then(|| self.stacks.id(hash))
     }
 
-    /// Takes out the blocks of ranges that were unmapped.
+    /// Removes the blocks of ranges that were unmapped.
     pub fn settle(&mut self) {
         if self.unmapped.is_empty() {
             return;
@@ -222,7 +222,7 @@ impl Ledger {
         let unmapped = std::mem::take(&mut self.unmapped);
         let filter = unmapped.filter();
         let gone = |block: &Block| filter.may_cover(block.addr.0) && unmapped.covers(block.addr.0, block.birth_tick);
-        // Nearly always there is nothing to take out, and looking is cheaper than sweeping the table.
+        // Nearly always there is nothing to remove, and checking is cheaper than sweeping the table.
         if self.outstanding.iter().any(|block| gone(&block)) {
             let (blocks, bytes) = self.correct_where(gone);
             self.stats.unmapped += blocks;
@@ -230,8 +230,8 @@ impl Ledger {
         }
     }
 
-    /// Takes out the blocks that are proven dead, for instance by a census: those for which the test says no. Counted as corrections.
-    /// Returns how many went and their bytes. Call [`settle`](Self::settle) before.
+    /// Removes the blocks that are proven free, for instance by a census: those for which the test returns false. Counted as corrections.
+    /// Returns their number and bytes. Call [`settle`](Self::settle) before.
     pub fn prune(&mut self, mut is_live: impl FnMut(&Block) -> bool) -> (u64, u64) {
         let (blocks, bytes) = self.correct_where(|block| !is_live(block));
         self.stats.pruned += blocks;
@@ -239,7 +239,7 @@ impl Ledger {
         (blocks, bytes)
     }
 
-    /// As [`prune`](Self::prune), but only of blocks born before a time (CLOCK_MONOTONIC ns): for a proof as of then.
+    /// As [`prune`](Self::prune), but only for blocks allocated before a time (CLOCK_MONOTONIC ns), to which the proof applies.
     pub fn prune_older(&mut self, before_ns: u64, mut is_live: impl FnMut(&Block) -> bool) -> (u64, u64) {
         let before_tick = before_ns.saturating_sub(self.origin_ns) >> TICK_SHIFT;
         self.prune(|block| block.birth_tick >= before_tick || is_live(block))
@@ -337,13 +337,13 @@ impl Ledger {
         }
     }
 
-    /// Accounts for a block that goes without a free event. The caller takes it out of the table.
+    /// Accounts for a block that is removed without a free event. The caller removes it from the table.
     fn correct(&mut self, block: &Block) {
         self.stacks.correct(block.stack, block.size_bytes, self.peak);
         self.leave(block);
     }
 
-    /// The process's side of a block that becomes live.
+    /// Updates the process's sums for a block that becomes live.
     #[inline]
     fn enter(&mut self, block: &Block, time_ns: u64) {
         let totals = &mut self.totals;
@@ -358,7 +358,7 @@ impl Ledger {
         }
     }
 
-    /// The process's side of a block that is live no longer.
+    /// Updates the process's sums for a block that is no longer live.
     #[inline]
     fn leave(&mut self, block: &Block) {
         self.totals.live -= 1;
@@ -381,7 +381,7 @@ impl Ledger {
     }
 
     #[inline]
-    /// `tid`: of a free that is a call of its own, which a realloc of the thread may have made to free its old block.
+    /// `tid`: the thread, if the free is a call of its own, which a realloc of the thread may have made to free its old block.
     fn free(&mut self, addr: Addr, stack: StackHash, tid: Option<u32>, time_ns: u64) -> Option<Freed> {
         let tick = self.tick(time_ns);
         let Some(block) = self.outstanding.remove(addr) else {
@@ -467,7 +467,7 @@ impl Ledger {
         self.doubt_all(end_ns);
     }
 
-    /// From here on every block that is live, or turns out to have been born before, is doubtful.
+    /// Marks every block as doubtful that is live, or that turns out to have been allocated before.
     fn doubt_all(&mut self, time_ns: u64) {
         let tick = self.tick(time_ns);
         self.doubtful_until = Some(self.latest_tick.max(tick));

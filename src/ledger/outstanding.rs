@@ -1,17 +1,17 @@
 //! The outstanding blocks of one process: address → size, stack and time of allocation, in 16 bytes per slot.
 //!
-//! An open-addressing table in hash order: slots are probed linearly from the block's home, `home = hash × capacity >> 64`, and the occupied slots
-//! are sorted by hash. That order has three advantages: a search for an absent address stops early; a deletion shifts back the following slots
-//! and leaves no tombstone; and the table is resized *in place*, by sequential sweeps, to any capacity (the blocks are packed, then distributed
-//! again in the same order), so that growing needs no second table.
+//! An open-addressing table in hash order: slots are probed linearly from the block's home, `home = hash × capacity >> 64`, and the
+//! occupied slots are sorted by hash. That order has three advantages: a search for an absent address stops early; a deletion shifts back
+//! the following slots and leaves no tombstone; and the table is resized *in place*, by sequential sweeps, to any capacity (the blocks are
+//! packed, then distributed again in the same order), so that growing needs no second table.
 //!
 //! ```text
 //! slot:  key   = addr >> 3 (44 bits) | stack id (20 bits)      key 0 = empty
 //!        value = size (24 bits)      | birth tick (40 bits)
 //! ```
 //!
-//! Memory: 16 bytes a slot, loaded to at most 3/4 and, after growing by 4/3, to at least 9/16; shrunk when less than half full. So
-//! 21 to 29 bytes a live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (address above 2^47 or
+//! Memory: 16 bytes per slot, loaded to at most 3/4 and, after growing by 4/3, to at least 9/16; shrunk when less than half full. So
+//! 21 to 29 bytes per live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (address above 2^47 or
 //! not a multiple of 8, 16 MiB and more) go to a hash map; the largest share they can have of a heap is one in 16 MiB.
 
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ const ADDR_SHIFT: u32 = 3;
 
 /// Homes of the smallest table: 16 KiB, so that a ledger of an idle process costs little.
 const CAPACITY_MIN: usize = 1024;
-/// Slots behind the last home for the run that starts there. At load 3/4 a run is longer than this with probability below e^-28 (the queue
+/// Slots after the last home for the run that starts there. At load 3/4 a run is longer than this with probability below e^-28 (the queue
 /// of an M/D/1 server); if it happens the tail is doubled.
 const TAIL_MIN: usize = 64;
 
@@ -105,7 +105,7 @@ pub struct Outstanding {
     packed: usize,
     /// Blocks that do not fit a slot, by address.
     outliers: HashMap<u64, Block>,
-    /// Chosen at random, so that no watched process can choose addresses that collide.
+    /// Random, so that no watched process can choose addresses that collide.
     seed: u64,
 }
 
@@ -146,7 +146,7 @@ impl Outstanding {
         (self.slots.capacity() * size_of::<Slot>() + self.outliers.capacity() * outlier_bytes) as u64
     }
 
-    /// Adds a block. Returns the block that stood at the same address, which is gone.
+    /// Adds a block. Returns the former block at the same address, which is replaced.
     #[inline]
     pub fn insert(&mut self, block: &Block) -> Option<Block> {
         let Some(slot) = Slot::pack(block) else {
@@ -176,7 +176,7 @@ impl Outstanding {
         }
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     #[inline]
     pub fn remove(&mut self, addr: Addr) -> Option<Block> {
         if fits_addr(addr.0)
@@ -203,8 +203,8 @@ impl Outstanding {
         self.outliers.get(&addr.0).copied()
     }
 
-    /// Asks the processor to fetch the slots of an address that is about to be looked up: four cache lines, 16 slots, which is what a
-    /// search and the shift behind it touch at load 3/4 (9 on average).
+    /// Prefetches the slots of an address that is about to be looked up: four cache lines, 16 slots, which is what a search and the shift
+    /// after it touch at load 3/4 (9 on average).
     #[inline]
     pub fn prefetch(&self, addr: Addr) {
         #[cfg(target_arch = "x86_64")]
@@ -244,7 +244,7 @@ impl Outstanding {
         }
     }
 
-    /// A copy of the blocks that the test accepts, sorted by address: 16 bytes a block.
+    /// A copy of the blocks that the test accepts, sorted by address: 16 bytes per block.
     pub fn sorted(&self, mut keep: impl FnMut(&Block) -> bool) -> SortedBlocks {
         let mut packed: Vec<(u64, u64)> =
             self.slots.iter().filter(|slot| !slot.is_empty() && keep(&slot.unpack())).map(|slot| (slot.key, slot.value)).collect();
@@ -254,11 +254,11 @@ impl Outstanding {
         SortedBlocks { packed, outliers }
     }
 
-    /// Gives memory back if less than half of the slots is occupied.
+    /// Returns memory if less than half of the slots are occupied.
     #[inline]
     fn shrink(&mut self) {
         let capacity = (self.packed * 3 / 2).max(CAPACITY_MIN);
-        // Only where it pays: a table with a long tail would otherwise be rebuilt for every block that goes.
+        // Only where it pays: a table with a long tail would otherwise be rebuilt for every block removed.
         if self.packed * 2 < self.slots.len() && capacity < self.capacity / 8 * 7 {
             self.rebuild(capacity, |_| true);
         }
@@ -300,7 +300,7 @@ impl Outstanding {
         Position::Missing(index)
     }
 
-    /// Empties a slot and shifts back those behind it that are not at home.
+    /// Empties a slot and shifts back those after it that are not at their homes.
     #[inline]
     fn close(&mut self, index: usize) {
         let mut end = index + 1;
@@ -314,8 +314,8 @@ impl Outstanding {
         self.slots[end - 1] = Slot::EMPTY;
     }
 
-    /// Resizes in place: pushes the slots to keep together at the front, moves them to the end, and deals them out from there. Dealing
-    /// never overtakes what is still to be dealt, because all of it fits behind the place that is written.
+    /// Resizes in place: packs the slots to keep at the front, moves them to the end, and distributes them from there. Writing never
+    /// overtakes what is still to be distributed, because all of it fits behind the slot that is written.
     #[cold]
     fn rebuild(&mut self, capacity: usize, mut keep: impl FnMut(Slot) -> bool) {
         let mut packed = 0;
@@ -331,7 +331,7 @@ impl Outstanding {
         let mut front = 0;
         loop {
             let total = self.capacity + self.tail;
-            // The blocks stand at `front..front + packed`; all else is rubbish.
+            // The blocks are at `front..front + packed`; all other slots are stale.
             if total < self.slots.len() {
                 self.slots.copy_within(front..front + packed, 0);
                 front = 0;
@@ -347,8 +347,8 @@ impl Outstanding {
             if self.deal(source) {
                 return;
             }
-            // The last run does not fit the tail, and some slots were put before their homes. They are still in order: push them
-            // together and deal again, with a longer tail.
+            // The last run does not fit the tail, and some slots were put before their homes. They are still in order: pack them and
+            // distribute them again, with a longer tail.
             front = 0;
             let mut write = 0;
             for index in 0..self.slots.len() {
@@ -362,7 +362,7 @@ impl Outstanding {
         }
     }
 
-    /// Deals the blocks in `source..` out to their places. False if one had to be put before its home for lack of a tail.
+    /// Distributes the blocks in `source..` to their slots. False if one had to be put before its home for lack of a tail.
     fn deal(&mut self, source: usize) -> bool {
         let mut next = 0;
         let mut fits = true;

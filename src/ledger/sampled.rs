@@ -1,7 +1,7 @@
 //! The ledger of a sampled process: live bytes and objects by stack, with their errors. Pure.
 //!
-//! An emitter in the process (see [`crate::sampler`]) reports some allocations, each with the bytes it represents, and the frees of exactly those.
-//! So the live part of the sample is known exactly, and the rest is estimated from the weights ([`super::estimate`]).
+//! An emitter in the process (see [`crate::sampler`]) reports some allocations, each with the bytes it represents, and the frees of exactly
+//! those. So the live part of the sample is known exactly, and the rest is estimated from the weights ([`super::estimate`]).
 //!
 //! # Memory
 //! A sampled live block takes about 80 bytes; the sampler keeps at most 65,535 of them, and more than [`LIVE_MAX`] are refused here.
@@ -19,19 +19,19 @@ use super::stacks::{StackLimits, Stacks};
 use super::unmapped::UnmappedRanges;
 use crate::units::{Addr, StackHash, StackId};
 
-/// Sampled blocks that may live at a time: 16 times what fragprof's sampler keeps, some 80 MB.
+/// Maximum number of live sampled blocks: 16 times what fragprof's sampler keeps, some 80 MB.
 pub const LIVE_MAX: usize = 1 << 20;
-/// The largest weight that is believed, and the largest sum of live ones: a process has no 2^56 bytes of address space.
+/// The largest weight that is accepted, and the largest sum of live ones: no process has 2^56 bytes of address space.
 const WEIGHT_BYTES_MAX: u64 = 1 << 56;
 
-/// A sampled block that lives.
+/// A live sampled block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampledBlock {
     /// Start of the block.
     pub addr: Addr,
-    /// How large it is and what it stands for.
+    /// Its size and the bytes that it represents.
     pub sample: Sample,
-    /// Who asked.
+    /// The stack that requested it.
     pub stack: StackId,
     /// When, CLOCK_MONOTONIC ns.
     pub birth_ns: u64,
@@ -46,34 +46,34 @@ pub struct SampledStats {
     pub missed_frees: u64,
     /// Blocks removed with their mapping.
     pub unmapped: u64,
-    /// Blocks that a census proved dead.
+    /// Blocks that a census proved free.
     pub pruned: u64,
     /// Records with an impossible address or weight.
     pub implausible: u64,
-    /// Blocks refused because [`LIVE_MAX`] live already: they count as allocated, not as live.
+    /// Blocks refused because [`LIVE_MAX`] are live already: they count as allocated, not as live.
     pub refused: u64,
     /// Records lost: allocations.
     pub lost_allocs: u64,
     /// Records lost: frees.
     pub lost_frees: u64,
-    /// Spells without observation.
+    /// Periods without observation.
     pub gaps: u64,
-    /// Their length together.
+    /// Their total length.
     pub gap_ns: u64,
 }
 
-/// One stack's account. Counts of samples are what was told; estimates are of all allocations.
+/// One stack's account. Counts of samples are as reported; estimates are of all allocations.
 #[derive(Debug, Clone, Copy)]
 pub struct SampledStack<'a> {
     /// Dense number within this ledger.
     pub id: StackId,
-    /// Frame words, leaf first. Empty if they never came.
+    /// Frame words, leaf first. Empty if they never arrived.
     pub frames: &'a [u64],
     /// Why the walk ended (`enum fp_unwind_end`).
     pub end: u8,
     /// Sampled allocations.
     pub samples: u64,
-    /// Of them, those that live.
+    /// Of them, those that are live.
     pub live_samples: u64,
     /// Allocations.
     pub allocations: Estimate,
@@ -94,7 +94,7 @@ pub struct SampledStack<'a> {
 pub struct SampledTotals {
     /// Sampled allocations.
     pub samples: u64,
-    /// Of them, those that live.
+    /// Of them, those that are live.
     pub live_samples: u64,
     /// Allocations.
     pub allocations: Estimate,
@@ -123,7 +123,7 @@ pub struct SampledLedger {
     sizes: Shares,
     lifetimes: Shares,
     unmapped: UnmappedRanges,
-    /// Blocks born at this time or before may have been freed unseen.
+    /// Blocks allocated at this time or before may have been freed unobserved.
     doubtful_until_ns: Option<u64>,
     latest_ns: u64,
     interval_bytes: Option<u64>,
@@ -133,7 +133,7 @@ pub struct SampledLedger {
 }
 
 impl SampledLedger {
-    /// An empty ledger. `interval_bytes`: the mean distance of the emitter's sample points, where it says so.
+    /// An empty ledger. `interval_bytes`: the mean distance of the emitter's sample points, if it states one.
     pub fn new(interval_bytes: Option<u64>, limits: StackLimits) -> Self {
         Self {
             stacks: Stacks::new(limits),
@@ -170,7 +170,7 @@ impl SampledLedger {
         child
     }
 
-    /// The emitter says its mean distance of sample points.
+    /// Sets the mean distance of sample points that the emitter states.
     pub fn set_interval(&mut self, interval_bytes: Option<u64>) {
         self.interval_bytes = interval_bytes.filter(|&bytes| bytes > 0).or(self.interval_bytes);
     }
@@ -220,7 +220,7 @@ impl SampledLedger {
         }
     }
 
-    /// A block that may have been sampled is about to be taken back.
+    /// A block that may have been sampled is about to be freed.
     pub fn free(&mut self, addr: Addr, time_ns: u64) {
         self.latest_ns = self.latest_ns.max(time_ns);
         let Some(block) = self.live.remove(&addr.0) else {
@@ -238,7 +238,7 @@ impl SampledLedger {
         self.stacks.define(hash, frames, end);
     }
 
-    /// The range is no longer mapped: no block born before lives in it.
+    /// The range is no longer mapped: no block allocated before is live in it.
     pub fn unmap(&mut self, start: Addr, end: Addr, time_ns: u64) {
         self.latest_ns = self.latest_ns.max(time_ns);
         if start.0 < end.0 {
@@ -265,7 +265,7 @@ impl SampledLedger {
         self.doubtful_until_ns = Some(self.latest_ns.max(end_ns));
     }
 
-    /// Takes out the blocks of ranges that were unmapped.
+    /// Removes the blocks of ranges that were unmapped.
     pub fn settle(&mut self) {
         if self.unmapped.is_empty() {
             return;
@@ -276,7 +276,7 @@ impl SampledLedger {
         self.take_out(&gone);
     }
 
-    /// Takes out doubtful blocks that are proven dead by a census: those for which the test says no.
+    /// Removes doubtful blocks that a census proves free: those for which the test returns false.
     pub fn prune_doubtful(&mut self, mut is_live: impl FnMut(&SampledBlock) -> bool) {
         let dead: Vec<SampledBlock> = self.live.values().filter(|block| self.is_doubtful(block) && !is_live(block)).copied().collect();
         self.stats.pruned += dead.len() as u64;
@@ -299,7 +299,7 @@ impl SampledLedger {
         self.doubtful_until_ns.is_some_and(|until| block.birth_ns <= until)
     }
 
-    /// How the emitter weighs where samples do not say: as it says at its start, or as its weights show.
+    /// The emitter's weighting where samples do not state it: as it states at its start, or as its weights show.
     pub fn weighing(&self) -> Weighing {
         if self.distances.changed() {
             return Weighing::Changing;
@@ -307,7 +307,7 @@ impl SampledLedger {
         self.interval_bytes.map_or_else(|| self.guess.weighing(), |interval_bytes| Weighing::Points { interval_bytes })
     }
 
-    /// The mean distance of sample points, where it is known: of those that were told, or what the emitter says before there are any.
+    /// The mean distance of sample points, where it is known: from the samples, or as the emitter states it before there are any.
     pub fn interval_bytes(&self) -> Option<u64> {
         self.distances.mean_bytes().or(match self.weighing() {
             Weighing::Points { interval_bytes } => Some(interval_bytes),
@@ -330,12 +330,12 @@ impl SampledLedger {
         self.stats
     }
 
-    /// Stacks that came after the limit was reached, and stacks that were named but never came.
+    /// Stacks that arrived after the limit was reached, and stacks that were referred to but never arrived.
     pub fn stacks_missing(&self) -> (u64, u64) {
         (self.stacks.stacks_refused, self.stacks.undefined())
     }
 
-    /// Estimated frees by the microseconds that the block had lived.
+    /// Estimated frees by the lifetime of the block in microseconds.
     pub fn lifetimes(&self) -> [u64; BUCKETS] {
         self.lifetimes.rounded()
     }
@@ -345,7 +345,7 @@ impl SampledLedger {
         self.sizes.rounded()
     }
 
-    /// The sampled blocks that live, in no order. Call [`settle`](Self::settle) before.
+    /// The live sampled blocks, in no order. Call [`settle`](Self::settle) before.
     pub fn live_blocks(&self) -> impl Iterator<Item = &SampledBlock> {
         self.live.values()
     }
@@ -371,7 +371,7 @@ impl SampledLedger {
         (self.stacks.frames(id), self.stacks.end(id))
     }
 
-    /// Every stack that was named, by id. Call [`settle`](Self::settle) before.
+    /// Every stack that was referred to, by id. Call [`settle`](Self::settle) before.
     pub fn stacks(&self) -> Vec<SampledStack<'_>> {
         let weighing = self.weighing();
         let count = self.stacks.len() as usize;
@@ -390,7 +390,7 @@ impl SampledLedger {
                 let allocated = self.allocated.get(index).copied().unwrap_or_default();
                 let allocated_bytes = allocated.bytes.estimate(weighing);
                 let at_peak = self.stacks.totals(id, self.peak).at_peak_bytes;
-                // A forked child's blocks may be of stacks by which it has not allocated itself.
+                // A forked child's blocks may be of stacks with which it has not allocated itself.
                 let reference = if allocated_bytes.value > 0.0 { allocated_bytes } else { live.bytes.estimate(weighing) };
                 SampledStack {
                     id,

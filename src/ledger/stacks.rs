@@ -9,23 +9,23 @@ use crate::units::{StackHash, StackId};
 
 /// The allocations for which no stack could be taken.
 pub const NO_STACK: StackId = StackId(0);
-/// The allocations of stacks that came after the limit was reached: `[stacks beyond the limit]`.
+/// The allocations of stacks that arrived after the limit was reached: `[stacks beyond the limit]`.
 pub const STACKS_BEYOND_LIMIT: StackId = StackId(1);
 
 /// Bounds of what a ledger keeps about stacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StackLimits {
-    /// Stacks, at most 2^20 (a slot's stack id has 20 bits). Each costs about 200 bytes beside its frames.
+    /// Stacks, at most 2^20 (a slot's stack id has 20 bits). Each costs about 200 bytes in addition to its frames.
     pub stacks_max: u32,
     /// Frame words of all stacks together, 8 bytes each.
     pub frames_max: u32,
-    /// Stacks with histograms of their own: the first so many, 640 bytes each.
+    /// Stacks with histograms of their own, 640 bytes each: the first ones.
     pub histograms_max: u32,
 }
 
 impl Default for StackLimits {
-    /// 262,144 stacks (50 MiB), 8 Mi frame words (64 MiB: 32 frames a stack on average), 32,768 with histograms (20 MiB). A large
-    /// C++ server shows some ten thousand distinct allocation stacks.
+    /// 262,144 stacks (50 MiB), 8 Mi frame words (64 MiB: 32 frames per stack on average), 32,768 with histograms (20 MiB). A large
+    /// C++ server has some ten thousand distinct allocation stacks.
     fn default() -> Self {
         Self { stacks_max: 1 << 18, frames_max: 8 << 20, histograms_max: 1 << 15 }
     }
@@ -38,7 +38,7 @@ pub struct StackTotals {
     pub allocations: u64,
     /// Bytes requested by them.
     pub allocated_bytes: u64,
-    /// Blocks that were freed, by whomever.
+    /// Blocks that were freed, by any stack.
     pub frees: u64,
     /// Bytes of them.
     pub freed_bytes: u64,
@@ -58,11 +58,11 @@ pub struct StackTotals {
     pub corrections: u64,
     /// Bytes of them.
     pub correction_bytes: u64,
-    /// Blocks that a forked child had from its parent.
+    /// Blocks that a forked child inherited from its parent.
     pub inherited: u64,
     /// Bytes of them.
     pub inherited_bytes: u64,
-    /// Blocks that this stack freed, whoever allocated them (only where stacks of frees are recorded).
+    /// Blocks that this stack freed, whichever stack allocated them (only where stacks of frees are recorded).
     pub freed_here: u64,
     /// Bytes of them.
     pub freed_here_bytes: u64,
@@ -110,7 +110,7 @@ pub struct StackHistograms {
     pub lifetimes: Histogram,
 }
 
-/// Hashes of stacks are hashes already; one multiplication spreads them over the bits that the map looks at.
+/// Stacks' hashes are hashes already; one multiplication spreads them over the bits that the map uses.
 #[derive(Default, Clone, Copy)]
 struct Spread(u64);
 
@@ -230,12 +230,12 @@ impl Stacks {
         (cold.frames_start, cold.frames_len, cold.end, cold.defined) = (start, len, end, true);
     }
 
-    /// Number of ids given out.
+    /// Number of ids assigned.
     pub(super) fn len(&self) -> u32 {
         self.hot.len() as u32
     }
 
-    /// Stacks that were named but whose frames are not known.
+    /// Stacks that were referred to but whose frames are not known.
     pub(super) fn undefined(&self) -> u64 {
         self.cold.iter().filter(|cold| !cold.defined).count() as u64
     }
@@ -288,7 +288,7 @@ impl Stacks {
         }
     }
 
-    /// Takes a free back.
+    /// Undoes a free.
     pub(super) fn unfree(&mut self, id: StackId, size_bytes: u64, lifetime_bucket: usize, peak: u64) {
         let hot = &mut self.hot[id.0 as usize];
         Self::save(hot, peak);
@@ -299,7 +299,7 @@ impl Stacks {
         }
     }
 
-    /// A block goes without a free event.
+    /// A block is removed without a free event.
     pub(super) fn correct(&mut self, id: StackId, size_bytes: u64, peak: u64) {
         self.leave(id, size_bytes, peak);
         let cold = &mut self.cold[id.0 as usize];
@@ -327,7 +327,7 @@ impl Stacks {
         cold.freed_here_bytes = cold.freed_here_bytes.saturating_sub(size_bytes);
     }
 
-    /// A block in doubt comes (`true`) or goes.
+    /// A doubtful block is added (`true`) or removed.
     #[cold]
     pub(super) fn doubt(&mut self, id: StackId, size_bytes: u64, comes: bool) {
         let (hot, cold) = (&mut self.hot[id.0 as usize], &mut self.cold[id.0 as usize]);
@@ -340,7 +340,7 @@ impl Stacks {
         }
     }
 
-    /// Every live block is in doubt.
+    /// Every live block becomes doubtful.
     pub(super) fn doubt_all(&mut self) {
         for (hot, cold) in self.hot.iter_mut().zip(&mut self.cold) {
             hot.doubtful_bytes = hot.live_bytes;
@@ -366,7 +366,7 @@ impl Stacks {
         (self.stacks_refused, self.frames_refused) = (0, 0);
     }
 
-    /// A stack's account, given the number of the process's last peak. All zeros for an id that was not given out.
+    /// A stack's account, given the number of the process's last peak. All zeros for an id that was not assigned.
     pub(super) fn totals(&self, id: StackId, peak: u64) -> StackTotals {
         let (Some(hot), Some(cold)) = (self.hot.get(id.0 as usize), self.cold.get(id.0 as usize)) else {
             return StackTotals::default();

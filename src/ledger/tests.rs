@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Times of the tests are multiples of this, so that a tick tells them apart.
+/// Times of the tests are multiples of this, so that their ticks differ.
 const STEP_NS: u64 = 1024;
 
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ struct Model {
     reallocs: HashMap<u32, (u64, Option<(ModelBlock, u64)>)>,
     lifetimes_us: Vec<u64>,
     unknown_frees: u64,
-    /// What the only thread that frees freed last.
+    /// The block that the only freeing thread freed last.
     latest_free: Option<u64>,
     peak: u64,
     at_peak: HashMap<u64, (u64, u64)>,
@@ -116,7 +116,7 @@ impl Model {
     }
 }
 
-/// One process: the ledger and its model, told the same.
+/// One process: the ledger and its model, with the same events.
 #[derive(Clone)]
 struct Pair {
     ledger: Ledger,
@@ -181,11 +181,11 @@ impl Pair {
                 ledger.apply(&Event::Unmapped { start: Addr(start), end: Addr(start + len), time_ns: now });
                 let gone: Vec<u64> = model.blocks.range(start..start + len).map(|(&addr, _)| addr).collect();
                 gone.into_iter().for_each(|addr| model.correct(addr));
-                // What the ledger defers must be as if it had been done at once; settling now and then keeps the comparison honest.
+                // Deferred work must have the same result as if done at once, so the ledger settles only now and then.
                 ledger.settle();
             }
             Op::LostFree => {
-                // The block is gone in truth and nobody told the ledger: it must keep it, in doubt.
+                // The block is freed, but the ledger does not learn of it: it must keep it, as doubtful.
                 ledger.apply(&Event::Loss { alloc: 0, free: 1, other: 0, time_ns: now });
                 model.doubt_all(now);
             }
@@ -288,7 +288,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_books_of_interleaved_processes_agree_with_a_naive_model(
+    fn the_ledgers_of_interleaved_processes_agree_with_a_naive_model(
         ops in prop::collection::vec((0..3_usize, any_op()), 1..250)
     ) {
         let mut processes = vec![Pair::new()];
@@ -296,7 +296,7 @@ proptest! {
             let now = (step as u64 + 1) * STEP_NS;
             let index = process % processes.len();
             if let Some(child) = processes[index].apply(op, now) {
-                // A fourth child takes the place of the first process, as a reused pid does.
+                // A fourth child replaces the first process, as with a reused pid.
                 if processes.len() < 3 { processes.push(child) } else { processes[0] = child }
             }
             if step % 16 == 0 {
@@ -309,7 +309,7 @@ proptest! {
     }
 }
 
-/// What the kernel's ring did with a record.
+/// The fate of a record in the kernel's ring.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Arrived,
@@ -322,7 +322,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn every_block_that_is_dead_in_truth_and_alive_in_the_books_is_doubtful(
+    fn every_freed_block_that_is_live_in_the_ledger_is_doubtful(
         steps in prop::collection::vec(
             (1..30_u64, any::<bool>(), prop_oneof![8 => Just(Fate::Arrived), 2 => Just(Fate::Lost), 1 => Just(Fate::Polled)]),
             1..300,
@@ -356,7 +356,7 @@ proptest! {
                 }
                 (lost_allocs, lost_frees) = (0, 0);
                 for block in ledger.outstanding().iter() {
-                    // Alive is not enough: it must be the same allocation.
+                    // Being live is not enough: it must be the same allocation.
                     let same = alive.get(&block.addr.0) == Some(&ledger.birth_ns(&block));
                     prop_assert!(same || ledger.is_doubtful(&block), "{block:?}");
                 }
@@ -377,26 +377,26 @@ fn free(addr: u64, time_ns: u64) -> Event<'static> {
 }
 
 #[test]
-fn the_free_that_a_realloc_makes_of_its_own_old_block_is_no_second_one() {
+fn the_free_that_a_realloc_makes_of_its_own_old_block_is_not_counted_twice() {
     let mut ledger = Ledger::new(0, StackLimits::default());
     let (addr, stack) = (Addr(0x1000), StackHash(0));
     ledger.apply(&alloc(0x1000, 8, 1, STEP_NS));
     ledger.apply(&Event::ReallocFree { addr, stack, tid: 1, time_ns: 2 * STEP_NS });
     ledger.apply(&free(0x1000, 2 * STEP_NS));
     assert_eq!(ledger.stats().unknown_frees, 0);
-    // Of another thread it is the free of a block that is not known.
+    // By another thread it is the free of an unknown block.
     ledger.apply(&Event::Free { addr, stack, tid: 2, time_ns: 3 * STEP_NS });
     assert_eq!(ledger.stats().unknown_frees, 1);
 }
 
 #[test]
-fn a_free_that_an_allocator_hands_on_to_another_is_one_free_of_one_block() {
+fn a_free_that_one_allocator_forwards_to_another_is_counted_once() {
     let mut ledger = Ledger::new(0, StackLimits::default());
     ledger.apply(&alloc(0x1000, 8, 1, STEP_NS));
     ledger.apply(&free(0x1000, 2 * STEP_NS));
     ledger.apply(&free(0x1000, 2 * STEP_NS));
     assert_eq!((ledger.totals().frees, ledger.stats().handed_on_frees, ledger.stats().unknown_frees), (1, 1, 0));
-    // Another block is not known, and another thread hands nothing on.
+    // Another block is unknown, and another thread forwards nothing.
     ledger.apply(&free(0x2000, 3 * STEP_NS));
     ledger.apply(&Event::Free { addr: Addr(0x1000), stack: StackHash(0), tid: 2, time_ns: 3 * STEP_NS });
     assert_eq!(ledger.stats().unknown_frees, 2);
@@ -455,7 +455,7 @@ fn a_recording_of_many_days_keeps_doubt_and_lower_bounds_of_lifetimes() {
 }
 
 #[test]
-fn a_block_goes_with_its_mapping_but_not_one_that_was_put_there_later() {
+fn a_block_is_removed_with_its_mapping_but_not_a_later_one() {
     let mut ledger = Ledger::new(0, StackLimits::default());
     ledger.apply(&alloc(0x10000, 10, 1, STEP_NS));
     ledger.apply(&alloc(0x20000, 20, 1, STEP_NS));
@@ -490,7 +490,7 @@ fn the_live_bytes_of_ranges_split_a_block_where_the_range_ends() {
 }
 
 #[test]
-fn a_batch_says_the_same_as_its_events_one_by_one() {
+fn a_batch_has_the_same_result_as_its_events_one_by_one() {
     let events: Vec<Event<'_>> =
         (0..5000_u64).map(|n| if n % 3 == 2 { free((n - 1) % 700 * 16 + 16, n) } else { alloc(n % 700 * 16 + 16, n, n % 5, n) }).collect();
     let (mut whole, mut single) = (Ledger::new(0, StackLimits::default()), Ledger::new(0, StackLimits::default()));

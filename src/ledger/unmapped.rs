@@ -1,7 +1,7 @@
 //! Ranges that were unmapped and whose blocks have not been removed from the ledger yet.
 //!
-//! Nearly every range that an allocator unmaps is empty: its blocks were freed just before. Searching each for blocks would cost more than all
-//! other events together, so ranges are collected and searched in one sweep, before the ledger is read.
+//! Nearly every range that an allocator unmaps is empty: its blocks were freed just before. Searching each for blocks would cost more than
+//! all other events together, so ranges are collected and searched in one sweep, before the ledger is read.
 
 use std::ops::Range;
 
@@ -23,12 +23,12 @@ impl UnmappedRanges {
         self.0.len() >= RANGES_MAX
     }
 
-    /// Adds a range, over those that were there: a block born before the earlier time was also born before the later.
+    /// Adds a range, replacing earlier ones: a block allocated before the earlier time was also allocated before the later one.
     pub(super) fn add(&mut self, start: u64, end: u64, tick: u64) {
         self.0.insert(start..end, tick);
     }
 
-    /// Whether a block that was born at `birth_tick` went with a range.
+    /// Whether a block allocated at `birth_tick` was unmapped with a range.
     #[inline]
     pub(super) fn covers(&self, addr: u64, birth_tick: u64) -> bool {
         self.0.get(addr).is_some_and(|(_, tick)| birth_tick < tick)
@@ -44,7 +44,7 @@ impl UnmappedRanges {
     }
 }
 
-/// Addresses are looked at in units of 64 KiB; the filter has a bit for each unit, modulo 2^18: 32 KiB, which stays in the cache.
+/// The filter works on addresses in units of 64 KiB, with a bit for each unit, modulo 2^18: 32 KiB, which stays in the cache.
 const FILTER_UNIT_SHIFT: u32 = 16;
 const FILTER_WORDS: usize = 1 << 12;
 const FILTER_UNITS: u64 = FILTER_WORDS as u64 * 64;
@@ -57,7 +57,7 @@ pub(super) struct Filter {
 impl Filter {
     fn add(&mut self, range: Range<u64>) {
         let (first, last) = (range.start >> FILTER_UNIT_SHIFT, (range.end - 1) >> FILTER_UNIT_SHIFT);
-        // A range of 16 GiB and more has all units.
+        // A range of 16 GiB and more covers all units.
         for unit in first..=last.min(first + FILTER_UNITS - 1) {
             let (word, bit) = Self::place(unit);
             self.bits[word] |= bit;

@@ -37,7 +37,7 @@ pub struct StackView<'a> {
     pub id: StackId,
     /// The BPF programs' hash; 0 for [`NO_STACK`] and [`STACKS_BEYOND_LIMIT`].
     pub hash: StackHash,
-    /// Frame words, leaf first. Empty if they never came.
+    /// Frame words, leaf first. Empty if they never arrived.
     pub frames: &'a [u64],
     /// Why the walk ended (`enum fp_unwind_end`).
     pub end: u8,
@@ -50,7 +50,7 @@ pub struct StackView<'a> {
 pub struct RangeLive {
     /// Blocks that start in the range.
     pub live: u64,
-    /// Bytes of them that lie in the range, and of blocks that reach into it from below.
+    /// Bytes of them that lie in the range, and of blocks that extend into it from below.
     pub live_bytes: u64,
 }
 
@@ -77,12 +77,12 @@ impl Ledger {
         lost_allocs | lost_frees | gaps != 0
     }
 
-    /// Every stack that was named, by id.
+    /// Every stack that was referred to, by id.
     pub fn stacks(&self) -> impl Iterator<Item = StackView<'_>> {
         (0..self.stacks.len()).map(|id| self.stack(StackId(id)))
     }
 
-    /// One stack's account; all zeros for an id that was not given out.
+    /// One stack's account; all zeros for an id that was not assigned.
     pub fn stack(&self, id: StackId) -> StackView<'_> {
         StackView {
             id,
@@ -93,7 +93,7 @@ impl Ledger {
         }
     }
 
-    /// Number of stack ids given out; ids are below it.
+    /// Number of stack ids assigned; ids are below it.
     pub fn stacks_len(&self) -> u32 {
         self.stacks.len()
     }
@@ -124,7 +124,7 @@ impl Ledger {
         self.doubtful_until.is_some_and(|tick| block.birth_tick <= tick)
     }
 
-    /// When a block was born, CLOCK_MONOTONIC ns, to 256 ns; births more than 1.6 days ago may be given as later than they were.
+    /// When a block was allocated, CLOCK_MONOTONIC ns, to 256 ns; times more than 1.6 days ago may be given as later than they were.
     pub fn birth_ns(&self, block: &Block) -> u64 {
         self.time_ns(block.birth_tick)
     }
@@ -140,10 +140,10 @@ impl Ledger {
         let mut live = vec![RangeLive::default(); ranges.len()];
         for block in self.outstanding.iter() {
             let (first, last) = (block.addr.0, block.addr.0.saturating_add(block.size_bytes));
-            // The first range that ends behind the block's start.
+            // The first range that ends after the block's start.
             let mut index = ranges.partition_point(|&(_, end)| end.0 <= first);
             while let Some(&(start, end)) = ranges.get(index) {
-                // A block of no bytes starts somewhere all the same.
+                // A block of 0 bytes starts somewhere, too.
                 let starts_here = (start.0..end.0).contains(&first);
                 if start.0 >= last && !starts_here {
                     break;
@@ -156,7 +156,7 @@ impl Ledger {
         live
     }
 
-    /// The live blocks that the test accepts, sorted by address: a copy of 16 bytes a block. Call [`settle`](Self::settle) before.
+    /// The live blocks that the test accepts, sorted by address: a copy of 16 bytes per block. Call [`settle`](Self::settle) before.
     pub fn sorted_blocks(&self, keep: impl FnMut(&Block) -> bool) -> SortedBlocks {
         self.outstanding.sorted(keep)
     }

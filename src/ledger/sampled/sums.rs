@@ -17,10 +17,10 @@ impl Sums {
     }
 }
 
-/// Distances of sample points as the samples themselves told them.
+/// Distances of sample points as the samples themselves state them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Distances {
-    /// Bytes that the samples stand for.
+    /// Bytes that the samples represent.
     weight_bytes: f64,
     /// Sample points in them.
     points: f64,
@@ -42,13 +42,13 @@ impl Distances {
         self.mean_bytes().is_some_and(|mean| mean != self.longest_bytes)
     }
 
-    /// Allocated bytes a point. `None` = no sample told.
+    /// Allocated bytes per point. `None` = no sample stated it.
     pub fn mean_bytes(&self) -> Option<u64> {
         (self.points > 0.0).then(|| (self.weight_bytes / self.points).round() as u64)
     }
 }
 
-/// Estimated numbers of blocks by power of two: a sampled block stands for weight / size of them.
+/// Estimated numbers of blocks by power of two: a sampled block represents weight / size of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Shares([f64; BUCKETS]);
 

@@ -11,12 +11,12 @@ fn ledger() -> SampledLedger {
 }
 
 fn stack(ledger: &SampledLedger, hash_order: usize) -> SampledStack<'_> {
-    // Ids 0 and 1 are the stand-ins.
+    // Ids 0 and 1 are reserved.
     ledger.stacks()[2 + hash_order]
 }
 
 #[test]
-fn what_lives_by_stack_is_the_sum_of_weights_with_its_poisson_error() {
+fn live_bytes_by_stack_are_the_sum_of_weights_with_its_poisson_error() {
     let mut ledger = ledger();
     ledger.define_stack(StackHash(7), &[1, 2], 1);
     for i in 0..100 {
@@ -35,16 +35,16 @@ fn what_lives_by_stack_is_the_sum_of_weights_with_its_poisson_error() {
     assert_eq!(view.peak_bytes.rounded(), 100 * T);
     assert_eq!(view.peak_bytes.rounded_error(), 10 * T);
     assert_eq!(view.frames, [1, 2]);
-    // Each stands for T / 64 blocks; they lived for a millisecond.
+    // Each represents T / 64 blocks; they lived for a millisecond.
     assert_eq!(ledger.lifetimes().iter().sum::<u64>(), 36 * T / 64);
     assert_eq!(ledger.lifetimes()[Histogram::bucket(999)], 36 * T / 64);
     assert_eq!(ledger.sizes()[Histogram::bucket(64)], 100 * T / 64);
 }
 
 #[test]
-fn each_sample_errs_by_the_interval_that_it_was_drawn_with() {
+fn each_sample_has_the_error_of_the_interval_with_which_it_was_drawn() {
     let mut ledger = ledger();
-    assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some(T), None), "what the emitter says");
+    assert_eq!((ledger.interval_bytes(), ledger.longest_interval_bytes()), (Some(T), None), "as the emitter states");
     for i in 0..16 {
         ledger.alloc(Addr(0x1000 + i * 64), Sample::new(64, T, T), StackHash(7), i);
     }
@@ -54,7 +54,7 @@ fn each_sample_errs_by_the_interval_that_it_was_drawn_with() {
     }
     let view = stack(&ledger, 0);
     assert_eq!(view.live_bytes.rounded(), 32 * T);
-    // 16 · T · T + 4 · 4 T · 4 T, and what few of the longer kind add: U = (16 + 4 · 4 · 16) / 80 T = 3.4 T.
+    // 16 · T · T + 4 · 4 T · 4 T, and the widening for few samples of the longer kind: U = (16 + 4 · 4 · 16) / 80 T = 3.4 T.
     let half = 3.4 * 0.98;
     let error = |variance: f64| ((half + (variance + half * half).sqrt()) * T as f64).ceil() as u64;
     assert!(view.live_bytes.rounded_error().abs_diff(error(80.0)) <= 1);
@@ -68,7 +68,7 @@ fn each_sample_errs_by_the_interval_that_it_was_drawn_with() {
 }
 
 #[test]
-fn an_interval_of_which_the_weight_is_no_multiple_is_not_believed() {
+fn an_interval_of_which_the_weight_is_no_multiple_is_ignored() {
     assert_eq!(Sample::new(64, 3 * T, 2 * T).interval_bytes, 0);
     assert_eq!(Sample::new(64, 4 * T, 2 * T).interval_bytes, 2 * T);
 }
@@ -84,7 +84,7 @@ fn frees_of_blocks_sampled_for_an_earlier_listener_change_nothing() {
 }
 
 #[test]
-fn a_block_whose_free_was_lost_is_in_doubt_until_a_census_or_its_address_says_more() {
+fn a_block_whose_free_was_lost_is_doubtful_until_a_census_or_a_reuse_of_its_address() {
     let mut ledger = ledger();
     for addr in [0x1000, 0x2000, 0x3000] {
         ledger.alloc(Addr(addr), Sample::new(64, T, 0), StackHash(7), 10);
@@ -100,7 +100,7 @@ fn a_block_whose_free_was_lost_is_in_doubt_until_a_census_or_its_address_says_mo
 }
 
 #[test]
-fn blocks_go_with_their_mapping_but_not_those_made_in_it_later() {
+fn blocks_are_removed_with_their_mapping_but_not_later_ones() {
     let mut ledger = ledger();
     ledger.alloc(Addr(0x1000), Sample::new(64, T, 0), StackHash(7), 10);
     ledger.alloc(Addr(0x9000), Sample::new(64, T, 0), StackHash(7), 10);
