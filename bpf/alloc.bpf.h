@@ -9,8 +9,9 @@
  * A call may never return (exception out of operator new, longjmp, cancelled thread). It is recognised when a later entry of the
  * thread lies above it on the stack, or not, but the word at its stack pointer is no longer the return trampoline that the kernel put
  * there: then the frame is gone. An entry at the very same stack pointer with the trampoline still there is a tail call of the open
- * one (tcmalloc's pvalloc jumps to its memalign): a call of its own would have pushed its return address. So no thread falls silent
- * because one return was missed. A signal handler on an alternate stack is neither: its calls stack up beside the interrupted one.
+ * one (tcmalloc's pvalloc jumps to its memalign): a call of its own would have pushed its return address. So a missed return never makes
+ * a thread's later calls count as nested. A signal handler on an alternate stack is neither: its calls are open in addition to the
+ * interrupted one.
  */
 #ifndef FRAGPROF_ALLOC_BPF_H
 #define FRAGPROF_ALLOC_BPF_H
@@ -21,7 +22,7 @@
 #include "thread.bpf.h"
 #include "unwind.bpf.h"
 
-/* Of a task's flags (include/linux/sched.h): forked, and has not executed a program. */
+/* A task flag (include/linux/sched.h): forked, and has not called exec. */
 #define FP_PF_FORKNOEXEC 0x40
 
 /* The bytes that a call requests. An overflowing calloc or reallocarray fails in the allocator, so its product is never recorded. */
@@ -65,7 +66,7 @@ static __always_inline bool fp_call_is_open(struct pt_regs *regs, struct fp_thre
 	return fp_return_is_probed(regs, sp, call->sp, thread->trampoline);
 }
 
-/* Drops calls that never returned; says whether the entry at sp is covered by a call that is still open. */
+/* Drops calls that never returned; returns whether the entry at sp is covered by a call that is still open. */
 static __always_inline bool fp_is_nested(struct pt_regs *regs, struct fp_thread *thread, struct fp_target *target, __u64 sp, bool large)
 {
 	struct fp_calls *calls = fp_calls_of(thread, large);
@@ -144,14 +145,14 @@ static __always_inline void fp_send_alloc(struct fp_target *target, __u64 cookie
 	fp_submit(record);
 }
 
-/* One word of a block that has so many, into the record. */
+/* Copies one word of a block, if the block has it, into the record. */
 static __always_inline void fp_contents_word(struct fp_contents *record, __u32 at, __u64 addr, __u64 index)
 {
 	if (at < FP_WORDS && !bpf_probe_read_user(&record->words[at], 8, (void *)(addr + 8 * index)))
 		record->known |= 1u << at;
 }
 
-/* The contents of a block when it is allocated: words that are unchanged later were not written by its owner. For one in
+/* Sends the contents of a block when it is allocated: words that are unchanged later were not written by its owner. For one block in
  * FP_CONTENTS_INTERVAL. */
 static __always_inline void fp_send_contents(struct fp_target *target, __u64 cookie, __u32 tid, __u64 addr, __u64 size)
 {
@@ -205,7 +206,7 @@ static __always_inline bool fp_switch_off(struct fp_target *target)
 #ifdef FP_LEGACY
 	__u32 flags = *(volatile unsigned int *)&target->flags;
 
-	/* Nor is there an atomic AND. If the daemon switches it on at this very moment, the window stays closed. */
+	/* Nor is there an atomic AND. If the daemon switches the target on at this very moment, the window stays closed. */
 	*(volatile unsigned int *)&target->flags = flags & ~FP_TARGET_ON;
 	return flags & FP_TARGET_ON;
 #else
@@ -213,8 +214,8 @@ static __always_inline bool fp_switch_off(struct fp_target *target)
 #endif
 }
 
-/* Counts a hit, and switches the target off when its quota is spent or its window over: a burst must not cost more than was allowed,
- * and a window must not be longer than it should, however late the daemon gets to run. */
+/* Counts a hit, and switches the target off when its quota is spent or its window is over: a burst must not cost more than is allowed,
+ * and a window must not be longer than planned, however late the daemon gets to run. */
 static __always_inline void fp_spend(struct fp_target *target, bool frees)
 {
 	bool spent, over;
@@ -236,15 +237,15 @@ static __always_inline void fp_spend(struct fp_target *target, bool frees)
 		target->closed_ns = now;
 }
 
-/* Whether a child of vfork has executed a program: it allocates in a memory of its own from then on, whose probes are others. Its first
- * thread's flag is checked, because a new thread has it, too. */
+/* Whether a child of vfork has called exec: from then on it has its own memory, with other probes. Its first thread's flag is checked,
+ * because a new thread has it, too. */
 static __always_inline bool fp_has_left(__u64 cookie)
 {
 	return FP_COOKIE_VFORK(cookie) && !(FP_KERNEL(fp_current_task(), group_leader, flags) & FP_PF_FORKNOEXEC);
 }
 
-/* A site's target if its calls are wanted. Each hit is counted, and why it was not wanted: the daemon holds the sum against the records
- * that came, so that no kernel loses them unnoticed. */
+/* A site's target if its calls are wanted. Each hit is counted, and the reason if it is not wanted: the daemon compares the sum with the
+ * records that arrived, so that no kernel loses any unnoticed. */
 static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 {
 	__u32 slot = FP_COOKIE_SLOT(cookie);
@@ -269,14 +270,14 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 	return NULL;
 }
 
-/* What a program takes, by the clock. The walk of a stack is most of it, and depends on the stack: what a hit costs a process is known
- * from this, not from what it cost another one. */
+/* The time that a program takes, by the clock. The walk of a stack is most of it, and depends on the stack: so the cost of a hit is
+ * measured in each process, not taken from another one. */
 struct fp_span {
-	__u64 began_ns; /* 0 = not taken */
+	__u64 began_ns; /* 0 = not measured */
 	__u64 switches;
 };
 
-/* How often the thread gave up its processor, or lost it. */
+/* Number of voluntary and involuntary context switches of the thread. */
 static __always_inline __u64 fp_switches(void)
 {
 	struct task_struct *task = fp_current_task();
@@ -310,8 +311,8 @@ static __always_inline __u64 fp_entry_sp(struct pt_regs *regs, __u64 cookie)
 	return FP_SP(regs) + 8 * FP_COOKIE_SP_WORDS(cookie);
 }
 
-/* At the site of a function that frees. Whether it is called from inside an allocating one is not asked, which saves a look at the
- * thread's state: such a free is of a block that the daemon does not know, or of the one a realloc has given up already. */
+/* At the site of a function that frees. Whether it is called from inside an allocating one is not checked, which saves a lookup of the
+ * thread's state: such a free is of a block that the daemon does not know, or of one that a realloc has already reported as freed. */
 static __always_inline void fp_free_enter_on(struct pt_regs *regs, struct fp_target *target, __u64 cookie)
 {
 	struct fp_thread *thread;
@@ -347,7 +348,8 @@ static __always_inline void fp_free_enter(struct pt_regs *regs, __u64 cookie)
 	fp_span_end(target, &span);
 }
 
-/* Remembers a call that was entered; its sequence number, by which its return is known. A realloc's old block is gone from here on. */
+/* Stores a call that was entered; returns its sequence number, by which its return is recognised. A realloc's old block counts as freed
+ * from here on. */
 static __always_inline __u64 fp_open_new_call(struct fp_target *target, struct fp_thread *thread, const struct fp_call *entered, __u64 cookie,
 					      bool large)
 {
@@ -458,7 +460,7 @@ found:
 			bpf_probe_read_user(&block, sizeof(block), (void *)call.ptr);
 		break;
 	case FP_OP_XALLOCX:
-		/* Less than requested: not resized, the block is as it was. */
+		/* Less than requested: not resized, the block is unchanged. */
 		if (result < call.size)
 			break;
 		/* Resized in place: the block is the same, its usable size is the result. */

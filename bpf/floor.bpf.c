@@ -16,7 +16,7 @@ int floor_session(void *ctx)
 	return 0;
 }
 
-/* Entry alone. */
+/* Entry only. */
 SEC("uprobe.multi")
 int floor_entry(void *ctx)
 {

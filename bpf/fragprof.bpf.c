@@ -37,11 +37,11 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #ifndef FP_LEGACY
-/* Linux 7 gave the function an argument. libbpf binds the form that the kernel has; what stands behind ___ is no part of the name. */
+/* Linux 7 added an argument to the function. libbpf binds the form that the kernel has; the part after ___ does not belong to the name. */
 extern __u64 *bpf_session_cookie(void) __ksym __weak;
 extern __u64 *bpf_session_cookie___of_context(void *ctx) __ksym __weak;
 
-/* The session's cookie: 0 on the way in, and on the way out what was left there. */
+/* The session's cookie: 0 at entry, and at return what the entry stored there. */
 static __always_inline __u64 *session_cookie(struct pt_regs *regs)
 {
 	return bpf_ksym_exists(bpf_session_cookie___of_context) ? bpf_session_cookie___of_context(regs) : bpf_session_cookie();

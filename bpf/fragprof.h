@@ -22,8 +22,8 @@ enum fp_limit {
 	 * order. */
 	FP_SHARDS_MAX = 16,
 
-	/* Targets of one process at a time: recordings that watch it in ways of their own, each with a ring, a stack table and losses of its
-	 * own. The agent has three at most: exactly, by an emitter, in windows. */
+	/* Targets of one process at a time: recordings that watch it in different ways, each with its own ring, stack table and losses. The agent
+	 * has three at most: exactly, by an emitter, in windows. */
 	FP_SLOTS_OF_PROCESS = 4,
 
 	/* Rows with the locations of the arguments of programs' own probes (USDT). They are shared by sites with the same arguments:
@@ -37,19 +37,19 @@ enum fp_limit {
 
 /* The kind of a record: its first byte. */
 enum fp_record_kind {
-	FP_REC_ALLOC = 1,        /* struct fp_alloc: a block was handed out */
-	FP_REC_FREE = 2,         /* struct fp_free: a block is about to be taken back (sent at entry) */
+	FP_REC_ALLOC = 1,        /* struct fp_alloc: a block was allocated */
+	FP_REC_FREE = 2,         /* struct fp_free: a block is about to be freed (sent at entry) */
 	FP_REC_REALLOC_FREE = 3, /* struct fp_free: as FREE, by realloc; undone by REALLOC_FAIL of the same thread */
-	FP_REC_REALLOC_FAIL = 4, /* struct fp_free: the realloc failed, the block lives on */
+	FP_REC_REALLOC_FAIL = 4, /* struct fp_free: the realloc failed, the block is still live */
 	FP_REC_STACK = 5,        /* struct fp_stack: defines a stack hash, before the first record that uses it */
 	FP_REC_VM = 6,           /* struct fp_vm: the address space changed */
 	FP_REC_EXEC = 7,         /* struct fp_life: the process replaced its image */
 	FP_REC_FORK = 8,         /* struct fp_life: a child exists; other = child's pid */
-	FP_REC_EXIT = 9,         /* struct fp_life: the process is gone (last thread); other = exit code */
+	FP_REC_EXIT = 9,         /* struct fp_life: the process has ended (last thread); other = exit code */
 	FP_REC_NEED_TABLE = 10,  /* struct fp_need_table: a pc had no unwind table yet */
 	FP_REC_FREE_STACK = 11,  /* struct fp_free_stack: as FREE, with its stack (--free-stacks) */
-	FP_REC_SAMPLE = 12,      /* struct fp_sample: the program itself tells of an allocation, and of how many bytes it stands for */
-	FP_REC_CONTENTS = 13,       /* struct fp_contents: what the block of the ALLOC before it held when it was handed out, of one in some */
+	FP_REC_SAMPLE = 12,      /* struct fp_sample: the program itself reports an allocation, and how many bytes it represents */
+	FP_REC_CONTENTS = 13,       /* struct fp_contents: contents of the block of the ALLOC before it, as allocated; for some blocks */
 };
 
 /* Starts every record. 16 bytes: at a million records per second each byte is a megabyte through the caches of the watched process. */
@@ -68,18 +68,18 @@ enum fp_stamp {
 /* FP_REC_ALLOC. 40 bytes. */
 struct fp_alloc {
 	struct fp_head head;
-	unsigned long long addr;  /* block handed out, never 0 */
-	unsigned long long size;  /* bytes asked for */
+	unsigned long long addr;  /* block allocated, never 0 */
+	unsigned long long size;  /* bytes requested */
 	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
 };
 
 /* FP_REC_SAMPLE. 56 bytes. Its free is an FP_REC_FREE. */
 struct fp_sample {
 	struct fp_head head;
-	unsigned long long addr;     /* block handed out, never 0 */
-	unsigned long long size;     /* bytes asked for */
-	unsigned long long weight;   /* bytes it stands for, as the program says */
-	unsigned long long interval; /* mean distance of sample points by which it was drawn, bytes; 0 = the program does not say */
+	unsigned long long addr;     /* block allocated, never 0 */
+	unsigned long long size;     /* bytes requested */
+	unsigned long long weight;   /* bytes it represents, as the program states */
+	unsigned long long interval; /* mean distance of sample points by which it was drawn, bytes; 0 = the program does not state it */
 	unsigned long long stack;    /* stack hash, 0 = none */
 };
 
@@ -90,7 +90,7 @@ enum fp_words {
 	FP_WORDS = FP_WORDS_HEAD + FP_WORDS_SPREAD + 2,
 };
 
-/* Allocations of which one, at random, is sent with its words: reading them takes a tenth of the time of a hit. */
+/* One in so many allocations, at random, is sent with its words: reading them takes a tenth of the time of a hit. */
 #define FP_CONTENTS_INTERVAL 4
 
 /* FP_REC_CONTENTS. 160 bytes. */
@@ -129,7 +129,7 @@ enum fp_unwind_end {
 	FP_END_BAD_PC = 9,         /* return address 0 or outside user space, where a frame was expected */
 	FP_END_JIT = 10,           /* a JIT or interpreter region whose frame pointers do not hold */
 	FP_END_TRAMPOLINE = 11,    /* a return trampoline whose original address was not found */
-	FP_END_FRAME_POINTERS_ONLY = 12, /* walked by frame pointers alone: no claim of truth */
+	FP_END_FRAME_POINTERS_ONLY = 12, /* walked by frame pointers alone: may be wrong */
 	FP_END_MAX
 };
 
@@ -165,10 +165,10 @@ enum fp_vm_op {
 	FP_VM_BRK = 4,     /* addr = break after the call */
 	FP_VM_MADVISE = 5, /* addr, len, flags = advice */
 	FP_VM_MPROTECT = 6,/* addr, len, prot */
-	FP_VM_TOUCH = 7,   /* first touch of a page, sampled: addr, len2 = faults that this one stands for; stack is the toucher's */
+	FP_VM_TOUCH = 7,   /* first touch of a page, sampled: addr, len2 = faults that this one represents; stack: of the access */
 };
 
-/* FP_REC_VM. 80 bytes. Only calls that succeeded. head.function is 1 if the thread is held at it (hold.bpf.h). */
+/* FP_REC_VM. 80 bytes. Only calls that succeeded. head.function is 1 if the thread is stopped at it (hold.bpf.h). */
 struct fp_vm {
 	struct fp_head head;
 	unsigned long long addr;
@@ -179,8 +179,8 @@ struct fp_vm {
 	unsigned int prot;        /* PROT_* */
 	unsigned int flags;       /* MAP_* or the advice */
 	int fd;                   /* mmap's file descriptor, -1 = anonymous */
-	unsigned long long stack; /* of the allocator call that did it: hash, 0 = none */
-	unsigned long long request; /* bytes that call asks for */
+	unsigned long long stack; /* of the allocator call that made it: hash, 0 = none */
+	unsigned long long request; /* bytes that the call requests */
 };
 
 /* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 40 bytes. Of a fork, head.function is 1 if the child runs in its parent's memory (vfork). */
@@ -210,37 +210,37 @@ enum fp_counter {
 	FP_CNT_RETURN_UNMATCHED,   /* returns without their entry */
 	FP_CNT_NO_THREAD_STATE,    /* thread state could not be allocated: event lost */
 	FP_CNT_NO_WALK_STATE,      /* walk state could not be allocated: stack lost */
-	FP_CNT_STALE_SLOT,         /* hits for a process that was let go of while its probes went out: nobody wants them */
-	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be remembered as sent: it is sent again with the next use */
+	FP_CNT_STALE_SLOT,         /* hits for a process that was released while its probes were being detached: not wanted */
+	FP_CNT_STACK_TABLE_FULL,   /* a definition could not be marked as sent: it is sent again with the next use */
 	FP_CNT_NOT_FOLLOWED,       /* calls of a throwing operator new whose return cannot be probed safely: they may fail */
 	FP_CNT_ALLOC_FAILED,       /* allocator calls that returned failure */
-	FP_CNT_WALK,               /* stacks walked, but for those of the next counter */
+	FP_CNT_WALK,               /* stacks walked, except those of the next counter */
 	FP_CNT_WALK_REUSED,        /* whole walks proven unchanged and reused, all of them complete */
 	FP_CNT_WALK_TAIL_REUSED,   /* walks of which some frames were proven unchanged and reused */
 	FP_CNT_FRAMES,             /* frames found by the tables */
 	FP_CNT_ARGUMENT_UNREADABLE, /* arguments of a program's own probes whose memory could not be read */
-	FP_CNT_HIT,                /* hits of probes at entries: each is a record in the end, or one of the other counts */
-	FP_CNT_HIT_OFF,            /* hits while the process was switched off: between windows, or while probes went in and out */
-	FP_CNT_HIT_NULL,           /* hits that hand over no block: free(NULL) */
-	FP_CNT_UNKNOWN_SITE,       /* hits whose cookie names no process that was ever watched: calls lost */
-	FP_CNT_LOST_CONTENTS,         /* ring full: record of what a new block held lost */
-	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls of a small one: a miss of the thread cache, a small realloc */
+	FP_CNT_HIT,                /* hits of probes at entries: each results in a record, or in one of the other counts */
+	FP_CNT_HIT_OFF,            /* hits while the process was switched off: between windows, or while probes were attached and detached */
+	FP_CNT_HIT_NULL,           /* hits without a block: free(NULL) */
+	FP_CNT_UNKNOWN_SITE,       /* hits with a cookie of no process that was ever watched: calls lost */
+	FP_CNT_LOST_CONTENTS,         /* ring full: record of a new block's contents lost */
+	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls for a small one: a miss of the thread cache, a small realloc */
 	FP_CNT_MAX
 };
 
-/* One row for each ring, and a last one, FP_SHARDS_MAX, for hits of which no target is known. */
+/* One row for each ring, and a last one, FP_SHARDS_MAX, for hits whose target is not known. */
 struct fp_counters {
 	unsigned long long value[FP_CNT_MAX];
 	unsigned long long ends[FP_END_MAX]; /* walks by enum fp_unwind_end */
 };
 
-/* The targets of a process. Unused places hold FP_TARGETS_MAX, which is no slot. */
+/* The targets of a process. Unused entries hold FP_TARGETS_MAX, which is not a slot. */
 struct fp_slots {
 	unsigned int slot[FP_SLOTS_OF_PROCESS];
 };
 
-/* A target's row in the target table, written by the daemon, counts by the programs. 128 bytes; a recording in exact mode touches the
- * first cache line alone. */
+/* A target's row in the target table, written by the daemon, counts by the programs. 128 bytes; a recording in exact mode touches only the
+ * first cache line. */
 struct fp_target {
 	unsigned int tgid;        /* 0 = slot free */
 	unsigned int generation;  /* raised each time the slot gets a new owner */
@@ -250,31 +250,31 @@ struct fp_target {
 	unsigned long long lost_free;
 	unsigned long long lost_other;
 	unsigned long long abandoned;  /* calls that never returned */
-	unsigned long long touch_interval; /* of so many first touches one is recorded, at random; 0 = none */
+	unsigned long long touch_interval; /* one in so many first touches is recorded, at random; 0 = none */
 	unsigned long long mm_id;      /* identifies the address space for the unwinder's mapping table (the pid of its owner) */
-	/* Of a governed target. */
-	unsigned long long hits;       /* probe hits, whether or not the target was on: what the target pays for */
+	/* For governed targets. */
+	unsigned long long hits;       /* probe hits, whether or not the target was on: all of them cost the target time */
 	unsigned long long hits_free;  /* of them, at functions that free */
-	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves; once they did so, whether
-					 * for that or because the window was over, its value at that moment */
+	unsigned long long quota_end;  /* value of hits at which the programs switch the target off by themselves; once they did so, for
+					 * this reason or because the window was over, the value at that moment */
 	unsigned long long closed_ns;  /* when they did so, CLOCK_MONOTONIC; 0 = they did not */
-	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: it is the first hit after it that switches off */
-	unsigned long long epoch;      /* of probes for large blocks: another number each time that they are put in */
+	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: the first hit after it switches the target off */
+	unsigned long long epoch;      /* of probes for large blocks: a new number each time that they are attached */
 	unsigned long long returns;    /* returns that were probed */
-	unsigned long long programs_ns; /* time that the programs took at entries and returns; those that were interrupted by another
-					 * thread are left out */
+	unsigned long long programs_ns; /* time that the programs took at entries and returns, without those that were interrupted by another
+					 * thread */
 };
 enum fp_target_flag {
 	FP_TARGET_STACKS = 1 << 0,      /* take stacks */
 	FP_TARGET_FREE_STACKS = 1 << 1, /* take stacks of frees too */
 	FP_TARGET_VM = 1 << 2,          /* send address-space records */
-	FP_TARGET_ON = 1 << 3,          /* take new calls; set when all probes are in, cleared before the first is taken out, so that no
+	FP_TARGET_ON = 1 << 3,          /* take new calls; set when all probes are attached, cleared before the first is detached, so that no
 					 * block is seen allocated whose free would be missed */
 	FP_TARGET_GOVERNED = 1 << 4,    /* count hits, and switch off when the quota is spent */
 	FP_TARGET_GROWTH = 1 << 5,      /* take the stack of growth of the address space even outside a recorded allocator call */
-	FP_TARGET_CONTENTS = 1 << 6,      /* send what some blocks hold when they are handed out */
-	FP_TARGET_LIMITED = 1 << 7,     /* its memory is limited: any operator new may fail, so no return of one that throws is probed */
-	FP_TARGET_HELD = 1 << 8,        /* the daemon traces it: it is held where it maps code and at its entry point (hold.bpf.h) */
+	FP_TARGET_CONTENTS = 1 << 6,      /* send the contents of some blocks when they are allocated */
+	FP_TARGET_LIMITED = 1 << 7,     /* its memory is limited: any operator new may fail, so no return of a throwing one is probed */
+	FP_TARGET_HELD = 1 << 8,        /* the daemon traces it: it is stopped where it maps code and at its entry point (hold.bpf.h) */
 };
 
 /* The cookie of a probe site: which call it is and where its arguments are. Built by src/probe/, decoded in alloc.bpf.h.
@@ -285,9 +285,9 @@ enum fp_op {
 	FP_OP_REALLOC = 3,      /* block in ptr_reg, new size in size_reg (times count_reg); result is the block */
 	FP_OP_POSIX_MEMALIGN = 4, /* size in size_reg, address of the result in ptr_reg; result 0 = success */
 	FP_OP_XALLOCX = 5,      /* block in ptr_reg resized in place; result is its usable size */
-	FP_OP_LARGE_ALLOC = 6,  /* an instruction of glibc that a new block passes: in ptr_reg, 0 = failed; no return probe (large.bpf.h) */
-	FP_OP_LARGE_FREE = 7,   /* likewise, that a freed one passes */
-	FP_OP_ENTRY = 8,        /* the program's entry point: the thread is held there (hold.bpf.h) */
+	FP_OP_LARGE_ALLOC = 6,  /* an instruction of glibc that new blocks pass: in ptr_reg, 0 = failed; no return probe (large.bpf.h) */
+	FP_OP_LARGE_FREE = 7,   /* likewise, that freed blocks pass */
+	FP_OP_ENTRY = 8,        /* the program's entry point: the thread is stopped there (hold.bpf.h) */
 };
 enum fp_cookie_shift {
 	FP_COOKIE_OP_SHIFT = 0,         /* 8 bits: enum fp_op */
@@ -300,12 +300,12 @@ enum fp_cookie_shift {
 	FP_COOKIE_MAY_THROW_SHIFT = 56, /* 1 bit: fails by a C++ exception */
 	FP_COOKIE_FREES_ON_FAILURE_SHIFT = 57, /* 1 bit: reallocf, a failure frees the block */
 	FP_COOKIE_HOLDS_CHUNK_SHIFT = 58, /* 1 bit: ptr_reg has the block's chunk, FP_CHUNK_HEADER before it */
-	/* 1 bit. The probe is for a child of vfork, which runs in the target's memory until it executes a program. Kernels from 6.12 on run
-	 * a probe only in the process that it was put in for (commit 900f362e2062, "bpf: Fix uprobe multi pid filter check"), not in all
-	 * that share its memory. */
+	/* 1 bit. The probe is for a child of vfork, which runs in the target's memory until it calls exec. Kernels from 6.12 on run a probe only
+	 * in the process for which it was attached (commit 900f362e2062, "bpf: Fix uprobe multi pid filter check"), not in all that share
+	 * its memory. */
 	FP_COOKIE_VFORK_SHIFT = 59,
-	/* Of a probe that the program brings along (USDT), with the slot where the others have it: 16 bits, the number of the row that says
-	 * where the arguments are. */
+	/* For a probe of the program's own (USDT), with the slot at the same position: 16 bits, the number of the row with the locations of the
+	 * arguments. */
 	FP_USDT_COOKIE_SITE_SHIFT = 16,
 };
 enum fp_no_register {
@@ -326,10 +326,10 @@ enum fp_no_register {
 #define FP_COOKIE_VFORK(c) FP_COOKIE_FIELD(c, FP_COOKIE_VFORK_SHIFT, 1)
 #define FP_USDT_COOKIE_SITE(c) FP_COOKIE_FIELD(c, FP_USDT_COOKIE_SITE_SHIFT, 0xffff)
 
-/* Where a probe lies on a kernel without attach cookies, and of which set: two may be in at one place. */
+/* The key of a probe on a kernel without attach cookies: its location and its set, since probes of both sets may be at one place. */
 struct fp_site {
 	unsigned int tgid;
-	unsigned int large; /* 1 = of those for large blocks alone */
+	unsigned int large; /* 1 = of the set for large blocks */
 	unsigned long long ip;
 };
 
@@ -339,8 +339,8 @@ struct fp_site {
 #define FP_CHUNK_FLAGS 7ULL
 #define FP_CHUNK_MMAPPED 2ULL
 #define FP_CHUNK_CACHED_MAX 1040ULL
-/* A call that requests this much may get a chunk that is not cached: glibc leaves a remainder below 32 bytes with the chunk, and memalign
- * one on each side. */
+/* A call that requests this much may get a chunk that is not cached: glibc leaves a remainder below 32 bytes with the chunk, memalign one
+ * on each side. */
 #define FP_LARGE_REQUEST_MIN (1032ULL - 64)
 
 /* A return probe swaps the return address on the stack, and a C++ exception that passes through such a frame finds no way out: the

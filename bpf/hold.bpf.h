@@ -12,7 +12,7 @@
 
 #include "kernel.bpf.h"
 
-/* asm-generic/signal.h; the same on every machine that fragprof knows. */
+/* asm-generic/signal.h; the same on every architecture that fragprof supports. */
 #define FP_SIGURG 23
 
 /* Whether the thread stops before its next instruction. */

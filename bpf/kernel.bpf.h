@@ -18,10 +18,10 @@
 
 /*
  * To be called by each program that runs at a uprobe. From 6.13 on the kernel gives programs a stack of their own for each CPU
- * (bpf_enable_priv_stack, kernel/bpf/verifier.c), and runs those of uprobes such that they can be preempted. On a kernel with real
- * preemption another thread then runs the same program on the same stack, and both corrupt each other's data: 7.2 was seen to follow such
- * pointers, and to kill the thread. A program with a tail call, anywhere in it, has no such stack. This one is never executed: the verifier
- * knows that `never` is false and removes it.
+ * (bpf_enable_priv_stack, kernel/bpf/verifier.c), and programs of uprobes can be preempted. On a kernel with full preemption another
+ * thread then runs the same program on the same stack, and they overwrite each other's data: on 7.2 the kernel followed such pointers and
+ * killed the thread. A program that contains a tail call has no such stack. This one is never executed: the verifier knows that `never` is
+ * false and removes it.
  */
 static __always_inline void fp_stay_on_the_threads_stack(void *context)
 {

@@ -11,8 +11,8 @@
  * The functions that resize or align blocks have no such instruction. They are probed at entry and return as everywhere (alloc.bpf.h), and
  * hits between an open call's entry and its return are ignored.
  *
- * These probes have their own slot, and their own account of a thread's open calls: those of all entry points may be in at the same
- * time, on the same functions.
+ * These probes have their own slot, and their own account of a thread's open calls: the probes of all entry points may be attached to the
+ * same functions at the same time.
  */
 #ifndef FRAGPROF_LARGE_BPF_H
 #define FRAGPROF_LARGE_BPF_H
@@ -27,8 +27,8 @@ static __always_inline __u64 fp_large_block(struct pt_regs *regs, __u64 cookie)
 	return value && FP_COOKIE_HOLDS_CHUNK(cookie) ? value + FP_CHUNK_HEADER : value;
 }
 
-/* Whether a hit at sp is of what an open call does inside. Calls whose probes were taken out before they returned are forgotten first:
- * their frames are gone, and the word that was their return address may be another probe's trampoline by now. */
+/* Whether a hit at sp is inside an open call. Calls whose probes were detached before they returned are dropped first: their frames are
+ * gone, and the word that was their return address may be another probe's trampoline by now. */
 static __always_inline bool fp_large_is_inside(struct pt_regs *regs, struct fp_thread *thread, struct fp_target *target, __u64 sp)
 {
 	if (thread->large_calls.epoch != target->epoch) {
@@ -58,8 +58,8 @@ static __always_inline void fp_large_free(struct pt_regs *regs, struct fp_target
 	fp_send_free(target, cookie, (__u32)bpf_get_current_pid_tgid(), FP_REC_FREE, block);
 }
 
-/* What a probe of a place that new blocks pass, or of the entry of a function that changes or aligns blocks, sees: the block and its bytes,
- * or the call's arguments. Says why it is of no large block (FP_CNT_HIT_*), 0 if it may be. */
+/* Reads the block and its bytes at an instruction that new blocks pass, or the call's arguments at the entry of a function that resizes or
+ * aligns blocks. Returns why it is not of a large block (FP_CNT_HIT_*), 0 if it may be. */
 static __always_inline __u32 fp_large_look(struct pt_regs *regs, __u64 cookie, struct fp_call *call)
 {
 	__u32 op = FP_COOKIE_OP(cookie);
@@ -106,7 +106,7 @@ static __always_inline __u64 fp_large_enter_on(struct pt_regs *regs, struct fp_t
 	}
 	if (fp_large_is_inside(regs, thread, target, call.sp))
 		return 0;
-	/* In the middle of a function its frame is known by its unwind row alone. */
+	/* In the middle of a function only its unwind row describes the frame. */
 	if (target->flags & FP_TARGET_STACKS)
 		call.stack = fp_take_stack(regs, target, thread, cookie, is_block ? 0 : call.sp);
 	if (is_block) {

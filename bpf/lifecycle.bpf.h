@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * exec, fork and exit of watched processes -> records, through the process's own ring, so that they stand in order between its
- * allocations.
+ * exec, fork and exit of watched processes -> records, through the process's own ring, so that they are in order with its allocations.
  */
 #ifndef FRAGPROF_LIFECYCLE_BPF_H
 #define FRAGPROF_LIFECYCLE_BPF_H
@@ -44,7 +43,7 @@ static __always_inline int fp_exec_done(struct task_struct *task, __u32 old_tid)
 {
 	struct fp_thread *thread = fp_thread_find();
 
-	/* The thread that calls exec takes over the process's first thread id, and its state stays behind under the old one. */
+	/* The thread that calls exec takes over the process's first thread id, and its state remains under the old one. */
 	if (old_tid != (__u32)task->pid)
 		fp_thread_forget(old_tid);
 	if (thread) {

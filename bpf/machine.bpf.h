@@ -17,8 +17,8 @@
 #define FP_KERNEL_STRUCT __attribute__((preserve_access_index))
 #endif
 
-/* Loads the word at an offset of the probe's registers by an instruction of its own: left to itself the compiler folds the cases of a
- * switch into one load at a computed offset of the context, which the verifier refuses. The offsets are uapi, and fixed. */
+/* Loads the word at an offset of the probe's registers by a separate instruction: otherwise the compiler folds the cases of a switch into
+ * one load at a computed offset of the context, which the verifier refuses. The offsets are uapi, and fixed. */
 #define FP_LOAD_AT(regs, at)                                        \
 	({                                                          \
 		__u64 value_;                                       \
@@ -33,10 +33,10 @@
 #elif defined(__TARGET_ARCH_arm64)
 #include "machine_arm64.bpf.h"
 #else
-#error "fragprof knows x86-64 and arm64"
+#error "fragprof supports x86-64 and arm64"
 #endif
 
-/* A thread's user registers, as registers.bpf.c tells of them. */
+/* A thread's user registers, as registers.bpf.c reports them. */
 struct fp_thread_registers {
 	unsigned long long tid;
 	unsigned long long words[FP_REGISTER_WORDS];

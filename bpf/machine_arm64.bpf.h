@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * arm64. A call leaves its return address in x30, and nothing on the stack; functions that call others save it, nearly always beside
+ * arm64. A call leaves its return address in x30, and nothing on the stack; functions that call others save it, nearly always next to
  * x29. Codes of registers in rules: 0 to 4 and 8 to 15 are x0 to x4 and x8 to x15, 5 is x30, 6 is x29, 7 is sp; others have none.
  *
  * Return addresses may be signed (pointer authentication): the signature is in the bits above the address, and is cut off. That is right
@@ -9,8 +9,8 @@
 #ifndef FRAGPROF_MACHINE_ARM64_BPF_H
 #define FRAGPROF_MACHINE_ARM64_BPF_H
 
-/* First address that is taken for no user code: 48 bits. Programs that ask for it may have data above (52 bits); the kernel puts its return
- * trampoline there, unasked, and is known by the bits below. */
+/* First address that is not taken for user code: 48 bits. Programs that request it may have data above (52 bits); the kernel puts its
+ * return trampoline there, without a request, and it is recognised by the lower bits. */
 #define FP_USER_END (1ULL << 48)
 
 /* Words of `struct pt_regs` that are read of a thread: x0 to x30, sp, pc. */
@@ -33,7 +33,7 @@ struct pt_regs {
 #define FP_BP(regs_) ((regs_)->regs[29])
 #define FP_RESULT(regs_) ((regs_)->regs[0])
 
-/* A system call's number and arguments: x0 has its result by the time it is looked at. */
+/* A system call's number and arguments: x0 already holds its result at that point. */
 #define FP_SYSCALL(regs_) ((regs_)->syscallno)
 #define FP_SYSCALL_0(regs_) ((regs_)->orig_x0)
 #define FP_SYSCALL_1(regs_) ((regs_)->regs[1])
@@ -52,7 +52,7 @@ enum fp_syscall {
 };
 
 #define FP_RETURN_POPS 0
-/* A frame record may lie anywhere in its frame (AAPCS64, 6.4.6), so it tells the caller's x29 and pc, but not its stack pointer. */
+/* A frame record may lie anywhere in its frame (AAPCS64, 6.4.6), so it gives the caller's x29 and pc, but not its stack pointer. */
 #define FP_FRAME_POINTER_TELLS_SP 0
 
 static __always_inline __u64 fp_return_slot(const struct fp_rule *rule, __u64 cfa, __u64 bp_address)
@@ -69,7 +69,7 @@ static __always_inline __u64 fp_repeated_return_slot(__u64 caller_sp, __s32 bp_a
 	return caller_sp + (__s64)bp_at + 8;
 }
 
-/* Of a step only the place of the caller's x29 is kept. */
+/* Of a step only the location of the caller's x29 is kept. */
 static __always_inline bool fp_return_is_repeatable(const struct fp_rule *rule)
 {
 	return rule->saved >> 4 == FP_RA_BESIDE_BP;
@@ -121,7 +121,7 @@ static __always_inline void fp_keep_registers(__u64 *leaf, struct pt_regs *regs)
 }
 
 #ifndef FP_HOST
-/* DWARF register number -> value at the probe: x0 to x30 and sp are so numbered, and lie in this order. */
+/* DWARF register number -> value at the probe: x0 to x30 and sp have these numbers, and lie in this order. */
 static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
 {
 #define FP_X(n) case n: return FP_LOAD_AT(regs, 8 * (n))
@@ -135,8 +135,8 @@ static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
 #undef FP_X
 }
 
-/* Whether an open call is still under way. Where its frame has saved x30 is not known here, so a deeper stack pointer is taken for proof,
- * as the kernel takes it (arch_uretprobe_is_alive); at the same one, an entry whose x30 is the trampoline is a tail call. */
+/* Whether an open call has not returned yet. Where its frame has saved x30 is not known here, so a deeper stack pointer is taken for proof,
+ * as in the kernel (arch_uretprobe_is_alive); at the same one, an entry whose x30 is the trampoline is a tail call. */
 static __always_inline bool fp_return_is_probed(struct pt_regs *regs, __u64 sp, __u64 call_sp, __u64 trampoline)
 {
 	return sp != call_sp || regs->regs[30] == trampoline;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* x86-64. A call pushes its return address; a return takes it off the stack. Codes of registers are their DWARF numbers. */
+/* x86-64. A call pushes its return address; a return pops it. Codes of registers are their DWARF numbers. */
 #ifndef FRAGPROF_MACHINE_X86_BPF_H
 #define FRAGPROF_MACHINE_X86_BPF_H
 
-/* First address that no user code has: 47 bits, of which the last page is never mapped. */
+/* First address that is not user code: 47 bits, of which the last page is never mapped. */
 #define FP_USER_END ((1ULL << 47) - 4096)
 
 /* Words of `struct pt_regs` that are read of a thread: r15 to ss. */
@@ -39,9 +39,9 @@ enum fp_syscall {
 	FP_SYS_MADVISE = 28,
 };
 
-/* Bytes that a return takes off the stack: at a function's entry the caller's stack pointer is so far up. */
+/* Bytes that a return pops: at a function's entry the caller's stack pointer is higher by this much. */
 #define FP_RETURN_POPS 8
-/* A frame pointer's own address tells the caller's stack pointer: the return address is pushed just before the frame pointer. */
+/* A frame pointer's own address gives the caller's stack pointer: the return address is pushed just before the frame pointer. */
 #define FP_FRAME_POINTER_TELLS_SP 1
 
 /* Where a row's return address is. */
@@ -96,7 +96,7 @@ static __always_inline bool fp_is_signal_return_code(const __u64 *code)
 	       (code[0] & 0x00ffffffffffffffULL) == 0x00050f0000000fb8ULL;
 }
 
-/* Keeps the registers that rules may name besides rbp and rsp. */
+/* Keeps the registers that rules may name in addition to rbp and rsp. */
 static __always_inline void fp_keep_registers(__u64 *leaf, struct pt_regs *regs)
 {
 	leaf[0] = regs->ax;
@@ -144,8 +144,8 @@ static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
 	}
 }
 
-/* Whether the frame of an open call, entered at call_sp, is still on the stack: its return address is the trampoline. regs: of the entry
- * that asks. */
+/* Whether the frame of an open call, entered at call_sp, is still on the stack: its return address is the trampoline. regs: of the present
+ * entry. */
 static __always_inline bool fp_return_is_probed(struct pt_regs *regs, __u64 sp, __u64 call_sp, __u64 trampoline)
 {
 	__u64 word = 0;

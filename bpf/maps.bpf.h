@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Every map but the unwinder's tables (unwind.bpf.h), each with the reason for its size and why it is safe; and the two things every
+ * Every map except the unwinder's (unwind_maps.bpf.h), each with the reason for its size and why it is safe; and the two things that every
  * program does with them: count, and send a record.
  */
 #ifndef FRAGPROF_MAPS_BPF_H
@@ -16,8 +16,8 @@
 #include "kernel.bpf.h"
 
 /* Watched processes, by slot. The daemon writes a row before it attaches the first probe that names the slot and raises the
- * generation when the slot is given away; programs only add to the loss counts. Mapped by the daemon, so that it can switch a target
- * on and off by one store while the counts go on. Lookup is inlined: 2 ns. */
+ * generation when the slot gets a new owner; programs only add to the loss counts. Mapped by the daemon, so that it can switch a target
+ * on and off by one store while the counts continue. Lookup is inlined: 2 ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -26,7 +26,7 @@ struct {
 	__type(value, struct fp_target);
 } targets SEC(".maps");
 
-/* tgid -> slots, for the programs that run for every process of the machine (system calls, life cycle). An entry is replaced whole. */
+/* tgid -> slots, for the programs that run for every process of the machine (system calls, life cycle). An entry is replaced as a whole. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FP_TARGETS_MAX);
@@ -34,7 +34,7 @@ struct {
 	__type(value, struct fp_slots);
 } slots_of_tgid SEC(".maps");
 
-/* The inner type of `rings`; its size is set by the daemon for each ring it makes. */
+/* The inner type of `rings`; its size is set by the daemon for each ring that it creates. */
 struct ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -58,7 +58,7 @@ struct {
 	__type(value, __u8);
 } stacks_sent SEC(".maps");
 
-/* The counters, a row for each ring and one for hits of which no target is known, per CPU. A preempted program can be interleaved with
+/* The counters, a row for each ring and one for hits whose target is not known, per CPU. A preempted program can be interleaved with
  * another one on the same CPU, hence atomic adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -72,7 +72,7 @@ static __always_inline struct fp_counters *fp_counters_of(__u32 shard)
 	return bpf_map_lookup_elem(&counters, &shard);
 }
 
-/* Counts for the recording that a target belongs to; target: NULL = none is known. */
+/* Counts for the recording that a target belongs to; target: NULL = not known. */
 static __always_inline void fp_count(const struct fp_target *target, __u32 counter)
 {
 	struct fp_counters *row = fp_counters_of(target ? target->shard : FP_SHARDS_MAX);

@@ -35,7 +35,7 @@ int thread_registers(struct bpf_iter__task *ctx)
 	out.tid = task->pid;
 	if (bpf_probe_read_kernel(&out.words, sizeof(out.words), (void *)bpf_task_pt_regs(task)))
 		return 0;
-	/* Tried again by the kernel with a larger buffer if there is no room. */
+	/* Retried by the kernel with a larger buffer if there is not enough space. */
 	bpf_seq_write(ctx->meta->seq, &out, sizeof(out));
 	return 0;
 }

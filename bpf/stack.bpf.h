@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* From a walk to the reader: a stack is defined once, before the first record that names its hash. */
+/* From a walk to the reader: a stack is defined once, before the first record that refers to its hash. */
 #ifndef FRAGPROF_STACK_BPF_H
 #define FRAGPROF_STACK_BPF_H
 

@@ -9,30 +9,30 @@
 /* One open allocator call of a thread. */
 struct fp_call {
 	__u64 sp;       /* stack pointer at entry */
-	__u64 size;     /* bytes asked for */
-	__u64 ptr;      /* the block given (realloc, xallocx), or where the result goes (posix_memalign) */
+	__u64 size;     /* bytes requested */
+	__u64 ptr;      /* the block passed (realloc, xallocx), or where the result is stored (posix_memalign) */
 	__u64 stack;    /* stack hash taken at entry */
 	__u64 sequence; /* of the thread: pairs a return with its entry */
 #ifdef FP_LEGACY
-	__u64 cookie;   /* of the entry's site: a return probe does not know where it was put */
+	__u64 cookie;   /* of the entry's site: a return probe does not know its location */
 #endif
 };
 
 /* The open calls of a thread, as one set of probes sees them. */
 struct fp_calls {
 	struct fp_call open[FP_CALLS_MAX];
-	__u64 epoch;      /* of the probes for large blocks that they were entered by (struct fp_target) */
-	__u32 depth;      /* of them */
-	__u32 slot;       /* of the target whose probes entered the last one: its stack is defined for that target alone */
+	__u64 epoch;      /* of the probes for large blocks at which they were entered (struct fp_target) */
+	__u32 depth;      /* number of them */
+	__u32 slot;       /* of the target whose probes saw the last one: its stack is defined for that target alone */
 };
 
-/* The state of a thread: its open calls, and its last walk. One piece, because the lookup costs more than anything else done with it.
+/* The state of a thread: its open calls, and its last walk. One value, because the lookup costs more than anything else done with it.
  * It exists as long as the thread; only the thread itself accesses it, and uprobe programs do not nest within a thread, so there is no
  * locking. 8 KiB per thread that ever allocated while it was watched. */
 struct fp_thread {
-	struct fp_calls calls;       /* of all entry points */
-	struct fp_calls large_calls; /* of those that are probed for large blocks alone: both sets of probes may be in, on the same
-	                              * functions, and a call is open in each by itself */
+	struct fp_calls calls;       /* by the probes of all entry points */
+	struct fp_calls large_calls; /* by the probes for large blocks: both sets of probes may be attached to the same
+	                              * functions, and a call is open in each of them separately */
 	__u64 sequence;
 	__u64 trampoline; /* address of the return trampoline, 0 = not read yet */
 	__u32 tid;        /* kernel thread id */
@@ -40,7 +40,7 @@ struct fp_thread {
 	struct fp_walk walk;
 };
 
-/* On Linux 7.2 a value of 10,968 bytes got no task storage; 8 KiB is what kmalloc_nolock has at most. The rest is for the kernel's own head
+/* Linux 7.2 refused task storage for a value of 10,968 bytes; 8 KiB is kmalloc_nolock's maximum. The rest is for the kernel's own header
  * (struct bpf_local_storage_elem). */
 _Static_assert(sizeof(struct fp_thread) <= 8192 - 128, "a thread's state does not fit into task storage");
 
@@ -51,7 +51,7 @@ static __always_inline struct fp_calls *fp_calls_of(struct fp_thread *thread, bo
 }
 
 #ifdef FP_LEGACY
-/* Thread state by thread id; an entry goes with its thread (fp_exit_done). Allocated in advance, because tracing programs of these
+/* Thread state by thread id; an entry is removed with its thread (fp_exit_done). Preallocated, because tracing programs of these
  * kernels must not allocate: 2048 threads x 8 KiB = 16 MiB; calls of further threads are counted (FP_CNT_NO_THREAD_STATE). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -60,7 +60,7 @@ struct {
 	__type(value, struct fp_thread);
 } threads SEC(".maps");
 
-/* What a new entry is copied from: zeros. Never written. */
+/* Zeros, from which a new entry is copied. Never written. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -68,8 +68,8 @@ struct {
 	__type(value, struct fp_thread);
 } new_thread SEC(".maps");
 
-/* What a kernel with attach cookies keeps with the probe. 64 sites of each of 1024 processes; 32 bytes an entry. Written by the daemon
- * before the site's probe is put in, removed after it is out. */
+/* The cookies, which newer kernels keep with the probe. 64 sites of each of 1024 processes; 32 bytes per entry. Written by the daemon
+ * before the site's probe is attached, removed after it is detached. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -118,7 +118,7 @@ __noinline int fp_legacy_step(__u32 i)
 	return fp_walk_loop(i, &loop);
 }
 
-/* The cookie of the site that the current probe lies at; if it is none of ours, one whose slot does not exist. */
+/* The cookie of the current probe's site; if it is not one of ours, a cookie whose slot does not exist. */
 static __always_inline __u64 fp_cookie(struct pt_regs *regs, bool large)
 {
 	struct fp_site site = { .tgid = bpf_get_current_pid_tgid() >> 32, .large = large, .ip = FP_PC(regs) };
@@ -127,7 +127,7 @@ static __always_inline __u64 fp_cookie(struct pt_regs *regs, bool large)
 	return cookie ? *cookie : ~0ULL;
 }
 
-/* That of the open call whose frame the stack pointer has just left; 0 if the return is of a nested call. */
+/* The cookie of the open call whose frame the stack pointer has just left; 0 if the return is of a nested call. */
 static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs, bool large)
 {
 	struct fp_thread *thread = fp_thread_find();
@@ -166,7 +166,7 @@ static __always_inline struct fp_thread *fp_thread_of_current(const struct fp_ta
 	return thread;
 }
 
-/* The state goes with the task. */
+/* The state is removed with the task. */
 static __always_inline void fp_thread_forget(__u32 tid)
 {
 }

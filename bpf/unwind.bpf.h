@@ -8,7 +8,7 @@
  *   unwind_walk      the state, and reading a word of the stack
  *   unwind_lookup    pc -> mapping -> row -> rule
  *   unwind_step      frame -> caller
- *   unwind_repeat    what the thread's last walk has proven already
+ *   unwind_repeat    reuses what the thread's last walk has established
  *
  * Stack words are read through a window of 1 KiB, because one copy of 1 KiB costs hardly more than one of 8 bytes and the next frames'
  * words are mostly near.
@@ -24,8 +24,8 @@
 /* Between two requests for a table of the same process. */
 #define FP_ASK_INTERVAL_NS 100000000ULL
 
-/* Global, so that the verifier checks it once, by itself. Within bpf_loop's callback Linux 7.2 does not come to an end with it: states
- * that differ in where a search has got to are none the same to it. Legacy programs have a function of their own around the whole step. */
+/* Global, so that the verifier checks it once, by itself. Within bpf_loop's callback Linux 7.2 does not finish checking it: to that
+ * verifier all states that differ in the position of a search are different. Legacy programs have a function of their own around the whole step. */
 #ifdef FP_LEGACY
 #define FP_CHECKED_BY_ITSELF static __always_inline
 #else
@@ -54,7 +54,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 		if (pc == walk->pc)
 			return FP_END_TRAMPOLINE;
 		if (pc) {
-			/* The step that came here read the trampoline's address. */
+			/* The previous step read the trampoline's address. */
 			fp_step_at(walk, walk->now, (walk->len - 1) & (FP_FRAMES_MAX - 1))->how = 0;
 			walk->pc = pc;
 			known = fp_find_mapping(walk, pc);
@@ -68,7 +68,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 	if (known) {
 		if (walk->mapping.kind == FP_MAPPING_JIT)
 			flags |= FP_FRAME_JIT;
-		/* A return address may be the first byte of the next function, or of another row: its call lies before it. */
+		/* A return address may be the first byte of the next function, or of another row: its call is before it. */
 		if (walk->mapping.kind == FP_MAPPING_FILE)
 			end = fp_find_rule(walk, addr - !(flags & FP_FRAME_EXACT), &rule);
 		/* Assembly without a table. */
@@ -95,7 +95,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 		end = fp_step_frame_pointer(walk, 0, FP_END_JIT);
 	else
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
-	/* Behind generated code on arm64 sp is not known, and a rule that starts from it cannot be used: by frame pointer, as a guess. */
+	/* Behind generated code on arm64 sp is not known, and a rule that starts from it cannot be used: use the frame pointer, as a guess. */
 	if (!FP_FRAME_POINTER_TELLS_SP && end == FP_END_UNSUPPORTED && walk->registers == FP_REGS_NO_SP)
 		end = fp_step_frame_pointer(walk, FP_FRAME_GUESSED, end);
 	/* The outermost frame is known by its pc and bp alone. */
@@ -126,7 +126,7 @@ static long fp_walk_loop(__u32 i, struct fp_walk_loop *loop)
 
 #ifdef FP_LEGACY
 /* One step of the current thread's walk; not 0 = it has ended. Global, so that the verifier checks it once, by itself, and the loop
- * costs it nothing; such a function can take no pointer before 5.13 and finds the walk itself (thread.bpf.h). */
+ * adds nothing; before 5.13 such a function cannot take a pointer, so it finds the walk itself (thread.bpf.h). */
 int fp_legacy_step(__u32 i);
 
 static __always_inline void fp_walk_frames(struct fp_walk *walk)
@@ -146,7 +146,7 @@ static __always_inline void fp_walk_frames(struct fp_walk *walk)
 }
 #endif
 
-/* Asks for a table if the walk ended for lack of one, but not again for a while. */
+/* Requests a table if the walk ended for lack of one, at most once in a while. */
 static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 {
 	struct fp_mappings_header *header;
@@ -176,7 +176,7 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
  * has not changed bp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc).
  *
  * The result is in walk, the thread's own: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0),
- * need_pc (if not 0, the daemon should be asked for a table), and defined, which is 0 unless the caller set it for this very stack.
+ * need_pc (if not 0, a table should be requested from the daemon), and defined, which is 0 unless the caller set it for this very stack.
  */
 static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
 {
@@ -194,7 +194,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		return;
 	}
 	hash = walk->hash;
-	/* What was walked last is what is compared with now. */
+	/* The last walk is the one to compare with. */
 	walk->last_len = walk->len;
 	walk->last_end = walk->end;
 	walk->now ^= 1;
@@ -236,7 +236,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 static __always_inline void fp_count_walk(const struct fp_walk *walk, __u32 shard)
 {
 	struct fp_counters *row = fp_counters_of(shard);
-	__u32 end = *(volatile const __u32 *)&walk->end; /* read once: what is compared is what is used */
+	__u32 end = *(volatile const __u32 *)&walk->end; /* read once, so that the value checked is the value used */
 
 	if (!row)
 		return;

@@ -63,7 +63,7 @@ static __noinline bool fp_find_mapping(struct fp_walk *walk, __u64 pc)
 	return true;
 }
 
-/* Notes where the parts of the mapping's table are. */
+/* Stores where the parts of the mapping's table are. */
 static __always_inline bool fp_open_table(struct fp_walk *walk, void *table)
 {
 	struct fp_unwind_clock *clock;
@@ -145,7 +145,7 @@ static __always_inline __u32 fp_find_rule(struct fp_walk *walk, __u64 addr, stru
 			rows = NULL; /* only ever the granule's first row */
 	}
 	if (rows) {
-		/* The last row from at to end that does not lie above pc; without branches, which nobody could predict. */
+		/* The last row from at to end that does not lie above pc; without branches, which could not be predicted. */
 #pragma unroll
 		for (step = FP_ROWS_PER_BLOCK / 2; step; step /= 2) {
 			__u64 try = at + step;

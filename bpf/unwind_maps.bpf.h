@@ -10,7 +10,7 @@
 
 /* The inner type of `tables` and `mapping_tables`: blocks of 256 bytes, as many as needed, filled by the daemon through mmap. Sizes rather
  * than types: from 5.15 to 6.1 the kernel refuses an inner map made without type information, as the daemon makes them, where this
- * template has some (bpf_map_meta_equal compares timer_off, which is another "none" with types than without). */
+ * template has some (bpf_map_meta_equal compares timer_off, whose value for "none" differs with and without types). */
 struct blocks {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
@@ -20,7 +20,7 @@ struct blocks {
 };
 
 /* Unwind tables by file number. A table is complete before its entry is set, and its memory outlives the entry by an RCU grace
- * period, so a walk sees all of it or nothing. File numbers are allocated in turn, so a number seen a moment ago is not another
+ * period, so a walk sees all of it or nothing. File numbers are assigned in turn, so a number seen a moment ago is not another
  * file's now. 64 KiB. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);

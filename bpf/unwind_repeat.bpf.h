@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * What the thread's last walk has proven already.
+ * Reuse of the thread's last walk.
  *
- * Most of a stack is what it was at the thread's last walk. So the last walk's frames are kept, each with what its step had read from
- * the stack. Where a walk comes to a frame that the last walk also came to (same pc, stack pointer and bp) and the words that the step
- * read then still have the same values, the step must lead to the same caller, and the tables need not be asked. That is no guess: a step
- * is a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once a walk. Steps that
+ * Most of a stack is unchanged since the thread's last walk. So the last walk's frames are kept, each with what its step read from the
+ * stack. If a walk reaches a frame that the last walk also reached (same pc, stack pointer and bp) and the words that the step read then
+ * still have the same values, the step must lead to the same caller, and the tables need not be consulted. This is not a guess: a step is
+ * a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once per walk. Steps that
  * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
  *
  * A walk that is the same from the leaf on is verified as a whole, one that differs in its inner frames step by step.
@@ -18,7 +18,7 @@
 /* What of a frame word is known before its step. */
 #define FP_FRAME_BEFORE (FP_FRAME_ADDR_MASK | FP_FRAME_EXACT | FP_FRAME_GUESSED)
 
-/* Frames of the last walk that are passed over at a time to find the one at the same height. A walk whose inner part is shorter than
+/* Frames of the last walk that are skipped at a time to find the one at the same height. A walk whose inner part is shorter than
  * the last one's catches up over its next steps. */
 #define FP_CATCH_UP 4
 
@@ -87,12 +87,12 @@ static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs
 	return false;
 }
 #else
-/* What fp_verify_loop goes through. */
+/* The state of fp_verify_loop. */
 struct fp_verify_loop {
 	struct fp_walk *walk;
 	__u32 last;     /* index of the outermost step */
 	__u32 verified; /* steps whose words are the same */
-	__u32 other_bp; /* bp is not what it was, and has not been read back from the stack yet */
+	__u32 other_bp; /* bp differs from the last walk's, and has not been read back from the stack yet */
 	__u32 pad;
 };
 
@@ -118,10 +118,10 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 	return !fp_read_word(walk, caller_sp + step->bp_at, &value) || value != caller->bp;
 }
 
-/* Whether a walk from these registers would come out as the last one did, because it begins at the same pc, sp and bp and every stack
- * word that the last one read still holds the same value. Each word decides the next step together with the tables, so this is proof.
- * Another bp does not matter to steps that do not use it, up to the one that reads bp back from the stack: to compilers it is a
- * register like any other. */
+/* Whether a walk from these registers would have the same result as the last one, because it begins at the same pc, sp and bp and every
+ * stack word that the last one read still holds the same value. Each word determines the next step together with the tables, so this is
+ * proof. A different bp does not matter to steps that do not use it, up to the one that reads bp back from the stack: to compilers it is
+ * a register like any other. */
 static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
 {
 	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);

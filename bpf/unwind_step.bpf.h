@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * The ways from a frame to its caller: by the row's rule, by a signal's saved registers, by the frame pointer where no table vouches,
+ * The ways from a frame to its caller: by the row's rule, by a signal's saved registers, by the frame pointer where there is no table,
  * from the entry of a function without a row, and through the trampoline of a return probe.
  */
 #ifndef FRAGPROF_UNWIND_STEP_BPF_H
@@ -8,7 +8,7 @@
 
 #include "unwind_lookup.bpf.h"
 
-/* The farthest a frame pointer may lie above the stack pointer to be believed where no table vouches for it. */
+/* The farthest a frame pointer may be above the stack pointer to be accepted where there is no table. */
 #define FP_FRAME_BYTES_MAX (1ULL << 20)
 
 /* Value of a bp that is not known: not aligned, so nothing is ever read through it. */
@@ -37,7 +37,7 @@ static __always_inline bool fp_register_of(struct fp_walk *walk, __u32 reg, __u6
 	return false;
 }
 
-/* The frame that a signal interrupted: its registers lie at sp. */
+/* The frame that a signal interrupted: its registers are at sp. */
 static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
 {
 	__u64 sigcontext = walk->sp + FP_SIGNAL_SIGCONTEXT, pc, sp, bp;
@@ -58,7 +58,7 @@ static __always_inline __u32 fp_step_signal(struct fp_walk *walk)
 	return FP_END_NONE;
 }
 
-/* The first frame, whose function has no row: the probe knows the stack pointer at its entry, and nothing was done to bp since. */
+/* The first frame, whose function has no row: the probe knows the stack pointer at its entry, and bp has not been changed since. */
 static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
 {
 	__u64 pc;
@@ -78,13 +78,13 @@ static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
 	return FP_END_NONE;
 }
 
-/* One step by frame pointer, believed only if the frame pointer points a little way up the stack and the word beside it into known
+/* One step by frame pointer, accepted only if the frame pointer points a little way up the stack and the word next to it into known
  * code. `failed` is the reason to end otherwise. */
 static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 flags, __u32 failed)
 {
 	__u64 bp = walk->bp, caller_bp, caller_pc;
 
-	/* The ABIs ask the outermost frame to have 0 here (psABI 3.4.1, AAPCS64 6.4.6); musl's assembly without tables does it. */
+	/* The ABIs require 0 here in the outermost frame (psABI 3.4.1, AAPCS64 6.4.6); musl's assembly without tables does so. */
 	if (!bp)
 		return FP_END_COMPLETE;
 	if ((bp & 7) || bp < walk->sp || bp - walk->sp > FP_FRAME_BYTES_MAX)
@@ -117,7 +117,7 @@ static __always_inline bool fp_is_signal_return(__u64 pc)
 	return fp_is_signal_return_code(code);
 }
 
-/* By the rule of the pc. */
+/* A step by the rule of the pc. */
 static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_rule *rule, __u64 addr)
 {
 	__u32 reg = rule->registers & 15, reg2 = rule->registers >> 4;
@@ -201,8 +201,8 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 }
 
 #ifndef FP_HOST
-/* If pc is the return trampoline, the return address that it stands for. The kernel keeps one entry a pending return probe, the newest
- * first, with the stack address of the word it replaced; entries of frames that longjmp has left may lie between. */
+/* If pc is the return trampoline, the return address that it replaces. The kernel keeps one entry per pending return probe, the newest
+ * first, with the stack address of the word it replaced; entries of frames that longjmp has left may be in between. */
 static __noinline __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
 {
 	struct task_struct *task = fp_current_task();

@@ -3,7 +3,7 @@
  * What the daemon writes and the unwinder reads: a file's unwind table, and a process's mapping table.
  *
  * Both are arrays of 256-byte blocks (four cache lines; the kernel rounds array values up to 8 bytes, so rows of 4 bytes must come in
- * blocks to cost 4 bytes). src/unwind/ builds them of the same types (src/bpf.rs).
+ * blocks to cost 4 bytes). src/unwind/ builds them from the same types (src/bpf.rs).
  *
  * A file's table, all parts in one array, so that it appears and disappears as a whole:
  *
@@ -41,7 +41,7 @@ enum fp_table_layout {
 	FP_FILES_MAX = 8192,
 };
 
-/* A granule has at most 4096 rows, one a byte, so 65 blocks at most: 7 steps find the block. */
+/* A granule has at most 4096 rows, one per byte, so 65 blocks at most: 7 steps find the block. */
 #define FP_ROW_BLOCK_STEPS 7
 #define FP_MAPPING_BLOCK_STEPS 10
 
@@ -85,7 +85,7 @@ enum fp_saved_bp {
 	FP_BP_AT_CFA = 1, /* at CFA + 8 * bp_slot */
 	FP_BP_AT_BP = 2,  /* at bp + 8 * bp_slot */
 	FP_BP_AT_SP = 3,  /* at sp + 8 * bp_slot */
-	FP_BP_LOST = 4,   /* undefined, or in a place that has no form here: what the caller needs of it cannot be had */
+	FP_BP_LOST = 4,   /* undefined, or in a location that has no form here: steps that need it cannot be done */
 };
 
 /* Where the return address is. */
@@ -93,7 +93,7 @@ enum fp_saved_ra {
 	FP_RA_AT_CFA = 0,      /* at CFA - 8; x86-64 alone */
 	FP_RA_IN_REGISTER = 1, /* in reg2 (arm64: before it is saved; x86-64: glibc's vfork) */
 	FP_RA_BESIDE_BP = 2,   /* in the word above the caller's bp; arm64 */
-	FP_RA_AT_SLOT = 3,     /* at CFA + 8 * bp_slot, bp being in no slot; arm64 */
+	FP_RA_AT_SLOT = 3,     /* at CFA + 8 * bp_slot, if bp is in no slot; arm64 */
 	FP_RA_AT_REG = 4,      /* at reg + 8 * bp_slot, likewise, where the CFA is reg + offset; arm64 */
 };
 
@@ -103,8 +103,8 @@ enum fp_rule_register {
 	FP_REG_SP = 7,
 };
 
-/* One rule, 8 bytes. Registers are codes (machine.bpf.h); other ones than bp and sp are known only where all are: in the first frame and
- * in one interrupted by a signal. */
+/* One rule, 8 bytes. Registers are codes (machine.bpf.h); others than bp and sp are known only where all registers are: in the first frame
+ * and in one interrupted by a signal. */
 struct fp_rule {
 	unsigned char cfa;       /* enum fp_cfa */
 	unsigned char registers; /* reg, reg2 << 4 */
@@ -123,7 +123,7 @@ struct fp_rules {
 	struct fp_rule rule[FP_RULES_PER_BLOCK];
 };
 
-/* What a mapping is to the unwinder. */
+/* The kinds of mappings for the unwinder. */
 enum fp_mapping_kind {
 	FP_MAPPING_FILE = 1,   /* has a table, or will */
 	FP_MAPPING_JIT = 2,    /* anonymous code: frame pointers */
@@ -141,16 +141,16 @@ struct fp_mapping {
 struct fp_mappings_header {
 	unsigned int mappings;
 	unsigned int pad;
-	unsigned long long asked; /* when a table was last asked for, CLOCK_MONOTONIC ns; written by the unwinder */
+	unsigned long long asked; /* when a table was last requested, CLOCK_MONOTONIC ns; written by the unwinder */
 };
 
 struct fp_mappings {
 	struct fp_mapping mapping[FP_MAPPINGS_PER_BLOCK];
 };
 
-/* What the daemon tells the unwinder while it runs. */
+/* State that the daemon updates while the unwinder runs. */
 struct fp_unwind_clock {
-	unsigned int generation; /* raised with each change of any table: what was learnt before may not hold any more */
+	unsigned int generation; /* raised with each change of any table: earlier walks are then no longer valid */
 	unsigned int tick;       /* seconds, for eviction by last use */
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * The state of a walk up a user stack, and its two smallest acts: reading a word of the stack and appending a frame.
+ * The state of a walk up a user stack, and its two smallest operations: reading a word of the stack and appending a frame.
  *
- * It lives in the thread's own storage: uprobe programs can be preempted, so per-CPU scratch could be trampled.
+ * It is in the thread's own storage: uprobe programs can be preempted, so per-CPU scratch could be overwritten.
  */
 #ifndef FRAGPROF_UNWIND_WALK_BPF_H
 #define FRAGPROF_UNWIND_WALK_BPF_H
@@ -17,18 +17,18 @@
 #define FP_WINDOW_WORDS 128
 #define FP_WINDOW_BELOW 8
 
-/* What the registers of a frame are besides pc, sp and bp. */
+/* Where the registers of a frame other than pc, sp and bp are. */
 enum fp_registers {
 	FP_REGS_NONE = 0,   /* not known: a caller's frame */
 	FP_REGS_LEAF = 1,   /* in walk->leaf */
 	FP_REGS_SIGNAL = 2, /* in the struct sigcontext at walk->sigcontext */
-	FP_REGS_NO_SP = 3,  /* not known, and of sp only that it is not below walk->sp */
+	FP_REGS_NO_SP = 3,  /* not known; sp is only known not to be below walk->sp */
 };
 
 /* One step of a walk: the frame it started from, whose word is among the walk's frames, and what it read. */
 struct fp_step {
 	__u64 bp;
-	__u32 sp;        /* words above the stack pointer of the walk's first frame; FP_SP_FAR = cannot be told so */
+	__u32 sp;        /* words above the stack pointer of the walk's first frame; FP_SP_FAR = cannot be expressed so */
 	__s32 bp_at : 30; /* where the caller's bp was read, from the caller's sp; 0 = nowhere: it follows from the registers */
 	__u32 how : 2;   /* FP_STEP_* */
 };
@@ -36,20 +36,20 @@ struct fp_step {
 #define FP_SP_FAR 0xffffffffU
 
 /* What a step depended on. */
-#define FP_STEP_REPEATABLE (1u << 0) /* it read nothing but the caller's bp, and the return address where fp_repeated_return_slot says */
-#define FP_STEP_USES_BP (1u << 1)    /* its own bp decided where */
+#define FP_STEP_REPEATABLE (1u << 0) /* it read only the caller's bp, and the return address where fp_repeated_return_slot says */
+#define FP_STEP_USES_BP (1u << 1)    /* its own bp determined where */
 
-/* The frames of a walk behind the record's header, so that both can be sent in one piece. */
+/* The frames of a walk after the record's header, so that both can be sent in one piece. */
 struct fp_frames {
 	struct fp_stack record;
-	__u64 words[FP_FRAMES_MAX]; /* as they are shown: FP_FRAME_* | pc */
+	__u64 words[FP_FRAMES_MAX]; /* as sent: FP_FRAME_* | pc */
 };
 
 struct fp_walk {
 	/* Result. The frames are in the half `now` of those below. */
 	__u64 hash;
-	__u64 need_pc;          /* not 0: ask the daemon for the table of this pc (rate limited here) */
-	__u64 defined;          /* the caller's: what it has been sent to; 0 after each change of the walk */
+	__u64 need_pc;          /* not 0: request the table of this pc from the daemon (rate limited here) */
+	__u64 defined;          /* for the caller: where it has been sent; 0 after each change of the walk */
 	__u32 len;
 	__u32 end;              /* enum fp_unwind_end */
 	__u32 mm_id;
@@ -79,14 +79,14 @@ struct fp_walk {
 
 	__u64 leaf[16];         /* registers at the probe, by their codes in rules */
 
-	/* The walk that goes on and the last one, in the two halves of what is below in turn. */
+	/* The current walk and the last one, alternating between the two halves of the fields below. */
 	__u32 now;              /* this walk's half: 0 or 1 */
 	__u32 last_len;         /* steps of the last walk that can be compared with */
-	__u32 last_at;          /* the one at the height reached */
+	__u32 last_at;          /* the step at the height reached */
 	__u32 last_end;         /* why it ended */
 	__u32 generation;       /* of the tables at the last walk */
 	__u32 repeated;         /* steps of this walk that were repeated */
-	__u32 now_repeatable;   /* for the step under way: FP_STEP_REPEATABLE */
+	__u32 now_repeatable;   /* for the current step: FP_STEP_REPEATABLE */
 	__u32 now_uses_bp;      /* FP_STEP_USES_BP */
 	__s32 now_bp_at;
 	__u32 reused;           /* 1 = the last walk was proven unchanged, and is this one */
@@ -104,7 +104,7 @@ static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64
 		__u64 base = addr - 8 * FP_WINDOW_BELOW;
 
 		if (bpf_probe_read_user(walk->window, sizeof(walk->window), (void *)base)) {
-			/* The end of the stack, or a page that is not there. */
+			/* The end of the stack, or a page that is not present. */
 			walk->window_base = ~0ULL;
 			return !bpf_probe_read_user(value, sizeof(*value), (void *)addr);
 		}
@@ -119,7 +119,7 @@ static __always_inline struct fp_step *fp_step_at(struct fp_walk *walk, __u32 ha
 {
 	__u32 index = half * FP_FRAMES_MAX + at;
 
-	barrier_var(index); /* or the compiler puts it together with a 32-bit "or", of which verifiers up to 6.1 know no bounds */
+	barrier_var(index); /* or the compiler builds it with a 32-bit "or", of which verifiers up to 6.1 know no bounds */
 	return &walk->steps[index & (2 * FP_FRAMES_MAX - 1)];
 }
 
@@ -128,7 +128,7 @@ static __always_inline __u64 *fp_word_at(struct fp_walk *walk, __u32 half, __u32
 	return &walk->frames[half & 1].words[at & (FP_FRAMES_MAX - 1)];
 }
 
-/* A stack pointer as a step of this walk keeps it. */
+/* A stack pointer in the form in which a step of this walk keeps it. */
 static __always_inline __u32 fp_near_sp(const struct fp_walk *walk, __u64 sp)
 {
 	__u64 distance = sp - walk->first_sp[walk->now & 1];
@@ -136,7 +136,7 @@ static __always_inline __u32 fp_near_sp(const struct fp_walk *walk, __u64 sp)
 	return (distance & 7) || distance >= 8ULL * FP_SP_FAR ? FP_SP_FAR : distance >> 3;
 }
 
-/* The stack pointer of a step that fp_near_sp could tell; else one above them all. */
+/* The stack pointer of a step that fp_near_sp could express; else one above them all. */
 static __always_inline __u64 fp_sp_of(const struct fp_walk *walk, __u32 half, const struct fp_step *step)
 {
 	return walk->first_sp[half & 1] + 8ULL * step->sp;
@@ -162,7 +162,7 @@ static __always_inline struct fp_step *fp_append(struct fp_walk *walk, __u64 wor
 	return step;
 }
 
-/* Notes what the step that has just come to walk->sp depended on. It can only be repeated if what it depended on could be kept. */
+/* Stores what the step that has just reached walk->sp depended on. It can only be repeated if all of that could be kept. */
 static __always_inline void fp_step_done(struct fp_walk *walk, struct fp_step *step, __s32 bp_at, __u32 how)
 {
 	step->bp_at = bp_at;

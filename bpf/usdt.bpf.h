@@ -3,8 +3,8 @@
  * Probes in the program itself (USDT otel_memory:alloc and :free, ddheap likewise) -> records.
  *
  * The program, or a library in it, has decided that this allocation is sampled; here the arguments are fetched from wherever its
- * compiler put them, the stack is walked as for any allocation, and a record goes out. A site's cookie names the row of usdt_sites that
- * says where the arguments are; the daemon fills a row before it attaches the first site that names it and never changes it.
+ * compiler put them, the stack is walked as for any allocation, and a record is sent. A site's cookie names the row of usdt_sites with
+ * the arguments' locations; the daemon fills a row before it attaches the first site that names it and never changes it.
  */
 #ifndef FRAGPROF_USDT_BPF_H
 #define FRAGPROF_USDT_BPF_H
@@ -13,7 +13,7 @@
 #include "maps.bpf.h"
 #include "thread.bpf.h"
 
-/* Where the arguments of sites are, by the number in the cookie. Rows are shared by all sites with the same arguments. 1024 x 64 B. */
+/* The locations of sites' arguments, by the number in the cookie. Rows are shared by all sites with the same arguments. 1024 x 64 B. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, FP_USDT_SITES_MAX);
@@ -21,7 +21,7 @@ struct {
 	__type(value, struct fp_usdt_site);
 } usdt_sites SEC(".maps");
 
-/* Reads 1, 2, 4 or 8 bytes. Each length by itself, so that the verifier sees a constant. */
+/* Reads 1, 2, 4 or 8 bytes. Each length has its own call, so that the verifier sees a constant. */
 static __always_inline long fp_read_user(__u64 *value, __u32 bytes, void *address)
 {
 	switch (bytes) {
@@ -89,7 +89,7 @@ static __always_inline void fp_sample(struct pt_regs *regs, __u64 cookie)
 	addr = fp_usdt_argument(regs, &site->arguments[0], target);
 	size = fp_usdt_argument(regs, &site->arguments[1], target);
 	weight = fp_usdt_argument(regs, &site->arguments[2], target);
-	interval = fp_usdt_argument(regs, &site->arguments[3], target); /* 0 of a row that has three */
+	interval = fp_usdt_argument(regs, &site->arguments[3], target); /* 0 for a row with three */
 	if (!addr) {
 		fp_count(target, FP_CNT_HIT_NULL);
 		return;

@@ -3,8 +3,8 @@
  * Changes of a watched process's address space -> records.
  *
  * One program on the raw tracepoint at the end of every system call, where arguments (still in the saved registers) and result are both
- * at hand: no state between two tracepoints, no tracefs. It runs for every process; the system call's number sends nearly all away, a
- * hash lookup the unwatched. docs/design/0002 has the price and what was tried instead.
+ * available: no state between two tracepoints, no tracefs. It runs for every process; a check of the system call's number rejects nearly
+ * all calls, a hash lookup the unwatched processes. docs/design/0002 has the price and the alternatives.
  *
  * Only calls that succeeded are sent. A call made by the allocator itself carries the stack of the allocation it serves. While a
  * governed target's probes are detached that allocation is unknown, so the stack is taken at the system call itself: such calls are rare.
@@ -26,15 +26,15 @@ static __always_inline bool fp_failed(long result)
 	return (unsigned long)result >= (unsigned long)-4095L;
 }
 
-/* What a change of the address space is for. */
+/* The cause of a change of the address space. */
 struct fp_reason {
-	__u64 stack;        /* of the allocator call that the thread is in: hash, 0 = it is in none */
-	__u64 request;      /* bytes that call asks for */
+	__u64 stack;        /* of the thread's open allocator call: hash, 0 = none */
+	__u64 request;      /* bytes that the call requests */
 	__u32 slot;         /* of the target whose probes saw the call: the stack is defined for that one alone */
 	__u64 growth_stack; /* for the target that wants the stack of each growth */
 };
 
-/* The allocator call the thread is in. */
+/* The thread's open allocator call. */
 static __always_inline void fp_find_open_call(struct fp_reason *reason)
 {
 	struct fp_thread *thread = fp_thread_find();
@@ -52,8 +52,8 @@ static __always_inline void fp_find_open_call(struct fp_reason *reason)
 	reason->slot = thread->calls.slot;
 }
 
-/* Kernels without attach cookies have one recording of a process at a time (src/capture/processes.rs), and a verifier that has to go through
- * each turn of a loop. */
+/* Kernels without attach cookies have one recording of a process at a time (src/capture/processes.rs), and a verifier that has to check
+ * each iteration of a loop. */
 #ifdef FP_LEGACY
 #define FP_SLOTS_LOOKED_AT 1
 #else
@@ -119,7 +119,7 @@ static __always_inline void fp_send_vm_to(struct fp_target *target, __u32 slot, 
 	__u64 stack = reason->slot == slot ? reason->stack : 0, request = reason->slot == slot ? reason->request : 0;
 	struct fp_vm *record;
 
-	/* A call whose probes were taken out before it returned looks open for ever: a governed target's stack is always taken here. */
+	/* A call whose probes were detached before it returned looks open for ever: a governed target's stack is always taken here. */
 	if (target->flags & FP_TARGET_GROWTH) {
 		stack = reason->growth_stack;
 		request = 0;
@@ -165,7 +165,7 @@ static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const stru
 	return 0;
 }
 
-/* A page fault of user space. error: bit 0 = the page was there (a protection fault). */
+/* A page fault of user space. error: bit 0 = the page was present (a protection fault). */
 static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *regs, unsigned long error)
 {
 	struct fp_slots *slots;
@@ -219,7 +219,7 @@ static __always_inline int fp_syscall_done(struct pt_regs *regs, long result)
 		op = FP_VM_MUNMAP;
 		break;
 	case FP_SYS_BRK:
-		/* Returns the break as it now is, and never fails otherwise; brk(0), with which every C library begins, tells where
+		/* Returns the present break, and never fails otherwise; brk(0), with which every C library begins, shows where
 		 * growth starts from. */
 		op = FP_VM_BRK;
 		vm.addr = result;
