@@ -2,8 +2,8 @@
 /*
  * The user stack of the current thread, by unwind tables.
  *
- * One step finds the mapping of a pc, the row that covers it, and by the row's rule the caller's stack pointer, frame pointer and pc. bpf_loop
- * repeats it: one program, no tail calls, and the verifier looks at one step only.
+ * One step finds the mapping of a pc, the row that covers it, and by the row's rule the caller's stack pointer, frame pointer and pc.
+ * bpf_loop repeats it: one program, no tail calls, and the verifier checks one step only.
  *
  *   unwind_walk      the state, and reading a word of the stack
  *   unwind_lookup    pc -> mapping -> row -> rule
@@ -25,7 +25,8 @@
 #define FP_ASK_INTERVAL_NS 100000000ULL
 
 /* Global, so that the verifier checks it once, by itself. Within bpf_loop's callback Linux 7.2 does not finish checking it: to that
- * verifier all states that differ in the position of a search are different. Legacy programs have a function of their own around the whole step. */
+ * verifier all states that differ in the position of a search are different. Legacy programs have a function of their own around the whole
+ * step. */
 #ifdef FP_LEGACY
 #define FP_CHECKED_BY_ITSELF static __always_inline
 #else
