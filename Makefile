@@ -80,7 +80,7 @@ bench-node: deps ## measure the agent on a node of 100 processes, 20 of them bus
 	$(CARGO) test --release --test integration figures_of_a_node -- --ignored --nocapture
 
 .PHONY: bench-session
-bench-session: build test-deps ## measure what the agent holds while three recordings run in it
+bench-session: build test-deps ## measure the agent's memory and CPU time with three recordings at once
 	scripts/bench-session.sh $(FRAGPROF)
 
 .PHONY: soak-windows

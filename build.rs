@@ -1,5 +1,5 @@
-//! Compiles the embedded objects: the BPF objects, with clang; the preload sampler and the scratch program, with the C compiler. Generates the
-//! Rust side of the types that the BPF programs and the daemon share.
+//! Compiles the embedded objects: the BPF objects, with clang; the preload sampler and the scratch program, with the C compiler. Generates
+//! the Rust side of the types that the BPF programs and the daemon share.
 
 use std::env;
 use std::path::PathBuf;
@@ -20,12 +20,12 @@ const SAMPLER: &str = "src/sampler/preload";
 const SCRATCH: &str = "src/selective/scratch.c";
 
 fn main() -> Result<()> {
-    // What the programs, the unwinder and the sampler know of registers and instructions is in src/machine/ and bpf/machine_*.bpf.h.
+    // Everything that depends on registers and instructions is in src/machine/ and bpf/machine_*.bpf.h.
     let arch = target_arch()?;
     ensure!(matches!(&*arch, "x86_64" | "aarch64"), "fragprof watches x86-64 and arm64 processes only and cannot be built for {arch}");
     println!("cargo::rerun-if-changed=bpf");
     compile("fragprof", "fragprof", &[])?;
-    // For kernels before 5.17; bpf/kernel.bpf.h says what differs.
+    // For kernels before 5.17; bpf/kernel.bpf.h describes the differences.
     compile("fragprof", "fragprof_legacy", &["-DFP_LEGACY"])?;
     compile("floor", "floor", &[])?;
     compile("registers", "registers", &[])?;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     link_sampler("libfragprof_sampler.so", &[])?;
     link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
     println!("cargo::rerun-if-changed={SCRATCH}");
-    // What it does is said in x86-64's registers.
+    // The scratch program uses registers of x86-64.
     if arch == "x86_64" { link_scratch() } else { Ok(()) }
 }
 
@@ -54,7 +54,7 @@ fn target_arch() -> Result<String> {
 /// Links the sampler to `OUT_DIR/NAME`: a library that needs no other, so that it can be preloaded under any libc.
 fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(name);
-    // Each flag as it has to be, whatever the profile: the library runs in other people's programs.
+    // The flags do not depend on the profile: the library runs in other programs.
     let compiler = cc::Build::new()
         .no_default_flags(true)
         .try_get_compiler()
@@ -66,9 +66,9 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
         .args(["-ffreestanding", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns"]) // no call of a libc, not even memset
         .args(["-fvisibility=hidden", "-ftls-model=initial-exec"])
         .arg("-mgeneral-regs-only") // a program's vector registers and floating-point state are its own
-        .args(["-fasynchronous-unwind-tables", "-fexceptions"]) // stacks and exceptions go through
+        .args(["-fasynchronous-unwind-tables", "-fexceptions"]) // stacks are unwound and exceptions thrown through it
         .args(match &*target_arch()? {
-            // Its control-flow protection, or a process would lose it for all of its code.
+            // Control-flow protection, or a process would lose it for all of its code.
             "x86_64" => &["-fcf-protection=full"][..],
             // The same; and atomics in place, not by calls of the compiler's library.
             _ => &["-mbranch-protection=standard", "-mno-outline-atomics"][..],
@@ -99,7 +99,7 @@ fn link_scratch() -> Result<()> {
         ensure!(status.success(), "cannot compile {source} to {name}");
         Ok(())
     };
-    // Stands for the C library while the program is linked; the name is all that is taken from it.
+    // Replaces the C library while the program is linked; only its name is used.
     let stub = out.join("libc_name.so");
     link(&["-shared", "-Wl,-soname,libc.so.6", "-x", "c"], "/dev/null", "libc_name.so")?;
     let stub = stub.to_str().context("OUT_DIR is not UTF-8")?;
@@ -126,7 +126,7 @@ fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
         "-Wextra",
         "-Werror",
         "-Wno-unused-parameter",                   // BPF_PROG's hidden context
-        "-Wno-gnu-variable-sized-type-not-at-end", // a record's header with its frames behind
+        "-Wno-gnu-variable-sized-type-not-at-end", // a record's header followed by its frames
     ];
     flags.extend(defines);
     builder.source(&source).obj(&out).clang_args(flags);

@@ -1,7 +1,7 @@
-//! The census's figures, each beside its goal or beside something named that was measured in the same run: `make bench-census`, or
+//! The census's figures, each with its goal or compared with something that was measured in the same run: `make bench-census`, or
 //! `cargo bench --bench census -- [SECTION…] [--walks N] [--gib N]` with the sections `walk`, `loss`, `rest`, `running`, `round`, `trim`.
 //!
-//! Targets are real processes; what is right is told by the allocator or the program itself. Times are CPU time of the one thread,
+//! Targets are real processes; the reference is the allocator's or the program's own account. Times are CPU time of the one thread,
 //! because the machine may be shared.
 
 #![allow(clippy::unwrap_used)]
@@ -60,7 +60,7 @@ fn main() {
     }
 }
 
-/// A figure beside its goal: what it is of the goal, and whether that is reached.
+/// Prints a figure with its goal, their ratio, and whether the goal is reached.
 fn against(name: &str, measured: f64, goal: f64, unit: &str) {
     let verdict = if measured <= goal { "reached" } else { "MISSED" };
     println!("  {name:<58} {measured:>10.4} {unit:<6} goal {goal} {unit}: {:.2} of it, {verdict}", measured / goal);
@@ -89,7 +89,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// What the kernel needs to copy the heap in windows of the same size: the floor of every walk.
+/// Time that the kernel needs to copy the heap in windows of the same size: the lower limit of every walk.
 fn copy_seconds(target: &Target, ranges: &[Range<u64>]) -> f64 {
     let memory = target.memory();
     let mut window = vec![0u8; 256 << 10];
@@ -148,7 +148,7 @@ fn walk(arguments: &Arguments) {
         let walk_s = median(walks);
         against("full walk", walk_s / gib, goal_s_gib, "s/GiB");
         println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
-        println!("  {:<58} {:>10.1} ns", "  a chunk", walk_s * 1e9 / chunks);
+        println!("  {:<58} {:>10.1} ns", "  per chunk", walk_s * 1e9 / chunks);
         against("level top", median(tops), 1.0, "ms");
         println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which looks for the layouts");
         against("level sampled", median(samples), 20.0, "ms");
@@ -158,14 +158,14 @@ fn walk(arguments: &Arguments) {
         let before = own_status("VmRSS");
         let taken = census(&target, Level::Full, &mut layouts);
         let grown = own_status("VmHWM") - before;
-        println!("  {:<58} {:>10.1} MiB", "memory of the walk over what was there before", grown / MIB);
+        println!("  {:<58} {:>10.1} MiB", "memory of the walk, in addition to before", grown / MIB);
         against(
             "  and everything the walk's table needs",
             (table_bytes as f64 + grown.max(0.0) - grown.min(table_bytes as f64)) / MIB,
             64.0 + 8.0 * chunks / MIB,
             "MiB",
         );
-        // What grows with the heap is the table and what was read of it; the rest is there for a heap of any size.
+        // The table and what was read of it grow with the heap; the rest is needed for a heap of any size.
         let scale = 10.0 / gib;
         against("  that for 10 GiB, in proportion", grown.max(0.0) * scale / MIB, 64.0 + 8.0 * chunks * scale / MIB, "MiB");
         drop(taken);
@@ -203,8 +203,8 @@ fn cpu_seconds(pid: u32) -> f64 {
     tasks.filter_map(Result::ok).map(of).sum()
 }
 
-/// What a target loses to being walked: operations per second of its own CPU time, slices with walks back to back against slices
-/// without, in pairs; and what that makes at one walk a minute.
+/// A target's loss while it is walked: operations per second of its own CPU time, slices with consecutive walks against slices without, in
+/// pairs; and the loss at one walk per minute that follows.
 fn loss(arguments: &Arguments) {
     let mut target = Target::start(&mut Command::new(build("busy.c", "cc", &["-lpthread"])));
     let counters = Counters::of(&target.tell("start"));
@@ -237,9 +237,9 @@ fn loss(arguments: &Arguments) {
     }
     let (lost, duty) = (median(losses), median(duties));
     println!("loss: a target at full speed on {} cores, {:.2} of the time under a walk", rustix_cores(), duty);
-    println!("  {:<58} {:>10.2} %", "operations a processor second, walks back to back", 100.0 * lost);
+    println!("  {:<58} {:>10.2} %", "loss of operations per CPU second, consecutive walks", 100.0 * lost);
     println!("  {:<58} {:>10.2} %", "  between two slices without walks (noise)", 100.0 * median(noise));
-    against("loss at one full walk a minute", 100.0 * lost.max(0.0) / duty.max(0.01) * median(walk_s) / 60.0, 0.5, "%");
+    against("loss at one full walk per minute", 100.0 * lost.max(0.0) / duty.max(0.01) * median(walk_s) / 60.0, 0.5, "%");
 }
 
 fn rustix_cores() -> usize {
@@ -277,7 +277,7 @@ fn rest_error(_: &Arguments) {
                     let caches = number("thread_cache_free_bytes") + number("transfer_cache_free_bytes");
                     live - number("current_allocated_bytes") - caches
                 }
-                // musl tells nothing: the program's own list of blocks.
+                // musl has no statistics: the program's own list of blocks.
                 _ => heap.live_allocations.unwrap() as f64 - number("live"),
             };
             let unit = if allocator == "musl" { "blocks more than the program's own" } else { "bytes" };
@@ -371,14 +371,19 @@ fn running(arguments: &Arguments) {
     against("error of live bytes, mean", 100.0 * (errors.iter().sum::<f64>() / walks).abs(), 0.5, "%");
     against("  worst", 100.0 * errors.iter().fold(0.0f64, |worst, error| worst.max(error.abs())), 3.0, "%");
     println!(
-        "  {:<58} {missed:>10} of {} looked at, goal 0; {unseen} in unknown bytes",
-        "never-freed blocks called freed",
+        "  {:<58} {missed:>10} of {} checked, goal 0; {unseen} in unknown bytes",
+        "never-freed blocks reported as freed",
         pinned.len() * arguments.walks
     );
     against("unknown bytes", 100.0 * unknown as f64 / extent as f64, 0.01, "%");
     println!("  {:<58} {:>10.4} %", "  worst", 100.0 * worst_unknown);
-    println!("  {:<58} {unusable:>10} of {}", "walks that call themselves unusable", arguments.walks);
-    println!("  {:<58} {:>10.2} and {:.2} a walk", "broken headers, boundaries found by trial", broken as f64 / walks, lost as f64 / walks);
+    println!("  {:<58} {unusable:>10} of {}", "walks that are marked unusable", arguments.walks);
+    println!(
+        "  {:<58} {:>10.2} and {:.2} per walk",
+        "broken headers, boundaries found by trial",
+        broken as f64 / walks,
+        lost as f64 / walks
+    );
 }
 
 fn thread_cpu_seconds() -> f64 {
@@ -415,7 +420,7 @@ fn round(_: &Arguments) {
         rounds.push(thread_cpu_seconds() - before);
     }
     println!("round: {PROCESSES} processes (cat, bash, a test heap), {heaps_found} heaps");
-    against("processor time of the first round", rounds[0], 1.0, "s");
+    against("CPU time of the first round", rounds[0], 1.0, "s");
     against("  of the later ones", median(rounds.split_off(1)), 1.0, "s");
 }
 
@@ -435,7 +440,7 @@ fn trim(_: &Arguments) {
             let off = (predicted - fact).abs();
             let allowed = (fact / 100.0).max(262_144.0);
             println!(
-                "  {:<10} {:<52} predicted {:>9.2} MiB, came back {:>9.2} MiB: off by {:.2} of what is allowed",
+                "  {:<10} {:<52} predicted {:>9.2} MiB, returned {:>9.2} MiB: error {:.2} of the allowed one",
                 scenario,
                 environment.unwrap_or("no tunables"),
                 predicted / MIB,

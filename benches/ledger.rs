@@ -1,7 +1,7 @@
-//! How fast the ledger keeps its books, and what a live block costs: `cargo bench --bench ledger [-- PAIRS]`.
+//! The ledger's speed, and its memory per live block: `cargo bench --bench ledger [-- PAIRS]`.
 //!
 //! Two heaps, of 1 M and 10 M live blocks of 1000 stacks, under a steady churn: a random block is freed, and one of the free addresses
-//! is allocated again. The baseline does the least that the same question needs, in the same run: a std `HashMap` with foldhash from
+//! is allocated again. The baseline does the minimum for the same result, in the same run: a std `HashMap` with foldhash from
 //! address to (size, stack, birth), and live bytes by stack. Rounds of both alternate, and the best of each counts, because the
 //! machine may be shared. Times are CPU time of the one thread.
 
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// A heap whose blocks come and go.
+/// A heap with churning blocks.
 struct Churn {
     random: Random,
     live: Vec<u64>,
@@ -88,7 +88,7 @@ impl Churn {
     }
 }
 
-/// The least that answers "live bytes by stack".
+/// The minimum that gives live bytes by stack.
 #[derive(Default)]
 struct Baseline {
     blocks: HashMap<u64, (u64, u32, u64), RandomState>,
@@ -127,7 +127,7 @@ impl Baseline {
     }
 }
 
-/// CPU time of this thread: what others do on the machine is not counted, except that they share the caches.
+/// CPU time of this thread: other work on the machine is not counted, except for its effect on the caches.
 fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -161,13 +161,16 @@ fn measure(live: usize, pairs: usize) {
         best = best.max(rate(EVENTS, || events.chunks(BATCH).for_each(|batch| ledger.apply_batch(batch))));
         best_baseline = best_baseline.max(rate(EVENTS, || events.chunks(BATCH).for_each(|batch| baseline.apply(batch))));
     }
-    assert_eq!(ledger.totals().live_bytes, baseline.live_bytes.iter().sum::<u64>(), "both keep the same books");
+    assert_eq!(ledger.totals().live_bytes, baseline.live_bytes.iter().sum::<u64>(), "both have the same live bytes");
     let per_block = ledger.table_bytes() as f64 / live as f64;
     let per_block_baseline = baseline.table_bytes() as f64 / live as f64;
     println!("{} M live blocks", live / 1_000_000);
     println!("  churn  {best:6.1} M events/s   {:5.2} x HashMap+foldhash ({best_baseline:.1})", best / best_baseline);
     println!("  fill   {fill_ledger:6.1} M events/s   {:5.2} x HashMap+foldhash ({fill_baseline:.1})", fill_ledger / fill_baseline);
-    println!("  memory {per_block:6.1} B a block      {:5.2} x HashMap+foldhash ({per_block_baseline:.1})", per_block / per_block_baseline);
+    println!(
+        "  memory {per_block:6.1} B per block      {:5.2} x HashMap+foldhash ({per_block_baseline:.1})",
+        per_block / per_block_baseline
+    );
     println!("  longest batch of {BATCH} while filling {:6.1} ms", pause.as_secs_f64() * 1e3);
     let view = |name: &str, look: &mut dyn FnMut()| {
         let start = cpu_time();
@@ -187,7 +190,7 @@ fn measure(live: usize, pairs: usize) {
         let start = 0x7f00_0000_0000 + range * (1 << 20);
         ledger.apply(&Event::Unmapped { start: Addr(start), end: Addr(start + (1 << 18)), time_ns: churn.time_ns });
     }
-    view("1000 unmapped ranges looked for", &mut || ledger.settle());
+    view("1000 unmapped ranges searched for", &mut || ledger.settle());
     let mut sorted = None;
     view("all blocks sorted by address", &mut || sorted = Some(ledger.sorted_blocks(|_| true)));
     let Some(sorted) = sorted else { return };

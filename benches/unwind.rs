@@ -1,4 +1,4 @@
-//! Converts every ELF file under a directory (`/usr`, or the one given) to an unwind table and says how fast, how large, and what was
+//! Converts every ELF file under a directory (`/usr`, or the one given) to an unwind table and prints the speed, the sizes, and what was
 //! refused: `cargo bench --bench unwind`.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ fn main() {
     println!("{directory}: {} files with tables, {:.2} M rows read, {:.2} M kept", sum.files, million(sum.rows_read), million(sum.rows));
     println!("unsupported rows: {:.3} %", 100.0 * sum.unsupported as f64 / sum.rows_read.max(1) as f64);
     println!(
-        "table bytes a row: {:.2} of those kept ({:.1} MB)",
+        "table bytes per row: {:.2} of those kept ({:.1} MB)",
         sum.table_bytes as f64 / sum.rows.max(1) as f64,
         million(sum.table_bytes)
     );

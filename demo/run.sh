@@ -1,5 +1,6 @@
 #!/bin/sh
-# Shows the main job: starts a small service that leaks at one place and fragments at another, records it, and shows who holds what.
+# Shows the main features: starts a small service that leaks in one place and fragments in another, records it, and shows which stacks hold
+# what.
 #
 # Usage: demo/run.sh [FRAGPROF], the binary to run, target/release/fragprof by default. Output goes to target/demo/.
 # SECONDS_RECORDED sets the length of the recording.
@@ -55,7 +56,7 @@ cat "$out/shopd.log"
 step "2. Record it for $seconds s: fragprof record -p $pid --duration ${seconds}s -o $out/demo.pb.gz"
 $as_root "$fragprof" record -p "$pid" --duration "${seconds}s" -o "$out/demo.pb.gz"
 
-# What a recording could not measure is said, and the demo goes on.
+# If a recording could not measure something, that is printed and the demo continues.
 show() {
     "$fragprof" "$@" || echo "(not in this recording)"
 }

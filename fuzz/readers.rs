@@ -1,5 +1,5 @@
-// Each reader of bytes that somebody else controls, as a function of these bytes. Shared by the fuzz targets and by the test that runs the
-// kept corpus and its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
+// Each reader of untrusted bytes, as a function of these bytes. Shared by the fuzz targets and by the test that runs the stored corpus and
+// its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
 use fragprof::allocator::in_file::identify;
 use fragprof::census::core_file::CoreFile;
@@ -38,18 +38,18 @@ pub const READERS: [(&str, Reader); 14] = [
     ("types", types),
 ];
 
-/// `/proc/PID/maps`: mapped files' names are the target's.
+/// `/proc/PID/maps`: the target controls the names of mapped files.
 pub fn maps(bytes: &[u8]) {
     let maps = Maps::parse(bytes);
     assert!(maps.mappings.iter().all(|mapping| mapping.start < mapping.end));
 }
 
-/// `/proc/PID/stat`: the command name in it is the target's.
+/// `/proc/PID/stat`: the target controls the command name in it.
 pub fn stat(bytes: &[u8]) {
     let _ = Stat::parse(bytes);
 }
 
-/// `/proc/PID/cgroup`: the paths are whoever's made the container.
+/// `/proc/PID/cgroup`: whoever created the container controls the paths.
 pub fn cgroup(bytes: &[u8]) {
     for path in CgroupFile::parse(bytes).paths() {
         let _ = Membership::of(path);
@@ -83,7 +83,7 @@ pub fn profile(bytes: &[u8]) {
     let _ = fragprof::profile::pprof::read(bytes);
 }
 
-/// A record of a ring: written by the kernel's side, but half a record must not pass for one.
+/// A record of a ring: written by the BPF programs, but an incomplete record must not be accepted.
 pub fn record(bytes: &[u8]) {
     let _ = fragprof::capture::wire::decode(bytes);
 }
@@ -97,11 +97,11 @@ pub fn core_file(bytes: &[u8]) {
     }
 }
 
-/// A line of what is known of a build of glibc: the cache is the agent's, but what went into it came from the run of a foreign library.
+/// A line with the sites of a build of glibc: the agent wrote the file, but its contents came from the run of a foreign library.
 pub fn large_sites(bytes: &[u8]) {
     let Ok(line) = std::str::from_utf8(bytes) else { return };
     if let Some(entry) = parse_entry(line) {
-        assert_eq!(entry.line(), line, "what was read says what it was read from");
+        assert_eq!(entry.line(), line, "an entry writes the line that it was read from");
     }
 }
 
@@ -115,7 +115,7 @@ const EVERY_RUNTIME: &[u8] = b"7f0000000000-7f0000001000 r--p 00000000 08:01 5 /
     7f0000050000-7f0000052000 rw-p 00000000 08:01 10 /usr/bin/held\n\
     7f0100000000-7f0108000000 rw-p 00000000 00:00 0\n";
 
-/// Memory in which allocators and runtimes look for their structures, as words with their addresses: all of it is the target's.
+/// Memory that is searched for the structures of allocators and runtimes, as words with their addresses: the target controls all of it.
 pub fn heaps(bytes: &[u8]) {
     let maps = Maps::parse(EVERY_RUNTIME);
     let is_mapped = |addr: u64| maps.mappings.iter().any(|one| one.start.0 <= addr && addr < one.end.0);
@@ -134,7 +134,7 @@ pub fn heaps(bytes: &[u8]) {
     }
 }
 
-/// A JVM's counters: the file is the target's.
+/// A JVM's counters: the target controls the file.
 pub fn perf_data(bytes: &[u8]) {
     let _ = Counters::parse(bytes);
 }
@@ -160,7 +160,7 @@ pub fn variables(bytes: &[u8]) {
     }
 }
 
-/// Words in which virtual tables, the classes' descriptions and their names are looked for: all of it is the target's.
+/// Words that are searched for virtual tables, the classes' descriptions and their names: the target controls all of it.
 pub fn types(bytes: &[u8]) {
     const TABLES: &[u8] = b"7f0000000000-7f0000010000 r--p 00000000 08:01 5 /usr/bin/held\n\
         7f0000010000-7f0000020000 rw-p 00010000 08:01 5 /usr/bin/held\n";

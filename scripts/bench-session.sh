@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What an agent holds while three recordings run in it: windows (redis under load), an emitter (python3 with the sampler), and every call of
+# An agent's resources with three recordings at once: windows (redis under load), an emitter (python3 with the sampler), and every call of
 # redis on request. Prints BPF programs, maps and their memory, resident memory, threads, open files, and the CPU time of some 35 s.
 #
 #   scripts/bench-session.sh PROGRAM...    each in turn; as root

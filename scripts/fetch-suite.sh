@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Unpacks packages of another Debian suite into a directory, without changing this machine's own packages.
 #   fetch-suite.sh SUITE DIRECTORY PACKAGE...
-# A name with a * stands for the newest matching package. ARCHITECTURE=arm64 selects another architecture.
+# A name with a * selects the newest matching package. ARCHITECTURE=arm64 selects another architecture.
 set -euo pipefail
 suite=$1 into=$2
 shift 2
@@ -13,7 +13,7 @@ into=$(realpath "$into")
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 # apt has the archive's keys, but older or newer suites may be signed with others.
 echo "deb [trusted=yes] $mirror $suite main" >"$state/sources.list"
-: >"$state/status" # what is installed here has no say
+: >"$state/status" # packages installed here are ignored
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::Lists=$state/lists"
 	-o "Dir::State::status=$state/status" -o "Dir::Cache::archives=$state/archives" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root
 	${ARCHITECTURE:+-o "APT::Architecture=$ARCHITECTURE" -o "APT::Architectures=$ARCHITECTURE"})
@@ -39,7 +39,7 @@ for name in "$@"; do
 	echo "$suite: $package"
 done
 
-# Absolute links would lead out of the directory.
+# Absolute links would point outside the directory.
 find "$into" -type l -lname '/*' | while read -r link; do
 	to=$into$(readlink "$link")
 	[ ! -e "$to" ] || ln -sfr "$to" "$link"

@@ -30,6 +30,6 @@ for config in any there; do
         --checks not_a_server_error,response_schema_conformance --phases examples,coverage,fuzzing \
         --max-examples "${EXAMPLES:-100}" --request-timeout 60
 done
-kill -0 $agent || { echo "the agent died" >&2; cat "$place/err" >&2; exit 1; }
+kill -0 $agent || { echo "the agent has ended" >&2; cat "$place/err" >&2; exit 1; }
 if grep -q panicked "$place/err"; then cat "$place/err" >&2; exit 1; fi
-echo "no 5xx, no panic: the agent lives"
+echo "no 5xx, no panic: the agent is still running"

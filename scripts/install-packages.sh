@@ -20,7 +20,7 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if ! command -v apt-get >/dev/null; then
-	echo "please install what these Debian packages contain: ${missing[*]}" >&2
+	echo "please install the contents of these Debian packages: ${missing[*]}" >&2
 	exit 1
 fi
 as_root=()

@@ -5,8 +5,8 @@
 #   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-backports
 #
 # lockdown is the kernel of trixie with lockdown=confidentiality; its tests are plan-lockdown.
-# arm64 is the kernel of trixie for arm64, arm64-bookworm and arm64-backports an older and a newer one (scripts/matrix/arm64.sh); their tests
-# are plan-arm64.
+# arm64 is the kernel of trixie for arm64, arm64-bookworm and arm64-backports an older and a newer one (scripts/matrix/arm64.sh); their
+# tests are plan-arm64.
 #
 # Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes per kernel.
 # GUESTS=2 at a time, GUEST_SECONDS=1800 at most each.
@@ -103,12 +103,12 @@ boot() {
 	kernel=$(find "$kernels/$(suite_of "$suite")" -name 'vmlinuz*' -type f | sort -V | tail -1)
 	echo "booting $(basename "$kernel") of $suite"
 	# One CPU with everything TCG can do; two CPUs with cx16 were seen to double-fault a guest. Its clock counts instructions (icount), so
-	# that a busy host does not use up the tests' time limits, and idle time passes at once. Without the timer's check a guest that
-	# is held up at the wrong moment panics.
+	# that a busy host does not use up the tests' time limits, and idle time passes at once. The timer check is off: a guest that is
+	# delayed at the wrong moment would panic in it.
 	timeout "${GUEST_SECONDS:-1800}" nice -n 5 qemu-system-x86_64 -accel tcg -icount shift=1,sleep=off -cpu max -smp 1 -m 3072 \
 		-kernel "$kernel" -initrd "$out/initramfs.gz" -append "console=ttyS0 quiet panic=-1 no_timer_check $more" -nographic -nodefaults \
-		-no-reboot -serial stdio -net none </dev/null 2>&1 | stdbuf -oL tr -d '\r' >"$log" || echo "$suite did not come to its end: see $log" >&2
-	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not come up: see $log" >&2
+		-no-reboot -serial stdio -net none </dev/null 2>&1 | stdbuf -oL tr -d '\r' >"$log" || echo "$suite did not finish: see $log" >&2
+	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not boot: see $log" >&2
 }
 for suite in $(for one in "${suites[@]}"; do suite_of "$one"; done | sort -u); do
 	scripts/fetch-suite.sh "$suite" "$kernels/$suite" "${package[$suite]}"

@@ -15,7 +15,7 @@ export SOURCE_DATE_EPOCH
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 
 grep -q "^## $version" CHANGELOG.md || { echo "CHANGELOG.md has no section for $version" >&2; exit 1; }
-[ -z "$(git status --porcelain --untracked-files=no)" ] || echo "note: the tree has changes that are in no commit" >&2
+[ -z "$(git status --porcelain --untracked-files=no)" ] || echo "note: the tree has uncommitted changes" >&2
 
 # Builds the working tree's tracked files in a directory of another name; prints the binary's path.
 build() {
@@ -23,7 +23,7 @@ build() {
 	rm -rf "$folder/source"
 	mkdir -p "$folder/source"
 	git ls-files -z | xargs -0 cp -P --parents -t "$folder/source"
-	# Paths of the machine must not reach the binary; nor must the order in which codegen units finish.
+	# The binary must depend neither on paths of the machine nor on the order in which codegen units finish.
 	(
 		cd "$folder/source"
 		here=$(pwd -P)
@@ -42,10 +42,10 @@ first=$(build target/release-one)
 if [ "${1:-}" != once ]; then
 	second=$(build target/release-the-other)
 	cmp "$first" "$second" || { echo "two builds of the same sources differ" >&2; exit 1; }
-	echo "built twice, the same bytes: $(sha256sum <"$first" | cut -d' ' -f1)"
+	echo "built twice with identical bytes: $(sha256sum <"$first" | cut -d' ' -f1)"
 fi
 if readelf -lW "$first" | grep -q INTERP; then echo "the binary is not static" >&2; exit 1; fi
-"$first" --version | grep -q "$version" || { echo "the binary says another version than Cargo.toml" >&2; exit 1; }
+"$first" --version | grep -q "$version" || { echo "the binary has another version than Cargo.toml" >&2; exit 1; }
 
 stage=$dist/$name
 rm -rf "$stage"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs the test suites of two programs that allocate much under the sampler with a consumer attached: CPython's own tests with every object on
-# malloc, and those of Redis's types and scripts from Debian's source with Debian's redis-server. Argument: the fragprof program. Needs the
-# network once.
+# Runs the test suites of two programs that allocate much under the sampler with a consumer attached: CPython's own tests with every object
+# on malloc, and those of Redis's types and scripts from Debian's source with Debian's redis-server. Argument: the fragprof program. Needs
+# the network once.
 set -euo pipefail
 fragprof=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# An agent listens all the time, if permitted.
+# An agent listens the whole time, if permitted.
 cat >"$work/agent.toml" <<END
 [discovery]
 scan_interval_s = 1
@@ -43,4 +43,4 @@ chmod +x src/redis-*
 ./runtest --clients 2 --single unit/type/string --single unit/type/list --single unit/type/hash --single unit/type/set \
 	--single unit/type/zset --single unit/scripting --single unit/expire
 url=$(sed -n 's/^fragprof agent: \(http[^ ]*\).*/\1/p' "$work/agent.out" | head -1)
-echo "both suites passed; samples heard meanwhile: $(curl -sf "$url" | sed -n 's/^fragprof_listener_samples_total //p')"
+echo "both suites passed; samples received meanwhile: $(curl -sf "$url" | sed -n 's/^fragprof_listener_samples_total //p')"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what fragprof is made of as a CycloneDX 1.5 bill of materials: every crate that is linked or that builds it, with licence and
+"""Prints fragprof's components as a CycloneDX 1.5 bill of materials: every crate that is linked or that builds it, with licence and
 checksum, from `cargo metadata` and Cargo.lock; and the C libraries inside them."""
 import json
 import subprocess
@@ -17,7 +17,7 @@ def main():
         checksums = {(p["name"], p["version"]): p.get("checksum") for p in tomllib.load(file)["package"]}
     root = metadata["resolve"]["root"]
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    # What is reached by normal and build dependencies; what only tests use is not delivered.
+    # Crates reached by normal and build dependencies; those that only tests use are not delivered.
     reached, queue = set(), [root]
     while queue:
         at = queue.pop()

@@ -39,4 +39,4 @@ pid=$(docker inspect --format '{{.State.Pid}}' target)
 grep -q '"engine": "docker"' "$directory/census"
 grep -q "\"limit_bytes\": $((64 << 20))" "$directory/census"
 docker rm --force target >/dev/null
-echo "docker: the image runs, and its containers are known with their limits"
+echo "docker: the image runs, and its containers are found with their limits"

@@ -20,16 +20,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Two cores are what the figures are for; more threads are allowed, up to a bound for the table below. */
+/* The figures are for two cores; more threads are allowed, up to a bound for the table below. */
 #define THREADS_MAX 64
 
-/* Pairs between looks at the stop flag: a look is one load, 64 pairs make it vanish. It is also one round of the sizes. */
+/* Pairs between checks of the stop flag: a check is one load, negligible next to 64 pairs. It is also one round of the sizes. */
 #define BATCH_PAIRS 64
 
 struct worker {
 	pthread_t thread;
 	uint64_t pairs;
-	/* A line of its own, so that counting does not make the threads share one. */
+	/* A cache line of its own, so that the threads' counters do not share one. */
 	char apart[128];
 };
 
@@ -37,7 +37,7 @@ static struct worker workers[THREADS_MAX];
 static pthread_barrier_t start, end;
 static int stop;
 
-/* The block's only use: the compiler must believe that it matters. */
+/* The block's only use: keeps the compiler from removing the pair. */
 static void escape(void *block)
 {
 	__asm__ volatile("" : : "r"(block) : "memory");

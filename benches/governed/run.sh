@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a budget of 1 %, and the census alone, cost four programs: each runs beside a copy of itself that is not watched; medians.
+# What a budget of 1 %, and the census alone, cost four programs: each runs next to a copy of itself that is not watched; medians.
 set -euo pipefail
 fragprof=$(realpath "$1")
 cd "$(dirname "$0")"

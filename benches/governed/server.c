@@ -1,5 +1,5 @@
-/* Two threads as a server has them: each makes requests of 20 to 60 blocks of mixed sizes with some work on each, hands half of them to
- * the other thread to free, and keeps a few in a table for a long time. So many thousand requests each. */
+/* Two threads as in a server: each handles requests of 20 to 60 blocks of mixed sizes with some work on each, passes half of them to the
+ * other thread to free, and keeps a few in a table for a long time. The argument is the number of requests per thread, in thousands. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! What `fragprof leaks` costs, each figure beside its goal: look-ups, CPU time per GiB, memory a block, and what the target loses.
+//! What `fragprof leaks` costs, each figure with its goal: look-ups, CPU time per GiB, memory per block, and the target's loss.
 //!
 //! `make bench-leaks`; with `BLOCKS=40000000` a heap of 10 GiB.
 
@@ -76,7 +76,7 @@ fn lookups() {
         "look-ups, {INDEXED} blocks: {batched:.1} M/s in batches (goal 28), {single:.1} one by one; a sorted array {sorted:.1}: {:.1} x",
         batched / sorted
     );
-    println!("index: {:.2} bytes a block", index.bytes() as f64 / INDEXED as f64);
+    println!("index: {:.2} bytes per block", index.bytes() as f64 / INDEXED as f64);
 }
 
 /// A child that ends with its owner.
@@ -121,13 +121,13 @@ fn passes(blocks: u64) {
         began.elapsed().as_secs_f64()
     );
     println!(
-        "mark and scan: {:.2} s a GiB (goal 1.0); index {:.2}, census {:.2}",
+        "mark and scan: {:.2} s per GiB (goal 1.0); index {:.2}, census {:.2}",
         seen.times.mark_s / gib,
         seen.times.index_s / gib,
         seen.times.census_s / gib
     );
-    println!("each quick look: {:.2} s a GiB (goal 0.35)", seen.times.look_s / gib);
-    println!("memory: {:.1} bytes a block (goal 24)", seen.table_bytes as f64 / seen.live_blocks as f64);
+    println!("each quick scan: {:.2} s per GiB (goal 0.35)", seen.times.look_s / gib);
+    println!("memory: {:.1} bytes per block (goal 24)", seen.table_bytes as f64 / seen.live_blocks as f64);
     let live_blocks = seen.live_blocks as f64;
     drop(seen);
     owners(&memory, target.0.id(), live_blocks);
@@ -138,14 +138,14 @@ fn owners(memory: &LiveMemory, pid: u32, live_blocks: f64) {
     let began = Instant::now();
     let found = Holdings::of(memory, pid, &taken, Pace::default(), None).unwrap();
     println!(
-        "owners: dominators {:.2} µs a block (goal 0.5), {:.1} s with reading and pinned bytes; {:.1} bytes a block (goal 48)",
+        "owners: dominators {:.2} µs per block (goal 0.5), {:.1} s with reading and pinned bytes; {:.1} bytes per block (goal 48)",
         found.dominators_s * 1e6 / live_blocks,
         began.elapsed().as_secs_f64(),
         found.table_bytes as f64 / live_blocks
     );
 }
 
-/// Operations of a busy program with and without a reader, in turns.
+/// Operations of a busy program with and without a reader, alternating.
 fn loss() {
     let mut command = Command::new(build("tests/leaks/truth.c"));
     command.args(["/dev/null", "1", "0"]);
@@ -179,7 +179,7 @@ fn loss() {
                 beside.push(second());
             }
         });
-        // The last second was read in part only.
+        // Only a part of the last second was read.
         beside.pop();
         alone.push(second());
     }

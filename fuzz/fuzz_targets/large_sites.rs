@@ -1,4 +1,4 @@
-//! Any bytes as a line of what is known of a build of glibc.
+//! Any bytes as a line with the size-selective sites of a build of glibc.
 #![no_main]
 
 #[allow(dead_code)]

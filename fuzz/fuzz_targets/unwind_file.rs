@@ -1,4 +1,4 @@
-//! Any bytes as an ELF file: an error or a table of the size it says, never a panic.
+//! Any bytes as an ELF file: an error, or a table of the size that it states, never a panic.
 #![no_main]
 
 use fragprof::unwind::Table;

@@ -1,4 +1,4 @@
-// Reads Kubernetes manifests on standard input and decodes each strictly into the API's own Go types, as a client does before it asks a
+// Reads Kubernetes manifests on standard input and decodes each strictly into the API's own Go types, as a client does before it contacts a
 // server: an unknown kind, an unknown or doubled field, or a value of the wrong type fails.
 package main
 
@@ -62,5 +62,5 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Printf("%d objects are what the API knows\n", count)
+	fmt.Printf("%d objects are valid\n", count)
 }

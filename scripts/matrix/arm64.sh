@@ -13,7 +13,7 @@ mkdir -p "$out"
 scripts/install-packages.sh qemu-system-arm cpio
 . scripts/arm64-toolchain.sh
 
-# Where the kernel is from, its package, and where the libraries are from.
+# Suite of the kernel, its package, and suite of the libraries.
 declare -A suites=(
 	[arm64-bookworm]='bookworm linux-image-6.1.0-*-cloud-arm64 bookworm'
 	[arm64]='trixie linux-image-6.12.*-cloud-arm64 trixie'
@@ -37,26 +37,26 @@ for line in sys.stdin:
     if m.get("executable") and m["target"]["name"] == "integration": print(m["executable"])')
 fragprof=$PWD/target/$target/debug/fragprof
 
-# The tests compile their programs; here under emulation, by compilers that compile for arm64 whatever they are called.
+# The tests compile their programs; here under emulation, with compilers of the usual names that compile for arm64.
 compilers=$out/arm64-compilers
 mkdir -p "$compilers"
 sed "s,/usr/\(include\|lib\)/aarch64-linux-musl,$PWD/$others&,g" "$others/usr/lib/aarch64-linux-musl/musl-gcc.specs" >"$compilers/musl-gcc.specs"
-# Return addresses are signed and branches land on pads, as Debian builds its own programs from trixie on.
+# With signed return addresses and landing pads, as Debian builds its own programs from trixie on.
 printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc -mbranch-protection=standard "$@"\n' >"$compilers/cc"
 printf '#!/bin/sh\nexec aarch64-linux-gnu-g++ -mbranch-protection=standard "$@"\n' >"$compilers/g++"
 printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@" -specs %s\n' "$PWD/$compilers/musl-gcc.specs" >"$compilers/musl-gcc"
 chmod +x "$compilers"/{cc,g++,musl-gcc}
 PATH="$PWD/$compilers:$PATH" qemu-aarch64-static -cpu max "$integration" --exact matrix::arm64::its_programs_are_compiled --ignored --nocapture
 
-# The root file system of a guest, by the suite of its libraries and its kernel's version: the binaries at their own paths, the test programs
-# and their sources, and the libraries.
+# The root file system of a guest, by the suite of its libraries and its kernel's version: the binaries at their own paths, the test
+# programs and their sources, and the libraries.
 make_root() {
 	local root=$1 files=$kernels/$2-arm64 lib=usr/lib/aarch64-linux-gnu place name from
 	rm -rf "$root"
 	mkdir -p "$root"/{bin,dev,matrix,proc,sys,tmp,root} "$root/$lib"
 	ln -s usr/lib "$root/lib"
 	install -m 755 scripts/matrix/guest-init "$root/init"
-	# What a kernel must be for a test of its way of attaching stands behind the name.
+	# The oldest kernel for which a test makes sense follows its name.
 	while read -r name from; do
 		[ "$(printf '%s\n' "${from:-0}" "$3" | sort -V | head -1)" != "${from:-0}" ] || echo "$name"
 	done <scripts/matrix/plan-arm64 >"$root/matrix/plan"
@@ -86,11 +86,11 @@ for suite in "$@"; do
 	kernel=$(find "$kernels/$from-arm64" -name 'vmlinuz*' -type f | sort -V | tail -1)
 	make_root "$out/root-$suite" "$libraries" "$(sed -E 's/.*vmlinuz-([0-9]+\.[0-9]+).*/\1/' <<<"$kernel")"
 	echo "booting $(basename "$kernel") of $suite"
-	# A CPU with everything that TCG knows: signed return addresses (by a cipher that costs the emulator less), landing pads, SVE. The
+	# A CPU with everything that TCG supports: signed return addresses (by a cipher that is cheaper to emulate), landing pads, SVE. The
 	# clock counts instructions, as on x86-64.
 	timeout "${GUEST_SECONDS:-3600}" nice -n 5 qemu-system-aarch64 -machine virt,gic-version=3 -accel tcg -icount shift=1,sleep=off \
 		-cpu max,pauth-impdef=on -smp 1 -m 3072 -kernel "$kernel" -initrd "$out/root-$suite.gz" -append "console=ttyAMA0 quiet panic=-1" \
 		-nographic -nodefaults -no-reboot -serial stdio -net none </dev/null 2>&1 | stdbuf -oL tr -d '\r' >"$log" ||
-		echo "$suite did not come to its end: see $log" >&2
-	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not come up: see $log" >&2
+		echo "$suite did not finish: see $log" >&2
+	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not boot: see $log" >&2
 done

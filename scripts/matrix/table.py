@@ -43,11 +43,11 @@ def read(path):
         elif line.startswith("@@ dmesg "):
             noise.append(line[len("@@ dmesg "):])
     if kernel is None:
-        sys.exit(f"{path}: the kernel did not come up")
+        sys.exit(f"{path}: the kernel did not boot")
     try:
         answers = json.loads("\n".join(page))
     except json.JSONDecodeError:
-        # It was stopped before `fragprof doctor` had come to its end.
+        # It was stopped before `fragprof doctor` had finished.
         answers, ended = None, False
     return {"kernel": kernel, "page": answers, "tests": tests, "noise": noise, "ended": ended}
 
@@ -61,7 +61,7 @@ def number(name):
 
 
 def stands(runs):
-    """What the tests say, in a sentence a kernel: nothing but what ran."""
+    """The test results, one sentence per kernel: only of tests that ran."""
     lines = []
     for run in runs:
         results = list(run["tests"].items())
@@ -70,7 +70,7 @@ def stands(runs):
         passed = sum(result == "ok" for _, result in results)
         text = f"- **{run['kernel']}**: {passed} of {len(results)} tests pass"
         if not run["ended"]:
-            text += " of those that ran before its time was over"
+            text += " of those that ran within its time limit"
         if skipped:
             text += f"; not offered there: {', '.join(skipped)}"
         if bad:
@@ -80,7 +80,7 @@ def stands(runs):
 
 
 def counts_before(text):
-    """The last table as it stands: instructions by kernel and program."""
+    """The present table: instructions by kernel and program."""
     before, kernels = {}, []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -98,7 +98,7 @@ def main():
     unfinished = [run["kernel"] for run in runs if not run["ended"]]
     unknown = [run["kernel"] for run in runs if run["page"] is None]
     runs = [run for run in runs if run["page"] is not None]
-    lines = stands(runs) + [f"- **{kernel}**: did not come to its end in the time that the guests have." for kernel in unknown] + [""]
+    lines = stands(runs) + [f"- **{kernel}**: did not finish within the guests' time limit." for kernel in unknown] + [""]
     lines += [row(["", *(run["kernel"] for run in runs)]), row(["---"] * (len(runs) + 1))]
     for title, key in FEATURES:
         lines.append(row([title, *("yes" if run["page"]["kernel"][key]["works"] == "yes" else "–" for run in runs)]))
@@ -129,17 +129,17 @@ def main():
         lines.append(row([name, *cells]))
     for run in runs:
         for line in run["noise"]:
-            lines.append(f"\n{run['kernel']} said: `{line}`")
+            lines.append(f"\n{run['kernel']} logged: `{line}`")
     begin, end = "<!-- make kernel-matrix writes from here -->\n", "<!-- to here -->\n"
     head, rest = text.split(begin)
     _, tail = rest.split(end)
-    # The verifier's limit is a million; a program that nears it on one kernel is refused by the next.
+    # The verifier's limit is a million; a program close to it on one kernel may be refused by the next.
     heavy = [p for run in runs for p in run["page"]["programs"] if (p["instructions"] or 0) > 500_000]
     open(DOCUMENT, "w", encoding="utf-8").write(head + begin + "\n".join(lines) + "\n" + end + tail)
     for change in changes:
         print(change)
     failed = [f"{run['kernel']}: {name}" for run in runs for name, result in run["tests"].items() if result == "FAILED"]
-    for text in failed + [f"{p['name']} costs the verifier {p['instructions']} instructions" for p in heavy]:
+    for text in failed + [f"{p['name']} takes the verifier {p['instructions']} instructions" for p in heavy]:
         print(text, file=sys.stderr)
     sys.exit(1 if failed or heavy or unfinished else 0)
 
