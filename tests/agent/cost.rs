@@ -9,8 +9,8 @@ use super::metrics::{fragmented, fragments};
 use crate::support::process::{Process, wait_until};
 use crate::support::serial;
 
-/// Most CPU time of a cheap round over 300 processes. The goal is 1 s, which the figure that is printed stays far below (0.13 s on two
-/// busy cores): what is asserted is that no process takes the long way, which is ten times as much, on any machine.
+/// Maximum CPU time of a cheap round over 300 processes. The goal is 1 s, and the figure that is printed is far below it (0.13 s on two
+/// busy cores). The assertion is that no process is searched in full, which takes ten times as much, on any machine.
 const CHEAP_ROUND_S_MAX: f64 = 5.0;
 /// Bytes that a cheap census reads of a process at most: it reads the heap's head, not the heap.
 const CHEAP_READ_BYTES_MAX: u64 = 64 << 10;
@@ -35,11 +35,7 @@ fn a_cheap_round_over_300_processes_reads_each_once_and_little_of_it() {
     let top_s = by_level("fragprof_agent_census_cpu_seconds_total", "top") / by_level("fragprof_agent_censuses_total", "top");
     let full_s = by_level("fragprof_agent_census_cpu_seconds_total", "full") / by_level("fragprof_agent_censuses_total", "full");
     let rss_mib = value(&text, "fragprof_agent_resident_bytes", "").unwrap() / f64::from(1 << 20);
-    println!(
-        "300 processes: cheap round {:.3} s, close round {:.3} s of processor time, agent {rss_mib:.1} MiB",
-        top_s * 300.0,
-        full_s * 300.0
-    );
+    println!("300 processes: cheap round {:.3} s, full round {:.3} s of CPU time, agent {rss_mib:.1} MiB", top_s * 300.0, full_s * 300.0);
     assert!(top_s * 300.0 <= CHEAP_ROUND_S_MAX, "{text}");
     assert_eq!(value(&text, "fragprof_agent_censuses_total", "level=\"top\""), Some(sleepers.len() as f64));
     let list: Value = serde_json::from_str(&daemon.get("/api/v1/processes").body).unwrap();
@@ -54,7 +50,7 @@ fn the_census_stays_within_its_budget_and_counts_what_it_skips() {
     let _alone = serial();
     let program = fragments("fragments-cost");
     let _targets: Vec<Process> = (0..6).map(|_| fragmented(&program, &["2"])).collect();
-    // Asked for far more than 1 % allows, with nothing to start on.
+    // Configured for far more than 1 % allows, without initial credit.
     let config = watching(&["fragments-cost"], "start_credit_ms = 0").replace("budget_percent = 100.0", "budget_percent = 1.0");
     let daemon = Daemon::start(&config);
     let read = || {
@@ -63,8 +59,8 @@ fn the_census_stays_within_its_budget_and_counts_what_it_skips() {
     };
     wait_until("30 s of work", || read().0 >= 30.0);
     let (wall_s, cpu_s, text) = read();
-    // Each account may be overdrawn by what was under way when it became empty, and the debt is paid later. How long a census takes is
-    // the machine's affair; without a budget all due here are taken, more than ten times as much.
+    // Each account may be overdrawn by the census in progress when it became empty, and the debt is paid later. How long a census takes
+    // depends on the machine; without a budget all that are due here are taken, more than ten times as much.
     let mean_s = |level: &str| {
         let of = |name: &str| value(&text, name, &format!("level=\"{level}\"")).unwrap();
         of("fragprof_agent_census_cpu_seconds_total") / of("fragprof_agent_censuses_total").max(1.0)
@@ -73,6 +69,6 @@ fn the_census_stays_within_its_budget_and_counts_what_it_skips() {
     assert!(cpu_s <= 0.01 * wall_s + overdrawn_s, "{cpu_s} s of {wall_s} s, {overdrawn_s} s may be overdrawn\n{text}");
     let shed = |step: &str| value(&text, "fragprof_agent_shed_total", step).unwrap();
     println!("budget 1 %: used {:.2} %, shed {} full and {} cheap rounds", 100.0 * cpu_s / wall_s, shed("full_round"), shed("top_round"));
-    // Which of them depends on what the look through a busy /proc took.
+    // Which of them depends on how long the scan of a busy /proc took.
     assert!(shed("full_round") + shed("top_round") >= 1.0, "{text}");
 }

@@ -53,7 +53,7 @@ impl Daemon {
         self.directory.path()
     }
 
-    /// Asks for a path.
+    /// Requests a path.
     pub fn get(&self, path: &str) -> Answer {
         self.ask(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     }
@@ -71,7 +71,7 @@ impl Daemon {
         Answer { status, headers: headers.to_owned(), body: body.to_owned() }
     }
 
-    /// The body of an answer that is no text.
+    /// The body of an answer that is not text.
     pub fn get_bytes(&self, path: &str) -> Vec<u8> {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();

@@ -1,4 +1,4 @@
-// Makes a heap of many small blocks of which every n-th stays, takes another name if it is given one, and waits to be killed.
+// Makes a heap of many small blocks of which every n-th stays, changes its name if one is given, and waits to be killed.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-//! The agent's governed tier: windows on the processes in most need, shown on every surface, and nothing left when it is turned off or stopped.
+//! The agent's governed tier: windows on the processes that need them most, shown on every surface, and nothing left when it is turned off
+//! or stopped.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -22,7 +23,7 @@ fn governed(rest: &str) -> String {
     watching(&["governed-busy*"], rest)
 }
 
-/// What the API says; `Null` where it refuses.
+/// The API's answer; `Null` if it refuses.
 fn api(daemon: &Daemon, path: &str) -> Value {
     serde_json::from_str(&daemon.get(path).body).unwrap_or_default()
 }
@@ -108,7 +109,7 @@ fn each_large_block_of_a_busy_process_is_in_the_api_by_its_site_and_in_the_metri
         }
     }
     assert!(truth.values().sum::<u64>() > 1 << 20, "{truth:?}");
-    // A tree leaves out what is less than a two-thousandth of it.
+    // A tree leaves out nodes with less than a two-thousandth of it.
     truth.retain(|_, bytes| *bytes > 1 << 16);
     let profile = format!("/api/v1/processes/{}/profile?by=live", target.pid());
     let told = || {
@@ -119,14 +120,14 @@ fn each_large_block_of_a_busy_process_is_in_the_api_by_its_site_and_in_the_metri
     };
     let deadline = Instant::now() + LIMIT;
     while told() != truth {
-        assert!(Instant::now() < deadline, "told:\n{:#?}\nand the truth is\n{truth:#?}", told());
+        assert!(Instant::now() < deadline, "reported:\n{:#?}\nand the truth is\n{truth:#?}", told());
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(metric("live_bytes").is_some_and(|bytes| bytes >= truth.values().sum::<u64>() as f64), "{:?}", metric("live_bytes"));
     assert!(metric("seconds_total").is_some_and(|lost| lost > 0.0));
 }
 
-/// What is measured, from the first complete picture on (the start pays for what is loaded and tried once), and whether after waiting for
+/// What is measured, from the first census of all on (the start also pays for one-time loading and trials), and whether after waiting for
 /// attribution.
 const MEASURED: [(&str, bool, Duration); 2] =
     [("the first minute", false, Duration::from_secs(60)), ("from then on", true, Duration::from_secs(180))];
@@ -135,7 +136,7 @@ const ATTRIBUTED: f64 = 8.0;
 const ATTRIBUTED_WITHIN: Duration = Duration::from_secs(180);
 const VERDICTS_WITHIN: Duration = Duration::from_secs(300);
 const PROCESSES: usize = 100;
-/// Memory of processes that begin at the end, of which a walk each would take the census's budget for minutes.
+/// Memory of processes that start at the end; walking each of them would take the census's budget for minutes.
 const LARGE_MIB: [u32; 12] = [32, 40, 50, 64, 64, 80, 100, 100, 128, 160, 200, 250];
 const BUSY: usize = 20;
 
@@ -150,16 +151,16 @@ fn of_threads_s(pid: u32) -> BTreeMap<String, f64> {
     all
 }
 
-/// Starts and ends processes as a node with cron jobs, health checks and builds does: five short ones a second, each a shell with a pipe,
-/// and an interpreter of 20 to 30 MiB, large enough to be watched, that ends after 20 s, every other second.
+/// Starts and ends processes as on a node with cron jobs, health checks and builds: five short ones per second, each a shell with a pipe,
+/// and every other second an interpreter of 20 to 30 MiB, large enough to be watched, that ends after 20 s.
 fn churn() -> Process {
     let long = "python3 -c 'import time; d = [bytes(1000) for _ in range(15000)]; time.sleep(20)' &";
     let short = "for i in 1 2 3 4 5; do echo $i | grep -q x; sleep 0.2; done";
     Process::start(Command::new("sh").args(["-c", &format!("while :; do {long} {short}; {short}; done")]))
 }
 
-/// `make bench-node`: 100 processes, of which 20 allocate all the time as far as two cores let them, and others that come and go; everything
-/// at its defaults but the tier, which is on, and that all of the 100 are watched, small as they are.
+/// `make bench-node`: 100 processes, of which 20 allocate all the time as far as two cores allow, and others that start and end; with
+/// default settings, except that the tier is on and that all 100 are watched, although they are small.
 #[test]
 #[ignore = "a benchmark: make bench-node"]
 fn figures_of_a_node_with_a_hundred_processes() {
@@ -182,16 +183,16 @@ fn figures_of_a_node_with_a_hundred_processes() {
     );
     let began = Instant::now();
     let daemon = Daemon::start(&config);
-    wait_until("every process to have a picture", || {
+    wait_until("every process to have a census", || {
         let view = api(&daemon, "/api/v1/processes");
         view["processes"].as_array().is_some_and(|all| all.iter().filter(|one| one["ladder"]["live_bytes"].is_u64()).count() >= PROCESSES)
     });
-    println!("first complete picture of {PROCESSES} processes after {:.1} s (goal 10 s)", began.elapsed().as_secs_f64());
+    println!("first census of all {PROCESSES} processes after {:.1} s (goal 10 s)", began.elapsed().as_secs_f64());
     // All its threads, by the kernel's account.
     let cpu_s = || of_process_ns(Pid(daemon.process.pid())).unwrap() as f64 / 1e9;
     for (what, attributed_first, measured) in MEASURED {
         if attributed_first {
-            // Attaching the first time is paid once, and a machine on which so many want to run takes its time with it.
+            // The first attach is a one-time cost, and takes long on a machine with so many runnable processes.
             let waited = Instant::now();
             let attributed = || {
                 let text = daemon.metrics();
@@ -209,7 +210,7 @@ fn figures_of_a_node_with_a_hundred_processes() {
         let text = daemon.metrics();
         let of = |name: &str, label: &str| value(&text, name, label).unwrap_or_else(|| panic!("{name}: {text}"));
         println!(
-            "{what}, {measured_s:.0} s: {:.2} % of a core, {:.1} MiB resident, {} processes attributed, {} cheap rounds of a process left out",
+            "{what}, {measured_s:.0} s: {:.2} % of a core, {:.1} MiB resident, {} processes attributed, {} cheap rounds skipped",
             100.0 * (cpu_s() - before_s) / measured_s,
             of("fragprof_agent_resident_bytes", "") / f64::from(1 << 20),
             of("fragprof_governor_targets", "windows") + of("fragprof_governor_targets", "full"),
@@ -220,7 +221,7 @@ fn figures_of_a_node_with_a_hundred_processes() {
             println!("  {name:<16} {:5.2} % of a core", 100.0 * share);
         }
     }
-    // Now interpreters whose heaps have holes, while all the others go on.
+    // Now interpreters whose heaps have holes, while all the others continue.
     let large: Vec<Process> = LARGE_MIB
         .iter()
         .map(|mib| {
@@ -247,7 +248,7 @@ fn figures_of_a_node_with_a_hundred_processes() {
         LARGE_MIB.len(),
         value(&daemon.metrics(), "fragprof_agent_samples_open_total", "").unwrap_or(0.0)
     );
-    println!("goals: 1 % of a core, 64 MiB beside the tables");
+    println!("goals: 1 % of a core, 64 MiB in addition to the tables");
     let load = run(Command::new("cat").arg("/proc/loadavg")).out;
     println!("load {} with {} busy and {} idle processes", load.trim(), busy.len(), idle.len());
 }

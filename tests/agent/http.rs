@@ -1,4 +1,4 @@
-//! Who is answered, and what hostile requests do.
+//! Which requests are answered, and the effect of hostile ones.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -80,7 +80,7 @@ fn hostile_requests_get_client_errors_and_the_agent_keeps_running() {
         "\u{16}\u{3}\u{1}\r\n\r\n".to_owned(),
     ] {
         let mut stream = TcpStream::connect(daemon.address).unwrap();
-        // The agent may close before all was sent, and need not say anything.
+        // The agent may close before all was sent, and need not answer.
         let _ = stream.write_all(request.as_bytes());
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
@@ -107,7 +107,7 @@ fn half_sent_requests_lock_out_no_probe_and_are_closed_after_five_seconds() {
     let daemon = Daemon::start(&watching(&["nothing-at-all"], ""));
     let address = daemon.address;
     let over = Arc::new(AtomicBool::new(false));
-    // Sixty-four that are never finished, each made again as soon as it is closed.
+    // Sixty-four that are never completed, each replaced as soon as it is closed.
     let flood = {
         let over = Arc::clone(&over);
         std::thread::spawn(move || {
@@ -148,7 +148,7 @@ fn half_sent_requests_lock_out_no_probe_and_are_closed_after_five_seconds() {
             Ok(0) | Err(_) => break,
             Ok(_) => panic!("an answer to no request"),
         }
-        assert!(began.elapsed() < LIMIT, "it is held for ever");
+        assert!(began.elapsed() < LIMIT, "it is never closed");
     }
     assert!(began.elapsed() >= Duration::from_millis(4500), "{:?}", began.elapsed());
     over.store(true, Ordering::Relaxed);

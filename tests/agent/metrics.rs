@@ -1,4 +1,4 @@
-//! What the exposition says of real processes.
+//! The exposition for real processes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::support::LIMIT;
 use crate::support::build::{output_dir, tool};
 use crate::support::process::{Process, run, wait_until};
 
-/// Compiles the program once a run, under a name of its own so that tests do not see each other's processes.
+/// Compiles the program once per run, under a name of its own so that tests do not see each other's processes.
 pub fn fragments(name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/fragments.c");
     let program = output_dir().join(name);
@@ -27,7 +27,7 @@ pub fn fragmented(program: &Path, args: &[&str]) -> Process {
     process
 }
 
-/// What `fragprof census --json` says of a process.
+/// `fragprof census --json` for a process.
 fn census(pid: u32) -> Value {
     let done = run(Command::new(env!("CARGO_BIN_EXE_fragprof")).args(["census", &pid.to_string(), "--json"]));
     assert!(done.status.success(), "{}", done.err);
@@ -71,7 +71,7 @@ fn the_ladder_of_a_resting_process_is_the_one_that_the_census_prints() {
             value(&text, "fragprof_process_not_malloc_resident_bytes", &format!("{by_pid},comm=\"fragments-rest\",kind=\"{name}\""));
         assert_eq!(shown, kind["resident_bytes"].as_f64(), "{name}");
     }
-    // The API gives the same census, and cheap censuses go on without changing the steps.
+    // The API gives the same census, and later cheap censuses do not change the steps.
     let api: Value = serde_json::from_str(&daemon.get(&format!("/api/v1/processes/{}/heap", target.pid())).body).unwrap();
     for key in ["pid", "comm", "level", "heaps", "rss_bytes", "not_malloc"] {
         assert_eq!(api[key], truth[key], "{key}");
@@ -87,7 +87,7 @@ fn the_exposition_passes_promtool() {
     let targets: Vec<Process> = ["4", "16", "64"].iter().map(|keep| fragmented(&program, &[keep])).collect();
     let daemon = Daemon::start(&watching(&["fragments-prom"], "[metrics]\nprocesses_max = 2"));
     let mut text = daemon.metrics_with("fragprof_heap_live_bytes", "pid=\"other\"");
-    // Until all of them were looked at closely.
+    // Until all of them have had a full census.
     wait_until("full censuses of all", || {
         text = daemon.metrics();
         text.matches("level=\"full\"} ").count() >= targets.len()

@@ -1,4 +1,4 @@
-//! The agent as an operator and a scraper meet it: a running daemon, real processes, HTTP.
+//! The agent as an operator and a scraper see it: a running daemon, real processes, HTTP.
 
 mod cost;
 pub mod daemon;

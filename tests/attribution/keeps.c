@@ -1,5 +1,5 @@
 /*
- * Keeps one of 64 small blocks, from one of several stacks, and knows what they pin: its own addresses tell it which pages they keep.
+ * Keeps one of 64 small blocks, from one of several stacks, and computes what they pin from its own addresses.
  *
  * Reads commands, answers each with one line of JSON:
  *   fill      many small blocks from four sites; all but every 64th are freed

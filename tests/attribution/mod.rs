@@ -1,4 +1,4 @@
-//! Whose the heap's live, pinned and blocked bytes are: census and recording together, held against what a program knows of its own
+//! The stacks of the heap's live, pinned and blocked bytes: census and recording together, compared with what a program knows from its own
 //! addresses.
 
 mod target;
@@ -13,7 +13,7 @@ use self::target::Target;
 use crate::support::recording::{Recording, fragprof};
 use crate::support::{LIMIT, bpf, serial};
 
-/// What the report says of all stacks whose frames contain a function, by key.
+/// The report's value of a key, over all stacks whose frames contain a function.
 fn of_function(report: &Value, function: &str, key: &str) -> u64 {
     let stacks = report["stacks"].as_array().unwrap().iter();
     let with = stacks.filter(|stack| stack["frames"].as_array().unwrap().iter().any(|frame| frame["function"] == function));
@@ -59,7 +59,7 @@ fn the_stack_that_keeps_every_64th_block_is_first_by_pinned_with_the_bytes_that_
     }
     assert_eq!(sum(&report, "live_allocations"), number(&census["heaps"][0], "live_allocations"));
 
-    // What was there before, less what was freed since; libc's own few blocks came before, too.
+    // The blocks from before, less those freed since; libc's own few blocks are also from before.
     let early = number(&target.ready, "early");
     let before = of_function(&report, "[before attach]", "live_allocations");
     assert!((early..early + 8).contains(&before), "{before}");
@@ -106,7 +106,7 @@ fn a_heap_that_was_larger_during_the_recording_has_a_moment_near_its_peak() {
     let large = number(&target.tell("fill"), "large_bytes");
     let looked = recording.process.err.wait_for(LIMIT, |line| line.contains("looked at the heap"));
     assert!(looked.is_some(), "{}", recording.process.err);
-    // That look may have come while the heap was still growing. The next one comes a second later, if the peak rose by 5 % since.
+    // That census may have been taken while the heap was still growing. The next one follows a second later, if the peak rose by 5 % since.
     std::thread::sleep(Duration::from_millis(2500));
     target.tell("drop");
     let (report, profile) = target::stop(recording);
@@ -117,7 +117,7 @@ fn a_heap_that_was_larger_during_the_recording_has_a_moment_near_its_peak() {
     assert!(number(peak, "recorded_live_bytes") <= number(process, "peak_inuse_bytes"), "{process}");
     assert!(number(&peak["heap"], "live_bytes") >= near, "{process}");
     assert!(number(process, "live_bytes") < near, "{process}");
-    // The start is there too: what lived before.
+    // The start is included too: the blocks that were live before.
     let early = number(&target.ready, "early") * number(&target.ready, "early_chunk_bytes");
     assert!((early..large).contains(&number(&process["at_start"]["heap"], "live_bytes")), "{process}");
     let text = target::text(&profile);
@@ -137,9 +137,9 @@ fn blocks_whose_free_was_lost_are_removed_and_counted() {
     assert!(number(&report["losses"], "lost_frees") > 0, "{}", report["losses"]);
     let corrections = &report["corrections"];
     assert!(number(corrections, "proven_free") > 0, "{corrections}");
-    // Everything but a hundred blocks was freed: no phantom is left but where the address is in use again.
+    // Everything except a hundred blocks was freed: freed blocks may only remain where the address is in use again.
     let inuse = of_function(&report, "site_churn", "inuse_allocations");
-    assert!(inuse <= live, "{inuse} blocks are said to live, {live} do; {corrections}");
+    assert!(inuse <= live, "{inuse} blocks are reported live, {live} are; {corrections}");
     let text = target::text(&profile);
     assert!(text.contains("corrected") && text.contains("proven free"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The program that knows what it pins, and reports of recordings of it.
+//! The program that computes what it pins, and reports of recordings of it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::support::LIMIT;
 use crate::support::process::{Process, run};
 use crate::support::recording::{Recording, fragprof};
 
-/// Builds the program once a test run; returns its path.
+/// Builds the program once per test run; returns its path.
 pub fn program() -> PathBuf {
     crate::support::build::standalone(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attribution/keeps.c"), &[])
 }
@@ -21,12 +21,12 @@ pub struct Target {
     process: Process,
     input: ChildStdin,
     answers: usize,
-    /// What it said first.
+    /// Its first answer.
     pub ready: Value,
 }
 
 impl Target {
-    /// Starts it and waits for its first word.
+    /// Starts it and waits for its first answer.
     pub fn start(environment: &[(&str, &str)]) -> Self {
         let mut process = Process::start_piped(Command::new(program()).envs(environment.iter().copied()));
         let input = process.input();
@@ -35,7 +35,7 @@ impl Target {
         target
     }
 
-    /// Tells it to do something and returns its answer.
+    /// Sends it a command and returns its answer.
     pub fn tell(&mut self, command: &str) -> Value {
         writeln!(self.input, "{command}").unwrap();
         self.answer()

@@ -49,7 +49,7 @@ int main(void) {
             for (int i = 0; i < THREADS; i++) while (!__atomic_load_n(&states[i].ready, __ATOMIC_ACQUIRE)) sched_yield();
             printf("{\"pinned\":[");
             for (int i = 0; i < THREADS * PINNED; i++) printf("%s%zu", i ? "," : "", (size_t)(uintptr_t)states[i / PINNED].pinned[i % PINNED]);
-            // Where the counters lie (live bytes, then operations), so that they are read without a word with this program.
+            // The counters' addresses (live bytes, then operations), so that they can be read without involving this program.
             printf("],\"counters\":[");
             for (int i = 0; i < THREADS; i++) printf("%s%zu", i ? "," : "", (size_t)(uintptr_t)&states[i].bytes);
             printf("]}\n");

@@ -1,4 +1,4 @@
-//! What a census costs in looks at the process.
+//! A census's cost in reads of the process.
 
 use std::ops::Range;
 use std::process::Command;
@@ -14,7 +14,7 @@ use fragprof::process::Maps;
 
 use super::target::{Target, build};
 
-/// A process's memory that counts what is asked of it.
+/// A process's memory that counts the requests.
 pub struct Counting {
     memory: LiveMemory,
     reads: AtomicU64,

@@ -72,7 +72,7 @@ pub fn check_trim_of(command: &mut Command, scenario: &str, what: &str) {
     let own = target.tell("trim");
     let fact = before.saturating_sub(target.anonymous_bytes());
     let tolerance = (fact / 100).max(256 << 10);
-    assert!(predicted.abs_diff(fact) <= tolerance, "{what}: predicted {predicted}, came back {fact}");
+    assert!(predicted.abs_diff(fact) <= tolerance, "{what}: predicted {predicted}, returned {fact}");
     let taken = target.census(Level::Full);
     assert_equal_to_the_allocators_account(&taken.census.heaps[0], &own, &format!("{what} after trim"));
 }
@@ -109,7 +109,7 @@ fn chunks_with_mappings_of_their_own_are_all_found() {
     check("mix", &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")]);
 }
 
-/// As numpy does with its large arrays: a block is as large as its header says, whatever the kernel made of its mapping.
+/// As numpy does with its large arrays: a block is as large as its header says, however the kernel split its mapping.
 #[test]
 fn blocks_whose_mappings_were_split_are_found_whole() {
     let (target, own) = check("split", &[]);
@@ -129,7 +129,7 @@ fn zeros_in_the_huge_pages_of_a_block_with_a_mapping_of_its_own_are_seen() {
     target.tell("thp");
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
-    // The kernel gives as many huge pages as it has.
+    // The kernel provides as many huge pages as it has.
     assert!(heap.huge_bytes > 0, "no huge page was given: {heap:?}");
     let zero = heap.huge_zero_bytes_est.unwrap();
     assert!(zero > heap.huge_bytes - heap.huge_bytes / 100 - 4 * heap.huge_zero_bytes_stderr.unwrap(), "{zero} of {}", heap.huge_bytes);
@@ -157,8 +157,8 @@ fn huge_pages_and_few_arenas_change_nothing() {
     check("mix", &[("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.tcache_max=600")]);
 }
 
-/// With hugetlb=2 the main arena takes mappings of 2 MiB among which lie mappings of its own large blocks. Where a piece cannot be found
-/// again behind them, it is said to be unknown.
+/// With hugetlb=2 the main arena takes mappings of 2 MiB, between which there are mappings of its own large blocks. A piece that cannot be
+/// found after them is reported as unknown.
 #[test]
 fn a_main_arena_scattered_over_mappings_is_right_except_for_its_unknown_bytes() {
     let mut target = Target::start(heaps().env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"));
@@ -188,7 +188,7 @@ fn the_top_level_agrees_with_the_full_one() {
 
 #[test]
 fn a_sample_comes_near_the_full_walk() {
-    // A regular pattern, and chunks larger than a window, are what random windows are easily wrong about.
+    // Random windows are most easily wrong about regular patterns and chunks larger than a window.
     for pattern in ["mix", "holes4", "large"] {
         let mut target = Target::start(&mut heaps());
         target.tell(pattern);
@@ -197,8 +197,8 @@ fn a_sample_comes_near_the_full_walk() {
         let error = sampled.live_bytes_est.unwrap().abs_diff(full.live_bytes.unwrap());
         let stderr = sampled.live_bytes_stderr.unwrap();
         assert!(error <= 4 * stderr + full.extent_bytes / 50, "{pattern}: error {error}: {sampled:?}");
-        assert!(stderr <= full.extent_bytes / 4, "{pattern}: an error of {stderr} says nothing: {sampled:?}");
-        // Where it was not walked after all, what the pages are full of is near too.
+        assert!(stderr <= full.extent_bytes / 4, "{pattern}: an error of {stderr} is useless: {sampled:?}");
+        // Unless it was walked after all, the contents of the pages are close too.
         let Some(pages) = sampled.occupancy_est else {
             assert_eq!(sampled.live_bytes, full.live_bytes, "{pattern}: neither walked nor estimated");
             continue;

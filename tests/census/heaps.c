@@ -1,4 +1,4 @@
-// Makes heaps of many shapes and tells what the allocator itself says of them. Commands on standard input, one JSON line each on
+// Makes heaps of many shapes and prints the allocator's own account of them. Commands on standard input, one JSON line each on
 // standard output, so that the census is compared while the program waits and nothing moves.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -141,7 +141,7 @@ static void scenario(const char *name) {
         munmap(table, count * sizeof *table);
     } else if (!strcmp(name, "no_brk")) {
         for (int i = 0; i < 20000; i++) put(i, malloc(100), 100);
-        // Something in the way of brk, as small as possible.
+        // A mapping that blocks brk, as small as possible.
         uintptr_t end = ((uintptr_t)sbrk(0) + 4095) & ~4095ul;
         mmap((void *)end, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
         for (int i = 20000; i < 200000; i++) put(i, malloc(100), 100);
@@ -149,7 +149,7 @@ static void scenario(const char *name) {
     }
 }
 
-// What the program holds; the same with every allocator.
+// The blocks that the program holds; the same with every allocator.
 static void answer_own(void) {
     size_t live = 0, usable = 0;
     for (int i = 0; i < SLOTS; i++) if (slots[i]) { live++; usable += malloc_usable_size(slots[i]); }
@@ -157,7 +157,7 @@ static void answer_own(void) {
 }
 
 #ifdef __GLIBC__
-// Linked in, as redis has it, perhaps with a prefix; otherwise looked up.
+// Linked in, as in redis, perhaps with a prefix; otherwise looked up.
 extern int mallctl(const char *, void *, size_t *, void *, size_t) __attribute__((weak));
 // mallinfo2 since glibc 2.33; before, mallinfo, whose ints suffice for these heaps.
 struct mallinfo2_like { size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost; };

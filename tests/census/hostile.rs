@@ -26,7 +26,7 @@ fn census(memory: &dyn Memory) -> Taken {
     taken
 }
 
-/// Whatever the bytes were: a census that calls itself usable adds up.
+/// Whatever the bytes were: a census that is marked usable adds up.
 fn assert_adds_up(heap: &HeapAccount, usable: bool) {
     let parts = [heap.live_bytes, heap.cached_bytes, heap.free_bytes].iter().flatten().sum::<u64>();
     let sum = parts + heap.top_bytes + heap.overhead_bytes + heap.unknown_bytes;
@@ -88,7 +88,7 @@ fn damaged_page_maps_are_read_in_bounded_time_and_add_up_or_are_unusable() {
         target.tell("foreign");
         let fixture = Fixture::record(&target.memory()).unwrap();
         let sound = census(&fixture);
-        // What is no block of the program's: the allocator's own memory, and some stacks.
+        // Memory other than the program's blocks: the allocator's own, and some stacks.
         let mut blocks: Vec<Range<u64>> =
             sound.heaps[0].extents.iter().filter(|(arena, _)| *arena != 4095).map(|(_, range)| range.clone()).collect();
         blocks.sort_unstable_by_key(|range| range.start);

@@ -55,7 +55,7 @@ fn assert_all_live(target: &Target, own: &Value, taken: &Taken, allocator: &str)
 }
 
 /// A jemalloc heap equals its own statistics to the byte: `stats.allocated`, `stats.active`, `stats.mapped` and `stats.retained`.
-/// `stats.resident` counts pages that were allocated but never touched; and so does the figure that is compared with it.
+/// `stats.resident` counts pages that were allocated but never touched, as does the figure that is compared with it.
 pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, what: &str) {
     let own = target.tell(scenario);
     let taken = target.census(Level::Full);
@@ -239,7 +239,7 @@ fn redis_equals_its_own_info_before_and_after_most_keys_are_deleted() {
         let (active, resident) = (info("allocator_active:"), info("allocator_resident:"));
         near(active_bytes(&taken), active, active / 100, &format!("{what}: active"));
         near(heap.allocator_resident_bytes.unwrap(), resident, resident / 100, &format!("{what}: resident, {heap:?}"));
-        // What the kernel says is less: jemalloc takes what it allocated for touched.
+        // The kernel's figure is smaller: jemalloc counts everything it allocated as touched.
         assert!(heap.resident_bytes <= resident + resident / 100, "{what}: {} of {resident}", heap.resident_bytes);
         heap
     };

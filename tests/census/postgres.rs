@@ -128,7 +128,7 @@ fn await_sleep(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(20);
     let state = || std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
     while !state().contains("poll") {
-        assert!(Instant::now() < deadline, "the backend does not rest: {}", state());
+        assert!(Instant::now() < deadline, "the backend does not become idle: {}", state());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

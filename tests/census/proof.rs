@@ -1,5 +1,5 @@
-//! The census of processes that make it hard: swapped out, served by themselves, of another kind, changing under the walk, and whatever
-//! else runs on this machine.
+//! The census of difficult processes: swapped out, handling their own faults, of another kind, changing during the walk, and whatever else
+//! runs on this machine.
 
 use std::ffi::CString;
 use std::io::Write;
@@ -94,7 +94,7 @@ fn what_is_swapped_out_stays_there_and_is_counted_as_unread() {
         assert_eq!(heap.off_balance_bytes().unwrap_or(0), 0, "{level:?}");
         if level == Level::Full {
             assert!(!taken.census.walk.usable && heap.unknown_bytes > 32 << 20, "{:?}", taken.census.walk);
-            // The rest are the few pages that stayed, where no boundary leads to.
+            // The rest are the few pages that stayed, to which no boundary leads.
             assert!(taken.census.walk.unread_bytes >= heap.unknown_bytes / 100 * 98, "{:?}", taken.census.walk);
         }
     }
@@ -111,7 +111,7 @@ fn pages_whose_faults_the_process_handles_itself_are_never_touched() {
         assert!(started.elapsed() < Duration::from_secs(5), "{level:?} waited for a fault to be served");
         assert!(taken.census.walk.usable);
     }
-    assert_eq!(target.tell("stat")["faults"], 0, "a fault was asked for");
+    assert_eq!(target.tell("stat")["faults"], 0, "a fault was requested");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_32_bit_process_is_refused_with_the_reason() {
 #[test]
 fn a_go_program_is_reported_to_have_no_c_heap() {
     let target = Target::start(&mut Command::new(support::build::go_program()));
-    // Its runtime has to have started: the first look may meet the loader.
+    // Its runtime must have started: the first census may find only the loader.
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let taken = target.census(Level::Full);
@@ -192,7 +192,7 @@ fn take_now(memory: &dyn Memory, pid: u32, level: Level, layouts: &mut LayoutCac
     take(memory, pid, "x", Options { level, pace, with_not_malloc: false }, layouts).ok()
 }
 
-/// What a census says of itself must hold, whatever happened under it.
+/// A census's statements about its own quality must hold, whatever happened during it.
 fn assert_honest(heap: &HeapAccount, usable: bool, what: &str) {
     let off = heap.off_balance_bytes().unwrap_or(0);
     assert!(!usable || off == 0, "{what}: off by {off}: {heap:?}");
@@ -230,7 +230,7 @@ fn after_an_exec_the_memory_of_the_old_program_is_no_longer_readable() {
     assert!(!target.census(Level::Full).census.heaps.is_empty());
 }
 
-/// Time on the processor so far: a process that slept between two looks has not touched its heap.
+/// CPU time so far: a process that slept between two reads of it has not touched its heap.
 fn used_time(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut times: Vec<String> = tasks
@@ -241,12 +241,12 @@ fn used_time(pid: u32) -> Option<String> {
     Some(times.join(" "))
 }
 
-/// glibc's own account of what it holds is compared within each census (extent against system_mem): here with every process there is.
+/// glibc's own account of its memory is compared within each census (extent against system_mem): here for every process of the machine.
 #[test]
 fn every_process_of_the_machine_that_rests_is_walked_to_the_last_byte() {
     let mut layouts = LayoutCache::default();
     let (mut seen, mut at_rest, mut odd) = (0, 0, Vec::new());
-    // One that is sure to be there.
+    // One that certainly exists.
     let own = Target::start(&mut Command::new("bash"));
     for entry in std::fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };

@@ -27,7 +27,7 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
     let (mut missed, mut unknown, mut extent) = (0usize, 0u64, 0u64);
     let mut unusable = Vec::new();
     for _ in 0..walks {
-        // A machine that is busy with the other tests makes it slow, and that is not what is asked here.
+        // On a machine that is busy with other tests the walk is slow, which does not matter here.
         let options = Options { pace: Pace { duration_max: Duration::from_secs(600), ..Pace::default() }, ..OPTIONS };
         let taken = take(&target.memory(), target.pid(), "busy", options, &mut LayoutCache::default()).unwrap();
         let heap = &taken.census.heaps[0];
@@ -55,7 +55,7 @@ fn live_bytes_of_a_busy_heap_are_near_what_the_program_counts() {
         errors.push((live - truth) / truth);
     }
     let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-    // The program counts chunks; libc's own blocks and stdio come on top.
+    // The program counts chunks; libc's own blocks and stdio are additional.
     assert!(mean.abs() < 0.02 && errors.iter().all(|error| error.abs() < 0.06), "{errors:?}");
 }
 
@@ -73,7 +73,7 @@ fn a_process_that_dies_while_it_is_walked_gives_an_error_or_an_unusable_result_s
         let result = walk.join().unwrap();
         assert!(started.elapsed() < Duration::from_secs(10));
         if let Ok(walk) = result {
-            // Only a walk that was done before the end may count.
+            // Only a walk that was finished before the end may be usable.
             assert!(!walk.usable || walk.unread_bytes == 0, "{walk:?}");
         }
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::target::{Target, build};
 
-/// Starts a program that says its own account in a line of JSON, then waits for its input to end.
+/// Starts a program that prints its own account in a line of JSON, then waits for its input to end.
 fn started(command: &mut Command) -> (Target, Value) {
     let mut target = Target::start(command);
     let own = target.hear();
@@ -56,7 +56,7 @@ sys.stdin.read()
     assert_glibc_alone(&taken);
     let arenas = memory(&taken, "pymalloc_arenas");
     assert_eq!((arenas.pieces, arenas.extent_bytes), (number(&own, "arenas"), number(&own, "bytes")));
-    // What it made after it had counted: the text of its account.
+    // Objects that it made after it had counted: the text of its account.
     let used = arenas.used_bytes.unwrap();
     assert!(arenas.swapped_bytes > 0 || used.abs_diff(number(&own, "used")) < 256 << 10, "{used}: {own}");
     assert!(resident(&taken, "other_anonymous") < 4 << 20, "{:?}", taken.census.not_malloc);
@@ -109,13 +109,13 @@ fn java(taken: &Taken) -> &JavaMemory {
     taken.census.runtimes.java.as_ref().unwrap_or_else(|| panic!("no java: {:?}", taken.census.runtimes))
 }
 
-/// What `jcmd PID COMMAND` says.
+/// The output of `jcmd PID COMMAND`.
 fn jcmd(target: &Target, command: &str) -> String {
     let output = Command::new("jcmd").args([&target.pid().to_string(), command]).output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The number before `K` or `KB` behind a word.
+/// The number before `K` or `KB` after a word.
 fn kilobytes(text: &str, word: &str) -> u64 {
     let rest = &text[text.find(word).unwrap_or_else(|| panic!("{word} in {text}")) + word.len()..];
     let digits: String = rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
@@ -140,7 +140,7 @@ fn a_jvms_heap_and_its_limit_are_those_that_the_jvm_reports() {
         assert_eq!(own.heap.reserved_bytes, Some(kilobytes(heap, "reserved=") << 10), "{options:?}");
         assert_eq!(own.heap.committed_bytes, Some(kilobytes(heap, "committed=") << 10), "{options:?}");
         assert!(own.heap.used_bytes.is_none_or(|used| used <= own.heap.committed_bytes.unwrap()));
-        // What the archive of classes holds of the Java heap is part of it, too.
+        // The archive of classes' part of the Java heap is included, too.
         let counted = resident(&taken, "java_heap");
         assert!(counted.abs_diff(own.heap.resident_bytes.unwrap()) <= 1 << 20, "{counted}: {own:?}");
         // The command loads classes itself, and the counters are those of the last collection.
@@ -162,7 +162,7 @@ echo '{"used":', memory_get_usage(), ',"real":', memory_get_usage(true), "}\n"; 
     assert_glibc_alone(&taken);
     let zend = memory(&taken, "zend_memory");
     assert_eq!(zend.extent_bytes, number(&own, "real"));
-    // The line itself took some.
+    // Printing the line took some.
     assert!(zend.used_bytes.unwrap().abs_diff(number(&own, "used")) < 64 << 10, "{zend:?}: {own}");
 }
 

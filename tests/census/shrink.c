@@ -1,5 +1,5 @@
-// A heap that never keeps its shape: grows and is returned, in the main arena, in an arena of a thread, and in mappings. A second thread
-// forks nothing and frees nothing of the first, so a walk only ever meets what vanishes under it.
+// A heap that keeps changing its shape: it grows and is returned, in the main arena, in an arena of a thread, and in mappings. The second
+// thread frees nothing of the first, so the only difficulty for a walk is memory that vanishes during it.
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <pthread.h>

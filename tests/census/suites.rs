@@ -1,5 +1,5 @@
 //! The census under the C libraries and jemallocs of other Debian suites, unpacked next to the tests and run through their own loader.
-//! `make census-suites`; needs the network, so it is no part of `make test`.
+//! `make census-suites`; needs the network, so it is not part of `make test`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +31,7 @@ fn built() -> PathBuf {
     let root = root("bullseye");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("heaps-oldest");
-    // Its name only once it is whole: another run may be about to start it.
+    // Renamed only once it is complete: another run may be about to start it.
     let unfinished = program.with_extension(std::process::id().to_string());
     let mut compiler = Command::new("cc");
     compiler.args(["-O1", "-w", "-no-pie", "-o"]).arg(&unfinished).arg(format!("--sysroot={}", root.display()));

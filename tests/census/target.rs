@@ -10,7 +10,7 @@ use fragprof::process::Process;
 use fragprof::units::Pid;
 use serde_json::Value;
 
-/// Compiles a program of this directory once a test run; returns its path.
+/// Compiles a program of this directory once per test run; returns its path.
 pub fn build(source: &str, compiler: &str, flags: &[&str]) -> PathBuf {
     let source_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/census").join(source);
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("census");
@@ -47,10 +47,10 @@ impl Target {
         Self { child, input, output }
     }
 
-    /// As [`Target::start`], on pages of 4 KiB alone: of a huge page that the kernel gave unasked, all is resident, also what the
-    /// allocator never allocated.
+    /// As [`Target::start`], with pages of 4 KiB only: all of a huge page is resident, also the part that the allocator never
+    /// allocated.
     pub fn start_on_small_pages(command: &mut Command) -> Self {
-        // SAFETY: five numbers, as prctl(2) wants them.
+        // SAFETY: five numbers, as prctl(2) requires.
         let refuse_huge_pages = || match unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -66,7 +66,7 @@ impl Target {
         self.hear()
     }
 
-    /// The next line that the target says.
+    /// The target's next line.
     pub fn hear(&mut self) -> Value {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();

@@ -16,14 +16,14 @@ use crate::support::process::wait_until;
 use crate::support::rendezvous::Target;
 use crate::support::{LIMIT, bpf, text};
 
-/// Asks a port of a container's loopback. 0 = no answer.
+/// Sends a request to a port of a container's loopback. 0 = no answer.
 fn get(container: &Container<'_>, port: u16, path: &str) -> (u16, String) {
     let (pid, path) = (container.pid(), path.to_owned());
     // A thread of its own enters the container's network and ends with it.
     std::thread::spawn(move || ask(pid, port, &path)).join().unwrap().unwrap_or_default()
 }
 
-/// Asks in the network of a process; the calling thread stays there.
+/// Sends a request in the network of a process; the calling thread stays there.
 fn ask(pid: u32, port: u16, path: &str) -> std::io::Result<(u16, String)> {
     let network = std::fs::File::open(format!("/proc/{pid}/ns/net"))?;
     rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), Some(rustix::thread::LinkNameSpaceType::Network))?;
@@ -64,7 +64,7 @@ fn as_podman(pod: &Value, config: &Value, directory: &Path) -> (Vec<String>, Vec
         let volume = pod["volumes"].as_array().unwrap().iter().find(|one| one["name"] == name).unwrap();
         if volume["configMap"].is_object() {
             for (file, text) in config["data"].as_object().unwrap() {
-                // One setting more: the other processes of a busy machine are not to use up the budget.
+                // One more setting: the other processes of a busy machine must not use up the budget.
                 let text = text.as_str().unwrap().replace("[discovery]", "[discovery]\ninclude = ['holder']");
                 std::fs::write(at.join(file), text).unwrap();
             }
@@ -154,7 +154,7 @@ fn an_upgrade_and_a_rollback_in_the_middle_of_a_recording_leave_no_probe_behind(
         wait_until(&format!("the probes of {version} to be gone"), || !is_probed());
         assert!(asked.join().unwrap().is_err(), "{version} answered although it was removed");
     }
-    // It runs on as if nothing had been.
+    // It continues unchanged.
     target.go_to("done");
 }
 

@@ -1,5 +1,5 @@
-//! Limits of a real hierarchy of cgroup version 2. Where memory is version 1's, as on a machine of the hybrid kind, there is none to test
-//! with; the kernels of `make kernel-matrix` have one.
+//! Limits of a real hierarchy of cgroup version 2. Where the memory controller is of version 1, as on a hybrid machine, there is none to
+//! test with; the kernels of `make kernel-matrix` have one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,14 +32,14 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The last process has been killed, which the kernel may still be at.
+        // The last process has been killed, but may not be gone yet.
         wait_until("the cgroup to be empty", || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
 #[test]
 fn the_limit_of_a_parent_in_cgroup_version_2_is_reported_with_the_usage() {
-    let program = holder(Link::Dynamic); // also where there is nothing to test: a guest without a compiler takes it along
+    let program = holder(Link::Dynamic); // also where there is nothing to test: a guest without a compiler needs it prebuilt
     if !std::fs::read_to_string(format!("{ROOT}/cgroup.controllers")).is_ok_and(|text| text.contains("memory")) {
         println!("not here: no memory controller of cgroup version 2");
         return;
@@ -55,8 +55,8 @@ fn the_limit_of_a_parent_in_cgroup_version_2_is_reported_with_the_usage() {
     let usage: u64 = child.read("memory.current").trim().parse().unwrap();
     let memory = &census["cgroup_memory"];
     assert_eq!(memory["limit_bytes"], LIMIT_BYTES, "{memory}");
-    // Whichever cgroup it is told of, the child is all that is in the parent.
+    // Whichever cgroup is reported, the parent contains nothing but the child.
     let told = memory["usage_bytes"].as_u64().unwrap();
-    assert!(told.abs_diff(usage) <= 4 << 20, "{told} told, {usage} by the kernel");
+    assert!(told.abs_diff(usage) <= 4 << 20, "{told} reported, {usage} by the kernel");
     drop(target);
 }

@@ -122,7 +122,7 @@ impl Drop for Containerd {
         for sandbox in self.pods.borrow().iter() {
             self.remove(sandbox);
         }
-        // What a failed removal leaves mounted keeps the directory from being removed.
+        // Mounts left by a failed removal would keep the directory from being removed.
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let below = |point: &&str| Path::new(point).starts_with(self.directory.path());
         let points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).filter(below).collect();

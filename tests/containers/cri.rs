@@ -1,4 +1,4 @@
-//! Names from a real containerd, and what becomes of the agent when the socket is not what it should be.
+//! Names from a real containerd, and the agent's behaviour when the socket is missing or broken.
 
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -30,7 +30,7 @@ fn process(daemon: &Daemon, pid: u32) -> Value {
 fn a_pod_s_names_are_on_metrics_and_api_and_go_with_it() {
     let Some(containerd) = Containerd::start() else { return };
     let daemon = Daemon::start(&watching(&["holder"], &asking(&containerd.socket())));
-    // The pod is made while the agent runs: the agent asks because it meets a container without a name.
+    // The pod is made while the agent runs: the agent requests names because it finds a container without one.
     let pod = containerd.pod("shop", "web-1", UID, "heap");
     let pid = containerd.pid(&pod.container);
     wait_until_paused(pid);
@@ -44,7 +44,7 @@ fn a_pod_s_names_are_on_metrics_and_api_and_go_with_it() {
     let api = process(&daemon, pid);
     assert_eq!(api["container"]["pod_uid"], UID);
     assert_eq!(api["container"]["namespace"], "shop");
-    // The pause container is known by its pod.
+    // The pause container is identified by its pod.
     let pause = containerd.pid(&pod.sandbox);
     daemon.metrics_with(
         "fragprof_process_resident_bytes",
@@ -62,7 +62,7 @@ fn a_container_recreated_in_its_pod_keeps_its_name_and_gets_another_id() {
     daemon.metrics_with("fragprof_process_container_info", &first.container);
     containerd.remove(&first.sandbox);
     let second = containerd.pod("shop", "web-2", UID, "heap");
-    // Until the runtime has answered, the id stands for the name.
+    // Until the runtime has answered, the id is shown instead of the name.
     let named = format!("pod=\"web-2\",container=\"heap\",container_id=\"{}\"", second.container);
     daemon.metrics_with("fragprof_process_container_info", &named);
     wait_until("the first container's series to end", || !daemon.metrics().contains(&first.container));
@@ -102,7 +102,7 @@ fn a_served_profile_has_the_names_of_the_pod_as_labels() {
     }
 }
 
-/// The agent still looks at processes: a new one gets its figures.
+/// The agent still takes censuses: a new process gets its figures.
 fn assert_works(daemon: &Daemon) {
     let cat = Process::start_piped(&mut std::process::Command::new("cat"));
     daemon.metrics_with("fragprof_heap_extent_bytes", &format!("pid=\"{}\"", cat.pid()));
@@ -122,7 +122,7 @@ fn a_missing_socket_costs_only_names() {
 fn a_socket_that_never_answers_costs_only_names() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("slow.sock");
-    // Connections are taken by the kernel and never accepted.
+    // Connections are queued by the kernel and never accepted.
     let _listener = UnixListener::bind(&path).unwrap();
     let daemon = Daemon::start(&watching(&["cat"], &asking(&path)));
     assert_works(&daemon);
@@ -140,7 +140,7 @@ fn a_socket_that_answers_garbage_costs_only_names() {
         for stream in listener.incoming().flatten() {
             let mut stream = stream;
             let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-            // An endless header is no HTTP/2.
+            // An endless header is not HTTP/2.
             while stream.write_all(b"HTTP/1.1 200 OK\r\nX: \x00\xff").is_ok() {}
         }
     });

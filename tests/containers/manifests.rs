@@ -153,7 +153,7 @@ fn samples(schema: &Value, token_file: &Path) -> Vec<Value> {
 
 #[test]
 fn the_agent_accepts_all_settings_that_the_schema_allows() {
-    // Only where helm is.
+    // Only where helm is installed.
     if Command::new("helm").arg("version").output().is_err() {
         println!("not tried: helm is not installed");
         return;

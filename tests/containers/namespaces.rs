@@ -10,7 +10,7 @@ use crate::support::process::{Process, wait_until};
 use crate::support::recording::Recording;
 use crate::support::{LIMIT, bpf};
 
-/// `unshare`, as whose only child a program runs in user, pid and mount namespaces of its own, with a /proc of its own.
+/// `unshare`, which runs a program as its only child in user, pid and mount namespaces of its own, with its own /proc.
 fn apart() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
@@ -32,7 +32,7 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
-/// How often the process has gone to sleep by itself.
+/// Number of the process's voluntary context switches.
 fn sleeps(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap().trim().parse().unwrap()
@@ -72,7 +72,7 @@ fn a_just_in_time_compiled_frame_is_named_from_the_map_in_the_process_s_own_tmp_
     assert!(unshare.out.wait_for(LIMIT, |line| line == "READY").is_some(), "{} {}", unshare.out, unshare.err);
     let pid = child_of(&unshare);
     assert!(std::path::Path::new(&format!("/proc/{pid}/root/tmp/perf-1.map")).exists());
-    assert!(!std::path::Path::new("/tmp/perf-1.map").exists(), "the machine has a map of that name: the test would prove nothing");
+    assert!(!std::path::Path::new("/tmp/perf-1.map").exists(), "the machine has a map of that name, so the test would prove nothing");
     let recording = Recording::attach(&[pid]);
     signal(pid, Signal::USR2);
     assert!(unshare.out.wait_for(LIMIT, |line| line == "DONE").is_some(), "{} {}", unshare.out, unshare.err);

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::support::build::{Link, program, tool};
 use crate::support::process::wait_until;
 
-/// What a container needs on a machine whose root may not raise limits, and whose cgroups are a hybrid: see docs/kubernetes.md.
+/// Options for a machine whose root may not raise limits, and whose cgroups are hybrid: see docs/kubernetes.md.
 const QUIRKS: [&str; 7] = [
     "--network=none",
     "--ulimit=nofile=20000:20000",
@@ -38,7 +38,7 @@ impl Podman {
         command.arg("--root").arg(of("storage")).arg("--runroot").arg(of("run")).arg("--tmpdir").arg(of("tmp"));
         command.args(["--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none"]);
         command.arg(verb);
-        // Its monitor notes a kill for lack of memory in a file of the directory it was started in.
+        // Its monitor reports a kill for lack of memory in a file in its working directory.
         command.current_dir(self.directory.path());
         command
     }
@@ -49,12 +49,12 @@ impl Podman {
         String::from_utf8(done.stdout).unwrap().trim().to_owned()
     }
 
-    /// Makes an image of programs with the libraries they need: nothing else is in it, no shell either.
+    /// Makes an image of programs with the libraries they need and nothing else, not even a shell.
     pub fn image(&self, name: &str, programs: &[(&Path, &str)]) {
         self.image_that(name, programs, &[]);
     }
 
-    /// As [`Podman::image`], which runs these words when none are given.
+    /// As [`Podman::image`], with a default command.
     pub fn image_that(&self, name: &str, programs: &[(&Path, &str)], words: &[&str]) {
         let tree = tempfile::tempdir().unwrap();
         for (program, to) in programs {
@@ -92,7 +92,7 @@ impl Podman {
     /// Runs a container to its end and returns what it printed.
     pub fn run_to_end(&self, options: &[&str], image: &str, words: &[&str]) -> (bool, String) {
         let mut command = self.command("run");
-        // Attached: what it prints comes here.
+        // Attached: its output arrives here.
         command.arg("--rm").args(QUIRKS).args(options).arg(format!("localhost/{image}")).args(words);
         let done = command.stdin(std::process::Stdio::null()).output().unwrap();
         (done.status.success(), format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr)))
@@ -136,7 +136,7 @@ pub fn holder(link: Link) -> PathBuf {
     program("container_heap", link)
 }
 
-/// What pause(2) is.
+/// The number of pause(2).
 #[cfg(target_arch = "x86_64")]
 const PAUSE: libc::c_long = libc::SYS_pause;
 /// arm64 has no system call of that name.
@@ -145,7 +145,7 @@ const PAUSE: libc::c_long = libc::SYS_ppoll;
 
 /// Waits until a process sleeps in pause(2): it has all its memory.
 pub fn wait_until_paused(pid: u32) {
-    wait_until(&format!("process {pid} to rest"), || {
+    wait_until(&format!("process {pid} to be idle"), || {
         std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|text| text.starts_with(&format!("{PAUSE} ")))
     });
 }

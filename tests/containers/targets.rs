@@ -1,4 +1,4 @@
-//! Processes in containers, looked at from the machine and from a container with the rights of a DaemonSet's pod: identity, limit,
+//! Processes in containers, examined from the machine and from a container with the permissions of a DaemonSet's pod: identity, limit,
 //! census, recordings.
 
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::support::process::{Process, wait_until};
 use crate::support::recording::{Recording, fragprof};
 use crate::support::{LIMIT, bpf};
 
-/// What the chart gives the agent, as podman's options.
+/// The permissions that the chart gives the agent, as podman's options.
 pub const LEAST: [&str; 9] = [
     "--cap-drop=ALL",
     "--cap-add=BPF",

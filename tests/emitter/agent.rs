@@ -1,4 +1,4 @@
-//! The agent listens to emitters by itself, all the time: what lives by stack on every surface, with its source named.
+//! The agent listens to emitters by itself, all the time: live bytes by stack on every surface, with their source.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -55,7 +55,7 @@ fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_a
     let words: Vec<&str> = line.split_whitespace().skip(1).collect();
     let truth = |site: &str| -> f64 { words.chunks(2).find(|pair| pair[0] == site).unwrap()[1].parse().unwrap() };
     let close = |got: &Estimates, site: &str| got.of_function("inuse_bytes", site).deviation(truth(site)).abs() < 4.0;
-    wait_until("what lives since is told by stack", || {
+    wait_until("live bytes allocated since are reported by stack", || {
         profile("live").is_some_and(|got| close(&Estimates(got.clone()), "site_small") && close(&Estimates(got), "site_large"))
     });
     let got = profile("live").unwrap();
@@ -81,7 +81,7 @@ fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_a
     let stderr = value(&text, "fragprof_process_sampled_live_bytes_stderr", &label).unwrap();
     assert!(stderr > 0.0 && (told - truth("site_small") - truth("site_large")).abs() < 5.0 * stderr + 2e6, "{told} ± {stderr}");
 
-    // The governed tier leaves it to its emitter, and takes the other one.
+    // The governed tier leaves the process with an emitter alone, and watches the other one.
     let other = format!("pid=\"{}\"", plain.pid());
     wait_until("the governed tier has chosen", || {
         let text = daemon.metrics();
@@ -110,7 +110,7 @@ fn a_process_too_small_to_be_watched_is_listened_to_and_then_watched() {
     let words: Vec<&str> = line.split_whitespace().skip(1).collect();
     let truth = |site: &str| -> f64 { words.chunks(2).find(|pair| pair[0] == site).unwrap()[1].parse().unwrap() };
     let path = format!("/api/v1/processes/{}/profile?by=live&format=stacks", process.pid());
-    wait_until("what it grew by is told by stack", || {
+    wait_until("its growth is reported by stack", || {
         json(&daemon, &path)
             .is_some_and(|got| Estimates(got).of_function("inuse_bytes", "site_large").deviation(truth("site_large")).abs() < 4.0)
     });
@@ -147,7 +147,7 @@ fn an_image_without_an_emitter_is_detached_and_so_are_all_when_listening_is_swit
     assert!(leaves.is_running());
     daemon.configure(&listening(&names, "enabled = false"));
     daemon.process.signal(Signal::HUP);
-    wait_until("nobody is listened to", || value(&daemon.metrics(), "fragprof_listener_targets", "") == Some(0.0));
+    wait_until("no process is listened to", || value(&daemon.metrics(), "fragprof_listener_targets", "") == Some(0.0));
     assert_eq!(value(&daemon.metrics(), "fragprof_listener_enabled", ""), Some(0.0));
     // Samples received before are still counted.
     assert!(value(&daemon.metrics(), "fragprof_listener_samples_total", "").is_some());

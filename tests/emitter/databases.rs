@@ -1,4 +1,4 @@
-//! Databases as workloads: made again for each program that is started, and what makes them work.
+//! Databases as workloads: created anew for each program that is started, and their load.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn postgres_programs() -> Option<PathBuf> {
     versions.map(|entry| entry.path().join("bin")).max()
 }
 
-/// Makes a database in a folder, and says where.
+/// Makes a database in a folder; returns where.
 pub fn postgres(folder: &Path, number: usize) -> PathBuf {
     let (uid, gid) = user("postgres").unwrap();
     std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).unwrap();
@@ -57,7 +57,7 @@ pub fn mariadb_server() -> Option<PathBuf> {
     places.into_iter().find(|path| path.is_file())
 }
 
-/// Makes an instance in a folder, and says with which arguments it is started.
+/// Makes an instance in a folder; returns the arguments with which it is started.
 pub fn mariadb(folder: &Path, number: usize) -> Vec<String> {
     let data = folder.join(format!("data{number}"));
     let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());

@@ -22,16 +22,16 @@ use super::workloads::{Workload, workloads};
 use crate::support::LIMIT;
 use crate::support::process::Process;
 
-/// Rounds, each with every variant: what the machine does meanwhile meets all of them.
+/// Rounds, each with every variant, so that disturbances of the machine affect all of them.
 const ROUNDS: usize = 5;
-/// Pairs of spells of a whole program: in each pair one process is listened to, then the other.
+/// Pairs of periods of a whole program: in each pair one process is listened to, then the other.
 const SPELLS: usize = 12;
-/// A spell has about so many units of work, and at least so many seconds.
+/// A period has about so many units of work, and at least so many seconds.
 const UNITS_IN_A_SPELL: f64 = 10.0;
 const SPELL_S_MIN: f64 = 1.5;
-/// Times a program's start is measured.
+/// Number of measurements of a program's start.
 const STARTS: usize = 21;
-/// Units of work before the first that counts.
+/// Units of work before the first that is measured.
 const WARM_UP: usize = 3;
 
 fn least(values: &[f64]) -> f64 {
@@ -119,11 +119,11 @@ struct Unit {
 /// A period in which two programs run side by side.
 type Spell = std::ops::Range<Instant>;
 
-/// Mean CPU time of the units that lie in a spell.
+/// Mean CPU time of the units that lie in a period.
 fn unit_in(units: &[Unit], spell: &Spell) -> f64 {
     let inside: Vec<f64> =
         units.iter().filter(|unit| unit.began >= spell.start && unit.ended <= spell.end).map(|unit| unit.cpu_s).collect();
-    assert!(!inside.is_empty(), "no unit of work is as short as a spell");
+    assert!(!inside.is_empty(), "no unit of work is as short as a period");
     inside.iter().sum::<f64>() / inside.len() as f64
 }
 
@@ -168,8 +168,8 @@ fn interval_of_median(mut values: Vec<f64>) -> (f64, f64) {
 fn whole_programs_in_steady_state() {
     let fragprof = env!("CARGO_BIN_EXE_fragprof").to_owned();
     println!(
-        "processor time a unit of work, of two processes beside each other of which one is listened to, then the other; median of {SPELLS} such \
-         pairs of spells (its 95 % interval)"
+        "CPU time per unit of work, of two processes side by side of which one is listened to, then the other; median of {SPELLS} such \
+        pairs of periods (its 95 % interval)"
     );
     let mut recorder = Recorder::new(Options { source: Choice::Emitter, ..Options::default() }).unwrap();
     for workload in workloads() {
@@ -178,14 +178,14 @@ fn whole_programs_in_steady_state() {
         let spell_s = (UNITS_IN_A_SPELL * one.unit_s.max(other.unit_s)).max(SPELL_S_MIN);
         let mut bare = Running::start(&workload, &[], &[]);
         let long = Duration::from_secs_f64(spell_s * 4.0);
-        // All of them are young: a heap that has worked for a while is not what it was.
+        // All of them have just started: a heap changes while it works.
         let quiet = over_in_a_spell(&mut one, &mut bare, long);
         let ids = [one.pid(), other.pid()].map(|pid| (pid, Target::open(pid).unwrap().id()));
         let (mut samples, mut pairs) = (0, 0.0);
         let (ones, others, spells) = beside(&mut one, &mut other, || {
             let mut spell = |which: usize| {
                 recorder.listen(ids[which].0, false).unwrap();
-                // Its tables are there when the code that is walked is.
+                // The unwind tables of the walked code must be loaded.
                 recorder.step(Duration::from_secs_f64(spell_s / UNITS_IN_A_SPELL + 0.2));
                 let told = |recorder: &Recorder| {
                     let totals = recorder.heard().first().map(|heard| heard.totals).unwrap_or_default();
@@ -201,7 +201,7 @@ fn whole_programs_in_steady_state() {
             };
             (0..SPELLS).map(|_| [spell(0), spell(1)]).collect::<Vec<_>>()
         });
-        // With each of them listened to once, what they differ by otherwise falls out.
+        // As each of them is listened to once, other differences between them cancel out.
         let over = spells.iter().map(|[first, second]| {
             let ratio = |spell: &Spell| unit_in(&ones, spell) / unit_in(&others, spell);
             100.0 * ((ratio(first) / ratio(second)).sqrt() - 1.0)
@@ -223,8 +223,8 @@ fn whole_programs_in_steady_state() {
         });
         let (low, high) = interval_of_median(over.clone());
         println!(
-            "{:<22} {:>6.3} s a unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples a second and about {:>8.0} pairs a \
-             CPU-second, {:+.1} ns a pair; nobody listens {quiet:>+6.2} % over a process without it; heaptrack {}",
+            "{:<22} {:>6.3} s per unit; listened to {:>+6.2} % ({low:+.2} to {high:+.2}; goal 1), {:>5.0} samples per second and about \
+             {:>8.0} pairs per CPU-second, {:+.1} ns per pair; without a listener {quiet:>+6.2} % over a process without the sampler; heaptrack {}",
             workload.name,
             bare.unit_s,
             median(over.clone()),
@@ -250,10 +250,7 @@ fn a_programs_start() {
         median((0..STARTS).map(cpu).collect())
     };
     let fragprof = env!("CARGO_BIN_EXE_fragprof");
-    println!(
-        "a program's start: {:.0} ms of processor time more, once (true under `fragprof run`)",
-        run(&[fragprof, "run", "--"]) - run(&[])
-    );
+    println!("a program's start: {:.0} ms more CPU time, once (true under `fragprof run`)", run(&[fragprof, "run", "--"]) - run(&[]));
 }
 
 fn heaptrack_library() -> Option<String> {

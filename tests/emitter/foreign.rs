@@ -86,7 +86,7 @@ fn an_emitter_made_with_sys_sdt_is_found_under_both_names_however_it_was_compile
         check(&report, &ledger);
         let source = report.0["processes"][0]["source"].as_str().unwrap();
         assert!(source.contains(&format!("{provider} in {provider}{level}")), "{source}");
-        // It says no interval, and its weights have none in common.
+        // It states no interval, and its weights have no common divisor.
         assert_eq!(report.0["processes"][0]["sample_bytes"], serde_json::Value::Null);
         assert_eq!(report.0["processes"][0]["samples"], 300);
     }
@@ -143,7 +143,7 @@ fn a_listener_that_is_killed_leaves_the_semaphores_at_zero_and_other_processes_n
     assert_eq!(watched.semaphores(), "semaphores 4 1");
     last.process.signal(Signal::KILL);
     last.wait(LIMIT);
-    wait_until("the kernel lets go of the killed listener", || watched.semaphores() == "semaphores 0 0");
+    wait_until("the kernel removes the killed listener's probes", || watched.semaphores() == "semaphores 0 0");
     watched.ledger();
     assert!(watched.process.is_running() && other.process.is_running());
 }

@@ -46,7 +46,7 @@ fn live_blocks_from_before_are_distinguished_from_newer_ones_even_at_the_same_ad
     }
     let rest = report.of_function("live_bytes", "[unattributed]");
     assert!(rest.est < 4.0 * rest.stderr.max(200_000.0), "{rest:?}");
-    // All rows together are what the census says, up to rounding; and that is what malloc says.
+    // All rows together equal the census, up to rounding, and the census equals malloc's account.
     let live = report.0["processes"][0]["live_bytes"].as_f64().unwrap();
     let sum = report.total("live_bytes");
     assert!((live / truth["mallinfo2"] - 1.0).abs() < 0.02, "census {live}, mallinfo2 {}", truth["mallinfo2"]);
@@ -87,7 +87,7 @@ fn the_report_states_the_source_of_its_figures_and_their_error() {
     }
     let report = Estimates::read(&recording.file());
     assert_eq!(report.0["processes"][0]["sample_bytes"], 32 << 10);
-    assert!(report.0["totals"].get("inuse_bytes").is_none(), "an estimate under the name of what is counted");
+    assert!(report.0["totals"].get("inuse_bytes").is_none(), "an estimate under the name of a counted value");
     let pprof = folder.path().join("raw.pb.gz");
     std::fs::copy(recording.file(), &pprof).unwrap();
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::support::process::run;
 use crate::support::recording::fragprof;
 
-/// Variables that a program is given, with their values.
+/// Environment variables for a program, with their values.
 pub type Environment<'a> = &'a [(&'a str, &'a str)];
 
 /// Compiles `tests/emitter/programs/NAME` into a folder, under a name of its own.
@@ -20,12 +20,12 @@ pub fn compile(folder: &Path, name: &str, as_name: &str, flags: &[&str]) -> Path
     out
 }
 
-/// `fragprof run --sample-bytes N -- PROGRAM`. The interval stays as it is, however often samples come.
+/// `fragprof run --sample-bytes N -- PROGRAM`. The interval does not change, however frequent samples are.
 pub fn sampled(program: &Path, sample_bytes: u64) -> Command {
     limited(program, sample_bytes, 0)
 }
 
-/// The same with an interval that grows where samples would come more often than so many times per second and processor.
+/// The same with an interval that grows where samples would be more frequent than so many per second and CPU.
 pub fn limited(program: &Path, sample_bytes: u64, samples_per_second: u64) -> Command {
     let mut command = fragprof();
     command.args(["run", "--sample-bytes", &sample_bytes.to_string(), "--samples-per-second", &samples_per_second.to_string(), "--"]);

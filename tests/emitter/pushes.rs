@@ -1,4 +1,4 @@
-//! What an agent pushes, as the server has it: files merged by `go tool pprof` against the program's own count.
+//! What an agent pushes, as a server sees it: files merged by `go tool pprof` against the program's own count.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -94,7 +94,7 @@ fn merged_pushes_are_what_the_program_allocated_and_the_last_one_is_what_is_live
         return;
     }
     let Some(go) = tool("go") else { return };
-    // Newer releases build the tool when it is first requested, however long that takes.
+    // Newer releases build the tool at its first use, however long that takes.
     Command::new(&go).args(["tool", "pprof", "-help"]).env("GOTOOLCHAIN", "local").output().unwrap();
     let _alone = serial();
     let folder = TempDir::new().unwrap();
@@ -115,12 +115,12 @@ fn merged_pushes_are_what_the_program_allocated_and_the_last_one_is_what_is_live
         let line = process.out.nth(1 + round, LIMIT).unwrap();
         let numbers: Vec<u64> = line.split(' ').skip(1).map(|word| word.parse().unwrap()).collect();
         truth = (numbers[0], numbers[1]);
-        // Each round is in pushes of its own.
+        // Each round has pushes of its own.
         while got.iter().map(|one| one.total("alloc_space")).sum::<u64>() < truth.0 * 9 / 10 {
             got.push(pushes.recv_timeout(LIMIT).unwrap());
         }
     }
-    // What the agent itself has, once nothing is on its way.
+    // The agent's own figures, once nothing is being sent.
     let path = format!("/api/v1/processes/{}/profile?format=pprof", process.pid());
     let own = || pprof::read(daemon.get_bytes(&path).as_slice()).unwrap().totals();
     wait_until("all was pushed", || {
@@ -146,7 +146,7 @@ fn merged_pushes_are_what_the_program_allocated_and_the_last_one_is_what_is_live
         let [before, after] = [&two[0].message, &two[1].message];
         assert!(after.time_nanos > before.time_nanos && after.duration_nanos > 0);
         let gap_ns = after.time_nanos - after.duration_nanos - before.time_nanos;
-        assert!(gap_ns.abs() < 100_000_000, "an interval begins where the last one ended: {gap_ns} ns");
+        assert!(gap_ns.abs() < 100_000_000, "an interval must begin where the last one ended: {gap_ns} ns");
     }
     assert!(
         got[0].query.starts_with("/ingest?name=rounds_pushed%7Bcluster%3Da%2C") && !got[0].query.contains("format="),

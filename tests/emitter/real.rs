@@ -13,7 +13,7 @@ use crate::support::process::{Process, run, wait_until};
 use crate::support::recording::fragprof;
 use crate::support::{LIMIT, bpf, serial};
 
-/// What the program says once it holds what it will hold and waits for input.
+/// What the program prints once it has allocated everything and waits for input.
 const READY: &str = "READY";
 const SAMPLE_BYTES: u64 = 16 << 10;
 
@@ -35,7 +35,7 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
     let out = folder.join(format!("{name}.pb.gz"));
     let mut command = fragprof();
     command.args(["record", "-d", "120s", "-o"]).arg(&out).arg("--").arg(env!("CARGO_BIN_EXE_fragprof"));
-    // Without the limit on samples: how long its interval becomes is up to the machine's speed, and here the error is to be small.
+    // Without the limit on samples: the interval would depend on the machine's speed, and here the error must be small.
     command.args(["run", "--sample-bytes", &SAMPLE_BYTES.to_string(), "--samples-per-second", "0", "--"]).arg(&program).args(arguments);
     command.envs(env.iter().copied()).env("LD_PRELOAD", account);
     let mut recording = Process::start_piped(&mut command);
@@ -58,7 +58,7 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
     let process = processes.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{name}: {processes:?}"));
     assert!(process["source"].as_str().is_some_and(|source| source.contains("otel_memory")), "{name}: {}", report.said());
     let census = process["live_bytes"].as_f64().unwrap_or_else(|| panic!("{name}: {}", report.said()));
-    // Only of this process: shells on the way to it have rows of their own.
+    // Only of this process: shells that started it have rows of their own.
     let told = report.of_process("live_bytes", pid);
     let rest = Figure { est: census - told.est, stderr: told.stderr };
     println!(
@@ -69,10 +69,10 @@ fn check(folder: &Path, account: &Path, program: PathBuf, arguments: &[&str], in
         1.96 * rest.stderr / 1048576.0,
         process["samples"],
     );
-    // malloc counts what its thread caches hold as in use; the census does not.
+    // malloc counts blocks in its thread caches as in use; the census does not.
     assert!((0.90..1.03).contains(&(census / inside)), "{name}: census {census}, mallinfo2 {inside}");
-    // What no stack explains is none, within the error: 3.5 standard errors, as there are several programs; and what ld.so and libc
-    // allocate before the library is there.
+    // Nothing is unexplained by stacks, within the error (3.5 standard errors, as there are several programs), except what ld.so and libc
+    // allocate before the library is loaded.
     assert!(
         rest.est.abs() < 3.5 * rest.stderr + 0.01 * census + 100_000.0,
         "{name}: {rest:?} of {census} not explained: {}",
@@ -123,7 +123,7 @@ fn all_stacks_together_equal_the_allocators_account_from_outside_and_from_inside
     for (name, arguments, input, env) in programs {
         let Some(mut program) = tool(name) else { continue };
         if name == "python3" {
-            // What is found by that name may be a script that starts others before it.
+            // The program of that name may be a script that starts others before it.
             let said = run(Command::new(&program).args(["-c", "import sys; print(sys.executable)"])).out;
             program = PathBuf::from(said.trim());
         }

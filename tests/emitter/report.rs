@@ -22,7 +22,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// How many standard errors the truth is away.
+    /// The distance of the truth in standard errors.
     pub fn deviation(&self, truth: f64) -> f64 {
         (self.est - truth) / self.stderr.max(1.0)
     }
@@ -36,7 +36,7 @@ impl Estimates {
         Self(serde_json::from_str(&done.out).unwrap())
     }
 
-    /// Ctrl-C, and what the recording has.
+    /// Ctrl-C, and the recording's report.
     pub fn of(mut recording: Recording) -> Self {
         recording.process.signal(Signal::INT);
         let status = recording.wait(crate::support::LIMIT);

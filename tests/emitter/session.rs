@@ -69,13 +69,13 @@ fn an_emitter_windows_and_every_call_are_recorded_at_once_over_programs_that_are
     assert!(held.len() > 5 && held.values().all(|ids| ids.len() == 1), "loaded more than once: {held:?}");
     assert_eq!(recorded.status, 200, "{}", recorded.body);
 
-    // Windows that were open did not take a call from it, nor it one from them: a tick is 20 short blocks and one that is kept.
+    // Windows that were open did not take calls from it, nor it from them: a tick is 20 short-lived blocks and one that is kept.
     let profile: Value = serde_json::from_str(&recorded.body).unwrap();
     let (short, kept) = (allocations(&profile, "site_short"), allocations(&profile, "site_kept"));
     assert!(kept > 1000 && short.abs_diff(20 * kept) <= 40, "{short} short, {kept} kept\n{}", recorded.body);
     assert!(profile["losses"].as_object().is_some_and(|losses| losses.values().all(|lost| lost == 0)), "{}", profile["losses"]);
 
-    // They go on afterwards, and so does the listening.
+    // They continue afterwards, and so does the listening.
     let before = windows();
     wait_until("another window", || windows() > before);
     let text = daemon.metrics();

@@ -1,4 +1,4 @@
-//! How often what is stated is true: live bytes by site against the program's own account, over many recordings; and a leak among
+//! How often stated intervals are true: live bytes by site against the program's own account, over many recordings; and a leak among
 //! churn.
 
 use std::collections::BTreeMap;
@@ -29,8 +29,8 @@ fn live_by_site(profile: &Profile) -> BTreeMap<String, (f64, f64)> {
     sites
 }
 
-/// Runs a program with a known heap so often under a recording, and looks at each profile; of all sites with 2 % of the heap or more, how
-/// often the 95 % interval held: by site.
+/// Records a program with a known heap so many times, and passes each profile to `look`; of all sites with 2 % of the heap or more, how
+/// often the 95 % interval held, by site.
 fn coverage(runs: u32, source: &str, command: impl Fn(&Path) -> Command, look: impl Fn(&Profile)) -> BTreeMap<String, (u32, u32)> {
     let folder = TempDir::new().unwrap();
     let program = compile(folder.path(), source, "sites", &["-O2"]);
@@ -64,7 +64,7 @@ fn coverage(runs: u32, source: &str, command: impl Fn(&Path) -> Command, look: i
     held
 }
 
-/// Asserts that as many lie inside as a true rate of 95 % makes certain but for `deviations` standard deviations of chance.
+/// Asserts that at least as many lie inside as expected from a true rate of 95 %, less `deviations` standard deviations.
 fn check(held: &BTreeMap<String, (u32, u32)>, sites_min: usize, deviations: f64) {
     let (inside, all) = held.values().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     println!("{held:?}: {inside} of {all}");
@@ -85,7 +85,7 @@ fn every_site_of_two_percent_lies_within_its_stated_interval() {
         return;
     }
     let _alone = serial();
-    // Of 48, chance takes ten once in 5,000 times; errors stated half as large as they are would take sixteen.
+    // Of 48, ten are outside by chance once in 5,000 times; with errors stated half as large as they are, sixteen would be.
     check(&coverage(8, "steady.c", |program| sampled(program, 32 << 10), |_| {}), 6, 5.0);
 }
 
@@ -130,7 +130,7 @@ fn a_leak_of_a_thousandth_of_the_allocation_rate_is_soon_the_first_by_live() {
     let _alone = serial();
     let folder = TempDir::new().unwrap();
     let program = compile(folder.path(), "leak.c", "leak", &["-O2"]);
-    // Two minutes at 500 MB/s, compressed: as many bytes, at the rate that the machine makes them.
+    // Two minutes at 500 MB/s, compressed: as many bytes, as fast as the machine allocates them.
     let mut process = Process::start_piped(sampled(&program, 512 << 10).args(["20000", "0.001"]));
     let mut input = process.input();
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap();

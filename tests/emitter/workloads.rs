@@ -22,7 +22,7 @@ pub trait Load: Send {
 
 /// A program with its work.
 pub struct Workload {
-    /// For people.
+    /// Its name in the output.
     pub name: &'static str,
     program: PathBuf,
     arguments: Vec<String>,
@@ -42,7 +42,7 @@ enum Work {
 }
 
 impl Workload {
-    /// Starts it, behind other words. Of a server, the load is that of the one started last.
+    /// Starts it, after a prefix of other words. For a server, the load is that of the one started last.
     pub fn command(&self, prefix: &[String]) -> Command {
         let mut words = prefix.iter().map(PathBuf::from).chain([self.program.clone()]);
         let mut command = Command::new(words.next().unwrap());
@@ -71,7 +71,7 @@ impl Workload {
         !matches!(self.work, Work::Postgres { .. })
     }
 
-    /// What makes it work.
+    /// Its load.
     pub fn load(&self) -> Box<dyn Load> {
         match &self.work {
             Work::Lines(unit) => Box::new(Lines { unit: unit.clone(), done: 0 }),
@@ -102,7 +102,7 @@ impl Load for Lines {
 
     fn work(&mut self, process: &Process, input: &mut ChildStdin) {
         input.write_all(self.unit.as_bytes()).unwrap();
-        // A database's answer has its form around it.
+        // A database's answer is formatted.
         loop {
             let line = process.out.nth(self.done, LIMIT);
             self.done += 1;
@@ -234,7 +234,7 @@ pub fn workloads() -> Vec<Workload> {
     all
 }
 
-/// What is found by that name may be a script that starts others before it.
+/// The program of that name may be a script that starts others before it.
 fn real(program: PathBuf) -> PathBuf {
     if !program.ends_with("python3") {
         return program;

@@ -1,4 +1,4 @@
-/* A second preload beside the sampler: at SIGRTMIN+5 it writes what glibc's malloc says of itself. Asked only while the program waits for
+/* A second preload next to the sampler: at SIGRTMIN+5 it writes malloc's own account (glibc). Requested only while the program waits for
  * input, so that no lock is held. */
 #define _GNU_SOURCE
 #include <malloc.h>

@@ -1,6 +1,6 @@
-/* A heap with a past: keeps blocks from before it is told to go on, gives some of them back, keeps others made since, at sites of their
- * own, and says what lives by site. Arguments: MiB kept from before, MiB kept since. Commands as in foreign.c; on "g" it allocates and
- * says "ledger SITE BYTES ..." and what mallinfo2 says. On "f" it forks a child that allocates and frees, and waits for it. */
+/* A heap with a history: keeps blocks from before a command, frees some of them, keeps others allocated since, at sites of their own, and
+ * prints the live bytes by site. Arguments: MiB kept from before, MiB kept since. Commands as in foreign.c; on "g" it allocates and prints
+ * "ledger SITE BYTES ..." and mallinfo2's value. On "f" it forks a child that allocates and frees, and waits for it. */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
 			fflush(stdout);
 			continue;
 		}
-		/* Every other block from before goes, and its place is taken by others. */
+		/* Every other block from before is freed, and others are allocated in its place. */
 		for (size_t i = 0; i < before.count; i += 2) {
 			free(before.blocks[i]);
 			before.bytes -= 240;

@@ -1,7 +1,7 @@
-/* An emitter written by somebody else: sys/sdt.h by its book, nothing of fragprof's. Its "sampling" is decided by the program, so what lives
- * by site is known: each site weighs its blocks by a factor of its own. PROVIDER is otel_memory or ddheap.
+/* A foreign emitter: sys/sdt.h as documented, nothing of fragprof's. Its "sampling" is decided by the program, so the live bytes by
+ * site are known: each site weights its blocks by a factor of its own. PROVIDER is otel_memory or ddheap.
  *
- * Commands, one character each on standard input: g = allocate and free; s = say the semaphores; any other, or the end: end. Answers, one
+ * Commands, one character each on standard input: g = allocate and free; s = print the semaphores; any other, or the end: end. Answers, one
  * line each: "ledger SITE LIVE_WEIGHT ALLOCATED_WEIGHT ..." and "semaphores ALLOC FREE". */
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
@@ -92,7 +92,7 @@ static void allocate(void)
 		constants[i] = site_constants();
 		memory[i] = site_memory(&told, i & 3);
 	}
-	/* The first of each live on. */
+	/* The first block of each site stays live. */
 	for (int i = 10; i < BLOCKS; i++)
 		give_back(registers[i]);
 	for (int i = 20; i < BLOCKS; i++)

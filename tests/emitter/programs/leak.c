@@ -1,4 +1,4 @@
-/* Churn with a leak: arguments are MiB to allocate in all and the share of them that leaks. A steady 16 MiB live at other sites. */
+/* Churn with a leak: arguments are MiB to allocate in all and the share of them that leaks. A constant 16 MiB is live at other sites. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

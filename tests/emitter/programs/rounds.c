@@ -1,5 +1,5 @@
-/* Allocates in rounds: on each line of its input 40,000 blocks of 1,000 bytes that are freed at once, and 2,000 that stay. Says what was
- * requested so far and what of it lives, by its own count. The heap has some MiB from the start. */
+/* Allocates in rounds: on each line of its input 40,000 blocks of 1,000 bytes that are freed at once, and 2,000 that stay. Prints the
+ * bytes requested so far and those that are live, by its own count. The heap has some MiB from the start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,12 +1,12 @@
-/* Times allocations and their frees at the depth of 20 frames, apart, in CPU time of the thread: prints "ns ALLOC FREE SAMPLES" a block and
- * how many blocks of a million were sampled. Argument: how many. */
+/* Times allocations and their frees separately at a depth of 20 frames, in CPU time of the thread: prints "ns ALLOC FREE SAMPLES" per block
+ * and the number of blocks sampled in a million. Argument: number of blocks. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
-/* As in src/sampler/preload/sample.h; not there without the sampler. */
+/* As in src/sampler/preload/sample.h; absent without the sampler. */
 struct stats {
 	uint32_t magic, size_bytes;
 	uint64_t sample_bytes, in_front, samples;
@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	if (read(0, &command, 1) != 1)
 		return 1;
-	/* What is new to the listener, and to the caches, is not timed. */
+	/* The first ones, which are new to the listener and the caches, are not timed. */
 	work(14, 10 * ROUND);
 	alloc_ns = free_ns = 0;
 	before = samples();

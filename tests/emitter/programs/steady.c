@@ -1,11 +1,12 @@
 /* A heap in a steady state with churn: sites with from 2 to 30 percent of some 24 MiB, in blocks from 24 bytes to a megabyte, each of which
- * lives for a while and makes room for the next. The argument seeds the sequence. On "g" it works and says what lives by site. */
+ * is live for a while and is replaced by the next. The argument seeds the sequence. On "g" it works and prints the live bytes by site. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define SITES(X) X(tiny, 24, 2) X(small, 100, 5) X(medium, 700, 10) X(page, 4096, 15) X(big, 40000, 20) X(huge, 300000, 18) X(vast, 1200000, 30)
+#define SITES(X) X(tiny, 24, 2) X(small, 100, 5) X(medium, 700, 10) X(page, 4096, 15) X(big, 40000, 20) X(huge, 300000, 18) X(vast, 1200000,
+#30)
 
 #define DEFINE(name, size, percent)                                                                                                        \
 	__attribute__((noinline, noclone)) static void *site_##name(size_t bytes)                                                          \
@@ -54,7 +55,7 @@ int main(int argc, char **argv)
 			site->capacity = heap / 100 * site->percent / site->size + 1;
 			site->blocks = calloc(site->capacity, sizeof(void *));
 			site->sizes = calloc(site->capacity, sizeof(size_t));
-			/* Each place is taken three times. */
+			/* Each slot is used three times. */
 			for (size_t n = 0; n < 3 * site->capacity; n++) {
 				size_t at = n < site->capacity ? n : next_random() % site->capacity;
 				size_t size = site->size * (3 + next_random() % 3) / 4;

@@ -1,4 +1,4 @@
-/* An emitter whose third argument is addressed by a symbol: no register says where that is. */
+/* An emitter whose third argument is addressed by a symbol: its address is in no register. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

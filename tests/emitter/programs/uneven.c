@@ -1,5 +1,5 @@
-/* Threads that allocate at very different rates, each with call sites of its own: a known heap by site, among blocks that live for a moment.
- * The argument seeds the sequences. On "g" it works and says what lives by site. */
+/* Threads that allocate at very different rates, each with call sites of its own: a known heap by site, among short-lived blocks. The
+ * argument seeds the sequences. On "g" it works and prints the live bytes by site. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A site: its name, the size of its blocks, how many live, and how many that live for a moment are made for each. */
+/* A site: its name, the size of its blocks, the number of live ones, and the number of short-lived ones allocated for each. */
 #define SITES(X)                                                                                                                           \
 	X(rushed_small, 200, 20000, 60)                                                                                                    \
 	X(rushed_large, 9000, 600, 2000)                                                                                                   \
@@ -48,7 +48,7 @@ __attribute__((noinline, noclone)) static void momentary(size_t bytes)
 	free(block);
 }
 
-/* Two sites, in turn, so that the thread's pace meets both. */
+/* Two sites, alternating, so that the thread's rate applies to both. */
 static void *work(void *argument)
 {
 	size_t thread = (size_t)argument;
