@@ -16,7 +16,7 @@ const BPF_CPU: &str = "-mcpu=v3";
 
 /// The preload sampler's sources.
 const SAMPLER: &str = "src/sampler/preload";
-/// The program under which a C library's allocator is run.
+/// The program with which a C library's allocator is run.
 const SCRATCH: &str = "src/selective/scratch.c";
 
 fn main() -> Result<()> {

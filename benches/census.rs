@@ -121,7 +121,7 @@ fn walk(arguments: &Arguments) {
         let mut target = Target::start(&mut command);
         target.tell(&format!("fill {size} {}", arguments.gib << 10));
         let mut layouts = LayoutCache::default();
-        // Warm: the first one also looks for the layouts.
+        // Warm: the first one also searches for the layouts.
         let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts)));
         let (mut walks, mut copies, mut tops, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut gib, mut chunks, mut sample_error, mut table_bytes) = (0.0, 0.0, Vec::new(), 0);
@@ -150,7 +150,7 @@ fn walk(arguments: &Arguments) {
         println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
         println!("  {:<58} {:>10.1} ns", "  per chunk", walk_s * 1e9 / chunks);
         against("level top", median(tops), 1.0, "ms");
-        println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which looks for the layouts");
+        println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which searches for the layouts");
         against("level sampled", median(samples), 20.0, "ms");
         println!("  {:<58} {:>10.2} %", "  its error, mean", 100.0 * sample_error.iter().sum::<f64>() / sample_error.len() as f64);
         // Memory, in a process that has done nothing else with it: the high-water mark is reset before the walk.

@@ -4,8 +4,8 @@
  *
  * A signal to a traced thread stops it for its tracer first, on the way back to user space: before the next instruction. The tracer
  * (src/session/attach/tracer.rs) lets the daemon attach probes, and resumes the thread without the signal; nothing else sees it. SIGURG is
- * ignored by default, so one that is delivered after the tracer has ended does no harm. A thread that blocks it is not held: SIGSTOP, which
- * cannot be blocked, would stop it for good if the tracer were killed meanwhile.
+ * ignored by default, so one that is delivered after the tracer has ended does no harm. A thread that blocks it is not stopped: SIGSTOP,
+ * which cannot be blocked, would stop it for good if the tracer were killed meanwhile.
  */
 #ifndef FRAGPROF_HOLD_BPF_H
 #define FRAGPROF_HOLD_BPF_H

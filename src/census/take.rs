@@ -39,7 +39,7 @@ pub struct LayoutCache {
     pub readers: Vec<Box<dyn HeapReader>>,
     /// Runtimes' layouts in their files.
     pub runtimes: runtime::LayoutCache,
-    /// What the symbols of files told.
+    /// What the symbols of files showed.
     pub detector: Detector,
     /// What processes were searched for.
     pub searched: Searched,

@@ -254,7 +254,7 @@ fn every_process_of_the_machine_that_rests_is_walked_to_the_last_byte() {
             continue;
         };
         let before = used_time(pid);
-        // The largest ones take seconds; what they are made of is no different.
+        // The largest ones take seconds, and are no different.
         let Some(top) = take_now(&memory, pid, Level::Top, &mut layouts) else { continue };
         if top.census.heaps.iter().any(|heap| heap.resident_bytes > 256 << 20) {
             continue;

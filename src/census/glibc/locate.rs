@@ -179,7 +179,7 @@ fn head(bins: u64, data: &[u8], at: usize, bin: usize) -> Head {
     }
 }
 
-/// What an arena's bins may be without a further read.
+/// What candidate bins may be, as far as the data already read shows.
 enum BinsCheck {
     /// Enough empty bins refer to themselves.
     Bins,

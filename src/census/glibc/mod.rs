@@ -202,7 +202,7 @@ fn huge_mappings(maps: &Maps) -> Vec<Range<u64>> {
 
 /// The key of cached chunks: known from another process of the same build, or read from the caches that lie at the start of heaps (up to
 /// 2.42 the first chunk is the first thread's cache) and found to be a word of libc's own data. Without that check a walk under load once
-/// took a pattern of the program's for the key.
+/// took a pattern in the program's data for the key.
 fn tcache_key(memory: &dyn Memory, located: &mut Located, layout: &mut Layout, arenas: &[Arena], layouts: &mut LayoutCache) -> Option<u64> {
     let count_max = located.par.map_or(0, |par| par.tcache_count);
     let first_chunks: Vec<u64> = arenas

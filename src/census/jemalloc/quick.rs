@@ -29,7 +29,7 @@ struct ActiveExtent {
 }
 
 impl ActiveExtent {
-    /// Its size class, if it seems to be in use. 5.3 says so by the state; where 5.2 has an old class the record tells.
+    /// Its size class, if it seems to be in use. In 5.3 the state shows that; 5.2 may still have the former class, which the record shows.
     fn class(&self) -> Option<u64> {
         Some(self.word >> 48).filter(|&class| class < CLASSES && self.word >> 2 & 7 == ACTIVE)
     }

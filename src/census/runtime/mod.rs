@@ -157,7 +157,8 @@ pub struct LayoutCache {
     pub go: go::LayoutCache,
 }
 
-/// Looks for runtimes. `heaps` are malloc's own ranges, sorted and disjoint. The claims are sorted and disjoint, and lie outside of them.
+/// Searches for runtimes. `heaps` are malloc's own ranges, sorted and disjoint. The claims are sorted and disjoint, and lie outside of
+/// them.
 pub fn look(
     memory: &dyn Memory,
     maps: &Maps,

@@ -8,7 +8,7 @@ use crate::process::{Backing, Maps};
 
 /// Pieces read with one call.
 const PIECES: usize = 1024;
-/// LayoutCache looked at by one reader: a GiB of pages of 16 KiB, a fifth of a second.
+/// Locations examined by one reader: a GiB of pages of 16 KiB, a fifth of a second.
 const PLACES_MAX: usize = 1 << 16;
 
 /// A process as the readers of runtimes see it.

@@ -74,7 +74,7 @@ pub struct BlockContents {
 }
 
 impl BlockContents {
-    /// Whether the neighbour says that the chunk is not free.
+    /// Whether the next chunk's header says that this one is not free.
     fn is_in_use(&self) -> bool {
         self.size.is_mmapped() || self.next.is_some_and(SizeField::previous_is_in_use)
     }
@@ -159,7 +159,7 @@ impl<K> Default for Retention<K> {
 }
 
 impl<K: Copy + Eq + Hash> Retention<K> {
-    /// Takes a survivor of a window with its first look. Refused, and counted, if what lies before it is not glibc's.
+    /// Adds a survivor of a window with its first check. Refused, and counted, if the word before it is not a glibc chunk header.
     pub fn admit(&mut self, stack: K, sample: &ContentSample, look: &BlockContents, now_ns: u64) {
         if !look.size.fits(sample.bytes) || !look.is_in_use() {
             self.refused += 1;
@@ -219,7 +219,7 @@ impl<K: Copy + Eq + Hash> Retention<K> {
         self.due_ns <= if all { u64::MAX - 1 } else { now_ns }
     }
 
-    /// Looks at the blocks that are due, or at all that may still be the same. `read`: what is there; `None` where it cannot be read.
+    /// Checks the blocks that are due, or all that may still be the same. `read` returns the current content; `None` if it cannot be read.
     pub fn look(&mut self, now_ns: u64, all: bool, mut read: impl FnMut(&BlockQuery) -> Option<BlockContents>) {
         let holders = &self.holders;
         for sample in self.samples.iter_mut().filter(|sample| sample.same && (all || sample.next_ns <= now_ns)) {

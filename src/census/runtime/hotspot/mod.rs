@@ -118,7 +118,7 @@ pub struct LayoutCache {
     by_build_id: ByBuildId<Layout>,
 }
 
-/// What a JVM says, and the ranges that are known to be its.
+/// A JVM's figures, and the ranges that are known to be its own.
 pub type JavaAccount = (JavaMemory, Vec<(Kind, Vec<Range<u64>>)>);
 
 /// Reads what the JVM in a process says. `None` if there is none, or its library's tables could not be read.
