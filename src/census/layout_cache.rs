@@ -7,7 +7,7 @@ use crate::process::elf::BuildId;
 /// Most build ids cached: a node runs a few dozen libcs and static programs.
 const BUILD_IDS_MAX: usize = 1024;
 
-/// LayoutCache by build id.
+/// Layouts by build id.
 #[derive(Debug)]
 pub struct ByBuildId<T> {
     layouts: HashMap<BuildId, T>,

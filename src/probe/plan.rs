@@ -219,7 +219,7 @@ pub fn plan(process: &Process, emulation: Emulation) -> Result<Plan, PlanError> 
     Planner::new(emulation).plan(process)
 }
 
-/// LayoutCache the probes of all entry points of a file.
+/// Chooses the sites of the probes for all entry points of a file.
 pub fn place_all<R: ReadAt>(
     elf: &Elf<R>,
     entry_points: &[EntryPoint],
