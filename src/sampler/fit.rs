@@ -1,8 +1,8 @@
 //! Whether a program can run with the sampler, and with which build of it.
 //!
-//! Whether a preload library works depends on the program's file and on what its dynamic linker will load: a static program loads nothing, a
-//! privileged one ignores the environment, a sanitizer must come first, and calls of an allocator linked into the program are not interposable.
-//! The user is told so, rather than starting a program that then shows nothing.
+//! Whether a preload library works depends on the program's file and on what its dynamic linker will load: a static program loads nothing,
+//! a privileged one ignores the environment, a sanitizer must come first, and calls of an allocator linked into the program are not
+//! interposable. The user is told so, rather than starting a program that then shows nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -91,7 +91,8 @@ pub enum Unfit {
     },
     /// The dynamic linker will ignore LD_PRELOAD.
     #[error(
-        "{path} gains privileges when it starts ({how}), so the dynamic linker ignores LD_PRELOAD. Start fragprof run as the user that it switches to, or trace it from outside: fragprof record"
+        "{path} gains privileges when it starts ({how}), so the dynamic linker ignores LD_PRELOAD. Start fragprof run as the user that it \
+         switches to, or trace it from outside: fragprof record"
     )]
     Privileged {
         /// The file.
@@ -109,7 +110,8 @@ pub enum Unfit {
     },
     /// Its own malloc.
     #[error(
-        "{path} has malloc linked in, and calls it without the dynamic linker: the sampler would see nothing. Trace it from outside instead: fragprof record -- {path}"
+        "{path} has malloc linked in, and calls it without the dynamic linker: the sampler would see nothing. Trace it from outside \
+         instead: fragprof record -- {path}"
     )]
     OwnMalloc {
         /// The file.
@@ -246,8 +248,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(name)))
 }
 
-/// The libraries that the loader would load for the program (glibc and musl: `--list`, as ldd does). Empty if that fails: the program is then
-/// run with the build for any program.
+/// The libraries that the loader would load for the program (glibc and musl: `--list`, as ldd does). Empty if that fails: the program is
+/// then run with the build for any program.
 fn loaded_objects(interpreter: &Path, program: &Path) -> Vec<PathBuf> {
     let listed = Command::new(interpreter).arg("--list").arg(program).stdin(Stdio::null()).stderr(Stdio::null()).output();
     listed.map(|output| parse_list(&output.stdout)).unwrap_or_default()
@@ -290,14 +292,15 @@ mod tests {
 
     #[test]
     fn the_loaders_list_is_read_for_glibc_and_for_musl() {
-        let glibc = b"\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f24)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f25)\n";
+        let glibc = b"\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 \
+                      (0x00007f24)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f25)\n";
         assert_eq!(parse_list(glibc), [PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"), "/lib64/ld-linux-x86-64.so.2".into()]);
         let musl = b"\t/lib/ld-musl-x86_64.so.1 (0x7f8a)\n\tlibc.so => /lib/ld-musl-x86_64.so.1 (0x7f8a)\n\tlibx.so => not found\n";
         assert_eq!(parse_list(musl), [PathBuf::from("/lib/ld-musl-x86_64.so.1"), "/lib/ld-musl-x86_64.so.1".into()]);
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn a_missing_program_is_named_in_the_error() {
         let error = examine(&["no-such-program-anywhere".into()]).unwrap_err();
         assert_eq!(error.to_string(), "cannot run no-such-program-anywhere: no such program in PATH");
     }

@@ -73,7 +73,7 @@ impl Recorder {
             Ok(slot) => slot,
             Err(error) => {
                 self.unwatched_children += 1;
-                self.notes.push(format!("child {child} was not watched: {error}"));
+                self.notes.push(format!("child {child} could not be watched: {error}"));
                 return None;
             }
         };
@@ -124,7 +124,8 @@ impl Recorder {
         let is_new = self.targets.get(&slot).is_some_and(|target| target.probed() > before);
         if is_new {
             self.notes.push(format!(
-                "process {}: a library with an allocator of its own was loaded and probed {:.1} s into the recording; its first allocations may be missing",
+                "process {}: a library with an allocator of its own was loaded and probed {:.1} s into the recording; its first \
+                 allocations may be missing",
                 self.targets.get(&slot).map_or(Pid(0), |target| target.process.pid()),
                 self.started.elapsed().as_secs_f64()
             ));

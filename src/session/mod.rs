@@ -48,16 +48,15 @@ pub enum Error {
     Target(#[from] ProcessError),
     /// Only an emitter was accepted as the source, and the process has none.
     #[error(
-        "process {pid} has no emitter of otel_memory or ddheap probes: start it with `fragprof run -- CMD`, or record every call (--mode exact)"
+        "process {pid} has no emitter of otel_memory or ddheap probes: start it with `fragprof run -- CMD`, or record every call (--mode \
+         exact)"
     )]
     NoEmitter {
         /// The process.
         pid: Pid,
     },
     /// Only an emitter was accepted as the source, and this kernel cannot listen to one.
-    #[error(
-        "emitters are not listened to on this kernel, which has no attach cookies (Linux 5.17 brought them): record every call (--mode exact)"
-    )]
+    #[error("this kernel cannot listen to emitters, because it has no attach cookies (Linux 5.17): record every call (--mode exact)")]
     EmittersUnsupported,
     /// Processes cannot be watched in windows here.
     #[error("processes cannot be watched in windows here: {reason}")]

@@ -66,7 +66,7 @@ impl Drop for Reaper {
         self.sender = None;
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a thread that takes probes out ended in a panic");
+                tracing::error!("a thread that detaches probes panicked");
             }
         }
     }

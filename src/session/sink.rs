@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_whose_parent_has_too_many_blocks_gets_no_books_and_is_counted() {
+    fn a_child_whose_parent_has_too_many_blocks_gets_no_ledger_and_is_counted() {
         let (shard, mut sink) = parent(5);
         sink.record(&decode(&fork_of(201).0).unwrap());
         // The first child's ledger takes three of five blocks.

@@ -46,11 +46,11 @@ pub struct Target {
     pub slot: Slot,
     /// The probed files with their links.
     attached: HashMap<FileKey, Attached>,
-    /// The probe that stops it at its entry point, until it has been there.
+    /// The probe that stops it at its entry point, until it has been reached.
     pub entry: Option<Attached>,
-    /// It is stopped wherever there is something new to examine.
+    /// Whether it is stopped wherever there is something new to examine.
     pub held: bool,
-    /// Its children are too, from their birth or their exec on.
+    /// Whether its children are stopped too, from their birth or their exec on.
     pub held_with_children: bool,
     /// The source that is probed.
     pub source: Source,
@@ -160,12 +160,12 @@ impl Target {
         }
         let found = finder.find(&self.process)?;
         for refused in found.refused {
-            self.note(format!("an emitter is not listened to: {refused}"));
+            self.note(format!("an emitter is ignored: {refused}"));
         }
         if !hears {
             for emitter in found.emitters {
                 self.note(format!(
-                    "{} is not listened to: this kernel has no attach cookies (Linux 5.17); every call is traced",
+                    "{} is ignored, because this kernel has no attach cookies (Linux 5.17): every call is traced",
                     emitter.describe()
                 ));
             }
@@ -176,12 +176,12 @@ impl Target {
         let (heard, deaf): (Vec<Emitter>, Vec<Emitter>) = found.emitters.into_iter().partition(|emitter| starting || emitter.hears());
         if !starting {
             for emitter in &deaf {
-                self.note(format!("{} hears nothing: another malloc stands in front of it", emitter.describe()));
+                self.note(format!("{} sees no allocations, because another malloc precedes it", emitter.describe()));
             }
         }
         match (self.source, heard.is_empty()) {
             (Source::Functions, false) if !starting => {
-                self.note(format!("{} was loaded later: every call goes on being traced", heard[0].describe()));
+                self.note(format!("{} was loaded later: every call is still traced", heard[0].describe()));
                 return Ok(());
             }
             (_, true) if choice == Choice::Emitter && !starting => return Err(Error::NoEmitter { pid: self.process.pid() }),
@@ -347,7 +347,7 @@ impl Target {
         match Before::of(taken, chunks_max.unwrap_or(START_CHUNKS_MAX)) {
             Ok(before) => self.before = before,
             Err(chunks) => {
-                self.note(format!("the heap at the start had {chunks} chunks, too many to keep: they are among the unattributed"));
+                self.note(format!("the heap at the start had {chunks} chunks, more than the limit: they are part of [unattributed]"));
             }
         }
     }
@@ -370,7 +370,9 @@ impl Target {
                 Ok(picture) => {
                     self.sampled_heap = Some(picture);
                     if with_owners {
-                        self.note("who holds what no stack owns is told of recordings of every call only: fragprof owners tells of the whole heap".into());
+                        let note = "holders of memory without a stack are listed only if every call is recorded; fragprof owners covers \
+                                    the whole heap";
+                        self.note(note.into());
                     }
                 }
                 Err(reason) => self.note(format!("no census was joined: {reason}")),

@@ -34,11 +34,11 @@ impl ReturnProbePolicy {
         match (throwing, self) {
             (0, _) | (_, Self { limited: false, chooses_returns: true, .. } | Self { limited: false, accepted: true, .. }) => None,
             (_, Self { limited: true, .. }) => {
-                Some(format!("{throwing} throwing forms of operator new in {place} are passed over: {LIMITED}, and {CAUGHT}"))
+                Some(format!("{throwing} throwing forms of operator new in {place} are not probed: {LIMITED}, and {CAUGHT}"))
             }
             (_, _) => Some(format!(
-                "{throwing} throwing forms of operator new in {place} are passed over: before Linux 6.13 the kernel cannot leave out the return \
-                 of a call that fails, and {CAUGHT} (`record --probe-throwing` records it in a program that never catches one)"
+                "{throwing} throwing forms of operator new in {place} are not probed: before Linux 6.13 the kernel cannot leave the return \
+                 of a failing call unprobed, and {CAUGHT} (`record --probe-throwing` records it in a program that never catches one)"
             )),
         }
     }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_over_is_said_with_its_reason() {
+    fn functions_that_are_not_probed_are_reported_with_the_reason() {
         let return_probes = |limited, chooses_returns, accepted| ReturnProbePolicy { limited, chooses_returns, accepted };
         assert_eq!(return_probes(false, true, false).sentence(6, "libtcmalloc.so.4"), None);
         assert_eq!(return_probes(false, false, true).sentence(6, "libtcmalloc.so.4"), None);

@@ -104,7 +104,7 @@ fn a_heap_that_was_larger_during_the_recording_has_a_moment_near_its_peak() {
     // The start's census is of the heap before it grows.
     assert!(recording.process.err.wait_for(LIMIT, |line| line.contains("at its start")).is_some(), "{}", recording.process.err);
     let large = number(&target.tell("fill"), "large_bytes");
-    let looked = recording.process.err.wait_for(LIMIT, |line| line.contains("looked at the heap"));
+    let looked = recording.process.err.wait_for(LIMIT, |line| line.contains("took a census of process"));
     assert!(looked.is_some(), "{}", recording.process.err);
     // That census may have been taken while the heap was still growing. The next one follows a second later, if the peak rose by 5 % since.
     std::thread::sleep(Duration::from_millis(2500));

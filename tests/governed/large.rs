@@ -206,7 +206,7 @@ fn an_unknown_build_of_glibc_is_tried_while_windows_continue_and_is_known_from_t
             Governed::new(Options { own_census: false, sites_store: Some(store.path().to_owned()), ..Options::default() }).unwrap();
         governed.watch(program.pid(), BUDGET).unwrap();
         let said = of(&mut governed);
-        assert_eq!(!said.reason.contains("is being tried"), is_known, "{said:?}");
+        assert_eq!(!said.reason.contains("is being examined"), is_known, "{said:?}");
         governed.wait_for_tables(Duration::from_secs(20));
         step_until(&mut governed, "the trial is over", |status| status.large.kept);
         assert_eq!(std::fs::read_dir(store.path().join("large-sites")).unwrap().count(), 1);

@@ -111,7 +111,7 @@ fn a_program_that_gains_privileges_is_refused() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn a_missing_program_is_named_in_the_error() {
     assert!(refused(&["--", "/no/such/program"]).contains("/no/such/program"));
 }
 

@@ -39,7 +39,7 @@ impl Recorder {
         for target in self.targets.values_mut() {
             match refused.iter().find(|(pid, _)| *pid == target.process.pid()) {
                 Some((_, error)) => {
-                    target.note(format!("it cannot be traced ({error}): its children are probed some milliseconds after they begin"));
+                    target.note(format!("it cannot be traced ({error}): its children are probed some milliseconds after they start"));
                 }
                 None => {
                     (target.held, target.held_with_children) = (true, true);
@@ -103,7 +103,7 @@ impl Recorder {
         let Some(slot) = slot else { return Ok(()) };
         let probed = self.probe(slot);
         if !self.session.capture.tables().wait_until_loaded(TABLES_WITHIN) {
-            tracing::warn!("process {}: it goes on before all its unwind tables are there", look.pid);
+            tracing::warn!("process {}: it is resumed before all its unwind tables are loaded", look.pid);
         }
         probed
     }
@@ -119,7 +119,7 @@ impl Recorder {
                 Some(inherited) => break inherited,
                 None if Instant::now() < deadline => std::thread::sleep(LEDGER_POLL),
                 None => {
-                    self.notes.push(format!("child {child}: the record of its fork was lost: what it inherited is unattributed"));
+                    self.notes.push(format!("child {child}: the record of its fork was lost: its inherited memory is unattributed"));
                     break None;
                 }
             }
@@ -197,7 +197,7 @@ impl Recorder {
             look.leave_children();
             target.held_with_children = false;
         }
-        let held = entry.ok_or_else(|| "it is not known".to_owned()).and_then(|entry| entry_site(&target.process, Addr(entry)));
+        let held = entry.ok_or_else(|| "the address is not known".to_owned()).and_then(|entry| entry_site(&target.process, Addr(entry)));
         let attached = held.and_then(|site| {
             let attached = self.session.capture.attach(target.process.pid(), target.slot, &[site]);
             attached.map_err(|error| error.to_string())
@@ -208,7 +208,7 @@ impl Recorder {
                     drop::<Attached>(before);
                 }
             }
-            Err(error) => tracing::debug!("process {} is not held at its entry point: {error}", look.pid),
+            Err(error) => tracing::debug!("process {} is not stopped at its entry point: {error}", look.pid),
         }
         Some(slot)
     }
@@ -217,8 +217,8 @@ impl Recorder {
 /// The probe that stops a process at its entry point.
 fn entry_site(process: &Process, entry: Addr) -> Result<AttachFile, String> {
     let maps = process.maps().map_err(|error| error.to_string())?;
-    let mapping = maps.find(entry).ok_or("it is not mapped")?;
-    let offset = mapping.offset_of(entry).ok_or("it is not mapped")?;
+    let mapping = maps.find(entry).ok_or("the address is not mapped")?;
+    let offset = mapping.offset_of(entry).ok_or("the address is not mapped")?;
     let file = MappedFile::open(process, mapping).map_err(|error| error.to_string())?;
     Ok(AttachFile { path: file.attach_path, sites: vec![AttachSite { offset, cookie: OP_ENTRY, with_return: false }] })
 }

@@ -154,7 +154,7 @@ fn begin(pid: i32, program: &str, tracer: &mut Tracer<'_>) -> Result<Option<Exit
     }
     let children = tracer.first_image(pid);
     // Stopped in between: it must not run before it is seized.
-    ptrace(libc::PTRACE_DETACH, pid, 0, libc::SIGSTOP as u64).map_err(failed("let it go"))?;
+    ptrace(libc::PTRACE_DETACH, pid, 0, libc::SIGSTOP as u64).map_err(failed("detach from it"))?;
     let seized = tracer.seize(pid, pid, children).map_err(failed("trace it"));
     // Resumes it even if that failed: otherwise it would stay stopped forever.
     let child = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound.into());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_runs_as_if_nobody_had_followed_it() {
+    fn following_does_not_change_how_a_command_runs() {
         let (seen, pid, status) = run(&["sh", "-c", "exit 7"]);
         assert_eq!(status.code(), Some(7));
         assert_eq!(images(&seen, |of| of == pid), 1);
@@ -248,16 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn children_and_theirs_stand_still_at_birth_and_exec() {
+    fn children_and_grandchildren_stop_at_fork_and_exec() {
         let (seen, pid, status) = run(&["sh", "-c", "(env true; exit 3) & wait $!; exit $?"]);
         assert_eq!(status.code(), Some(3));
         let births = seen.iter().filter(|(_, at)| matches!(at, At::Birth { .. })).count();
         assert!(births >= 1, "{seen:?}");
-        assert_eq!(images(&seen, |of| of != pid), 2, "env and true, of whichever child: {seen:?}");
+        assert_eq!(images(&seen, |of| of != pid), 2, "env and true, in whichever child: {seen:?}");
     }
 
     #[test]
-    fn a_stop_signal_stops_a_followed_child_for_its_parent_to_see() {
+    fn a_stop_signal_stops_a_followed_child_and_its_parent_sees_it() {
         // The shell's own job control: it reports the child's state changes, and the stop again until it has seen that the child continues.
         let script = "set -m; sh -c 'kill -STOP $$' & wait $!; test $? -gt 128 || exit 1; kill -CONT $!
             for turn in $(seq 500); do wait $! && exit 0; sleep 0.01; done; exit 2";
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn a_missing_program_is_named_in_the_error() {
         let error = launch(&["/no/such/program".into()], Scope { children: true }, Box::new(|| {})).err().unwrap();
         assert!(error.to_string().starts_with("cannot run /no/such/program: "), "{error}");
     }

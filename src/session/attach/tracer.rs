@@ -1,7 +1,7 @@
 //! Traces processes so that none of their code runs before it has been examined.
 //!
 //! ```text
-//! child born ──┐   (of vfork too, before it has its own memory)
+//! new child ───┐   (of vfork too, before it has its own memory)
 //! exec ────────┤
 //! mmap of code ┼─stop→ Stop (the driver probes what is new) ─drop→ continue
 //! entry point ─┘
@@ -279,7 +279,7 @@ fn gone_is_fine(result: io::Result<i64>) {
     if let Err(error) = result
         && error.raw_os_error() != Some(libc::ESRCH)
     {
-        tracing::warn!("a traced thread does not go on: {error}");
+        tracing::warn!("a traced thread cannot be resumed: {error}");
     }
 }
 

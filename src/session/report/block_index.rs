@@ -116,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_has_the_bytes_that_a_look_at_every_block_finds(
+        fn the_shares_of_a_range_equal_a_scan_of_every_block(
             blocks in proptest::collection::vec((16u64..200, 1u64..500, 0u64..3), 0..60),
             from in 0u64..0x9000, length in 0u64..0x4000,
         ) {

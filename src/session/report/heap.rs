@@ -36,7 +36,7 @@ impl HeapPicture {
     fn add_owners(&mut self, memory: &LiveMemory, pid: Pid, taken: &Taken, ledger: &Ledger, before: &Before) {
         match unattributed::by_owner(memory, pid.0, taken, ledger, before.heap()) {
             Ok(parts) => self.rest = Some(parts),
-            Err(error) => self.notes.push(format!("who holds what no stack owns is not known: {error}")),
+            Err(error) => self.notes.push(format!("the holders of memory that no stack owns are not known: {error}")),
         }
     }
 }
@@ -118,7 +118,7 @@ pub fn unusable(taken: &Taken) -> Option<String> {
     }
     (!taken.census.walk.usable && !taken.heaps.is_empty()).then(|| {
         format!(
-            "the census at the end is not usable: {} of the heap were not understood or read",
+            "the census at the end is not usable: {} of the heap could not be read or parsed",
             HumanBytes(taken.census.walk.unknown_bytes)
         )
     })
@@ -228,7 +228,7 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
     }
     if by_sums {
         picture.notes.push(
-            "this allocator's chunks are not told one by one: stacks have their live bytes as asked for, the rest is unattributed".into(),
+            "this allocator's single chunks are not known: stacks have their live bytes as requested, the rest is unattributed".into(),
         );
     } else {
         // The sum of the rows, whatever changed between the walk and the check of its pages.
@@ -237,12 +237,13 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
     let huge = picture.owned.pinned_on_huge_pages_bytes;
     if huge > 0 {
         picture.notes.push(format!(
-            "{} of the pinned bytes lie on huge pages, which count as pages of 2 MiB; a trim splits them, so trimmable counts pages of 4 KiB",
+            "{} of the pinned bytes lie on huge pages, which count as pages of 2 MiB; a trim splits them, so trimmable counts pages of 4 \
+             KiB",
             HumanBytes(huge)
         ));
     }
     if matches!(before, Before::Unknown) {
-        picture.notes.push("no census could be taken at the start: what was allocated before is among the unattributed".into());
+        picture.notes.push("no census could be taken at the start: memory allocated before it is part of [unattributed]".into());
     }
     picture.attribution = Some(picture.owned.attribution());
     Some(picture)
@@ -267,7 +268,7 @@ fn from_ledger(memory: &LiveMemory, ledger: &Ledger, extents: &mut Extents, foot
         pinned_bytes: Some(sums.pinned_bytes),
         unknown_bytes: Some(sums.resident_unknown_bytes),
     };
-    let note = "the heap's figures rest on the recorded blocks and the mappings alone: no census reads this allocator".to_owned();
+    let note = "the heap's figures are from the recorded blocks and the mappings alone: no census can read this allocator".to_owned();
     let owned = Owned { pinned: survey.pinned.bytes, ..Owned::default() };
     Some(HeapPicture { summary, owned, notes: vec![note], ..HeapPicture::default() })
 }

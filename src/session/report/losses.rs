@@ -32,9 +32,13 @@ pub fn corrections(stats: &[LedgerStats]) -> Vec<Counter> {
     vec![
         Counter::new("proven_free", sum(|s| s.pruned), "blocks that a census proved free: the record of their free was lost"),
         Counter::new("proven_free_bytes", sum(|s| s.pruned_bytes), "bytes of them"),
-        Counter::new("handed_out_again", sum(|s| s.missed_frees), "blocks whose address was handed out again without a free between"),
+        Counter::new(
+            "handed_out_again",
+            sum(|s| s.missed_frees),
+            "blocks whose address was returned by another allocation without a free in between",
+        ),
         Counter::new("handed_out_again_bytes", sum(|s| s.missed_free_bytes), "bytes of them"),
-        Counter::new("unmapped", sum(|s| s.unmapped), "blocks that went with their mapping"),
+        Counter::new("unmapped", sum(|s| s.unmapped), "blocks whose mapping was removed"),
         Counter::new("unmapped_bytes", sum(|s| s.unmapped_bytes), "bytes of them"),
     ]
 }
@@ -56,18 +60,18 @@ pub fn losses(counters: &Counters, read: Read, unaccounted: u64, notices_lost: u
     losses.push(Counter::new(
         "unaccounted_hits",
         unaccounted,
-        "probe hits of which neither a record nor a reason came: the kernel lost them",
+        "probe hits for which there is neither a record nor a reason: the kernel lost them",
     ));
     losses.push(Counter::new("malformed_records", read.malformed, "records that could not be read"));
     losses.push(Counter::new(
         "lost_notices",
         notices_lost,
-        "notices of new code or children that came too fast; every process was looked at anew",
+        "notices of new code or children beyond the limit of the queue; every process was examined again",
     ));
     losses.push(Counter::new(
         "children_without_books",
         inherited_refused,
-        "children whose parent had too many blocks to copy its ledger: what they inherited is unattributed",
+        "children whose parent had too many blocks to copy its ledger: the memory that they inherited is unattributed",
     ));
     losses
 }
@@ -97,8 +101,8 @@ pub fn unobserved(stats: &[LedgerStats], unwatched_children: u64) -> [Counter; 3
     // Rounded up: an interval shorter than a millisecond is not reported as 0.
     let ms = sum(|s| s.gap_ns).div_ceil(1_000_000);
     [
-        Counter::new(UNOBSERVED_SPELLS, spells, "spells in which a new image, child or library ran before its probes were in"),
-        Counter::new(UNOBSERVED_MS, ms, "milliseconds that they took together"),
+        Counter::new(UNOBSERVED_SPELLS, spells, "intervals in which a new image, child or library ran before its probes were attached"),
+        Counter::new(UNOBSERVED_MS, ms, "total length of these intervals in milliseconds"),
         Counter::new(UNWATCHED_CHILDREN, unwatched_children, "children that could not be watched"),
     ]
 }
@@ -109,11 +113,11 @@ pub fn lost_by_the_kernel(counters: &Counters, read: Read, unaccounted: u64) -> 
     let hits = counters.get(bpf::Counter::Hit);
     (lost > 0).then(|| match read.calls {
         0 => format!(
-            "{} were hit and not one record came: the recording is empty because this kernel lost them, not because nothing was allocated; \
-             `fragprof doctor` tells what it can do",
-            counted(hits, "probe")
+            "{} without a single record: the recording is empty because this kernel lost them, not because nothing was allocated; \
+             `fragprof doctor` shows what the kernel can do",
+            counted(hits, "probe hit")
         ),
-        _ => format!("of {} the kernel lost {}: what they allocated and freed is missing", counted(hits, "probe hit"), grouped(lost)),
+        _ => format!("of {} the kernel lost {}: these allocations and frees are missing", counted(hits, "probe hit"), grouped(lost)),
     })
 }
 
@@ -140,19 +144,23 @@ pub fn doubts(loss: TargetLoss, watched: &Watched) -> Vec<String> {
             HumanBytes(totals.doubtful_bytes)
         ),
     );
-    doubt(stats.gaps, format!("it was not observed for {:.3} s in {}", stats.gap_ns as f64 / 1e9, counted(stats.gaps, "spell")));
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {}", stats.gap_ns as f64 / 1e9, counted(stats.gaps, "interval")));
     doubt(loss.abandoned, format!("{} never returned: whether they allocated is unknown", counted(loss.abandoned, "allocator call")));
     doubt(
         stats.missed_frees,
         format!(
-            "{} ({}) had been freed unseen: the addresses were handed out again",
+            "{} ({}) were freed without a record: their addresses were returned by later allocations",
             counted(stats.missed_frees, "block"),
             HumanBytes(stats.missed_free_bytes)
         ),
     );
     doubt(
         stats.pruned,
-        format!("{} ({}) had been freed unseen: a census found them free", counted(stats.pruned, "block"), HumanBytes(stats.pruned_bytes)),
+        format!(
+            "{} ({}) were freed without a record: a census found them free",
+            counted(stats.pruned, "block"),
+            HumanBytes(stats.pruned_bytes)
+        ),
     );
     doubt(stats.stacks_refused, format!("{} beyond the limit are summed in one row", counted(stats.stacks_refused, "stack")));
     doubt(stats.stacks_undefined, format!("{} were lost: their allocations are in one row", counted(stats.stacks_undefined, "stack")));
@@ -172,18 +180,24 @@ fn sampled_doubts(loss: TargetLoss, watched: &Watched, ledger: &SampledLedger) -
     doubt(
         loss.allocations + loss.frees,
         format!(
-            "{} samples and {} of their frees were lost: live bytes by stack are off by what they stood for",
+            "{} samples and {} of their frees were lost: live bytes by stack are wrong by what they represent",
             loss.allocations, loss.frees
         ),
     );
-    doubt(stats.gaps, format!("it was not observed for {:.3} s in {} spells", stats.gap_ns as f64 / 1e9, stats.gaps));
-    doubt(stats.missed_frees, format!("{} sampled blocks were freed unseen: their addresses were handed out again", stats.missed_frees));
+    doubt(stats.gaps, format!("it was not observed for {:.3} s in {}", stats.gap_ns as f64 / 1e9, counted(stats.gaps, "interval")));
+    doubt(
+        stats.missed_frees,
+        format!("{} sampled blocks were freed without a record: their addresses were returned by later allocations", stats.missed_frees),
+    );
     doubt(
         stats.pruned,
-        format!("{} sampled blocks of which a free may have been lost were not live by the census: taken out", stats.pruned),
+        format!("{} sampled blocks whose frees may have been lost were not live in the census and were removed", stats.pruned),
     );
-    doubt(stats.implausible, format!("{} samples with an impossible address or weight were refused", stats.implausible));
-    doubt(stats.refused, format!("{} samples beyond {} that live are not in the live bytes", stats.refused, crate::ledger::LIVE_MAX));
+    doubt(stats.implausible, format!("{} samples with an impossible address or weight were rejected", stats.implausible));
+    doubt(
+        stats.refused,
+        format!("{} samples beyond the limit of {} live ones are not in the live bytes", stats.refused, crate::ledger::LIVE_MAX),
+    );
     let (refused, undefined) = ledger.stacks_missing();
     doubt(refused, format!("{refused} stacks beyond the limit are summed in one row"));
     doubt(undefined, format!("{undefined} stacks were lost: their allocations are in one row"));

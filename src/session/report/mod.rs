@@ -106,11 +106,11 @@ pub(in crate::session) fn profile(
         let ended = targets.iter().filter(gone).count() as u64;
         if ended > 0 {
             let who = if ended == 1 { "1 process".to_owned() } else { format!("{} processes", grouped(ended)) };
-            let limit = format!("{who} had ended without a census: what was held then is in use (inuse), nothing of it is live");
+            let limit = format!("{who} had ended without a census: blocks not freed by then count as in use (inuse), none as live");
             profile.meta.limits.push(limit);
         }
     } else {
-        let limit = "no census was joined at the end: of blocks allocated before the recording it is unknown what they hold, and whether they are free";
+        let limit = "no census was joined at the end: memory allocated before the recording, live or freed since, is not known";
         profile.meta.limits.push(limit.into());
     }
     profile
@@ -176,7 +176,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
         profile
             .meta
             .notes
-            .push(format!("process {pid}: {blocks} were not live any more when the census was taken, after the end of the recording"));
+            .push(format!("process {pid}: {blocks} were no longer live when the census was taken, after the end of the recording"));
     }
     namer.begin_process();
     // An image before an exec contributes only its allocations: its memory no longer exists.
@@ -218,7 +218,8 @@ fn inherited_words(targets: &[Target]) -> Option<String> {
     let (blocks, bytes) = inherited.fold((0u64, 0u64), |sum, of| (sum.0.saturating_add(of.0), sum.1.saturating_add(of.1)));
     (blocks > 0).then(|| {
         format!(
-            "children began with copies of their parents' heaps, {} in {}: live in each child as far as it kept them, allocated once, by the parent",
+            "children started with copies of their parents' heaps, {} in {}: allocated once, by the parent; live in each child that kept \
+             them",
             HumanBytes(bytes),
             counted(blocks, "block")
         )
@@ -232,7 +233,7 @@ fn guests_words(targets: &[Target]) -> Option<String> {
     let (children, their) = (if guests == 1 { "child" } else { "children" }, if guests == 1 { "its" } else { "their" });
     (guests > 0).then(|| {
         format!(
-            "{} {children} of vfork ran in the parent's memory until {their} exec: what they allocated there was not seen",
+            "{} {children} of vfork ran in the parent's memory until {their} exec: allocations there were not observed",
             grouped(guests)
         )
     })
@@ -242,8 +243,8 @@ fn guests_words(targets: &[Target]) -> Option<String> {
 fn unknown_frees_words(frees: u64, before: &Before) -> String {
     match before {
         Before::Nothing => format!(
-            "{} of blocks that no recorded call had handed out: the C library empties a thread's cache so, an allocator behind another gives \
-             back what it made for itself, and a child of vfork may have allocated in its parent",
+            "{} of blocks that no recorded call allocated: the C library empties a thread's cache this way, an allocator on top of another \
+             frees its internal blocks, and a child of vfork may have allocated them in its parent",
             counted(frees, "free")
         ),
         Before::Heap(_) | Before::Unknown => {

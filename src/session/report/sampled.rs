@@ -100,23 +100,23 @@ fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes:
     ));
     if heap.gone > 0 {
         notes.push(format!(
-            "process {pid}: {} sampled blocks were gone when the census was taken, after the end of the recording",
+            "process {pid}: {} sampled blocks were no longer live when the census was taken, after the end of the recording",
             heap.gone
         ));
     }
     if heap.before.is_none() {
         limits.push(format!(
-            "process {pid}: what was allocated before the recording is part of the unattributed: it was not counted at its start"
+            "process {pid}: memory allocated before the recording is part of [unattributed], because no census was taken at the start"
         ));
     }
     if heap.by_sums {
         limits.push(format!(
-            "process {pid}: its allocator's chunks are not told one by one: stacks have their live bytes as asked for, what lives from before \
-             the recording is part of the unattributed, and pinned and blocked bytes are not known"
+            "process {pid}: its allocator's single chunks are not known: stacks have their live bytes as requested, live memory from \
+             before the recording is part of [unattributed], and pinned and blocked bytes are not known"
         ));
     }
     if heap.beyond > 0 {
-        limits.push(format!("process {pid}: {} sampled blocks were too many to join with the census", heap.beyond));
+        limits.push(format!("process {pid}: {} sampled blocks were beyond the limit and were not joined with the census", heap.beyond));
     }
 }
 

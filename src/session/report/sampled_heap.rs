@@ -125,7 +125,7 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<
             join.new.whole.live += walk.account.live_bytes.unwrap_or(0);
             continue;
         }
-        join.walk(&memory, walk).ok_or("its pages could not be looked at")?;
+        join.walk(&memory, walk).ok_or("the state of its pages could not be read")?;
     }
     if join.by_sums {
         join.add_unseen();

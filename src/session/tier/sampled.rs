@@ -141,5 +141,5 @@ impl Recorder {
 /// A note on the age of the census that a profile was joined with.
 fn age_note(joined: bool, age: Duration) -> Vec<String> {
     let is_old = joined && age >= Duration::from_secs(1);
-    is_old.then(|| format!("live chunks, pinned and blocked bytes are of the census {} s before", age.as_secs())).into_iter().collect()
+    is_old.then(|| format!("live chunks, pinned and blocked bytes are from the census {} s earlier", age.as_secs())).into_iter().collect()
 }

@@ -47,7 +47,7 @@ impl Recorder {
             Purpose::During => {
                 let heap = walked.taken.as_ref().map(heap::summary);
                 let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
-                tracing::debug!("looked at the heap of process {} after {after_ms} ms", target.process.pid());
+                tracing::debug!("took a census of process {} after {after_ms} ms", target.process.pid());
                 target.moments.walked(walked.began_ns, walked.ended_ns, moment);
                 target.moments.proof = Some(walked);
             }
@@ -70,5 +70,5 @@ fn repair(shard: &SharedShard, slot: u16, target: &mut Target) {
     let Some(taken) = walked.taken else { return };
     watched.ledger.settle();
     let (blocks, bytes) = watched.ledger.prune_older(walked.began_ns, |block| !attribution::is_disproved(&taken.heaps, block));
-    tracing::debug!("process {}: {blocks} blocks ({bytes} bytes) were freed unseen", target.process.pid());
+    tracing::debug!("process {}: {blocks} blocks ({bytes} bytes) were freed without a record", target.process.pid());
 }

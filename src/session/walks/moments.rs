@@ -80,11 +80,11 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn a_look_is_due_at_each_new_height_and_not_while_one_is_under_way_or_too_soon() {
+    fn a_census_is_due_at_each_new_maximum_and_not_while_one_is_in_progress_or_too_soon() {
         let mut moments = Moments::default();
-        assert!(!moments.is_due(0, MIB / 2), "too little to look at");
+        assert!(!moments.is_due(0, MIB / 2), "too little to be worth a census");
         assert!(moments.is_due(0, 100 * MIB));
-        assert!(!moments.is_due(0, 200 * MIB), "one is under way");
+        assert!(!moments.is_due(0, 200 * MIB), "one is in progress");
         moments.walked(0, S / 10, Some(HeapMoment { after_ms: 7, ..HeapMoment::default() }));
         assert!(!moments.is_due(S, 200 * MIB), "too soon: a walk of 0.1 s is followed by 1.9 s without one");
         assert!(!moments.is_due(2 * S, 104 * MIB), "hardly higher");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_make_one_look_due_at_any_height() {
+    fn losses_make_one_census_due_at_any_height() {
         let mut moments = Moments::default();
         moments.lost();
         assert!(moments.is_due(0, 5));

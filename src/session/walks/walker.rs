@@ -112,7 +112,7 @@ impl Walker {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the census thread ended in a panic");
+            tracing::error!("the census thread panicked");
         }
         walked
     }

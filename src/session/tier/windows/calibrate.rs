@@ -26,7 +26,7 @@ const READY_WITHIN: Duration = Duration::from_secs(5);
 pub fn calibrate(capture: &Capture, ring: &Ring, planner: &mut Planner) -> (HitCosts, Option<String>) {
     match measure(capture, ring, planner) {
         Ok(Some(costs)) => (costs, None),
-        Ok(None) => (HitCosts::ASSUMED, Some("the measurement gave no sense".to_owned())),
+        Ok(None) => (HitCosts::ASSUMED, Some("the measurement gave implausible values".to_owned())),
         Err(error) => (HitCosts::ASSUMED, Some(format!("{error:#}"))),
     }
 }
@@ -42,7 +42,7 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
     let measured = (|| {
         capture.tables().sync_process(&process, child.pid().0, &process.maps()?)?;
         let _ = capture.tables().wait_until_loaded(READY_WITHIN);
-        anyhow::ensure!(capture.open(child.pid(), slot, u64::MAX / 2, u64::MAX), "somebody else records it");
+        anyhow::ensure!(capture.open(child.pid(), slot, u64::MAX / 2, u64::MAX), "another recording traces it");
         let mut rounds = Vec::with_capacity(ROUNDS);
         let mut programs = [Spent::default(); 2];
         for _ in 0..ROUNDS {
@@ -135,12 +135,12 @@ impl Child {
             if now_cpu_ns - cpu_ns >= MEASURE.as_nanos() as u64 / 4 && now_pairs > pairs {
                 return Ok((now_cpu_ns - cpu_ns) as f64 / (now_pairs - pairs) as f64);
             }
-            anyhow::ensure!(Instant::now() < deadline, "the child that is measured does not run");
+            anyhow::ensure!(Instant::now() < deadline, "the measured child gets no CPU time");
         }
     }
 
     fn cpu_ns(&self) -> anyhow::Result<u64> {
-        of_process_ns(self.pid()).ok_or_else(|| anyhow::anyhow!("the child that is measured has ended"))
+        of_process_ns(self.pid()).ok_or_else(|| anyhow::anyhow!("the measured child has ended"))
     }
 }
 

@@ -1,8 +1,8 @@
 //! The size-selective probes for large blocks of one governed process: where they are placed, when they are attached, and what is known
 //! meanwhile.
 //!
-//! They have a slot of their own beside the target's, so that a burst of large blocks closes only them. While they are attached, a ledger
-//! holds every large block allocated since; [`crate::governor::large`] decides how long that is.
+//! They have a slot of their own in addition to the target's, so that a burst of large blocks closes only them. While they are attached, a
+//! ledger holds every large block allocated since; [`crate::governor::large`] decides how long that is.
 
 use std::path::Path;
 
@@ -79,8 +79,8 @@ impl Passed {
         let per_s = |count: u64| grouped((count as f64 / self.seconds.max(1e-3)).round() as u64);
         (small > self.large).then(|| {
             format!(
-                "small blocks that the thread cache has none of, or no room for, pass the same places: {} a second beside {} by large blocks, \
-                 which costs more than their part of the budget",
+                "small blocks that the thread cache cannot supply or take pass the same sites: {} hits a second in addition to {} of large \
+                 blocks, which costs more than their part of the budget",
                 per_s(small),
                 per_s(self.large)
             )
@@ -123,7 +123,7 @@ pub struct Large {
 impl Large {
     /// For a process that has not been examined yet. `wanted`: if `false`, the probes are never attached.
     pub fn new(budget: f64, costs: HitCosts, wanted: bool) -> Self {
-        let place = Place::Nowhere(if wanted { "not looked at yet" } else { "switched off" }.to_owned());
+        let place = Place::Nowhere(if wanted { "not examined yet" } else { "switched off" }.to_owned());
         Self {
             place,
             slot: None,
@@ -193,7 +193,7 @@ impl Large {
     pub fn words(&self) -> (&'static str, String) {
         let nowhere = match &self.place {
             Place::At(_) => None,
-            Place::Sought => Some("its build of glibc is not known and is being tried"),
+            Place::Sought => Some("its build of glibc is not known and is being examined"),
             Place::Nowhere(reason) => Some(reason.as_str()),
         };
         let reason = self.failed.as_deref().or(nowhere);
@@ -206,7 +206,7 @@ impl Large {
             }
             (_, Some(left), _) => ("left", left.words().to_owned()),
             (_, None, Some(reason)) => ("none", reason.to_owned()),
-            (_, None, None) => ("none", "they were not tried yet".to_owned()),
+            (_, None, None) => ("none", "they were not attached yet".to_owned()),
         }
     }
 
@@ -437,10 +437,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_blocks_that_pass_the_places_are_told_apart_from_large_ones() {
+    fn most_hits_by_small_blocks_are_reported_as_the_reason() {
         let words = |hits, large| Passed { hits, large, seconds: 2.0 }.words();
         assert_eq!(words(1_000, 900), None);
-        assert!(words(60_204, 204).is_some_and(|words| words.contains("30,000 a second beside 102 by")), "{:?}", words(60_204, 204));
+        assert!(
+            words(60_204, 204).is_some_and(|words| words.contains("30,000 hits a second in addition to 102")),
+            "{:?}",
+            words(60_204, 204)
+        );
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
     if !live && rows.iter().any(|(target, _)| confirms(target)) {
         metadata.kinds = metadata.kinds.with(ValueKind::ConfirmedSpace);
         metadata.limits.push(
-            "live bytes by stack are those of sampled blocks found the same by their content, a lower bound: the rest of the heap is \
+            "live bytes by stack are those of sampled blocks found unchanged by their contents, a lower bound: the rest of the heap is \
              [unattributed]"
                 .to_owned(),
         );
@@ -89,8 +89,8 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
     if rows.iter().any(|(target, state)| tells_of_large(target, state)) {
         metadata.kinds = LARGE.into_iter().fold(metadata.kinds, KindSet::with);
         metadata.limits.push(format!(
-            "live bytes of large blocks are those of blocks from {SEEN_FROM_BYTES} bytes on that were handed out since each of them is seen, by \
-             what they can hold: up to 31 bytes more than was asked for, a page more where a block is a mapping of its own"
+            "live bytes of large blocks are usable bytes of blocks of at least {SEEN_FROM_BYTES} bytes, allocated since their probes were \
+             attached: up to 31 bytes more than requested, a page more where a block has its own mapping"
         ));
     }
     let mut profile = Profile::new(metadata);
@@ -126,21 +126,19 @@ fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, l
         facts.costs.spread * 100.0
     ));
     let mut limits = vec![
-        "bytes allocated and survivors are estimated from windows at random times, per second of the process's own running time; ages leave \
-         out what went into probes"
+        "bytes allocated and survivors are estimated from windows at random times, per second of the process's own running time; ages \
+         exclude the time spent in probes"
             .to_owned(),
-        "growth counts as avoidable where the heap had as many free bytes, by its last census".to_owned(),
+        "growth counts as avoidable where the heap had as many free bytes in its last census".to_owned(),
     ];
     if live {
-        limits.push("stacks have the live bytes that were allocated since the full trace began".to_owned());
+        limits.push("live bytes by stack are those allocated since the full trace began".to_owned());
     } else {
         limits.push("whether a survivor still lives after its window is not known: live bytes by stack are not estimated".to_owned());
     }
     if !live && knows_blocks {
-        limits.push(
-            "some survivors are looked at again: a stack that is flagged keeps what it allocates, one without a flag may do so too"
-                .to_owned(),
-        );
+        limits
+            .push("some survivors are checked again: a flagged stack keeps what it allocates, one without a flag may do so too".to_owned());
     }
     Metadata {
         tool: concat!("fragprof ", env!("CARGO_PKG_VERSION")).into(),
@@ -206,33 +204,27 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         profile
             .meta
             .doubts
-            .push(format!("process {pid}: {refused} rows beyond the limits ({STACKS_MAX} stacks) are in one row or left out"));
+            .push(format!("process {pid}: {refused} rows beyond the limits ({STACKS_MAX} stacks) are summed in one row or omitted"));
     }
     if target.retention.refused() > 0 {
         let refused = target.retention.refused();
-        profile
-            .meta
-            .notes
-            .push(format!("process {pid}: {refused} survivors have a chunk header that is none of glibc's: not looked at again"));
+        profile.meta.notes.push(format!("process {pid}: {refused} survivors have no chunk header of glibc and are not checked again"));
     }
     if target.looks_late > 0 {
         let late = target.looks_late;
-        profile
-            .meta
-            .notes
-            .push(format!("process {pid}: {late} windows ended before their blocks could be looked at: this machine is busy"));
+        profile.meta.notes.push(format!("process {pid}: {late} windows ended before their blocks could be read: this machine is busy"));
     }
     if target.knows_blocks && target.full_since_s.is_none() && state.live_bytes.is_none() {
         profile
             .meta
             .notes
-            .push(format!("process {pid}: no census told the heap's live bytes: what is left beside the confirmed is not known"));
+            .push(format!("process {pid}: no census could determine the heap's live bytes, so the unconfirmed part is not known"));
     }
     if state.growth.unknown_bytes > 0 {
         profile
             .meta
             .notes
-            .push(format!("process {pid}: the heap grew by {} bytes while no census told its free bytes", state.growth.unknown_bytes));
+            .push(format!("process {pid}: the heap grew by {} bytes while its free bytes were not known", state.growth.unknown_bytes));
     }
     let mut rows = rows(target, state, &estimates, age);
     for view in state.stacks.stacks() {
@@ -258,10 +250,10 @@ fn nothing_seen(pid: u32, estimator: &Estimator<StackId>, own_s: f64) -> Option<
         return None;
     }
     let windows: u64 = counts.windows.iter().sum();
-    let lossy = if counts.lossy > 0 { format!(", and {} were left out for lost records", counts.lossy) } else { String::new() };
+    let lossy = if counts.lossy > 0 { format!(", and {} were discarded because records were lost", counts.lossy) } else { String::new() };
     Some(format!(
-        "process {pid}: nothing is known of what it allocates: it ran for {own_s:.1} s, and in {windows} windows of {:.2} s no allocation was \
-         seen{lossy}; record for longer, or with a larger --budget",
+        "process {pid}: its allocations are not known: it ran for {own_s:.1} s, and no allocation was observed in {windows} windows of \
+         {:.2} s in total{lossy}; record for longer, or with a larger --budget",
         counts.open_s
     ))
 }

@@ -316,13 +316,14 @@ impl Target {
 
     fn note_recorded(&mut self) {
         self.note(
-            "while every call of the process was recorded, no window was open, and one that was open before was discarded: the estimates rest on \
-             the time before and after"
+            "while every call of the process was recorded, no window was open, and one that was open before was discarded: the estimates \
+             are from the time before and after"
                 .to_owned(),
         );
     }
 
-    /// Detaches probes that were attached for a window or a full trace, and discards the results. `before`: the hits that are accounted for.
+    /// Detaches probes that were attached for a window or a full trace, and discards the results. `before`: the hits that are accounted
+    /// for.
     fn make_way_with(&mut self, tools: &Tools<'_>, attached: Attached, before: Hits) {
         self.note_recorded();
         if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
