@@ -1,4 +1,4 @@
-/* Preloaded: a wall clock that whoever maps the file CLOCK_SHIFT sets by the seconds in its first 8 bytes. The other clocks are true. */
+/* Preloaded: shifts the wall clock by the number of seconds in the first 8 bytes of the file CLOCK_SHIFT. Other clocks are unchanged. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -16,10 +16,10 @@ use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Target;
 use crate::support::report::{Report, Since};
 
-/// fragprof in a time namespace whose monotonic clock is ahead of the kernel's (or behind it) by so many seconds.
+/// fragprof in a time namespace whose monotonic clock differs from the kernel's by this many seconds.
 fn shifted(unshare: &Path, seconds: i64) -> Command {
     let mut command = Command::new(unshare);
-    // A clock that would have run below 0 is refused: as far back as this machine has been up.
+    // The kernel refuses a clock below 0, so it is set back by the machine's uptime at most.
     let up_s = std::fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<i64>().unwrap();
     let seconds = seconds.max(-up_s / 2);
     command.args(["--time", &format!("--monotonic={seconds}"), &format!("--boottime={seconds}")]).arg(env!("CARGO_BIN_EXE_fragprof"));
@@ -36,7 +36,7 @@ fn a_recorder_in_a_time_namespace_knows_when_its_records_were_made() {
         let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
         let recording = Recording::attach_by(shifted(&unshare, seconds), &[target.pid()], &[]);
         target.go_to("round");
-        // What the second round frees of the first's blocks is a second old at least: a span of time, not a condition to await.
+        // Blocks of the first round that the second frees must be a second old: this is a duration, not a condition to wait for.
         std::thread::sleep(Duration::from_secs(1));
         let truth = target.go_to("round");
         recording.process.signal(rustix::process::Signal::INT);
@@ -80,7 +80,7 @@ impl WallClock {
 }
 
 #[test]
-fn an_agent_whose_wall_clock_jumps_by_years_keeps_running_and_keeps_its_history() {
+fn an_agent_keeps_running_and_keeps_its_history_when_the_wall_clock_jumps_by_years() {
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().to_str().unwrap();
     let target = fragmented(&fragments("faults-clock"), &["16"]);
@@ -93,7 +93,7 @@ fn an_agent_whose_wall_clock_jumps_by_years_keeps_running_and_keeps_its_history(
     };
     let samples = |daemon: &Daemon| value(&daemon.metrics(), "fragprof_history_written_total", "kind=\"sample\"").unwrap_or(0.0);
     let daemon = Daemon::start_with(&config, |_, command| clock.serve(command));
-    wait_until("samples of the true time", || points(&daemon) >= 3);
+    wait_until("samples of the actual time", || points(&daemon) >= 3);
     for jump in [YEAR_S, -YEAR_S, 0, 40 * YEAR_S, -40 * YEAR_S, 0] {
         clock.jump(jump);
         let before = samples(&daemon);
@@ -102,11 +102,11 @@ fn an_agent_whose_wall_clock_jumps_by_years_keeps_running_and_keeps_its_history(
         assert_eq!(daemon.get(&path).status, 200);
     }
     assert_eq!(value(&daemon.metrics(), "fragprof_history_removed_total", "reason=\"aged\""), Some(0.0));
-    wait_until("the samples from before, and new ones", || points(&daemon) >= 5);
+    wait_until("the earlier samples, and new ones", || points(&daemon) >= 5);
 }
 
 #[test]
-fn a_recording_whose_wall_clock_jumps_is_as_long_as_it_was_and_equal_to_the_ledger() {
+fn a_recording_during_a_wall_clock_jump_has_its_actual_length_and_equals_the_ledger() {
     if bpf().is_none() {
         return;
     }

@@ -14,7 +14,7 @@ use crate::support::rendezvous::Target;
 use crate::support::report::Report;
 use crate::support::{LIMIT, bpf, serial};
 
-/// From before the programs are loaded to well in the recording.
+/// From before the programs are loaded until well into the recording.
 const SPAN: Duration = Duration::from_millis(900);
 
 fn kill_recorders(times: usize) {
@@ -33,7 +33,7 @@ fn kill_recorders(times: usize) {
         recorder.wait(LIMIT);
         churn.assert_alive();
         churn.assert_unprobed();
-        // What is there is nothing, or whole: never half a profile.
+        // The output is absent or complete, never half a profile.
         if out.exists() {
             assert!(run(fragprof().arg("report").arg(&out)).status.success(), "kill {time} left half a profile");
         }
@@ -69,7 +69,7 @@ fn kill_targets(times: usize) {
             Some(0) => {
                 Report::read(&out);
             }
-            // It ended before anything was recorded, and the message says whose end it was.
+            // It ended before anything was recorded, and the message names the process.
             Some(_) => assert!(said.contains(&churn.pid().to_string()), "kill {time}: {status}\n{said}"),
             None => panic!("kill {time}: the recorder died of {status}:\n{said}"),
         }
@@ -88,18 +88,18 @@ fn a_recorder_killed_at_a_thousand_moments_does_no_harm_and_leaves_nothing_behin
 }
 
 #[test]
-fn a_target_killed_at_ten_moments_leaves_a_whole_profile_or_a_message() {
+fn a_target_killed_at_ten_moments_leaves_a_complete_profile_or_a_message() {
     kill_targets(10);
 }
 
 #[test]
 #[ignore = "about a quarter of an hour: make faults"]
-fn a_target_killed_at_five_hundred_moments_leaves_a_whole_profile_or_a_message() {
+fn a_target_killed_at_five_hundred_moments_leaves_a_complete_profile_or_a_message() {
     kill_targets(500);
 }
 
 #[test]
-fn a_recorder_that_is_stopped_for_a_while_counts_what_it_lost_and_stays_right_about_the_rest() {
+fn a_recorder_that_is_stopped_for_a_while_counts_its_losses_and_reports_the_rest_correctly() {
     if bpf().is_none() {
         return;
     }
@@ -117,7 +117,7 @@ fn a_recorder_that_is_stopped_for_a_while_counts_what_it_lost_and_stays_right_ab
     let seen = report.by_site(target.pid());
     let made = truth.sites[0].allocations;
     assert!(seen["site_pair"].allocations < made, "{} of {made}", seen["site_pair"].allocations);
-    // Whatever is said to live is marked as doubtful: its free may be among what was lost.
+    // Every live block is marked as doubtful: the record of its free may have been lost.
     let pair = &seen["site_pair"];
     assert!(pair.inuse_bytes <= pair.doubtful_bytes.unwrap_or(0), "{pair:?}");
     assert!(target.process.is_running());

@@ -12,7 +12,7 @@ use crate::support::process::{Done, run};
 use crate::support::recording::fragprof;
 use crate::support::{bpf, skip};
 
-/// A short recording of `pid` by `command`, into a folder of its own.
+/// A short recording of `pid` by `command`, into a directory of its own.
 fn record(mut command: Command, pid: u32) -> (Done, bool) {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out.pb.gz");
@@ -21,11 +21,11 @@ fn record(mut command: Command, pid: u32) -> (Done, bool) {
     (done, whole)
 }
 
-/// Either it worked, or it says why not and what to do; it neither panics nor dies of a signal.
+/// Checks that it worked, or printed the reason and the remedy; it must neither panic nor be killed by a signal.
 fn assert_worked_or_said_why(done: &Done, whole: bool, what: &str) {
     assert!(!done.err.contains("panicked"), "{what}:\n{}", done.err);
     match done.status.code() {
-        Some(0) => assert!(whole, "{what}: success without a whole profile:\n{}", done.err),
+        Some(0) => assert!(whole, "{what}: success without a complete profile:\n{}", done.err),
         Some(_) => assert!(done.err.lines().any(|line| line.starts_with("fragprof: ")), "{what}: no reason given:\n{}", done.err),
         None => panic!("{what}: ended with {}:\n{}", done.status, done.err),
     }
@@ -91,14 +91,14 @@ impl MemoryGroup {
                 return Some(group);
             }
         }
-        skip("no memory cgroup can be made here")
+        skip("no memory cgroup can be created here")
     }
 
     fn limit(&self, mib: u64) {
         std::fs::write(self.folder.join(self.limit), (mib << 20).to_string()).unwrap();
     }
 
-    /// fragprof inside.
+    /// fragprof inside the cgroup.
     fn fragprof(&self) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", r#"echo $$ >"$0/cgroup.procs" && exec "$@""#]).arg(&self.folder).arg(env!("CARGO_BIN_EXE_fragprof"));
@@ -108,7 +108,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // What the kernel still charges to it goes with it.
+        // Charges that remain are moved to the parent by the kernel.
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
@@ -178,7 +178,7 @@ fn refusing(call: libc::c_long, errno: i32) -> Command {
 }
 
 #[test]
-fn a_system_call_that_a_sandbox_refuses_is_no_crash() {
+fn a_system_call_refused_by_a_sandbox_does_not_crash_it() {
     if bpf().is_none() {
         return;
     }

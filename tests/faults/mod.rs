@@ -1,5 +1,5 @@
-//! What goes wrong in production: processes killed at any moment, limits reached, odd targets, other tools. In each case the target is
-//! unharmed, what is reported is right or marked, and nothing is left behind.
+//! Faults as in production: processes killed at any moment, limits reached, unusual targets, other tools. In each case the target is
+//! unharmed, the report is correct or marked as doubtful, and nothing is left behind.
 //!
 //! The long forms are ignored tests, run by `make faults`.
 
@@ -45,23 +45,23 @@ impl Churn {
         self.target.pid()
     }
 
-    /// It still runs, its blocks are what they were, and it gets on.
+    /// Checks that it still runs and makes progress, with its blocks unchanged.
     fn assert_alive(&mut self) {
         let truth = self.target.rendezvous.expect("alive", &self.target.process);
         self.target.rendezvous.go();
         let now: u64 = truth.sites.iter().map(|site| site.allocations).sum();
-        assert!(now > self.allocations, "the target stands still");
+        assert!(now > self.allocations, "the target makes no progress");
         self.allocations = now;
     }
 
-    /// No probe is in its C library.
+    /// Checks that no probe is in its C library.
     fn assert_unprobed(&self) {
-        wait_until("the kernel takes the probes out", || {
+        wait_until("the kernel removes the probes", || {
             PROBED.iter().all(|symbol| text::is_probed(self.pid(), &self.libc, symbol) == Some(false))
         });
     }
 
-    /// Ends the churning; its ledger.
+    /// Ends the churning and returns the ledger.
     fn stop(&mut self) -> Truth {
         self.target.rendezvous.expect("alive", &self.target.process);
         self.target.rendezvous.say(b'e');
@@ -69,7 +69,7 @@ impl Churn {
     }
 }
 
-/// Moments that are spread over a span in no order: a generator with a fixed start, so that a failure can be had again.
+/// Random moments within a time span, from a generator with a fixed seed, so that a failure can be reproduced.
 struct Moments(u64);
 
 impl Moments {

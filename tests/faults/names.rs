@@ -1,4 +1,4 @@
-//! Names chosen to do harm where they are shown: in terminals, SVG, JSON, folded stacks, metrics and pprof.
+//! Names crafted to do harm where they are displayed: in terminals, SVG, JSON, folded stacks, metrics and pprof.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,14 +11,14 @@ use crate::support::process::run;
 use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Target;
 
-/// The program, run by a path that is hostile too.
+/// The program, started by a path that is hostile too.
 fn start(dir: &tempfile::TempDir) -> Target {
     let path = dir.path().join("a\u{1b}[31m\"><svg onload=x>;\u{202e}b");
     std::fs::copy(program("hostile_names", Link::Dynamic), &path).unwrap();
     Target::start(&mut Command::new(path))
 }
 
-/// Nothing that a terminal obeys, and nothing that reorders a line.
+/// Checks that a text has no terminal control sequences and nothing that reorders a line.
 fn assert_harmless(what: &str, text: &str) {
     let bad = |c: char| (c.is_control() && c != '\n' && c != '\t') || ('\u{202a}'..='\u{202e}').contains(&c);
     if let Some(at) = text.find(bad) {
@@ -38,8 +38,8 @@ fn hostile_names_do_no_harm_on_any_surface() {
     let recording = Recording::attach(&[target.pid()]);
     target.go_to("done");
     let report = recording.stop();
-    // The name is what it is in data; only what shows it makes it harmless.
-    assert!(report.stacks.iter().any(|stack| stack.names().iter().any(|name| name.contains("evil"))), "the hostile frame is not there");
+    // Data holds the name unchanged; only the surfaces that display it escape it.
+    assert!(report.stacks.iter().any(|stack| stack.names().iter().any(|name| name.contains("evil"))), "the hostile frame is missing");
 
     let out: PathBuf = dir.path().join("profile");
     let said = run(fragprof().args(["record", "-p", &pid, "-d", "200ms", "-o"]).arg(&out));
@@ -86,7 +86,7 @@ fn hostile_names_in_a_profile_do_no_harm_where_it_is_read() {
     let drawn = run(fragprof().arg("flamegraph").arg(&file).args(["--by", "live", "-o"]).arg(&svg));
     assert!(drawn.status.success(), "{}", drawn.err);
     let svg = std::fs::read_to_string(svg).unwrap();
-    assert!(svg.contains("&lt;script&gt;alert(1)"), "the hostile frame is not in the picture");
+    assert!(svg.contains("&lt;script&gt;alert(1)"), "the hostile frame is missing from the SVG");
     assert!(!svg.contains("<script>alert(1)") && !svg.contains("<svg onload"), "a name has become markup");
     assert_harmless("flamegraph", &svg.replace('\r', ""));
 }

@@ -1,4 +1,4 @@
-//! Other tools at the same places.
+//! Other tools that probe the same functions.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::{bpf, skip, text};
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// A uprobe of the kernel's own tracer, as `perf probe` sets it, in every process that maps the file; gone when dropped.
+/// A uprobe of the kernel's own tracer, as `perf probe` sets it, in every process that maps the file; removed when dropped.
 struct Probe(String);
 
 impl Probe {
@@ -59,7 +59,7 @@ fn probes_of_another_tool_at_the_same_functions_change_nothing() {
     fs::copy(Path::new(crate::support::build::LIB_DIR).join("libjemalloc.so.2"), &library).unwrap();
     let mut target = Target::start(Command::new(program("realloc_forms", Link::Dynamic)).env("LD_PRELOAD", &library));
     let offset = |symbol: &str| text::file_offset(&library, symbol).unwrap();
-    // One tool was there before, entries and returns; another comes while the recording runs.
+    // One tool's probes exist before the recording, at entries and returns; another's are added while it runs.
     let before: Vec<Probe> = ["malloc", "realloc"].iter().map(|f| Probe::at(&library, offset(f), true).unwrap()).collect();
     let entry = Probe::at(&library, offset("free"), false).unwrap();
     let recording = Recording::attach(&[target.pid()]);

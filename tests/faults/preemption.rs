@@ -1,4 +1,4 @@
-//! Programs of uprobes run preemptibly, and share no stack with the thread that takes their place (docs/design/0014).
+//! BPF programs of uprobes run preemptibly, and share no stack with the thread that preempts them (docs/design/0014).
 
 use fragprof::capture::{Capture, Config};
 use fragprof::probe::features::Attach;
@@ -7,11 +7,11 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 
 use crate::support::{bpf, serial};
 
-/// `add r9, gs:[this_cpu_off]` up to the address: how x86-64's JIT finds a program's stack of this CPU (emit_priv_frame_ptr,
+/// `add r9, gs:[this_cpu_off]` up to the address: how x86-64's JIT finds a program's per-CPU stack (emit_priv_frame_ptr,
 /// arch/x86/net/bpf_jit_comp.c, since 6.13).
 const STACK_OF_THE_CPU: [u8; 5] = [0x65, 0x4c, 0x03, 0x0c, 0x25];
 
-/// The programs that are loaded, with whether each has a stack of the CPU.
+/// The programs that are loaded, and whether each has a per-CPU stack.
 fn loaded() -> Vec<(u32, ProgramType, String, bool)> {
     let options = ProgInfoQueryOptions::default().include_jited_prog_insns(true);
     ProgInfoIter::with_query_opts(options)
@@ -40,8 +40,8 @@ fn no_program_of_a_uprobe_has_a_stack_that_threads_share() {
         let of_uprobes: Vec<_> = ours.iter().filter(|(_, kind, ..)| *kind == ProgramType::Kprobe).collect();
         assert!(of_uprobes.len() >= 2, "{method:?}: {ours:?}");
         assert!(of_uprobes.iter().all(|(_, _, _, shared)| !shared), "{method:?}: {of_uprobes:?}");
-        // Where the kernel has such stacks, those at its own tracepoints have one: it does not let two of them run on a CPU.
+        // If the kernel has such stacks, programs at its tracepoints use them: it never runs two of those on one CPU at the same time.
         let others = ours.iter().filter(|(_, kind, _, shared)| *kind == ProgramType::Tracing && *shared).count();
-        println!("{method:?}: {} programs of uprobes without one, {others} others with one", of_uprobes.len());
+        println!("{method:?}: {} programs of uprobes without such a stack, {others} others with one", of_uprobes.len());
     }
 }

@@ -1,16 +1,16 @@
-//! Readers of bytes that others control: the kept corpus of the fuzz targets, and mutations of it, must never make one panic.
+//! Parsers of foreign bytes: neither the stored corpus of the fuzz targets nor mutations of it may make one panic.
 
 use std::path::Path;
 
 #[path = "../../fuzz/readers.rs"]
 mod subjects;
 
-/// Mutations of each file of the corpus. Long runs are made by the fuzz targets themselves (`make fuzz`).
+/// Mutations of each file of the corpus. `make fuzz` runs the fuzz targets for longer.
 const MUTATIONS: usize = 300;
-/// Values at which arithmetic goes wrong.
+/// Values at which arithmetic is likely to overflow.
 const EDGES: [u64; 8] = [0, 1, 0x7f, 0xff, 0x7fff_ffff, 0xffff_ffff, 0x7fff_ffff_ffff_ffff, u64::MAX];
 
-/// A generator with a fixed start: a failure can be had again.
+/// A generator with a fixed seed, so that a failure can be reproduced.
 struct Random(u64);
 
 impl Random {
@@ -64,7 +64,7 @@ fn no_reader_panics_on_the_corpus_or_on_its_mutations() {
         for file in files {
             let bytes = std::fs::read(&file).unwrap();
             read(&bytes);
-            // Large files cost more each time; what is at their beginning decides most.
+            // Large files take longer each time, and most decisions depend on their beginning.
             let times = if bytes.len() > 64 << 10 { MUTATIONS / 10 } else { MUTATIONS };
             for _ in 0..times {
                 read(&mutate(&bytes, &mut random));

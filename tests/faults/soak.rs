@@ -1,5 +1,5 @@
-//! Endurance: an agent and a recorder among targets that come and go. What they hold stays flat, and the ledger of a process that was
-//! there all the time is its own at the end.
+//! Soak test: an agent and a recorder while targets start and end. Their resource use stays flat, and at the end the recording of a
+//! process that ran all the time equals its own ledger.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::support::rendezvous::Target;
 use crate::support::report::Since;
 use crate::support::{LIMIT, bpf, serial};
 
-/// What a process holds.
+/// Resource use of a process.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     resident_kib: u64,
@@ -42,7 +42,7 @@ fn held(pid: u32) -> Held {
     }
 }
 
-/// Above the level reached in the first third: room for caches that are still filling, none for something that grows with time.
+/// Limits above the level of the first third: enough for caches that are still filling, not for anything that grows with time.
 fn assert_flat(who: &str, early: Held, late: Held) {
     println!("{who}: {early:?}\n{:width$}  {late:?}", "", width = who.len());
     assert!(late.resident_kib < early.resident_kib + early.resident_kib / 4 + 8192, "{who}: memory grew");
@@ -58,7 +58,7 @@ fn soak(span: Duration) {
     }
     let _alone = serial();
     let daemon = Daemon::start(&watching(&["churn", "realloc_forms*", "speed*"], ""));
-    // Recorded from beginning to end, at a rate that leaves the machine to the others: it goes on between the rounds.
+    // Recorded from beginning to end, at a rate that leaves the machine to the others: it proceeds between the rounds.
     let mut long_lived = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
     let recording = Recording::attach_for(2 * span + LIMIT, long_lived.pid());
     let begun = Instant::now();
@@ -95,7 +95,7 @@ fn soak(span: Duration) {
             early = Some((held(daemon.process.pid()), held(recording.process.pid())));
         }
     }
-    let (agent_early, recorder_early) = early.expect("the span has a first third");
+    let (agent_early, recorder_early) = early.expect("the run has a first third");
     let (agent_late, recorder_late) = (held(daemon.process.pid()), held(recording.process.pid()));
     assert_eq!(daemon.get("/healthz").status, 200);
     println!("{rounds} rounds in {:?}", begun.elapsed());

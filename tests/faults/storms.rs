@@ -1,4 +1,4 @@
-//! Processes that come and go faster than anybody can look.
+//! Processes that start and end faster than they can be examined.
 
 use std::process::Command;
 
@@ -20,17 +20,17 @@ fn record_children(script: &str) {
     let said = recorder.err.all();
     assert!(status.success(), "{status}\n{said}");
     assert!(!said.contains("panicked"), "{said}");
-    assert_eq!(recorder.out.all().lines().filter(|line| *line == "whole").count(), 1, "the script did not come to its end:\n{said}");
+    assert_eq!(recorder.out.all().lines().filter(|line| *line == "whole").count(), 1, "the script did not complete:\n{said}");
     assert!(run(fragprof().arg("report").arg(&out)).status.success());
 }
 
 #[test]
-fn three_hundred_children_at_once_all_end_well() {
+fn three_hundred_children_at_once_all_succeed() {
     record_children("for i in $(seq 300); do (exec sh -c 'exit 0') & done; wait; echo whole");
 }
 
 #[test]
-fn a_process_that_executes_two_hundred_times_in_turn_ends_well() {
+fn a_process_that_executes_two_hundred_programs_in_turn_succeeds() {
     record_children("n=${n:-0}; if [ $n -lt 200 ]; then n=$((n+1)) exec sh -c \"$0\" \"$0\"; fi; echo whole");
 }
 
@@ -45,5 +45,5 @@ fn an_agent_in_a_fork_storm_stays_within_its_limits() {
     assert!(run(&mut storm).status.success());
     let text = daemon.metrics();
     assert!(text.contains("fragprof_agent_uptime_seconds"));
-    crate::support::process::wait_until("descriptors of processes that are gone are closed", || descriptors() <= before + 8);
+    crate::support::process::wait_until("descriptors of ended processes are closed", || descriptors() <= before + 8);
 }

@@ -1,4 +1,4 @@
-//! Odd targets: thousands of mappings and threads, stopped, traced and uninterruptible processes, reused pids, replaced libraries,
+//! Unusual targets: thousands of mappings and threads, stopped, traced and uninterruptible processes, reused pids, replaced libraries,
 //! sandboxes.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -99,7 +99,7 @@ fn a_target_under_a_debugger_is_recorded_when_it_is_resumed() {
     let mut target = Target::start(&mut Command::new(program("realloc_forms", Link::Dynamic)));
     let pid = target.pid() as libc::pid_t;
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: ptrace of a child of this very process, from the thread that also lets it go.
+    // SAFETY: ptrace of a child of this process, from the thread that also detaches from it.
     assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, none, none) }, 0);
     // SAFETY: as above.
     assert_eq!(unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, pid, none, none) }, 0);
@@ -125,7 +125,7 @@ fn a_library_that_was_replaced_on_disk_is_probed_as_it_is_mapped() {
     let library = dir.path().join("libjemalloc.so.2");
     std::fs::copy(Path::new(LIB_DIR).join("libjemalloc.so.2"), &library).unwrap();
     let mut target = Target::start(Command::new(program("realloc_forms", Link::Dynamic)).env("LD_PRELOAD", &library));
-    // An upgrade: another file takes the name; its offsets are not those of the mapped one.
+    // As in an upgrade, another file gets the name; its offsets differ from those of the mapped one.
     let other = dir.path().join("new");
     std::fs::copy(Path::new(LIB_DIR).join("libmimalloc.so.2"), &other).unwrap();
     std::fs::rename(&other, &library).unwrap();
@@ -134,7 +134,7 @@ fn a_library_that_was_replaced_on_disk_is_probed_as_it_is_mapped() {
     recording.stop().assert_equals(&truth, Since::Attach);
 }
 
-/// Starts a process with this very pid, which must be free; a descriptor of it.
+/// Starts a process with this pid, which must be free, and returns a descriptor of it.
 fn start_with_pid(pid: u32) -> std::io::Result<OwnedFd> {
     let wanted = [pid as libc::pid_t];
     let mut fd: i32 = -1;
@@ -145,7 +145,7 @@ fn start_with_pid(pid: u32) -> std::io::Result<OwnedFd> {
     args.exit_signal = libc::SIGCHLD as u64;
     args.set_tid = wanted.as_ptr() as u64;
     args.set_tid_size = 1;
-    // SAFETY: without CLONE_VM it forks; the child makes nothing but system calls.
+    // SAFETY: without CLONE_VM it forks; the child makes only system calls.
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
     match child {
         -1 => Err(std::io::Error::last_os_error()),
@@ -170,7 +170,7 @@ fn a_process_that_takes_over_a_pid_is_not_the_one_that_was_recorded() {
     let pid = target.pid();
     let seen = TargetProcess::open(Pid(pid)).unwrap();
     let mut recording = Recording::attach(&[pid]);
-    // The recorder is kept from noticing the end until the pid has another owner.
+    // The recorder is stopped so that it does not notice the end before the pid has another owner.
     recording.process.signal(Signal::STOP);
     target.process.signal(Signal::KILL);
     target.process.wait(LIMIT);
@@ -181,12 +181,12 @@ fn a_process_that_takes_over_a_pid_is_not_the_one_that_was_recorded() {
     };
     assert!(!seen.is_alive(), "the successor was taken for the process that was opened");
     recording.process.signal(Signal::CONT);
-    // Its only target has ended: it ends, with what it had.
+    // Its only target has ended, so it ends too, with the results so far.
     let begun = Instant::now();
     let status = recording.wait(LIMIT);
     assert!(status.success(), "{status}: {}", recording.process.err);
     assert!(begun.elapsed() < Duration::from_secs(30));
-    // SAFETY: a descriptor that is owned here; kills and reaps the successor.
+    // SAFETY: the descriptor is owned here; this kills and reaps the successor.
     unsafe {
         libc::syscall(libc::SYS_pidfd_send_signal, successor.as_raw_fd(), libc::SIGKILL, 0, 0);
         libc::waitpid(pid as libc::pid_t, std::ptr::null_mut(), 0);

@@ -1,6 +1,7 @@
-/* Allocates in a loop and says how fast: `busy WORK [LEAK_EVERY [PAUSE_EVERY]]`. Pairs of site_churn with WORK steps of arithmetic between
- * them; every LEAK_EVERY pairs one block of site_leak that is never freed; a sleep of 1 ms every PAUSE_EVERY pairs. The running number of
- * pairs lies in a shared page, so that a test can read it without stopping the program; its file is named on the first line. */
+/* Allocates in a loop and counts: `busy WORK [LEAK_EVERY [PAUSE_EVERY]]`. It makes pairs of calls at site_churn with WORK steps of
+ * arithmetic between them; after every LEAK_EVERY pairs a block of site_leak that is never freed; after every PAUSE_EVERY pairs a sleep of
+ * 1 ms. The number of pairs so far is in a shared page, so that a test can read it without stopping the program; the first line of output
+ * names its file. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* What programs compute beside what they allocate: a budget is a share of a program's own processor time. */
+/* Work of a program in addition to its allocations: a budget is a share of a program's own CPU time. */
 #include <time.h>
 
-/* Takes so much processor time. */
+/* Takes this much CPU time. */
 static void compute(long us)
 {
 	struct timespec begin, now;

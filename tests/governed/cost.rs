@@ -1,4 +1,4 @@
-//! What the events that are always watched cost: growth of the heap, first touches of its pages. `make cost-of-rare-events`.
+//! Cost of the events that are always traced: growth of the heap, first touches of its pages. `make cost-of-rare-events`.
 
 use std::io::Write as _;
 use std::process::{ChildStdin, Command};
@@ -20,7 +20,7 @@ struct Growing {
 }
 
 impl Growing {
-    /// Nanoseconds of one `what`.
+    /// Nanoseconds per `what`.
     fn ns(&mut self, what: &str) -> f64 {
         writeln!(self.input, "{what}").unwrap();
         let line = self.process.out.nth(self.asked, LIMIT).unwrap();
@@ -34,7 +34,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// In turn: alone, with the page-fault program attached for others, watched itself.
+/// Measured in turn: alone, with the page-fault program attached for others, and watched itself.
 #[test]
 #[ignore = "measures"]
 fn cost_of_rare_events() {

@@ -1,4 +1,4 @@
-//! Windows opened and closed again and again; many targets; targets that come and go.
+//! Windows opened and closed repeatedly; many targets; targets that start and end.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -22,7 +22,7 @@ fn own_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Opens windows of a busy process until there were so many.
+/// Opens this many windows of a busy process.
 fn cycles(count: u64) {
     let mut target = Busy::start(&["20", "1000"]);
     let options = Options { ring_bytes: Some(8 << 20), own_census: false, period_min_s: 0.02, ..Options::default() };
@@ -33,7 +33,7 @@ fn cycles(count: u64) {
     let mut settled = None;
     let began = Instant::now();
     while windows(&governed) < count {
-        assert!(began.elapsed() < Duration::from_secs(2 * count + 60), "{} windows only: {:?}", windows(&governed), governed.status());
+        assert!(began.elapsed() < Duration::from_secs(2 * count + 60), "only {} windows: {:?}", windows(&governed), governed.status());
         governed.step(Duration::from_millis(50));
         if settled.is_none() && windows(&governed) >= count / 4 {
             settled = Some((own_rss_kib(), own_descriptors()));
@@ -52,7 +52,7 @@ fn cycles(count: u64) {
 /// How many windows [`in_a_process_of_their_own`] opens.
 const COUNT: &str = "CYCLES_OF_WINDOWS";
 
-/// Not in this process, whose memory includes other tests'.
+/// Runs it in a separate process, because this one's memory includes that of other tests.
 fn alone(count: u64) {
     if bpf().is_none() {
         return;
@@ -67,7 +67,7 @@ fn alone(count: u64) {
 }
 
 #[test]
-#[ignore = "a part of the others"]
+#[ignore = "started by the other tests"]
 fn in_a_process_of_their_own() {
     if let Ok(count) = std::env::var(COUNT) {
         cycles(count.parse().unwrap());
@@ -108,7 +108,7 @@ fn sixty_four_targets_and_a_storm_of_five_hundred_short_lived_processes_a_second
         if let Some(line) = storm.out.to_string().lines().find(|line| line.starts_with("ended")) {
             break line.to_owned();
         }
-        // As many of them as there is time for, the newest each time; most have ended before they can be watched.
+        // Watches as many as time permits, the newest each time; most have ended before they can be watched.
         let lines = storm.out.to_string().lines().count();
         if lines > seen {
             seen = lines;
@@ -124,12 +124,12 @@ fn sixty_four_targets_and_a_storm_of_five_hundred_short_lived_processes_a_second
         governed.watched().count() == targets.len()
     });
     let profile = governed.finish();
-    let told = profile.meta.governed.iter().filter(|one| one.allocations_seen > 0).count();
-    assert!(told >= 64, "{told} of 64 are told of; {met} of the storm were met");
+    let reported = profile.meta.governed.iter().filter(|one| one.allocations_seen > 0).count();
+    assert!(reported >= 64, "{reported} of 64 are reported; {met} of the storm were watched");
 }
 
 #[test]
-fn a_busy_target_that_forks_two_hundred_children_under_windows_and_its_children_end_well() {
+fn a_busy_target_that_forks_two_hundred_children_under_windows_and_its_children_succeed() {
     if bpf().is_none() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Estimates, compared with what the programs do.
+//! Estimates compared with the known behaviour of programs.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use super::{Busy, Governed, built, site, sum};
 use crate::support::process::Process;
 use crate::support::{LIMIT, bpf, serial};
 
-/// It computes for half of the time: a budget is a share of that.
+/// A program that computes for half of the time: a budget is a share of that.
 fn paced(factor: &str) -> Process {
     ticking(Command::new(built("paced")).args([factor, "3600", "500"]))
 }
 
-/// A program that says each second of its clock.
+/// A program that prints a line each second of its clock.
 fn ticking(command: &mut Command) -> Process {
     let process = Process::start(command);
     assert!(process.out.wait_for(LIMIT, |line| line == "0").is_some());
     process
 }
 
-/// Waits for so many lines, one a second, of the program's own clock.
+/// Waits for this many lines, one per second of the program's own clock.
 fn seconds(process: &Process, from: u64, count: u64) -> u64 {
     let until = from + count;
     assert!(process.out.wait_for(LIMIT * 4, |line| line.parse() == Ok(until)).is_some());
     until
 }
 
-/// The next of these lines, and when it came.
+/// The next of these lines, and when it was read.
 fn next_second(process: &Process) -> (u64, Instant) {
     let second = seconds(process, last_second(process), 1);
     (second, Instant::now())
@@ -42,28 +42,28 @@ fn a_process_that_allocates_little_is_traced_in_full_and_its_live_blocks_are_kno
         return;
     }
     let _alone = serial();
-    // 25,000 allocations per second, and a budget that they fit. It is a share of the program's own running time, which is less than half
-    // of the clock's.
+    // 25,000 allocations per second fit into this budget, which is a share of the program's own running time: less than half of the
+    // elapsed time.
     let program = paced("1");
     let recording = Governed::attach(program.pid(), "50%");
     let began = last_second(&program);
     seconds(&program, began, 5);
     let report = recording.report();
     assert_eq!(report["governed"][0]["tier"], "in full", "{}", report["governed"]);
-    // On a busy machine its clock ticks late; a tick is 20 blocks of site_short. One of site_kept each tick lives; of the others the last
-    // generation does.
+    // On a busy machine its clock ticks late; in each tick site_short allocates 20 blocks. One block of site_kept per tick stays live; of
+    // the other sites only the last generation is live.
     let ticks = sum(&report, "site_short", "allocations_est") / 20.0;
     let kept = sum(&report, "site_kept", "inuse_allocations_est");
     assert!((kept / ticks - 1.0).abs() < 0.02, "{kept} kept in {ticks} ticks");
-    // At the end one block may have been freed and not yet made again.
+    // At the end one block may have been freed and not yet allocated again.
     let live = ["site_middle", "site_short"].map(|site| sum(&report, site, "inuse_allocations_est"));
     assert!([[200.0, 40.0], [199.0, 40.0], [200.0, 39.0]].contains(&live), "{live:?}");
-    // Of those that live 50 ms none is 100 ms old, where its clock ticks in time, and all outlived 10 ms.
+    // Blocks that live 50 ms all reach an age of 10 ms, and none reaches 100 ms if the clock ticks on time.
     let middle = sum(&report, "site_middle", "survivor_10ms_bytes_est") / (ticks * 4.0 * 256.0);
     assert!((middle - 1.0).abs() < 0.05, "{middle}");
     let older = sum(&report, "site_middle", "survivor_100ms_bytes_est") / (ticks * 4.0 * 256.0);
     assert!(older < 0.2, "{older}");
-    // Blocks of site_short live 2 ms; on a busy machine some ticks come late.
+    // Blocks of site_short are freed after 2 ms; on a busy machine some ticks are late.
     let short = sum(&report, "site_short", "survivor_10ms_bytes_est") / (ticks * 20.0 * 64.0);
     assert!(short < 0.05, "{short}");
 }
@@ -75,7 +75,7 @@ fn rates_from_windows_are_right_within_their_errors() {
     }
     let _alone = serial();
     let program = paced("2");
-    // Too little for 50,000 allocations per second in full.
+    // Too little to trace 50,000 allocations per second in full.
     let recording = Governed::attach(program.pid(), "4%");
     let began = last_second(&program);
     let watched = std::time::Instant::now();
@@ -95,13 +95,13 @@ fn rates_from_windows_are_right_within_their_errors() {
     ] {
         let rate = sum(&report, name, &format!("{key}_est")) / duration_s;
         let stderr = sum(&report, name, &format!("{key}_stderr")) / duration_s;
-        // Four standard errors, so that the test fails for a fault and not once in twenty runs; and windows of a program that ticks
-        // every millisecond begin a tick early or late.
+        // Four standard errors, so that the test fails because of a fault and not by chance once in twenty runs; in addition, windows of a
+        // program that ticks every millisecond may begin a tick early or late.
         let bytes_per_s = bytes_per_s * ticks_per_s / 1000.0;
         let most = 4.0 * stderr + 0.15 * bytes_per_s;
         assert!((rate - bytes_per_s).abs() <= most, "{name} {key}: {rate} ± {stderr} for {bytes_per_s}\n{governed}");
     }
-    assert!(report["stacks"][0].get("inuse_bytes_est").is_none_or(serde_json::Value::is_null), "windows do not tell what lives");
+    assert!(report["stacks"][0].get("inuse_bytes_est").is_none_or(serde_json::Value::is_null), "windows do not measure live bytes");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn rates_of_a_process_that_computes_are_of_its_own_time() {
         return;
     }
     let _alone = serial();
-    // Some 10 to 20 µs of its own between two pairs: probes take a part of a window that is not small.
+    // About 10 to 20 µs of its own work between two pairs: probes take a considerable part of a window.
     let program = Busy::start(&["10000"]);
     let recording = Governed::attach(program.pid(), "5%");
     let before = program.pairs();
@@ -121,7 +121,7 @@ fn rates_of_a_process_that_computes_are_of_its_own_time() {
     assert_eq!(governed["rates_are_lower_bounds"], false, "{governed}");
     let totals = |key: &str| report["totals"][key].as_f64().unwrap();
     let (estimate, stderr) = (totals("allocations_est"), totals("allocations_stderr"));
-    // For a fault, not for chance; what it makes while the recording begins and ends is not in both.
+    // Wide enough to fail only because of a fault; blocks allocated while the recording begins and ends are in only one of the two.
     assert!((estimate - made).abs() <= 4.0 * stderr + 0.05 * made, "{estimate} ± {stderr} for {made}: {governed}");
     assert!(stderr < 0.5 * estimate, "{estimate} ± {stderr} for {made}");
 }
@@ -142,13 +142,13 @@ fn a_process_delayed_by_probes_most_of_the_time_gets_lower_bounds() {
     assert_eq!(governed["rates_are_lower_bounds"], true, "{governed}");
     let totals = report["totals"].as_object().unwrap();
     let least = totals["allocations_min"].as_f64().unwrap();
-    // What it makes while the recording ends is in it, too.
+    // The count includes blocks allocated while the recording ends.
     assert!(least > 0.0 && least <= made * 1.05, "≥ {least} for {made}: {governed}");
     assert!(totals.keys().all(|key| !key.starts_with("alloc") || key.ends_with("_min")), "{totals:?}");
     assert!(text.lines().any(|line| line.starts_with("allocated") && line.contains('≥') && !line.contains('±')), "{text}");
 }
 
-/// What `phased` does a second: site, key, bytes.
+/// What `phased` does per second: site, key, bytes.
 const PHASED: [(&str, &str, f64); 7] = [
     ("site_leak", "allocated_bytes", 1_000.0 * 100.0),
     ("site_leak", "survivor_10ms_bytes", 1_000.0 * 100.0),
@@ -159,10 +159,10 @@ const PHASED: [(&str, &str, f64); 7] = [
     ("site_churn", "survivor_10ms_bytes", 0.0),
 ];
 
-/// Rate, its standard error, and the truth, of each row of [`PHASED`].
+/// The rate, its standard error, and the true rate of each row of [`PHASED`].
 type Rates = Vec<(f64, f64, f64)>;
 
-/// Records `phased` for so many of its seconds; again where the machine let it have hardly any windows, as the recording itself says.
+/// Records `phased` for this many of its seconds; again if the recording reports too few windows because the machine is busy.
 fn record_phased(seconds_long: u64) -> Rates {
     // Five or more on an idle machine.
     const WINDOWS_MIN: f64 = 3.0;
@@ -176,7 +176,7 @@ fn record_phased(seconds_long: u64) -> Rates {
     panic!("four recordings in a row had fewer than {WINDOWS_MIN} windows");
 }
 
-/// Records it once: the windows that estimates rest on, and the rates.
+/// Records it once and returns the number of effective windows, and the rates.
 fn record_phased_once(seconds_long: u64) -> (f64, Rates) {
     let program = ticking(&mut Command::new(built("phased")));
     let recording = Governed::attach(program.pid(), "8%");
@@ -203,7 +203,7 @@ fn a_slow_leak_phases_and_reused_addresses_are_estimated_within_their_errors() {
     }
     let _alone = serial();
     for ((name, key, _), (rate, stderr, truth)) in PHASED.iter().zip(record_phased(12)) {
-        // As above: for a fault, not for chance; on a busy machine a block of `site_reuse` may live 10 ms because its thread stood still.
+        // As above, fails only because of a fault; on a busy machine a block of `site_reuse` may live 10 ms because its thread did not run.
         let most = 4.0 * stderr + 0.15 * truth + 20_000.0;
         assert!((rate - truth).abs() <= most, "{name} {key}: {rate} ± {stderr} for {truth}");
     }
@@ -240,7 +240,7 @@ fn a_leak_under_a_thousand_times_its_churn_comes_first() {
     }
     let _alone = serial();
     let program = Busy::start(&["40", "1000"]);
-    // Two minutes at 1 %, in a tenth of the time at ten times the budget.
+    // Equivalent to two minutes at 1 %: a tenth of the time at ten times the budget.
     let recording = Governed::attach(program.pid(), "10%");
     std::thread::sleep(Duration::from_secs(12));
     let report = recording.report();
@@ -253,7 +253,7 @@ fn the_stack_that_touches_new_pages_first_is_reported() {
         return;
     }
     let _alone = serial();
-    // Some 4 MB a second of blocks that are kept.
+    // About 4 MB of kept blocks per second.
     let program = paced("8");
     let recording = Governed::attach(program.pid(), "1%");
     let began = last_second(&program);
@@ -261,7 +261,7 @@ fn the_stack_that_touches_new_pages_first_is_reported() {
     let report = recording.report();
     let touched = sum(&report, "site_kept", "touched_bytes_est");
     let all: f64 = report["stacks"].as_array().unwrap().iter().filter_map(|stack| stack["touched_bytes_est"].as_f64()).sum();
-    // It writes into its blocks itself: main is the toucher, and site_kept's own frames where malloc writes the top's header.
+    // The program writes into its blocks in main; malloc, called from site_kept, writes the header of the top chunk.
     let main: f64 = report["stacks"]
         .as_array()
         .unwrap()

@@ -1,6 +1,5 @@
-/* `forks COUNT PER_S`: allocates in a loop and meanwhile forks COUNT children, PER_S in a second of the clock, late ones at once. Each
- * child allocates, frees and ends; its pid is printed. At the end one line, `ended COUNT in MS ms`, or what went wrong; then it goes on
- * allocating. */
+/* `forks COUNT PER_S`: allocates in a loop and meanwhile forks COUNT children, PER_S per second; late ones are forked at once. Each child
+ * allocates, frees and ends; its pid is printed. At the end it prints `ended COUNT in MS ms`, or an error, and continues to allocate. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +39,7 @@ int main(int argc, char **argv)
 {
 	long count = argc > 1 ? atol(argv[1]) : 200, per_s = argc > 2 ? atol(argv[2]) : 500, ended = 0, began;
 
-	/* Whoever watches says when. */
+	/* Waits for a line from the test. */
 	if (getchar() == EOF)
 		return 1;
 	began = now_us();

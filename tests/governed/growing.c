@@ -1,5 +1,5 @@
-/* Makes its heap grow and touches it, at a word of the one who measures: for each line of input one of output, nanoseconds of processor
- * time. `touch`: a first touch of a page, over 64 MiB of fresh ones. `brk`: a growth of the heap by 132 KiB, as malloc's, over 400 of them. */
+/* Lets its heap grow and touches it on request: answers each line of input with a number of nanoseconds of CPU time. `touch`: per first
+ * touch of a page, over 64 MiB of new pages. `brk`: per growth of the heap by 132 KiB, as malloc does it, over 400 of them. */
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ int main(void)
 {
 	char line[16];
 
-	/* Every block from the break. */
+	/* Every block comes from the break. */
 	mallopt(M_MMAP_THRESHOLD, 128 << 20);
 	while (fgets(line, sizeof(line), stdin)) {
 		printf("%s %.1f\n", strcmp(line, "brk\n") ? "touch" : "brk", strcmp(line, "brk\n") ? touch() : grow());

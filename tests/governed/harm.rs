@@ -1,4 +1,4 @@
-//! That nothing of fragprof stays behind in a target, however fragprof ends.
+//! Nothing of fragprof stays behind in a target, however fragprof ends.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,7 +11,7 @@ use super::{Busy, Governed};
 use crate::support::process::{Process, wait_until};
 use crate::support::{LIMIT, bpf, serial};
 
-/// Bytes of the C library's code in a process that are not those of its file: probes.
+/// Bytes of the C library's code in a process that differ from its file: probes.
 pub fn changed_code_bytes(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
@@ -47,17 +47,17 @@ fn a_recorder_killed_with_its_window_open_leaves_a_target_at_full_speed_and_a_ne
         Ok(stat) => stat.contains(") Z "),
         Err(_) => true,
     });
-    wait_until("the probes are out", || changed_code_bytes(target.pid()) == 0);
+    wait_until("the probes are removed", || changed_code_bytes(target.pid()) == 0);
     let after = target.pairs_per_s();
     assert!(after > 0.5 * before, "{before} pairs/s before, {after} after");
     let report = Governed::attach(target.pid(), "50%");
     wait_until("a window is open again", || changed_code_bytes(target.pid()) > 0);
     assert_eq!(report.report()["losses"]["lost_allocations"], 0);
-    wait_until("the probes are out again", || changed_code_bytes(target.pid()) == 0);
+    wait_until("the probes are removed again", || changed_code_bytes(target.pid()) == 0);
 }
 
 #[test]
-fn a_target_that_forks_two_hundred_children_ends_well() {
+fn a_target_that_forks_two_hundred_children_succeeds() {
     if bpf().is_none() {
         return;
     }

@@ -1,10 +1,10 @@
-/* `large CHURN [empty]`: CHURN threads make pairs of small blocks as fast as they can. Two threads allocate, resize and free large and small
- * blocks at known sites when they are told to, each also what the other allocated. The truth by site is kept in the program itself, by
- * malloc_usable_size. It starts with some blocks unless it is to be empty. Orders on the standard input:
+/* `large CHURN [empty]`: CHURN threads make pairs of small blocks as fast as they can. Two threads allocate, resize and free large and
+ * small blocks at known sites on command, each also blocks that the other allocated. The program itself counts blocks by site, with their
+ * malloc_usable_size. It starts with some blocks, unless `empty` is given. Commands on standard input:
  *
- *   work COUNT    so many operations; then `done`
- *   flood MS      large pairs as fast as one thread can, for so long; then `done`
- *   forget        what lives now is old: it is no longer in the truth; then `done`
+ *   work COUNT    makes this many operations; then prints `done`
+ *   flood MS      makes large pairs as fast as one thread can, for this long; then `done`
+ *   forget        removes the blocks that are live now from the count; then `done`
  *   truth         `site BLOCKS BYTES` of each site, from 1033 usable bytes on; `small PAIRS` so far; then `done`
  *   fork          a child allocates, frees and ends; then `done`
  *   exec          runs itself again, empty
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define SLOTS 3000
-#define LARGE 1033 /* usable bytes that no chunk of the thread cache has */
+#define LARGE 1033 /* more usable bytes than any chunk of the thread cache has */
 
 enum site { MALLOC, CALLOC, GROW, SHRINK, MOVE, FROM_NULL, POSIX, ALIGNED, PAGES, MAPPED, SMALL, SITES };
 
@@ -78,7 +78,7 @@ static unsigned random_of(unsigned *seed, unsigned below)
 
 static size_t large_size(unsigned *seed)
 {
-	/* Around the edge, or far above it. */
+	/* Close to the limit, or far above it. */
 	return random_of(seed, 4) ? 1033 + random_of(seed, 30000) : 1000 + random_of(seed, 80);
 }
 

@@ -1,4 +1,4 @@
-//! Large blocks of a busy process, each seen: against a program that keeps its own books of them.
+//! Every large block of a busy process is recorded: compared with a program that keeps its own ledger of them.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -18,9 +18,9 @@ use crate::support::build::LIB_DIR;
 use crate::support::process::{Process, run, wait_until};
 use crate::support::{LIMIT, bpf, serial};
 
-/// So much that what the program does in these tests fits it, and so little that its small pairs never do.
+/// Large enough for the program's large blocks in these tests, and too small for its small pairs.
 const BUDGET: f64 = 0.5;
-/// Large operations of a test.
+/// Number of large operations of a test.
 const OPERATIONS: u64 = 30_000;
 
 /// The C library and its loader.
@@ -30,7 +30,7 @@ const LOADER: &str = "ld-linux-x86-64.so.2";
 /// Blocks and bytes by site.
 type BySite = BTreeMap<String, (u64, u64)>;
 
-/// `large` with its orders.
+/// `large` and its commands.
 struct Program {
     process: Process,
     input: ChildStdin,
@@ -64,7 +64,7 @@ impl Program {
         self.input.write_all(format!("{order}\n").as_bytes()).unwrap();
     }
 
-    /// Gives an order and steps the governor until it is done; what the program said.
+    /// Sends a command and steps the governor until it is done. Returns the program's output.
     fn order(&mut self, governed: &mut Governed, order: &str) -> Vec<String> {
         self.send(order);
         let mut lines = Vec::new();
@@ -82,7 +82,7 @@ impl Program {
         }
     }
 
-    /// Its own books, and its small pairs so far.
+    /// Its own ledger, and its small pairs so far.
     fn truth(&mut self, governed: &mut Governed) -> (BySite, u64) {
         let (mut sites, mut pairs) = (BySite::new(), 0);
         for line in self.order(governed, "truth") {
@@ -105,7 +105,7 @@ fn status(governed: &Governed) -> Status {
 fn step_until(governed: &mut Governed, what: &str, condition: impl Fn(&Status) -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !condition(&status(governed)) {
-        assert!(Instant::now() < deadline, "waited in vain: {what}: {:?}", governed.status());
+        assert!(Instant::now() < deadline, "timed out waiting: {what}: {:?}", governed.status());
         governed.step(Duration::from_millis(20));
     }
 }
@@ -114,12 +114,12 @@ fn governor(method: Option<Attach>) -> Governed {
     Governed::new(Options { own_census: false, method, ..Options::default() }).unwrap()
 }
 
-/// What a profile says lives of large blocks, by site.
+/// Live large blocks in a profile, by site.
 fn large_of(profile: &Profile) -> BySite {
     let mut sites = BySite::new();
     for stack in profile.stacks().iter().filter(|stack| stack.values.get(ValueKind::LargeObjects) > 0) {
         let names: Vec<&str> = profile.frames_of(stack).map(|frame| &*frame.function).collect();
-        // The C library's own: buffers of standard input and output.
+        // The C library's own blocks are buffers of standard input and output.
         let Some(site) = names.iter().find(|name| name.starts_with("site_")) else { continue };
         let of = sites.entry((*site).to_owned()).or_default();
         *of = (of.0 + stack.values.get(ValueKind::LargeObjects), of.1 + stack.values.get(ValueKind::LargeSpace));
@@ -127,21 +127,21 @@ fn large_of(profile: &Profile) -> BySite {
     sites
 }
 
-/// Steps until the profile says what the program's books do, for the records are read a little later; both, at the end.
-fn hold_against_books(program: &mut Program, governed: &mut Governed) -> u64 {
+/// Steps until the profile equals the program's ledger, because records are read a little later; checks both at the end.
+fn compare_with_ledger(program: &mut Program, governed: &mut Governed) -> u64 {
     let (truth, pairs) = program.truth(governed);
     assert!(!truth.is_empty());
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         governed.step(Duration::from_millis(50));
         let status = status(governed);
-        assert!(status.large.kept, "they were left: {status:?}");
+        assert!(status.large.kept, "the probes were detached: {status:?}");
         let profile = governed.profile(None);
-        let told = large_of(&profile);
-        if told == truth {
+        let reported = large_of(&profile);
+        if reported == truth {
             return pairs;
         }
-        assert!(Instant::now() < deadline, "told:\n{told:#?}\nand the truth is\n{truth:#?}\n{:?}", profile.meta.losses);
+        assert!(Instant::now() < deadline, "reported:\n{reported:#?}\nand the truth is\n{truth:#?}\n{:?}", profile.meta.losses);
     }
 }
 
@@ -159,10 +159,10 @@ fn every_large_block_is_known(method: Option<Attach>) {
     let pairs_before = program.truth(&mut governed).1;
     let hits_before = status(&governed).large.hits;
     program.order(&mut governed, &format!("work {OPERATIONS}"));
-    let pairs = hold_against_books(&mut program, &mut governed) - pairs_before;
+    let pairs = compare_with_ledger(&mut program, &mut governed) - pairs_before;
     let hits = status(&governed).large.hits - hits_before;
     println!("{pairs} small pairs, {OPERATIONS} large operations, {hits} hits");
-    // A resized block passes two or three probes, any other operation one.
+    // Resizing a block hits two or three probes, any other operation one.
     assert!((OPERATIONS / 2..4 * OPERATIONS).contains(&hits), "{hits} hits of {OPERATIONS} operations and {pairs} small pairs");
     assert!(!status(&governed).full);
     let profile = governed.finish();
@@ -187,12 +187,12 @@ fn large_blocks_are_tracked_on_kernels_without_sessions_multi_probes_and_cookies
 }
 
 #[test]
-fn an_unknown_build_of_glibc_is_tried_while_windows_continue_and_is_known_from_then_on() {
+fn an_unknown_build_of_glibc_is_examined_while_windows_continue_and_is_known_from_then_on() {
     if bpf().is_none() {
         return;
     }
     let _alone = serial();
-    // Bytes behind the end of this machine's build make it another file, which works alike.
+    // Appended bytes turn this machine's build into another file that behaves the same.
     let (folder, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for name in [LOADER, LIBRARY] {
         std::fs::copy(Path::new(LIB_DIR).join(name), folder.path().join(name)).unwrap();
@@ -212,7 +212,7 @@ fn an_unknown_build_of_glibc_is_tried_while_windows_continue_and_is_known_from_t
         assert_eq!(std::fs::read_dir(store.path().join("large-sites")).unwrap().count(), 1);
         program.order(&mut governed, "forget");
         program.order(&mut governed, "work 2000");
-        hold_against_books(&mut program, &mut governed);
+        compare_with_ledger(&mut program, &mut governed);
     }
 }
 
@@ -227,11 +227,11 @@ fn too_frequent_large_blocks_are_no_longer_tracked_at_a_bounded_cost_which_is_re
     governed.watch(program.pid(), 0.01).unwrap();
     governed.wait_for_tables(Duration::from_secs(20));
     program.order(&mut governed, "flood 3000");
-    step_until(&mut governed, "they are left", |status| status.large.times_left > 0);
+    step_until(&mut governed, "the probes are detached", |status| status.large.times_left > 0);
     let status = status(&governed);
     assert!(!status.large.kept && status.large.live_bytes.is_none(), "{status:?}");
-    // A trial may cost a fiftieth of a second, and the flood goes on hitting until the kernel has taken the probes out, which waits for
-    // a grace period of RCU: 30 to 120 ms where this was measured.
+    // A trial may cost a fiftieth of a second, and the flood keeps hitting probes until the kernel has removed them, which waits for an RCU
+    // grace period: 30 to 120 ms where this was measured.
     assert!(status.large.lost_s < 0.3, "a tenth of the flood: {status:?}");
     let profile = governed.profile(None);
     let of = profile.meta.governed[0].large_blocks.clone().unwrap();
@@ -257,7 +257,7 @@ fn forks_execs_and_the_end_leave_nothing_behind_and_an_exec_begins_anew() {
         program.order(&mut governed, "fork");
     }
     program.order(&mut governed, "work 1000");
-    hold_against_books(&mut program, &mut governed);
+    compare_with_ledger(&mut program, &mut governed);
     let (mut truth, _) = program.truth(&mut governed);
     let hits_before = status(&governed).large.hits;
     program.send("exec");
@@ -270,30 +270,30 @@ fn forks_execs_and_the_end_leave_nothing_behind_and_an_exec_begins_anew() {
     // Until the exec is noticed, the status is that of the old image, with all its hits.
     step_until(&mut governed, "the trial in the new image is over", |status| status.large.kept && status.large.hits < hits_before);
     program.order(&mut governed, "work 1000");
-    // The old image is in the profile too, as it was at its end.
+    // The old image is in the profile too, in its last state.
     for (site, (blocks, bytes)) in program.truth(&mut governed).0 {
         let of = truth.entry(site).or_default();
         *of = (of.0 + blocks, of.1 + bytes);
     }
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        let told = large_of(&governed.profile(None));
-        if told == truth {
+        let reported = large_of(&governed.profile(None));
+        if reported == truth {
             break;
         }
-        assert!(Instant::now() < deadline, "told:\n{told:#?}\nand the truth is\n{truth:#?}");
+        assert!(Instant::now() < deadline, "reported:\n{reported:#?}\nand the truth is\n{truth:#?}");
         governed.step(Duration::from_millis(50));
     }
     program.process.signal(Signal::KILL);
     program.process.wait(LIMIT);
     let deadline = Instant::now() + LIMIT;
     while governed.step(Duration::from_millis(50)) {
-        assert!(Instant::now() < deadline, "its end is not seen");
+        assert!(Instant::now() < deadline, "its end was not noticed");
     }
 }
 
 #[test]
-fn no_large_blocks_are_tracked_where_it_is_switched_off_or_another_allocator_serves_malloc() {
+fn no_large_blocks_are_tracked_if_switched_off_or_if_another_allocator_serves_malloc() {
     if bpf().is_none() {
         return;
     }

@@ -1,9 +1,9 @@
-/* A library to preload: writes down of every block when it was allocated, in a shared file that a test reads. The truth about which
- * block lives, for programs that have no ledger of their own.
+/* A library to preload: stores the time of allocation of every block in a shared file that a test reads. It is the ground truth of live
+ * blocks for programs that have no ledger of their own.
  *
- * LEDGER_FILE names the file: ROWS rows of an address and the time of its block's birth (CLOCK_MONOTONIC ns, 0 = free), found by linear
- * probing from the address. A realloc that stays where it is keeps the birth. The first row is no block's: it has the pid of the process
- * that the file is of, which its children are not, and counts what found no room. */
+ * LEDGER_FILE names the file: ROWS rows of an address and its block's time of allocation (CLOCK_MONOTONIC ns, 0 = free), found by linear
+ * probing from the address. A realloc in place keeps the time. The first row is not a block: it holds the pid of the process that the file
+ * belongs to (its children do not use it), and the number of blocks for which there was no row. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,7 +28,7 @@ extern void __libc_free(void *);
 static struct row *_Atomic table;
 static atomic_int state;
 
-/* The table, made at the first call; NULL where there is none. Opens with system calls alone: nothing here may allocate. */
+/* The table, created by the first call; NULL if there is none. It is opened with system calls alone: nothing here may allocate. */
 static struct row *rows(void)
 {
 	struct row *have = atomic_load_explicit(&table, memory_order_acquire);
@@ -109,8 +109,8 @@ void *realloc(void *old, size_t size)
 	if (!old)
 		return malloc(size);
 	block = __libc_realloc(old, size);
-	/* Somebody else may have been given the old one by now; its birth then came after this call began, and is lost. That is a block
-	 * taken for dead, never one taken for alive. */
+	/* Another thread may have got the old block by now; its time of allocation is then after the start of this call, and is lost. Such
+	 * a block counts as free, never the other way round. */
 	if (block != old) {
 		if (block || !size)
 			set(old, 0);

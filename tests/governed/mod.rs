@@ -1,4 +1,4 @@
-//! `record --mode governed`: estimates from windows, compared with programs whose sites are known; and that targets are unharmed.
+//! `record --mode governed`: estimates from windows, compared with programs whose sites are known; targets stay unharmed.
 
 mod cost;
 mod cycles;
@@ -59,18 +59,18 @@ impl Busy {
         u64::from_ne_bytes(bytes[..8].try_into().unwrap())
     }
 
-    /// Pairs a second of its own CPU time, over a little of it.
+    /// Pairs per second of its own CPU time, over a short part of it.
     fn pairs_per_s(&self) -> f64 {
         let (pairs, cpu_s) = (self.pairs(), self.cpu_s());
         self.compute(0.5);
         (self.pairs() - pairs) as f64 / (self.cpu_s() - cpu_s)
     }
 
-    /// Waits until it has run for so long from now on.
+    /// Waits until it has run for this long from now on.
     fn compute(&self, seconds: f64) {
         let (cpu_s, began) = (self.cpu_s(), Instant::now());
         while self.cpu_s() - cpu_s < seconds {
-            assert!(began.elapsed() < LIMIT * 2, "it does not get to run");
+            assert!(began.elapsed() < LIMIT * 2, "it gets no CPU time");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -98,12 +98,12 @@ impl Governed {
         Self { process, dir }
     }
 
-    /// Ends it; its report ranked by survivors.
+    /// Ends it and returns its report ranked by survivors.
     fn report(self) -> Value {
         self.report_and_text().0
     }
 
-    /// The same, and the report for people.
+    /// The same, and the report as text.
     fn report_and_text(mut self) -> (Value, String) {
         self.process.signal(Signal::INT);
         let status = self.process.wait(LIMIT);
@@ -117,7 +117,7 @@ impl Governed {
     }
 }
 
-/// The site of a stack: its innermost function that is named so.
+/// The site of a stack: its innermost function whose name marks it as one.
 fn site(stack: &Value) -> Option<&str> {
     let mut names = stack["frames"].as_array()?.iter().filter_map(|frame| frame["function"].as_str());
     names.find(|name| name.starts_with("site_"))

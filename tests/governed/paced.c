@@ -1,6 +1,7 @@
-/* Sites of known rates: every millisecond by the clock `site_short` makes 20 blocks of 64 bytes that live 2 ms, `site_middle` 4 blocks of
- * 256 bytes that live 50 ms, `site_kept` one block of 512 bytes that lives for ever. Once a second one line: blocks made so far by each.
- * `paced [FACTOR [SECONDS [COMPUTES]]]`: so many times as many blocks, and so many microseconds of its own in each millisecond. */
+/* Sites of known rates: in every millisecond of the clock `site_short` allocates 20 blocks of 64 bytes that live 2 ms, `site_middle` 4
+ * blocks of 256 bytes that live 50 ms, `site_kept` one block of 512 bytes that is never freed. Prints a line per second: the blocks
+ * allocated so far by each. `paced [FACTOR [SECONDS [COMPUTES]]]`: FACTOR multiplies the blocks, COMPUTES are microseconds of other work
+ * in each millisecond. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* Sites of known rates that make it hard, by the millisecond of the clock: `site_leak` one block of 100 bytes that is never freed;
- * `site_phase` 20 blocks of 256 bytes a tick in every other half second, which live 30 ms, and none in between; `site_reuse` 60 blocks of
- * 64 bytes, each freed before the next is made, so that all have one address; `site_churn` one thousand times the leak's bytes in as
- * short-lived blocks of 4 KiB. It computes for half of the time, so that windows get the same budget on every machine. Once a second one
- * line: seconds so far. */
+/* Sites of known rates that are hard to estimate, per millisecond of the clock: `site_leak` one block of 100 bytes that is never freed;
+ * `site_phase` 20 blocks of 256 bytes in every other half second, which live 30 ms, and none in between; `site_reuse` 60 blocks of 64
+ * bytes, each freed before the next is allocated, so that all have one address; `site_churn` a thousand times the leak's bytes in equally
+ * short-lived blocks of 4 KiB. It computes for half of the time, so that windows get the same budget on every machine. Prints a line per
+ * second: the seconds so far. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! Retention flags and confirmed bytes of real programs, against a ledger that is preloaded into each.
+//! Retention flags and confirmed bytes of real programs, compared with a ledger that is preloaded into each.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,10 +19,10 @@ use crate::support::{bpf, serial};
 /// `ROWS` of ledger.c.
 const ROWS: u64 = 1 << 22;
 const ROW_BYTES: u64 = 16;
-/// So little that none of the programs is traced in full, also where they get little of a busy machine.
+/// Too small for any of the programs to be traced in full, even if they get little CPU time on a busy machine.
 const BUDGET: f64 = 0.01;
-/// Between a block's birth in the ledger and in a record: a window looks at blocks that are older, so that the next one there is born
-/// later than this.
+/// Maximum difference between a block's time of allocation in the ledger and in a record: windows check only older blocks, so the next
+/// block at the same address is allocated later than this.
 const BIRTH_APART_NS: u64 = 4_500_000;
 
 fn ledger_library() -> PathBuf {
@@ -33,11 +33,11 @@ fn ledger_library() -> PathBuf {
     })
 }
 
-/// A program that runs with the ledger.
+/// A program with the preloaded ledger.
 struct Watched {
     name: &'static str,
     process: Process,
-    /// What it is fed by.
+    /// The process that writes its input.
     feeder: Option<Child>,
     ledger: File,
     _dir: tempfile::TempDir,
@@ -60,7 +60,7 @@ impl Watched {
         ledger.set_len(ROWS * ROW_BYTES).unwrap();
         let mut command = Command::new(name);
         command.args(args).env("LD_PRELOAD", ledger_library()).env("LEDGER_FILE", &path).env("PYTHONMALLOC", "malloc");
-        // A line each 10 ms.
+        // A line every 10 ms.
         let feed = |line: &str| {
             let perl = "$|=1;while(1){print \"$ARGV[0]\\n\";select undef,undef,undef,0.01}";
             Command::new("perl").args(["-e", perl, line]).stdout(Stdio::piped()).spawn().unwrap()
@@ -70,7 +70,7 @@ impl Watched {
         Self { name, process: Process::start_fed(&mut command), feeder, ledger, _dir: dir }
     }
 
-    /// When the block at an address was born; 0 = there is none.
+    /// When the block at an address was allocated; 0 = there is none.
     fn born_ns(&self, addr: u64) -> u64 {
         let mut at = (addr >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 42;
         for _ in 0..1024 {
@@ -135,14 +135,14 @@ fn programs() -> Vec<Watched> {
     ]
 }
 
-/// Watches all of them at once for so long, stops them, and holds what is said against the ledgers. Of the blocks told of there must
-/// be `told_min`.
-fn hold_against_ledgers(seconds: u64, told_min: u64) {
+/// Watches all of them at once for this long, stops them, and compares the reports with the ledgers. At least `checked_min` blocks must
+/// have been reported.
+fn compare_with_ledgers(seconds: u64, checked_min: u64) {
     let programs = programs();
     let mut governed = Governed::new(Options { own_census: false, ..Options::default() }).unwrap();
     for program in &programs {
         let pid = Pid(program.process.pid());
-        // It may not have its libraries yet.
+        // It may not have loaded its libraries yet.
         wait_until(program.name, || {
             assert!(program.process.err.to_string().is_empty(), "{}: {}", program.name, program.process.err);
             governed.watch(pid, BUDGET).is_ok()
@@ -156,11 +156,11 @@ fn hold_against_ledgers(seconds: u64, told_min: u64) {
     for status in governed.status() {
         println!("{} windows of pid {}, {:.1} s in full", status.windows, status.pid, status.full_s);
     }
-    let (mut told, mut flags, mut sites, mut above) = (0, 0, 0, 0);
+    let (mut checked, mut flags, mut sites, mut above) = (0, 0, 0, 0);
     for program in &programs {
         program.process.signal(Signal::STOP);
         let stat = format!("/proc/{}/stat", program.process.pid());
-        wait_until("it stands still", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
+        wait_until("it is stopped", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
         let verdicts = governed.verdicts(Pid(program.process.pid()));
         let now_ns = now_ns();
         let old: Vec<&Verdict<StackId>> = verdicts.iter().filter(|one| now_ns - one.born_ns >= TOLD_AGE_NS).collect();
@@ -175,7 +175,7 @@ fn hold_against_ledgers(seconds: u64, told_min: u64) {
             mistaken += u64::from(one.informative && one.same && !lives);
         }
         let informative = old.iter().filter(|one| one.informative).count();
-        told += informative as u64;
+        checked += informative as u64;
         let mut raised = 0;
         for (stack, kept) in kept(verdicts.iter().copied(), now_ns) {
             let (sampled, live, live_bytes) = truth[&stack];
@@ -199,8 +199,8 @@ fn hold_against_ledgers(seconds: u64, told_min: u64) {
         );
         program.process.signal(Signal::CONT);
     }
-    println!("{flags} flags, none wrong; confirmed bytes of {sites} stacks, {above} above what truly lives of the sampled blocks");
-    assert!(told >= told_min, "only {told} blocks are told of");
+    println!("{flags} flags, none wrong; confirmed bytes of {sites} stacks, {above} above the bytes of sampled blocks that are live");
+    assert!(checked >= checked_min, "only {checked} blocks were reported");
     assert!(above * 20 <= sites, "of {sites} stacks with confirmed bytes {above} are above the truth");
 }
 
@@ -213,8 +213,8 @@ fn now_ns() -> u64 {
 fn no_retention_flag_of_six_real_programs_is_wrong() {
     if bpf().is_some() {
         let _alone = serial();
-        // On a busy machine there may be too little time to look at anything: what is said must be right, and may be nothing.
-        hold_against_ledgers(26, 0);
+        // On a busy machine there may be too little time to check any block: what is reported must be right, and may be nothing.
+        compare_with_ledgers(26, 0);
     }
 }
 
@@ -224,6 +224,6 @@ fn no_retention_flag_of_six_real_programs_is_wrong() {
 fn no_retention_flag_of_six_real_programs_is_wrong_after_a_minute() {
     if bpf().is_some() {
         let _alone = serial();
-        hold_against_ledgers(65, 500);
+        compare_with_ledgers(65, 500);
     }
 }

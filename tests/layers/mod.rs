@@ -1,9 +1,9 @@
-//! The order of the modules that src/lib.rs draws, held against what they use.
+//! Compares the order of the modules in the diagram of src/lib.rs with what they use.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Each module's line in the drawing, the top one first.
+/// Each module's line in the diagram, starting from the top.
 fn drawn(library: &str) -> BTreeMap<String, usize> {
     let (_, rest) = library.split_once("uses only lines below its own").expect("src/lib.rs draws the layers");
     let (_, rest) = rest.split_once("```text").unwrap();
@@ -29,7 +29,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules of the crate that a file names outside comments and unit tests, with the line.
+/// The modules of the crate that a file names outside comments and unit tests, with line numbers.
 fn used(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut is_test = false;
@@ -56,7 +56,7 @@ fn used(text: &str) -> Vec<(usize, &str)> {
 }
 
 #[test]
-fn modules_use_only_those_that_the_drawing_in_the_library_has_below_them() {
+fn modules_use_only_those_below_them_in_the_diagram() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let layers = drawn(&std::fs::read_to_string(root.join("lib.rs")).unwrap());
     let mut files = Vec::new();
@@ -74,7 +74,7 @@ fn modules_use_only_those_that_the_drawing_in_the_library_has_below_them() {
         };
         let text = std::fs::read_to_string(&path).unwrap();
         for (line, other) in used(&text) {
-            // A macro of the crate stands in no module.
+            // A macro of the crate belongs to no module.
             if let Some(layer) = layers.get(other).filter(|layer| other != module && *layer <= own) {
                 wrong.push(format!("{name}:{line} uses {other}, which is drawn at line {layer}, not below line {own}"));
             }

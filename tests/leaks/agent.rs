@@ -31,7 +31,7 @@ fn the_agent_reports_blocks_without_pointers_in_metrics_api_profile_and_history(
     assert!(json(&path)["unreached"]["summary"].as_str().unwrap().starts_with("No pointer to "), "{}", json(&path)["unreached"]);
     let profile = json(&format!("{path}/profile?by=unreached&format=stacks"));
     assert!(profile["stacks"].to_string().contains("cache::ImageEntry"), "{profile:#}");
-    // Nothing is looked at where it is not configured.
+    // Nothing is scanned if it is not configured.
     let text = off.metrics();
     assert_eq!(value(&text, "fragprof_leaks_enabled", ""), Some(0.0));
     assert_eq!(value(&text, "fragprof_leaks_looked_total", "result=\"done\""), Some(0.0));

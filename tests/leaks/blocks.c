@@ -1,4 +1,4 @@
-/* A heap that cannot shrink: one small block is left above a thousand that were freed. */
+/* A heap that cannot shrink: one small block remains above a thousand freed ones. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-//! `fragprof leaks` on processes, core files, and what is no process any more.
+//! `fragprof leaks` on processes, core files, and processes that have ended.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::target::build;
 
-/// A program that says "ready" and waits.
+/// A program that prints "ready" and waits.
 pub struct Waiting(pub Child);
 
 impl Waiting {
@@ -78,7 +78,7 @@ fn a_core_file_gives_the_same_result_as_the_process() {
     let path = format!("{}.{}", core.display(), target.pid());
     let (live, dead) = (json(&[&target.pid(), "--looks", "1", "--interval", "0.1"]), json(&["--core", &path]));
     assert_eq!(live["live_blocks"], dead["live_blocks"]);
-    // A core does not name the main stack, so that also what lies below its pointer is read: old pointers are left there.
+    // A core file does not identify the main stack, so memory below its pointer is read too, which holds old pointers.
     let number = |found: &Value| found["unreached_blocks"].as_u64().unwrap();
     assert!(number(&dead) <= number(&live) && number(&dead) * 100 >= number(&live) * 99, "{} and {}", number(&dead), number(&live));
     assert_eq!(dead["looks"], 1);
@@ -101,7 +101,7 @@ fn blocks_that_were_lost_while_their_process_was_recorded_have_their_call_stacks
         let of = groups.iter().filter(|group| frames(group).iter().any(|name| name == "lose") == named);
         of.map(|group| group["blocks"].as_u64().unwrap()).sum::<u64>()
     };
-    // A thousand a second at most; those from before have none.
+    // At most a thousand per second; earlier blocks have no stacks.
     assert!(blocks(true) >= 200, "{found:#}");
     assert!(blocks(false) >= 90, "{found:#}");
     let named = groups.iter().find(|group| frames(group).contains(&"lose".to_owned())).unwrap();

@@ -25,13 +25,13 @@ fn recorded() -> (Fixture, Vec<std::ops::Range<u64>>) {
     (fixture, ranges)
 }
 
-/// Everything that is said of it, whatever it is.
-fn look_at(fixture: &Fixture) {
+/// Makes every report of it, whatever the memory holds.
+fn scan_and_report(fixture: &Fixture) {
     let began = Instant::now();
     if let Ok(seen) = look(fixture, (1, "x"), Plan::default(), None, &mut LayoutCache::default()) {
         let leaks = Leaks::of(fixture, 1, "x", &seen, true).unwrap();
-        let told: u64 = leaks.groups.iter().map(|group| group.blocks + group.held_blocks).sum();
-        assert_eq!(told, leaks.unreached_blocks, "each block is told once");
+        let reported: u64 = leaks.groups.iter().map(|group| group.blocks + group.held_blocks).sum();
+        assert_eq!(reported, leaks.unreached_blocks, "each block is reported once");
         assert!(leaks.unreached_bytes <= leaks.live_bytes);
     }
     for by in [By::Live, By::Pinned, By::Blocked] {
@@ -60,14 +60,14 @@ fn memory_with_any_words_overwritten_is_scanned_without_harm() {
             let word = Option::map_or(to, word, |(index, within)| place(index, within));
             damaged.write_word(place(index, within), word);
         }
-        look_at(&damaged);
+        scan_and_report(&damaged);
         Ok(())
     };
     runner.run(&damage, run).unwrap();
 }
 
 #[test]
-fn a_heap_that_needs_more_than_the_limit_is_refused_with_what_it_would_need() {
+fn a_heap_that_needs_more_memory_than_the_limit_is_refused_with_the_amount() {
     let (fixture, _) = recorded();
     let plan = Plan { memory_max_bytes: 1 << 10, ..Plan::default() };
     let refused = look(&fixture, (1, "x"), plan, None, &mut LayoutCache::default()).unwrap_err().to_string();
@@ -97,5 +97,5 @@ fn a_heap_of_nothing_but_pointers_to_itself_is_scanned_in_bounded_time_and_memor
             fixture.write_word(addr + word * 8, to + state % room);
         }
     }
-    look_at(&fixture);
+    scan_and_report(&fixture);
 }

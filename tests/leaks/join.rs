@@ -1,4 +1,4 @@
-//! Owners of blocks from before a recording: the rows of a recording in parts, and the sentence of `explain`.
+//! Owners of blocks from before a recording: rows of a recording divided into parts, and the sentence of `explain`.
 
 use std::process::Command;
 
@@ -66,7 +66,7 @@ fn the_block_that_keeps_a_heap_up_is_named_with_what_it_blocks() {
     let output = fragprof(&["owners", &target.pid(), "--by", "blocked", "--json"]);
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     let first = &found["owners"][0];
-    // 1,000 blocks of 4,000 bytes lie free under it.
+    // 1,000 free blocks of 4,000 bytes are below it.
     assert!((3_900_000..=4_100_000).contains(&first["retained_blocked_bytes"].as_u64().unwrap()), "{found:#}");
     assert_eq!((first["size_bytes"].as_u64(), first["reached_first_from"].as_str()), (Some(104), Some("the_top (leaks-blocks)")));
     let profile = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-/* A hundred blocks are lost at the start, and one more each millisecond from then on. */
+/* Loses a hundred blocks at the start, and one more every millisecond. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +8,11 @@ static __attribute__((noinline)) void lose(void)
 {
 	char *block = malloc(300);
 	memset(block, 'x', 300);
-	/* The compiler must not leave the block out. */
+	/* The compiler must not optimize the block away. */
 	__asm__ volatile("" : : "r"(block) : "memory");
 }
 
-/* Nothing of the last block is left on the stack. */
+/* Clears pointers to the last block from the stack. */
 static __attribute__((noinline)) void wipe(void)
 {
 	volatile char stack[4096];

@@ -1,4 +1,4 @@
-/* Blocks that are reached through members, arrays and other blocks, and from a local variable of main. */
+/* Blocks that are reachable through members, arrays and other blocks, and from a local variable of main. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

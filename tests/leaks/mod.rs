@@ -1,4 +1,4 @@
-//! Blocks without pointers against programs that know theirs.
+//! Blocks without pointers, compared with programs that list theirs.
 #![allow(clippy::unwrap_used)]
 
 mod agent;

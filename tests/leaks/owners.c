@@ -1,4 +1,4 @@
-/* Who holds what: owners FILE. FILE gets the addresses of the storage of a catalogue, of what two others share, and of one leaf. */
+/* Blocks with known owners: owners FILE. Writes to FILE the addresses of a catalogue's storage, of a block shared by two, and of a leaf. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@ struct catalogue {
 struct catalogue the_catalogue;
 void **the_left, **the_right;
 
-/* Between two entries lies a block that is freed in the end, and leaves a hole. */
+/* Between two entries there is a block that is freed at the end and leaves a hole. */
 static void **table(int entries, int bytes)
 {
 	void **table = calloc(entries, sizeof *table), **holes = calloc(entries, sizeof *holes);
@@ -39,7 +39,7 @@ static __attribute__((noinline)) void build(const char *name)
 	fclose(file);
 }
 
-/* Nothing of what was built is left on the stack. */
+/* Clears pointers to the structures from the stack. */
 static __attribute__((noinline)) void wipe(void)
 {
 	volatile char stack[65536];

@@ -1,4 +1,4 @@
-//! What holds what, against programs that know it.
+//! Owners of blocks, compared with programs that know them.
 
 use std::process::Command;
 
@@ -21,7 +21,7 @@ fn owner<'a>(found: &'a Value, address: &str) -> &'a Value {
 fn the_block_that_holds_most_is_found_with_the_variable_that_leads_to_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("addresses");
-    // Without debug information: the symbol and the distance.
+    // Without debug information: the symbol and the offset.
     let mut command = Command::new(build("cc", "owners.c", &["-g0"], "owners-g0"));
     command.arg(&file);
     let target = Waiting::start(command);
@@ -31,7 +31,7 @@ fn the_block_that_holds_most_is_found_with_the_variable_that_leads_to_it() {
     let found = owners(&[&target.pid()]);
     let first = &found["owners"][0];
     assert_eq!((&first["address"], &first["blocks"]), (&Value::from(storage), &Value::from(8194)), "{found:#}");
-    // Each entry has 104 bytes to use, the storage 65,544.
+    // Each entry has 104 usable bytes, the storage 65,544.
     assert_eq!(first["retained_bytes"], 8193 * 104 + 65_544);
     assert_eq!(first["reached_first_from"], "the_catalogue+0x10 (leaks-owners-g0)");
     assert_eq!(first["shared"], false);
@@ -90,7 +90,7 @@ fn storage(flags: &[&str], name: &str) -> Value {
         let found = owners(&[&target.pid(), "--by", "pinned", "--top", "1"]);
         let pinned = found["pinned_bytes"].as_u64().unwrap();
         let first = &found["owners"][0];
-        // 8,192 pointers, and the word that the next chunk lends.
+        // 8,192 pointers, and the word that belongs to the next chunk's header.
         let is_storage = first["size_bytes"] == 65_544 && first["retained_pinned_bytes"].as_u64().unwrap() * 10 > pinned * 8;
         if pinned > 5 << 20 && is_storage {
             assert_eq!(found["main_owner"]["address"], first["address"], "{found:#}");
@@ -100,7 +100,7 @@ fn storage(flags: &[&str], name: &str) -> Value {
     }
 }
 
-/// A recording names the stack that allocated these blocks; without one, the block that keeps them is known all the same.
+/// A recording names the stack that allocated these blocks; without one, the block that holds them is still known.
 #[test]
 fn the_demo_services_pinned_bytes_are_held_by_the_storage_of_its_bestsellers() {
     let plain = storage(&["-g0"], "shopd-g0");

@@ -1,4 +1,4 @@
-//! Programs from packages, at work: no block that they still use.
+//! Packaged programs under load: no block that they still use is reported.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn start(program: &str, args: &[&str]) -> Running {
     Running(command.spawn().unwrap_or_else(|error| panic!("{program} is missing: {error}")))
 }
 
-/// Looks at a process that has at least so many blocks, which is waited for.
+/// Waits until a process has at least this many blocks and scans it.
 fn seen(child: &Running, blocks_min: u64) -> ScanResult {
     let pid = child.0.id();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -35,13 +35,13 @@ fn seen(child: &Running, blocks_min: u64) -> ScanResult {
         if has_grown.is_ok_and(|seen| seen.live_blocks >= blocks_min) {
             let plan = Plan { interval: Duration::from_millis(700), ..Plan::default() };
             let seen = look(&memory, (pid, "x"), plan, Some(&|| registers.read()), &mut LayoutCache::default());
-            // A shell that goes before the program may have so many blocks, too: looks at two programs are refused.
+            // A shell that executes the program may have that many blocks too: scans of two different programs are refused.
             let Ok(seen) = seen else {
                 assert!(Instant::now() < deadline, "{:?}", seen.err());
                 continue;
             };
             println!(
-                "{} blocks, first look {}, left {}; {:?}",
+                "{} blocks, {} after the first scan, {} remain; {:?}",
                 seen.live_blocks,
                 seen.first_pass_blocks,
                 seen.candidates.len(),
@@ -55,14 +55,14 @@ fn seen(child: &Running, blocks_min: u64) -> ScanResult {
 }
 
 #[test]
-fn redis_at_work_has_no_block_without_a_pointer() {
+fn redis_under_load_has_no_block_without_a_pointer() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("redis");
     let socket = socket.to_str().unwrap();
     let server = start("redis-server", &["--port", "0", "--save", "", "--unixsocket", socket]);
     let deadline = Instant::now() + Duration::from_secs(20);
     while !std::path::Path::new(socket).exists() {
-        assert!(Instant::now() < deadline, "redis does not come up");
+        assert!(Instant::now() < deadline, "redis does not start");
         std::thread::sleep(Duration::from_millis(20));
     }
     let tests = ["-s", socket, "-q", "-n", "100000000", "-r", "100000", "-d", "100", "-t", "set,lpush,lpop,sadd,zadd"];
@@ -91,7 +91,7 @@ while True:
 }
 
 #[test]
-fn node_at_work_has_no_block_without_a_pointer() {
+fn node_under_load_has_no_block_without_a_pointer() {
     const PROGRAM: &str = "
 let kept = [];
 for (let i = 0; i < 20000; i++) kept.push({ i, buffer: Buffer.from('x'.repeat(300)) });
@@ -100,9 +100,9 @@ setInterval(() => { for (let i = 0; i < 50; i++) { kept.push({ i, buffer: Buffer
     assert_eq!(seen(&start("node", &["-e", PROGRAM]), 20_000).candidates.len(), 0);
 }
 
-/// Those of OpenJDK 17 are options of its launcher, which it copies and forgets.
+/// The blocks of OpenJDK 17 are options of its launcher, which copies them and drops the copies.
 #[test]
-fn a_jvm_has_next_to_no_block_without_a_pointer() {
+fn a_jvm_has_almost_no_block_without_a_pointer() {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("Buffers.java");
     let program = "import java.nio.*; import java.util.*; public class Buffers { public static void main(String[] a) throws Exception {

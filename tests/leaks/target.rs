@@ -1,4 +1,4 @@
-//! The truth program, and what is said of its blocks.
+//! The truth program, and the evaluation of scans of it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ pub fn build(compiler: &str, source: &str, flags: &[&str], name: &str) -> PathBu
 /// A running truth program.
 pub struct Target {
     child: Child,
-    /// Its end ends the program.
+    /// Closing it ends the program.
     _input: ChildStdin,
     output: BufReader<ChildStdout>,
     truth: PathBuf,
@@ -40,7 +40,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Starts it; `churn` are threads and thousands of operations per second of each.
+    /// Starts it; `churn`: the number of threads, and thousands of operations per second of each.
     pub fn start(mut command: Command, churn: Option<(u32, u32)>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let truth = directory.path().join("truth");
@@ -65,7 +65,7 @@ impl Target {
         self.child.id()
     }
 
-    /// Looks at it.
+    /// Scans it.
     pub fn look(&self, looks: u32, interval: Duration) -> ScanResult {
         let memory = LiveMemory::open(Process::open(Pid(self.pid())).unwrap()).unwrap();
         let plan = Plan { looks, interval, ..Plan::default() };
@@ -73,12 +73,12 @@ impl Target {
         look(&memory, (self.pid(), "truth"), plan, Some(&|| registers.read()), &mut LayoutCache::default()).unwrap()
     }
 
-    /// The blocks it knows: address and what they are.
+    /// The blocks that it lists: address and kind.
     pub fn truth(&self) -> BTreeMap<u64, String> {
         read_truth(&self.truth)
     }
 
-    /// What was found of each kind of block, with all there are; `None` is what the program says nothing of.
+    /// The number of blocks found of each kind, and of all that exist; blocks that the program does not list are "not known".
     pub fn judge(&self, seen: &ScanResult) -> Judged {
         let truth = self.truth();
         let mut judged = Judged::default();
@@ -86,7 +86,7 @@ impl Target {
             judged.0.entry(kind.clone()).or_default().1 += 1;
         }
         for (_, one) in seen.candidates.left() {
-            // musl moves blocks about within their slots.
+            // musl places blocks at varying offsets within their slots.
             let known = truth.range(one.range()).next().map_or("not known", |(_, kind)| kind.as_str());
             judged.0.entry(known.to_owned()).or_default().0 += 1;
         }
@@ -113,7 +113,7 @@ impl Drop for Target {
 pub struct Judged(pub BTreeMap<String, (u64, u64)>);
 
 impl Judged {
-    /// Found, and planted, of the kinds whose name begins so.
+    /// Found and planted blocks of the kinds whose names begin with this prefix.
     pub fn of(&self, prefix: &str) -> (u64, u64) {
         let kinds = self.0.iter().filter(|(kind, _)| kind.starts_with(prefix));
         kinds.fold((0, 0), |sum, (_, (found, all))| (sum.0 + found, sum.1 + all))

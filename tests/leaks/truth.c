@@ -1,8 +1,8 @@
-/* Blocks whose owners are known, for the leaks: truth FILE [THREADS KOPS]
+/* Blocks whose owners are known, to test leak detection: truth FILE [THREADS KOPS]
  *
- * FILE gets a line a block: its address and what it is. Blocks named leak-… are to be found, hidden-… and stale may be, no other may.
- * With THREADS, each moves, frees and makes blocks, KOPS thousand times per second (0: as fast as it can).
- * On standard input: "ops" prints how many operations have been done; the end of input ends the program. */
+ * Writes a line per block to FILE: its address and its kind. Blocks named leak-… must be found, hidden-… and stale may be, others must not.
+ * Each of THREADS threads moves, frees and allocates blocks, KOPS thousand times per second (0: as fast as it can).
+ * On standard input, "ops" prints the number of operations so far; the end of input ends the program. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,9 +24,9 @@ static void *made(size_t bytes, const char *what)
 	return block;
 }
 
-/* Owners are not static: what is written and never read, a compiler leaves out. */
+/* Owners are not static: a compiler removes static variables that are written and never read. */
 
-/* A tree with names, as a map has it. */
+/* A tree with names, as in a map. */
 struct person {
 	struct person *left, *right;
 	char *name, *value;
@@ -46,7 +46,7 @@ static struct person *book(int from, int to)
 	return one;
 }
 
-/* Links in the middle of an object, far in it, and as its last word. */
+/* Links in the middle of an object, far into it, and as its last word. */
 struct link {
 	struct link *next;
 };
@@ -190,7 +190,7 @@ static void *stack_owner(void *unused)
 	return NULL;
 }
 
-/* Nothing but a register that the kernel saves at the system call: callee-saved, so that pause() need not spill it. */
+/* The only pointer is in a register that the kernel saves at the system call: callee-saved, so that pause() need not spill it. */
 static __attribute__((noinline)) void hold_in_register(char *volatile *slot)
 {
 #ifdef __x86_64__
@@ -218,7 +218,7 @@ static void *register_owner(void *unused)
 	return NULL;
 }
 
-/* A table of lists: nodes move from list to list, are freed and made, so that pointers move all the time. */
+/* A table of lists: nodes move from list to list, are freed and allocated, so that pointers move all the time. */
 #define LISTS 4096
 struct node {
 	struct node *next, *prev;
@@ -344,6 +344,6 @@ int main(int argc, char **argv)
 		printf("%lu\n", operations);
 		fflush(stdout);
 	}
-	/* For LeakSanitizer and memcheck, which look at the end. */
+	/* For LeakSanitizer and memcheck, which check at the end of the program. */
 	exit(0);
 }

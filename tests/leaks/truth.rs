@@ -1,11 +1,11 @@
-//! Ten thousand blocks to which nothing points, among a heap that rests or moves, under each allocator.
+//! Ten thousand blocks to which nothing points, in a heap at rest or with moving pointers, under each allocator.
 
 use std::process::Command;
 use std::time::Duration;
 
 use super::target::{Judged, Target, build};
 
-/// No block that is pointed to but so many that the program does not know, and 99 of 100 of those that are not.
+/// Checks that no block with a pointer was found (except `own` blocks that the program does not list), and 99 % of those without.
 fn assert_true(judged: &Judged, own: u64, what: &str) {
     let wrong: Vec<(&str, u64)> = judged.wrong().into_iter().filter(|&(kind, found)| kind != "not known" || found > own).collect();
     assert_eq!(wrong, [], "{what}: {judged:?}");
@@ -15,14 +15,20 @@ fn assert_true(judged: &Judged, own: u64, what: &str) {
 }
 
 fn look(command: Command, churn: Option<(u32, u32)>, what: &str) -> Judged {
-    look_beside(command, churn, 0, what)
+    scan_with_own(command, churn, 0, what)
 }
 
-fn look_beside(command: Command, churn: Option<(u32, u32)>, own: u64, what: &str) -> Judged {
+fn scan_with_own(command: Command, churn: Option<(u32, u32)>, own: u64, what: &str) -> Judged {
     let target = Target::start(command, churn);
     let seen = target.look(if churn.is_some() { 5 } else { 1 }, Duration::from_millis(500));
     let judged = target.judge(&seen);
-    println!("{what}: first look {}, left {}; {:?}; {:?}", seen.first_pass_blocks, seen.candidates.len(), seen.doubts, judged.0);
+    println!(
+        "{what}: {} after the first scan, {} remain; {:?}; {:?}",
+        seen.first_pass_blocks,
+        seen.candidates.len(),
+        seen.doubts,
+        judged.0
+    );
     assert_true(&judged, own, what);
     judged
 }
@@ -69,12 +75,12 @@ fn planted_leaks_are_found_under_tcmalloc() {
         command.env("LD_PRELOAD", "libtcmalloc_minimal.so.4");
         command
     };
-    // One of 8 bytes is the library's, which forgets the first of its own objects (its virtual table is in it).
-    look_beside(preloaded(), None, 1, "tcmalloc");
-    look_beside(preloaded(), Some((1, 100)), 1, "tcmalloc, busy");
+    // One block of 8 bytes is the library's: it loses the pointer to the first of its own objects, which has its virtual table.
+    scan_with_own(preloaded(), None, 1, "tcmalloc");
+    scan_with_own(preloaded(), Some((1, 100)), 1, "tcmalloc, busy");
 }
 
-/// The two judges have an allocator of their own, so that the blocks lie elsewhere: what they say of each kind is compared.
+/// LeakSanitizer has an allocator of its own, so blocks are at other addresses: the results for each kind are compared.
 #[test]
 fn leak_sanitizer_says_the_same_of_each_kind_of_block() {
     let directory = tempfile::tempdir().unwrap();
@@ -95,10 +101,10 @@ fn leak_sanitizer_says_the_same_of_each_kind_of_block() {
         theirs.0.entry(kind.to_owned()).or_default().0 += 1;
     }
     assert!(theirs.of("leak-").0 > 0, "{text}");
-    let ours = look(glibc(), None, "beside LeakSanitizer");
+    let ours = look(glibc(), None, "compared with LeakSanitizer");
     println!("LeakSanitizer: {:?}", theirs.0);
     for (kind, (found, all)) in &theirs.0 {
-        // What only freed memory points at depends on what is allocated again.
+        // Blocks to which only freed memory points depend on which memory is allocated again.
         if kind == "stale" || kind == "not known" {
             continue;
         }

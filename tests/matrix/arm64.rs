@@ -1,5 +1,5 @@
-//! What the guests of `scripts/kernel-matrix.sh arm64` need and do in addition to the tests of the other modules. Ignored, because they are for
-//! an arm64 build.
+//! Preparations and tests for the guests of `scripts/kernel-matrix.sh arm64` in addition to those of the other modules. Ignored, because
+//! they are for an arm64 build.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use crate::support::process::run;
 use crate::support::recording::fragprof;
 use crate::support::rendezvous::Target;
 
-/// Run under user emulation with compilers for arm64, which the guest has not: the guest's tests find their programs compiled.
+/// Run under user emulation with compilers for arm64, which the guest does not have: its tests then find their programs compiled.
 #[test]
 #[ignore = "for arm64: scripts/kernel-matrix.sh arm64"]
 fn its_programs_are_compiled() {

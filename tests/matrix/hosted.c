@@ -1,5 +1,5 @@
-/* A test program as a library in a process of another language. PROGRAM is its source. Python and Go call it by name, Java and Node as
- * they call extensions of theirs. */
+/* A test program as a library in a process of another language. PROGRAM is its source. Python and Go call it by name, Java and Node
+ * through their interfaces for extensions. */
 #define main hosted_main
 #include PROGRAM
 #undef main
@@ -8,7 +8,7 @@ void hosted_run(void)
 {
 	static char *arguments[] = { "hosted", NULL };
 
-	/* Some take no arguments, and these two are in registers that they do not look at. */
+	/* Some programs take no arguments; they ignore the registers of these two. */
 	((int (*)(int, char **))hosted_main)(1, arguments);
 }
 

@@ -1,5 +1,5 @@
-//! What each kernel of `make kernel-matrix` does in addition to the tests of the other modules: one window, one emitter. Ignored, because other
-//! tests show more of both on the machine itself; these need nothing but a program that is compiled already, and little time.
+//! Tests for each kernel of `make kernel-matrix` in addition to those of the other modules: windows and an emitter. Ignored, because other
+//! tests cover both in more detail on the machine itself; these need only a compiled program, and little time.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -35,11 +35,11 @@ fn windows_show_which_stacks_allocate() {
     let _alone = serial();
     let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
     let mut command = fragprof();
-    // In emulation the trial of large blocks costs a hundred times what it does on a processor, and its debt would be the windows'.
+    // In emulation the trial of large blocks costs a hundred times as much as on a CPU, and its debt would delay the windows.
     command.args(["record", "--mode", "governed", "--no-large-blocks", "--budget", "1%", "--duration", "300s"]);
     let recording = Recording::start(command.args(["-p", &target.pid().to_string()]), &[]);
     recording.wait_until_attached(1);
-    // Rounds until some of them fell into windows, of which the older ways of attaching allow few.
+    // Rounds until some of them fall into windows; the older ways of attaching allow few windows.
     let began = Instant::now();
     let mut rounds = 0;
     while rounds < 20 || began.elapsed().as_secs() < 20 {
@@ -53,7 +53,7 @@ fn windows_show_which_stacks_allocate() {
     assert_eq!(report["mode"], "governed");
     let losses: Vec<_> = report["losses"].as_object().unwrap().iter().filter(|(_, lost)| lost.as_u64() != Some(0)).collect();
     assert!(losses.is_empty(), "{losses:?}");
-    // Nearly half of the blocks come from each of the two: site_zeroed where one bit of a random number is set.
+    // Each of the two allocates nearly half of the blocks: site_zeroed if one bit of a random number is set.
     let (plain, zeroed) = (sum(&report, "site_round", "allocations_est"), sum(&report, "site_zeroed", "allocations_est"));
     assert!(plain > 0.0 && (0.5..2.0).contains(&(zeroed / plain)), "{plain} and {zeroed}: {}", report["governed"]);
 }
@@ -79,14 +79,14 @@ fn a_program_with_the_sampler_reports_its_own_ledger() {
     assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
     let report = report(&recording.file(), "live");
     if report["mode"] == "exact" {
-        // A kernel whose programs cannot listen: every call is traced instead, and the reason given.
+        // A kernel on which emitters cannot be heard: every call is traced instead, and the reason is given.
         assert!(report["notes"].to_string().contains("is ignored, because this kernel"), "{}", report["notes"]);
         println!("skipped: this kernel's programs do not listen to emitters; the calls were traced");
         return;
     }
     assert_eq!(report["mode"], "sampled", "{report}");
     for site in &truth.sites {
-        // One sample a byte: the estimate is the ledger.
+        // One sample per byte: the estimate equals the ledger.
         assert_eq!(sum(&report, &site.site, "inuse_bytes_est") as u64, site.live_bytes, "{}", site.site);
     }
 }

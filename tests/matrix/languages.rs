@@ -6,9 +6,9 @@ use std::process::Command;
 use crate::support::build::{LIB_DIR, Link, output_dir, program, script};
 use crate::support::process::run;
 
-/// A language, with a program for each question that it can answer.
+/// A language, with a program for each kind of recording that it supports.
 pub struct Language {
-    /// As in the table.
+    /// Its name in the table.
     pub name: String,
     /// Allocates in many ways and ends.
     pub exact: Command,
@@ -16,7 +16,7 @@ pub struct Language {
     pub threads: Option<Command>,
     /// Allocates in rounds.
     pub rounds: Option<Command>,
-    /// Whether what it keeps for itself lives on the same heap as what is in the ledger.
+    /// Whether the runtime's own blocks are on the same heap as those in the ledger.
     pub is_hosted: bool,
 }
 
@@ -39,7 +39,7 @@ fn hosted(name: &str) -> PathBuf {
     out
 }
 
-/// A language whose process, `host`, runs the library that is its last argument.
+/// A language whose process, `host`, runs the library given as its last argument.
 fn host(name: &str, host: impl Fn() -> Command) -> Language {
     let of = |program: &str| {
         let mut command = host();
@@ -55,7 +55,7 @@ fn host(name: &str, host: impl Fn() -> Command) -> Language {
     }
 }
 
-/// Where the program itself is: what a version manager puts in the path may be a script.
+/// The path of the actual program: the one that a version manager puts in PATH may be a script.
 fn python() -> PathBuf {
     run(Command::new("python3").args(["-c", "import sys; print(sys.executable)"])).out.trim().into()
 }
@@ -94,7 +94,7 @@ fn rust_on_jemalloc() -> PathBuf {
     let (home, target) = (here("rust_on_jemalloc"), output_dir().join("rust_on_jemalloc"));
     let mut cargo = Command::new("cargo");
     cargo.current_dir(&home).args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
-    // Configures and makes jemalloc: more than the minute that a program has here.
+    // Configures and builds jemalloc, which takes longer than the limit of one minute for programs.
     let done = cargo.output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     target.join("release/rust_on_jemalloc")

@@ -1,6 +1,6 @@
-//! The same questions for each C library, allocator and language: is an exact recording the program's own ledger, and does a census count
-//! what lives? One ignored test; `make allocator-matrix` runs it and writes docs/allocators.md. It fetches packages of other Debian
-//! suites, so it is no part of `make test`.
+//! The same checks for each C library, allocator and language: whether an exact recording equals the program's own ledger, and whether a
+//! census counts the live blocks. One ignored test; `make allocator-matrix` runs it and writes docs/allocators.md. It fetches packages of
+//! other Debian suites, so it is not part of `make test`.
 
 mod arm64;
 mod kernels;
@@ -19,20 +19,20 @@ use crate::support::report::Since;
 use crate::support::truth::Truth;
 use crate::support::{LIMIT, bpf};
 
-/// How long windows look at a program.
+/// How long a program is recorded in windows.
 const GOVERNED_FOR: Duration = Duration::from_secs(10);
 
-/// What came out, as it stands in the table.
+/// The result, as shown in the table.
 enum Outcome {
-    /// As it should be.
+    /// As expected.
     Good(String),
-    /// Something that is known not to be offered.
+    /// Known not to be supported.
     NotOffered(String),
-    /// Not as it should be.
+    /// Not as expected.
     Wrong(String),
 }
 
-/// A recording of all that `command` does between "ready" and its last rendezvous, against its ledger.
+/// Compares a recording of `command` between "ready" and its last rendezvous with its ledger.
 fn exact(command: &mut Command, phase: &str) -> Outcome {
     let mut target = Target::start(command);
     let recording = Recording::attach(&[target.pid()]);
@@ -47,7 +47,7 @@ fn exact(command: &mut Command, phase: &str) -> Outcome {
     }
 }
 
-/// Windows over a process that makes some thousand blocks a second: what they estimate that it made, against its ledger.
+/// Compares the estimate from windows over a process that allocates some thousand blocks per second with its ledger.
 fn governed(command: &mut Command) -> Outcome {
     let mut target = Target::start(command.env("TRUTH_PACE", "1"));
     let mut record = fragprof();
@@ -69,11 +69,11 @@ fn governed(command: &mut Command) -> Outcome {
     let (est, error) = (figure("allocations_est"), figure("allocations_stderr"));
     let made = truth.sites.iter().map(|site| site.allocations).sum::<u64>() as f64;
     let text = format!("{:.2} ± {:.2} of {made} blocks", est / made, 1.96 * error / made);
-    // Five errors, for there are dozens of cells, and a tenth for the seconds before the first window.
+    // Five standard errors, because there are dozens of cells, and a tenth for the seconds before the first window.
     if (est - made).abs() <= 5.0 * error + made / 10.0 { Outcome::Good(text) } else { Outcome::Wrong(text) }
 }
 
-/// Live bytes and blocks that a census counts; in the error why it does not count them.
+/// Live bytes and blocks that a census counts; the error says why it does not count them.
 fn counted(pid: u32) -> Result<(u64, u64), String> {
     let done = run(fragprof().args(["census", &pid.to_string(), "--json"]));
     if !done.status.success() {
@@ -91,9 +91,9 @@ fn counted(pid: u32) -> Result<(u64, u64), String> {
     }
 }
 
-/// A census of the process that keeps thousands of blocks, against its ledger: blocks alive, and their bytes with rounding. What the
-/// allocator keeps for the thread is returned before, where it has a call for that: from outside such blocks look alive. In the process
-/// of another language, what lived on its heap before is taken off; what it makes and frees for itself meanwhile is not.
+/// Compares a census of a process that keeps thousands of blocks with its ledger: live blocks, and their bytes with rounding. The thread's
+/// cache is flushed before, if the allocator has a call for that: from outside, cached blocks look live. In a process of another language,
+/// blocks that were live on its heap before are subtracted; those that the runtime allocates and frees meanwhile are not.
 fn census(command: &mut Command, is_hosted: bool) -> Outcome {
     let mut target = Target::start(command.env("TRUTH_FLUSH", "1"));
     let before = if is_hosted { counted(target.pid()) } else { Ok((0, 0)) };
@@ -104,7 +104,7 @@ fn census(command: &mut Command, is_hosted: bool) -> Outcome {
         Err(why) => return Outcome::NotOffered(why),
     };
     let (live_bytes, live_blocks) = (live_bytes.saturating_sub(own_bytes), live_blocks.saturating_sub(own_blocks));
-    // Beside the ledger's blocks live the C library's own few, and what no call returns.
+    // Also live are a few blocks of the C library itself, and cached blocks that no call flushes.
     let (less, more) = if is_hosted { (blocks / 50, blocks / 25) } else { (0, blocks / 50) };
     let text = format!("{live_blocks} blocks of {blocks}, {:.3} of their bytes", live_bytes as f64 / bytes as f64);
     let bytes_fit = live_bytes + bytes * less / blocks >= bytes && live_bytes <= bytes + bytes / 4 + 32 * blocks + (64 << 10);

@@ -1,4 +1,4 @@
-//! Where a test program runs: a C library of some suite and an allocator before it.
+//! Where a test program runs: with the C library of some suite and an allocator preloaded before it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::support::process::run;
 enum Toolchain {
     /// The machine's own.
     Own,
-    /// Against the unpacked packages of another suite.
+    /// Linked against the unpacked packages of another suite.
     Sysroot(PathBuf),
     /// musl, with its loader or static.
     Musl { is_static: bool },
@@ -19,7 +19,7 @@ enum Toolchain {
 
 /// A C library and an allocator.
 pub struct Place {
-    /// As in the table.
+    /// Its name in the table.
     pub name: String,
     toolchain: Toolchain,
     preload: Option<PathBuf>,
@@ -48,14 +48,14 @@ impl Place {
                 let libraries = root.join("usr/lib/x86_64-linux-gnu");
                 let lib = root.join("lib/x86_64-linux-gnu");
                 compiler.arg(format!("--sysroot={}", root.display()));
-                // Or the start files and libraries beside the compiler are taken all the same.
+                // Otherwise the start files and libraries next to the compiler are used.
                 compiler.arg(format!("-B{}", libraries.display())).arg("-L").arg(&libraries).arg("-L").arg(&lib);
-                // The old form of the search path, which also serves what a preloaded library needs.
+                // The old form of the search path also applies to the dependencies of a preloaded library.
                 compiler.arg(format!("-Wl,--disable-new-dtags,-rpath,{}:{}", lib.display(), libraries.display()));
                 compiler.arg(format!("-Wl,--dynamic-linker={}", lib.join("ld-linux-x86-64.so.2").display()));
             }
             Toolchain::Musl { is_static } => {
-                // musl has neither pvalloc nor a way to ask who serves malloc.
+                // musl has neither pvalloc nor a way to ask which library serves malloc.
                 compiler.arg("-DTRUTH_STATIC");
                 if *is_static {
                     compiler.arg("-static");
@@ -72,7 +72,7 @@ impl Place {
 pub fn suite(name: &str, packages: &[&str]) -> PathBuf {
     let home = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = home.join("target/suite-roots").join(name);
-    // Since these directories became one, packages hold only the one under usr.
+    // Since these directories were merged, packages contain only the one under usr.
     std::fs::create_dir_all(root.join("usr")).unwrap();
     let done = Command::new(home.join("scripts/fetch-suite.sh")).current_dir(home).arg(name).arg(&root).args(packages).output().unwrap();
     assert!(done.status.success(), "cannot fetch {packages:?} of {name}: {}", String::from_utf8_lossy(&done.stderr));
@@ -84,7 +84,7 @@ pub fn suite(name: &str, packages: &[&str]) -> PathBuf {
     root
 }
 
-/// What a program needs to be linked and run.
+/// Packages that a program needs to be linked and run.
 pub const C_LIBRARY: [&str; 5] = ["libc6", "libc6-dev", "linux-libc-dev", "libgcc-s1", "libcrypt-dev"];
 
 /// All places.

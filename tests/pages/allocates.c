@@ -1,4 +1,4 @@
-// Allocates at one place without end, and keeps every fourth block. The build renames the place to something that wants to be markup.
+// Allocates in one function in an endless loop, and keeps every fourth block. The build renames the function to HTML markup.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

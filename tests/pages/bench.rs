@@ -1,4 +1,4 @@
-//! `make bench-pages`: how long a page takes to its contents with 200 processes and 24 hours of history.
+//! `make bench-pages`: how long a page takes to show its contents with 200 processes and 24 hours of history.
 
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,12 +14,12 @@ use crate::agent::metrics::{fragmented, fragments};
 use crate::support::process::{Process, wait_until};
 use crate::support::{build, serial};
 
-/// What the figure is about.
+/// Number of processes.
 const PROCESSES: usize = 200;
 const HISTORY_S: i64 = 24 * 3600;
 /// The agent's default.
 const SAMPLE_EVERY_S: i64 = 30;
-/// Times each page is opened; the median counts.
+/// How often each page is opened; the median counts.
 const RUNS: usize = 9;
 /// The goal in milliseconds.
 const GOAL_MS: f64 = 300.0;
@@ -36,10 +36,10 @@ fn time_to_the_contents_of_a_page() {
     let own = processes.last().unwrap().pid();
     let directory = tempfile::tempdir().unwrap();
     let config = |rest: &str| watching(&["sleep-bench", "fragments-bench"], rest).replace("full_interval_s = 2", "full_interval_s = 3600");
-    // The processes as an agent sees them, written 2,880 times each.
+    // A real agent's list of processes, written 2,880 times with different times.
     let list = {
         let daemon = Daemon::start(&config(""));
-        wait_until("a look at each process", || daemon.get("/readyz").status == 200);
+        wait_until("a census of each process", || daemon.get("/readyz").status == 200);
         api(&daemon, "/api/v1/processes")
     };
     let view: ProcessesView = serde_json::from_value(list).unwrap();
@@ -51,10 +51,10 @@ fn time_to_the_contents_of_a_page() {
     }
     drop(writer);
     let daemon = Daemon::start(&config(&format!("[history]\ndirectory = {:?}", directory.path())));
-    wait_until("a look at each process", || daemon.get("/readyz").status == 200);
-    // What is measured is the page, not the census of the first minute.
-    wait_until("a close look at one of them", || api(&daemon, &format!("/api/v1/processes/{own}"))["ladder"]["pinned_bytes"].is_u64());
-    // What an empty page takes at the same time: the browser's own share, on a machine that may be busy with other things.
+    wait_until("a census of each process", || daemon.get("/readyz").status == 200);
+    // The page is measured, not the censuses of the first minute.
+    wait_until("a full census of one of them", || api(&daemon, &format!("/api/v1/processes/{own}"))["ladder"]["pinned_bytes"].is_u64());
+    // The time of an empty page is the browser's own share, on a machine that may be busy.
     let mut empty = Vec::new();
     let mut worst: f64 = 0.0;
     for (name, fragment) in [("all processes", String::new()), ("one process, 24 h", format!("#/p/{own}?span=24h"))] {

@@ -1,5 +1,5 @@
-//! A headless Chromium, driven over its DevTools protocol: JSON messages that end in a zero byte, on the file descriptors 3 and 4 of the
-//! browser. No port, no further program.
+//! A headless Chromium, controlled over its DevTools protocol: JSON messages that end in a zero byte, on file descriptors 3 and 4 of the
+//! browser. It needs no port and no other program.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 use crate::support::LIMIT;
 use crate::support::build::tool;
 
-/// Nothing that this browser does by itself leaves the machine, and no feature needs a GPU, a sandbox (which root may not have) or a
-/// profile from before.
+/// The browser itself makes no network requests, and needs no GPU, no sandbox (which root may not have) and no existing profile.
 const FLAGS: [&str; 13] = [
     "--headless",
     "--no-sandbox",
@@ -31,7 +30,7 @@ const FLAGS: [&str; 13] = [
     "--remote-debugging-pipe",
 ];
 
-/// How the page is looked at.
+/// How the page is viewed.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     pub width: u32,
@@ -42,9 +41,9 @@ pub struct Look {
     pub vision: &'static str,
 }
 
-/// A screen on a desk.
+/// A desktop screen.
 pub const DESK: Look = Look { width: 1280, height: 900, is_phone: false, is_dark: false, vision: "none" };
-/// The same at night.
+/// The same with the dark theme.
 pub const DARK: Look = Look { is_dark: true, ..DESK };
 /// A phone.
 pub const PHONE: Look = Look { width: 390, height: 844, is_phone: true, ..DESK };
@@ -62,7 +61,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one; a skip where there is no Chromium.
+    /// Starts one; skips the test if there is no Chromium.
     pub fn start() -> Option<Self> {
         let program = tool("chromium")?;
         let profile = tempfile::tempdir().unwrap();
@@ -136,7 +135,7 @@ impl Browser {
         }
     }
 
-    /// Keeps an event; requests that wait for an answer get it.
+    /// Stores an event; requests that wait for a response get one.
     fn note(&mut self, event: Value) {
         let request = event["params"]["requestId"].clone();
         match event["method"].as_str() {
@@ -152,13 +151,13 @@ impl Browser {
         self.events.push_back(event);
     }
 
-    /// Answers the browser's question for a name and a password with this token, as a person would.
+    /// Answers the browser's login dialog with this token, as a user would.
     pub fn log_in_with(&mut self, token: &str) {
         self.token = Some(token.to_owned());
         self.call("Fetch.enable", json!({ "handleAuthRequests": true }));
     }
 
-    /// Sets size, theme and eyes.
+    /// Sets the screen size, the theme and the simulated vision deficiency.
     pub fn look(&mut self, look: Look) {
         let Look { width, height, is_phone, is_dark, vision } = look;
         let scale = if is_phone { 2 } else { 1 };
@@ -171,16 +170,16 @@ impl Browser {
         self.call("Emulation.setEmulatedVisionDeficiency", json!({ "type": vision }));
     }
 
-    /// Goes to a page and waits until it shows its contents.
+    /// Opens a page and waits until it shows its contents.
     pub fn open(&mut self, url: &str) {
-        // Through an empty page: a change of what is behind # alone would not load anything.
+        // By way of an empty page: a change of the fragment alone would not load anything.
         self.call("Page.navigate", json!({ "url": "about:blank" }));
         let went = self.call("Page.navigate", json!({ "url": url }));
         assert!(went.get("errorText").is_none(), "{url}: {}", went["errorText"]);
         self.wait("the page's contents", "document.documentElement?.dataset.content === 'shown'");
     }
 
-    /// Goes to a page that is no view of the agent, and returns the milliseconds until it was loaded.
+    /// Opens a page that is not a view of the agent, and returns the milliseconds until it was loaded.
     pub fn load_ms(&mut self, url: &str) -> f64 {
         self.call("Page.navigate", json!({ "url": "about:blank" }));
         self.call("Page.navigate", json!({ "url": url }));
@@ -200,20 +199,20 @@ impl Browser {
     pub fn wait(&mut self, what: &str, expression: &str) {
         let deadline = Instant::now() + LIMIT;
         loop {
-            // While a page is being left, an expression has nowhere to be evaluated.
+            // While the page is changing, there is no context to evaluate an expression in.
             let done = self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
             if done["result"]["value"] == true {
                 return;
             }
             if Instant::now() > deadline {
                 let text = self.eval("document.body.innerText");
-                panic!("waited in vain for {what}; the page says:\n{}\n{:?}", text.as_str().unwrap_or_default(), self.complaints());
+                panic!("timed out waiting for {what}; the page shows:\n{}\n{:?}", text.as_str().unwrap_or_default(), self.complaints());
             }
             std::thread::park_timeout(Duration::from_millis(20));
         }
     }
 
-    /// The text of the first element of a selector.
+    /// The text of the first element that matches a selector.
     pub fn text(&mut self, selector: &str) -> String {
         self.eval(&format!("document.querySelector({selector:?})?.innerText ?? ''")).as_str().unwrap().to_owned()
     }
@@ -242,7 +241,7 @@ impl Browser {
         self.call("Input.dispatchKeyEvent", json!({ "type": "keyUp", "key": key, "windowsVirtualKeyCode": code }));
     }
 
-    /// Moves the pointer over an element, to these shares of its width and height.
+    /// Moves the pointer over an element, to these fractions of its width and height.
     pub fn point_at(&mut self, selector: &str, across: f64, down: f64) {
         let script = format!(
             "(() => {{ const node = document.querySelector({selector:?}); node.scrollIntoView({{ block: 'center', behavior: 'instant' }}); const box = node.getBoundingClientRect(); return [box.x + box.width * {across}, box.y + box.height * {down}]; }})()"
@@ -251,7 +250,7 @@ impl Browser {
         self.call("Input.dispatchMouseEvent", json!({ "type": "mouseMoved", "x": place[0], "y": place[1] }));
     }
 
-    /// Types a text into what has the focus.
+    /// Types a text into the focused element.
     pub fn type_text(&mut self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));
     }
@@ -267,7 +266,7 @@ impl Browser {
         std::fs::write(path, base64(&data)).unwrap();
     }
 
-    /// What the browser complained of since the start: exceptions, refused or failed loads, violations of the page's policy.
+    /// Errors that the browser has reported since the start: exceptions, blocked or failed loads, violations of the page's policy.
     pub fn complaints(&mut self) -> Vec<String> {
         self.eval("0");
         let text = |event: &Value| match event["method"].as_str()? {
@@ -289,7 +288,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The end of the pipe ends the browser with all its processes; one that does not react is killed.
+        // Closing the pipe ends the browser with all its processes; one that does not react is killed.
         self.input = None;
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < deadline {
@@ -300,7 +299,7 @@ impl Drop for Browser {
     }
 }
 
-/// Decodes base64 as the browser writes it.
+/// Decodes the browser's base64.
 fn base64(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',

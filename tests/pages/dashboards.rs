@@ -1,11 +1,11 @@
-//! The Grafana dashboards: their shape, and that each of their queries returns data from a real Prometheus that scraped a real agent.
+//! The Grafana dashboards are well-formed, and each of their queries returns data from a real Prometheus that scraped a real agent.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::looked_at;
+use super::fully_measured;
 use super::prometheus::Prometheus;
 use crate::agent::daemon::{Daemon, watching};
 use crate::agent::metrics::{fragmented, fragments};
@@ -62,7 +62,7 @@ fn dashboards_are_well_formed() {
         let variables = list(&board["templating"], "list");
         let known: BTreeSet<String> = variables.iter().map(|variable| text(variable, "name").to_owned()).collect();
         for variable in variables.iter().filter(|variable| text(variable, "type") == "query") {
-            // All must match what lacks the label: there are no pods outside Kubernetes.
+            // All must also match series without the label: there are no pods outside Kubernetes.
             assert_eq!((text(variable, "allValue"), &variable["includeAll"]), (".*", &Value::Bool(true)), "{name}: {variable}");
         }
         let mut ids = BTreeSet::new();
@@ -94,13 +94,13 @@ fn dashboards_are_well_formed() {
 }
 
 #[test]
-fn every_query_returns_data_of_a_real_agent() {
+fn every_query_returns_data_from_a_real_agent() {
     let program = fragments("fragments-graf");
     let processes: Vec<Process> = ["2", "16", "1000"].iter().map(|keep| fragmented(&program, &[keep])).collect();
     let daemon = Daemon::start(&watching(&["fragments-graf"], ""));
     let Some(prometheus) = Prometheus::start(daemon.address) else { return };
-    let list_of_processes = looked_at(&daemon, processes.len());
-    // Rates need two scrapes with figures of full censuses.
+    let list_of_processes = fully_measured(&daemon, processes.len());
+    // Rates need two scrapes with values of full censuses.
     let ready = "count(count_over_time(fragprof_heap_pinned_bytes[1m]) >= 3) == 3";
     wait_until("scrapes of all", || prometheus.query(ready).is_ok_and(|series| !series.is_empty()));
     wait_until("a rate of censuses", || {
@@ -119,7 +119,7 @@ fn every_query_returns_data_of_a_real_agent() {
         for panel in list(&board, "panels") {
             for target in list(panel, "targets") {
                 let expression = filled(text(target, "expr"));
-                // On a busy machine scrapes come late, and a rate needs two of them.
+                // On a busy machine scrapes are late, and a rate needs two of them.
                 wait_until(&format!("{}: {}: data for {expression}", path.display(), panel["title"]), || {
                     !prometheus.query(&expression).unwrap_or_else(|error| panic!("{expression}: {error}")).is_empty()
                 });
@@ -128,14 +128,14 @@ fn every_query_returns_data_of_a_real_agent() {
         }
     }
     println!("{queries} queries of dashboards returned data");
-    // The figure on the dashboard is the one in the API.
+    // The value on the dashboard equals the one in the API.
     let all = list(&list_of_processes, "processes");
     let pinned: u64 = all.iter().map(|one| one["heaps"][0]["pinned_bytes"].as_u64().unwrap()).sum();
     let board = dashboards().into_iter().find(|(path, _)| path.ends_with("node.json")).unwrap().1;
     let panel = list(&board, "panels").iter().find(|panel| panel["title"] == "Pinned").unwrap();
     let expression = filled(text(&panel["targets"][0], "expr"));
     let pinned = pinned.to_string();
-    wait_until("the API's figure on the dashboard", || {
+    wait_until("the API's value on the dashboard", || {
         let series = prometheus.query(&expression).unwrap();
         series.first().is_some_and(|one| one["value"][1].as_str() == Some(&pinned))
     });

@@ -1,7 +1,7 @@
-//! Names that want to be markup, and who may look.
+//! Names that contain markup, and access control.
 
 use super::browser::Browser;
-use super::{looked_at, page};
+use super::{fully_measured, page};
 use crate::agent::daemon::{Daemon, secret, watching};
 use crate::agent::metrics::{fragmented, fragments};
 
@@ -13,7 +13,7 @@ fn a_hostile_name_is_shown_as_text() {
     let names = ["<img src=x>", "<svg/onload=a>", "\"><b>&lt;", "\u{202e}gnp.exe\n\u{1b}[2J"];
     let targets: Vec<_> = names.iter().map(|name| fragmented(&program, &["16", name])).collect();
     let daemon = Daemon::start(&watching(&["<*", "\"*", "*gnp*"], ""));
-    looked_at(&daemon, names.len());
+    fully_measured(&daemon, names.len());
     browser.open(&page(&daemon, ""));
     let shown = |pid: u32| format!("document.querySelector(\"tr[data-pid='{pid}'] a\").textContent");
     assert_eq!(browser.eval(&shown(targets[0].pid())), "<img src=x>");
@@ -37,7 +37,7 @@ fn the_pages_policy_allows_nothing_from_elsewhere_and_nothing_inline() {
         assert!(headers.contains("x-content-type-options: nosniff") && headers.contains("frame-ancestors 'none'"), "{headers}");
     }
     assert_eq!(daemon.get("/pages/nothing.js").status, 404);
-    // The page names its files by paths that a browser may keep.
+    // The page refers to its files by paths that a browser may cache.
     let page = daemon.get("/").body;
     let script = page.split('"').find(|text| text.ends_with("/main.js")).unwrap();
     let file = daemon.get(&format!("/{script}"));
@@ -62,7 +62,7 @@ fn beyond_loopback_a_browser_asks_for_the_token_and_then_shows_the_pages() {
     browser.log_in_with(TOKEN);
     browser.open(&format!("http://127.0.0.1:{}/", daemon.address.port()));
     assert!(browser.text("main").contains("Memory of this machine's processes"));
-    // Another site's page cannot make the browser ask in its person's name.
+    // Another site's page cannot make the browser send requests with the user's credentials.
     let answer = daemon.ask(&format!(
         "GET /api/v1/processes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\nConnection: close\r\n\r\n"
     ));

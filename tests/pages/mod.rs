@@ -1,4 +1,4 @@
-//! The pages in a real browser, against what the API says; the dashboards against a real Prometheus.
+//! The pages in a real browser, compared with the API; the dashboards with a real Prometheus.
 
 mod bench;
 mod browser;
@@ -21,17 +21,17 @@ fn page(daemon: &Daemon, fragment: &str) -> String {
     format!("http://{}/{fragment}", daemon.address)
 }
 
-/// The API's answer.
+/// The API's response.
 fn api(daemon: &Daemon, path: &str) -> Value {
     let answer = daemon.get(path);
     assert_eq!(answer.status, 200, "{path}: {}", answer.body);
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// Waits until each process was looked at closely; the list as the API has it.
-fn looked_at(daemon: &Daemon, processes: usize) -> Value {
+/// Waits for a full census of each process and returns the API's list.
+fn fully_measured(daemon: &Daemon, processes: usize) -> Value {
     let mut list = Value::Null;
-    wait_until("a close look at each process", || {
+    wait_until("a full census of each process", || {
         list = api(daemon, "/api/v1/processes");
         let all = list["processes"].as_array().unwrap();
         let full = |one: &&Value| one["heaps"].as_array().unwrap().iter().any(|heap| heap["pinned_bytes"].is_u64());
@@ -40,7 +40,7 @@ fn looked_at(daemon: &Daemon, processes: usize) -> Value {
     list
 }
 
-/// Where pictures go that a person may look at.
+/// Where screenshots are saved for inspection.
 fn pictures() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pages")
 }

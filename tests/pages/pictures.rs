@@ -1,4 +1,4 @@
-//! The pictures are of the API's figures: address space, time axis and difference, flame graph, flight record.
+//! The pictures show the API's values: address space, time axis and difference, flame graph, flight record.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,17 +6,17 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::browser::{Browser, DESK, PHONE};
-use super::{api, looked_at, page, pictures};
+use super::{api, fully_measured, page, pictures};
 use crate::agent::daemon::{Daemon, watching};
 use crate::agent::metrics::{fragmented, fragments};
 use crate::support::build::{output_dir, tool};
 use crate::support::process::{Process, run, wait_until};
 use crate::support::{LIMIT, bpf};
 
-/// A function whose name wants to be markup.
+/// A function name that contains markup.
 pub const HOSTILE: &str = "<img/src=x>";
 
-/// Compiles `allocates.c`, its function renamed. A name of its own keeps tests apart.
+/// Compiles `allocates.c` with its function renamed. A `name` of its own separates the tests.
 pub fn allocates(name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pages/allocates.c");
     let (object, program) = (output_dir().join(format!("{name}.o")), output_dir().join(name));
@@ -35,7 +35,7 @@ fn totals(map: &Value) -> Vec<u64> {
     map["totals"].as_array().unwrap().iter().map(|total| total.as_u64().unwrap()).collect()
 }
 
-/// The sums that the canvas says it drew, in the order of the API's columns.
+/// The sums that the canvas reports as drawn, in the order of the API's columns.
 fn drawn(browser: &mut Browser) -> Vec<u64> {
     let script =
         "['live', 'pinned', 'trimmable', 'kept', 'other', 'resident'].map(key => Number(document.querySelector('canvas').dataset[key]))";
@@ -47,7 +47,7 @@ fn the_address_space_is_drawn_page_by_page_and_zoomed() {
     let Some(mut browser) = Browser::start() else { return };
     let target = fragmented(&fragments("fragments-map"), &["16"]);
     let daemon = Daemon::start(&watching(&["fragments-map"], ""));
-    let list = looked_at(&daemon, 1);
+    let list = fully_measured(&daemon, 1);
     let path = format!("/api/v1/processes/{}/map", target.pid());
     let map = api(&daemon, &format!("{path}?cells=6000"));
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
@@ -67,7 +67,7 @@ fn the_address_space_is_drawn_page_by_page_and_zoomed() {
             return hit / painted; })()",
     );
     assert!(share.as_f64().unwrap() > 0.4, "only {share} of the picture shows pinned pages");
-    // From the keyboard: a cell's facts, and one piece alone by way of the table.
+    // By keyboard: a cell's values, and a single piece through the table.
     browser.eval("document.querySelector('canvas').focus()");
     browser.press("Home");
     let first = map["pieces"][0]["start"].as_str().unwrap();
@@ -77,7 +77,7 @@ fn the_address_space_is_drawn_page_by_page_and_zoomed() {
         "document.querySelector('.alternative').open = true; [...document.querySelectorAll('.alternative tbody button')].at(-1).click()",
     );
     let (from, to) = (last["start"].as_str().unwrap(), last["end"].as_str().unwrap());
-    browser.wait("the piece alone", "document.querySelectorAll('.alternative tbody tr').length === 1");
+    browser.wait("the single piece", "document.querySelectorAll('.alternative tbody tr').length === 1");
     assert_eq!(drawn(&mut browser), totals(&api(&daemon, &format!("{path}?from={from}&to={to}&cells=6000"))));
     assert!(browser.eval("location.hash").as_str().unwrap().contains(from), "a link leads to the same range");
 }
@@ -86,9 +86,9 @@ fn the_address_space_is_drawn_page_by_page_and_zoomed() {
 fn the_verdict_is_shown_in_words_with_its_remedies() {
     let Some(mut browser) = Browser::start() else { return };
     let target = fragmented(&fragments("fragments-why"), &["1000"]);
-    // One look: a later one could say it in other words.
+    // A single census: a later one could change the wording.
     let daemon = Daemon::start(&watching(&["fragments-why"], "").replace("full_interval_s = 2", "full_interval_s = 3600"));
-    looked_at(&daemon, 1);
+    fully_measured(&daemon, 1);
     let said = api(&daemon, &format!("/api/v1/processes/{}/explain", target.pid()));
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
     let text = browser.text("#verdict");
@@ -137,7 +137,7 @@ fn the_time_axis_shows_the_history_and_two_times_are_compared() {
 }
 
 #[test]
-fn the_flame_graph_is_the_recordings_and_a_hostile_function_stays_text() {
+fn the_flame_graph_shows_the_recording_and_a_hostile_function_name_stays_text() {
     let Some(mut browser) = Browser::start() else { return };
     if bpf().is_none() || tool("objcopy").is_none() {
         return;
@@ -146,12 +146,12 @@ fn the_flame_graph_is_the_recordings_and_a_hostile_function_stays_text() {
     let target = Process::start(&mut Command::new(&program));
     target.out.wait_for(LIMIT, |line| line == "ready").unwrap();
     let daemon = Daemon::start(&watching(&["allocates-flame"], "[profile]\non_demand = true\nseconds_max = 1"));
-    looked_at(&daemon, 1);
+    fully_measured(&daemon, 1);
     let path = format!("/api/v1/processes/{}/profile", target.pid());
     browser.open(&page(&daemon, &format!("#/p/{}", target.pid())));
     browser.eval("document.querySelector('.record').click()");
     browser.wait("the recording", "document.querySelector('.flame .frame') !== null");
-    // What was recorded is in the model from the next snapshot on.
+    // The recording is in the model from the next snapshot on.
     wait_until("the profile in the API", || daemon.get(&path).status == 200);
     let told = api(&daemon, &format!("{path}?by=live"));
     let total = |browser: &mut Browser| browser.eval("Number(document.querySelector('#stacks .total').value)").as_u64();
@@ -159,7 +159,7 @@ fn the_flame_graph_is_the_recordings_and_a_hostile_function_stays_text() {
     assert!(browser.text("#stacks").contains(HOSTILE), "{}", browser.text("#stacks"));
     assert_eq!(browser.eval("document.querySelectorAll('main img').length"), 0);
     assert_eq!(browser.eval("document.querySelector('#stacks [data-source]').dataset.source"), "exact");
-    // Another kind, a search, a closer look.
+    // Another kind of value, a search, and a zoom.
     browser.eval("document.querySelector('[data-by=allocated]').click()");
     let allocated = api(&daemon, &format!("{path}?by=allocated"));
     browser.wait("the other kind", &format!("Number(document.querySelector('#stacks .total')?.value) === {}", allocated["total"]));
@@ -174,13 +174,13 @@ fn the_flame_graph_is_the_recordings_and_a_hostile_function_stays_text() {
     }
     browser.look(DESK);
 
-    // Every recorded block lies somewhere: all addresses together have all bytes that the recording saw live.
+    // Every recorded block has an address: the range of all addresses has all live bytes of the recording.
     let everywhere = api(&daemon, &format!("/api/v1/processes/{}/stacks?top=200", target.pid()));
     let report = api(&daemon, &format!("{path}?format=stacks"));
     assert_eq!(everywhere["live_bytes"], report["totals"]["inuse_bytes"], "{everywhere}");
     assert_eq!(everywhere["live_allocations"], report["totals"]["inuse_allocations"], "{everywhere}");
     assert!(everywhere["stacks"][0]["frames"].as_array().unwrap().iter().any(|name| name == HOSTILE), "{everywhere}");
-    // Where they lie, the picture names them. Eight pages with blocks, by halves.
+    // At their addresses the picture names them. Finds eight pages with blocks by bisection.
     let held = |from: u64, to: u64| api(&daemon, &format!("/api/v1/processes/{}/stacks?from={from:#x}&to={to:#x}", target.pid()));
     let map = api(&daemon, &format!("/api/v1/processes/{}/map", target.pid()));
     let address = |text: &Value| u64::from_str_radix(text.as_str().unwrap().trim_start_matches("0x"), 16).unwrap();
@@ -217,7 +217,7 @@ fn the_flame_graph_is_the_recordings_and_a_hostile_function_stays_text() {
 }
 
 #[test]
-fn a_governed_target_is_shown_with_its_tier_and_what_that_measures() {
+fn a_governed_target_is_shown_with_its_tier_and_the_values_that_it_measures() {
     let Some(mut browser) = Browser::start() else { return };
     if bpf().is_none() || tool("objcopy").is_none() {
         return;
@@ -253,7 +253,7 @@ fn an_ended_process_has_a_flight_record_that_is_shown() {
     let Some(mut browser) = Browser::start() else { return };
     let mut target = fragmented(&fragments("fragments-gone"), &["16"]);
     let daemon = Daemon::start(&watching(&["fragments-gone"], "[flight]\nexit_rss_min_mib = 1"));
-    looked_at(&daemon, 1);
+    fully_measured(&daemon, 1);
     target.signal(rustix::process::Signal::KILL);
     target.wait(LIMIT);
     let mut events = Value::Null;

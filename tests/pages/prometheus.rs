@@ -18,7 +18,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes this address each second; a skip where there is none.
+    /// Starts one that scrapes this address every second; skips the test if Prometheus is not installed.
     pub fn start(scraped: SocketAddr) -> Option<Self> {
         let program = tool("prometheus")?;
         let directory = tempfile::tempdir().unwrap();
@@ -27,7 +27,7 @@ impl Prometheus {
             "global: {{scrape_interval: 2s, scrape_timeout: 2s}}\nscrape_configs: [{{job_name: fragprof, static_configs: [{{targets: ['{scraped}']}}]}}]\n"
         );
         std::fs::write(&config, text).unwrap();
-        // A free port: taken by nobody else within the moment that Prometheus needs.
+        // A free port, which nobody else takes in the moment until Prometheus binds it.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut command = Command::new(program);
         command.arg(format!("--config.file={}", config.display()));
@@ -39,7 +39,7 @@ impl Prometheus {
         Some(server)
     }
 
-    /// The series of a query now.
+    /// The current result of a query.
     pub fn query(&self, expression: &str) -> Result<Vec<Value>, String> {
         let (_, body) = self.get(&format!("/api/v1/query?query={}", percent_encoded(expression))).ok_or("no answer")?;
         let answer: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
@@ -61,7 +61,7 @@ impl Prometheus {
     fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.address).ok()?;
         stream.set_read_timeout(Some(LIMIT)).ok()?;
-        // In this version an answer is not sent in pieces.
+        // With HTTP/1.0 a response is not chunked.
         stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;

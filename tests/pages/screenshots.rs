@@ -13,7 +13,7 @@ use crate::support::build::{output_dir, tool};
 use crate::support::process::{Process, run, wait_until};
 use crate::support::{LIMIT, serial};
 
-/// Seconds that are recorded.
+/// Length of the recording in seconds.
 const RECORDED_S: u64 = 8;
 
 /// The demo service, built and running.
@@ -27,7 +27,7 @@ fn shop() -> Process {
     process
 }
 
-/// The rectangle of an element, for a screenshot of it alone.
+/// The rectangle of an element, for a screenshot of that element only.
 fn rectangle(browser: &mut Browser, selector: &str) -> Value {
     let script = format!(
         "(() => {{ const box = document.querySelector({selector:?}).getBoundingClientRect(); return [box.x - 8, box.y + scrollY - 8, box.width + 16, box.height + 16]; }})()"
@@ -71,7 +71,7 @@ fn screenshots_of_a_real_run() {
     browser.open(&page(&daemon, &format!("#/p/{}?by=pinned", shop.pid())));
     browser.eval("document.getElementById('pause').click()");
     browser.wait("the pictures", "document.querySelector('canvas')?.dataset.cells > 0 && document.querySelector('.flame .frame') !== null");
-    // Whose the blocks under the pointer are.
+    // The owners of the blocks under the pointer.
     browser.point_at("canvas", 0.5, 0.55);
     browser.wait("the stacks of a cell", "document.querySelector('.owners').dataset.range !== undefined");
     browser.eval("scrollTo(0, 0)");

@@ -1,19 +1,19 @@
-//! What the pages show is what the API says.
+//! The pages show the API's values.
 
 use serde_json::Value;
 
 use super::browser::{Browser, DARK, DESK, Look, PHONE};
-use super::{api, looked_at, page, pictures};
+use super::{api, fully_measured, page, pictures};
 use crate::agent::daemon::{Daemon, watching};
 use crate::agent::metrics::{fragmented, fragments};
 use crate::support::process::{Process, wait_until};
 
-/// Three processes of which each n-th block stayed, and an agent that watches them. They rest, so that two looks see the same.
+/// Three processes that kept every n-th block, and an agent that watches them. They are idle, so that two censuses agree.
 fn scene(name: &str) -> (Vec<Process>, Daemon, Value) {
     let program = fragments(name);
     let processes: Vec<Process> = ["2", "16", "1000"].iter().map(|keep| fragmented(&program, &[keep])).collect();
     let daemon = Daemon::start(&watching(&[name], ""));
-    let list = looked_at(&daemon, processes.len());
+    let list = fully_measured(&daemon, processes.len());
     (processes, daemon, list)
 }
 
@@ -24,7 +24,7 @@ fn values(browser: &mut Browser, selector: &str) -> Vec<Option<u64>> {
 }
 
 #[test]
-fn the_list_shows_the_ladder_of_each_process_as_the_api_has_it() {
+fn the_list_shows_the_ladder_of_each_process_as_in_the_api() {
     let Some(mut browser) = Browser::start() else { return };
     let (_processes, daemon, list) = scene("fragments-list");
     browser.open(&page(&daemon, ""));
@@ -37,7 +37,7 @@ fn the_list_shows_the_ladder_of_each_process_as_the_api_has_it() {
         {
             assert_eq!(values(&mut browser, &format!("{row} .c-{cell}")), [one["heaps"][0][key].as_u64()], "{cell} of {one}");
         }
-        // The kernel's figure wavers by some pages even at rest; page and API come to the same one.
+        // The kernel's value varies by some pages even at rest; page and API converge.
         let rss = || api(&daemon, &format!("/api/v1/processes/{}", one["pid"]))["rss_bytes"].as_u64();
         wait_until("the resident bytes of the API", || values(&mut browser, &format!("{row} .c-rss")) == [rss()]);
         assert!(browser.text(&format!("{row} .c-verdict .chip")).len() > 4, "a verdict");
@@ -104,7 +104,7 @@ fn a_process_is_shown_with_its_ladder_arenas_and_size_classes() {
 }
 
 #[test]
-fn pages_fit_a_phone_and_both_themes_and_are_saved_as_images() {
+fn pages_fit_a_phone_in_both_themes_and_are_saved_as_images() {
     let Some(mut browser) = Browser::start() else { return };
     let (processes, daemon, _) = scene("fragments-look");
     let colourless = Look { vision: "achromatopsia", ..DESK };
@@ -123,7 +123,7 @@ fn pages_fit_a_phone_and_both_themes_and_are_saved_as_images() {
 }
 
 #[test]
-fn live_pinned_and_trimmable_differ_in_brightness_alone() {
+fn live_pinned_and_trimmable_are_distinguishable_by_brightness_alone() {
     let Some(mut browser) = Browser::start() else { return };
     let daemon = Daemon::start(&watching(&["nothing-at-all"], ""));
     // Relative luminance as WCAG 2 defines it.

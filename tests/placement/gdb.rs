@@ -12,7 +12,7 @@ use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::{SitePlan, Unprobed, place_all};
 use serde_json::{Value, json};
 
-/// Runs in gdb: one breakpoint at each entry, one at each site. What the entry's registers were is compared at the site.
+/// Runs in gdb with a breakpoint at each entry and at each site. The registers at the entry are compared with those at the site.
 const SCRIPT: &str = r#"
 import gdb, json, os
 plan = json.load(open(os.environ["SITES"]))
@@ -59,7 +59,7 @@ def check(site):
     for forward, values in handed_on:
         seen = {role: read(register) for role, register in site["registers"].items()}
         if seen != values:
-            wrong.append("%s hands on to %s: passed %s, seen %s" % (forward, name, values, seen))
+            wrong.append("%s forwards to %s: passed %s, seen %s" % (forward, name, values, seen))
         hits[forward] = hits.get(forward, 0) + 1
     handed_on.clear()
 
@@ -101,7 +101,7 @@ fn call(callee: &Callee<'_>) -> String {
     let Callee { function, name, shape } = callee;
     let aligned = name.contains("align");
     let sized = name.contains("Pvm") || name.contains("size") || *name == "sdallocx";
-    // What is neither block, size nor count: alignment, flags, offset, a reference to nothrow.
+    // Arguments other than block, size and count: alignment, flags, offset, a reference to nothrow.
     let other = if aligned { "64" } else { "0" };
     let mut arguments = [other; 6];
     if shape.op == Op::Free && sized {
@@ -138,7 +138,7 @@ fn driver(callees: &[Callee<'_>]) -> String {
 fn check(library: &str, compiler: &str, link: &[&str]) {
     let elf = super::open(Path::new(library));
     let found = identify(&elf);
-    // `__libc_` names are not for linking against.
+    // `__libc_` names cannot be linked against.
     let is_public = |symbols: &[String]| !symbols[0].starts_with("__libc_");
     let (mut sites, mut forwards) = (Vec::new(), Vec::new());
     for outcome in place_all(&elf, &found.functions, &found.function_starts, Emulation::default()) {
@@ -181,11 +181,11 @@ fn check(library: &str, compiler: &str, link: &[&str]) {
     for site in &sites {
         let name = &site.symbols[0];
         assert!(hits.get(name).is_some_and(|&n| n > 0), "{library}: {name} was never hit");
-        assert_eq!(hits.get(name), entries.get(name), "{library}: not each call of {name} came by its site");
+        assert_eq!(hits.get(name), entries.get(name), "{library}: not every call of {name} passed its site");
     }
     for forward in &forwards {
         let name = &forward.symbols[0];
-        assert!(hits.get(name).is_some_and(|&n| n > 0), "{library}: {name} came by no site");
+        assert!(hits.get(name).is_some_and(|&n| n > 0), "{library}: {name} passed no site");
     }
     println!("{library}: {} sites, {} calls confirmed by gdb", sites.len(), hits.values().sum::<u64>());
 }

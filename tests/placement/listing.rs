@@ -21,16 +21,16 @@ pub struct Listing {
     targets: HashSet<u64>,
 }
 
-/// What an instruction does, as far as it matters.
+/// The relevant effects of an instruction.
 #[derive(Default)]
 struct Effect {
     /// Registers written, by canonical name.
     writes: Vec<&'static str>,
-    /// A 64-bit register copied whole: (to, from).
+    /// A copy of a whole 64-bit register: (to, from).
     copy: Option<(&'static str, &'static str)>,
-    /// Bytes by which the stack pointer falls; `Some(None)` = it changes in another way.
+    /// Bytes by which the stack pointer decreases; `Some(None)` = it changes in another way.
     stack: Option<Option<u64>>,
-    /// It does not simply go on to the next instruction.
+    /// Execution does not simply continue at the next instruction.
     flow: bool,
 }
 
@@ -53,7 +53,7 @@ const REGISTERS: [[&str; 4]; 16] = [
     ["r15", "r15d", "r15w", "r15b"],
 ];
 
-/// The canonical name of an operand that is a general register, and whether it is the whole one.
+/// The canonical name of an operand that is a general-purpose register, and whether it is the full register.
 fn register(operand: &str) -> Option<(&'static str, bool)> {
     let name = operand.strip_prefix('%')?;
     let high = match name {
@@ -105,7 +105,7 @@ impl Line {
         while is_prefix(&mnemonic) && words.peek().is_some() {
             mnemonic = words.next().unwrap().to_owned();
         }
-        // `jmp 1234 <symbol+0x5>`: the symbol is no operand.
+        // `jmp 1234 <symbol+0x5>`: the symbol is not an operand.
         let rest = words.take_while(|word| !word.starts_with('<')).collect::<Vec<_>>().join(" ");
         Self { mnemonic, operands: split_operands(&rest) }
     }
@@ -122,7 +122,7 @@ impl Line {
         self.is_branch().then(|| u64::from_str_radix(self.operands.first()?, 16).ok())?
     }
 
-    /// Whether the operand text is a plain register, as `push %r12`.
+    /// Whether it pushes a register, as `push %r12`.
     fn is_push_of_register(&self) -> bool {
         self.mnemonic == "push" && self.operands.first().is_some_and(|o| register(o).is_some_and(|(_, whole)| whole))
     }
@@ -177,7 +177,7 @@ impl Line {
                 }
                 effect.writes.extend(last.map(|(name, _)| name));
             }
-            // In this syntax the last operand is the one that is written.
+            // In this syntax the last operand is the destination.
             _ => effect.writes.extend(last.map(|(name, _)| name)),
         }
         if effect.writes.contains(&"rsp") {
@@ -188,7 +188,7 @@ impl Line {
 }
 
 impl Listing {
-    /// Has objdump list a file.
+    /// Disassembles a file with objdump.
     pub fn of(path: &Path) -> Self {
         let output = Command::new("objdump").args(["-d", "-w", "--no-show-raw-insn"]).arg(path).output().unwrap();
         assert!(output.status.success());
@@ -210,7 +210,7 @@ impl Listing {
         self.lines.contains_key(&vaddr)
     }
 
-    /// Panics unless the placement is right by this listing.
+    /// Panics unless the placement is correct according to this listing.
     pub fn confirm(&self, entry: u64, shape: Shape, placement: &Placement) {
         let site = entry + u64::from(placement.offset);
         let context = || format!("{} entry {entry:#x} {shape:?} {placement:?}", self.path);
@@ -226,9 +226,9 @@ impl Listing {
         } else {
             assert_eq!(placement.offset, 0, "{}", context());
         }
-        assert!(!(entry + 1..=site).any(|vaddr| self.targets.contains(&vaddr)), "somebody jumps in: {}", context());
+        assert!(!(entry + 1..=site).any(|vaddr| self.targets.contains(&vaddr)), "a jump leads between entry and site: {}", context());
 
-        // The arguments by their names, in the registers of the calling convention.
+        // The arguments by name, in the registers of the calling convention.
         let mut holds: BTreeMap<&str, &str> =
             [("rdi", "0"), ("rsi", "1"), ("rdx", "2"), ("rcx", "3"), ("r8", "4"), ("r9", "5")].into_iter().collect();
         let mut pushed_bytes = 0;
@@ -243,12 +243,12 @@ impl Listing {
                         && register(&p.operands[0]).is_some_and(|(name, whole)| whole && holds.get(name) == Some(&"0"))
                 });
                 let allowed = line.mnemonic == "je" && tests_pointer && shape.op == Op::Free;
-                assert!(allowed, "{} is on the way: {}", line.mnemonic, context());
+                assert!(allowed, "{} is before the site: {}", line.mnemonic, context());
                 null_checks += 1;
             }
             match effect.stack {
                 Some(Some(bytes)) => pushed_bytes += bytes,
-                Some(None) => panic!("the stack pointer changes unfollowed: {}", context()),
+                Some(None) => panic!("the stack pointer changes in an untracked way: {}", context()),
                 None => {}
             }
             let copied = effect.copy.and_then(|(to, from)| Some((to, *holds.get(from)?)));

@@ -1,4 +1,4 @@
-//! Placement of probes against others' accounts of the same code: objdump's listing and gdb's registers.
+//! Placement of probes, checked against other tools' views of the same code: objdump's listing and gdb's registers.
 
 mod gdb;
 mod listing;
@@ -85,7 +85,7 @@ fn no_function_of_any_file_gets_a_site_that_objdump_s_listing_refutes() {
         });
         let starts: Vec<u64> = functions.keys().copied().collect();
         let targets = BranchTargets::search(&elf, &starts, &starts);
-        // Where the listing has an instruction at all: objdump goes by sections, symbols may lie elsewhere.
+        // Only where the listing has an instruction: objdump uses sections, and symbols may be outside of them.
         for (&entry, &size) in functions.iter().filter(|(entry, size)| **size > 0 && listing.has(**entry)) {
             let code = elf.bytes_at(entry, size.min(WALK_BYTES_MAX));
             for &shape in &shapes {
@@ -114,7 +114,7 @@ fn placed_with(code: &[u8], function: &str, targets: &[u64]) -> Placement {
     place(code, 0x1000, shape, Emulation::default(), |vaddr| targets.contains(&vaddr))
 }
 
-/// The rule's clauses on code written by hand; bytes as the Intel manual encodes them.
+/// The rules of placement on handwritten code; bytes as encoded in the Intel manual.
 mod rules {
     use fragprof::machine::register::Register;
     use fragprof::probe::placement::Reason;
@@ -128,7 +128,7 @@ mod rules {
     const FREE: [u8; 8] = [0x48, 0x85, 0xff, 0x74, 0x10, 0x55, 0xc3, 0x90];
 
     #[test]
-    fn free_is_probed_behind_the_null_check_and_malloc_before_it() {
+    fn free_is_probed_after_the_null_check_and_malloc_before_it() {
         let site = placed(&FREE, "free");
         assert_eq!((site.offset, site.reason, site.pointer, site.has_return), (5, Reason::EmulatedAfterNullCheck, RDI, false));
         let site = placed(&FREE, "malloc");
@@ -136,33 +136,33 @@ mod rules {
     }
 
     #[test]
-    fn a_null_check_with_nothing_good_behind_it_is_itself_the_site() {
-        // test rdi,rdi; je; mov edi,1; jmp: the argument is gone before the jump.
+    fn a_null_check_with_no_usable_site_after_it_is_itself_the_site() {
+        // test rdi,rdi; je; mov edi,1; jmp: the argument is overwritten before the jump.
         let site = placed(&[0x48, 0x85, 0xff, 0x74, 0x10, 0xbf, 1, 0, 0, 0, 0xeb, 0x10], "free");
         assert_eq!((site.offset, site.reason), (3, Reason::Emulated));
         // test rsi,rsi; je: not a check of the pointer.
         let site = placed(&[0x48, 0x85, 0xf6, 0x74, 0x10, 0x55], "free");
         assert_eq!((site.offset, site.reason), (3, Reason::Emulated));
-        // test rdi,rdi; jne: the calls that matter leave.
+        // test rdi,rdi; jne: the relevant calls take the branch.
         let site = placed(&[0x48, 0x85, 0xff, 0x75, 0x10, 0x55], "free");
         assert_eq!((site.offset, site.reason), (3, Reason::Emulated));
     }
 
     #[test]
-    fn endbr64_is_walked_over() {
+    fn endbr64_is_skipped() {
         let site = placed(&[0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57, 0xc3], "malloc");
         assert_eq!((site.offset, site.reason), (4, Reason::Emulated));
     }
 
     #[test]
-    fn an_argument_is_followed_into_the_register_it_is_copied_to() {
+    fn an_argument_is_tracked_into_the_register_it_is_copied_to() {
         // mov rsi,rdi; mov edi,0x40; jmp
         let site = placed(&[0x48, 0x89, 0xfe, 0xbf, 0x40, 0, 0, 0, 0xeb, 0x20], "malloc");
         assert_eq!((site.offset, site.reason, site.size), (8, Reason::Emulated, RSI));
     }
 
     #[test]
-    fn half_a_copy_is_no_copy_and_a_written_half_is_gone() {
+    fn a_partial_copy_does_not_count_and_a_partial_write_invalidates() {
         // mov esi,edi; mov edi,0x40; jmp
         let site = placed(&[0x89, 0xfe, 0xbf, 0x40, 0, 0, 0, 0xeb, 0x20], "malloc");
         assert_eq!((site.offset, site.reason, site.size), (0, Reason::ArgumentLost, RDI));
@@ -172,7 +172,7 @@ mod rules {
     }
 
     #[test]
-    fn a_multiplication_takes_its_hidden_registers() {
+    fn a_multiplication_overwrites_its_implicit_registers() {
         // mov rax,rsi; mul rdx; jo: reallocarray's size was in rdx.
         let site = placed(&[0x48, 0x89, 0xf0, 0x48, 0xf7, 0xe2, 0x70, 0x10], "reallocarray");
         assert_eq!((site.offset, site.reason), (0, Reason::ArgumentLost));
@@ -186,14 +186,14 @@ mod rules {
         assert_eq!((site.offset, site.sp_words, site.reason), (4, 3, Reason::Emulated));
         let site = placed(&code, "malloc");
         assert_eq!((site.offset, site.sp_words, site.reason), (0, 0, Reason::StackMoved));
-        // lea rsp,[rsp-8]; jmp: moved in a way that is not followed.
+        // lea rsp,[rsp-8]; jmp: moved in a way that is not tracked.
         let site = placed(&[0x48, 0x8d, 0x64, 0x24, 0xf8, 0xeb, 0x20], "free");
         assert_eq!((site.offset, site.reason), (0, Reason::StackMoved));
     }
 
     #[test]
-    fn a_push_may_be_the_site_and_is_for_malloc_never_walked_over() {
-        // push with REX.W is single-stepped by the kernel: not a site, and behind it the stack pointer has moved.
+    fn a_push_may_be_the_site_and_is_never_skipped_for_malloc() {
+        // push with REX.W is single-stepped by the kernel: not a site, and after it the stack pointer has moved.
         let site = placed(&[0x48, 0x57, 0xeb, 0x20], "malloc");
         assert_eq!((site.offset, site.reason), (0, Reason::StackMoved));
         let site = placed(&[0x48, 0x57, 0xeb, 0x20], "free");
@@ -207,17 +207,17 @@ mod rules {
         let code = [0x48, 0x81, 0xff, 0, 0x10, 0, 0, 0x77, 0x20];
         assert_eq!(placed(&code, "malloc").offset, 7);
         assert_eq!(placed_with(&code, "malloc", &[0x1007]).reason, Reason::BranchInto);
-        // Behind the site, at the entry, or into an instruction's middle where nothing can land.
+        // After the site, at the entry, or into the middle of an instruction, which is not a jump target.
         assert_eq!(placed_with(&code, "malloc", &[0x1000, 0x1009]).offset, 7);
     }
 
     #[test]
-    fn what_branches_or_cannot_be_decoded_ends_the_walk() {
+    fn branches_and_undecodable_bytes_end_the_walk() {
         // mov rax,[rdi]; jmp rax
         assert_eq!(placed(&[0x48, 0x8b, 0x07, 0xff, 0xe0], "malloc").reason, Reason::ControlFlow);
         // An opcode that does not exist in 64-bit mode.
         assert_eq!(placed(&[0x48, 0x8b, 0x07, 0x06], "malloc").reason, Reason::Undecodable);
-        // Cut off in the middle of an instruction, and empty.
+        // Truncated in the middle of an instruction, and empty.
         assert_eq!(placed(&[0x48, 0x81, 0xff, 0], "malloc").offset, 0);
         assert_eq!(placed(&[], "malloc").offset, 0);
     }
@@ -258,8 +258,8 @@ fn plan_bytes(bytes: Vec<u8>) {
     }
 }
 
-/// Moves the code and its symbols up until only `distance` bytes of address space are left behind the code's first byte, so that
-/// addresses wrap around within functions or between them.
+/// Moves the code and its symbols up until only `distance` bytes of address space follow the code's first byte, so that addresses wrap
+/// around within functions or between them.
 fn move_code(bytes: &mut [u8], distance: u64) {
     let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let original = bytes.to_vec();
@@ -302,10 +302,10 @@ proptest::proptest! {
 }
 
 #[test]
-fn functions_behind_the_end_of_the_address_space_are_left_out_and_the_others_planned() {
+fn functions_beyond_the_end_of_the_address_space_are_skipped_and_the_others_planned() {
     let mut bytes = std::fs::read("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2").unwrap();
     let whole = identify(&Elf::parse(bytes.clone()).unwrap()).functions.len();
-    // The functions lie some 40 KiB behind the code's first byte.
+    // The functions are about 40 KiB after the code's first byte.
     move_code(&mut bytes, 0xb000);
     let left = identify(&Elf::parse(bytes.clone()).unwrap()).functions.len();
     assert!(0 < left && left < whole);

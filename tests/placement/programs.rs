@@ -1,4 +1,4 @@
-//! Plans of running programs of every make: static, stripped, with an allocator linked in, by Go, with one loaded late.
+//! Plans for running programs of many kinds: static, stripped, with an allocator linked in or loaded late, in Go.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use fragprof::process::Process;
 use fragprof::units::Pid;
 use tempfile::TempDir;
 
-/// Allocates, answers one byte, and waits for more.
+/// Allocates, writes one byte, and waits for input.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ int main(void) {
 }
 "#;
 
-/// Without a C library: answers and waits by system calls of its own.
+/// Without a C library: writes a byte and waits with direct system calls.
 const BARE_PROGRAM: &str = r#"
 static long call(long n, long a, long b, long c) {
     long r;
@@ -45,7 +45,7 @@ void _start(void) {
 }
 "#;
 
-/// Loads the library named by its argument when it reads a byte.
+/// Loads the library given as its argument when it reads a byte.
 const LOADER: &str = r#"
 #include <dlfcn.h>
 #include <unistd.h>
@@ -217,7 +217,7 @@ fn an_allocator_loaded_late_is_in_the_next_plan() {
     assert_eq!(allocators(&planner.plan(&process).unwrap()), [(Allocator::Glibc, true)]);
     running.ask();
     let plan = planner.plan(&process).unwrap();
-    // The program's own calls stay with the first.
+    // The program's own calls still go to the first.
     let mut found = allocators(&plan);
     found.sort_unstable();
     assert_eq!(found, [(Allocator::Glibc, true), (Allocator::Mimalloc, false)]);

@@ -56,7 +56,7 @@ fn the_report_ranks_stacks_and_shows_no_escape_sequence_in_a_pipe() {
     assert!(!shown.contains('\x1b'), "{shown}");
     assert!(shown.contains("shopd\\u{1b}[2J (pid 77)"), "{shown}");
     assert!(shown.contains("4.00 KiB 100.0%         3  leak  (malloc)\n"), "{shown}");
-    assert!(!shown.contains("work"), "it holds nothing: {shown}");
+    assert!(!shown.contains("work"), "it holds no live bytes: {shown}");
     let by_allocated = text(&run(&["report", &file, "--by", "allocated", "--top", "1"]).stdout);
     assert!(by_allocated.contains("  work  (malloc)\n") && by_allocated.contains("1 more stacks with 4.00 KiB"), "{by_allocated}");
 }
@@ -133,7 +133,7 @@ fn bad_input_gives_status_2_and_says_what_is_wrong() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_a_closed_pipe_is_none() {
+fn a_full_disk_is_an_error_and_a_closed_pipe_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let file = recording(dir.path(), "a.pb.gz", 4096);
     fails_with(&["flamegraph", &file, "-o", "/dev/full"], 1, "cannot write /dev/full: No space left on device");
@@ -175,7 +175,8 @@ fn a_difference_names_the_stack_that_grew() {
     assert!(text(&run(&["diff", &old, &old]).stdout).contains("no stack changed"));
 }
 
-/// A recording in windows: `cache` holds large blocks if `live` counts these, and `work` has survivors; the rest of the heap is unattributed.
+/// A recording in windows: `cache` holds large blocks if `live` counts these, and `work` has survivors; the rest of the heap is
+/// unattributed.
 fn windows(dir: &Path, name: &str, live: ValueKind) -> String {
     let kinds = [ValueKind::AllocSpace, ValueKind::SurvivorSpace, live];
     let mut profile = Profile::new(Metadata {
@@ -217,7 +218,7 @@ fn a_recording_in_windows_is_shown_by_the_values_it_has() {
     assert_eq!((&json["attributed_ratio"], &json["by"]), (&0.25.into(), &"large_bytes".into()));
     let svg = dir.path().join("x.svg").display().to_string();
     assert!(run(&["flamegraph", &other, "-o", &svg]).status.success());
-    // One has large blocks, the other what is confirmed: survivors are the first that both have.
+    // One has large blocks, the other confirmed bytes: survivors are the first kind that both have.
     let shown = text(&run(&["diff", &large, &other]).stdout);
     assert!(shown.starts_with("surviving bytes"), "{shown}");
     fails_with(&["diff", &large, &other, "--by", "live"], 2, "live (live bytes of blocks above 1 KiB)");

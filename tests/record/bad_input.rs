@@ -1,4 +1,4 @@
-//! What fragprof says to input it cannot use: a message that names the thing and says what to do, and the exit status for a script.
+//! Responses to unusable input: a message that names the input and says what to do, and an exit status for scripts.
 
 use std::fs;
 use std::io::Write;
@@ -16,20 +16,20 @@ use crate::support::rendezvous::Target;
 use crate::support::report::Since;
 use crate::support::{LIMIT, bpf};
 
-/// Exit statuses of `src/error.rs`, written out: scripts depend on the numbers.
+/// Exit statuses of `src/error.rs` as literals, because scripts depend on the numbers.
 const FAILURE: i32 = 1;
 const USAGE: i32 = 2;
 const TARGET: i32 = 3;
 const UNSUPPORTED: i32 = 4;
 
-/// Fails unless the command ended with `status`, named each of `words` (in any case) on standard error, and did not panic.
+/// Fails unless the command ended with `status`, printed each of `words` (in any case) on standard error, and did not panic.
 #[track_caller]
 fn assert_refused(done: &Done, status: i32, words: &[&str]) {
     let said = done.err.to_lowercase();
-    assert_eq!(done.status.code(), Some(status), "wrong exit status; it said:\n{}\n{}", done.out, done.err);
+    assert_eq!(done.status.code(), Some(status), "wrong exit status; output:\n{}\n{}", done.out, done.err);
     assert!(!said.contains("panicked"), "it panicked:\n{}", done.err);
     for word in words {
-        assert!(said.contains(&word.to_lowercase()), "no word of {word:?} in:\n{}", done.err);
+        assert!(said.contains(&word.to_lowercase()), "{word:?} is missing in:\n{}", done.err);
     }
 }
 
@@ -40,7 +40,7 @@ fn record(pid: u32) -> Done {
 
 fn record_by(mut command: Command, pid: u32) -> Done {
     let dir = TempDir::new().unwrap();
-    // Whoever runs it may write there.
+    // Any user may write there.
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let pid = pid.to_string();
     run(command.args(["record", "-p", &pid, "--duration", "1s", "-o"]).arg(dir.path().join("out.pb.gz")))
@@ -60,7 +60,7 @@ fn idle_target() -> Target {
 
 #[test]
 fn an_unused_pid_is_refused() {
-    // Above the kernel's limit of pids (2^22), so that it cannot come into use.
+    // Above the kernel's limit of pids (2^22), so that it is never used.
     assert_refused(&record(4_194_400), TARGET, &["4194400", "no"]);
 }
 
@@ -120,7 +120,7 @@ fn a_user_without_permission_for_bpf_is_told_which_capability_is_missing() {
 }
 
 #[test]
-fn a_process_that_ends_while_it_is_attached_to_is_no_crash() {
+fn a_process_that_ends_during_the_attach_does_not_crash_the_recorder() {
     if bpf().is_none() {
         return;
     }
@@ -130,13 +130,13 @@ fn a_process_that_ends_while_it_is_attached_to_is_no_crash() {
         let out = dir.path().join("out.pb.gz");
         let pid = target.pid().to_string();
         let mut recorder = Process::start(fragprof().args(["record", "-p", &pid, "--duration", "60s", "-o"]).arg(&out));
-        // At another moment of the attach each time: from before it to well in it.
+        // At a different moment of the attach each time: from before it until well into it.
         std::thread::park_timeout(std::time::Duration::from_millis(round * 15));
         target.process.signal(rustix::process::Signal::KILL);
         target.process.wait(LIMIT);
         let status = recorder.wait(LIMIT);
         let said = recorder.err.all();
-        // Either there was something to record, and a profile is there, or there was not, and it says so.
+        // Either something was recorded, and there is a profile, or nothing was, and there is a message.
         match status.code() {
             Some(0) => assert!(out.exists(), "round {round}: success without a profile:\n{said}"),
             Some(TARGET) => assert!(said.contains(&pid), "round {round}: the message does not name the process:\n{said}"),
@@ -158,7 +158,7 @@ fn a_record_without_a_target_is_a_usage_error() {
 }
 
 #[test]
-fn a_duration_that_is_no_duration_is_a_usage_error() {
+fn an_invalid_duration_is_a_usage_error() {
     for bad in ["", "0s", "-1s", "10 parsecs", "1e999s", "99999999999999999999s"] {
         let done = run(fragprof().args(["record", "-p", "1", &format!("--duration={bad}"), "-o", "/dev/null"]));
         assert_refused(&done, USAGE, &["duration"]);
@@ -179,13 +179,13 @@ fn a_full_disk_for_the_profile_is_reported() {
 fn an_output_file_in_a_missing_directory_is_reported_before_the_recording() {
     let target = idle_target();
     let pid = target.pid().to_string();
-    // Recording for minutes and then failing to write would be a disservice: the limit of `run` would pass first.
+    // If it recorded first and failed to write afterwards, `run` would time out.
     let done = run(fragprof().args(["record", "-p", &pid, "--duration", "300s", "-o", "/no/such/directory/out.pb.gz"]));
     assert!(matches!(done.status.code(), Some(FAILURE | USAGE)), "{}", done.err);
     assert_refused(&done, done.status.code().unwrap(), &["/no/such/directory"]);
 }
 
-/// A file with `content`, and what `report`, `flamegraph`, `export` and `diff` say to it.
+/// Checks the responses of `report`, `flamegraph`, `export` and `diff` to a file with `content`.
 fn assert_every_reader_refuses(content: &[u8], words: &[&str]) {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("bad.pb.gz");
@@ -207,7 +207,7 @@ fn assert_every_reader_refuses(content: &[u8], words: &[&str]) {
 }
 
 #[test]
-fn a_missing_profile_is_named() {
+fn a_missing_profile_is_named_in_the_error() {
     assert_refused(&run(fragprof().args(["report", "/no/such/file.pb.gz"])), USAGE, &["/no/such/file.pb.gz"]);
 }
 
@@ -259,13 +259,13 @@ fn a_target_is_recorded_where_tracefs_is_absent() {
 }
 
 #[test]
-fn a_directory_is_no_program_to_launch() {
+fn a_directory_cannot_be_launched() {
     let done = run(fragprof().args(["record", "--duration", "1s", "-o", "/dev/null", "--", "/"]));
     assert_refused(&done, TARGET, &["/"]);
 }
 
 #[test]
-fn the_sources_that_the_tests_run_are_there() {
+fn the_sources_of_the_test_programs_exist() {
     for name in ["without_libc.go", "DirectBuffers.java", "holds_memory.py"] {
         assert!(Path::new(&script(name)).is_file(), "{name}");
     }

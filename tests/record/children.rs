@@ -1,4 +1,4 @@
-//! Children of what is recorded: none of them runs before its probes are in.
+//! Children of recorded processes: none of them runs before its probes are attached.
 
 use crate::support::build::{Link, plugin, program};
 use crate::support::process::wait_until;
@@ -7,10 +7,10 @@ use crate::support::rendezvous::Rendezvous;
 use crate::support::report::{Report, Since, Stack};
 use crate::support::{bpf, serial};
 
-/// Blocks that `exits_at_once` makes, half of which it frees.
+/// Blocks that `exits_at_once` allocates; it frees half of them.
 const BRIEF: u64 = 100;
 
-/// The processes of a recording with what each made in `exits_at_once`.
+/// The processes of a recording, with the allocations of each in `exits_at_once`.
 fn brief(report: &Report) -> Vec<(u32, u64)> {
     let mut pids: Vec<u32> = report.stacks.iter().filter_map(|stack| stack.pid).collect();
     pids.sort_unstable();
@@ -19,7 +19,7 @@ fn brief(report: &Report) -> Vec<(u32, u64)> {
     pids.into_iter().filter_map(of).collect()
 }
 
-/// A shell's children: by vfork and exec, from a subshell, and with an allocator that nothing before them had.
+/// A shell's children: by vfork and exec, from a subshell, and with an allocator that no earlier process had.
 #[test]
 fn short_children_of_a_launched_shell_are_recorded_from_their_first_allocation() {
     if bpf().is_none() {
@@ -37,9 +37,9 @@ fn short_children_of_a_launched_shell_are_recorded_from_their_first_allocation()
     assert_eq!(report.nonzero_losses(), Vec::<String>::new());
 }
 
-/// A process's end is seen before its last records are read.
+/// A process's end is noticed before its last records are read.
 #[test]
-fn what_children_free_right_before_their_end_is_not_live() {
+fn blocks_that_children_free_right_before_their_end_are_not_live() {
     if bpf().is_none() {
         return;
     }
@@ -55,7 +55,7 @@ fn what_children_free_right_before_their_end_is_not_live() {
     assert_eq!((made, live), (300_000, 0), "losses: {:?}", report.losses);
 }
 
-/// Their blocks are their parent's, who frees some of them.
+/// Their blocks belong to their parent, which frees some of them.
 #[test]
 fn calls_of_vfork_children_in_their_parents_memory_are_recorded() {
     if bpf().is_none() {
@@ -76,9 +76,9 @@ fn calls_of_vfork_children_in_their_parents_memory_are_recorded() {
     assert!(!limits.iter().any(|limit| limit.contains("vfork")), "{limits:?}");
 }
 
-/// A debugger traces its children itself: that must still work, and the gap must be reported.
+/// A debugger traces its children itself, which must still work; the gap must be reported.
 #[test]
-fn the_child_of_a_program_that_traces_is_left_to_it_and_its_gap_is_among_the_losses() {
+fn the_child_of_a_tracer_is_left_to_it_and_its_gap_is_among_the_losses() {
     if bpf().is_none() {
         return;
     }
@@ -97,7 +97,7 @@ fn the_child_of_a_program_that_traces_is_left_to_it_and_its_gap_is_among_the_los
 
 /// The library's constructor allocates before the call of dlopen returns.
 #[test]
-fn an_allocation_right_after_a_library_was_opened_has_a_whole_stack() {
+fn an_allocation_right_after_dlopen_has_a_complete_stack() {
     if bpf().is_none() {
         return;
     }
@@ -118,10 +118,10 @@ fn an_allocation_right_after_a_library_was_opened_has_a_whole_stack() {
     assert_eq!(whole.iter().map(|stack| stack.totals.allocations).sum::<u64>(), 64);
 }
 
-/// A shell whose children map code, and that says when all of them have ended well.
+/// A shell whose children map code, and that reports when all of them have succeeded.
 const MANY_CHILDREN: &str = "echo begun >$1; for turn in $(seq 60); do /bin/true || exit 1; done; echo over >$1";
 
-/// Wherever it is killed, what it holds continues.
+/// Wherever it is killed, the processes that it has stopped continue.
 #[test]
 fn a_recorder_that_is_killed_leaves_no_process_stopped() {
     if bpf().is_none() {
@@ -145,19 +145,19 @@ fn a_recorder_that_is_killed_leaves_no_process_stopped() {
             std::thread::sleep(std::time::Duration::from_millis(after_ms));
             recorder.kill().unwrap();
             recorder.wait().unwrap();
-            wait_until("the command ended well", || std::fs::read(&end).is_ok_and(|text| text == b"over\n"));
+            wait_until("the command succeeded", || std::fs::read(&end).is_ok_and(|text| text == b"over\n"));
         }
     }
 }
 
-/// A thread that cannot be held is reported.
+/// A thread that cannot be stopped is reported.
 #[test]
 fn a_child_that_blocks_the_signal_runs_on_and_its_gap_is_among_the_losses() {
     if bpf().is_none() {
         return;
     }
     let _alone = serial();
-    // Its C library is probed from Python's time on; its allocator is new.
+    // Its C library is already probed because of Python; its allocator is new.
     let jemalloc = program("exits_at_once", Link::Jemalloc);
     let script = "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])\nos.execv(sys.argv[1], sys.argv[1:])";
     let rendezvous = Rendezvous::new();

@@ -1,5 +1,5 @@
-//! One module a trick, one test a place: live bytes and blocks, and all bytes and blocks ever made, equal the program's own ledger by
-//! call site, to the byte.
+//! One module per technique, one test per place: live bytes and blocks, and all bytes and blocks ever allocated, equal the program's own
+//! ledger by call site, to the byte.
 
 #![allow(non_snake_case)]
 
@@ -8,7 +8,7 @@ use crate::support::bpf;
 use crate::support::recording::Recording;
 use crate::support::rendezvous::Target;
 
-/// A module named as a sentence, with one test for each place.
+/// A module whose name is a sentence, with one test per place.
 macro_rules! exact {
     ($sentence:ident, $program:expr, [$($place:ident),* $(,)?]) => {
         mod $sentence {
@@ -24,7 +24,7 @@ macro_rules! exact {
     };
 }
 
-/// As [`exact!`], for the places that every dynamic program can be in.
+/// As [`exact!`], for the places that apply to every dynamic program.
 macro_rules! exact_everywhere {
     ($sentence:ident, $program:expr $(, $more:ident)* $(,)?) => {
         exact!($sentence, $program, [
@@ -79,7 +79,7 @@ exact_attached!(over_aligned_blocks_are_counted_by_the_bytes_asked_for, Program:
 exact_everywhere!(nested_entry_points_count_once, Program::new("nested"));
 exact_attached!(a_replaced_operator_new_counts_once, Program::new("replaced_new"), LAUNCHED_WITH_GLIBC);
 exact_attached!(a_cancelled_thread_leaves_nothing_behind, Program { runs: 2, ..Program::new("cancelled") });
-// mimalloc as a C library aborts where operator new fails, so there is nothing to record.
+// mimalloc as a C library aborts if operator new fails, so there is nothing to record.
 exact!(
     a_call_that_never_returns_silences_no_thread,
     Program::new("bad_alloc"),
@@ -95,7 +95,7 @@ exact_attached!(a_stack_beyond_the_frame_limit_keeps_its_leaf, Program::new("dee
 exact_attached!(signal_handlers_on_other_stacks_are_counted, Program { runs: 2, ..Program::new("signal_stacks") });
 exact_everywhere!(short_lived_threads_are_counted_with_their_destructors, Program::new("short_threads"), ATTACHED_TO_STATIC_MUSL);
 
-/// Their return is not probed, because an exception may pass through: they are counted instead, so that nothing is missing in silence.
+/// Their returns are not probed, because an exception may pass through. They are counted instead, so that nothing is missing silently.
 #[test]
 fn calls_of_operator_new_too_large_to_follow_are_counted() {
     if bpf().is_none() {
@@ -106,7 +106,7 @@ fn calls_of_operator_new_too_large_to_follow_are_counted() {
         let recording = Recording::attach(&[target.pid()]);
         target.go_to("done");
         let report = recording.stop();
-        // In each of its 40 rounds the program asks a throwing operator new eight times for nearly all of the address space.
+        // In each of its 40 rounds the program calls a throwing operator new eight times for nearly the whole address space.
         assert_eq!(report.losses["not_followed_calls"], 40 * 8, "{place:?}: {:?}", report.losses);
     }
 }
@@ -140,7 +140,7 @@ mod under_load {
         check(Program { env: &[("MALLOC_ARENA_MAX", "1")], ..CROSS_THREAD }, place::ATTACHED_TO_GLIBC);
     }
 
-    /// Every block of more than a KiB is a mapping of its own: an address is unmapped by one thread and mapped by the next at once.
+    /// Every block of more than a KiB has its own mapping: an address that one thread unmaps is mapped at once by another.
     #[test]
     fn blocks_freed_by_other_threads_are_matched_where_each_is_a_mapping() {
         let _alone = serial();
@@ -150,14 +150,14 @@ mod under_load {
     #[test]
     fn a_range_that_is_unmapped_and_mapped_again_at_once_keeps_its_new_block() {
         let _alone = serial();
-        // A fixed threshold: by itself glibc raises it after the first free.
+        // A fixed threshold: otherwise glibc raises it after the first free.
         let env = &[("MALLOC_MMAP_THRESHOLD_", "100000"), ("MALLOC_MMAP_MAX_", "1000000")];
         check(Program { env, runs: 2, ..Program::new("mapped_blocks") }, place::ATTACHED_TO_GLIBC);
     }
 
-    /// The bench's tight loop: its own count of pairs is the truth.
+    /// The benchmark's tight loop: its own count of pairs is the ground truth.
     #[test]
-    fn two_threads_at_full_speed_lose_no_record() {
+    fn no_record_of_two_threads_at_full_speed_is_lost() {
         if bpf().is_none() {
             return;
         }
@@ -174,7 +174,7 @@ mod under_load {
         assert_eq!((report.totals.allocations, report.totals.inuse_allocations), (pairs, 0));
     }
 
-    /// The smallest buffer there is, on purpose.
+    /// The smallest possible buffer, on purpose.
     #[test]
     fn records_lost_to_a_full_buffer_are_reported_and_every_false_leak_is_doubtful() {
         if bpf().is_none() {

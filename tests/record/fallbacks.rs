@@ -20,12 +20,12 @@ fn check(method: Attach, program: Program, place: Place) {
     let mut recorder = Recorder::new(Options { method: Some(method), probe_throwing: true, ..Options::default() }).unwrap();
     recorder.watch(Pid(target.pid())).unwrap();
     let pid = target.pid();
-    // The driver has work while the target runs, so the target is led by another thread.
+    // The driver works while the target runs, so another thread controls the target.
     let leader = std::thread::spawn(move || (target.go_to("done"), target));
     let deadline = Instant::now() + LIMIT;
     while !leader.is_finished() {
         recorder.step(Duration::from_millis(20));
-        assert!(Instant::now() < deadline, "process {pid} told no ledger");
+        assert!(Instant::now() < deadline, "process {pid} printed no ledger");
     }
     let (truth, _alive_to_the_end) = leader.join().unwrap();
     let profile = recorder.finish().unwrap();

@@ -1,4 +1,4 @@
-//! What a process does to itself while it is recorded: fork, exec, dlopen, dlclose, exit, and being killed.
+//! Changes of a process while it is recorded: fork, exec, dlopen, dlclose, exit, and being killed.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ fn a_child_forked_while_threads_allocate_changes_nothing_in_a_launched_program()
     check(Program::new("fork_threads"), place::LAUNCHED_WITH_GLIBC);
 }
 
-/// A child's books begin as a copy of its parent's: neither may touch the other's.
+/// A child's ledger starts as a copy of its parent's: neither may affect the other.
 #[test]
 fn children_that_are_recorded_too_leave_their_parents_ledger_as_it_is() {
     if bpf().is_none() {
@@ -44,10 +44,10 @@ fn children_that_are_recorded_too_leave_their_parents_ledger_as_it_is() {
     report.assert_equals(&truth, Since::Attach);
     let children = report.stacks.iter().filter(|stack| stack.pid.is_some_and(|pid| pid != truth.pid));
     assert!(children.count() > 0, "no stack of a child");
-    assert_eq!(report.nonzero_losses(), Vec::<String>::new(), "a spell of a child was not observed");
+    assert_eq!(report.nonzero_losses(), Vec::<String>::new(), "a child was not observed for a time");
 }
 
-/// The heap from before the exec is gone: none of its blocks may be reported as live.
+/// The heap from before the exec no longer exists: none of its blocks may be reported as live.
 #[test]
 fn blocks_from_before_an_exec_are_not_live_after_it() {
     if bpf().is_none() {
@@ -62,10 +62,10 @@ fn blocks_from_before_an_exec_are_not_live_after_it() {
     let pid = target.pid();
     let sites = recording.stop().by_site(pid);
     let live = sites.get("site_first").map_or(0, |site| site.inuse_allocations);
-    assert_eq!(live, 0, "blocks of an image that is gone");
+    assert_eq!(live, 0, "blocks of an image that no longer exists");
 }
 
-/// A shell that executes the program is what most services are started by.
+/// Most services are started by a shell that executes the program.
 #[test]
 fn a_program_executed_by_a_launched_shell_is_recorded_from_its_start() {
     if bpf().is_none() {
@@ -82,7 +82,7 @@ fn a_program_executed_by_a_launched_shell_is_recorded_from_its_start() {
     recording.finish().assert_equals(&truth, Since::Launch);
 }
 
-/// Room in the static TLS block for the plugin's jemalloc, whose variables are of the initial-exec model.
+/// Space in the static TLS block for the plugin's jemalloc, whose variables use the initial-exec model.
 const TLS_ROOM: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
 
 fn plugin_target(library: &std::path::Path, closes: bool, preload: Option<&str>) -> Target {
@@ -95,7 +95,7 @@ fn plugin_target(library: &std::path::Path, closes: bool, preload: Option<&str>)
 }
 
 #[test]
-fn a_library_opened_later_is_seen_through_the_allocator_it_shares() {
+fn a_library_opened_later_is_recorded_through_the_shared_allocator() {
     if bpf().is_none() {
         return;
     }
@@ -162,7 +162,7 @@ fn a_target_with_two_hundred_libraries_is_recorded_to_the_byte() {
 }
 
 #[test]
-fn a_target_killed_in_the_middle_leaves_a_whole_profile() {
+fn a_target_killed_during_the_recording_leaves_a_complete_profile() {
     if bpf().is_none() {
         return;
     }
@@ -192,7 +192,7 @@ fn two_targets_in_one_recording_are_both_counted() {
 }
 
 #[test]
-fn a_launched_program_that_ends_at_once_is_recorded_whole() {
+fn a_launched_program_that_ends_at_once_is_recorded_completely() {
     if bpf().is_none() {
         return;
     }

@@ -1,4 +1,4 @@
-//! `fragprof record`: every test program and some real ones, with every allocator, attached and launched, against their own ledgers.
+//! `fragprof record`: every test program and some real ones, with every allocator, attached and launched, compared with their own ledgers.
 
 mod bad_input;
 mod children;
@@ -43,7 +43,7 @@ struct Place {
     since: Since,
 }
 
-/// The places, named so that they end a test's name.
+/// The places; their names end the names of tests.
 mod place {
     use super::{Link, Place, Since};
 
@@ -70,7 +70,7 @@ mod place {
     pub const LAUNCHED_WITH_STATIC_MUSL: Place = launched(Link::StaticMusl);
 }
 
-/// Records `program` at `place` and holds the report against the program's own ledger, to the byte.
+/// Records `program` at `place` and compares the report with the program's own ledger, to the byte.
 fn check(program: Program, place: Place) {
     if bpf().is_none() {
         return;
@@ -96,7 +96,7 @@ fn check_attached(program: Program, place: Place) {
     let mut target = Target::start(&mut target_command(program, place));
     let recording = Recording::attach(&[target.pid()]);
     let truth = target.go_to("done");
-    // Stopped while the survivors live.
+    // Stopped while the survivors are live.
     recording.stop().assert_equals(&truth, Since::Attach);
 }
 
@@ -107,7 +107,7 @@ fn check_launched(program: Program, place: Place) {
     rendezvous.expect("ready", &recording.process);
     rendezvous.go();
     let truth = rendezvous.expect("done", &recording.process);
-    // The program ends with its survivors alive, and the recording with it.
+    // The program ends while its survivors are live, and the recording ends with it.
     rendezvous.go();
     recording.finish().assert_equals(&truth, Since::Launch);
 }

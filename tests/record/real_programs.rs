@@ -1,4 +1,4 @@
-//! Programs not written for this project, compared with their own accounts.
+//! Programs not written for this project, compared with their own statistics.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -76,9 +76,9 @@ impl Redis {
 
     /// Fills a database with keys through redis-benchmark.
     ///
-    /// Redis counts what jemalloc set aside, fragprof what was requested. A value of 16,378 bytes asks, with its header of 5 and
-    /// its final zero, for exactly one size class of jemalloc, so that the two can be compared. What redis has
-    /// before any load is small blocks, whose rounding is some 400 KB: the load is large beside that.
+    /// Redis counts the size classes that jemalloc returns, fragprof the bytes requested. A value of 16,378 bytes, with its header of 5
+    /// bytes and its final zero, is exactly one size class of jemalloc, so that the two can be compared. Before any load redis has small
+    /// blocks, whose rounding is about 400 KB: small compared with the load.
     fn load(&self, database: u32) {
         let benchmark = tool("redis-benchmark").expect("redis-benchmark comes with redis-server");
         let socket = self.socket.to_str().unwrap();
@@ -86,10 +86,11 @@ impl Redis {
         let args = ["-s", socket, "--dbnum", &database, "-t", "set", "-n", "12000", "-r", "6000", "-d", "16378", "-c", "4", "-q"];
         let done = run(Command::new(benchmark).args(args));
         assert!(done.status.success(), "{}", done.err);
-        wait_until("the load's clients are gone", || self.info("clients", "connected_clients") == 1);
+        wait_until("the load's clients have disconnected", || self.info("clients", "connected_clients") == 1);
     }
 
-    /// What redis says its allocator has allocated, when nothing moves any more: clients' buffers are freed a while after they go.
+    /// The allocator's statistics according to redis, once they no longer change: clients' buffers are freed some time after they
+    /// disconnect.
     fn allocated_at_rest(&self) -> u64 {
         let mut last = 0;
         let mut same = 0;
@@ -102,13 +103,13 @@ impl Redis {
         last
     }
 
-    /// Ends the recording and returns redis's own word and the report.
+    /// Ends the recording and returns redis's own figure and the report.
     fn finish(self) -> (u64, Report) {
         let truth = self.allocated_at_rest();
         let pid = i32::try_from(self.info("server", "process_id")).unwrap();
         let Self { recording, socket: _, dir } = self;
         let report = recording.stop();
-        // Redis may have outlived its recorder. Gone already is as good.
+        // Redis may have outlived its recorder; it is no error if it has ended.
         let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL);
         drop(dir);
         (truth, report)
@@ -116,7 +117,7 @@ impl Redis {
 }
 
 #[test]
-fn redis_after_a_load_has_live_what_its_allocator_says() {
+fn live_bytes_of_redis_after_a_load_equal_its_allocators_statistics() {
     let (Some(_bpf), Some(server)) = (bpf(), tool("redis-server")) else { return };
     let _alone = serial();
     let redis = Redis::start(&server);
@@ -127,14 +128,14 @@ fn redis_after_a_load_has_live_what_its_allocator_says() {
 }
 
 #[test]
-fn redis_after_a_flush_has_live_what_its_allocator_says() {
+fn live_bytes_of_redis_after_a_flush_equal_its_allocators_statistics() {
     let (Some(_bpf), Some(server)) = (bpf(), tool("redis-server")) else { return };
     let _alone = serial();
     let redis = Redis::start(&server);
     redis.load(0);
     redis.load(1);
     let loaded = redis.allocated_at_rest();
-    // One of the two databases stays, so that one per cent is of something.
+    // One of the two databases stays, so that one percent is a meaningful amount.
     let mut flush = UnixStream::connect(&redis.socket).unwrap();
     flush.write_all(b"SELECT 0\r\nFLUSHDB\r\n").unwrap();
     let mut replies = BufReader::new(flush).lines();
@@ -146,11 +147,11 @@ fn redis_after_a_flush_has_live_what_its_allocator_says() {
 }
 
 #[test]
-fn python_on_malloc_has_live_what_its_allocator_says() {
+fn live_bytes_of_python_on_malloc_equal_its_allocators_statistics() {
     let (Some(_bpf), Some(python)) = (bpf(), tool("python3")) else { return };
     let _alone = serial();
     let rendezvous = Rendezvous::new();
-    // A shim of a version manager is a shell script: ask it for the program itself.
+    // The shim of a version manager is a shell script: ask it for the actual program.
     let asked = run(Command::new(python).args(["-c", "import sys; print(sys.executable)"]));
     let python = PathBuf::from(asked.out.trim());
     let program = script("holds_memory.py");
@@ -163,7 +164,7 @@ fn python_on_malloc_has_live_what_its_allocator_says() {
 }
 
 #[test]
-fn java_direct_buffers_are_live_as_the_virtual_machine_counts_them() {
+fn live_java_direct_buffers_equal_the_virtual_machines_count() {
     let (Some(_bpf), Some(java)) = (bpf(), tool("java")) else { return };
     let _alone = serial();
     let mut command = Command::new(java);
@@ -178,16 +179,16 @@ fn java_direct_buffers_are_live_as_the_virtual_machine_counts_them() {
     let numbers: Vec<u64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
     let [count, bytes] = numbers[..] else { panic!("java said {said:?}") };
     let report = recording.stop();
-    // The virtual machine allocates a little for itself meanwhile.
+    // The virtual machine makes a few allocations of its own meanwhile.
     assert_near("direct buffers", report.totals.inuse_bytes, bytes, 0.02, &report);
     assert!(report.totals.inuse_allocations >= count);
 }
 
-/// `entry_points` leaves out pvalloc, which ends a program under valgrind. The others do not look at it.
+/// `entry_points` then skips pvalloc, which ends a program under valgrind. The others ignore the argument.
 const VALGRIND_ARG: &str = "without-pvalloc";
 
 #[test]
-fn what_valgrind_calls_reachable_or_lost_is_what_the_report_calls_live() {
+fn live_blocks_in_the_report_equal_valgrinds_reachable_and_lost_ones() {
     let (Some(_bpf), Some(valgrind)) = (bpf(), tool("valgrind")) else { return };
     for name in ["entry_points", "realloc_forms", "nested"] {
         let path = build::program(name, Link::Dynamic);

@@ -1,5 +1,5 @@
-//! The stacks of a recording: whole from the allocation to the thread's start, in code without frame pointers, with the lines that the
-//! sources have.
+//! The stacks of a recording: complete from the allocation to the thread's start, in code without frame pointers, with the line numbers of
+//! the sources.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn recorded(program: Program, place: Place) -> Option<Report> {
     Some(recording.stop())
 }
 
-/// Every stack through a site passes `then`, in this order, further out.
+/// Checks that every stack through a site has the functions `then` further out, in this order.
 #[track_caller]
 fn assert_sites_are_called_by(report: &Report, site: &str, then: &[&str]) {
     let mut seen = 0;
@@ -78,9 +78,9 @@ fn a_threads_stack_reaches_its_start_function() {
 }
 
 #[test]
-fn a_signal_handlers_stack_reaches_what_it_interrupted() {
+fn a_signal_handlers_stack_reaches_the_interrupted_function() {
     let Some(report) = recorded(Program::new("signal_stacks"), place::ATTACHED_TO_GLIBC) else { return };
-    // The handler ran on another stack: the walk crosses the signal frame back to the interrupted one.
+    // The handler runs on another stack: the walk crosses the signal frame to the interrupted one.
     assert_sites_are_called_by(&report, "site_raised", &["on_raise", "main"]);
     assert_sites_are_called_by(&report, "site_timer", &["on_timer", "main"]);
 }
@@ -88,7 +88,7 @@ fn a_signal_handlers_stack_reaches_what_it_interrupted() {
 #[test]
 fn recursion_is_shown_frame_by_frame() {
     let Some(report) = recorded(Program::new("deep_recursion"), place::ATTACHED_TO_GLIBC) else { return };
-    // The survivors of depth number i are of 200 + i bytes, 20 of each: depths 0, 1 and 50 are numbers 0, 1 and 2.
+    // The 20 survivors of depth number i have 200 + i bytes each: depths 0, 1 and 50 are numbers 0, 1 and 2.
     for (number, frames) in [(0, 1), (1, 2), (2, 51)] {
         let wanted_bytes = 20 * (200 + number);
         let of_depth = |stack: &&Stack| stack.totals.inuse_bytes == wanted_bytes && stack.totals.inuse_allocations == 20;
@@ -112,7 +112,7 @@ fn a_frame_has_the_line_of_its_call() {
         for frame in frames {
             let file = frame.file.as_deref().unwrap_or_default();
             assert_eq!(Path::new(file).file_name().and_then(|name| name.to_str()), Some("entry_points.c"), "{frame:?}");
-            // The return address lies behind the call: the frame must still show the call's line.
+            // The return address is after the call: the frame must still show the call's line.
             assert_eq!(frame.line, Some(line), "{frame:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! How a recording ends: Ctrl-C, the time limit, and a recorder that is killed itself.
+//! How a recording ends: Ctrl-C, the time limit, and a recorder that is killed.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::report::{Report, Since};
 use crate::support::{LIMIT, bpf, serial, text};
 
-/// Slower than this many times its own speed, a target counts as probed. A probed pair costs a hundred times an unprobed one.
+/// A target that is slower than usual by this factor counts as probed. A probed pair costs a hundred times as much as an unprobed one.
 const SLOWER_MAX: f64 = 8.0;
 
 #[test]
@@ -31,7 +31,7 @@ fn a_killed_recorder_leaves_the_target_at_full_speed_and_no_probe_behind() {
 
     recording.process.signal(Signal::KILL);
     recording.wait(LIMIT);
-    wait_until("the kernel takes the probes out of malloc and free", || {
+    wait_until("the kernel removes the probes from malloc and free", || {
         ["malloc", "free", "calloc", "realloc"].iter().all(|symbol| text::is_probed(target.pid(), &libc, symbol) == Some(false))
     });
     let after_ns = target.go_to("speed").pair_ns.unwrap();
@@ -117,7 +117,7 @@ fn a_second_recording_of_the_same_process_starts_afresh() {
 }
 
 #[test]
-fn two_recorders_of_one_process_both_tell_the_truth() {
+fn two_recorders_of_one_process_are_both_correct() {
     if bpf().is_none() {
         return;
     }

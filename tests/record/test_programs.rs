@@ -1,4 +1,4 @@
-//! The test programs alone, without a recording: their ledgers are the truth of all other tests, so they are themselves held against
+//! The test programs alone, without a recording: their ledgers are the ground truth of all other tests, so they are checked against
 //! valgrind, which counts the same blocks by other means.
 
 use std::collections::BTreeMap;
@@ -13,16 +13,16 @@ use crate::support::{serial, skip};
 fn final_ledger(command: &mut Command) -> Truth {
     let done = run(command);
     assert!(done.status.success(), "{command:?} ended with {}:\n{}", done.status, done.err);
-    let line = done.out.lines().last().unwrap_or_else(|| panic!("{command:?} told nothing"));
+    let line = done.out.lines().last().unwrap_or_else(|| panic!("{command:?} printed nothing"));
     Truth::parse(line).unwrap_or_else(|e| panic!("{e}: {line}"))
 }
 
-/// Live bytes and blocks by site, from `valgrind --leak-check=full --show-leak-kinds=all` of the same run as `ledger`'s line.
+/// Live bytes and blocks by site, from `valgrind --leak-check=full --show-leak-kinds=all`, in the same run as the line of `ledger`.
 fn by_valgrind(text: &str) -> BTreeMap<String, (u64, u64)> {
     let mut sites: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let mut record: Option<(u64, u64)> = None;
     for line in text.lines() {
-        // `==7== 1,234 bytes in 5 blocks are still reachable in loss record 3 of 9`, then one line a frame, leaf first.
+        // `==7== 1,234 bytes in 5 blocks are still reachable in loss record 3 of 9`, then one line per frame, leaf first.
         let line = line.trim_start_matches(|c: char| c == '=' || c.is_ascii_digit()).trim();
         if let (true, Some((bytes, rest))) = (line.contains("in loss record"), line.split_once(" bytes in ")) {
             let number = |s: &str| s.split(' ').next().unwrap().replace(',', "").parse().unwrap();
@@ -56,27 +56,27 @@ fn check_against_valgrind(name: &str, link: Link) {
 }
 
 #[test]
-fn the_ledger_of_the_c_entry_points_is_what_valgrind_finds() {
+fn the_ledger_of_the_c_entry_points_equals_valgrinds() {
     check_against_valgrind("entry_points", Link::Dynamic);
 }
 
 #[test]
-fn the_ledger_of_operator_new_is_what_valgrind_finds() {
+fn the_ledger_of_operator_new_equals_valgrinds() {
     check_against_valgrind("new_delete", Link::Dynamic);
 }
 
 #[test]
-fn the_ledger_of_realloc_is_what_valgrind_finds() {
+fn the_ledger_of_realloc_equals_valgrinds() {
     check_against_valgrind("realloc_forms", Link::Dynamic);
 }
 
 #[test]
-fn the_ledger_of_nested_calls_is_what_valgrind_finds() {
+fn the_ledger_of_nested_calls_equals_valgrinds() {
     check_against_valgrind("nested", Link::Dynamic);
 }
 
 #[test]
-fn the_ledger_of_threads_is_what_valgrind_finds() {
+fn the_ledger_of_threads_equals_valgrinds() {
     let _alone = serial();
     check_against_valgrind("short_threads", Link::Dynamic);
 }
@@ -124,7 +124,7 @@ fn every_way_of_linking_an_allocator_gives_a_program_that_runs() {
 
 #[test]
 fn a_skip_is_a_failure_where_ci_is_true() {
-    // The variable of this very run decides which half can be seen.
+    // Which of the two cases can be tested depends on the environment of this run.
     let skipped = std::panic::catch_unwind(|| skip::<()>("a test of skipping"));
     assert_eq!(skipped.is_err(), std::env::var("CI").as_deref() == Ok("true"));
 }

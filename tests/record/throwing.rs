@@ -1,4 +1,4 @@
-//! Programs that live from catching std::bad_alloc, under recordings that could keep them from it.
+//! Programs that rely on catching std::bad_alloc, under recordings that could prevent it.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use super::{Place, Program, place, target_command};
 use crate::support::rendezvous::Target;
 use crate::support::{LIMIT, bpf};
 
-/// Records the program from one rendezvous to the next, with time for the recorder after each. It fails by itself where it does not
-/// catch what it throws.
+/// Records the program from one rendezvous to the next, with time for the recorder after each. The program fails if it does not catch what
+/// it throws.
 fn record(program: Program, place: Place, method: Option<Attach>, stages: &'static [&'static str]) -> Profile {
     let mut target = Target::start(&mut target_command(program, place));
     let mut recorder = Recorder::new(Options { method, ..Options::default() }).unwrap();
@@ -38,7 +38,7 @@ fn says(profile: &Profile, what: &str) -> bool {
 }
 
 #[test]
-fn a_limit_that_is_set_during_the_recording_lets_bad_alloc_be_caught() {
+fn bad_alloc_is_caught_after_a_limit_is_set_during_the_recording() {
     if bpf().is_none() {
         return;
     }

@@ -123,7 +123,7 @@ fn what_is_told_of_redis_adds_up_to_what_redis_says() {
     assert!(load.wait(LIMIT).success(), "{}", load.err.all());
     ask(&["debug", "populate", "60000", "filler", "200"]);
     // Clients have gone: what is left is data.
-    wait_until("the load's clients are gone", || ask(&["info", "clients"]).contains("connected_clients:1"));
+    wait_until("the load's clients have disconnected", || ask(&["info", "clients"]).contains("connected_clients:1"));
     ledger.add(&consumer.records());
     let memory = ask(&["info", "memory"]);
     ledger.add(&consumer.records());
