@@ -1,4 +1,4 @@
-//! The integration tests: one binary, so that the library is linked once. Each module tests one part against an independent account.
+//! The integration tests: one binary, so that the library is linked once. Each module tests one part against an independent source.
 #![allow(clippy::unwrap_used)]
 
 mod agent;

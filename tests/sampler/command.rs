@@ -1,4 +1,4 @@
-//! `fragprof run`: what it starts, and what it refuses and why.
+//! `fragprof run`: programs that it starts, and programs that it refuses, with the reason.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,13 +20,13 @@ fn refused(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn the_program_takes_the_place_of_fragprof_with_its_output_and_status() {
+fn the_program_replaces_fragprof_and_keeps_its_output_and_status() {
     let done = run_with(&["--", "sh", "-c", "echo out; echo err >&2; exit 42"], &[]);
     assert_eq!((done.out.trim(), done.err.trim(), done.status.code()), ("out", "err", Some(42)));
 }
 
 #[test]
-fn the_library_comes_first_and_the_settings_are_handed_on() {
+fn the_library_comes_first_and_the_settings_are_passed_on() {
     let jemalloc = format!("{LIB_DIR}/libjemalloc.so.2");
     let done = run_with(
         &[
@@ -48,14 +48,14 @@ fn the_library_comes_first_and_the_settings_are_handed_on() {
 }
 
 #[test]
-fn a_program_without_jemalloc_gets_the_build_without_its_names() {
+fn a_program_without_jemalloc_gets_the_build_without_its_symbols() {
     let done = run_with(&["--", "cat", "/proc/self/maps"], &[]);
     assert!(done.out.contains("/libfragprof_sampler.so"), "{}", done.out);
     assert!(!done.out.contains("sampler_jemalloc"), "{}", done.out);
 }
 
 #[test]
-fn a_script_is_judged_by_its_interpreter() {
+fn a_script_is_checked_by_its_interpreter() {
     let libraries = Libraries::new();
     let script = libraries.folder().join("script");
     fs::write(&script, "#!/usr/bin/env sh\ncat /proc/self/maps\n").unwrap();

@@ -1,4 +1,4 @@
-//! The test's consumer of `otel_memory`, and the ledger that it keeps.
+//! The tests' consumer of `otel_memory`, and its ledger.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,12 +21,12 @@ use crate::support::process::run;
 /// `TEST_FRAMES_MAX` of usdt_test.bpf.c.
 const FRAMES_MAX: usize = 24;
 
-/// One probe that was passed.
+/// One hit of a probe.
 #[derive(Debug, Clone)]
 pub struct Record {
     /// Process.
     pub pid: u32,
-    /// `otel_memory:free`, otherwise `alloc`.
+    /// Whether it is `otel_memory:free`, otherwise `alloc`.
     pub is_free: bool,
     /// First argument.
     pub pointer: u64,
@@ -67,7 +67,8 @@ impl Consumer {
         Self { ring, links: Vec::new(), object, tables: None, records, lost_offset: lost_offset() }
     }
 
-    /// Attaches to both probes of a library, for one process or, with -1, for all. To free first: a block that is told has its free told.
+    /// Attaches to both probes of a library, for one process or, with -1, for all. The probe `free` comes first, so that every reported
+    /// block has its free reported.
     pub fn attach(&mut self, pid: i32, library: &Path) {
         self.attach_to(pid, library, "free");
         self.attach_to(pid, library, "alloc");
@@ -79,12 +80,12 @@ impl Consumer {
         self.links.push(program.attach_usdt(pid, library, "otel_memory", probe).unwrap());
     }
 
-    /// Lets go of every probe, in the reverse order.
+    /// Detaches all probes, in reverse order.
     pub fn detach(&mut self) {
         while self.links.pop().is_some() {}
     }
 
-    /// Brings the process's unwind tables into the kernel: its records have stacks from now on.
+    /// Loads the process's unwind tables into the kernel: its records have stacks from now on.
     pub fn watch_stacks(&mut self, pid: u32) {
         let object = &self.object;
         let tables = self.tables.get_or_insert_with(|| Tables::new(object, 64 << 20).unwrap());
@@ -96,7 +97,7 @@ impl Consumer {
     /// Everything received since the last call. Fails the test if anything was lost.
     pub fn records(&mut self) -> Vec<Record> {
         self.ring.consume().unwrap();
-        assert_eq!(self.lost(), 0, "records were lost: the test reads too seldom");
+        assert_eq!(self.lost(), 0, "records were lost: the test reads too rarely");
         std::mem::take(&mut *self.records.borrow_mut())
     }
 
@@ -109,14 +110,14 @@ impl Consumer {
     }
 }
 
-/// Where `lost` is in .bss, from the object's symbol table.
+/// Offset of `lost` in .bss, from the object's symbol table.
 fn lost_offset() -> usize {
     let bytes = fs::read(object_file()).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
     file.symbols().find(|symbol| symbol.name() == Ok("lost")).unwrap().address() as usize
 }
 
-/// Compiles the BPF object once a test run.
+/// Compiles the BPF object once per test run.
 fn object_file() -> PathBuf {
     static ONCE: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     ONCE.get_or_init(|| {
@@ -162,7 +163,7 @@ fn parse(bytes: &[u8]) -> Record {
     Record { pid: half(0), is_free: half(4) != 0, pointer: word(8), size_bytes: word(16), weight_bytes: word(24), frames }
 }
 
-/// A sampled block that lives.
+/// A live sampled block.
 #[derive(Debug, Clone)]
 pub struct Block {
     /// As received.
@@ -173,12 +174,12 @@ pub struct Block {
     pub frames: Vec<u64>,
 }
 
-/// What a consumer knows after some records: the naive model.
+/// A consumer's state after some records: the naive model.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// By address.
     pub live: HashMap<u64, Block>,
-    /// Every block ever reported.
+    /// All blocks reported so far.
     pub made: Vec<Block>,
     /// Frees of reported blocks.
     pub frees: u64,
@@ -205,7 +206,7 @@ impl Ledger {
         }
     }
 
-    /// Sum of the weights of what lives.
+    /// Sum of the weights of the live blocks.
     pub fn live_weight_bytes(&self) -> u64 {
         self.live.values().map(|block| block.weight_bytes).sum()
     }

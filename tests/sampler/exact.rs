@@ -1,6 +1,6 @@
-//! With an interval of one byte every allocation is a sample with its size as its weight, and nothing is left to chance: what the probes
-//! tell equals the program's own ledger by call site, to the byte. Counted twice, not at all, or under the wrong caller: all of it shows.
-//! The stacks are taken through the sampler's own frames by the unwinder.
+//! With an interval of one byte every allocation is a sample with its size as its weight, and nothing is random: the probes' reports equal
+//! the program's own ledger by call site, to the byte. So blocks counted twice, not at all, or for the wrong caller are detected. The
+//! unwinder takes the stacks through the sampler's own frames.
 
 #![allow(non_snake_case)]
 
@@ -20,7 +20,7 @@ use crate::support::truth::Truth;
 struct Sites(Vec<(u64, u64, String)>);
 
 impl Sites {
-    /// From `nm`, shifted to where the process has the executable.
+    /// From `nm`, shifted to the address at which the process has mapped the executable.
     fn of(pid: u32, executable: &Path) -> Self {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
         let name = executable.file_name().unwrap().to_string_lossy().into_owned();
@@ -40,7 +40,7 @@ impl Sites {
         Self(sites)
     }
 
-    /// The innermost frame's that is a site.
+    /// The name of the innermost frame that is a site.
     fn innermost(&self, frames: &[u64]) -> Option<&str> {
         frames.iter().find_map(|frame| {
             let found = self.0.iter().find(|(start, end, _)| (start + 1..=*end).contains(frame))?;
@@ -51,7 +51,7 @@ impl Sites {
     fn sums<'a>(&'a self, blocks: impl Iterator<Item = &'a super::consumer::Block>) -> BTreeMap<&'a str, (u64, u64)> {
         let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
         for block in blocks {
-            assert_eq!(block.weight_bytes, block.size_bytes, "every byte is a sample point");
+            assert_eq!(block.weight_bytes, block.size_bytes, "every byte is sampled");
             if let Some(site) = self.innermost(&block.frames) {
                 let sum = sums.entry(site).or_default();
                 *sum = (sum.0 + block.size_bytes, sum.1 + 1);
@@ -85,26 +85,32 @@ fn compare(truth: &Truth, sites: &Sites, ledger: &Ledger, except: &[&str]) {
     let (live, made) = (sites.sums(ledger.live.values()), sites.sums(ledger.made.iter()));
     let mut text = String::new();
     let compared = |name: &str| !name.starts_with("early_") && !except.contains(&name);
-    // A block of no bytes holds no sample point.
+    // A block of 0 bytes is never sampled.
     for site in truth.sites.iter().filter(|site| compared(&site.site) && site.allocated_bytes > 0) {
         let got_live = live.get(site.site.as_str()).copied().unwrap_or_default();
         let got_made = made.get(site.site.as_str()).copied().unwrap_or_default();
         let (live, made) = ((site.live_bytes, site.live_count), (site.allocated_bytes, site.allocations));
         if got_live != live || (!site.live_only && got_made != made) {
-            text.push_str(&format!("{}: live {live:?}, told {got_live:?}; made {made:?}, told {got_made:?}\n", site.site));
+            text.push_str(&format!("{}: live {live:?}, reported {got_live:?}; allocated {made:?}, reported {got_made:?}\n", site.site));
         }
     }
-    // Among those that are not compared one by one, the blocks may only have changed places.
+    // For sites that are not compared individually, only the sum is checked.
     let excepted: u64 = truth.sites.iter().filter(|site| except.contains(&site.site.as_str())).map(|site| site.live_bytes).sum();
     let told: u64 = except.iter().filter_map(|name| live.get(name)).map(|sum| sum.0).sum();
     if told != 0 && told != excepted {
-        text.push_str(&format!("{except:?}: live {excepted}, told {told}\n"));
+        text.push_str(&format!("{except:?}: live {excepted}, reported {told}\n"));
     }
-    assert!(text.is_empty(), "{text}{} blocks told, {} freed, {} frees of others", ledger.made.len(), ledger.frees, ledger.unknown_frees);
-    assert_eq!(ledger.collisions, 0, "a block was told at an address where one lives");
+    assert!(
+        text.is_empty(),
+        "{text}{} blocks reported, {} freed, {} frees of others",
+        ledger.made.len(),
+        ledger.frees,
+        ledger.unknown_frees
+    );
+    assert_eq!(ledger.collisions, 0, "a block was reported at the address of a live one");
 }
 
-/// A test for each allocator that a program can have behind the sampler.
+/// A test for each allocator that the sampler may forward to.
 macro_rules! with_every_allocator {
     ($sentence:ident, $name:expr, $arguments:expr, $except:expr) => {
         mod $sentence {
@@ -129,26 +135,26 @@ macro_rules! with_every_allocator {
     };
 }
 
-with_every_allocator!(every_c_entry_point_is_told, "entry_points", &[], &[]);
+with_every_allocator!(every_c_entry_point_is_reported, "entry_points", &[], &[]);
 with_every_allocator!(every_operator_new_and_delete_is_told, "new_delete", &[], &[]);
-with_every_allocator!(reallocs_are_told_as_free_and_allocation, "realloc_forms", &[], &[]);
-with_every_allocator!(calls_of_entry_points_by_one_another_are_told_once, "nested", &[], &[]);
+with_every_allocator!(reallocs_are_reported_as_free_and_allocation, "realloc_forms", &[], &[]);
+with_every_allocator!(nested_calls_of_entry_points_are_reported_once, "nested", &[], &[]);
 with_every_allocator!(large_alignments_are_told, "over_aligned", &[], &[]);
-// Memory runs out in the middle of a realloc: the block is reported again, under the caller of realloc.
-with_every_allocator!(failed_calls_are_not_told, "failures", &[], &["site_lives", "site_realloc_fails"]);
+// A realloc fails for lack of memory: the block is reported again, for the caller of realloc.
+with_every_allocator!(failed_calls_are_not_reported, "failures", &[], &["site_lives", "site_realloc_fails"]);
 with_every_allocator!(a_programs_own_operator_new_is_told_as_what_it_calls, "replaced_new", &[], &[]);
-// Few enough rounds for the ring.
-with_every_allocator!(blocks_freed_and_resized_by_other_threads_are_told, "cross_thread", &["4", "6000"], &[]);
-with_every_allocator!(threads_that_come_and_go_are_told, "short_threads", &[], &[]);
+// So few rounds that the ring does not overflow.
+with_every_allocator!(blocks_freed_and_resized_by_other_threads_are_reported, "cross_thread", &["4", "6000"], &[]);
+with_every_allocator!(short_lived_threads_are_reported, "short_threads", &[], &[]);
 with_every_allocator!(handlers_on_other_stacks_are_told, "signal_stacks", &[], &[]);
 
 #[test]
-fn jemallocs_own_entry_points_are_told() {
+fn jemallocs_own_entry_points_are_reported() {
     check(&program("jemalloc_api", Link::Dynamic), Flavour::Jemalloc, Allocator::Glibc, &[], &[]);
 }
 
-/// mimalloc as a C library aborts where operator new fails.
-mod operators_that_throw_are_not_told {
+/// mimalloc as a C library aborts if operator new fails.
+mod operators_that_throw_are_not_reported {
     use super::*;
 
     #[test]
@@ -177,23 +183,23 @@ mod under_musl {
     }
 
     #[test]
-    fn every_c_entry_point_is_told() {
+    fn every_c_entry_point_is_reported() {
         check_musl("entry_points.c", &[]);
     }
 
     #[test]
-    fn reallocs_are_told_as_free_and_allocation() {
+    fn reallocs_are_reported_as_free_and_allocation() {
         check_musl("realloc_forms.c", &[]);
     }
 
     #[test]
-    fn calls_of_entry_points_by_one_another_are_told_once() {
-        // Debian's musl has no unwind information: through its functions a stack does not reach the caller.
+    fn nested_calls_of_entry_points_are_reported_once() {
+        // Debian's musl has no unwind information, so stacks through its functions do not reach the caller.
         check_musl("nested.c", &["site_strdup", "site_strndup", "site_asprintf", "site_getline"]);
     }
 
     #[test]
-    fn threads_that_come_and_go_are_told() {
+    fn short_lived_threads_are_reported() {
         check_musl("short_threads.c", &[]);
     }
 }

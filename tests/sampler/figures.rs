@@ -1,5 +1,5 @@
-//! What the sampler costs: nanoseconds a malloc/free pair, against the bare allocator in the same run, with heaptrack beside it. Not a
-//! test of right or wrong, and of little use on a loaded machine:
+//! Cost of the sampler: nanoseconds per malloc/free pair, compared with the bare allocator in the same run, and with heaptrack. This test
+//! only measures, and is of little use on a loaded machine:
 //!
 //! ```text
 //! cargo test --release --test integration sampler::figures -- --ignored --nocapture --test-threads 1
@@ -14,17 +14,17 @@ use super::consumer::Consumer;
 use super::programs::{Allocator, Libraries, compile};
 use crate::support::process::run;
 
-/// Rounds of all variants, one after the other: what the machine does meanwhile meets all of them.
+/// Rounds of all variants in turn, so that other load on the machine affects all of them.
 const ROUNDS: usize = 7;
-/// Pairs a round.
+/// Pairs per round.
 const PAIRS: &str = "2000000";
 
-/// The least of the rounds: what disturbs a run only makes it longer.
+/// The minimum of the rounds: disturbances only make a run longer.
 fn least(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// One run of `pairs.c`: nanoseconds a pair.
+/// One run of `pairs.c`: nanoseconds per pair.
 fn pair_ns(command: &mut Command) -> f64 {
     let done = run(command);
     assert!(done.status.success(), "{}", done.err);
@@ -55,7 +55,7 @@ fn a_pair_of_malloc_and_free() {
     let program = compile(libraries.folder(), "pairs.cpp", "g++", &[]);
     let mut consumer = Consumer::new();
     consumer.attach(-1, &heard);
-    println!("{:<10} {:<8} {:>8} {:>18} {:>18}", "allocator", "pair", "bare", "nobody listens", "listened, 512 KiB");
+    println!("{:<10} {:<8} {:>8} {:>18} {:>18}", "allocator", "pair", "bare", "no listener", "listener, 512 KiB");
     for allocator in [Allocator::Glibc, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc] {
         for what in ["malloc", "new", "several"] {
             let (mut bare, mut quiet, mut loud) = (Vec::new(), Vec::new(), Vec::new());
@@ -77,7 +77,7 @@ fn a_pair_of_malloc_and_free() {
     heaptrack(&program);
 }
 
-/// heaptrack's preload library, writing to nowhere, for comparison.
+/// heaptrack's preload library, with its output discarded, for comparison.
 fn heaptrack(program: &Path) {
     let Some(library) = ["/usr/lib/heaptrack/libheaptrack_preload.so", "/usr/lib/x86_64-linux-gnu/heaptrack/libheaptrack_preload.so"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! The library file: what makes it loadable anywhere, and that programs do not notice it.
+//! The library file: it can be loaded anywhere, and programs do not notice it.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -15,14 +15,14 @@ fn readelf(libraries: &Libraries, flavour: Flavour, flags: &[&str]) -> String {
 }
 
 #[test]
-fn the_library_needs_no_other_and_no_version_of_a_libc() {
+fn the_library_needs_no_other_library_and_no_specific_libc_version() {
     let libraries = Libraries::new();
     for flavour in Flavour::ALL {
         let dynamic = readelf(&libraries, flavour, &["--wide", "--dynamic"]);
         assert!(!dynamic.contains("(NEEDED)"), "{dynamic}");
         let versions = readelf(&libraries, flavour, &["--wide", "--version-info"]);
         assert!(versions.contains("No version information"), "{versions}");
-        // What it requests is requested weakly, so that a libc without it is no error.
+        // Its undefined symbols are weak, so that a libc without them is no error.
         let symbols = readelf(&libraries, flavour, &["--wide", "--dyn-syms"]);
         let undefined: BTreeSet<_> = symbols.lines().filter(|line| line.contains(" UND ") && !line.contains(" 0: ")).collect();
         assert!(undefined.iter().all(|line| line.contains(" WEAK ")), "{undefined:#?}");
@@ -41,7 +41,7 @@ fn the_library_has_no_executable_stack_no_text_relocation_and_keeps_control_flow
 }
 
 #[test]
-fn the_notes_are_the_contracts_two_probes_with_semaphores() {
+fn the_notes_have_the_two_specified_probes_with_semaphores() {
     let libraries = Libraries::new();
     for flavour in Flavour::ALL {
         let notes = readelf(&libraries, flavour, &["--wide", "--notes"]);
@@ -58,7 +58,7 @@ fn the_notes_are_the_contracts_two_probes_with_semaphores() {
 }
 
 #[test]
-fn only_the_second_build_has_jemallocs_names() {
+fn only_the_second_build_has_jemallocs_symbols() {
     let libraries = Libraries::new();
     assert!(!readelf(&libraries, Flavour::Standard, &["--wide", "--dyn-syms"]).contains("allocx"));
     assert!(readelf(&libraries, Flavour::Jemalloc, &["--wide", "--dyn-syms"]).contains(" sdallocx"));
@@ -76,9 +76,9 @@ fn the_library_and_its_tables_take_less_than_8_mib() {
     assert!(bytes < 8 << 20, "{bytes}");
 }
 
-/// `transparent.c` prints what a program can see of its allocator: errno, alignment, usable sizes, failures, weak symbols.
+/// `transparent.c` prints everything that a program can observe of its allocator: errno, alignment, usable sizes, failures, weak symbols.
 #[test]
-fn a_program_sees_the_same_with_and_without_the_sampler() {
+fn a_program_behaves_the_same_with_and_without_the_sampler() {
     let libraries = Libraries::new();
     for allocator in [Allocator::Glibc, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc] {
         let program = compile(libraries.folder(), "transparent.c", "cc", &[]);
@@ -94,7 +94,7 @@ fn a_program_sees_the_same_with_and_without_the_sampler() {
 }
 
 #[test]
-fn a_musl_program_sees_the_same_with_and_without_the_sampler() {
+fn a_musl_program_behaves_the_same_with_and_without_the_sampler() {
     let libraries = Libraries::new();
     let program = compile(libraries.folder(), "transparent.c", "musl-gcc", &[]);
     let without = run(&mut Command::new(&program));
@@ -104,7 +104,7 @@ fn a_musl_program_sees_the_same_with_and_without_the_sampler() {
 }
 
 #[test]
-fn a_seccomp_that_kills_on_every_call_but_exit_does_not_notice_the_sampler() {
+fn the_sampler_makes_no_system_calls_under_strict_seccomp() {
     let libraries = Libraries::new();
     let program = compile(libraries.folder(), "strict.c", "cc", &[]);
     let done = run(&mut sampled(&program, &libraries.path(Flavour::Standard), Allocator::Glibc, 1));

@@ -1,4 +1,4 @@
-//! The limit on samples: the rule by itself, against programs that do their worst, and that nothing of it reaches the program.
+//! The limit on samples: the rule itself, for worst-case programs, and that programs do not notice it.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::support::process::{Process, run};
 /// `LIMIT_SAMPLES_PER_SECOND` of preload/limit.h.
 const PER_SECOND: f64 = 250.0;
 
-/// What `spells.c` says, by name.
+/// The output of `spells.c`, by name.
 fn simulated() -> BTreeMap<String, Vec<f64>> {
     let libraries = Libraries::new();
     let preload = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/src/sampler/preload");
@@ -29,13 +29,13 @@ fn simulated() -> BTreeMap<String, Vec<f64>> {
 }
 
 #[test]
-fn no_spell_of_any_program_has_more_samples_than_the_limit_and_a_few_bursts() {
+fn no_interval_of_any_program_has_more_samples_than_the_limit_and_a_few_bursts() {
     let said = simulated();
     for name in ["steady", "slow", "short_bursts", "long_bursts", "adversary", "hundred_threads", "moved"] {
         let [_, _, over, allowed, _] = said[name][..] else { panic!("{said:?}") };
         assert!(over <= allowed, "{name}: {over} over the limit, {allowed} allowed");
     }
-    // And it is used: what allocates without end is sampled at the limit, not below.
+    // The limit is used in full: programs that allocate continuously are sampled at the limit, not below it.
     for name in ["steady", "hundred_threads", "moved"] {
         let [samples, milliseconds, ..] = said[name][..] else { panic!("{said:?}") };
         assert!(samples > 0.98 * PER_SECOND * milliseconds / 1000.0, "{name}: {samples} in {milliseconds} ms");
@@ -43,24 +43,24 @@ fn no_spell_of_any_program_has_more_samples_than_the_limit_and_a_few_bursts() {
 }
 
 #[test]
-fn a_program_below_the_limit_keeps_its_interval() {
+fn a_program_below_the_limit_keeps_its_sampling_interval() {
     let said = simulated();
     let [samples, milliseconds, _, _, doublings] = said["slow"][..] else { panic!("{said:?}") };
-    // A tenth of a byte a nanosecond: 191 samples per second, with the scatter of a Poisson count.
+    // A tenth of a byte per nanosecond gives 191 samples per second, with the variance of a Poisson distribution.
     let expected = 190.7 * milliseconds / 1000.0;
     assert!((samples - expected).abs() < 5.0 * expected.sqrt() && doublings == 0.0, "{samples} of {expected}");
 }
 
 #[test]
-fn a_clock_that_jumps_lengthens_the_interval_for_a_moment_at_most() {
+fn a_clock_that_jumps_lengthens_the_sampling_interval_only_briefly() {
     let said = simulated();
-    // Back by a year: as after a burst, and no worse; the debt is paid off in some seconds.
+    // A clock set back by a year has the effect of a burst, not more; the debt is paid off within seconds.
     assert_eq!((&said["back"][..], &said["ahead"][..], &said["most"][..]), (&[20.0][..], &[0.0][..], &[20.0][..]));
 }
 
-/// In seccomp's strict mode a system call kills, and so does reading the time stamp counter: the clock needs neither.
+/// In seccomp's strict mode a system call kills the process, and so does reading the time stamp counter: the clock needs neither.
 #[test]
-fn a_seccomp_that_kills_on_every_call_but_exit_does_not_notice_the_clock() {
+fn the_clock_makes_no_system_calls_under_strict_seccomp() {
     let libraries = Libraries::new();
     for compiler in ["cc", "musl-gcc"] {
         let program = compile(libraries.folder(), "strict.c", compiler, &[]);

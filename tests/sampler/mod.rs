@@ -1,7 +1,7 @@
-//! The preload sampler: its samples against programs' own ledgers, its effect on programs, and its cost.
+//! The preload sampler: its samples compared with programs' own ledgers, its effect on programs, and its cost.
 //!
 //! The consumer here is libbpf's own USDT support (`usdt_test.bpf.c`), not fragprof's: it finds the notes, decodes the arguments and keeps
-//! the semaphores by the format's letter.
+//! the semaphores exactly as the format specifies.
 
 mod command;
 mod consumer;

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::support::build::LIB_DIR;
 use crate::support::process::run;
 
-/// A folder with the two libraries in it, of this test alone: a consumer that is attached to the file sees only this test's programs.
+/// A directory with the two libraries for this test alone: a consumer attached to the file sees only this test's programs.
 pub struct Libraries(TempDir);
 
 impl Libraries {
@@ -25,7 +25,7 @@ impl Libraries {
         self.0.path().join(flavour.file_name())
     }
 
-    /// The folder, for what else a test makes.
+    /// The directory, for other files of a test.
     pub fn folder(&self) -> &Path {
         self.0.path()
     }
@@ -67,7 +67,7 @@ impl Allocator {
     }
 }
 
-/// A command with the sampler in front of an allocator. The interval stays as it is, however often samples come.
+/// A command with the sampler preloaded before an allocator. The interval is constant, whatever the rate of samples.
 pub fn sampled(program: impl AsRef<Path>, sampler: &Path, allocator: Allocator, sample_bytes: u64) -> Command {
     let mut command = Command::new(program.as_ref());
     command.env("LD_PRELOAD", allocator.preload(sampler)).env("FRAGPROF_SAMPLE_BYTES", sample_bytes.to_string());

@@ -1,4 +1,4 @@
-//! Real programs with the sampler: they do the same as without it, and their samples add up to their own accounts.
+//! Real programs with the sampler: they behave as without it, and their samples add up to their own statistics.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::support::process::{Process, run, wait_until};
 use crate::support::recording::fragprof;
 use crate::support::{LIMIT, serial};
 
-/// Runs a command with the sampler, listened to, and without; both must say the same.
+/// Runs a command with the sampler and a listener, and without; both must print the same.
 fn same_with_and_without(program: &std::path::Path, arguments: &[&str], input: &str) {
     let libraries = Libraries::new();
     let library = libraries.path(Flavour::Standard);
@@ -32,7 +32,7 @@ fn same_with_and_without(program: &std::path::Path, arguments: &[&str], input: &
     let with = say(&mut sampled(program, &library, Allocator::Glibc, 16 << 10));
     assert_eq!(without.0, Some(0), "{}", without.2);
     assert!(with == without, "{with:?}");
-    assert!(!consumer.records().is_empty(), "nothing was told");
+    assert!(!consumer.records().is_empty(), "nothing was reported");
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn sqlite_answers_the_same() {
 }
 
 #[test]
-fn git_says_the_same_of_a_repository() {
+fn git_prints_the_same_for_a_repository() {
     let (Some(_bpf), Some(git)) = (crate::support::bpf(), tool("git")) else { return };
     let root = env!("CARGO_MANIFEST_DIR");
     same_with_and_without(&git, &["-c", "safe.directory=*", "-C", root, "log", "--stat", "-n", "30"], "");
@@ -66,7 +66,7 @@ fn the_sort_of_coreutils_with_threads_sorts_the_same() {
 #[test]
 fn pythons_own_tests_pass() {
     let Some(python) = tool("python3") else { return };
-    // CPython hands small objects to its own allocator: with malloc every object goes through the sampler.
+    // By default CPython allocates small objects itself; on malloc every object goes through the sampler.
     let mut command = fragprof();
     command.args(["run", "--sample-bytes", "65536", "--"]).arg(python).args([
         "-m",
@@ -86,7 +86,7 @@ fn pythons_own_tests_pass() {
 }
 
 #[test]
-fn what_is_told_of_redis_adds_up_to_what_redis_says() {
+fn samples_of_redis_add_up_to_its_own_statistics() {
     let (Some(_bpf), Some(redis), Some(cli), Some(benchmark)) =
         (crate::support::bpf(), tool("redis-server"), tool("redis-cli"), tool("redis-benchmark"))
     else {
@@ -122,7 +122,7 @@ fn what_is_told_of_redis_adds_up_to_what_redis_says() {
     }
     assert!(load.wait(LIMIT).success(), "{}", load.err.all());
     ask(&["debug", "populate", "60000", "filler", "200"]);
-    // Clients have gone: what is left is data.
+    // The clients have disconnected: only data is left.
     wait_until("the load's clients have disconnected", || ask(&["info", "clients"]).contains("connected_clients:1"));
     ledger.add(&consumer.records());
     let memory = ask(&["info", "memory"]);
@@ -130,12 +130,15 @@ fn what_is_told_of_redis_adds_up_to_what_redis_says() {
     let field = |name: &str| -> f64 { memory.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap() };
     let used = field("used_memory:");
     let told = ledger.live_weight_bytes() as f64;
-    // Poisson: the variance is the interval times what lives. redis counts usable sizes: up to a tenth above what was requested.
+    // Poisson: the variance is the interval times the live bytes. redis counts usable sizes: up to a tenth more than requested.
     let stderr = (used * f64::from(64 << 10)).sqrt();
     assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
-    println!("redis says {used:.0}, told {told:.0} ± {stderr:.0}");
+    println!("redis reports {used:.0}, sampled {told:.0} ± {stderr:.0}");
     assert!(used > 20e6, "{used}");
-    assert!(told < used + 3.0 * stderr && told > 0.88 * used - 3.0 * stderr, "redis says {used}, told {told}, standard error {stderr}");
+    assert!(
+        told < used + 3.0 * stderr && told > 0.88 * used - 3.0 * stderr,
+        "redis reports {used}, sampled {told}, standard error {stderr}"
+    );
     server.signal(rustix::process::Signal::KILL);
     server.wait(LIMIT);
 }

@@ -1,4 +1,4 @@
-//! With the interval that is used in production, what lives by site is estimated without bias and with the error that is stated.
+//! With the interval of production, live bytes by site are estimated without bias and with the stated error.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::support::{LIMIT, serial};
 /// Sites of `sites.c`.
 const SITES: usize = 8;
 
-/// Runs `sites.c` with a consumer: live bytes by site, true and sampled, and the ledger.
+/// Runs `sites.c` with a consumer: live bytes by site, actual and sampled, and the ledger.
 fn run_sites(
     consumer: &mut Consumer,
     library: &Path,
@@ -29,7 +29,7 @@ fn run_sites(
     input.write_all(b"g").unwrap();
     let mut ledger = Ledger::default();
     let line = loop {
-        // What is made meanwhile is read, or the ring would fill.
+        // Records are read meanwhile, otherwise the ring would overflow.
         ledger.add(&consumer.records());
         if let Some(line) = process.out.wait_for(std::time::Duration::from_millis(20), |line| line.split_whitespace().count() == SITES) {
             break line;
@@ -46,7 +46,7 @@ fn run_sites(
     }
     let mut told = [0; SITES];
     for block in ledger.live.values() {
-        // The program's own tables of blocks are large and of no site.
+        // The program's own tables of blocks are large and belong to no site.
         if let Some(site) = (0..SITES).find(|site| (64 << site..(64 << site) + 32).contains(&block.size_bytes)) {
             told[site] += block.weight_bytes;
         }
@@ -70,7 +70,7 @@ fn live_bytes_by_site_lie_within_the_poisson_interval_as_often_as_stated() {
         let (truth, told, ledger) = run_sites(&mut consumer, &library, &program, Allocator::Glibc, interval, &["2", "40000", "1024"]);
         assert_eq!(ledger.collisions, 0);
         for (truth, told) in truth.into_iter().zip(told) {
-            // The weight is a Poisson number times the interval: its variance is the interval times what lives.
+            // The weight is a Poisson-distributed number times the interval: its variance is the interval times the live bytes.
             let deviation = (told as f64 - truth as f64) / (interval as f64 * truth as f64).sqrt();
             inside += u32::from(deviation.abs() <= 1.96);
             signed += deviation;
@@ -84,7 +84,7 @@ fn live_bytes_by_site_lie_within_the_poisson_interval_as_often_as_stated() {
 }
 
 #[test]
-fn the_number_of_samples_is_what_the_allocated_bytes_predict() {
+fn the_number_of_samples_is_as_predicted_by_the_allocated_bytes() {
     if crate::support::bpf().is_none() {
         return;
     }
@@ -106,7 +106,7 @@ fn the_number_of_samples_is_what_the_allocated_bytes_predict() {
             .map(|block| block.weight_bytes as f64 / f64::from(16 << 10))
             .sum();
         let error = (samples - expected) / expected.sqrt();
-        // The sizes are random too: four times 1.6 M of them, which adds 0.1 % at most.
+        // The sizes are random too: four times 1.6 M of them, which adds at most 0.1 %.
         assert!(
             error.abs() < 4.0 + 0.001 * expected / expected.sqrt(),
             "{allocator:?}: {samples} samples, {expected:.0} expected: {error:.1} sigma"
@@ -115,7 +115,7 @@ fn the_number_of_samples_is_what_the_allocated_bytes_predict() {
 }
 
 #[test]
-fn a_listener_that_comes_and_goes_leaves_no_bias() {
+fn a_listener_that_attaches_and_detaches_causes_no_bias() {
     if crate::support::bpf().is_none() {
         return;
     }
@@ -138,7 +138,7 @@ fn a_listener_that_comes_and_goes_leaves_no_bias() {
         }
         consumer.detach();
         ledger.add(&consumer.records());
-        assert_eq!(ledger.collisions, 0, "a sampled block's free was not told");
+        assert_eq!(ledger.collisions, 0, "a sampled block's free was not reported");
         seen += ledger.made.len();
     }
     assert!(seen >= 500, "{seen}");

@@ -1,4 +1,4 @@
-//! The sampler under stress: threads, forks, destructors, signals, libraries that come and go, all with a consumer attached.
+//! The sampler under stress: threads, forks, destructors, signals, libraries loaded and unloaded, all with a consumer attached.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -54,34 +54,34 @@ fn storm(compiler: &str, allocator: Allocator, arguments: &[&str], interval: u64
     let (ledger, out) = run_listened(sampled(&program, &library, allocator, interval).args(arguments), &mut consumer, &library);
     assert_eq!(out, "ok");
     assert!(ledger.made.len() > 100, "{}", ledger.made.len());
-    // Everything that the program made it freed; what is left is the libc's own, a few blocks a thread.
+    // The program freed all of its blocks; the rest are the libc's own, a few per thread.
     assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
     let left: Vec<_> = ledger.live.values().filter(|block| block.size_bytes < 2016).collect();
     assert!(left.len() < 40, "{} of {} samples were never freed: {left:?}", left.len(), ledger.made.len());
 }
 
 #[test]
-fn sixty_four_threads_with_forks_and_libraries_that_come_and_go_stay_whole_under_glibc() {
+fn sixty_four_threads_with_forks_and_dlopen_stay_correct_under_glibc() {
     storm("cc", Allocator::Glibc, &["64", "8000"], 4096);
 }
 
 #[test]
-fn a_storm_in_which_nearly_every_block_is_sampled_stays_whole() {
+fn a_storm_in_which_nearly_every_block_is_sampled_stays_correct() {
     storm("cc", Allocator::Glibc, &["6", "6000"], 64);
 }
 
 #[test]
-fn a_storm_stays_whole_under_jemalloc() {
+fn a_storm_stays_correct_under_jemalloc() {
     storm("cc", Allocator::Jemalloc, &["16", "12000"], 4096);
 }
 
 #[test]
-fn a_storm_stays_whole_under_musl() {
+fn a_storm_stays_correct_under_musl() {
     storm("musl-gcc", Allocator::Glibc, &["8", "6000"], 4096);
 }
 
 #[test]
-fn more_live_samples_than_the_set_holds_are_counted_and_told_as_freed() {
+fn more_live_samples_than_the_set_holds_are_counted_and_reported_as_freed() {
     if crate::support::bpf().is_none() {
         return;
     }
@@ -91,7 +91,7 @@ fn more_live_samples_than_the_set_holds_are_counted_and_told_as_freed() {
     let program = compile(libraries.folder(), "hoard.c", "cc", &[]);
     let mut consumer = Consumer::new();
     let (ledger, out) = run_listened(sampled(&program, &library, Allocator::Glibc, 1).arg("100000"), &mut consumer, &library);
-    // hoard.c prints what the library itself counted when 100,000 blocks lived, then "ok".
+    // hoard.c prints the library's own counts while 100,000 blocks were live, then "ok".
     let count = |name: &str| -> u64 {
         let line = out.lines().find_map(|line| line.strip_prefix(&format!("{name} "))).unwrap_or_else(|| panic!("no {name}: {out}"));
         line.parse().unwrap()
@@ -100,12 +100,12 @@ fn more_live_samples_than_the_set_holds_are_counted_and_told_as_freed() {
     assert!((100_000 - 65_535..100_000 - 65_535 + 200).contains(&overflows), "{out}");
     assert_eq!((count("in_front"), count("live_max")), (1, 65_535));
     assert_eq!((ledger.collisions, ledger.unknown_frees), (0, 0));
-    assert!(ledger.live.values().filter(|block| block.size_bytes == 40).count() == 0, "a block whose free was not told");
+    assert!(ledger.live.values().filter(|block| block.size_bytes == 40).count() == 0, "a block whose free was not reported");
     assert!(count("resident_kib") < 8 << 10, "{out}");
 }
 
 #[test]
-fn another_preload_in_front_or_behind_does_not_matter() {
+fn another_preloaded_library_before_or_after_it_does_not_matter() {
     let libraries = Libraries::new();
     let sampler = libraries.path(Flavour::Standard);
     let program = compile(libraries.folder(), "storm.c", "cc", &[]);
@@ -118,7 +118,7 @@ fn another_preload_in_front_or_behind_does_not_matter() {
 }
 
 #[test]
-fn a_forked_child_is_not_told_of_and_stops_counting_when_the_listener_goes() {
+fn a_forked_child_is_not_reported_and_stops_counting_when_the_listener_detaches() {
     if crate::support::bpf().is_none() {
         return;
     }
@@ -158,7 +158,7 @@ pub fn count_as_listener(pid: u32) {
     }
 }
 
-/// So many pairs, two of three of them sampled: what is left at the end is what was left after half of them.
+/// Makes this many pairs, two of three of them sampled, and checks that no more memory is used at the end than after half of them.
 fn leaves_nothing(pairs: u64) {
     let libraries = Libraries::new();
     let library = libraries.path(Flavour::Standard);
@@ -177,7 +177,7 @@ fn leaves_nothing(pairs: u64) {
     println!("{} samples: {} KiB resident after half of them, {} KiB at the end", last[1], half[0], last[0]);
     assert!(last[1] > pairs / 2, "{said}");
     assert!(last[0] <= half[0] + 64, "it grows: {said}");
-    // What lives is sampled and not freed yet; nothing is lost.
+    // Live blocks are sampled and not freed yet; nothing is lost.
     assert!(last[1] - last[2] <= 70 && last[3] == 0, "{said}");
 }
 

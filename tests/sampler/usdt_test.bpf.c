@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
-/* A consumer of otel_memory that shares nothing with the emitter: libbpf finds the notes, decodes where the arguments are, and keeps the
- * semaphores. Every probe becomes one record, with its stack if the process's unwind tables are loaded. */
+/* A consumer of otel_memory that shares no code with the emitter: libbpf finds the notes, decodes the locations of the arguments, and
+ * maintains the semaphores. Every hit becomes one record, with its stack if the process's unwind tables are loaded. */
 /* The registers have the kernel's names in bpf/vmlinux.h. */
 #define __VMLINUX_H__
 #include "../../bpf/unwind.bpf.h"
@@ -21,13 +21,13 @@ struct record {
 	__u64 frames[TEST_FRAMES_MAX];
 };
 
-/* Some 140,000 records: more than any test makes between two reads. */
+/* About 140,000 records: more than any test causes between two reads. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 32 << 20);
 } records SEC(".maps");
 
-/* Where a thread's stack is walked. */
+/* State of the walk of a thread's stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -1,4 +1,4 @@
-/* Asks for blocks whose number is known: ROUNDS rounds in each of two threads, after rounds of the same with one thread only.
+/* Allocates a known number of blocks: ROUNDS rounds in each of two threads, after the same rounds with a single thread.
  *
  * No start-up code and no versioned symbol, so that the same file runs under every glibc (see link_program in mod.rs). */
 typedef unsigned long size_t;
@@ -13,7 +13,7 @@ enum { LIVE = 16, SMALL_PAIRS = 50 };
 
 static unsigned rounds;
 
-/* Large sizes up to 300,000 bytes, most of them small among these. */
+/* Large sizes up to 300,000 bytes, most of them close to the minimum. */
 static size_t large(unsigned *state)
 {
 	*state = *state * 1664525u + 1013904223u;

@@ -1,5 +1,5 @@
-/* A dynamic loader that is none: it tries what a sandbox has to keep from happening. Ends with the number of things that happened, or does
- * what WHAT says. */
+/* A fake dynamic loader: it tries everything that a sandbox has to prevent. Its exit status is the number of attempts that succeeded; or it
+ * does what WHAT selects. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-/* What the finder asks a loader for. */
+/* The arguments with which the finder calls a loader. */
 void *_dl_allocate_tls(void *block)
 {
 	return block;
@@ -36,7 +36,7 @@ static int try_all(void)
 	int happened = 0;
 	char bytes[64];
 	struct rlimit more = { RLIM_INFINITY, RLIM_INFINITY };
-	/* Files: outside, inside, and other places that lead out. */
+	/* Files: outside, inside, and through other ways out. */
 	happened += call(SYS_openat, AT_FDCWD, (long)"/etc/passwd", O_RDONLY, 0, 0) >= 0;
 	happened += call(SYS_openat, AT_FDCWD, (long)"../../etc/passwd", O_RDONLY, 0, 0) >= 0;
 	happened += call(SYS_openat, AT_FDCWD, (long)"/proc/self/mem", O_RDONLY, 0, 0) >= 0;
@@ -58,7 +58,7 @@ static int try_all(void)
 	happened += call(SYS_ptrace, 16, 1, 0, 0, 0) >= 0;
 	happened += call(SYS_process_vm_readv, 1, (long)bytes, 0, 0, 0) >= 0;
 	happened += call(SYS_pidfd_open, 1, 0, 0, 0, 0) >= 0;
-	/* Rights and places. */
+	/* Privileges and namespaces. */
 	happened += call(SYS_setuid, 0, 0, 0, 0, 0) >= 0;
 	happened += call(SYS_setgroups, 0, 0, 0, 0, 0) >= 0;
 	happened += call(SYS_unshare, CLONE_NEWUSER, 0, 0, 0, 0) >= 0;
@@ -108,13 +108,13 @@ __attribute__((force_align_arg_pointer)) void begin(void)
 	char *none[] = { 0 };
 	status = call(SYS_execve, (long)"/ld-linux-x86-64.so.2", (long)none, (long)none, 0, 0);
 #elif WHAT == 3
-	/* getpid of the 32-bit calls, which have numbers of their own. */
+	/* getpid of the 32-bit system calls, which have different numbers. */
 	status = call32(20, 0);
 #elif WHAT == 4
 	for (;;)
 		call(SYS_brk, 0, 0, 0, 0, 0);
 #elif WHAT == 5
-	/* Says that it is ready, and then calls nothing that it is asked to. */
+	/* Reports that it is ready, and then makes none of the requested calls. */
 	for (;;)
 		__asm__ volatile("int3; mov $0x1234, %%eax" ::: "rax");
 #elif WHAT == 6

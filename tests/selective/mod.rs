@@ -1,5 +1,5 @@
-//! Sites that only large blocks pass: what the finder says of real builds of glibc against a person's reading of their code and the
-//! kernel's count of passes; and what becomes of a library that means harm.
+//! Sites that only large blocks pass: the finder's results for real builds of glibc are compared with sites found by hand and with the
+//! kernel's hit counts; hostile libraries must do no harm.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,17 @@ const MORE_BUILDS: &str = "FRAGPROF_TEST_GLIBCS";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 const LIBRARY: &str = "libc.so.6";
 
-/// What a person found in the listings of Debian's builds, in the order of their build ids: the passes of malloc while there is one thread
-/// only, and those of free that are no mappings.
+/// Sites found by hand in the disassembly of Debian's builds, by build id: that of malloc with a single thread, and that of free for blocks
+/// without their own mapping.
 const READ_BY_HAND: [(&str, u64, u64); 4] = [
-    // 2.31-13+deb11u11, 2.36-9+deb12u14, 2.41-12+deb13u4; and 2.43-7, where one place serves all of free.
+    // 2.31-13+deb11u11, 2.36-9+deb12u14, 2.41-12+deb13u4; and 2.43-7, where one site serves all calls of free.
     ("f3654f4d10c3f54ac5dabcb8fc67a2b8d1409dc4", 0x85e5a, 0x8276a),
     ("93ac61ec5a8eb1396f9fbd350e3169a558528a40", 0x98acd, 0x96293),
     ("5e5b51f4c39af9ac589408c1dc432ba390a273cc", 0xa2ad5, 0xa313b),
     ("a226e0f150be89099d375c6b865b1dba794648ae", 0xa3dfa, 0xa528d),
 ];
 
-/// A build in a folder of its own: the kernel counts passes by file, and others use this machine's.
+/// A build in a directory of its own: the kernel counts hits by file, and other processes use this machine's.
 struct Build {
     folder: tempfile::TempDir,
 }
@@ -36,7 +36,7 @@ impl Build {
         for name in [LOADER, LIBRARY] {
             fs::copy(folder.join(name), copy.path().join(name)).unwrap();
         }
-        // Before 2.34 threads are a library of their own.
+        // Before 2.34 threads are in a separate library.
         let threads = folder.join("libpthread.so.0");
         if threads.exists() {
             fs::copy(threads, copy.path().join("libpthread.so.0")).unwrap();
@@ -60,9 +60,9 @@ fn builds() -> Vec<Build> {
     [PathBuf::from(support::build::LIB_DIR)].into_iter().chain(folders).map(|folder| Build::copy_of(&folder)).collect()
 }
 
-/// A sandbox takes root's rights.
+/// Creating a sandbox needs root.
 fn can_isolate() -> bool {
-    rustix::process::geteuid().is_root() || support::skip::<()>("a sandbox cannot be made without root").is_some()
+    rustix::process::geteuid().is_root() || support::skip::<()>("a sandbox cannot be created without root").is_some()
 }
 
 fn compile(arguments: &[&str], out: &Path) {
@@ -75,7 +75,7 @@ fn source(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/selective").join(name).to_str().unwrap().to_owned()
 }
 
-/// Links blocks.c to names without versions: stand-ins for the libraries have no more.
+/// Links blocks.c to symbols without versions, using stubs of the libraries.
 fn link_program(folder: &Path) -> PathBuf {
     let stand_in = |name: &str, functions: &[&str]| {
         let code = folder.join(format!("{name}.c"));
@@ -91,7 +91,7 @@ fn link_program(folder: &Path) -> PathBuf {
     program
 }
 
-/// Uprobes that only count, by the kernel's own interface in tracefs. Gone when dropped.
+/// Uprobes that only count, through the kernel's own interface in tracefs. Removed when dropped.
 struct Counters {
     group: String,
     names: Vec<String>,
@@ -99,7 +99,7 @@ struct Counters {
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// The list of such probes belongs to the whole machine.
+/// The list of such probes is global to the machine.
 static LIST: Mutex<()> = Mutex::new(());
 
 fn change_list(line: &str) {
@@ -127,11 +127,11 @@ impl Counters {
         fs::write(Path::new(TRACING).join("events").join(&self.group).join("enable"), to).unwrap();
     }
 
-    /// Passes so far, by site.
+    /// Hits so far, by site.
     fn passes(&self) -> Vec<u64> {
         let profile = fs::read_to_string(Path::new(TRACING).join("uprobe_profile")).unwrap();
         let passes_of = |name: &String| {
-            // The file, the name, the number.
+            // Each line has the file, the name, and the number.
             let words = profile.lines().map(|line| line.split_whitespace().rev().take(2).collect::<Vec<&str>>());
             let [passes, _] = words.into_iter().find(|words| words.get(1) == Some(&&**name)).unwrap()[..] else { panic!("{profile}") };
             passes.parse::<u64>().unwrap()
@@ -149,7 +149,7 @@ impl Drop for Counters {
     }
 }
 
-/// Passes of new blocks and of freed ones while the program makes so many rounds.
+/// Hits of the sites of new blocks and of freed ones while the program makes this many rounds.
 fn passes(build: &Build, sites: &LargeSites, program: &Path, rounds: u32) -> (u64, u64) {
     let offsets: Vec<u64> = sites.allocs.iter().chain(&sites.frees).map(|site| site.offset).collect();
     let counters = Counters::at(&build.library(), &offsets);
@@ -165,21 +165,21 @@ fn passes(build: &Build, sites: &LargeSites, program: &Path, rounds: u32) -> (u6
 #[test]
 fn the_kernel_counts_each_large_block_once_at_the_sites_and_no_cached_one() {
     let Some(_bpf) = support::bpf() else { return };
-    // The program's first run is alone, then two threads run: three times so many.
+    // The program runs the rounds first with one thread, then with two: three times as many.
     const ROUNDS: u32 = 500;
     const LARGE_BLOCKS: u64 = 3 * 16 * ROUNDS as u64;
     for build in builds() {
         let store = tempfile::tempdir().unwrap();
         let sites = find(&build.library(), Some(&build.loader()), Some(store.path())).unwrap();
         let program = link_program(build.folder.path());
-        // What the library itself requests when it starts a thread, and the first small blocks, are the same in both.
+        // Blocks of the library itself for a new thread, and the first small blocks, are the same in both.
         let (few, many) = (passes(&build, &sites, &program, 1), passes(&build, &sites, &program, 1 + ROUNDS));
         assert_eq!((many.0 - few.0, many.1 - few.1), (LARGE_BLOCKS, LARGE_BLOCKS), "{sites:x?}");
     }
 }
 
 #[test]
-fn a_build_that_is_run_gives_the_sites_that_a_person_found_and_those_of_the_shipped_table() {
+fn a_run_finds_the_sites_that_were_found_by_hand_and_those_of_the_shipped_table() {
     if !can_isolate() {
         return;
     }
@@ -200,11 +200,11 @@ fn a_build_that_is_run_gives_the_sites_that_a_person_found_and_those_of_the_ship
 }
 
 #[test]
-fn what_a_run_gave_is_kept_for_the_very_same_file_and_looked_at_once_more_before_it_is_used() {
+fn a_result_is_stored_for_the_same_file_only_and_is_checked_again_before_use() {
     if !can_isolate() {
         return;
     }
-    // Not known from the beginning: one byte behind everything that is loaded is another.
+    // An unknown build: one byte after all loaded parts is different.
     let build = Build::copy_of(Path::new(support::build::LIB_DIR));
     let mut bytes = fs::read(build.library()).unwrap();
     bytes.push(0);
@@ -212,7 +212,7 @@ fn what_a_run_gave_is_kept_for_the_very_same_file_and_looked_at_once_more_before
     let store = tempfile::tempdir().unwrap();
     assert!(matches!(find(&build.library(), None, Some(store.path())), Err(NoSites::NoLoader { .. })));
     let found = find(&build.library(), Some(&build.loader()), Some(store.path())).unwrap();
-    // Without a loader nothing can be run.
+    // Without a loader nothing can be executed, so the stored result is used.
     assert_eq!(find(&build.library(), None, Some(store.path())).unwrap(), found);
 
     let folder = store.path().join("large-sites");
@@ -230,7 +230,7 @@ fn what_a_run_gave_is_kept_for_the_very_same_file_and_looked_at_once_more_before
     assert!(matches!(find(&build.library(), None, Some(store.path())), Err(NoSites::NoLoader { .. })));
 }
 
-/// A loader that does `what` (see hostile.c), and what the finder says of it.
+/// Runs the finder with a loader that does `what` (see hostile.c), and returns its error.
 fn hostile(what: u32) -> String {
     let folder = tempfile::tempdir().unwrap();
     let loader = folder.path().join("hostile");
@@ -247,7 +247,7 @@ fn a_hostile_library_can_do_nothing_in_the_sandbox() {
         return;
     }
     let said = hostile(0);
-    assert!(said.contains("ended with status 0"), "something happened: {said}");
+    assert!(said.contains("ended with status 0"), "an attempt succeeded: {said}");
     let said = hostile(2);
     assert!(said.contains("executed something"), "{said}");
     let said = hostile(3);

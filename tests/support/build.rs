@@ -17,11 +17,11 @@ pub enum Link {
     Tcmalloc,
     /// As above.
     Mimalloc,
-    /// All of the program static, against glibc.
+    /// The whole program static, with glibc.
     StaticGlibc,
-    /// All of the program static, against musl.
+    /// The whole program static, with musl.
     StaticMusl,
-    /// All of the program static, with jemalloc in front of glibc.
+    /// The whole program static, with jemalloc linked before glibc.
     StaticJemalloc,
     /// tcmalloc linked into a program that is dynamic otherwise.
     TcmallocInside,
@@ -36,10 +36,10 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testprogs")
 }
 
-/// The directory for everything built; it outlives the test run.
+/// The directory for all build output; it is kept after the test run.
 pub fn output_dir() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("testprogs");
-    fs::create_dir_all(&dir).expect("target/testprogs can be made");
+    fs::create_dir_all(&dir).expect("target/testprogs can be created");
     dir
 }
 
@@ -81,7 +81,7 @@ pub fn program(name: &str, link: Link) -> PathBuf {
     compile(compiler, &args, &source, &format!("{name}-{link:?}").to_lowercase(), &[])
 }
 
-/// Builds a C program that is one file of its own.
+/// Builds a C program that is a single file.
 pub fn standalone(source: &Path, more: &[&str]) -> PathBuf {
     let mut args: Vec<String> = COMMON.iter().map(ToString::to_string).collect();
     args.push(source.display().to_string());
@@ -90,7 +90,7 @@ pub fn standalone(source: &Path, more: &[&str]) -> PathBuf {
     compile("cc", &args, source, &name, &[])
 }
 
-/// Builds the bench's target, a tight loop of malloc and free.
+/// Builds the benchmark's target, a tight loop of malloc and free.
 pub fn tight_pairs() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/exact/tight_pairs.c");
     let mut args: Vec<String> = COMMON.iter().map(ToString::to_string).collect();
@@ -119,13 +119,13 @@ pub fn go_program() -> PathBuf {
     compile("go", &args, &source, "without_libc", &[("CGO_ENABLED", "0"), ("GO111MODULE", "off")])
 }
 
-/// Runs the compiler unless the output of the very same sources and command is there. `env` is added to the environment.
+/// Runs the compiler unless the output of the same sources and command exists. `env` is added to the environment.
 fn compile(compiler: &str, args: &[String], source: &Path, name: &str, env: &[(&str, &str)]) -> PathBuf {
     let out = output_dir().join(name);
     let key_file = output_dir().join(format!("{name}.key"));
-    // Other tests of this run, and of another run, may want the same program.
-    let lock = File::create(output_dir().join(format!("{name}.lock"))).expect("the lock file can be made");
-    lock.lock().expect("the lock can be had");
+    // Other tests of this run, and of another run, may build the same program.
+    let lock = File::create(output_dir().join(format!("{name}.lock"))).expect("the lock file can be created");
+    lock.lock().expect("the lock can be taken");
 
     let mut hasher = DefaultHasher::new();
     (compiler, args, env).hash(&mut hasher);
@@ -147,7 +147,7 @@ fn compile(compiler: &str, args: &[String], source: &Path, name: &str, env: &[(&
     out
 }
 
-/// The path of `name` in PATH, or a skip.
+/// The path of `name` in PATH; skips the test if it is not installed.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let found = std::env::var_os("PATH")
         .and_then(|path| std::env::split_paths(&path).map(|dir| dir.join(name)).find(|candidate| candidate.is_file()));

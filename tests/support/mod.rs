@@ -1,5 +1,5 @@
-//! What the integration tests share: building and running the test programs, their rendezvous and ledgers, running fragprof, and
-//! reading its reports. Nothing here computes an expectation with fragprof's own code.
+//! Shared by the integration tests: building and running the test programs, their rendezvous and ledgers, running fragprof, and reading
+//! its reports. No expected value is computed with fragprof's own code.
 
 pub mod build;
 pub mod process;
@@ -18,11 +18,11 @@ use std::time::Duration;
 /// How long a test waits for a condition that normally holds within a second. Generous: the machine may be loaded.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Proof that BPF can be used here, so that a test cannot forget to ask.
+/// Proof that BPF can be used here, so that a test cannot forget to check.
 pub struct Bpf(());
 
-/// Whether BPF programs can be loaded and attached here. Where not, the reason is printed and the test passes as skipped, except under
-/// `CI=true`, where a machine without BPF is a failure of the set-up.
+/// Whether BPF programs can be loaded and attached here. If not, the reason is printed and the test passes as skipped, except under
+/// `CI=true`, where a machine without BPF is a misconfiguration.
 pub fn bpf() -> Option<Bpf> {
     let reason = match bpf_missing() {
         None => return Some(Bpf(())),
@@ -31,7 +31,7 @@ pub fn bpf() -> Option<Bpf> {
     skip(&reason)
 }
 
-/// Skips a test for `reason`: printed, and a failure under `CI=true`.
+/// Skips a test and prints `reason`; fails under `CI=true`.
 pub fn skip<T>(reason: &str) -> Option<T> {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "cannot run here, and CI=true allows no skips: {reason}");
     println!("skipped: {reason}");
@@ -52,7 +52,7 @@ fn bpf_missing() -> Option<String> {
     None
 }
 
-/// Held by tests that load every core or measure time, so that they run one after the other.
+/// Lock for tests that load every core or measure time, so that they run one after the other.
 pub fn serial() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! Child processes of the tests: output collected as it comes, ends awaited with a limit, nothing left behind.
+//! Child processes of the tests: their output is collected as it is written, their end is awaited with a timeout, nothing is left behind.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::LIMIT;
 
-/// What a stream has said so far.
+/// Lines of a stream so far.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Shared>);
 
@@ -63,7 +63,7 @@ impl Lines {
         }
     }
 
-    /// Waits for the line of a number, from 0. `None`: the stream ended, or the limit passed, before it.
+    /// Waits for the line with this number, from 0. `None`: the stream ended, or the limit passed, before it.
     pub fn nth(&self, number: usize, limit: Duration) -> Option<String> {
         let waited = self.0.more.wait_timeout_while(self.said(), limit, |said| said.lines.len() <= number && !said.ended);
         waited.expect("no panic while locked").0.lines.get(number).cloned()
@@ -107,7 +107,7 @@ impl Process {
         Self::start_with_input(command, name)
     }
 
-    /// Starts `command` with the standard input that it was given.
+    /// Starts `command` with the standard input that is already set.
     pub fn start_fed(command: &mut Command) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
         Self::start_with_input(command, name)
@@ -136,35 +136,35 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap_or_else(|e| panic!("cannot signal {}: {e}", self.name));
     }
 
-    /// Waits for the end. Fails the test, with what the child said, when it does not come within `limit`.
+    /// Waits for the end. If the child does not end within `limit`, the test fails with its output.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let pidfd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty());
         let timeout = limit.try_into().expect("limits are short");
         let ended = match &pidfd {
             Ok(fd) => poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).expect("poll works") > 0,
-            // Reaped already.
+            // Already reaped.
             Err(_) => true,
         };
-        assert!(ended, "{} did not end within {limit:?}; it said:\n{}\n{}", self.name, self.out, self.err);
+        assert!(ended, "{} did not end within {limit:?}; output:\n{}\n{}", self.name, self.out, self.err);
         self.child.wait().expect("a child can be waited for")
     }
 
     /// Waits until the child is dead but not reaped: a zombie.
     pub fn wait_until_zombie(&self) {
-        let fd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("the child is there");
+        let fd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("the child exists");
         let timeout = LIMIT.try_into().expect("limits are short");
-        assert!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).expect("poll works") > 0, "{} lives on", self.name);
+        assert!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).expect("poll works") > 0, "{} is still alive", self.name);
     }
 
     /// Whether the child has not ended yet.
     pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("a child can be asked").is_none()
+        self.child.try_wait().expect("a child can be polled").is_none()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only for a child that is reaped already, which is what is wanted.
+        // Both fail only for a child that is already reaped, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -187,12 +187,12 @@ pub fn run(command: &mut Command) -> Done {
     Done { status, out: process.out.all(), err: process.err.all() }
 }
 
-/// Checks `condition` until it holds; fails with `what` after [`LIMIT`]. For conditions that nothing announces, such as the text of
+/// Checks `condition` until it holds; fails with `what` after [`LIMIT`]. For conditions without a notification, such as the code of
 /// another process: checked every few milliseconds.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !condition() {
-        assert!(Instant::now() < deadline, "waited {LIMIT:?} in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out after {LIMIT:?}: {what}");
         std::thread::park_timeout(Duration::from_millis(5));
     }
 }

@@ -1,4 +1,4 @@
-//! `fragprof record`, attached or launching, as a user would run it.
+//! `fragprof record`, attached to a process or with a command, as run by a user.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::process::Process;
 use super::rendezvous::Rendezvous;
 use super::report::Report;
 
-/// Longer than a test: the recordings are ended by a signal or by the target's end.
+/// Longer than a test: recordings end with a signal or with the target.
 const DURATION: &str = "300s";
 
 /// The command under test.
@@ -34,7 +34,7 @@ impl Recording {
         Self::attach_by(fragprof(), pids, &[])
     }
 
-    /// As [`Recording::attach`], with fragprof run by another command (`unshare … fragprof`) and more options.
+    /// As [`Recording::attach`], with fragprof started by another command (`unshare … fragprof`) and more options.
     pub fn attach_by(command: Command, pids: &[u32], options: &[&str]) -> Self {
         Self::attach_within(DURATION, command, pids, options)
     }
@@ -63,9 +63,9 @@ impl Recording {
         Self::start(&mut command, &target)
     }
 
-    /// Starts `command` with `-o FILE`, and `-- TARGET…` behind it.
+    /// Starts `command` with `-o FILE`, followed by `-- TARGET…`.
     pub fn start(command: &mut Command, target: &[&OsStr]) -> Self {
-        let dir = TempDir::new().expect("a temporary directory can be made");
+        let dir = TempDir::new().expect("a temporary directory can be created");
         command.arg("-o").arg(dir.path().join("out.pb.gz"));
         if !target.is_empty() {
             command.arg("--").args(target);
@@ -73,10 +73,10 @@ impl Recording {
         Self { process: Process::start(command), dir }
     }
 
-    /// Waits until the recorder says that it records: once for each target.
+    /// Waits until the recorder reports that it records: once for each target.
     pub fn wait_until_attached(&self, targets: usize) {
         let said = self.process.err.wait_for(LIMIT, |line| line.to_lowercase().contains("recording"));
-        assert!(said.is_some(), "fragprof does not record {targets} targets; it said:\n{}\n{}", self.process.out, self.process.err);
+        assert!(said.is_some(), "fragprof does not record {targets} targets; output:\n{}\n{}", self.process.out, self.process.err);
     }
 
     /// The profile file.
@@ -84,20 +84,20 @@ impl Recording {
         self.dir.path().join("out.pb.gz")
     }
 
-    /// Ctrl-C: the recorder must write what it has.
+    /// Ctrl-C: the recorder must write the profile so far.
     pub fn stop(self) -> Report {
         self.process.signal(Signal::INT);
         self.finish()
     }
 
-    /// Waits for the recording's own end, which must be a good one.
+    /// Waits for the recording to end by itself, which must succeed.
     pub fn finish(mut self) -> Report {
         let status = self.wait(LIMIT);
         assert!(status.success(), "fragprof record ended with {status}:\n{}\n{}", self.process.out.all(), self.process.err.all());
         Report::read(&self.file())
     }
 
-    /// Waits for the end, good or bad.
+    /// Waits for the end, successful or not.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         self.process.wait(limit)
     }

@@ -22,7 +22,7 @@ pub struct Rendezvous {
 impl Rendezvous {
     /// Opens the socket.
     pub fn new() -> Self {
-        let dir = TempDir::new().expect("a temporary directory can be made");
+        let dir = TempDir::new().expect("a temporary directory can be created");
         let listener = UnixListener::bind(dir.path().join("truth")).expect("the socket can be bound");
         Self { dir, listener, stream: None }
     }
@@ -35,7 +35,7 @@ impl Rendezvous {
     fn accept(&self, of: &Process) -> BufReader<UnixStream> {
         let timeout = LIMIT.try_into().expect("limits are short");
         let ready = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&timeout)).expect("poll works");
-        assert!(ready > 0, "the program did not come to the rendezvous; it said:\n{}\n{}", of.out, of.err);
+        assert!(ready > 0, "the program did not reach the rendezvous; output:\n{}\n{}", of.out, of.err);
         let (stream, _) = self.listener.accept().expect("the connection can be accepted");
         stream.set_read_timeout(Some(LIMIT)).expect("a timeout can be set");
         BufReader::new(stream)
@@ -47,11 +47,11 @@ impl Rendezvous {
             let mut stream = self.stream.take().unwrap_or_else(|| self.accept(of));
             let mut line = String::new();
             match stream.read_line(&mut line) {
-                // An exec closed the connection: the new image makes its own.
+                // An exec closed the connection: the new image opens its own.
                 Ok(0) => continue,
                 Ok(_) => {}
                 Err(e) if e.kind() == ErrorKind::ConnectionReset => continue,
-                Err(e) => panic!("no word of phase {phase}: {e}; the program said:\n{}\n{}", of.out, of.err),
+                Err(e) => panic!("no line of phase {phase}: {e}; the program's output:\n{}\n{}", of.out, of.err),
             }
             self.stream = Some(stream);
             let truth = Truth::parse(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
@@ -60,19 +60,19 @@ impl Rendezvous {
         }
     }
 
-    /// Lets the program go on.
+    /// Lets the program continue.
     pub fn go(&mut self) {
         self.say(b'g');
     }
 
-    /// Lets it go on with a byte that means something to it.
+    /// Lets it continue with a byte that has a meaning to it.
     pub fn say(&mut self, byte: u8) {
-        let stream = self.stream.as_mut().expect("a program has come to the rendezvous");
+        let stream = self.stream.as_mut().expect("a program has reached the rendezvous");
         stream.get_mut().write_all(&[byte]).expect("the program listens");
     }
 }
 
-/// A test program started by the test itself, for attaching to.
+/// A test program started by the test itself, to attach to.
 pub struct Target {
     /// The process.
     pub process: Process,
@@ -94,7 +94,7 @@ impl Target {
         self.process.pid()
     }
 
-    /// Lets it go on, and waits for its ledger in `phase`.
+    /// Lets it continue, and waits for its ledger in `phase`.
     pub fn go_to(&mut self, phase: &str) -> Truth {
         self.rendezvous.go();
         self.rendezvous.expect(phase, &self.process)

@@ -1,4 +1,4 @@
-//! `fragprof report --json`, read by its documented keys, and its comparison with a program's own ledger.
+//! `fragprof report --json`, read by its documented keys, and the comparison with a program's own ledger.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ pub struct Totals {
     pub allocated_bytes: u64,
     /// All blocks.
     pub allocations: u64,
-    /// Of the live bytes, those whose free may have been lost.
+    /// Live bytes of blocks whose free may have been lost.
     #[serde(default)]
     pub doubtful_bytes: Option<u64>,
 }
@@ -41,12 +41,12 @@ pub struct Frame {
 /// One stack, leaf first.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Stack {
-    /// Process, where there is more than one.
+    /// Process, if there is more than one.
     #[serde(default)]
     pub pid: Option<u32>,
     /// Frames, leaf first.
     pub frames: Vec<Frame>,
-    /// What it allocated.
+    /// Its allocations.
     #[serde(flatten)]
     pub totals: Totals,
 }
@@ -57,7 +57,7 @@ fn is_site(name: &str) -> bool {
 }
 
 impl Stack {
-    /// The functions' plain names, leaf first; `?` where none is known.
+    /// The functions' plain names, leaf first; `?` if not known.
     pub fn names(&self) -> Vec<&str> {
         self.frames.iter().map(|frame| frame.function.as_deref().map_or("?", plain_name)).collect()
     }
@@ -66,11 +66,11 @@ impl Stack {
 /// A whole report.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Report {
-    /// Length of the recording.
+    /// Length of the recording, in seconds.
     pub duration_s: f64,
     /// Of all stacks.
     pub totals: Totals,
-    /// What was lost, by kind.
+    /// Losses, by kind.
     pub losses: Map<String, Value>,
     /// What the recording could not see.
     #[serde(default)]
@@ -82,13 +82,13 @@ pub struct Report {
 /// Which part of a program's life was recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Since {
-    /// All of it: blocks from before `ready` are in the report.
+    /// All of it: blocks allocated before `ready` are in the report.
     Launch,
-    /// From `ready` on: they are not.
+    /// From `ready` on: they are not in the report.
     Attach,
 }
 
-/// A function's name without parameters, template arguments and compiler's suffixes.
+/// A function's name without parameters, template arguments and compiler suffixes.
 fn plain_name(function: &str) -> &str {
     let end = function.find(['(', '<', '.', ' ', '[']).unwrap_or(function.len());
     &function[..end]
@@ -99,7 +99,7 @@ impl Report {
     pub fn read(file: &Path) -> Self {
         let done = run(fragprof().arg("report").arg(file).arg("--json"));
         assert!(done.status.success(), "fragprof report failed with {}:\n{}", done.status, done.err);
-        serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("the report is not what DESIGN says: {e}\n{}", done.out))
+        serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("the report does not have the documented form: {e}\n{}", done.out))
     }
 
     /// Sums of one process by the innermost frame that is a test program's site (`site_*`, `early_*`).
@@ -119,13 +119,13 @@ impl Report {
         sites
     }
 
-    /// Everything lost that is not zero, as `kind=count`.
+    /// All non-zero losses, as `kind=count`.
     pub fn nonzero_losses(&self) -> Vec<String> {
         let counts = self.losses.iter().filter(|(_, value)| value.as_f64().is_some_and(|n| n != 0.0));
         counts.map(|(kind, value)| format!("{kind}={value}")).collect()
     }
 
-    /// Differences from the program's own ledger, one a line; empty if there are none. `except` names sites whose numbers are not
+    /// Differences from the program's own ledger, one per line; empty if there are none. `except` names sites whose numbers are not
     /// compared.
     pub fn differences(&self, truth: &Truth, since: Since, except: &[&str]) -> String {
         let mut seen = self.by_site(truth.pid);
@@ -141,29 +141,33 @@ impl Report {
             let got_live = (got.inuse_bytes, got.inuse_allocations);
             let got_made = (got.allocated_bytes, got.allocations);
             if got_live != live || (!site.live_only && got_made != made) {
-                writeln!(text, "{}: live (bytes, blocks) {live:?}, reported {got_live:?}; made {made:?}, reported {got_made:?}", site.site)
-                    .expect("writing to a string works");
+                writeln!(
+                    text,
+                    "{}: live (bytes, blocks) {live:?}, reported {got_live:?}; allocated {made:?}, reported {got_made:?}",
+                    site.site
+                )
+                .expect("writing to a string works");
             }
         }
         for (site, got) in seen {
             if got.inuse_allocations != 0 && !except.contains(&site.as_str()) {
-                writeln!(text, "{site}: nothing lives, reported {got:?}").expect("writing to a string works");
+                writeln!(text, "{site}: nothing is live, reported {got:?}").expect("writing to a string works");
             }
         }
         text
     }
 
-    /// Fails the test where the report differs from the program's own ledger.
+    /// Fails the test if the report differs from the program's own ledger.
     pub fn assert_equals(&self, truth: &Truth, since: Since) {
         self.assert_equals_except(truth, since, &[]);
     }
 
-    /// As [`Report::assert_equals`], but for the named sites.
+    /// As [`Report::assert_equals`], except for the named sites.
     pub fn assert_equals_except(&self, truth: &Truth, since: Since, except: &[&str]) {
         let differences = self.differences(truth, since, except);
         assert!(
             differences.is_empty(),
-            "the report is not the program's own ledger:\n{differences}losses: {:?}\n{}",
+            "the report differs from the program's own ledger:\n{differences}losses: {:?}\n{}",
             self.losses,
             self.unattributed()
         );
@@ -214,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_more_is_a_difference() {
+    fn one_more_byte_is_a_difference() {
         assert!(report(11).differences(&truth(), Since::Attach, &[]).starts_with("site_a: live"));
     }
 
     #[test]
-    fn a_site_that_only_the_report_knows_must_hold_nothing() {
+    fn a_site_that_is_only_in_the_report_must_hold_nothing() {
         let mut nothing = truth();
         nothing.sites.clear();
-        assert!(report(10).differences(&nothing, Since::Attach, &[]).starts_with("site_a: nothing lives"));
+        assert!(report(10).differences(&nothing, Since::Attach, &[]).starts_with("site_a: nothing is live"));
     }
 }

@@ -1,5 +1,5 @@
-//! Looks at a process's machine code from outside: where it differs from its file, a probe sits. This is the kernel's own truth about
-//! what is probed, whoever requested it.
+//! Reads a process's machine code from outside: where it differs from its file, there is a probe. This shows what the kernel probes,
+//! regardless of who requested it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use object::{Object, ObjectSegment, ObjectSymbol};
 
-/// Bytes of a function that are compared. A probe sits within its first few instructions.
+/// Bytes of a function that are compared. A probe is within its first few instructions.
 const LOOK_BYTES: u64 = 64;
 
 /// Whether the code of `symbol` of `file` in process `pid` differs from the file's. `None`: no such process, mapping or symbol.
@@ -37,7 +37,7 @@ pub fn is_probed(pid: u32, file: &Path, symbol: &str) -> Option<bool> {
     Some(in_memory != in_file)
 }
 
-/// Where in `file` the first instruction of `symbol` lies.
+/// Offset of the first instruction of `symbol` in `file`.
 pub fn file_offset(file: &Path, symbol: &str) -> Option<u64> {
     let data = fs::read(file).ok()?;
     let elf = object::File::parse(&*data).ok()?;

@@ -2,21 +2,21 @@
 
 use serde::Deserialize;
 
-/// What one function allocated.
+/// Allocations of one function.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct SiteTruth {
     /// The function's name.
     pub site: String,
-    /// Bytes requested of blocks that live.
+    /// Bytes requested of live blocks.
     pub live_bytes: u64,
-    /// Blocks that live.
+    /// Live blocks.
     pub live_count: u64,
-    /// Bytes requested of all blocks ever made.
+    /// Bytes requested of all blocks ever allocated.
     pub allocated_bytes: u64,
-    /// Blocks ever made.
+    /// Blocks ever allocated.
     pub allocations: u64,
-    /// The two above are not known.
+    /// Whether the two above are not known.
     pub live_only: bool,
 }
 
@@ -24,23 +24,23 @@ pub struct SiteTruth {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Truth {
-    /// Where the program is.
+    /// The program's phase.
     pub phase: String,
     /// Its process id.
     pub pid: u32,
-    /// Nanoseconds a malloc/free pair takes, of the program that measures it.
+    /// Nanoseconds per malloc/free pair, for the program that measures it.
     pub pair_ns: Option<f64>,
     /// Its sites, in the order of their first allocation.
     pub sites: Vec<SiteTruth>,
 }
 
 impl Truth {
-    /// Parses a line. Refuses a ledger that contradicts itself, which would be a fault of the test program.
+    /// Parses a line. Rejects an inconsistent ledger, which would be a fault of the test program.
     pub fn parse(line: &str) -> Result<Self, String> {
         let truth: Self = serde_json::from_str(line).map_err(|e| format!("not a line of the rendezvous ({e})"))?;
         for site in &truth.sites {
             if site.live_count > site.allocations || site.live_bytes > site.allocated_bytes {
-                return Err(format!("{} has more alive than it made", site.site));
+                return Err(format!("{} has more live blocks than it allocated", site.site));
             }
         }
         Ok(truth)
@@ -61,7 +61,7 @@ fn a_ledger_line_is_read_with_every_site() {
 }
 
 #[test]
-fn a_ledger_that_contradicts_itself_is_refused() {
+fn an_inconsistent_ledger_is_rejected() {
     let line = r#"{"phase":"done","pid":7,"sites":[{"site":"s","live_bytes":10,"live_count":4,"allocated_bytes":30,"allocations":3,"live_only":false}]}"#;
     assert!(Truth::parse(line).is_err());
     let negative = line.replace("\"live_count\":4", "\"live_count\":-1");

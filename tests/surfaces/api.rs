@@ -14,7 +14,7 @@ pub fn json(daemon: &Daemon, path: &str) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// An agent that has looked closely at a fragmented program, and looks rarely from then on: what it says stays the same.
+/// An agent that has taken a full census of a fragmented program, and takes others rarely, so that its results stay the same.
 pub fn settled(name: &str, rest: &str) -> (Daemon, Process) {
     let target = fragmented(&fragments(name), &["16"]);
     let config = watching(&[name], rest)
@@ -41,7 +41,7 @@ fn the_picture_of_the_address_space_adds_up_to_the_ladder_at_every_zoom() {
     }
     assert_eq!(Some(total(&whole, "live_bytes")), heap["occupancy"]["live_resident_bytes"].as_u64());
     assert!(total(&whole, "pinned_bytes") > 10 << 20);
-    // Coarser, the sums stay; a part of it has a part of them.
+    // A coarser picture has the same sums; a part of it has a part of them.
     let coarse = json(&daemon, &format!("{path}/map?cells=50"));
     assert_eq!((&coarse["totals"], coarse["at_unix_s"].as_f64()), (&whole["totals"], whole["at_unix_s"].as_f64()));
     assert!(coarse["cell_bytes"].as_u64().unwrap() > 4096);
@@ -124,7 +124,7 @@ fn no_request_makes_the_agent_fail() {
         let query: Vec<String> = query.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         let path = format!("{}?{}", path.replace("{pid}", &id).replace("{id}", &id), query.join("&"));
         let answer = daemon.get(&path);
-        // 429 and 503 are answers of an agent that is busy; 0 would be a closed connection.
+        // A busy agent responds with 429 or 503; 0 would be a closed connection.
         prop_assert!(matches!(answer.status, 200 | 400 | 404 | 422 | 429), "{path}: {} {}", answer.status, answer.body);
         Ok(())
     });

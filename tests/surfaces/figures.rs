@@ -17,9 +17,9 @@ use fragprof::units::Pid;
 
 const DAY_S: i64 = 86400;
 
-/// A process with everything that gives it series: heaps, censuses, what is not malloc's, a verdict.
+/// A process with everything that has series: heaps, censuses, memory outside malloc, a verdict.
 fn process(pid: u32, at: u64, now: Instant) -> ProcessSample {
-    // Figures that differ from one sample to the next, as those of a busy process do.
+    // Values that differ from one sample to the next, as for a busy process.
     let noise = u64::from(pid).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at.wrapping_mul(0xbf58_476d_1ce4_e5b9)) >> 40;
     let bytes = (200 << 20) + noise;
     let heap = HeapSample {
@@ -77,7 +77,7 @@ fn best_of(rounds: usize, mut work: impl FnMut()) -> Duration {
         .unwrap()
 }
 
-/// 300 stacks of 20 frames: what a service's profile has.
+/// 300 stacks of 20 frames, as in a service's profile.
 fn profile() -> Profile {
     let mut profile = Profile::default();
     profile.meta.kinds = [ValueKind::InuseSpace, ValueKind::AllocSpace].into_iter().collect();

@@ -1,4 +1,4 @@
-//! Flight records: what ate the memory is known although the process is gone.
+//! Flight records: what used the memory is known after the process has ended.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Cgroup {
         let one = Path::new("/sys/fs/cgroup/memory");
         let mount = if one.join("cgroup.procs").exists() { one } else { Path::new("/sys/fs/cgroup") };
         let own = mount.join(format!("fragprof-test-{}", std::process::id()));
-        // In version 2 the root hands the controller down; in version 1 there is no such file.
+        // In version 2 the root must enable the controller; in version 1 there is no such file.
         let _ = fs::write(mount.join("cgroup.subtree_control"), "+memory");
         fs::create_dir(&own).unwrap();
         let limit = if own.join("memory.limit_in_bytes").exists() { "memory.limit_in_bytes" } else { "memory.max" };
@@ -61,7 +61,7 @@ fn event(daemon: &Daemon, kind: &str, pid: u32) -> Value {
 }
 
 #[test]
-fn a_process_killed_for_want_of_memory_leaves_its_ladder_and_verdict() {
+fn a_process_killed_for_lack_of_memory_leaves_its_ladder_and_verdict() {
     let cgroup = Cgroup::new(64 << 20);
     let program = grow("surfaces-oom");
     let mut target = cgroup.start(&program, 62);
@@ -71,7 +71,7 @@ fn a_process_killed_for_want_of_memory_leaves_its_ladder_and_verdict() {
     let near = event(&daemon, "memory_limit", pid);
     assert!(near["evidence"].as_str().unwrap().contains("fragprof-test-"), "{near}");
     assert!(near["process"]["memory_limit"]["used_ratio"].as_f64().unwrap() >= 0.95, "{near}");
-    // Takes more until the kernel ends it.
+    // Allocates more until the kernel kills it.
     use std::io::Write as _;
     target.input().write_all(b"go\n").unwrap();
     let status = target.wait(LIMIT);
@@ -87,7 +87,7 @@ fn a_process_killed_for_want_of_memory_leaves_its_ladder_and_verdict() {
     assert!(
         daemon.process.err.wait_for(LIMIT, |line| line.contains("flight record") && line.contains("killed for lack of memory")).is_some()
     );
-    // By its number, too.
+    // Also by its id.
     let id = killed["id"].as_u64().unwrap();
     assert_eq!(json(&daemon, &format!("/api/v1/events/{id}"))["process"]["pid"].as_u64(), Some(u64::from(pid)));
 }

@@ -1,4 +1,4 @@
-//! What is made from the program's own definitions.
+//! Files generated from the program's own definitions.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ fn fragprof(args: &[&str]) -> String {
 }
 
 #[test]
-fn bash_takes_the_completions() {
+fn bash_accepts_the_completions() {
     let script = fragprof(&["completions", "bash"]);
     let done = run(Command::new("bash").args(["-n", "-c", &script]));
     assert!(done.status.success() && script.contains("flamegraph"), "{}", done.err);
@@ -30,7 +30,7 @@ fn every_command_has_a_man_page() {
 }
 
 #[test]
-fn the_schemas_are_json_and_have_what_is_printed() {
+fn the_schemas_are_json_and_have_the_printed_keys() {
     let all: Value = serde_json::from_str(&fragprof(&["schema"])).unwrap();
     assert!(all["$defs"]["ProcessView"]["properties"]["rss_bytes"].is_object());
     let census: Value = serde_json::from_str(&fragprof(&["schema", "Census"])).unwrap();

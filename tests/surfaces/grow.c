@@ -1,4 +1,4 @@
-// Takes so many MiB in small blocks, says so, and takes more for ever once it reads a line.
+// Allocates this many MiB in small blocks, reports it, and after a line of input allocates more without end.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -22,7 +22,7 @@ fn samples(daemon: &Daemon) -> f64 {
 }
 
 #[test]
-fn what_was_committed_outlives_a_kill_and_is_read_by_the_commands() {
+fn committed_samples_survive_a_kill_and_are_read_by_the_commands() {
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().to_str().unwrap();
     let target = fragmented(&fragments("surfaces-kill"), &["16"]);
@@ -39,7 +39,7 @@ fn what_was_committed_outlives_a_kill_and_is_read_by_the_commands() {
     assert_eq!(changed["delta_bytes"]["pinned_bytes"], 0, "{changed}");
     let all = fragprof(&["report", "--since", "1h", "--history", directory, "--json"]);
     assert_eq!(all["processes"]["processes"][0]["pid"].as_u64(), Some(u64::from(target.pid())));
-    // The next agent goes on with it.
+    // The next agent continues with it.
     let daemon = Daemon::start(&config);
     wait_until("further samples", || samples(&daemon) >= 2.0);
     let known = daemon.get(&format!("/api/v1/processes/{pid}/history?from=-200")).body;
@@ -68,7 +68,7 @@ fn a_history_damaged_in_its_middle_is_set_aside_and_a_new_one_is_private_and_mer
     let file = directory.join("history.db");
     let _target = fragmented(&fragments("surfaces-torn"), &["16"]);
     let config = watching(&["surfaces-torn"], &format!("[history]\ndirectory = {directory:?}\nsample_interval_s = 1"));
-    // SAFETY: the mask is of this test's process, whose other files have modes of their own; what it was is put back.
+    // SAFETY: the mask is this test process's, whose other files have explicit modes; it is restored.
     let before = unsafe { libc::umask(0) };
     let mut daemon = Daemon::start(&config);
     // SAFETY: as above.
@@ -77,8 +77,8 @@ fn a_history_damaged_in_its_middle_is_set_aside_and_a_new_one_is_private_and_mer
     let all = modes(&directory);
     assert!(all.len() >= 3 && all.iter().all(|(_, mode)| *mode == 0o600), "{all:?}");
 
-    // While the agent stands still: what is in the log is merged, so that the file's own pages are read; all but the first are destroyed;
-    // and another writer comes, so that the agent does not go on with the pages that it has in memory.
+    // While the agent is stopped: the log is merged, so that the file's own pages are read; all pages but the first are destroyed; and
+    // there is another writer, so that the agent does not keep using the pages that it has in memory.
     let sqlite = |statement: &str| {
         let done = run(Command::new("sqlite3").arg(&file).arg(statement));
         assert!(done.status.success(), "{statement}: {}", done.err);
@@ -109,7 +109,7 @@ fn a_history_damaged_in_its_middle_is_set_aside_and_a_new_one_is_private_and_mer
     assert_eq!(checked.out.lines().collect::<Vec<_>>(), ["ok", "1"], "{}", checked.err);
 }
 
-/// A file system of one MiB, taken away when dropped.
+/// A file system of one MiB, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -132,14 +132,14 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_is_counted_and_costs_nothing_that_was_committed() {
+fn a_full_disk_is_counted_and_loses_no_committed_samples() {
     let disk = SmallDisk::mount();
     let target = fragmented(&fragments("surfaces-full"), &["16"]);
     let directory = disk.path().to_str().unwrap();
     let daemon = Daemon::start(&watching(&["surfaces-full"], &format!("[history]\ndirectory = {directory:?}\nsample_interval_s = 1")));
     wait_until("a sample on the disk", || samples(&daemon) >= 2.0);
     let filler = disk.path().join("filler");
-    // Whatever room is left.
+    // Fills the remaining space.
     let _ = std::fs::write(&filler, vec![0; 4 << 20]);
     let read = || -> Value {
         serde_json::from_str(&daemon.get(&format!("/api/v1/processes/{}/history?from=-200", target.pid())).body).unwrap_or_default()

@@ -1,4 +1,5 @@
-//! Invalid and extreme requests, generated from the published description of the API: `make fuzz-http` is the long form, with schemathesis.
+//! Invalid and extreme requests, generated from the published description of the API: `make fuzz-http` is the long form, which uses
+//! schemathesis.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,7 +12,7 @@ use crate::agent::daemon::{Daemon, secret, watching};
 use crate::support::LIMIT;
 
 const TOKEN: &str = "0123456789abcdef0123";
-/// What answers without the token.
+/// Paths that respond without the token.
 const OPEN: [&str; 3] = ["/metrics", "/healthz", "/readyz"];
 
 fn guarded() -> Daemon {
@@ -23,11 +24,11 @@ fn guarded() -> Daemon {
     })
 }
 
-/// Sends bytes as they are and returns the answer's status: `None` = the connection was closed without one.
+/// Sends raw bytes and returns the response's status: `None` = the connection was closed without a response.
 fn status(daemon: &Daemon, request: &[u8]) -> Option<u16> {
     let mut stream = TcpStream::connect(("127.0.0.1", daemon.address.port())).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    // The agent may close before all was sent.
+    // The agent may close the connection before everything was sent.
     let _ = stream.write_all(request);
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
@@ -35,7 +36,7 @@ fn status(daemon: &Daemon, request: &[u8]) -> Option<u16> {
     String::from_utf8_lossy(&answer).strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()
 }
 
-/// The paths that are described, with numbers for their parameters, and some that are not.
+/// The documented paths, with numbers for their parameters, and some others.
 fn paths() -> Vec<String> {
     let document: Value = serde_json::from_str(include_str!("../../docs/api/openapi.json")).unwrap();
     let described = document["paths"].as_object().unwrap().keys().map(|path| path.replace("{pid}", "1").replace("{id}", "1"));
@@ -43,7 +44,7 @@ fn paths() -> Vec<String> {
 }
 
 #[test]
-fn without_the_token_nothing_but_metrics_and_health_answers_whatever_is_asked() {
+fn without_the_token_only_metrics_and_health_respond_to_any_request() {
     let mut daemon = guarded();
     let method = "GET|HEAD|POST|PUT|DELETE|OPTIONS|PATCH|TRACE|CONNECT|PROPFIND";
     let header = "(Authorization: (Bearer|Basic|Digest|bearer) [ -~]{0,40})|(Host: [ -~]{0,20})|(X-Forwarded-For: 127\\.0\\.0\\.1)\
@@ -74,7 +75,7 @@ fn without_the_token_nothing_but_metrics_and_health_answers_whatever_is_asked() 
 }
 
 #[test]
-fn bytes_that_are_no_request_get_client_errors_or_nothing() {
+fn bytes_that_are_not_a_request_get_client_errors_or_nothing() {
     let mut daemon = guarded();
     let piece = proptest::collection::vec(any::<u8>(), 0..200);
     let words = "(GET|POST|/metrics|HTTP/1\\.[01]|HTTP/2|PRI \\* HTTP/2\\.0|Transfer-Encoding: chunked|Content-Length: -?[0-9]{0,20}|[0-9a-f]{0,9}|\r\n|\r\n\r\n| |:|\\x00){0,24}";

@@ -1,4 +1,4 @@
-//! What people and programs read off the agent: API, history, flight records, rules, `top`.
+//! The agent's surfaces: API, history, flight records, rules, `top`.
 
 mod api;
 mod figures;

@@ -1,4 +1,4 @@
-//! What is served as pprof, read by `go tool pprof`.
+//! Served pprof files, read by `go tool pprof`.
 
 use std::process::Command;
 
@@ -40,7 +40,7 @@ fn go_tool_pprof_finds_each_sample_types_total_and_function() {
         let file = place.path().join(name);
         std::fs::write(&file, &bytes).unwrap();
         let profile = pprof::read(bytes.as_slice()).unwrap();
-        // The file is the same but for its time: one kind tells that it is whole.
+        // The files differ only in time: checking one kind is enough.
         let kinds = profile.meta.kinds.iter().filter(|kind| name == "scraped" || kind.name() == "inuse_space");
         for kind in kinds {
             let mut top = pprof_of_go();

@@ -1,4 +1,4 @@
-//! The line that is shown while long work continues.
+//! The progress line during long operations.
 
 use std::process::Command;
 
@@ -8,13 +8,13 @@ use crate::top::terminal::Terminal;
 
 fn slow_census(pid: u32) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fragprof"));
-    // Some 20 MiB with a pause after each.
+    // About 20 MiB with a pause after each.
     command.args(["census", &pid.to_string(), "--pause", "100"]);
     command
 }
 
 #[test]
-fn a_terminal_sees_how_far_a_long_census_is_and_then_its_result_alone() {
+fn a_terminal_shows_the_progress_of_a_long_census_and_then_only_its_result() {
     let target = fragmented(&fragments("surfaces-slow"), &["16"]);
     let mut terminal = Terminal::start(&mut slow_census(target.pid()), 100, 60);
     terminal.wait_for("the progress", |screen| screen.has("fragprof: reading the heap: "));
@@ -24,7 +24,7 @@ fn a_terminal_sees_how_far_a_long_census_is_and_then_its_result_alone() {
 }
 
 #[test]
-fn a_pipe_sees_nothing_of_it() {
+fn a_pipe_gets_no_progress_line() {
     let target = fragmented(&fragments("surfaces-piped"), &["16"]);
     let done = run(&mut slow_census(target.pid()));
     assert!(done.status.success());

@@ -1,4 +1,4 @@
-//! The recording and alert rules, by Prometheus's own tool.
+//! The recording and alert rules, checked with Prometheus's own tool.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ fn the_rules_pass_promtools_checks_and_their_cases() {
 }
 
 #[test]
-fn every_metric_that_a_rule_asks_for_is_documented() {
+fn every_metric_that_a_rule_uses_is_documented() {
     let rules = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus/fragprof.rules.yml")).unwrap();
     let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');

@@ -1,4 +1,4 @@
-//! `top` of an agent behind TLS, what the agent says of its own settings for it, and both against OpenSSL.
+//! `top` of an agent behind TLS, the agent's checks of its own TLS settings, and both with OpenSSL.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use crate::support::build::tool;
 use crate::support::process::{Done, Process, run};
 use crate::support::tls::{Authority, VALID, config, serve};
 
-/// Serves with TLS what the agent answers, as a proxy in front of it does.
+/// Serves the agent's responses over TLS, like a proxy in front of it.
 fn in_front_of(agent: std::net::SocketAddr, authority: &Authority, years: std::ops::Range<i32>) -> u16 {
     serve(config(&authority.sign(&["localhost"], years), None), move |head, _| {
         let mut stream = TcpStream::connect(agent).unwrap();
@@ -29,7 +29,7 @@ fn in_front_of(agent: std::net::SocketAddr, authority: &Authority, years: std::o
 fn top(url: &str, arguments: &[&str], roots: &Path) -> Done {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fragprof"));
     command.args(["top", "--once", "--json", "--url", url]).args(arguments);
-    // A proxy that is not there.
+    // A proxy that does not exist.
     command.envs([("https_proxy", "http://127.0.0.1:1"), ("HTTPS_PROXY", "http://127.0.0.1:1"), ("ALL_PROXY", "http://127.0.0.1:1")]);
     run(command.env("SSL_CERT_FILE", roots).env_remove("SSL_CERT_DIR"))
 }
@@ -47,7 +47,7 @@ fn top_shows_an_agent_behind_tls_whose_authority_the_system_or_the_user_trusts()
     let (right, wrong, none) = (file("right", &authority.certificate), file("wrong", &other.certificate), file("none", ""));
     let url = format!("https://localhost:{}", in_front_of(daemon.address, &authority, VALID));
     let named = |path: &Path| ["--ca-file".to_owned(), path.display().to_string()];
-    // What is named counts, not the system's.
+    // The named authorities are used, not the system's.
     for (roots, named) in [(&right, None), (&wrong, Some(named(&right))), (&none, Some(named(&right)))] {
         let arguments: Vec<&str> = named.iter().flatten().map(String::as_str).collect();
         let done = top(&url, &arguments, roots);
@@ -115,7 +115,7 @@ fn certificates_and_a_server_of_openssl_are_understood() {
         let done = run(Command::new(&openssl).args(arguments));
         assert!(done.status.success(), "{}", done.err);
     };
-    // RSA, where the other tests have elliptic curves.
+    // RSA; the other tests use elliptic curves.
     for (name, subject) in [("ca", "/CN=ca"), ("server", "/CN=server"), ("client", "/CN=client")] {
         let (key, out) = (path(&format!("{name}.key")), path(&format!("{name}.pem")));
         let mut arguments =

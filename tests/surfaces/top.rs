@@ -1,4 +1,4 @@
-//! `top` of an agent: what is on the screen is what `--once --json`, the API and the metrics say.
+//! `top` of an agent: the screen shows the same as `--once --json`, the API and the metrics.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn top(url: &str) -> Command {
 }
 
 #[test]
-fn screen_json_api_and_metrics_say_the_same() {
+fn screen_json_api_and_metrics_agree() {
     let (daemon, target) = settled("surfaces-top", "");
     let url = format!("http://{}", daemon.address);
     let pid = target.pid().to_string();
@@ -56,11 +56,11 @@ fn screen_json_api_and_metrics_say_the_same() {
     terminal.wait_for("the keys", |screen| screen.has("sort by the next column"));
     terminal.press(" q");
     assert!(terminal.wait().success());
-    terminal.assert_put_back();
+    terminal.assert_restored();
 }
 
 #[test]
-fn the_agents_socket_shows_all_to_its_user_without_a_token_and_goes_with_the_agent() {
+fn the_agents_socket_shows_all_to_its_user_without_a_token_and_is_removed_with_the_agent() {
     let target = fragmented(&fragments("surfaces-socket"), &["16"]);
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("agent.sock");
@@ -88,14 +88,14 @@ fn the_agents_socket_shows_all_to_its_user_without_a_token_and_goes_with_the_age
 }
 
 #[test]
-fn it_outlives_the_agents_restart() {
+fn top_survives_the_agents_restart() {
     let (mut daemon, _target) = settled("surfaces-again", "");
     let url = format!("http://{}", daemon.address);
     let mut terminal = Terminal::start(&mut top(&url), 120, 20);
     terminal.wait_for("the list", |screen| screen.has("surfaces-again"));
     daemon.process.signal(rustix::process::Signal::TERM);
     daemon.process.wait(crate::support::LIMIT);
-    terminal.wait_for("that the agent is away", |screen| screen.has("NO ANSWER") && screen.has("surfaces-again"));
+    terminal.wait_for("the agent to be reported as absent", |screen| screen.has("NO ANSWER") && screen.has("surfaces-again"));
     let config = crate::agent::daemon::watching(&["surfaces-again"], "").replace("127.0.0.1:0", &daemon.address.to_string());
     let _again = crate::agent::daemon::Daemon::start(&config);
     terminal.wait_for("figures again", |screen| !screen.has("NO ANSWER") && screen.has("surfaces-again"));

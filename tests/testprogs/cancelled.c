@@ -1,4 +1,4 @@
-/* Threads cancelled in the middle of an allocation-heavy loop; their cleanup frees what they held, and the next thread continues. */
+/* Threads cancelled during an allocation-heavy loop; their cleanup frees their blocks, and the next thread continues. */
 #include "truth.h"
 #include <pthread.h>
 
@@ -21,7 +21,7 @@ static void *work(void *arg)
 		struct block b = site_loop(16 + i % 1200);
 		if (i == 1000)
 			__atomic_store_n(&spinning, 1, __ATOMIC_RELEASE);
-		/* One in a hundred of the first survives; cancellation can only come between an allocation and the next. */
+		/* One in a hundred of the first survives; cancellation can only happen between two allocations. */
 		if (i % 100 || i >= 1000)
 			block_free(b);
 		pthread_testcancel();

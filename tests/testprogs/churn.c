@@ -1,5 +1,5 @@
-/* Threads that allocate, fill, check and free without a pause, until the test says enough: any harm done to them shows as a block whose
- * pattern is gone, a signal, or a standstill. At the end every thread keeps one block, and the ledger is told.
+/* Threads that allocate, fill, check and free without a pause, until the test ends it: any harm done to them is visible as a damaged
+ * pattern in a block, a signal, or a hang. At the end every thread keeps one block, and the ledger is printed.
  *   churn THREADS */
 #include "truth.h"
 #include <pthread.h>
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
 	truth_rendezvous("ready");
 	for (int i = 0; i < count; i++)
 		REQUIRE(pthread_create(&threads[i], NULL, work, (void *)(uintptr_t)i) == 0);
-	/* Tells that it lives, and how far it is, until the test has had enough. */
+	/* Reports its progress until the test ends it. */
 	for (;;) {
 		long long before = __atomic_load_n(&rounds, __ATOMIC_RELAXED);
 		while (__atomic_load_n(&rounds, __ATOMIC_RELAXED) < before + 100)

@@ -1,6 +1,6 @@
 /*
- * Holds memory in a container: 40 MB in blocks of which it frees every second one. SIGUSR1 makes it allocate more, for a recording;
- * SIGTERM ends it. As `... grow` a child grows without end at SIGUSR1, until it is killed. As `... pause` it holds nothing.
+ * Holds memory in a container: 40 MB in blocks, of which it frees every second one. SIGUSR1 makes it allocate more, for a recording;
+ * SIGTERM ends it. With `grow`, SIGUSR1 starts a child that grows until it is killed. With `pause` it holds nothing.
  */
 #define _GNU_SOURCE
 #include <signal.h>

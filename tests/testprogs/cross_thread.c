@@ -1,6 +1,6 @@
 /*
  * Blocks allocated by one thread and freed or resized by another, through a few shared slots, so that addresses are reused within
- * microseconds across threads. Arguments: threads, rounds of each.
+ * microseconds across threads. Arguments: threads, rounds per thread.
  */
 #include "truth.h"
 #include <pthread.h>
@@ -8,7 +8,7 @@
 #define SLOTS 64
 #define THREADS_MAX 16
 
-/* A block carries its own entry in its first bytes, so a slot is one pointer and can be exchanged atomically. */
+/* A block contains its own entry in its first bytes, so a slot is one pointer and can be exchanged atomically. */
 static struct block *slots[SLOTS];
 static int rounds;
 static pthread_barrier_t gate;

@@ -3,7 +3,7 @@
 
 SITE struct block site_deep(size_t n) { void *p = malloc(n); return TOOK(p, n); }
 
-/* The volatile local keeps each level a frame of its own. */
+/* The volatile local makes each level a separate frame. */
 SITE struct block descend(int depth, size_t n)
 {
 	volatile char local[24] = { 0 };

@@ -1,6 +1,6 @@
 /*
- * Opens a library while it runs and allocates through it. Arguments: the library, and "close" to close it again when all its blocks
- * are freed.
+ * Opens a library while running and allocates through it. Arguments: the library, and "close" to close it when all its blocks are
+ * freed.
  */
 #include "truth.h"
 #include <dlfcn.h>
@@ -50,6 +50,6 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < 100; i++)
 		site_main(500 + i);
 	truth_rendezvous("done");
-	/* jemalloc in a closed library leaves destructors behind: end without them. */
+	/* jemalloc in a closed library leaves destructors behind: end without running them. */
 	_exit(0);
 }

@@ -1,4 +1,4 @@
-/* Every C entry point, each with survivors and frees of known sizes, and frees of blocks from before the recording. */
+/* Every C entry point, each with survivors and frees of known sizes, and frees of blocks allocated before the recording. */
 #include "truth.h"
 #include <malloc.h>
 #ifndef TRUTH_STATIC
@@ -39,11 +39,11 @@ SITE struct block site_posix_memalign(size_t size)
 
 SITE struct block site_malloc_zero(void) { void *p = malloc(0); return TOOK(p, 0); }
 
-/* pvalloc is missing in musl and jemalloc. A static program leaves it out. */
+/* pvalloc is missing in musl and jemalloc. A static program skips it. */
 #ifndef TRUTH_STATIC
 SITE struct block site_pvalloc(size_t size) { void *p = pvalloc(size); return TOOK(p, size); }
 
-/* An allocator that lacks an entry point leaves glibc's in place, whose block its free does not know. */
+/* If an allocator lacks an entry point, glibc's is called, whose block the allocator's free does not accept. */
 static int same_allocator(const char *symbol)
 {
 	Dl_info a, b;
@@ -57,14 +57,14 @@ int main(int argc, char **argv)
 	for (int i = 0; i < ROUNDS; i++)
 		early[i] = early_malloc(100 + i);
 #ifndef TRUTH_STATIC
-	/* valgrind ends a program that calls it. */
+	/* valgrind terminates a program that calls it. */
 	int has_pvalloc = !(argc > 1 && strcmp(argv[1], "without-pvalloc") == 0) && same_allocator("pvalloc");
 #else
 	(void)argc, (void)argv;
 #endif
 	truth_rendezvous("ready");
 	for (int i = 0; i < ROUNDS; i++) {
-		/* Of each site two blocks are made and one dies. */
+		/* Each site allocates two blocks, and one is freed. */
 		block_free(site_malloc(24 + i));
 		site_malloc(1000 + i);
 		block_free(site_calloc(3, 100 + i));
@@ -88,7 +88,7 @@ int main(int argc, char **argv)
 			site_pvalloc(200);
 		}
 #endif
-		/* A third of the early blocks die, a third move, a third stay. */
+		/* A third of the early blocks are freed, a third move, a third stay. */
 		if (i % 3 == 0)
 			block_free(early[i]);
 		else if (i % 3 == 1)

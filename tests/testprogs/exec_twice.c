@@ -1,4 +1,4 @@
-/* Allocates, replaces its own image, and allocates again: the first heap is gone, and the second starts from nothing. */
+/* Allocates, replaces its own image, and allocates again: the first heap no longer exists, and the second starts empty. */
 #include "truth.h"
 
 SITE struct block site_first(size_t n) { void *p = malloc(n); return TOOK(p, n); }

@@ -1,4 +1,4 @@
-/* Failure returns: nothing may be entered for them, and a realloc that fails leaves its block alive. */
+/* Calls that fail: nothing may be recorded for them, and after a failed realloc the block is still live. */
 #include "truth.h"
 #include <malloc.h>
 #include <sys/resource.h>
@@ -13,7 +13,7 @@ SITE void *site_aligned_alloc_fails(size_t a, size_t n) { void *p = aligned_allo
 
 SITE int site_posix_memalign_fails(size_t a, size_t n)
 {
-	void *p = (void *)0x1234; /* stays as it was: a failing call does not write it */
+	void *p = (void *)0x1234; /* unchanged: a failing call does not write it */
 	int error = posix_memalign(&p, a, n);
 	if (!error)
 		TOOK(p, n);
@@ -22,9 +22,9 @@ SITE int site_posix_memalign_fails(size_t a, size_t n)
 
 int main(void)
 {
-	/* Through volatile: the compiler must not see that these cannot work. */
+	/* Volatile, so that the compiler does not see that these calls must fail. */
 	volatile size_t huge = (size_t)PTRDIFF_MAX - 4096, wraps = SIZE_MAX / 2 + 2;
-	/* A preloaded tcmalloc or mimalloc reserves address space in large steps: leave it room for the small blocks. */
+	/* A preloaded tcmalloc or mimalloc reserves address space in large steps: leave room for the small blocks. */
 	volatile size_t beyond_limit = (size_t)8 << 30;
 	struct block kept[64];
 	truth_rendezvous("ready");

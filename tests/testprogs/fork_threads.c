@@ -1,6 +1,6 @@
 /*
- * Forks while threads allocate. A child's heap is a copy: what the children free and allocate is not the parent's, whose ledger
- * alone is told.
+ * Forks while threads allocate. A child's heap is a copy: allocations and frees of the children do not affect the parent, and only the
+ * parent's ledger is printed.
  */
 #include "truth.h"
 #include <pthread.h>
@@ -24,7 +24,7 @@ static void *work(void *arg)
 		if (i % 500)
 			block_free(a);
 		block_free(b);
-		/* Enough for the forks to meet a thread inside; a bound for the recording. */
+		/* Enough for a fork to happen while a thread is in the allocator; bounded for the recording. */
 		if (i > 200000)
 			break;
 	}
@@ -56,7 +56,7 @@ int main(void)
 		REQUIRE(waitpid(child, &status, 0) == child);
 		errno = status;
 		REQUIRE(status == 0);
-		/* The parent's own frees and new blocks in between, at addresses that the child used too. */
+		/* Frees and allocations of the parent in between, at addresses that the child used too. */
 		block_free(inherited[c]);
 		inherited[c] = site_inherited(777);
 	}

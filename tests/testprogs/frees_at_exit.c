@@ -1,4 +1,4 @@
-/* Frees all that it has, and ends at once: its last records are many. */
+/* Frees all of its blocks and ends at once, so that it has many last records. */
 #include "truth.h"
 
 enum { BLOCKS = 30000 };

@@ -1,4 +1,4 @@
-"""Holds about 300 MB in large and small blocks and tells what they come to by the C library's own account."""
+"""Holds about 300 MB in large and small blocks and prints their sum according to the C library's own statistics."""
 
 import ctypes
 import os
@@ -21,12 +21,12 @@ def in_use():
 
 held = []
 for i in range(4000):
-    # Odd sizes, both sides of the mmap threshold.
+    # Odd sizes on both sides of the mmap threshold.
     held.append(bytearray(100_003 if i % 2 else 50_021))
 # Turnover, so that frees are counted too.
 for i in range(0, 4000, 10):
     held[i] = bytearray(150_000)
 held.append([str(i) * 3 for i in range(2000)])
 print("in use", in_use(), flush=True)
-# Without the interpreter's own end, which frees everything.
+# Skips the interpreter's shutdown, which frees everything.
 os._exit(0)

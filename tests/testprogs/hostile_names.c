@@ -1,5 +1,5 @@
-/* A process that names itself and its functions to do harm where they are shown. Symbols may hold any byte but 0; the assembler takes
- * them in quotes. */
+/* A process whose name and function names are crafted to do harm where they are displayed. Symbols may contain any byte but 0; the
+ * assembler accepts them in quotes. */
 #include "truth.h"
 #include <sys/prctl.h>
 

@@ -1,4 +1,4 @@
-/* jemalloc's own entry points. Sizes that resize in place are size classes, so that asked and usable size are the same. */
+/* jemalloc's own entry points. Sizes that resize in place are size classes, so that requested and usable size are equal. */
 #include "truth.h"
 #include <jemalloc/jemalloc.h>
 

@@ -1,4 +1,4 @@
-/* Keeps some blocks, tells the ledger, and allocates and frees until it is killed. */
+/* Keeps some blocks, prints the ledger, and allocates and frees until it is killed. */
 #include "truth.h"
 
 SITE struct block site_kept(size_t n) { void *p = malloc(n); return TOOK(p, n); }

@@ -1,4 +1,4 @@
-/* A process with many mappings, all between two rendezvous and after: every other page has another protection, so that they do not
+/* A process with many mappings between two rendezvous and after: every other page has a different protection, so that they do not
  * merge.
  *   many_mappings COUNT */
 #include "truth.h"

@@ -1,4 +1,4 @@
-/* Many threads that are there at once and allocate one after the other and all together.
+/* Many simultaneous threads that allocate one after the other and all together.
  *   many_threads COUNT */
 #include "truth.h"
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /*
- * More threads than cores that allocate and free blocks which are mappings of their own, and keep one in eight: a range that one thread
- * unmaps is the next thread's block at once, and must not be struck off with the old one.
+ * More threads than cores that allocate and free blocks with mappings of their own, and keep one in eight: a range that one thread
+ * unmaps immediately becomes another thread's block, which must not be removed with the old one.
  */
 #include "truth.h"
 #include <pthread.h>

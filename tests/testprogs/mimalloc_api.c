@@ -1,4 +1,4 @@
-/* mimalloc's own entry points. (Not mi_strdup and its kind: they inline the allocation and pass no entry point.) */
+/* mimalloc's own entry points. (Not mi_strdup and similar ones: they inline the allocation and call no entry point.) */
 #include "truth.h"
 #include <mimalloc.h>
 
@@ -46,7 +46,7 @@ RESIZE(mi_recalloc, mi_recalloc(old.ptr, 7, n), 7 * n)
 RESIZE(mi_realloc_aligned, mi_realloc_aligned(old.ptr, n, 128), n)
 RESIZE(mi_new_realloc, mi_new_realloc(old.ptr, n), n)
 
-/* Unlike realloc, it frees the block where it fails. */
+/* Unlike realloc, it frees the block if it fails. */
 SITE void site_mi_reallocf_fails(struct block old)
 {
 	volatile size_t huge = (size_t)PTRDIFF_MAX - 4096;
@@ -98,12 +98,12 @@ int main(void)
 		drop(site_mi_new_n(9, 9), i);
 		site_mi_new_n(10, 10);
 		for (size_t k = 0; k < sizeof resizes / sizeof *resizes; k++) {
-			/* From nothing, moved, in place, dropped; and one moved block survives. */
+			/* From NULL, moved, in place, freed; and one moved block survives. */
 			drop(resizes[k](resizes[k](resizes[k]((struct block){ 0 }, 40), 9000), 9001), i);
 			resizes[k](site_mi_malloc(100), 3000 + i);
 		}
 		site_mi_reallocf_fails(site_mi_malloc(200));
-		/* In place or not at all. */
+		/* In place or fails. */
 		struct block b = site_mi_malloc(1000);
 		REQUIRE(mi_expand(b.ptr, 100000) == NULL);
 	}

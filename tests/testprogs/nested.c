@@ -37,7 +37,7 @@ int main(void)
 	char text[] = "one line\nand another\n";
 	FILE *from = fmemopen(text, sizeof text - 1, "r");
 	REQUIRE(from);
-	/* The stream takes its buffer with the first seek: not a site's. */
+	/* The stream allocates its buffer with the first seek, outside of any site. */
 	rewind(from);
 	truth_rendezvous("ready");
 	for (int i = 0; i < 50; i++) {

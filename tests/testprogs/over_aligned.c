@@ -1,4 +1,4 @@
-/* Over-aligned blocks: from 16 bytes to 2 MiB, with sizes that are no multiples; freed and resized like any other. */
+/* Over-aligned blocks: from 16 bytes to 2 MiB, with sizes that are not multiples; freed and resized like others. */
 #include "truth.h"
 #include <malloc.h>
 

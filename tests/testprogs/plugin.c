@@ -1,9 +1,9 @@
-/* A library for dlopen. Built once plainly, and once with jemalloc linked in and its symbols local: an allocator of its own. */
+/* A library for dlopen. Built once without an allocator, and once with jemalloc linked in and local symbols: an allocator of its own. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Before dlopen returns. */
+/* Runs before dlopen returns. */
 __attribute__((constructor, noipa)) static void early_plugin(void)
 {
 	for (size_t i = 0; i < 64; i++) {

@@ -19,7 +19,7 @@ RESIZE(site_shrinks)
 RESIZE(site_mremap)
 RESIZE(site_from_early)
 
-/* glibc and tcmalloc free and return NULL; jemalloc and mimalloc hand out a block of size 0. Both are realloc(p, 0). */
+/* realloc(p, 0): glibc and tcmalloc free and return NULL; jemalloc and mimalloc return a block of size 0. */
 SITE struct block site_to_zero(struct block old)
 {
 	volatile size_t none = 0;
@@ -45,10 +45,10 @@ int main(void)
 	truth_rendezvous("ready");
 	for (size_t i = 0; i < 40; i++) {
 		site_from_null((struct block){ 0 }, 60 + i);
-		/* One byte more inside the rounding stays where it is. */
+		/* One byte more, within the rounding, stays in place. */
 		struct block b = site_in_place(site_malloc(97), 98);
 		site_in_place(b, 99);
-		/* A neighbour right behind keeps the block from growing in place. */
+		/* An adjacent block after it keeps the block from growing in place. */
 		b = site_malloc(100);
 		struct block wall = site_malloc(100);
 		b = site_moves(b, 3000 + i);

@@ -1,6 +1,6 @@
-/* Allocates, resizes and frees in rounds, each begun by the test; tells its ledger after each. For long recordings.
- * With TRUTH_FLUSH in the environment it first returns what its allocator keeps for the thread, where there is a call for that; with
- * TRUTH_PACE it sleeps a millisecond after each ten blocks. */
+/* Allocates, resizes and frees in rounds, each started by the test; prints its ledger after each. For long recordings.
+ * With TRUTH_FLUSH in the environment it first flushes the thread's cache, if its allocator has a call for that; with TRUTH_PACE it
+ * sleeps for a millisecond after every ten blocks. */
 #include "truth.h"
 
 #ifndef TRUTH_STATIC

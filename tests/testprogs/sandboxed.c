@@ -1,4 +1,4 @@
-/* A process that has given up nearly every system call by a seccomp filter that kills: a probe must not make it use another one. */
+/* A process that may make hardly any system call under a seccomp filter that kills it: a probe must not cause any other call. */
 #include "truth.h"
 #include <linux/audit.h>
 #include <linux/filter.h>

@@ -1,4 +1,4 @@
-/* Gives up root in the middle, which also makes its /proc files root's, and allocates on. */
+/* Drops root privileges while running, after which its /proc files belong to root, and continues to allocate. */
 #include "truth.h"
 #include <grp.h>
 

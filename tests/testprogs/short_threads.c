@@ -1,4 +1,4 @@
-/* Many short threads: thread caches come and go, and thread-specific destructors free after the thread's function has returned. */
+/* Many short threads: thread caches are created and destroyed, and thread-specific destructors free after the thread's function returns. */
 #include "truth.h"
 #include <pthread.h>
 

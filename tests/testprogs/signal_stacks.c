@@ -1,6 +1,6 @@
 /*
  * Signal handlers that allocate, on alternate stacks below and above the interrupted one, raised by the program itself and by a timer.
- * A handler stays out of the allocator while the program is in it, as C requires.
+ * A handler does not allocate while the program is in the allocator, as C requires.
  */
 #include "truth.h"
 #include <sys/mman.h>
@@ -74,7 +74,7 @@ int main(void)
 	REQUIRE(setitimer(ITIMER_REAL, &each, NULL) == 0);
 	for (size_t i = 0; timer_hits < FROM_TIMER; i++) {
 		drop(site_program(16 + i % 64));
-		/* Time outside the allocator, for the timer to come by, however long a traced call takes. */
+		/* Time outside the allocator in which the timer can fire, however long a traced call takes. */
 		for (volatile int idle = 0; idle < 20000; idle++)
 			;
 	}

@@ -1,4 +1,4 @@
-/* Tells how long a malloc/free pair takes, once for each byte from the test: the best of several batches. */
+/* Measures how long a malloc/free pair takes, once for each byte from the test: the best of several batches. */
 #include "truth.h"
 #include <time.h>
 

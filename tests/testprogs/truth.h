@@ -2,12 +2,12 @@
  * The test programs' own ledger and their rendezvous with the test.
  *
  * A *site* is a function, named site_* (or early_* for what a program allocates before it is ready), that makes one kind of
- * allocation. Each allocation is entered under the function that made it, each free is entered before it is made, so at a rendezvous
- * the sites' live bytes and counts are the truth that a recording must equal. The ledger lives in static arrays and is printed with
+ * allocation. Each allocation is entered for the function that made it, each free is entered before it is made, so at a rendezvous
+ * the sites' live bytes and counts are the truth that a recording must equal. The ledger is in static arrays and is printed with
  * write(2): nothing here passes through the traced allocator.
  *
  * Rendezvous: truth_rendezvous("ready") sends one line of JSON and waits for one byte. With TRUTH_SOCKET=PATH in the environment it
- * goes over that unix stream socket; without it the line goes to standard output and nothing is awaited, so that every program also
+ * uses that unix stream socket; without it the line goes to standard output and nothing is awaited, so that every program also
  * runs alone.
  *
  * Valid C11 and C++17, with glibc and musl.
@@ -32,7 +32,7 @@
 /* Sites of one program. The largest program has about 60. */
 #define TRUTH_SITES_MAX 128
 
-/* A function whose frame must be found: never inlined, cloned or folded into a twin. */
+/* A function whose frame must be found: never inlined, cloned or merged with an identical one. */
 #define SITE __attribute__((noipa))
 
 struct truth_site {
@@ -41,7 +41,7 @@ struct truth_site {
 	long long live_count;
 	long long allocated_bytes;
 	long long allocations;
-	int live_only; /* how often it allocates on the way is the C library's business: allocated_* say nothing */
+	int live_only; /* the number of allocations depends on the C library: allocated_* are not valid */
 };
 
 /* A block and the site that owns it. ptr == NULL: no block. */
@@ -65,7 +65,7 @@ __attribute__((noreturn, unused)) static void truth_fail(const char *what)
 	_exit(97);
 }
 
-/* Ends the program loudly where a test program's own assumption does not hold. */
+/* Ends the program with a message if an assumption of the test program does not hold. */
 #define REQUIRE(condition) ((condition) ? (void)0 : truth_fail(#condition))
 
 static struct truth_site *truth_site_named(const char *name)
@@ -99,7 +99,7 @@ __attribute__((unused)) static struct block truth_enter(struct truth_site *site,
 	return block;
 }
 
-/* Enters a block under the function that uses the macro. PTR is what the allocator returned, NULL enters nothing. */
+/* Enters a block for the function that uses the macro. PTR is what the allocator returned; NULL enters nothing. */
 #define TOOK(ptr, size)                                                                                                           \
 	(__extension__({                                                                                                          \
 		static struct truth_site *truth_cache;                                                                            \
@@ -111,7 +111,7 @@ __attribute__((unused)) static struct block truth_enter(struct truth_site *site,
 		truth_enter(truth_mine, (ptr), (size));                                                                           \
 	}))
 
-/* As TOOK, where only what lives is known: a libc function that resizes its block an unknown number of times. */
+/* As TOOK, if only the live block is known: a libc function that resizes its block an unknown number of times. */
 #define TOOK_LIVE_ONLY(ptr, size)                                                                                                 \
 	(__extension__({                                                                                                          \
 		struct block truth_block = TOOK(ptr, size);                                                                       \
@@ -125,13 +125,13 @@ __attribute__((unused)) static void truth_live_only(const char *name)
 	truth_site_named(name)->live_only = 1;
 }
 
-/* Enters a block under a function of another object, by its name. */
+/* Enters a block for a function of another object, by its name. */
 __attribute__((unused)) static struct block truth_took_by(const char *name, void *ptr, size_t size)
 {
 	return truth_enter(truth_site_named(name), ptr, size);
 }
 
-/* Strikes a block off. Before the free, so that another thread that gets the address again cannot be entered first. */
+/* Removes a block. Called before the free, so that another thread that gets the address again cannot be entered first. */
 __attribute__((unused)) static void truth_strike(struct block block)
 {
 	if (!block.ptr)
@@ -140,7 +140,7 @@ __attribute__((unused)) static void truth_strike(struct block block)
 	__atomic_fetch_sub(&block.site->live_count, 1, __ATOMIC_RELAXED);
 }
 
-/* Takes a strike back: the block lives on (a realloc that failed). Not a new allocation. */
+/* Reverts a removal: the block is still live (a realloc that failed). Not a new allocation. */
 __attribute__((unused)) static void truth_restore(struct block block)
 {
 	if (!block.ptr)
@@ -155,7 +155,7 @@ __attribute__((unused)) static void block_free(struct block block)
 	free(block.ptr);
 }
 
-/* Forgets everything: for a process whose heap is gone or is a copy (after fork, the child). */
+/* Clears the ledger: for a process whose heap no longer exists or is a copy (the child after a fork). */
 __attribute__((unused)) static void truth_forget(void)
 {
 	for (int i = 0; i < truth_sites_len; i++) {
@@ -207,7 +207,7 @@ static void truth_write(int fd, const char *from, size_t len)
 	}
 }
 
-/* Tells the ledger as one line of JSON, without waiting. EXTRA: further members, each starting with a comma, or "". */
+/* Prints the ledger as one line of JSON, without waiting. EXTRA: further members, each starting with a comma, or "". */
 __attribute__((unused)) static void truth_tell(const char *phase, const char *extra)
 {
 	static char line[TRUTH_SITES_MAX * 192 + 1024];
@@ -224,7 +224,7 @@ __attribute__((unused)) static void truth_tell(const char *phase, const char *ex
 	truth_write(truth_fd >= 0 ? truth_fd : 1, line, len);
 }
 
-/* Waits for the test's byte. The test gone: so is the reason to run. */
+/* Waits for the test's byte; ends if the test has ended. */
 __attribute__((unused)) static void truth_await(void)
 {
 	char byte;
@@ -238,7 +238,7 @@ __attribute__((unused)) static void truth_await(void)
 		_exit(96);
 }
 
-/* Tells the ledger and waits. */
+/* Prints the ledger and waits. */
 __attribute__((unused)) static void truth_rendezvous(const char *phase)
 {
 	truth_tell(phase, "");

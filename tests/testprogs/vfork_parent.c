@@ -1,5 +1,5 @@
-/* A parent that waits in vfork, which no signal wakes: state D, for as long as its child does not let it go. The child waits for the
- * test's byte. */
+/* A parent that waits in vfork, which signals do not interrupt: it is in state D until its child executes or ends. The child waits for
+ * the test's byte. */
 #include "truth.h"
 #include <sys/wait.h>
 

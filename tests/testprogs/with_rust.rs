@@ -1,6 +1,6 @@
-//! Boxes, vectors that grow, zeroed and over-aligned blocks on Rust's system allocator, kept or dropped. The ledger is what was asked
-//! of the allocator: a vector's growth is a realloc of its block. With the argument `rounds` it fills and empties a table, in rounds that
-//! the test begins.
+//! Boxes, vectors that grow, zeroed and over-aligned blocks on Rust's system allocator, kept or dropped. The ledger counts requests to the
+//! allocator: a vector's growth is a realloc of its block. With the argument `rounds` it fills and empties a table, in rounds started by
+//! the test.
 
 use std::alloc::{Layout, alloc, alloc_zeroed};
 use std::hint::black_box;
@@ -78,7 +78,7 @@ fn once(stream: &mut UnixStream) {
     rendezvous(stream, "done", &sites.join(","));
 }
 
-/// As rounds.c does it.
+/// As in rounds.c.
 fn rounds(stream: &mut UnixStream, mut table: Vec<Vec<u8>>, flush: fn()) -> ! {
     let (mut random, mut made_bytes, mut made) = (88_172_645_463_325_252_u64, 0, 0);
     let paced = std::env::var_os("TRUTH_PACE").is_some();
@@ -105,7 +105,7 @@ fn rounds(stream: &mut UnixStream, mut table: Vec<Vec<u8>>, flush: fn()) -> ! {
     }
 }
 
-/// The program. `flush` returns what the allocator keeps for the thread.
+/// The program. `flush` flushes the allocator's cache of the thread.
 pub fn run(flush: fn()) {
     let mut stream = UnixStream::connect(std::env::var("TRUTH_SOCKET").unwrap()).unwrap();
     let table = vec![Vec::new(); 4096];

@@ -1,4 +1,4 @@
-//! `fragprof top` as a user meets it: on a pseudo terminal, in a pipe, and when things end.
+//! `fragprof top` as seen by a user: on a pseudo terminal, in a pipe, and when the process, the agent or the terminal ends.
 
 pub mod terminal;
 
@@ -13,9 +13,9 @@ use terminal::{Screen, Terminal};
 use crate::support::process::{Process, run};
 use crate::support::{LIMIT, bpf};
 
-/// Bytes that live at `steady_site`, as `steady.c` has it.
+/// Live bytes of `steady_site` in `steady.c`.
 const STEADY_BYTES: u64 = 100 * 1000;
-/// Says to the test that is run by another test that it is.
+/// Set for a test that is run by another test.
 const ON_A_TERMINAL: &str = "FRAGPROF_TEST_ON_A_TERMINAL";
 
 fn steady_program() -> PathBuf {
@@ -31,7 +31,7 @@ fn steady_program() -> PathBuf {
         .clone()
 }
 
-/// The same with a heap that is worth watching: the list leaves out small processes.
+/// The same with a large heap: the list omits small processes.
 fn large() -> Process {
     let program = crate::support::build::output_dir().join("top-large");
     std::fs::copy(steady_program(), &program).unwrap();
@@ -60,7 +60,7 @@ fn has_settled(screen: &Screen) -> bool {
     screen.field("live").is_some_and(|text| text.contains("in 100 blocks")) && !screen.has("not known yet") && screen.has("steady_site")
 }
 
-/// The number of bytes that people read there.
+/// Parses a displayed number of bytes.
 fn bytes(text: &str) -> f64 {
     let mut words = text.split_whitespace();
     let number: f64 = words.next().unwrap().replace(',', "").parse().unwrap();
@@ -69,7 +69,7 @@ fn bytes(text: &str) -> f64 {
     number * 1024f64.powi(i32::try_from(units.iter().position(|u| *u == unit).unwrap()).unwrap())
 }
 
-/// Asserts that two numbers differ by no more than a share of the first.
+/// Asserts that two numbers differ by at most a fraction of the first.
 #[track_caller]
 fn assert_near(what: &str, a: f64, b: f64, share: f64) {
     assert!((a - b).abs() <= a.abs() * share + 1.0, "{what}: {a} and {b}");
@@ -82,7 +82,7 @@ fn once(pid: u32) -> Value {
 }
 
 #[test]
-fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
+fn the_screen_agrees_with_the_json_and_with_the_program() {
     let Some(_bpf) = bpf() else { return };
     let target = steady();
     let terminal = watching(target.pid());
@@ -99,7 +99,7 @@ fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
 
     let heap = screen.field("heap").unwrap();
     let behind = |word: &str| bytes(heap.split(word).nth(1).unwrap());
-    // The 8 MiB from before the attach are in the heap.
+    // The 8 MiB allocated before the attach are in the heap.
     let extent = process["extent_bytes"].as_f64().unwrap();
     assert!(extent >= f64::from(8 << 20) + STEADY_BYTES as f64, "{extent}");
     assert_near("extent", extent, behind("extent "), 0.005);
@@ -110,7 +110,7 @@ fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
     let rate = screen.field("rate").unwrap();
     let per_second: f64 = rate.split_whitespace().next().unwrap().replace(',', "").parse().unwrap();
     assert!((100.0..20_000.0).contains(&per_second), "{rate}");
-    assert_near("bytes a second", per_second * 1000.0, bytes(rate.split(", ").nth(1).unwrap()), 0.01);
+    assert_near("bytes per second", per_second * 1000.0, bytes(rate.split(", ").nth(1).unwrap()), 0.01);
     assert_near("rate", process["allocations_per_s"].as_f64().unwrap(), per_second, 0.5);
 
     let stack = &process["stacks"][0];
@@ -121,7 +121,7 @@ fn what_is_on_the_screen_is_what_json_says_and_what_the_program_holds() {
 }
 
 #[test]
-fn every_way_out_leaves_the_terminal_as_it_was() {
+fn every_kind_of_exit_restores_the_terminal() {
     let Some(_bpf) = bpf() else { return };
     let target = steady();
     let keys = [("q", "q"), ("Ctrl-C", "\u{3}"), ("Esc", "\u{1b}")].map(|(way, key)| (way, Ok(key)));
@@ -135,12 +135,12 @@ fn every_way_out_leaves_the_terminal_as_it_was() {
             Err(signal) => terminal.signal(signal),
         }
         assert!(terminal.wait().success(), "{way}");
-        terminal.assert_put_back();
+        terminal.assert_restored();
     }
 }
 
 #[test]
-fn the_last_picture_of_a_process_that_was_killed_stays_until_a_key() {
+fn the_last_picture_of_a_killed_process_stays_until_a_key_is_pressed() {
     let Some(_bpf) = bpf() else { return };
     let target = steady();
     let mut terminal = watching(target.pid());
@@ -151,11 +151,11 @@ fn the_last_picture_of_a_process_that_was_killed_stays_until_a_key() {
     assert!(screen.has("steady_site") && screen.alternate);
     terminal.press("x");
     assert!(terminal.wait().success());
-    terminal.assert_put_back();
+    terminal.assert_restored();
 }
 
 #[test]
-fn keys_show_help_a_stack_in_full_and_only_what_the_filter_finds() {
+fn keys_show_help_a_full_stack_and_the_filtered_stacks() {
     let Some(_bpf) = bpf() else { return };
     let target = steady();
     let mut terminal = watching(target.pid());
@@ -171,7 +171,7 @@ fn keys_show_help_a_stack_in_full_and_only_what_the_filter_finds() {
 }
 
 #[test]
-fn another_size_of_the_terminal_gets_another_picture() {
+fn resizing_the_terminal_redraws_the_picture() {
     let Some(_bpf) = bpf() else { return };
     let target = steady();
     let terminal = watching(target.pid());
@@ -210,7 +210,7 @@ fn in_a_pipe_samples_are_text_until_the_process_ends() {
 }
 
 #[test]
-fn json_samples_come_one_a_line() {
+fn json_samples_are_one_per_line() {
     let Some(_bpf) = bpf() else { return };
     let target = steady();
     let watcher = Process::start(top().args(["--json", "-i", "200ms", "-p", &target.pid().to_string()]));
@@ -222,7 +222,7 @@ fn json_samples_come_one_a_line() {
 }
 
 #[test]
-fn a_process_that_is_not_there_is_an_error_and_the_terminal_is_not_touched() {
+fn a_missing_process_is_an_error_and_the_terminal_is_not_touched() {
     let Some(_bpf) = bpf() else { return };
     // pid_max is at most 2^22.
     let mut terminal = Terminal::start(top().args(["-p", "8388608"]), 80, 24);
@@ -255,17 +255,17 @@ fn without_an_agent_all_processes_are_shown_with_their_ladders_and_one_of_them_i
     terminal.wait_for("the recording", |screen| screen.has("steady_site"));
     terminal.press("q");
     assert!(terminal.wait().success());
-    terminal.assert_put_back();
+    terminal.assert_restored();
 }
 
 #[test]
-fn a_panic_puts_the_terminal_back_before_its_message() {
+fn a_panic_restores_the_terminal_before_its_message() {
     let name = "top::panics_on_a_terminal";
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--ignored", "--nocapture"]).env(ON_A_TERMINAL, "1");
     let mut terminal = Terminal::start(&mut command, 80, 24);
     assert!(!terminal.wait().success());
-    terminal.assert_put_back();
+    terminal.assert_restored();
     let written = terminal.written();
     let (taken, left) = (written.find("\u{1b}[?1049h").unwrap(), written.find("\u{1b}[?1049l").unwrap());
     let message = written.find("a view failed").unwrap();
@@ -273,7 +273,7 @@ fn a_panic_puts_the_terminal_back_before_its_message() {
 }
 
 #[test]
-#[ignore = "run by a_panic_puts_the_terminal_back_before_its_message"]
+#[ignore = "run by a_panic_restores_the_terminal_before_its_message"]
 fn panics_on_a_terminal() {
     if std::env::var_os(ON_A_TERMINAL).is_none() {
         return;
@@ -282,7 +282,7 @@ fn panics_on_a_terminal() {
     screen.draw(|_| panic!("a view failed")).unwrap();
 }
 
-/// The exit status of a view whose guard ended it.
+/// The exit status of a view that was ended by its guard.
 const GUARDED: i32 = 129;
 
 #[test]
@@ -298,7 +298,7 @@ fn the_view_ends_with_its_terminal_with_and_without_a_signal() {
                 let mut terminal = start(top().args(["-i", "200ms"]).args(args), 120, 30);
                 terminal
                     .wait_for("a picture", |screen| screen.alternate && screen.lines.iter().filter(|line| !line.is_empty()).count() > 2);
-                // The beginning of a key that never comes whole: the program waits for its rest when the terminal goes.
+                // The beginning of an incomplete key sequence: the program waits for the rest when the terminal closes.
                 terminal.press(keys);
                 terminal.hang_up();
                 let status = terminal.wait();
@@ -307,6 +307,6 @@ fn the_view_ends_with_its_terminal_with_and_without_a_signal() {
             }
         }
     }
-    // The guard is for the moment between the look at the terminal and the read; a busy machine meets it now and then.
-    assert!(by_itself > 0, "none ended by itself");
+    // The guard covers the moment between the check of the terminal and the read, which a busy machine hits occasionally.
+    assert!(by_itself > 0, "none ended without the guard");
 }

@@ -1,5 +1,5 @@
-// Allocates at a steady rate: from the second round on, 100 blocks of 1,000 bytes of `steady_site` live, and every 10 ms each of them is
-// freed and allocated again. A block of 8 MiB, or as many as the argument says, from before lives too. Ends when its standard input does.
+// Allocates at a steady rate: from the second round on, 100 blocks of 1,000 bytes of `steady_site` are live, and every 10 ms each of them
+// is freed and allocated again. An earlier block of 8 MiB, or of the MiB given as argument, is live too. Ends with its standard input.
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! A program on a pseudo terminal: what it wrote, what that looks like, what it left behind.
+//! A program on a pseudo terminal: its output, the resulting screen, and the state of the terminal afterwards.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,10 +16,10 @@ use rustix::termios::{LocalModes, Termios, tcgetattr};
 
 use crate::support::LIMIT;
 
-/// Cells kept of a screen; larger than any terminal of the tests.
+/// Rows and columns of the emulated screen; larger than any terminal of the tests.
 const ROWS: usize = 80;
 const COLUMNS: usize = 250;
-/// How long one wait for what is written lasts.
+/// Timeout of one wait for output.
 const READ_FOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 type Written = Arc<(Mutex<Vec<u8>>, Condvar)>;
@@ -27,7 +27,7 @@ type Written = Arc<(Mutex<Vec<u8>>, Condvar)>;
 /// A program on a terminal of its own, killed when dropped.
 pub struct Terminal {
     master: Option<File>,
-    /// Kept open, so that what the program left behind can be looked at when it has ended.
+    /// Kept open, so that the terminal's state can be checked after the program has ended.
     slave: OwnedFd,
     before: Termios,
     child: Child,
@@ -36,9 +36,9 @@ pub struct Terminal {
     reader: Option<JoinHandle<()>>,
 }
 
-/// What is on a terminal.
+/// The contents of a terminal.
 pub struct Screen {
-    /// Its lines, without the blanks at their ends.
+    /// Its lines, without trailing blanks.
     pub lines: Vec<String>,
     /// Whether the alternate screen is shown.
     pub alternate: bool,
@@ -49,7 +49,7 @@ pub struct Screen {
 }
 
 impl Terminal {
-    /// Starts a command on a terminal of this size, which is that of its session.
+    /// Starts a command on a terminal of this size, which is its controlling terminal.
     pub fn start(command: &mut Command, columns: u16, rows: u16) -> Self {
         Self::start_with(command, columns, rows, true)
     }
@@ -101,19 +101,19 @@ impl Terminal {
         Self { master: Some(master), slave, before, child, written, has_ended, reader: Some(reader) }
     }
 
-    /// Ends the terminal, like closing a window: the other side has no holder any more.
+    /// Hangs up the terminal, like closing a window.
     pub fn hang_up(&mut self) {
         self.has_ended.store(true, Ordering::Relaxed);
         self.reader.take().unwrap().join().unwrap();
         self.master = None;
     }
 
-    /// Types.
+    /// Types keys.
     pub fn press(&mut self, keys: &str) {
         self.master.as_ref().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Gives the terminal another size.
+    /// Resizes the terminal.
     pub fn resize(&self, columns: u16, rows: u16) {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the size outlives the call.
@@ -125,17 +125,17 @@ impl Terminal {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// What is on it now.
+    /// Its current contents.
     pub fn screen(&self) -> Screen {
         Screen::of(&String::from_utf8_lossy(&self.written.0.lock().unwrap()))
     }
 
-    /// Everything that was written.
+    /// The entire output.
     pub fn written(&self) -> String {
         String::from_utf8_lossy(&self.written.0.lock().unwrap()).into_owned()
     }
 
-    /// Waits until what is on it satisfies `wanted`.
+    /// Waits until its contents satisfy `wanted`.
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&Screen) -> bool) -> Screen {
         let deadline = Instant::now() + LIMIT;
         let mut written = self.written.0.lock().unwrap();
@@ -145,12 +145,12 @@ impl Terminal {
                 return screen;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "waited in vain for {what}:\n{}", screen.lines.join("\n"));
+            assert!(!left.is_zero(), "timed out waiting for {what}:\n{}", screen.lines.join("\n"));
             written = self.written.1.wait_timeout(written, left.min(Duration::from_secs(1))).unwrap().0;
         }
     }
 
-    /// Waits for the program's end and the last it wrote.
+    /// Waits for the program's end and its last output.
     pub fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -162,28 +162,28 @@ impl Terminal {
         }
     }
 
-    /// Asserts that the terminal is as it was before the program: its modes, its screen, its cursor.
-    pub fn assert_put_back(&self) {
+    /// Asserts that the terminal is restored to its state before the program: its modes, its screen, its cursor.
+    pub fn assert_restored(&self) {
         let after = tcgetattr(&self.slave).unwrap();
         assert!(after.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG), "{:?}", after.local_modes);
         assert_eq!(after.local_modes, self.before.local_modes);
         assert_eq!(after.input_modes, self.before.input_modes);
         assert_eq!(after.output_modes, self.before.output_modes);
-        let screen = self.wait_for("the terminal to be put back", |screen| !screen.alternate && !screen.cursor_hidden);
+        let screen = self.wait_for("the terminal to be restored", |screen| !screen.alternate && !screen.cursor_hidden);
         assert!(!screen.alternate);
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Both fail only for a child that is reaped already.
+        // Both fail only for a child that is already reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Screen {
-    /// The screen after this was written: cursor moves, clearing, colours and the alternate screen, as ECMA-48 and xterm have them.
+    /// The screen after this output: cursor moves, clearing, colours and the alternate screen, as defined by ECMA-48 and xterm.
     fn of(written: &str) -> Self {
         let mut cells = vec![vec![' '; COLUMNS]; ROWS];
         let mut screen = Self { lines: Vec::new(), alternate: false, cursor_hidden: false, coloured: false };
@@ -237,7 +237,7 @@ impl Screen {
         self.lines.iter().any(|line| line.contains(text))
     }
 
-    /// What stands behind a label at a line's start.
+    /// The text after a label at the start of a line.
     pub fn field(&self, label: &str) -> Option<&str> {
         self.lines.iter().find_map(|line| line.strip_prefix(label)).map(str::trim_start)
     }

@@ -1,4 +1,4 @@
-//! The columns of the table: every call, estimates, the census; each compared with the ledger that ran in the same process.
+//! The columns of the table: every call, estimates, the census; each compared with the ledger in the same process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::support::recording::fragprof;
 /// A cell with the name of its column.
 pub type Named = (&'static str, Cell);
 
-/// What one process did.
+/// Figures of one process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Figures {
     allocations: u64,
@@ -32,7 +32,7 @@ struct Figures {
 /// One of its figures.
 type Of = fn(&Figures) -> u64;
 
-/// By process: of all its images what was made, of the last one what lives.
+/// By process: the allocations of all of its images, the live blocks of the last one.
 fn truth_by_process(entries: &[Entry]) -> BTreeMap<u32, Figures> {
     let mut all: BTreeMap<u32, Figures> = BTreeMap::new();
     for entry in entries {
@@ -62,7 +62,7 @@ fn seen_by_process(page: &Value) -> BTreeMap<u32, Figures> {
     all
 }
 
-/// Sums over processes, and of each that differs its program with both numbers.
+/// Sums over processes, and both numbers for each process that differs.
 fn summed(entries: &[Entry], truth: &BTreeMap<u32, Figures>, seen: &BTreeMap<u32, Figures>, of: Of, allowed: Of) -> Cell {
     let mut sums = (0, 0);
     let mut differ: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
@@ -75,20 +75,20 @@ fn summed(entries: &[Entry], truth: &BTreeMap<u32, Figures>, seen: &BTreeMap<u32
             *one = (one.0 + told, one.1 + was, one.2 + allowed(figures));
         }
     }
-    // What a child of vfork allocates before its exec lies on its parent's heap, and in its parent's ledger.
+    // Blocks that a child of vfork allocates before its exec are on its parent's heap and in its parent's ledger.
     if differ.is_empty() || sums.0 == sums.1 {
         return within(sums.0, sums.1, u64::MAX, "");
     }
     let words = |(name, (told, was, allowed)): (&String, &(u64, u64, u64))| {
-        format!("{name} {}", within(*told, *was, *allowed, "the order of calls of several threads is nobody's").text())
+        format!("{name} {}", within(*told, *was, *allowed, "the order of simultaneous calls is not known").text())
     };
     let list: Vec<String> = differ.iter().map(words).collect();
     Cell::Wrong(list.join("; "))
 }
 
-/// `fragprof record -- PROGRAM`, each call. The second: how many blocks its busiest process made.
+/// `fragprof record -- PROGRAM`, every call. The second value: the number of blocks that its busiest process allocated.
 pub fn recorded(prepared: &Prepared) -> Result<(Vec<Named>, u64), String> {
-    let folder = TempDir::new().expect("a temporary directory can be made");
+    let folder = TempDir::new().expect("a temporary directory can be created");
     let file = folder.path().join("out.pb.gz");
     let rounds = prepared.rounds;
     let mut running = prepared.record(rounds, &file)?;
@@ -100,7 +100,7 @@ pub fn recorded(prepared: &Prepared) -> Result<(Vec<Named>, u64), String> {
     let page = report(&file)?;
     let entries = running.ledgers.all();
     if let Some(broken) = entries.iter().find(|entry| entry.missed() > 0) {
-        return Err(format!("the ledger of {} had no room for {} blocks", broken.program(), broken.missed()));
+        return Err(format!("the ledger of {} overflowed by {} blocks", broken.program(), broken.missed()));
     }
     let (truth, seen) = (truth_by_process(&entries), seen_by_process(&page));
     let found = truth.keys().filter(|pid| seen.contains_key(pid)).count();
@@ -119,8 +119,8 @@ pub fn recorded(prepared: &Prepared) -> Result<(Vec<Named>, u64), String> {
     let losses: Vec<String> =
         page["losses"].as_object().into_iter().flatten().filter(|(_, n)| n.as_u64() != Some(0)).map(|(k, n)| format!("{k} {n}")).collect();
     let losses = if losses.is_empty() { "none".to_owned() } else { losses.join(", ") };
-    // What is said to be lost is told beside what is; it makes no wrong figure a right one.
-    cells.push(("losses told", Cell::None(losses)));
+    // Reported losses are listed; they do not make a wrong figure right.
+    cells.push(("losses", Cell::None(losses)));
     let made = entries.iter().map(Entry::allocations).max().unwrap_or(0);
     Ok((cells, made))
 }
@@ -130,13 +130,13 @@ pub fn recorded(prepared: &Prepared) -> Result<(Vec<Named>, u64), String> {
 pub enum Tier {
     /// Windows under a budget of 1 %.
     Governed,
-    /// The in-process sampler, each 64 KiB.
+    /// The in-process sampler, with an interval of 64 KiB.
     Sampled,
 }
 
-/// One recording: the page, and the program's own ledger since the recording began.
+/// One recording: the report, and the program's own ledger since the recording began.
 fn estimated(prepared: &Prepared, tier: Tier, rounds: u64) -> Result<(Value, Entry), String> {
-    let folder = TempDir::new().expect("a temporary directory can be made");
+    let folder = TempDir::new().expect("a temporary directory can be created");
     let file = folder.path().join("out.pb.gz");
     let start = if tier == Tier::Sampled { Start::KeptAndSampled } else { Start::Kept };
     let mut running = prepared.start(rounds, start)?;
@@ -165,7 +165,7 @@ fn estimated(prepared: &Prepared, tier: Tier, rounds: u64) -> Result<(Value, Ent
     Ok((page, entry))
 }
 
-/// A figure of a page and its error; a lower bound has a name of its own, and no error.
+/// A figure of a report and its error; a lower bound has a name of its own, and no error.
 fn figure(page: &Value, key: &str, truth: u64) -> Option<Estimate> {
     let total = |suffix: &str| page["totals"][format!("{key}_{suffix}")].as_f64();
     let truth = truth as f64;
@@ -176,7 +176,7 @@ fn figure(page: &Value, key: &str, truth: u64) -> Option<Estimate> {
     }
 }
 
-/// Several recordings of one program: how often the stated intervals cover what the ledger counted.
+/// Several recordings of one program: how often the stated intervals cover the ledger's count.
 pub fn estimates(prepared: &Prepared, tier: Tier, repeats: u32) -> Vec<Named> {
     let (allocations, bytes, live) = match tier {
         Tier::Governed => ("governed allocations", "governed bytes", None),
@@ -202,18 +202,18 @@ pub fn estimates(prepared: &Prepared, tier: Tier, repeats: u32) -> Vec<Named> {
     columns.into_iter().zip(&found).filter_map(|(column, list)| Some((column?, coverage(list)))).collect()
 }
 
-/// Bytes of a process's own memory that the kernel has in frames.
+/// Resident bytes of a process's anonymous memory.
 fn anonymous_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("Anonymous:")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Keeps the program at a call in the middle of its work. `made`: the blocks it makes in all.
+/// Stops the program at a call in the middle of its work. `made`: the total number of blocks that it allocates.
 fn hold(prepared: &Prepared, made: u64) -> Result<(Running, Option<Process>, Entry), String> {
     let rounds = prepared.rounds;
     for part in [2, 4, 10] {
-        // Of several processes each would be kept, and nobody lets the others go.
+        // With several processes each would be stopped, and the others would never be resumed.
         let at = (made / part).max(1);
         let start = if prepared.program.is_tree { Start::AtOnce } else { Start::UntilAllocation(at) };
         let running = prepared.start(rounds, start)?;
@@ -229,11 +229,11 @@ fn hold(prepared: &Prepared, made: u64) -> Result<(Running, Option<Process>, Ent
         };
         let Some(entry) = entry else { continue };
         entry.ask(Request::Hold);
-        if wait_while_alive(&entry, "the program stays at a call", || entry.answered(Request::Hold)).is_ok() {
+        if wait_while_alive(&entry, "the program stops at a call", || entry.answered(Request::Hold)).is_ok() {
             return Ok((running, load, entry));
         }
     }
-    Err("it ended before it could be kept at a call".into())
+    Err("it ended before it could be stopped at a call".into())
 }
 
 /// Sum over the heaps of a census.
@@ -249,13 +249,13 @@ fn census_page(pid: u32) -> Result<Value, String> {
     serde_json::from_str(&done.out).map_err(|e| e.to_string())
 }
 
-/// The census of the program in the middle of its work, kept at a call, against the ledger's own walk and the allocator's account; and
-/// what a trim returns.
+/// Compares a census of the program, stopped at a call in the middle of its work, with the ledger and the allocator's statistics; and the
+/// predicted effect of a trim with the actual one.
 pub fn census(prepared: &Prepared, made: u64) -> Result<Vec<Named>, String> {
     let (running, load, entry) = hold(prepared, made)?;
     let page = census_page(entry.pid)?;
     let at = entry.again();
-    // A thread that only frees has a cache, too.
+    // A thread that only frees has a cache too.
     let threads = fs::read_dir(format!("/proc/{}/task", entry.pid)).map_or(0, |tasks| tasks.count() as u64);
     let before = anonymous_bytes(entry.pid);
     entry.ask(Request::Trim);
@@ -276,13 +276,13 @@ pub fn census(prepared: &Prepared, made: u64) -> Result<Vec<Named>, String> {
     )];
     match at.allocator() {
         Allocator::Glibc => {
-            // A thread's cache is a block that glibc allocates by itself; threads that ended have none.
+            // A thread's cache is a block that glibc allocates itself; threads that have ended have none.
             cells.push(("blocks", within(blocks, at.account(0), threads, "a cache for each thread")));
-            // Chunk = usable bytes and one word; where it is a mapping of its own, the mapping.
+            // A chunk has the usable bytes and one word; a chunk with its own mapping has the size of the mapping.
             let heap_blocks = at.account(0) - at.account(2);
             let chunks = at.account(1) - at.account(3) + 8 * heap_blocks + at.account(5);
             cells.push(("live", within(live, chunks, 0x2a0 * threads, "a cache for each thread")));
-            // glibc counts its fence posts as in use, and the fast bins as free.
+            // glibc counts its fenceposts as in use, and the fast bins as free.
             let in_use = at.account(6) + at.account(5);
             let cached = sum(&page, "cached_bytes").saturating_sub(sum(&page, "fastbin_bytes"));
             cells.push(("in use", exact(live + cached + sum(&page, "overhead_bytes"), in_use)));
@@ -292,24 +292,32 @@ pub fn census(prepared: &Prepared, made: u64) -> Result<Vec<Named>, String> {
             cells.push(("trimmed", within(sum(&page, "trimmable_bytes"), given, 4 * 4096, "pages that the call touches")));
         }
         Allocator::Jemalloc | Allocator::Tcmalloc => {
-            // Blocks in a thread's cache look alive from outside, as the documentation says: no less than live, no more than allocated.
+            // Blocks in a thread's cache look live from outside, as documented: at least the live bytes, at most the allocated ones.
             let most = at.account(4) + if at.allocator() == Allocator::Tcmalloc { at.account(8) } else { 0 };
             let (least, allowed) = (at.account(1), most.saturating_sub(at.account(1)));
             cells.push(("blocks", within(blocks, at.account(0), blocks / 5, "blocks in the threads' caches")));
-            cells.push(("live", within(live, least, allowed, "what the allocator's account has more than the ledger: caches of threads")));
+            cells.push((
+                "live",
+                within(live, least, allowed, "blocks in the threads' caches: the allocator counts them, the ledger does not"),
+            ));
             if at.allocator() == Allocator::Jemalloc {
                 cells.push((
                     "in use",
-                    within(sum(&page, "allocator_resident_bytes"), at.account(6), 1 << 16, "the account's own pages: stats.resident"),
+                    within(
+                        sum(&page, "allocator_resident_bytes"),
+                        at.account(6),
+                        1 << 16,
+                        "pages of the statistics themselves: stats.resident",
+                    ),
                 ));
-                cells.push(("extent", Cell::None(format!("{} beside stats.mapped {}", sum(&page, "extent_bytes"), at.account(7)))));
+                cells.push(("extent", Cell::None(format!("{}, stats.mapped {}", sum(&page, "extent_bytes"), at.account(7)))));
             } else {
-                cells.push(("in use", Cell::None(format!("{} beside current_allocated_bytes {}", live, at.account(4)))));
+                cells.push(("in use", Cell::None(format!("{}, current_allocated_bytes {}", live, at.account(4)))));
                 cells.push(("extent", exact(sum(&page, "extent_bytes"), at.account(5))));
             }
-            cells.push(("trimmed", Cell::None("no call".into())));
+            cells.push(("trimmed", Cell::None("no such call".into())));
         }
-        Allocator::Unknown => return Err("no account".into()),
+        Allocator::Unknown => return Err("no statistics".into()),
     }
     Ok(cells)
 }

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-/// What is said of a figure.
+/// The result for a figure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
-    /// It is the truth, within what is allowed.
+    /// It equals the truth, within the allowed difference.
     Good(String),
-    /// It cannot be held against a truth, with the reason.
+    /// It cannot be compared with a truth, with the reason.
     None(String),
-    /// It is not.
+    /// It does not equal the truth.
     Wrong(String),
 }
 
@@ -23,14 +23,14 @@ impl Cell {
         }
     }
 
-    /// Its words.
+    /// Its text.
     pub fn text(&self) -> &str {
         match self {
             Self::Good(text) | Self::None(text) | Self::Wrong(text) => text,
         }
     }
 
-    /// What was written by [`Cell::mark`] and [`Cell::text`].
+    /// Parses the output of [`Cell::mark`] and [`Cell::text`].
     pub fn parse(mark: &str, text: &str) -> Self {
         match mark {
             "good" => Self::Good(text.into()),
@@ -40,7 +40,7 @@ impl Cell {
     }
 }
 
-/// A number with a comma behind each third digit.
+/// A number with commas between groups of three digits.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -53,7 +53,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A figure that may be off by at most `allowed`, for a reason that is stated if it is not zero.
+/// A figure that may differ by at most `allowed`, with the reason if that is not zero.
 pub fn within(seen: u64, truth: u64, allowed: u64, reason: &str) -> Cell {
     if seen.abs_diff(truth) <= allowed {
         return Cell::Good(if seen == truth { grouped(truth) } else { format!("{} of {}", grouped(seen), grouped(truth)) });
@@ -65,7 +65,7 @@ pub fn within(seen: u64, truth: u64, allowed: u64, reason: &str) -> Cell {
     Cell::Wrong(text)
 }
 
-/// A figure that must be the truth.
+/// A figure that must equal the truth.
 pub fn exact(seen: u64, truth: u64) -> Cell {
     within(seen, truth, 0, "")
 }
@@ -73,11 +73,11 @@ pub fn exact(seen: u64, truth: u64) -> Cell {
 /// An estimate compared with its truth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// What is stated.
+    /// The estimate.
     pub est: f64,
-    /// Its standard error, as stated. `None`: it is stated as a lower bound.
+    /// Its stated standard error. `None`: it is a lower bound.
     pub stderr: Option<f64>,
-    /// What was.
+    /// The true value.
     pub truth: f64,
 }
 
@@ -85,7 +85,7 @@ impl Estimate {
     /// Whether the stated interval of 95 %, or the bound, covers the truth.
     pub fn covers(&self) -> bool {
         match self.stderr {
-            // What was counted is whole.
+            // Half a unit for rounding: counts are integers.
             Some(stderr) => (self.est - self.truth).abs() <= 1.96 * stderr + 0.5,
             None => self.est <= self.truth,
         }
@@ -101,7 +101,7 @@ impl Estimate {
     }
 }
 
-/// Chance that as many of `all` intervals miss as did, or more, where each misses seven times of a hundred.
+/// Probability that at least `misses` of `all` intervals miss if each misses with a probability of 7 %.
 fn chance_of_misses(misses: u32, all: u32) -> f64 {
     let at_least = |k: u32| {
         let choose = (0..k).fold(1.0, |product, i| product * f64::from(all - i) / f64::from(i + 1));
@@ -110,8 +110,8 @@ fn chance_of_misses(misses: u32, all: u32) -> f64 {
     (misses..=all).map(at_least).sum()
 }
 
-/// The intervals of several recordings of one program. Wrong where more of them miss than intervals that hold 93 times of 100 do once in
-/// two hundred programs.
+/// The intervals of several recordings of one program. Wrong if so many of them miss that intervals with a coverage of 93 % would do so in
+/// fewer than one of two hundred programs.
 pub fn coverage(estimates: &[Estimate]) -> Cell {
     let all = estimates.len() as u32;
     let inside = estimates.iter().filter(|one| one.covers()).count() as u32;
@@ -124,7 +124,7 @@ pub fn coverage(estimates: &[Estimate]) -> Cell {
     }
 }
 
-/// `inside of all` at the beginning of a cell that [`coverage`] wrote.
+/// Parses `INSIDE of ALL` at the beginning of a cell that [`coverage`] wrote.
 pub fn covered(text: &str) -> Option<(u32, u32)> {
     let (inside, rest) = text.split_once(" of ")?;
     let (all, _) = rest.split_once(':')?;
@@ -146,19 +146,19 @@ mod tests {
     }
 
     #[test]
-    fn an_allowed_difference_is_told_with_its_reason_once_it_is_passed() {
+    fn an_allowed_difference_is_stated_with_its_reason_once_it_is_exceeded() {
         assert_eq!(within(98, 100, 2, "two threads"), Cell::Good("98 of 100".into()));
         assert_eq!(within(97, 100, 2, "two threads"), Cell::Wrong("97 of 100, allowed ± 2 (two threads)".into()));
     }
 
     #[test]
-    fn an_interval_covers_as_far_as_it_is_stated() {
+    fn an_interval_covers_the_stated_range() {
         assert!(estimate(90.0, 5.2).covers() && !estimate(90.0, 4.0).covers());
         assert!(!estimate(0.0, 0.0).covers());
     }
 
     #[test]
-    fn a_lower_bound_holds_below_the_truth_alone() {
+    fn a_lower_bound_holds_only_below_the_truth() {
         let bound = |est| Estimate { est, stderr: None, truth: 100.0 };
         assert!(bound(31.0).covers() && !bound(101.0).covers());
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_read_as_they_are_written() {
+    fn cells_are_parsed_as_they_were_written() {
         for cell in [Cell::Good("1".into()), Cell::None("no".into()), Cell::Wrong("2 of 3".into())] {
             assert_eq!(Cell::parse(cell.mark(), cell.text()), cell);
         }

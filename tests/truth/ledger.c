@@ -1,15 +1,15 @@
-/* A library to preload: counts every call of the malloc family that a process makes, and what lives, in a file that a test maps. The
- * truth about programs that have no ledger of their own.
+/* A library to preload: counts every call of the malloc family that a process makes, and the live blocks, in a file that a test reads. It
+ * is the ground truth for programs that have no ledger of their own.
  *
  * LEDGER_DIR names a directory that everybody may write to. Each process has a file there, PID.NS (NS: CLOCK_MONOTONIC of its first
- * call), also after fork and exec; its form is `struct shared`. Calls are forwarded to the library behind this one (RTLD_NEXT), each
- * once, so that a profiler that watches that library sees the same calls.
+ * call), also after fork and exec; its format is `struct shared`. Calls are forwarded to the next library (RTLD_NEXT), each once, so that
+ * a profiler that traces that library sees the same calls.
  *
- * LEDGER_HOLD=1 keeps the process before its main, with every library initialized, until the file `go` is in the directory, and counts
- * from there. A process that is asked (`request`) stays at the entry of its next call, and every other thread at its own, while the
- * allocator's account is written and the test looks at the heap. LEDGER_HOLD_AT=N: it asks itself at its Nth allocation.
+ * LEDGER_HOLD=1 stops the process before its main, with every library initialized, until the directory has a file `go`, and counts from
+ * there. After a request (`request`) the process stops at the entry of its next call, and every other thread at its own, while the
+ * allocator's statistics are written and the test takes a census. LEDGER_HOLD_AT=N: it stops by itself at its Nth allocation.
  *
- * The size of a live block stands in a table with one word for 16 bytes of the address space, which a child has a copy of. */
+ * The size of a live block is in a table with one word per 16 bytes of the address space, of which a child has a copy. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,38 +26,38 @@
 #include <unistd.h>
 
 #define MAGIC 0x6c65646765723031UL
-/* A leaf of the table is for 16 MiB of addresses, of 47 bits in all. */
+/* A leaf of the table covers 16 MiB of addresses; addresses have 47 bits. */
 #define LEAF_BITS 24
 #define LEAF_WORDS (1UL << (LEAF_BITS - 3))
 #define LEAVES (1UL << (47 - LEAF_BITS))
-/* A word of the table: 0 = no block; else the size plus one, and above it the number of the process in its line of forks. */
+/* A word of the table: 0 = no block; otherwise the size plus one, and in the upper bits the number of forks that led to the process. */
 #define SIZE_BITS 48
 #define SIZE_MASK ((1UL << SIZE_BITS) - 1)
-/* How long the other threads have to come to their next call, before the account of a process that is held. */
+/* Time for the other threads to reach their next call before the statistics of a stopped process are written. */
 #define QUIET_NS 30000000L
 
 enum request { NONE, HOLD, TRIM, KEPT };
 
-/* What a test reads; sizes in bytes requested. src: tests/truth/ledger.rs reads the words by their order. */
+/* Read by the test; sizes in bytes requested. tests/truth/ledger.rs reads the words by their order. */
 struct shared {
 	uint64_t magic, pid;
-	/* Made by this process: each malloc, and each realloc that gave a block. */
+	/* Allocations of this process: each malloc, and each realloc that returned a block. */
 	_Atomic uint64_t allocations, bytes, live_blocks, live_bytes, peak_bytes;
-	/* Blocks of the parent that still live. */
+	/* Blocks of the parent that are still live. */
 	_Atomic uint64_t inherited_blocks, inherited_bytes;
-	/* Blocks that the table had no room for, and frees of blocks that it does not know. */
+	/* Blocks for which the table had no room, and frees of unknown blocks. */
 	_Atomic uint64_t missed, unknown;
 	/* Threads that made a call. */
 	_Atomic uint64_t threads;
 	/* The largest block. */
 	_Atomic uint64_t largest_bytes;
 	_Atomic uint64_t request, answer;
-	/* The account of a process that is held: see account(). */
+	/* Statistics of a stopped process: see account(). */
 	uint64_t allocator, account[12];
 	char exe[256];
 };
 
-/* Zero in a child, by MADV_WIPEONFORK. */
+/* Zeroed in a child by MADV_WIPEONFORK. */
 struct own {
 	struct shared *_Atomic file;
 	atomic_int state;
@@ -78,13 +78,13 @@ static _Atomic(_Atomic uint64_t *) *leaves;
 static char dir[200];
 static bool passive, resolved;
 static uint64_t generation;
-/* Of this process and those it was forked from: what a child begins with. */
+/* Of this process and those that it was forked from: the initial values of a child. */
 static _Atomic uint64_t all_blocks, all_bytes;
 static __thread bool counted_thread __attribute__((tls_model("initial-exec")));
-/* Calls of this thread that are under way in the library behind. */
+/* Calls of this thread in progress in the next library. */
 static __thread int depth __attribute__((tls_model("initial-exec")));
 
-/* By system calls alone: nothing here may allocate. */
+/* Uses system calls only: nothing here may allocate. */
 static ssize_t whole(const char *path, char *to, size_t room)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -99,10 +99,10 @@ static ssize_t whole(const char *path, char *to, size_t room)
 	return have;
 }
 
-/* Number of the allocation after which the process asks itself to stay; 0 = none. */
+/* Number of the allocation after which the process stops by itself; 0 = none. */
 static uint64_t hold_at;
 
-/* The environment that the process was started with: the C library's is not there yet at the first calls. */
+/* The environment that the process was started with: the C library has not set up its own at the first calls. */
 static const char *start_environment(const char *name)
 {
 	static char text[1 << 16];
@@ -132,7 +132,7 @@ static void resolve(void)
 	resolved = true;
 }
 
-/* "PID.NS" behind the directory, without stdio. */
+/* "PID.NS" after the directory, without stdio. */
 static void file_name(char *to, uint64_t pid, uint64_t ns)
 {
 	uint64_t numbers[2] = {pid, ns};
@@ -152,7 +152,7 @@ static void file_name(char *to, uint64_t pid, uint64_t ns)
 	}
 }
 
-/* The process's file, made at its first call; NULL where there is none. */
+/* The process's file, created at its first call; NULL if there is none. */
 static struct shared *begin(void)
 {
 	struct shared *file;
@@ -244,11 +244,11 @@ static _Atomic uint64_t *word_of(const void *block, bool make)
 	return leaf ? &leaf[addr >> 3 & (LEAF_WORDS - 1)] : NULL;
 }
 
-/* The account of the allocator, and of this ledger by the allocator's own sizes.
+/* The allocator's statistics, and those of this ledger with the allocator's own sizes.
  *
- * account: 0 = blocks of the table that live, 1 = their usable bytes, 2 = of them those that glibc maps by themselves, 3 = their usable
- * bytes; then, of glibc, 4 arena, 5 hblkhd, 6 uordblks, 7 fordblks of mallinfo2 (all arenas); of jemalloc, 4 allocated, 5 active,
- * 6 resident, 7 mapped; of tcmalloc, 4 current_allocated_bytes, 5 heap_size, 6 pageheap_free_bytes, 7 pageheap_unmapped_bytes,
+ * account: 0 = live blocks of the table, 1 = their usable bytes, 2 = those of them for which glibc made a mapping each, 3 = their usable
+ * bytes; then, for glibc, 4 arena, 5 hblkhd, 6 uordblks, 7 fordblks of mallinfo2 (all arenas); for jemalloc, 4 allocated, 5 active,
+ * 6 resident, 7 mapped; for tcmalloc, 4 current_allocated_bytes, 5 heap_size, 6 pageheap_free_bytes, 7 pageheap_unmapped_bytes,
  * 8 current_total_thread_cache_bytes. */
 static void account(struct shared *file)
 {
@@ -307,7 +307,7 @@ static void wait_ns(long ns)
 	nanosleep(&span, NULL);
 }
 
-/* Somebody asks: the first thread serves, the others wait. */
+/* There is a request: the first thread serves it, the others wait. */
 static void serve(struct shared *file)
 {
 	int kept = errno, nobody = 0;
@@ -343,7 +343,7 @@ static inline void at_entry(void)
 	if (!resolved)
 		resolve();
 	file = mine();
-	/* Not inside operator delete, whose block is out of the table and not yet free. */
+	/* Not inside operator delete, whose block is removed from the table and not yet free. */
 	if (file && !depth && atomic_load_explicit(&file->request, memory_order_relaxed) != NONE)
 		serve(file);
 }
@@ -353,7 +353,7 @@ static void leave(int *one)
 	depth -= *one;
 }
 
-/* For the time of a call; taken back also where an exception passes. */
+/* Set during a call; also reset when an exception passes. */
 #define INSIDE __attribute__((cleanup(leave))) int inside = (depth++, 1)
 
 static void *born(void *block, size_t size)
@@ -390,7 +390,7 @@ static void *born(void *block, size_t size)
 	return block;
 }
 
-/* Takes a block out before it is freed, for its address may be another's at once. What was known of it. */
+/* Removes a block before it is freed, because its address may be another's at once. Returns its entry. */
 static uint64_t dies(void *block)
 {
 	struct shared *file = block && !depth ? mine() : NULL;
@@ -410,7 +410,7 @@ static uint64_t dies(void *block)
 	return known;
 }
 
-/* A realloc that failed: the block lives on. */
+/* A realloc that failed: the block is still live. */
 static void revive(void *block, uint64_t known)
 {
 	struct shared *file = mine();
@@ -504,8 +504,8 @@ void *reallocarray(void *old, size_t count, size_t size)
 	return realloc(old, bytes);
 }
 
-/* A library that is loaded with RTLD_DEEPBIND (PHP's extensions) would call past this one. The call is a jump, so that the caller is still
- * whom dlopen takes it for. */
+/* A library that is loaded with RTLD_DEEPBIND (PHP's extensions) would bypass this one. The call is a jump, so that dlopen sees the
+ * original caller. */
 void *dlopen(const char *path, int flags)
 {
 	static void *(*next)(const char *, int);
@@ -515,7 +515,7 @@ void *dlopen(const char *path, int flags)
 	return next(path, flags & ~RTLD_DEEPBIND);
 }
 
-/* gperftools calls itself by these names. */
+/* gperftools calls its own functions by these names. */
 void *tc_malloc(size_t size)
 {
 	static void *(*next)(size_t);
@@ -541,7 +541,7 @@ void tc_free(void *block)
 	next(block);
 }
 
-/* operator new and delete. A library that comes by dlopen binds to these, where RTLD_NEXT does not see its own: then malloc serves. */
+/* operator new and delete. A library opened by dlopen binds to these, and RTLD_NEXT does not find its own: then malloc is used. */
 #define NEXT(id, name) \
 	static __typeof__(id) *next; \
 	if (!next) \
@@ -607,7 +607,7 @@ __attribute__((constructor)) static void start(void)
 	mine();
 }
 
-/* What the libraries' constructors made is from before: a recording that was attached while the process was kept counts from here on. */
+/* Blocks of the libraries' constructors do not count: a recording attached while the process was stopped counts from here on. */
 static void count_from_here(struct shared *file)
 {
 	generation = (generation + 1) & 0x7fff;
@@ -617,7 +617,7 @@ static void count_from_here(struct shared *file)
 	atomic_store(&file->bytes, 0);
 }
 
-/* Called by the program's first instructions, when every library has been initialized. */
+/* Called by the program's first instructions, after all libraries have been initialized. */
 int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, int (*init)(int, char **, char **), void (*fini)(void),
 	void (*rtld_fini)(void), void *stack_end)
 {

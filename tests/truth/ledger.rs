@@ -15,24 +15,24 @@ const ANSWER_WORD: usize = 14;
 const WORDS: usize = 28;
 const EXE_BYTES: usize = 256;
 
-/// What a process is asked, `enum request` of ledger.c.
+/// A request to a process, `enum request` of ledger.c.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Go on.
+    /// Continue.
     None = 0,
-    /// Stay at the entry of the next call, with the account written.
+    /// Stop at the entry of the next call and write the statistics.
     Hold = 1,
-    /// Have the allocator return what it can; only while held.
+    /// Let the allocator return free memory to the kernel; only while stopped.
     Trim = 2,
 }
 
-/// `answer` of a process that is kept before its main.
+/// `answer` of a process that is stopped before its main.
 const KEPT: u64 = 3;
 
-/// Which allocator the ledger's account is of.
+/// The allocator whose statistics the ledger has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocator {
-    /// None: no account was requested.
+    /// None: no statistics were requested.
     Unknown,
     /// `mallinfo2`.
     Glibc,
@@ -42,10 +42,10 @@ pub enum Allocator {
     Tcmalloc,
 }
 
-/// The file of one process, or of one of its images where it called exec: `struct shared` of ledger.c.
+/// The file of one process, or of one of its images if it called exec: `struct shared` of ledger.c.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
     /// Process id.
     pub pid: u32,
@@ -72,7 +72,7 @@ impl Entry {
         (words[0] == MAGIC).then_some(Self { path: path.into(), pid: pid.parse().ok()?, began_ns: began.parse().ok()?, exe, words })
     }
 
-    /// Calls that gave a block.
+    /// Calls that returned a block.
     pub fn allocations(&self) -> u64 {
         self.words[2]
     }
@@ -82,7 +82,7 @@ impl Entry {
         self.words[3]
     }
 
-    /// Blocks of this process that live.
+    /// Live blocks of this process.
     pub fn live_blocks(&self) -> u64 {
         self.words[4]
     }
@@ -92,23 +92,23 @@ impl Entry {
         self.words[5]
     }
 
-    /// The most bytes that lived at once.
+    /// Peak of the live bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.words[6]
     }
 
-    /// Blocks that the ledger had no room for, which makes it worthless.
+    /// Blocks for which the ledger had no room, which makes it invalid.
     pub fn missed(&self) -> u64 {
         self.words[9]
     }
 
-    /// How far the peak may be off: where threads call at the same time nobody knows whose call was first, so one block for each thread but
-    /// one may be missing from it, or in it already.
+    /// Maximum error of the peak: the order of simultaneous calls is not known, so one block for each thread but one may be missing from
+    /// it, or be in it too early.
     pub fn peak_doubt_bytes(&self) -> u64 {
         self.words[11].saturating_sub(1) * self.words[12]
     }
 
-    /// Whose account it is.
+    /// The allocator of the statistics.
     pub fn allocator(&self) -> Allocator {
         match self.words[15] {
             1 => Allocator::Glibc,
@@ -118,7 +118,7 @@ impl Entry {
         }
     }
 
-    /// Word of the account, see `account()` of ledger.c.
+    /// Word of the statistics, see `account()` of ledger.c.
     pub fn account(&self, word: usize) -> u64 {
         self.words[16 + word]
     }
@@ -128,23 +128,23 @@ impl Entry {
         self.exe.rsplit('/').next().unwrap_or_default()
     }
 
-    /// As it stands now.
+    /// The same file, read again.
     pub fn again(&self) -> Self {
-        Self::read(&self.path).expect("a ledger's file stays")
+        Self::read(&self.path).expect("a ledger's file remains")
     }
 
-    /// Asks the process, without waiting.
+    /// Sends the process a request, without waiting.
     pub fn ask(&self, request: Request) {
         let file = File::options().write(true).open(&self.path).expect("a ledger's file can be written");
         file.write_all_at(&(request as u64).to_ne_bytes(), REQUEST_AT).expect("a ledger's file can be written");
     }
 
-    /// Whether it answered.
+    /// Whether it has answered.
     pub fn answered(&self, request: Request) -> bool {
         self.again().words[ANSWER_WORD] == request as u64
     }
 
-    /// Whether the process is there.
+    /// Whether the process exists.
     pub fn is_alive(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
@@ -158,13 +158,13 @@ pub struct Ledgers {
 
 impl Ledgers {
     pub fn new() -> Self {
-        let dir = TempDir::new().expect("a temporary directory can be made");
-        // Also for those who give up root.
+        let dir = TempDir::new().expect("a temporary directory can be created");
+        // Also for programs that drop root privileges.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).expect("its mode can be set");
         Self { dir }
     }
 
-    /// Sets the environment of a command that is started with the ledger: behind `before`, in front of `behind`.
+    /// Sets the environment of a command that is started with the ledger, preloaded after `before` and before `behind`.
     pub fn prepare(&self, command: &mut Command, before: Option<&Path>, behind: &str, is_kept: bool) {
         let mut preload = before.map_or_else(String::new, |path| format!("{}:", path.display()));
         preload += &library().display().to_string();
@@ -177,7 +177,7 @@ impl Ledgers {
         }
     }
 
-    /// Every file, the oldest first.
+    /// All files, oldest first.
     pub fn all(&self) -> Vec<Entry> {
         let files = fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
         let mut all: Vec<Entry> = files.filter_map(|file| Entry::read(&file.path())).collect();
@@ -190,14 +190,14 @@ impl Ledgers {
         self.all().into_iter().rfind(|entry| entry.pid == pid)
     }
 
-    /// Waits until a process stands before its main.
+    /// Waits until a process is stopped before its main.
     pub fn wait_until_kept(&self, pid: u32) {
-        wait_until("the program stands before its main", || self.of(pid).is_some_and(|entry| entry.words[ANSWER_WORD] == KEPT));
+        wait_until("the program is stopped before its main", || self.of(pid).is_some_and(|entry| entry.words[ANSWER_WORD] == KEPT));
     }
 
-    /// Lets those go that are kept.
+    /// Resumes the stopped processes.
     pub fn let_go(&self) {
-        File::create(self.dir.path().join("go")).expect("a file can be made");
+        File::create(self.dir.path().join("go")).expect("a file can be created");
     }
 }
 
@@ -206,9 +206,9 @@ pub fn library() -> PathBuf {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/truth/ledger.c");
     let mut hasher = DefaultHasher::new();
-    fs::read(&source).expect("the source is there").hash(&mut hasher);
+    fs::read(&source).expect("the source exists").hash(&mut hasher);
     let dir = std::env::temp_dir().join("fragprof-truth-ledger");
-    fs::create_dir_all(&dir).expect("a directory can be made");
+    fs::create_dir_all(&dir).expect("a directory can be created");
     let path = dir.join(format!("ledger-{:016x}.so", hasher.finish()));
     if !path.exists() {
         let fresh = dir.join(format!("fresh-{}-{:?}", std::process::id(), std::thread::current().id()));

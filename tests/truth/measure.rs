@@ -1,4 +1,4 @@
-//! Runs the programs with the ledger, records them, and reads what fragprof says.
+//! Runs the programs with the ledger, records them, and reads fragprof's reports.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,24 +21,24 @@ pub const RUN_LIMIT: Duration = Duration::from_secs(200);
 
 /// A program with its files.
 pub struct Prepared {
-    /// What it is.
+    /// The program.
     pub program: &'static Program,
-    /// Rounds where every call is recorded.
+    /// Rounds if every call is recorded.
     pub rounds: u64,
     dir: TempDir,
 }
 
-/// A program that runs, with what drives it.
+/// A running program, with its load.
 pub struct Running {
     /// The program, or the recorder that started it.
     pub process: Process,
-    /// The ledgers of it and its children.
+    /// The ledgers of the program and its children.
     pub ledgers: Ledgers,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A server that the recorder started outlives it. Only processes that have a ledger of this run.
+        // A server that the recorder started may outlive it. Ends only processes that have a ledger of this run.
         for entry in self.ledgers.all().iter().filter(|entry| entry.is_alive()) {
             let is_same = fs::read_link(format!("/proc/{}/exe", entry.pid)).is_ok_and(|exe| exe == Path::new(&entry.exe));
             if is_same && let Some(pid) = Pid::from_raw(entry.pid as i32) {
@@ -48,11 +48,11 @@ impl Drop for Running {
     }
 }
 
-/// Where the in-process sampler's library is.
+/// Directory with the in-process sampler's library.
 fn sampler() -> &'static Path {
     static DIR: OnceLock<TempDir> = OnceLock::new();
     let dir = DIR.get_or_init(|| {
-        let dir = TempDir::new().expect("a temporary directory can be made");
+        let dir = TempDir::new().expect("a temporary directory can be created");
         let done = run(fragprof().args(["run", "--install"]).arg(dir.path()));
         assert!(done.status.success(), "{}", done.err);
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("its mode can be set");
@@ -61,36 +61,36 @@ fn sampler() -> &'static Path {
     dir.path()
 }
 
-/// The library of `sampler()` that fits a program.
+/// The library of `sampler()` for a program.
 fn sampler_for(program: &Program) -> std::path::PathBuf {
     let is_jemalloc = program.allocator.contains("jemalloc") || program.what.contains("C, jemalloc");
     sampler().join(if is_jemalloc { "libfragprof_sampler_jemalloc.so" } else { "libfragprof_sampler.so" })
 }
 
-/// Whether each call is kept before the program's main, and what is in front of the ledger.
+/// How a program is started: where it stops, and whether the sampler is preloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// At once.
     AtOnce,
-    /// At once, until this many allocations are made: there it is kept at its next call.
+    /// At once; it stops at the next call after this many allocations.
     UntilAllocation(u64),
-    /// Kept until it is let go.
+    /// Stopped before its main until it is resumed.
     Kept,
-    /// As above, with the sampler in front.
+    /// As above, with the sampler preloaded before the ledger.
     KeptAndSampled,
 }
 
 impl Prepared {
-    /// Makes a working directory, and the program's files in it.
+    /// Creates a working directory, and the program's files in it.
     pub fn new(program: &'static Program) -> Result<Self, String> {
-        let dir = TempDir::new().expect("a temporary directory can be made");
+        let dir = TempDir::new().expect("a temporary directory can be created");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("its mode can be set");
         let prepared = Self { program, rounds: program.rounds, dir };
         prepared.shell(program.setup)?;
         Ok(prepared)
     }
 
-    /// So many times fewer rounds where every call is recorded.
+    /// Divides the number of rounds for recordings of every call.
     pub fn shorten(&mut self, times: u64) {
         self.rounds = (self.rounds / times).max(1);
     }
@@ -110,14 +110,14 @@ impl Prepared {
         if status.success() { Ok(()) } else { Err(format!("its set-up failed with {status}: {}", process.err.all())) }
     }
 
-    /// Its words.
+    /// The words of its command.
     fn words(&self, rounds: u64) -> Vec<String> {
         self.program.command.iter().map(|word| self.fill(word, rounds)).collect()
     }
 
     fn start_process(&self, command: &mut Command) -> Process {
         for pair in self.program.environment {
-            let (name, value) = pair.split_once('=').expect("the table has NAME=value");
+            let (name, value) = pair.split_once('=').expect("entries of the table are NAME=value");
             command.env(name, value);
         }
         command.current_dir(self.dir.path());
@@ -152,7 +152,7 @@ impl Prepared {
         Ok(Running { process: self.start_process(&mut command), ledgers })
     }
 
-    /// Begins to give a server something to do.
+    /// Starts the load of a server.
     pub fn begin_load(&self, rounds: u64) -> Option<Process> {
         let load = self.program.load;
         let mut command = Command::new("sh");
@@ -160,7 +160,7 @@ impl Prepared {
         (!load.is_empty()).then(|| Process::start(&mut command))
     }
 
-    /// Lets the program come to its end: a server after its load.
+    /// Waits for the program's end; a server is ended after its load.
     pub fn drive(&self, running: &mut Running, rounds: u64) {
         if let Some(mut load) = self.begin_load(rounds) {
             load.wait(RUN_LIMIT);
@@ -182,13 +182,13 @@ pub fn report(file: &Path) -> Result<Value, String> {
     serde_json::from_str(&done.out).map_err(|e| e.to_string())
 }
 
-/// Waits until a recorder says that it records.
+/// Waits until a recorder reports that it records.
 pub fn wait_until_recording(recorder: &Process) -> Result<(), String> {
     let said = recorder.err.wait_for(Duration::from_secs(60), |line| line.to_lowercase().contains("recording"));
     said.map(|_| ()).ok_or_else(|| format!("fragprof does not record: {}", recorder.err))
 }
 
-/// Waits for a condition on a ledger, as long as its process lives.
+/// Waits for a condition on a ledger while its process is alive.
 pub fn wait_while_alive(entry: &Entry, what: &str, mut condition: impl FnMut() -> bool) -> Result<(), String> {
     let began = Instant::now();
     let mut holds = false;
@@ -196,5 +196,5 @@ pub fn wait_while_alive(entry: &Entry, what: &str, mut condition: impl FnMut() -
         holds = condition();
         holds || !entry.is_alive() || began.elapsed() > Duration::from_secs(55)
     });
-    if holds { Ok(()) } else { Err(format!("{what}: not before the program's end")) }
+    if holds { Ok(()) } else { Err(format!("{what}: did not happen before the program's end")) }
 }

@@ -1,5 +1,5 @@
-//! The truth matrix: programs from packages, each with a ledger preloaded into the very run that fragprof records, and the allocator's
-//! own account. `make truth` runs all of it and writes docs/truth.md; six programs are in the normal suite.
+//! The truth matrix: packaged programs, each with a ledger preloaded into the run that fragprof records, and the allocator's own
+//! statistics. `make truth` runs all of it and writes docs/truth.md; six programs are in the normal suite.
 
 mod columns;
 mod compare;
@@ -23,10 +23,10 @@ use programs::{PROGRAMS, Program};
 use crate::support::bpf;
 use crate::support::process::run;
 
-/// Recordings of each program in each way that estimates.
+/// Recordings of each program with each estimating tier.
 const REPEATS: u32 = 5;
 
-/// What failed altogether stands in one cell.
+/// A measurement that failed as a whole becomes one cell.
 fn or_wrong(column: &'static str, done: std::thread::Result<Result<Vec<Named>, String>>) -> Vec<Named> {
     let why = match done {
         Ok(Ok(cells)) => return cells,
@@ -78,12 +78,12 @@ fn row(program: &'static Program, repeats: u32) -> Vec<Named> {
     cells
 }
 
-/// Where the cells of earlier runs are, a file a program.
+/// Directory with the cells of earlier runs, one file per program.
 fn store() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("truth-matrix")
 }
 
-/// Renews the cells of a program in the store.
+/// Replaces the cells of a program in the store.
 fn keep(program: &str, cells: &[Named]) {
     let path = store().join(program);
     let mut all = table::parse(&fs::read_to_string(&path).unwrap_or_default());
@@ -94,7 +94,7 @@ fn keep(program: &str, cells: &[Named]) {
     fs::write(path, text).unwrap();
 }
 
-/// The document, from all that the store has.
+/// Writes the document from the whole store.
 fn write_document() {
     let all: String = PROGRAMS.iter().filter_map(|program| fs::read_to_string(store().join(program.name)).ok()).collect();
     let names: Vec<(&str, &str)> = PROGRAMS.iter().map(|program| (program.name, program.what)).collect();
@@ -104,7 +104,7 @@ fn write_document() {
     table::write(&source.join("docs/truth.md"), &made);
 }
 
-/// Measures the programs, two at a time, and returns the lines of what is wrong.
+/// Measures the programs, two at a time, and returns a line for each wrong cell.
 fn measure_all(programs: &[&'static Program], repeats: u32, workers: usize) -> Vec<String> {
     let waiting: Mutex<VecDeque<&'static Program>> = Mutex::new(programs.iter().copied().collect());
     let wrong = Mutex::new(Vec::new());
@@ -133,7 +133,7 @@ fn measure_all(programs: &[&'static Program], repeats: u32, workers: usize) -> V
 
 #[test]
 #[ignore = "installs nothing, but needs what `make truth` installs, and half an hour"]
-fn every_cell_is_the_truth() {
+fn every_cell_equals_the_truth() {
     if bpf().is_none() {
         return;
     }

@@ -1,13 +1,13 @@
-//! The programs of the truth matrix: what each is, what it needs, and how it is run. One row a program; nothing here measures.
+//! The programs of the truth matrix: what each is, what it needs, and how it is run. One row per program; nothing here measures.
 
-/// A program from a distribution's packages, with something to do.
+/// A program from a distribution's packages, with work to do.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// Short name, as `make truth PROGRAMS=…` takes it.
+    /// Short name, for `make truth PROGRAMS=…`.
     pub name: &'static str,
-    /// Language and allocator, as the table shows them.
+    /// Language and allocator, for the table.
     pub what: &'static str,
-    /// Shell text that makes its files in the working directory, once.
+    /// Shell text that creates its files in the working directory, once.
     pub setup: &'static str,
     /// Shell text before each run.
     pub before: &'static str,
@@ -15,17 +15,17 @@ pub struct Program {
     pub command: &'static [&'static str],
     /// Environment of the command, `NAME=value`.
     pub environment: &'static [&'static str],
-    /// Library with another allocator, preloaded behind the ledger.
+    /// Library with another allocator, preloaded after the ledger.
     pub allocator: &'static str,
     /// File in the working directory that is the standard input.
     pub input: &'static str,
-    /// Of a server: shell text that gives it something to do; it waits for the server by itself. The server is then told to end.
+    /// For a server: shell text that waits for the server and runs the load. The server is then ended with a signal.
     pub load: &'static str,
-    /// Whether children do the work, so that each process is held against its own ledger, and nothing is estimated.
+    /// Whether children do the work, so that each process is compared with its own ledger, and nothing is estimated.
     pub is_tree: bool,
-    /// Rounds where every call is recorded.
+    /// Rounds if every call is recorded.
     pub rounds: u64,
-    /// Rounds where estimates are made: some seconds of work. 0: it cannot be made longer, and nothing is estimated.
+    /// Rounds for estimates: some seconds of work. 0: it cannot run longer, and nothing is estimated.
     pub rounds_long: u64,
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::compare::{Cell, covered};
 
-/// Between these two lines docs/truth.md is written.
+/// The generated part of docs/truth.md is between these two lines.
 const BEGIN: &str = "<!-- make truth writes from here -->\n";
 const END: &str = "<!-- to here -->\n";
 
@@ -24,10 +24,7 @@ pub struct Table {
 
 /// Every table of the document, in order.
 pub const TABLES: &[Table] = &[
-    Table {
-        title: "Every call recorded",
-        columns: &["processes", "allocations", "bytes", "live blocks", "live bytes", "peak", "losses told"],
-    },
+    Table { title: "Every call recorded", columns: &["processes", "allocations", "bytes", "live blocks", "live bytes", "peak", "losses"] },
     Table { title: "Windows", columns: &["governed allocations", "governed bytes"] },
     Table { title: "Sampled in the process", columns: &["sampled allocations", "sampled bytes", "sampled live bytes"] },
     Table { title: "Census", columns: &["heaps", "blocks", "live", "in use", "extent", "trimmed"] },
@@ -44,7 +41,7 @@ pub fn line(program: &str, column: &str, cell: &Cell) -> String {
     format!("@@cell\t{program}\t{column}\t{}\t{}", cell.mark(), one_line(cell.text()))
 }
 
-/// The cells of a store, or of a log.
+/// Parses the cells of a store, or of a log.
 pub fn parse(text: &str) -> Cells {
     let mut cells = Cells::new();
     for line in text.lines().filter_map(|line| line.split_once("@@cell\t").map(|(_, rest)| rest)) {
@@ -55,13 +52,13 @@ pub fn parse(text: &str) -> Cells {
     cells
 }
 
-/// How many intervals of a column cover, of all recordings of all programs.
+/// Number of intervals of a column that cover the truth, of all recordings of all programs.
 fn share(cells: &Cells, column: &str) -> Option<(u32, u32)> {
     let of = cells.iter().filter(|((_, name), _)| name == column).filter_map(|(_, cell)| covered(cell.text()));
     of.reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
-/// The document's part that is made: a table each, then what is wrong. `names`: programs with a description, in order.
+/// The generated part of the document: the tables, then the wrong cells. `names`: programs with a description, in order.
 pub fn render(cells: &Cells, names: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for table in TABLES {
@@ -99,11 +96,11 @@ pub fn render(cells: &Cells, names: &[(&str, &str)]) -> String {
     text
 }
 
-/// Puts the made part into the document.
+/// Writes the generated part into the document.
 pub fn write(document: &Path, made: &str) {
     let text = fs::read_to_string(document).expect("the document can be read");
-    let (head, rest) = text.split_once(BEGIN).expect("the document says where the tables begin");
-    let (_, tail) = rest.split_once(END).expect("the document says where the tables end");
+    let (head, rest) = text.split_once(BEGIN).expect("the document has the line before the tables");
+    let (_, tail) = rest.split_once(END).expect("the document has the line after the tables");
     fs::write(document, format!("{head}{BEGIN}{made}{END}{tail}")).expect("the document can be written");
 }
 
@@ -122,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_read_as_it_was_written() {
+    fn a_store_is_parsed_as_it_was_written() {
         let cells = cells();
         assert_eq!(cells.len(), 4);
         assert_eq!(cells[&("perl".to_owned(), "bytes".to_owned())], Cell::Good("12".into()));
@@ -130,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_has_rows_in_the_programs_order_shares_and_what_is_wrong() {
+    fn the_document_has_rows_in_the_programs_order_shares_and_wrong_cells() {
         let text = render(&cells(), &[("perl", "C"), ("gawk", "C"), ("ruby", "C")]);
         assert!(text.contains("| perl | C | | | 12 |") || text.contains("| perl | C | | | 12 | | | | |"), "{text}");
         assert!(text.contains("governed bytes: 6 of 10 intervals cover the truth, 60 of 100 (goal: 93)."), "{text}");

@@ -1,5 +1,5 @@
-//! arm64's unwinding on this machine: programs that the cross compiler built record their own stacks in emulation; the unwinder's C,
-//! compiled for the host with arm64's registers, walks them by the tables of their files, and gimli evaluates the same rows in full.
+//! arm64's unwinding on this machine: cross-compiled programs record their own stacks in emulation; the unwinder's C code, compiled for
+//! the host with arm64's registers, walks them with the tables of their files, and gimli evaluates the same rows in full.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ use super::lab::{root, run};
 use super::oracle::{Gimli, Reached};
 use super::recording::{CodeFile, Recording, World, words};
 
-/// Where Debian's cross packages have arm64's libraries.
+/// Directory of arm64's libraries in Debian's cross packages.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
-/// Interruptions of one program, each recorded as it was and as the handler saw it.
+/// Interruptions of one program, each recorded as interrupted and in the handler.
 const INTERRUPTIONS: usize = 150;
 const FRAMES_MAX: usize = 128;
 
@@ -29,19 +29,19 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// A program's own account.
+/// A program's own recordings.
 struct Told {
     world: World,
-    /// As interrupted, and as it was in the handler.
+    /// As interrupted, and in the handler.
     stacks: Vec<(Recording, Recording)>,
 }
 
-/// Compiles the recorder, runs it in emulation, and takes apart what it wrote.
+/// Compiles the recorder, runs it in emulation, and parses its output.
 fn told_by(directory: &Path, flags: &[&str]) -> Told {
     let program = directory.join("recorder");
     let source = root().join("tests/unwind/programs/self_recorder.c");
     run(Command::new("aarch64-linux-gnu-gcc").args(flags).arg(source).arg("-o").arg(&program));
-    // All features of the architecture: return addresses are signed where the compiler requests it.
+    // All features of the architecture: return addresses are signed if the compiler requests it.
     let mut emulated = Command::new("qemu-aarch64-static");
     let output = run(emulated.args(["-cpu", "max", "-L", LIBRARIES]).arg(&program).arg(INTERRUPTIONS.to_string()));
     let (mut maps, mut texts, mut recordings) = (String::new(), Vec::new(), Vec::new());
@@ -99,7 +99,7 @@ fn addresses(frames: &[u64]) -> Vec<u64> {
 }
 
 #[test]
-fn stacks_that_arm64_programs_record_of_themselves_are_gimlis_stacks() {
+fn stacks_recorded_by_arm64_programs_equal_gimlis() {
     let host = Host::new(Machine::Aarch64);
     let directory = TempDir::new().unwrap();
     for flags in [
@@ -117,7 +117,7 @@ fn stacks_that_arm64_programs_record_of_themselves_are_gimlis_stacks() {
         let (mut equal, mut complete, mut repeated_steps) = (0, 0, 0);
         for (interrupted, in_handler) in &told.stacks {
             let (stack, repeated) = host.unwind(&mut thread, &told.world, interrupted);
-            // What is repeated from the walk before must not make a difference.
+            // Steps repeated from the previous walk must not make a difference.
             let (fresh, none) = host.unwind(&mut host.thread(), &told.world, interrupted);
             assert_eq!((&stack, none), (&fresh, 0), "{flags:?}");
             repeated_steps += repeated;
@@ -127,7 +127,7 @@ fn stacks_that_arm64_programs_record_of_themselves_are_gimlis_stacks() {
                 Reached::Entry => ours == theirs && stack.end == End::Complete,
                 _ => ours.starts_with(&theirs),
             };
-            // From the handler through the signal's frame to the same stack.
+            // From the handler through the signal frame to the same stack.
             let (outer, _) = host.unwind(&mut thread, &told.world, in_handler);
             let through = outer.frames.iter().position(|frame| frame & FRAME_SIGNAL != 0).map(|at| addresses(&outer.frames[at + 1..]));
             let same_behind = through.as_ref() == Some(&ours);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
- * The unwinder on the host: unwind.bpf.h as it is, with the kernel's helpers played by functions over recorded memory and tables.
+ * The unwinder on the host: unwind.bpf.h unchanged, with the kernel's helpers replaced by functions over recorded memory and tables.
  * Compiled to a shared object by the tests, which load it.
  */
 #include <linux/types.h>
@@ -30,7 +30,7 @@ struct host_blocks {
 	__u64 length;
 };
 
-/* What a walk may see. */
+/* The input of a walk. */
 struct host_world {
 	const struct host_region *regions;
 	__u64 region_count;

@@ -1,4 +1,4 @@
-//! The unwinder's C on the host, over recorded memory and tables built by fragprof's own pipeline.
+//! The unwinder's C code on the host, over recorded memory and tables built by fragprof's own pipeline.
 
 use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,7 +15,7 @@ use super::recording::{Recording, World};
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct PtRegs {
-    /// x86-64: r15 to ss, as the kernel orders them, and nothing more. arm64: x0 to x30, sp, pc, pstate, x0 at the call, its number.
+    /// x86-64: r15 to ss in the kernel's order. arm64: x0 to x30, sp, pc, pstate, then x0 at a system call and its number.
     pub words: [u64; 36],
 }
 
@@ -69,7 +69,7 @@ pub struct Host {
     _directory: TempDir,
 }
 
-/// A thread's state: what the kernel keeps in task storage.
+/// A thread's state, which the kernel keeps in task storage.
 pub struct Thread(Vec<u64>);
 
 impl Host {
@@ -107,7 +107,7 @@ impl Host {
         Thread(vec![0; self.state_bytes.div_ceil(8)])
     }
 
-    /// Walks a recorded stack. Says also how many of its steps were repeated from the thread's last walk.
+    /// Walks a recorded stack. Also returns how many of its steps were repeated from the thread's last walk.
     pub fn unwind(&self, thread: &mut Thread, world: &World, recording: &Recording) -> (Stack, u32) {
         let regions: Vec<HostRegion> = recording
             .regions

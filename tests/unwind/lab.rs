@@ -1,4 +1,4 @@
-//! What the tests work with: the unwinder's BPF programs loaded on this kernel, and small programs compiled on the spot.
+//! Shared by the tests: the unwinder's BPF programs loaded into this kernel, and small programs compiled by the tests.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -45,7 +45,7 @@ pub fn compile_musl(directory: &Path) -> PathBuf {
 pub struct Target(pub Child);
 
 impl Target {
-    /// Starts a program with its output to nowhere and its input open.
+    /// Starts a program with its output discarded and its input open.
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Self {
         Self(Command::new(program).args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
@@ -63,10 +63,10 @@ impl Drop for Target {
     }
 }
 
-/// A stack as the BPF program left it.
+/// A stack as stored by the BPF program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stack {
-    /// Of the frames and the end.
+    /// Hash of the frames and the end.
     pub hash: u64,
     /// Walks so far.
     pub walks: u64,
@@ -111,7 +111,7 @@ impl Lab {
         Self { object, tables, _directory: directory }
     }
 
-    /// Brings the process's tables into the kernel, all of them.
+    /// Loads all of the process's tables into the kernel.
     pub fn watch(&self, pid: u32) -> Process {
         let process = Process::open(Pid(pid)).unwrap();
         let maps = process.maps().unwrap();
@@ -122,13 +122,13 @@ impl Lab {
         process
     }
 
-    /// Puts a program's probe on a function's first instruction.
+    /// Attaches a program to a function's first instruction.
     pub fn attach(&self, program: &str, pid: u32, file: &Path, offset: u64) -> Link {
         let program = self.object.progs_mut().find(|p| p.name() == program).unwrap();
         program.attach_uprobe_with_opts(pid as i32, file, offset as usize, UprobeOpts::default()).unwrap()
     }
 
-    /// Puts a program's probe on a function's returns.
+    /// Attaches a program to a function's returns.
     pub fn attach_return(&self, program: &str, pid: u32, file: &Path, offset: u64) -> Link {
         let program = self.object.progs_mut().find(|p| p.name() == program).unwrap();
         let opts = UprobeOpts { retprobe: true, ..Default::default() };

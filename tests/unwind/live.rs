@@ -1,4 +1,4 @@
-//! On the live kernel: stacks against gdb's, and what a walk costs.
+//! On the live kernel: stacks compared with gdb's, and the cost of a walk.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ fn a_deep_call_without_frame_pointers_is_walked_to_its_entry() {
     assert_eq!(stack.frames.len(), 27, "{stack:x?}");
 }
 
-/// Mean time in a program per run over a while, in ns.
+/// Mean time per run of a program during `run`, in ns.
 fn cost_ns(lab: &Lab, program: &str, run: impl FnOnce()) -> (f64, u64) {
     // SAFETY: a system call wrapper without preconditions; the descriptor is owned here.
     let stats = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
@@ -99,7 +99,7 @@ fn an_allocation_in_a_static_musl_program_is_walked_although_musl_has_no_tables(
     let _link = lab.attach("walk_and_copy", target.pid(), &program, offset);
     let stack = next_stack(&lab);
     eprintln!("{stack:x?}");
-    // malloc, leaf, down 13 times, main; beyond it is musl's start code, which has no tables.
+    // malloc, leaf, down 13 times, main; after it comes musl's start code, which has no tables.
     assert!(stack.frames.len() >= 16, "{stack:x?}");
 }
 
@@ -116,7 +116,7 @@ fn return_probes_of_outer_calls_do_not_hide_their_callers() {
     let plain = next_stack(&lab);
     assert_eq!(plain.end, End::Complete);
 
-    // Every return address of the recursion is now the kernel's trampoline, in all but the outermost calls that were open before.
+    // Every return address of the recursion is now the kernel's trampoline, except in the outermost calls, which began before.
     let down = super::lab::symbol_offset(&program, "down");
     let _returns = lab.attach_return("empty", target.pid(), &program, down);
     for _ in 0..50 {
@@ -158,7 +158,7 @@ fn gdb_backtrace(pid: u32) -> Vec<u64> {
 }
 
 #[test]
-fn stacks_of_sleeping_programs_without_debug_information_are_gdbs() {
+fn stacks_of_sleeping_programs_without_debug_information_equal_gdbs() {
     let directory = TempDir::new().unwrap();
     let socket = directory.path().join("redis.sock").display().to_string();
     let python = "import time\ndef f(n):\n    time.sleep(0.05) if n == 0 else max([1, 2], key=lambda x: f(n - 1) or x)\nwhile True: f(9)";
@@ -185,7 +185,7 @@ fn stacks_of_sleeping_programs_without_debug_information_are_gdbs() {
                 }
                 std::thread::yield_now();
             }
-            // The program may have gone on in between: then both look again.
+            // The program may have continued in between: then both are repeated.
             (0..10).any(|_| {
                 let stack = lab.last();
                 let gdb = gdb_backtrace(target.pid());
@@ -205,8 +205,8 @@ fn walked(counters: &Counters) -> u64 {
     counters.get(Counter::Walk) + counters.get(Counter::WalkReused)
 }
 
-/// Counts a number of walks between two looks at the mappings that found the same code: a compiler in the target makes more of it while
-/// it warms up, and this laboratory, unlike a recording, does not follow it.
+/// Counts a number of walks between two checks of the mappings that found the same code: a compiler in the target generates more of it
+/// while it warms up, and these tests, unlike a recording, do not follow that.
 fn count_while_code_stays(lab: &Lab, process: &Process, walks: u64) -> Counters {
     let code =
         || process.maps().unwrap().mappings.into_iter().filter(|m| m.permissions.execute).map(|m| (m.start, m.end)).collect::<Vec<_>>();
@@ -222,11 +222,11 @@ fn count_while_code_stays(lab: &Lab, process: &Process, walks: u64) -> Counters 
         if code() == known {
             return after.since(&before);
         }
-        assert!(Instant::now() < deadline, "{}: new code all the time", process.comm());
+        assert!(Instant::now() < deadline, "{}: the code keeps changing", process.comm());
     }
 }
 
-/// Seconds of CPU time that a process has had.
+/// CPU time of a process in seconds.
 fn cpu_s(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, fields) = stat.rsplit_once(')').unwrap();
@@ -246,7 +246,7 @@ fn stacks_of_programs_under_load_are_complete() {
     for (program, arguments) in targets {
         let lab = Lab::new();
         let target = Target::start(program, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        // By then its compiler has made the code that it runs, however busy the machine is.
+        // By then its compiler has generated the code that it runs, however busy the machine is.
         wait_until("the program has warmed up", || cpu_s(target.pid()) >= 2.5);
         let process = lab.watch(target.pid());
         let (libc, offset) = libc_function(&process, "malloc");
@@ -266,9 +266,9 @@ fn stacks_of_programs_under_load_are_complete() {
 }
 
 #[test]
-fn the_tables_of_a_process_with_many_files_are_there_within_half_a_second_or_on_their_way() {
+fn the_tables_of_a_process_with_many_files_are_loaded_or_queued_within_half_a_second() {
     let directory = TempDir::new().unwrap();
-    // 200 libraries of their own build ids, like a browser or a database with plug-ins.
+    // 200 libraries with different build ids, like a browser or a database with plug-ins.
     let source = super::lab::root().join("tests/unwind/programs/library.c");
     let first = directory.path().join("lib0.so");
     super::lab::run(Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-Wl,--build-id=none"]).arg(&source).arg("-o").arg(&first));
@@ -304,7 +304,7 @@ fn the_tables_of_a_process_with_many_files_are_there_within_half_a_second_or_on_
     assert!(first < Duration::from_millis(500), "{first:?}");
 }
 
-/// The verifier's limit is a million instructions; what a change costs should be seen long before.
+/// The verifier's limit is a million instructions; growth should be noticed long before.
 #[test]
 fn the_verifier_needs_far_less_than_its_limit_for_a_walk() {
     let lab = Lab::new();

@@ -15,14 +15,14 @@ use super::recording::{CodeFile, Recording, World};
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// How far an oracle came.
+/// How far an oracle got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reached {
     /// The outermost frame: its return address is undefined.
     Entry,
-    /// A pc that the file has no row for, or that is in no file.
+    /// A pc for which the file has no row, or that is in no file.
     NoRow,
-    /// As many frames as requested.
+    /// The requested number of frames.
     Limit,
     /// Memory that was not recorded, or an expression that failed.
     Stuck,
@@ -41,7 +41,7 @@ pub struct Gimli {
     files: Vec<File>,
 }
 
-/// Columns of the rows that are followed: general registers and the return address, on either machine.
+/// Columns of the rows that are evaluated: general-purpose registers and the return address, on either machine.
 const COLUMNS: usize = 33;
 
 fn section_of(bytes: &[u8], machine: Machine) -> EhFrame<Slice<'_>> {
@@ -58,7 +58,7 @@ fn eh_frame(file: &CodeFile) -> Option<(Vec<u8>, u64, u64)> {
     let (begin, _, offset) = *file.mapped.first()?;
     let segment = object.segments().find(|segment| {
         let (from, bytes) = segment.file_range();
-        // The first page of the text may also hold the end of the segment before.
+        // The first page of the text may also contain the end of the previous segment.
         let executable = matches!(segment.flags(), SegmentFlags::Elf { p_flags, .. } if p_flags.0 & object::elf::PF_X.0 != 0);
         executable && from & !4095 <= offset && offset < from + bytes
     })?;
@@ -103,7 +103,7 @@ impl Gimli {
         Self { files: files.collect() }
     }
 
-    /// Frames (addresses), leaf first, and how far it came.
+    /// Frames (addresses), leaf first, and how far it got.
     pub fn unwind(&self, recording: &Recording, limit: usize) -> (Vec<u64>, Reached) {
         let machine = recording.machine;
         let (sp, ra) = (usize::from(machine.stack_pointer()), usize::from(machine.return_address()));
@@ -115,7 +115,7 @@ impl Gimli {
         let mut context = UnwindContext::new();
         loop {
             let Some(at_pc) = pc else { return (frames, Reached::Entry) };
-            // arm64: without a signature.
+            // arm64: without the signature.
             let this = if machine == Machine::X86_64 { at_pc } else { at_pc & 0xffff_ffff_ffff };
             if frames.len() == limit {
                 return (frames, Reached::Limit);
@@ -142,7 +142,7 @@ impl Gimli {
                 let Some(place) = caller.get_mut(usize::from(register.0)) else { continue };
                 *place = match step.register(*register, rule, cfa) {
                     Ok(value) => value,
-                    // Only the return address and what it hangs on must be known.
+                    // Only the return address and the registers it depends on must be known.
                     Err(()) if usize::from(register.0) == ra => return (frames, Reached::Stuck),
                     Err(()) => None,
                 };
@@ -239,7 +239,7 @@ impl Framehop {
         Self { unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Frames (addresses), leaf first, and whether it came to the end.
+    /// Frames (addresses), leaf first, and whether it reached the end.
     pub fn unwind(&mut self, recording: &Recording, limit: usize) -> (Vec<u64>, bool) {
         let regs = UnwindRegsX86_64::new(recording.pc(), recording.sp(), recording.register(6));
         let mut read = |address| recording.word(address).ok_or(());

@@ -1,4 +1,4 @@
-//! Recorded stacks of real programs: the unwinder's C on the host against gimli's full evaluation, and against framehop.
+//! Recorded stacks of real programs: the unwinder's C code on the host compared with gimli's full evaluation, and with framehop.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -25,12 +25,12 @@ struct Score {
     frames: usize,
     framehop_stacks: usize,
     framehop_equal: usize,
-    /// Of the stacks that are not complete: why, by either unwinder.
+    /// For incomplete stacks: the reasons by both unwinders.
     ends: BTreeMap<String, usize>,
 }
 
 fn compare(host: &Host, name: &str, target: &Target) -> Score {
-    // The program must have loaded what it loads.
+    // The program must have loaded its libraries.
     std::thread::sleep(std::time::Duration::from_millis(700));
     let world = World::of(target.pid());
     let recordings = record_many(target.pid(), STACKS);
@@ -39,13 +39,13 @@ fn compare(host: &Host, name: &str, target: &Target) -> Score {
     let mut score = Score::default();
     let mut thread = host.thread();
     for recording in &recordings {
-        // The same thread state for all recordings: what is repeated from the walk before must not make a difference.
+        // The same thread state for all recordings: steps repeated from the previous walk must not make a difference.
         let (stack, _) = host.unwind(&mut thread, &world, recording);
         let (fresh, repeated) = host.unwind(&mut host.thread(), &world, recording);
         assert_eq!((&stack, repeated), (&fresh, 0), "{name}: a walk after another differs from a first one");
         let ours: Vec<u64> = stack.frames.iter().map(|frame| frame & FRAME_ADDRESS_MASK).collect();
         let (theirs, reached) = gimli.unwind(recording, FRAMES_MAX);
-        // Where gimli's files end, ours may go on by frame pointers: then all of theirs must be ours.
+        // Where gimli has no rows, ours may continue with frame pointers: then all of gimli's frames must be among ours.
         let equal = match reached {
             Reached::Entry => ours == theirs && stack.end == End::Complete,
             Reached::Limit => ours == theirs && stack.end == End::FrameLimit,
@@ -73,7 +73,7 @@ fn compare(host: &Host, name: &str, target: &Target) -> Score {
 
 /// Starts each program in turn and compares its stacks.
 #[test]
-fn recorded_stacks_of_real_programs_are_gimlis_stacks() {
+fn recorded_stacks_of_real_programs_equal_gimlis() {
     let host = Host::new(Machine::X86_64);
     let directory = TempDir::new().unwrap();
     let dir = directory.path();
@@ -131,7 +131,7 @@ fn recorded_stacks_of_real_programs_are_gimlis_stacks() {
     assert!(sum.framehop_stacks * 2 > sum.stacks, "framehop saw too little: {sum:?}");
 }
 
-/// Sets the ELF header's section fields to nothing, as packers do.
+/// Clears the ELF header's section fields, as packers do.
 fn strip_section_headers(path: &std::path::Path) {
     let mut bytes = std::fs::read(path).unwrap();
     bytes[40..48].fill(0); // e_shoff
@@ -139,12 +139,12 @@ fn strip_section_headers(path: &std::path::Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Place of rbp in `struct pt_regs`.
+/// Index of rbp in `struct pt_regs`.
 const BP: usize = 4;
 
-/// The same stack again and again, each time with a word changed, as a program might: what was remembered must never be believed.
+/// Walks the same stack repeatedly, each time with a word changed, as by a program: cached steps must always be verified.
 #[test]
-fn a_walk_is_never_fooled_by_what_it_remembers() {
+fn a_walk_never_uses_outdated_cached_steps() {
     let host = Host::new(Machine::X86_64);
     let directory = TempDir::new().unwrap();
     for frame_pointers in ["-fno-omit-frame-pointer", "-fomit-frame-pointer"] {
@@ -175,7 +175,7 @@ fn try_to_fool(host: &Host, world: &World, recordings: &[Recording]) {
             else {
                 break;
             };
-            // A word of the frames' part of the stack becomes another word of it: mostly a return address or a frame pointer.
+            // A word of the stack's frames is replaced by another word of them: mostly a return address or a frame pointer.
             let base = usize::try_from(sp - *begin).unwrap() & !7;
             let words = (bytes.len() - base) / 8;
             let place = |random: u64, within: usize| base + 8 * (random as usize % within.min(words));
@@ -183,7 +183,7 @@ fn try_to_fool(host: &Host, world: &World, recordings: &[Recording]) {
             let kept = bytes[to..to + 8].to_vec();
             let value: [u8; 8] = if next() % 4 == 0 { next().to_le_bytes() } else { bytes[from..from + 8].try_into().unwrap() };
             bytes[to..to + 8].copy_from_slice(&value);
-            // And rbp, in which compilers keep anything, becomes a word of the stack, or an address in it.
+            // And rbp, which compilers use for anything, gets a word of the stack, or an address in it.
             recording.regs.words[BP] = match next() % 8 {
                 0 => u64::from_le_bytes(value),
                 1 => sp + 8 * (next() % 400),
@@ -197,7 +197,7 @@ fn try_to_fool(host: &Host, world: &World, recordings: &[Recording]) {
             walks += 1;
             repeated_walks += u32::from(repeated > 0);
             changed += u32::from(stack.frames != before.frames);
-            // Mostly back to what it was, so that there is something to remember.
+            // Mostly restored, so that there are steps to repeat.
             if next() % 8 != 0 {
                 let (_, bytes) =
                     recording.regions.iter_mut().find(|(begin, bytes)| *begin <= sp && sp < *begin + bytes.len() as u64).unwrap();

@@ -18,7 +18,7 @@ use super::host::PtRegs;
 /// A stopped thread.
 #[derive(Debug, Clone)]
 pub struct Recording {
-    /// What its registers are.
+    /// The kind of its registers.
     pub machine: Machine,
     /// Its registers.
     pub regs: PtRegs,
@@ -27,7 +27,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// A register by its place in `struct pt_regs`.
+    /// The program counter.
     pub fn pc(&self) -> u64 {
         self.regs.words[if self.machine == Machine::X86_64 { 16 } else { 32 }]
     }
@@ -56,18 +56,18 @@ impl Recording {
     }
 }
 
-/// A file that a process runs code of.
+/// A file whose code a process runs.
 #[derive(Debug, Clone)]
 pub struct CodeFile {
     /// Its path.
     pub path: PathBuf,
     /// Its bytes.
     pub bytes: Arc<Vec<u8>>,
-    /// Where it is mapped executable: first address, end, file offset.
+    /// Its executable mappings: first address, end, file offset.
     pub mapped: Vec<(u64, u64, u64)>,
 }
 
-/// A process's code, as fragprof's pipeline sees it and as the oracles read it.
+/// A process's code, in the form of fragprof's pipeline and in that of the oracles.
 pub struct World {
     /// Files.
     pub files: Vec<CodeFile>,
@@ -85,7 +85,7 @@ pub fn words(bytes: &[u8]) -> Vec<u64> {
 }
 
 impl World {
-    /// Reads what a process has mapped.
+    /// Reads a process's mappings.
     pub fn of(pid: u32) -> Self {
         let maps = Maps::parse(&fs::read(format!("/proc/{pid}/maps")).unwrap());
         let memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
@@ -125,7 +125,7 @@ impl World {
         Self { files, tables, mappings: words(&mappings::to_blocks(&code).0), texts }
     }
 
-    /// Addresses as file and offset, a line each.
+    /// Addresses as file and offset, one per line.
     pub fn describe(&self, addresses: &[u64]) -> String {
         let place = |address: u64| {
             self.files.iter().find_map(|file| {
@@ -145,28 +145,28 @@ fn threads(pid: u32) -> Vec<i32> {
 }
 
 fn ptrace(request: libc::c_uint, tid: i32, data: usize) -> bool {
-    // SAFETY: the requests used here take no address and either no data or a pointer that the caller made of a reference.
+    // SAFETY: the requests used here take no address and either no data or a pointer that the caller made from a reference.
     unsafe { libc::ptrace(request, tid, 0, data) != -1 }
 }
 
-/// Stops one thread, copies what unwinding needs, and lets it go on. `None` if the thread is gone.
+/// Stops one thread, copies the input of unwinding, and resumes it. `None` if the thread has ended.
 pub fn record(pid: u32, tid: i32) -> Option<Recording> {
     if !ptrace(libc::PTRACE_SEIZE, tid, 0) {
         return None;
     }
     let mut status = 0;
     let stopped = ptrace(libc::PTRACE_INTERRUPT, tid, 0)
-        // SAFETY: status is a valid place.
+        // SAFETY: status is a valid local.
         && unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) } == tid
         && libc::WIFSTOPPED(status);
     let recording = stopped.then(|| copy(pid, tid)).flatten();
-    // A signal that was just arriving goes on to the program.
+    // A signal that arrived at that moment is delivered to the program.
     let signal = if libc::WIFSTOPPED(status) && status >> 16 == 0 { libc::WSTOPSIG(status) as usize } else { 0 };
     ptrace(libc::PTRACE_DETACH, tid, signal);
     recording
 }
 
-/// x86-64's; libc names it for no other.
+/// The request of x86-64; libc does not define it for other machines.
 const PTRACE_GETREGS: libc::c_uint = 12;
 
 fn copy(pid: u32, tid: i32) -> Option<Recording> {
@@ -186,7 +186,7 @@ fn copy(pid: u32, tid: i32) -> Option<Recording> {
         if !is_main && !holds_sp {
             continue;
         }
-        // From the red zone up; a stack of another thread is taken whole, within reason.
+        // From the red zone up; a stack of another thread is copied completely, within limits.
         let begin = if holds_sp { mapping.start.0.max(sp.saturating_sub(4096)) } else { mapping.start.0 };
         let mut bytes = vec![0; (mapping.end.0 - begin).min(4 << 20) as usize];
         memory.read_exact_at(&mut bytes, begin).ok()?;
@@ -208,7 +208,7 @@ pub fn record_many(pid: u32, count: usize) -> Vec<Recording> {
             None => failures += 1,
         }
         turn += 1;
-        // Another moment of the program; nothing is waited for.
+        // To get another moment of the program; there is no condition to wait for.
         std::thread::sleep(std::time::Duration::from_micros(500 + 137 * (turn as u64 % 11)));
     }
     recordings

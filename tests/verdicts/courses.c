@@ -1,10 +1,10 @@
 /*
- * Memory that goes a certain way by the clock, until the input ends. On `account` it tells what malloc itself counts as in use
+ * Memory use with a given course over time, until the input ends. On `account` it prints the bytes that malloc itself counts as in use
  * (mallinfo2: arenas and mapped blocks), on `trim` it calls malloc_trim.
  *
- * Usage: courses leak|slow|lru|sawtooth|memtable|mappings|stacks|bloat [MIB A SECOND]
+ * Usage: courses leak|slow|lru|sawtooth|memtable|mappings|stacks|bloat [MIB_PER_SECOND]
  *
- * By the clock, not by steps: on a busy machine a sawtooth keeps its period, and only its steps become larger.
+ * The course follows the clock, not a number of steps: on a busy machine a sawtooth keeps its period, and only its steps become larger.
  */
 #define _GNU_SOURCE
 #include <malloc.h>
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { MIB = 1 << 20, BLOCK = 1000, BASE_BLOCKS = 20 * 1000, MANY = 1 << 20, STACKS = 64, STACK_BYTES = 2 * MIB };
-/* An LRU cache of so many blocks. */
+/* Number of blocks in the LRU cache. */
 enum { CACHE_BLOCKS = 40 * 1000 };
 
 static char *blocks[MANY];
@@ -53,13 +53,13 @@ static void drop_until(size_t count)
 		free(blocks[--kept]);
 }
 
-/* Blocks of a climb of `mib` a second. */
+/* Blocks for a growth of `mib` MiB per second. */
 static size_t climbed(double seconds, double mib)
 {
 	return (size_t)(seconds * mib * MIB / BLOCK);
 }
 
-/* Full, each new block takes the place of the oldest. */
+/* When full, each new block replaces the oldest. */
 static void cache(size_t asked)
 {
 	static size_t made;
@@ -123,7 +123,7 @@ static void start_until(size_t count)
 	}
 }
 
-/* One large block in huge pages, a page of each written. */
+/* One large block in huge pages; one page of each is written. */
 static void bloat(void)
 {
 	const size_t huge = 2 * MIB, bytes = 128 * MIB;
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
 	double mib = argc > 2 ? atof(argv[2]) : 4, since;
 	char line[64];
 	struct pollfd input = {.fd = 0, .events = POLLIN};
-	/* The sawtooth's blocks come and go in the heap, as small ones do. */
+	/* The sawtooth's blocks are in the heap, like small ones, not in mappings of their own. */
 	mallopt(M_TRIM_THRESHOLD, 1 << 30);
 	keep_until(strcmp(what, "lru") ? BASE_BLOCKS : 0);
 	if (!strcmp(what, "bloat"))

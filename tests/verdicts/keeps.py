@@ -1,5 +1,5 @@
-# A list that is never emptied, of strings that malloc holds (above CPython's own 512 bytes), 4 MiB a second by the clock. On a line of input
-# it tells what malloc counts as in use.
+# A list that is never emptied, of strings allocated by malloc (above CPython's own limit of 512 bytes), 4 MiB per second by the clock. For
+# each line of input it prints the bytes that malloc counts as in use.
 import ctypes, select, sys, time
 
 

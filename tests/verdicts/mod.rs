@@ -1,4 +1,4 @@
-//! `fragprof explain` of a small real program for each verdict, and each prediction that can be checked against what then happens.
+//! `fragprof explain` of a small real program for each verdict, and checks of predictions against what then happens.
 
 mod owners;
 mod proof;
@@ -13,7 +13,7 @@ use crate::support::process::{Process, run};
 use crate::support::recording::{Recording, fragprof};
 use crate::support::{LIMIT, bpf, build};
 
-/// The program with one trouble.
+/// The program with one problem.
 struct Trouble {
     process: Process,
     input: ChildStdin,
@@ -31,7 +31,7 @@ impl Trouble {
     }
 
     fn await_word(&mut self) {
-        assert!(self.process.out.nth(self.said, LIMIT).is_some(), "no word: {}", self.process.err);
+        assert!(self.process.out.nth(self.said, LIMIT).is_some(), "no output: {}", self.process.err);
         self.said += 1;
     }
 
@@ -65,9 +65,9 @@ fn predicted(verdict: &Value, action: &str) -> u64 {
     remedy.and_then(|remedy| remedy["predicted_bytes"].as_u64()).unwrap_or_else(|| panic!("no {action} with bytes: {verdict}"))
 }
 
-/// A trim returns what was predicted, to 1 % or 256 KiB.
+/// A trim returns the predicted bytes, within 1 % or 256 KiB.
 #[track_caller]
-fn assert_trim_comes_true(trouble: &mut Trouble, verdict: &Value) {
+fn assert_trim_is_as_predicted(trouble: &mut Trouble, verdict: &Value) {
     let predicted = predicted(verdict, "malloc_trim");
     let before = trouble.anonymous_bytes();
     trouble.tell("trim");
@@ -86,12 +86,12 @@ fn whole_free_pages_are_hoarding_and_a_trim_returns_what_was_predicted() {
     let verdict = trouble.explain();
     assert_eq!(verdict["verdict"], "hoarding", "{verdict}");
     assert!(verdict["remedies"][0]["action"].as_str().unwrap().contains("malloc_trim"), "{verdict}");
-    assert_trim_comes_true(&mut trouble, &verdict);
+    assert_trim_is_as_predicted(&mut trouble, &verdict);
     assert_eq!(trouble.explain()["verdict"], "healthy");
 }
 
 #[test]
-fn survivors_on_every_page_are_fragmentation_and_a_trim_helps_as_little_as_predicted() {
+fn survivors_on_every_page_are_fragmentation_and_a_trim_returns_as_little_as_predicted() {
     let mut trouble = Trouble::start(&["fragment"], &[]);
     let verdict = trouble.explain();
     assert_eq!(verdict["verdict"], "fragmentation", "{verdict}");
@@ -110,11 +110,11 @@ fn freed_small_blocks_in_fastbins_are_cache_and_the_setting_saves_what_was_predi
     assert_eq!(verdict["verdict"], "cache", "{verdict}");
     let predicted = predicted(&verdict, "mxfast=0");
     let with = trouble.anonymous_bytes();
-    // Freed without fastbins, the blocks merge up to the heap's end, which is lowered.
+    // Without fastbins the freed blocks merge up to the heap's end, which is then lowered.
     let without = Trouble::start(&["cache"], &[("GLIBC_TUNABLES", "glibc.malloc.mxfast=0")]).anonymous_bytes();
     let saved = with.saturating_sub(without);
     assert!(saved.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, saved {saved}");
-    assert_trim_comes_true(&mut trouble, &verdict);
+    assert_trim_is_as_predicted(&mut trouble, &verdict);
 }
 
 #[test]
@@ -124,13 +124,13 @@ fn free_memory_of_many_threads_is_an_arena_blow_up_and_fewer_arenas_save_it() {
     let verdict = trouble.explain();
     assert_eq!(verdict["verdict"], "arena_blow_up", "{verdict}");
     assert!(verdict["evidence"]["arenas"].as_u64().unwrap() >= 16, "{verdict}");
-    // A trim returns at once what it says; what fewer arenas save is an upper limit, and comes after it.
+    // The effect of a trim is exact; that of fewer arenas is an upper limit, and is listed after it.
     let actions: Vec<&str> = verdict["remedies"].as_array().unwrap().iter().map(|remedy| remedy["action"].as_str().unwrap()).collect();
     assert!(actions[0].contains("malloc_trim") && actions.iter().any(|action| action.contains("MALLOC_ARENA_MAX")), "{actions:?}");
     let predicted = predicted(&verdict, "MALLOC_ARENA_MAX");
     let few = Trouble::start(&["arenas"], &[("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")]);
     let saved = trouble.anonymous_bytes().saturating_sub(few.anonymous_bytes());
-    // How much fewer arenas share depends on how the threads' blocks come to lie: the prediction is what the others hold free.
+    // How well fewer arenas share memory depends on the placement of the threads' blocks: the prediction is the free memory of the others.
     assert!(saved >= predicted / 2 && saved <= predicted * 11 / 10, "predicted {predicted}, saved {saved}");
 }
 
@@ -146,7 +146,7 @@ fn freed_blocks_in_thread_caches_are_cache_and_the_setting_saves_what_was_predic
 }
 
 #[test]
-fn thresholds_that_adapted_themselves_are_named_and_fixed_ones_save_what_was_predicted() {
+fn adapted_thresholds_are_named_and_fixed_ones_save_what_was_predicted() {
     let mut trouble = Trouble::start(&["adapted"], &[]);
     let verdict = trouble.explain();
     assert_eq!(verdict["verdict"], "hoarding", "{verdict}");
@@ -155,25 +155,25 @@ fn thresholds_that_adapted_themselves_are_named_and_fixed_ones_save_what_was_pre
         Trouble::start(&["adapted"], &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072")]);
     let saved = trouble.anonymous_bytes().saturating_sub(fixed.anonymous_bytes());
     assert!(predicted > 32 << 20 && saved.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, saved {saved}");
-    assert_trim_comes_true(&mut trouble, &verdict);
+    assert_trim_is_as_predicted(&mut trouble, &verdict);
 }
 
-/// Anonymous bytes in huge pages, as the kernel counts them.
+/// Anonymous bytes in huge pages, according to the kernel.
 fn huge_bytes(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let line = text.lines().find(|line| line.starts_with("AnonHugePages:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Whether the kernel gives huge pages to programs that ask for them (madvise), as `glibc.malloc.hugetlb=1` does.
+/// Whether the kernel provides huge pages to programs that request them (madvise), as `glibc.malloc.hugetlb=1` does.
 fn gives_huge_pages() -> bool {
     let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     mode.contains("[madvise]") || mode.contains("[always]")
 }
 
-/// A program that hardly uses its blocks, in huge pages if there are any: memory may be too scattered for them until it is compacted.
+/// A program that hardly uses its blocks, in huge pages if available: memory may be too fragmented for them until it is compacted.
 fn hardly_used_in_huge_pages(tunables: &str) -> (Trouble, u64) {
-    /// Programs started before the kernel is believed to have none.
+    /// Number of programs started before concluding that the kernel provides none.
     const TRIES: usize = 5;
     for tries_left in (0..TRIES).rev() {
         let trouble = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", tunables)]);
@@ -182,7 +182,7 @@ fn hardly_used_in_huge_pages(tunables: &str) -> (Trouble, u64) {
             return (trouble, got);
         }
         drop(trouble);
-        // Needs root; without it the tries are all there is.
+        // Needs root; otherwise there are only the retries.
         let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
     }
     unreachable!("the last try returns")
@@ -195,7 +195,7 @@ fn blocks_hardly_used_in_huge_pages_are_bloat_and_small_pages_save_what_was_pred
     let verdict = trouble.explain();
     if got < 48 << 20 {
         eprintln!(
-            "NO HUGE PAGES: this kernel gave {got} bytes of them (switched on: {}); only what is said without them is checked",
+            "NO HUGE PAGES: this kernel gave {got} bytes of them (switched on: {}); only the result without them is checked",
             gives_huge_pages()
         );
         assert_ne!(verdict["verdict"], "huge_page_bloat", "{verdict}");
@@ -206,19 +206,19 @@ fn blocks_hardly_used_in_huge_pages_are_bloat_and_small_pages_save_what_was_pred
     let predicted = predicted(&verdict, "hugetlb=0");
     let small = Trouble::start(&["huge"], &[("GLIBC_TUNABLES", &with(0))]);
     let saved = trouble.anonymous_bytes().saturating_sub(small.anonymous_bytes());
-    // A sample of a thousand pages, nearly all of them zero.
+    // The prediction is from a sample of a thousand pages, nearly all of them zero.
     assert!(saved.abs_diff(predicted) <= saved / 20, "predicted {predicted}, saved {saved}: {verdict}");
 }
 
 #[test]
-fn what_jemalloc_keeps_dirty_is_hoarding_and_a_purge_or_the_setting_returns_it() {
+fn dirty_pages_of_jemalloc_are_hoarding_and_a_purge_or_the_setting_returns_them() {
     let library = format!("{}/libjemalloc.so.2", build::LIB_DIR);
     let mut trouble = Trouble::start(&["hoard"], &[("LD_PRELOAD", &library), ("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1")]);
     let verdict = trouble.explain();
     assert_eq!(verdict["verdict"], "hoarding", "{verdict}");
     let predicted = predicted(&verdict, "arena.4096.purge");
     let before = trouble.anonymous_bytes();
-    // The setting that the remedy names, with its shortest time, returns at once.
+    // The setting that the remedy names, with its shortest time, returns the memory at once.
     let decaying = Trouble::start(&["hoard"], &[("LD_PRELOAD", &library), ("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")]);
     let saved = before.saturating_sub(decaying.anonymous_bytes());
     trouble.tell("purge");
@@ -228,9 +228,9 @@ fn what_jemalloc_keeps_dirty_is_hoarding_and_a_purge_or_the_setting_returns_it()
     assert!(saved.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, saved {saved}");
 }
 
-/// A JVM's own account of its heap, generated code and direct buffers.
+/// A JVM's own statistics of its heap, generated code and direct buffers.
 #[test]
-fn parts_of_a_jvm_are_sized_as_it_sizes_them_itself() {
+fn sizes_of_a_jvms_parts_agree_with_its_own_statistics() {
     let directory = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verdicts/Sizes.java");
     let made = run(Command::new("javac").arg("-d").arg(directory.path()).arg(source));
@@ -249,7 +249,7 @@ fn parts_of_a_jvm_are_sized_as_it_sizes_them_itself() {
     assert_eq!((&verdict["verdict"], &verdict["evidence"]["not_malloc_largest"]), (&"not_malloc".into(), &"java_heap".into()), "{verdict}");
     let heap = part("java_heap");
     assert!(heap.abs_diff(number("heap")) <= number("heap") / 20, "{heap} of {own}");
-    // Generated code lies in memory that is committed in advance: at least what is used, at most what is committed.
+    // Generated code is in memory that is committed in advance: at least the used bytes, at most the committed ones.
     let code = part("code_cache");
     assert!(code >= number("code_used") * 9 / 10 && code <= number("code_committed") + (1 << 20), "{code}: {own}");
     let direct = predicted(&verdict, "MaxDirectMemorySize");
@@ -258,7 +258,7 @@ fn parts_of_a_jvm_are_sized_as_it_sizes_them_itself() {
 }
 
 #[test]
-fn what_is_not_mallocs_is_sized_by_kind() {
+fn memory_outside_malloc_is_sized_by_kind() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("data");
     std::fs::write(&file, vec![7u8; 64 << 20]).unwrap();
@@ -275,10 +275,10 @@ fn what_is_not_mallocs_is_sized_by_kind() {
 }
 
 #[test]
-fn an_allocator_that_cannot_be_read_gives_no_verdict_and_says_why() {
+fn an_unreadable_allocator_has_no_verdict_and_the_reason_is_given() {
     let library = format!("{}/libmimalloc.so.2", build::LIB_DIR);
     let verdict = Trouble::start(&["hoard"], &[("LD_PRELOAD", &library)]).explain();
-    // Readable one day: then it has a heap, and a verdict of its own.
+    // If it becomes readable one day, it has a heap, and a verdict of its own.
     if verdict["evidence"]["extent_bytes"] == 0 {
         assert_eq!((&verdict["verdict"], &verdict["confidence"]), (&"unknown".into(), &"low".into()), "{verdict}");
         assert!(verdict["summary"].as_str().unwrap().contains("may or may not be heap"), "{verdict}");
@@ -286,7 +286,7 @@ fn an_allocator_that_cannot_be_read_gives_no_verdict_and_says_why() {
 }
 
 #[test]
-fn a_profile_is_explained_with_the_stacks_to_blame() {
+fn a_profile_is_explained_with_the_responsible_stacks() {
     if bpf().is_none() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Programs whose trouble their owner knows, each with the verdict that is right of it, and a truth that is not fragprof's: what the
-//! allocator itself counts, what a trim or a purge of its own returns, what the JVM says of itself, what the kernel counts.
+//! Programs with known problems, each with its correct verdict, and an independent truth: the allocator's own count, the effect of its own
+//! trim or purge, the JVM's statistics, the kernel's count.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,19 @@ use super::{explain, predicted};
 use crate::support::process::{Process, run};
 use crate::support::{LIMIT, build};
 
-/// A program, and what its owner answers.
+/// A program and its correct verdict.
 pub struct Owner {
     /// What it does.
     pub name: &'static str,
-    /// The owner's answer, in fragprof's words.
+    /// The correct verdict, as fragprof names it.
     pub answer: &'static str,
-    /// Starts it; it has done what it does, or is at it, when this returns.
+    /// Starts it; when this returns, it has done its work or is doing it.
     start: fn() -> Running,
-    /// Compares fragprof's result with an independent account: the allocator's own, from before and after the census.
+    /// Compares fragprof's result with independent statistics: the allocator's own, from before and after the census.
     truth: fn(&mut Running, &Value, Accounts),
 }
 
-/// What malloc itself counted as in use, before and after.
+/// The bytes that malloc itself counted as in use, before and after.
 type Accounts = Option<(u64, u64)>;
 
 /// A running program.
@@ -32,7 +32,7 @@ pub struct Running {
     process: Process,
     input: Option<ChildStdin>,
     said: usize,
-    /// Whether it answers to `account`.
+    /// Whether it responds to `account`.
     accounts: bool,
     _files: Option<TempDir>,
 }
@@ -43,18 +43,18 @@ impl Owner {
         (self.start)()
     }
 
-    /// Whether a verdict is right. From outside a leak cannot be told from a cache that fills before it has lasted half an hour: that it
-    /// grows is right of it.
+    /// Whether a verdict is correct. From outside a leak cannot be distinguished from a filling cache until it has lasted half an hour, so
+    /// `growing` is correct for it.
     pub fn is_right(&self, verdict: &str) -> bool {
         verdict == self.answer || (self.answer == "leak" && verdict == "growing")
     }
 
-    /// Looks with fragprof, and compares with the owner's answer and the truth.
+    /// Runs `fragprof explain`, and compares the result with the correct verdict and the truth.
     #[track_caller]
     pub fn prove(&self) {
         let mut running = self.start();
         let before = running.account();
-        // Looks at owners come after the censuses, and the account's time would be longer by them.
+        // Owners are determined after the censuses, which would lengthen the time between the two accounts.
         let verdict = explain(&[&running.pid().to_string(), "--over", "3s", "--no-owners"]);
         let accounts = before.zip(running.account());
         assert!(self.is_right(verdict["verdict"].as_str().unwrap()), "{}: {verdict}", self.name);
@@ -74,9 +74,9 @@ impl Running {
         self.process.pid()
     }
 
-    /// Says a line and returns what is said to it.
+    /// Sends a line and returns the response.
     fn ask(&mut self, line: &str) -> String {
-        // In one write: the programs answer to what one read gives them.
+        // In one write: the programs respond to what one read returns.
         self.input.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
         self.said += 1;
         self.process.out.nth(self.said - 1, LIMIT).unwrap_or_else(|| panic!("no answer to {line}: {}", self.process.err))
@@ -93,7 +93,7 @@ impl Running {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// What a call that the process makes when it is told to returns, in bytes.
+    /// Bytes returned by a call that the process makes on request.
     fn given_back(&mut self, call: &str) -> u64 {
         let before = self.rollup("Anonymous:");
         assert_eq!(self.ask(call), "done");
@@ -126,25 +126,25 @@ fn java(what: &str) -> Running {
     Running::of(Process::start_piped(&mut command), false, Some(directory))
 }
 
-/// What fragprof counts as live lies between what malloc counted before and after.
+/// The live bytes by fragprof are between malloc's counts before and after.
 fn between_accounts(_: &mut Running, verdict: &Value, accounts: Accounts) {
     let live = verdict["evidence"]["live_bytes"].as_u64().unwrap();
     let (before, after) = accounts.unwrap();
-    // Blocks of the C library's own streams come between the two.
+    // The C library allocates buffers of its streams in between.
     let slack = 64 << 10;
     assert!(live + slack >= before.min(after) && live <= before.max(after) + slack, "{live} is not within {before} and {after}: {verdict}");
 }
 
-/// It rises by what malloc counts it to rise by.
+/// The growth rate agrees with malloc's counts.
 fn as_fast_as_the_account(running: &mut Running, verdict: &Value, accounts: Accounts) {
     between_accounts(running, verdict, accounts);
     let change = &verdict["evidence"]["change"];
     let (before, after) = accounts.unwrap();
     let span = change["span_s"].as_f64().unwrap();
     let told = change["live_bytes_per_s"].as_f64().unwrap();
-    // The account's time is a little longer than that of the looks: its rate is at most that much too low.
+    // The time between the counts is slightly longer than between the censuses: their rate is at most that much too low.
     let most = (after - before) as f64 / span;
-    assert!(told <= most * 1.1 && told >= most / 2.0, "{told} bytes a second of {most}: {verdict}");
+    assert!(told <= most * 1.1 && told >= most / 2.0, "{told} bytes per second of {most}: {verdict}");
 }
 
 fn trim_comes_true(running: &mut Running, verdict: &Value, _: Accounts) {
@@ -168,7 +168,7 @@ fn trim_does_not_help(running: &mut Running, verdict: &Value, _: Accounts) {
     assert!(pinned > 16 << 20 && running.given_back("trim") < pinned / 20, "{verdict}");
 }
 
-/// Fewer arenas save at most what is said, and a trim exactly what it says.
+/// Fewer arenas save at most the predicted bytes, and a trim exactly the predicted ones.
 fn arenas_hold_it(running: &mut Running, verdict: &Value, _: Accounts) {
     assert!(verdict["remedies"][0]["action"].as_str().unwrap().contains("malloc_trim"), "{verdict}");
     let fewer = trouble("arenas", &[("MALLOC_ARENA_MAX", "2")]);
@@ -178,7 +178,7 @@ fn arenas_hold_it(running: &mut Running, verdict: &Value, _: Accounts) {
     trim_comes_true(running, verdict, None);
 }
 
-/// The growing part outside malloc is what the kernel counts as anonymous besides the heap.
+/// The growing part outside malloc agrees with the kernel's count of anonymous memory without the heap.
 fn outside(running: &mut Running, verdict: &Value, accounts: Accounts) {
     assert!(verdict["summary"].as_str().unwrap().contains("outside malloc"), "{verdict}");
     let parts = verdict["evidence"]["not_malloc"].as_array().unwrap();
@@ -188,7 +188,7 @@ fn outside(running: &mut Running, verdict: &Value, accounts: Accounts) {
     assert!(told <= besides && told >= besides / 2, "{told} of {besides}: {verdict}");
 }
 
-/// What was never written of the block is what its huge pages hold of zeros.
+/// The zeros in the huge pages are the part of the block that was never written.
 fn zeros_in_huge_pages(running: &mut Running, verdict: &Value, _: Accounts) {
     let huge = running.rollup("AnonHugePages:");
     let zero = verdict["evidence"]["huge_zero_bytes_est"].as_u64().unwrap();
@@ -201,7 +201,7 @@ fn jcmd(running: &Running, command: &str) -> String {
     done.out
 }
 
-/// The JVM trims its malloc heap itself, and says what that gave back: `RSS+Swap: 354M->281M (-74236K)`.
+/// The JVM trims its malloc heap itself, and prints the result: `RSS+Swap: 354M->281M (-74236K)`.
 fn jvm_trims_it(running: &mut Running, verdict: &Value, _: Accounts) {
     let kinds: Vec<&str> = verdict["findings"].as_array().unwrap().iter().map(|finding| finding["verdict"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["hoarding", "not_malloc"], "{verdict}");
@@ -209,11 +209,11 @@ fn jvm_trims_it(running: &mut Running, verdict: &Value, _: Accounts) {
     let returned =
         said.split("(-").nth(1).and_then(|rest| rest.split('K').next()?.parse::<u64>().ok()).unwrap_or_else(|| panic!("{said}")) << 10;
     let predicted = predicted(verdict, "malloc_trim");
-    // The JVM goes on meanwhile, and allocates for the command itself.
+    // The JVM continues meanwhile, and allocates for the command itself.
     assert!(returned.abs_diff(predicted) <= predicted / 20, "predicted {predicted}, returned {returned}");
 }
 
-/// The JVM's own account: `total 174784K, used 171470K` of each generation.
+/// The JVM's own statistics: `total 174784K, used 171470K` of each generation.
 fn jvm_heap_is_full(running: &mut Running, verdict: &Value, _: Accounts) {
     let said = jcmd(running, "GC.heap_info");
     let generations = said.lines().filter(|line| line.contains("generation"));
@@ -224,7 +224,7 @@ fn jvm_heap_is_full(running: &mut Running, verdict: &Value, _: Accounts) {
     assert!(used > 160 << 20 && heap >= used && heap <= 192 << 20, "{heap} resident, {used} used: {verdict}");
 }
 
-/// Nothing is known of it but that its owner is content.
+/// There is no independent figure; only the verdict is checked.
 fn content(_: &mut Running, _: &Value, _: Accounts) {}
 
 const JEMALLOC_KEEPS: &str = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:16";

@@ -1,4 +1,4 @@
-//! Verdicts on programs whose owner's answer is known (`owners`): each once in the suite, and as a table of many looks (`make verdicts`).
+//! Verdicts on programs whose correct verdict is known (`owners`): each once in the suite, and as a table of many runs (`make verdicts`).
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,20 @@ fn a_cache_that_fills_grows_and_is_healthy_when_it_is_full() {
 }
 
 #[test]
-fn loads_that_come_and_go_are_no_leak_and_no_trouble() {
+fn varying_loads_are_neither_leaks_nor_problems() {
     owner("a load that comes and goes").prove();
     owner("tables that are filled and flushed").prove();
 }
 
 #[test]
-fn trims_give_back_what_is_predicted_and_not_what_is_pinned() {
+fn trims_return_the_predicted_bytes_and_not_the_pinned_ones() {
     owner("free pages after a peak").prove();
     owner("survivors on every page").prove();
     owner("free memory of many threads").prove();
 }
 
 #[test]
-fn a_purge_gives_back_what_is_predicted_of_jemallocs_dirty_pages() {
+fn a_purge_returns_the_predicted_bytes_of_jemallocs_dirty_pages() {
     owner("jemalloc that keeps dirty pages").prove();
 }
 
@@ -47,17 +47,17 @@ fn a_large_block_hardly_used_in_huge_pages_is_bloat() {
 }
 
 #[test]
-fn the_malloc_heap_of_a_jvm_is_judged_by_itself_and_its_own_trim_gives_back_what_is_predicted() {
+fn the_malloc_heap_of_a_jvm_has_its_own_verdict_and_its_trim_returns_the_predicted_bytes() {
     owner("a JVM with free pages in malloc's heap").prove();
 }
 
 #[test]
-fn a_full_java_heap_is_sized_as_the_jvm_counts_it() {
+fn the_size_of_a_full_java_heap_agrees_with_the_jvm() {
     owner("a JVM with a full Java heap").prove();
 }
 
 #[test]
-fn memory_outside_malloc_that_grows_is_told() {
+fn growing_memory_outside_malloc_is_reported() {
     owner("mappings of the program's own that grow").prove();
     owner("more and more threads").prove();
 }
@@ -68,8 +68,8 @@ fn idle_programs_are_healthy() {
     owner("a heap in use").prove();
 }
 
-/// Options of explain, and how often each program is looked at so.
-const LOOKS: [(&[&str], &str, usize); 3] = [(&["--once"], "one look", 4), (&["--over", "3s"], "3 s", 3), (&["--over", "15s"], "15 s", 1)];
+/// Options of explain, and how often each program is examined with them.
+const LOOKS: [(&[&str], &str, usize); 3] = [(&["--once"], "one census", 4), (&["--over", "3s"], "3 s", 3), (&["--over", "15s"], "15 s", 1)];
 
 /// How often verdicts of a confidence were right.
 #[derive(Default)]
@@ -89,12 +89,12 @@ impl Tally {
     }
 }
 
-/// Looks at a program as often as the table requests: options, verdict, confidence.
+/// Examines a program as often as the table specifies: options, verdict, confidence.
 fn looked_at(running: &Running) -> Vec<(usize, String, String)> {
     let mut said = Vec::new();
     for (index, (options, _, times)) in LOOKS.iter().enumerate() {
         for _ in 0..*times {
-            // Some programs grow for a quarter of a minute only: looks at owners take of that, and change no verdict.
+            // Some programs grow for only a quarter of a minute: determining owners takes some of it and changes no verdict.
             let verdict = explain(&[&[running.pid().to_string().as_str(), "--no-owners"], *options].concat());
             let text = |key: &str| verdict[key].as_str().unwrap().to_owned();
             said.push((index, text("verdict"), text("confidence")));
@@ -105,12 +105,12 @@ fn looked_at(running: &Running) -> Vec<(usize, String, String)> {
 
 #[test]
 #[ignore = "ten minutes: make verdicts"]
-fn table_of_verdicts_and_what_their_confidence_is_worth() {
+fn table_of_verdicts_by_confidence() {
     let mut verdicts: BTreeMap<(usize, &str), BTreeMap<String, usize>> = BTreeMap::new();
     let mut worth: BTreeMap<(usize, String), Tally> = BTreeMap::new();
     let mut by_confidence: BTreeMap<String, Tally> = BTreeMap::new();
     let tell = |owner: &'static Owner| (owner, looked_at(&owner.start()));
-    // Two at a time: programs by the clock need some of it.
+    // Two at a time: programs that follow the clock need CPU time.
     for pair in OWNERS.chunks(2) {
         let done = std::thread::scope(|scope| {
             let threads: Vec<_> = pair.iter().map(|owner| scope.spawn(move || tell(owner))).collect();
@@ -125,7 +125,7 @@ fn table_of_verdicts_and_what_their_confidence_is_worth() {
             }
         }
     }
-    println!("| program | its owner's answer | {} |", LOOKS.map(|(_, name, _)| name).join(" | "));
+    println!("| program | correct verdict | {} |", LOOKS.map(|(_, name, _)| name).join(" | "));
     println!("|---|---|{}", "---|".repeat(LOOKS.len()));
     for owner in OWNERS {
         let cell = |looks| {
@@ -141,11 +141,11 @@ fn table_of_verdicts_and_what_their_confidence_is_worth() {
     for (confidence, tally) in &by_confidence {
         println!("| all | {confidence} | {} | {} | {:.0} % |", tally.right, tally.all, tally.percent());
     }
-    // What docs/verdicts.md says that the words mean.
+    // The meaning of the words according to docs/verdicts.md.
     for (confidence, least) in [("high", 95.0), ("medium", 75.0)] {
-        let tally = by_confidence.get(confidence).unwrap_or_else(|| panic!("nothing was said with {confidence} confidence"));
+        let tally = by_confidence.get(confidence).unwrap_or_else(|| panic!("no verdict had {confidence} confidence"));
         assert!(tally.percent() >= least, "{confidence}: {} of {}", tally.right, tally.all);
     }
     let leaks = verdicts.iter().filter(|((_, name), _)| owner(name).answer != "leak").any(|(_, said)| said.contains_key("leak"));
-    assert!(!leaks, "a leak was said of what is none");
+    assert!(!leaks, "a leak was reported for a program without one");
 }

@@ -1,6 +1,6 @@
 /*
- * Makes one trouble with memory, says so, and then does as it is told: `trim` (malloc_trim), `purge` (of all of jemalloc's arenas), `more`
- * (goes on with the trouble).
+ * Creates one problem with memory, reports it, and then executes commands: `trim` (malloc_trim), `purge` (of all of jemalloc's arenas),
+ * `more` (continues with the problem).
  *
  * Usage: troubles healthy|leak|hoard|fragment|cache|tcache|adapted|arenas|huge|stacks|shared|files
  */
@@ -38,7 +38,7 @@ static void keep_every(int count, size_t bytes, int step)
 			free(blocks[i]);
 }
 
-/* A large block freed from its own mapping raises the thresholds to its size and twice that; what is freed at the heap's end stays then. */
+/* Freeing a large block with its own mapping raises the thresholds to its size and twice that; then memory freed at the heap's end stays. */
 static void adapted(void)
 {
 	free(touched(20 * MIB));
@@ -126,7 +126,7 @@ int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "healthy";
 	static char line[64], in[4096], out[4096];
-	/* A request as large as a stream's buffer would merge what lies in fastbins. */
+	/* A request as large as a stream's buffer would merge the chunks in fastbins. */
 	setvbuf(stdin, in, _IOFBF, sizeof in);
 	setvbuf(stdout, out, _IOFBF, sizeof out);
 	if (!strcmp(what, "healthy"))

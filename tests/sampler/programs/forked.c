@@ -1,5 +1,5 @@
-/* Allocates, forks, and says in each process whether allocations are counted, which shows in the library's own statistics. The child says
- * it again after the next byte of input. */
+/* Allocates, forks, and prints in each process whether allocations are counted, according to the library's own statistics. The child
+ * prints it again after the next byte of input. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

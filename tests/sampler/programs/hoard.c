@@ -1,4 +1,4 @@
-/* Keeps so many blocks, tells what the sampler's own statistics say and how much memory its data takes, then frees them all. */
+/* Keeps this many blocks, prints the sampler's own statistics and the memory that its data takes, then frees all blocks. */
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@ extern struct {
 	uint64_t sample_bytes, in_front, samples, weight_bytes, frees, overflows, overflow_weight_bytes, live_max;
 } fragprof_sampler_stats __attribute__((weak));
 
-/* Resident KiB of the library's mappings and of the anonymous one behind them, which is its .bss. */
+/* Resident KiB of the library's mappings and of the anonymous one after them, which is its .bss. */
 static long resident_kib(void)
 {
 	FILE *smaps = fopen("/proc/self/smaps", "r");

@@ -1,4 +1,4 @@
-/* Another preload library, as they are usually written: dlsym, which itself may call calloc, and a few wrapped functions. */
+/* A typical other preload library: it calls dlsym, which itself may call calloc, and wraps a few functions. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ void *malloc(size_t size)
 	return next_malloc(size);
 }
 
-/* By the public names, as debugging wrappers do. */
+/* Calls the public names, as debugging wrappers do. */
 void *calloc(size_t count, size_t size)
 {
 	char *p;

@@ -1,6 +1,6 @@
-/* A heap of known live bytes by site under churn. Each site allocates sizes of its own, so that a consumer without stacks can tell them
- * apart: site i those in [64 << i, 64 << i + 32). Arguments: threads, pairs a thread, live KiB a site. Prints nothing; at the end it
- * writes the live bytes by site to standard output and waits for its input to end. */
+/* A heap with known live bytes by site under churn. Each site allocates sizes of its own, so that a consumer without stacks can distinguish
+ * them: site i those in [64 << i, 64 << i + 32). Arguments: threads, pairs per thread, live KiB per site. At the end it writes the live
+ * bytes by site to standard output and waits for its input to end. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static uint64_t next_random(uint64_t *state)
 	return *state;
 }
 
-/* Each thread keeps its share of every site's live blocks in a ring: the oldest makes room for the newest. */
+/* Each thread keeps its share of every site's live blocks in a ring: the newest replaces the oldest. */
 struct ring {
 	void **blocks;
 	size_t *sizes;
@@ -44,7 +44,7 @@ static void *work(void *argument)
 		size_t size = (64u << site) + (r >> 8) % 32;
 		struct ring *ring = &rings[site];
 
-		/* Three of four die at once: churn. */
+		/* Three of four are freed at once: churn. */
 		void *short_lived[3];
 		for (int j = 0; j < 3; j++)
 			short_lived[j] = malloc(size);
@@ -59,7 +59,7 @@ static void *work(void *argument)
 	}
 	for (int site = 0; site < SITES; site++)
 		__atomic_fetch_add(&live_bytes[site], rings[site].bytes, __ATOMIC_RELAXED);
-	/* The blocks stay: what lives at the end is the truth. */
+	/* The blocks stay: those that are live at the end are the ground truth. */
 	return NULL;
 }
 

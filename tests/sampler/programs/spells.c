@@ -1,6 +1,6 @@
-/* The limit on samples against programs that do their worst, in time that is only computed: threads whose allocations are bytes a
- * nanosecond and that take turns, on one processor or moved from one to another at each turn, a clock that ticks. Says of each: name, samples, milliseconds, the most samples by which any spell was over what the
- * limit allows in it, how many that may be, and the doublings at the end. */
+/* Simulates the limit on samples for worst-case programs, in virtual time: threads that allocate bytes per nanosecond and take turns, on
+ * one CPU or moved to another at each turn, and a clock that ticks. Prints for each: name, samples, milliseconds, the maximum number of
+ * samples by which any interval exceeded the limit, how many are allowed, and the doublings at the end. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static double countdown(uint32_t doublings)
 	return -log(uniform()) * ldexp(INTERVAL, (int)doublings);
 }
 
-/* How many bytes a nanosecond, given the time and, for the program that reads our mind, the doublings. */
+/* Bytes per nanosecond, given the time and, for the adversarial program, the doublings. */
 typedef double program(double now_ns, uint32_t doublings);
 
 static double steady(double now_ns, uint32_t doublings)
@@ -44,7 +44,7 @@ static double slow(double now_ns, uint32_t doublings)
 	return 0.1;
 }
 
-/* On for a fifth of a period. */
+/* Active for a fifth of a period. */
 static double bursts(double now_ns, double period_ns)
 {
 	return fmod(now_ns, period_ns) < period_ns / 5 ? 100 : 0;
@@ -105,7 +105,7 @@ static void run(const char *name, program *rate, double fastest, int threads, in
 			double took_ns = left[i] / rate(now_ns, doublings);
 			now_ns += took_ns;
 			rest_ns -= took_ns;
-			/* The least of samples - limit * time so far: where the worst spell that ends here began. */
+			/* The minimum of samples - limit * time so far: the start of the worst interval that ends here. */
 			least = fmin(least, samples - now_ns / EACH_NS);
 			samples++;
 			over = fmax(over, samples - now_ns / EACH_NS - least);
@@ -130,7 +130,7 @@ int main(void)
 	run("adversary", adversary, 100, 1, 1);
 	run("hundred_threads", steady, 100, 100, 1);
 	run("moved", steady, 100, 1, PROCESSORS_MAX);
-	/* A clock that went back a year, one that jumped a year ahead, and the longest interval. */
+	/* A clock set back by a year, one set ahead by a year, and the longest interval. */
 	debt.paid_ns = 31536000000000000u;
 	printf("back %u\n", limit_step(&debt, 1000, EACH_NS, true));
 	printf("ahead %u\n", limit_step(&debt, 63072000000000000u, EACH_NS, false));

@@ -1,6 +1,6 @@
-/* Everything at once, for as long as it is asked: threads that allocate and free each other's blocks, threads that come and go with
- * destructors that allocate, forks from threads (children allocate, free what they inherited, and end), vfork with exec, dlopen and
- * dlclose, signals in the middle of all of it. Every block carries its own address and size and is checked before it is freed.
+/* Everything at once: threads that allocate and free each other's blocks, short-lived threads with destructors that allocate, forks from
+ * threads (children allocate, free inherited blocks, and end), vfork with exec, dlopen and dlclose, and signals at any moment. Every block
+ * contains its own address and size and is checked before it is freed.
  * Arguments: threads, rounds. Prints "ok" at the end. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -64,7 +64,7 @@ static void at_thread_exit(void *value)
 	drop(make(12345));
 }
 
-/* Interrupts everything, also the sampler. */
+/* Interrupts everything, including the sampler. */
 static void on_signal(int signal)
 {
 	(void)signal;
@@ -124,7 +124,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Forks while the others allocate. In the child only this thread is left; the blocks that others had in hand are lost, the rest is whole. */
+/* Forks while the others allocate. The child has only this thread; blocks that others were using are lost, the rest is intact. */
 static void *forker(void *argument)
 {
 	(void)argument;
@@ -143,7 +143,7 @@ static void *forker(void *argument)
 			_exit(0);
 		}
 		int status;
-		if (waitpid(child, &status, 0) != child || status) fail("a forked child ended badly");
+		if (waitpid(child, &status, 0) != child || status) fail("a forked child failed");
 	}
 	return NULL;
 }

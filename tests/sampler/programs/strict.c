@@ -1,6 +1,6 @@
-/* Allocates in seccomp's strict mode, in which every system call but read, write and exit kills, and so does reading the time stamp
- * counter. The heap is made large enough before. With "wait" it begins when it is told, and fails if the sampler's interval did not grow
- * meanwhile. */
+/* Allocates in seccomp's strict mode, in which every system call except read, write and exit kills the process, and so does reading the
+ * time stamp counter. The heap is made large enough before. With "wait" it begins on request, and fails if the sampler's interval did not
+ * grow meanwhile. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/prctl.h>

@@ -1,4 +1,5 @@
-/* What a program can see of its allocator: errno after each call, alignment, usable size, failure, what is defined. No addresses. */
+/* Everything that a program can observe of its allocator: errno after each call, alignment, usable size, failure, defined symbols; but no
+ * addresses. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -7,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Programs learn from these which allocator they have. */
+/* Programs use these to detect their allocator. */
 extern void *mallocx(size_t, int) __attribute__((weak));
 extern int mallctl(const char *, void *, size_t *, void *, size_t) __attribute__((weak));
 extern void sdallocx(void *, size_t, int) __attribute__((weak));
 extern void *tc_malloc(size_t) __attribute__((weak));
 extern void *mi_malloc(size_t) __attribute__((weak));
 
-/* An aligned block's usable size depends on where it came to lie. Not every allocator aligns as it should. */
+/* An aligned block's usable size depends on its address. Not every allocator aligns correctly. */
 static void show_aligned(const char *what, size_t size, size_t alignment, void *p)
 {
 	printf("%s %zu: %s errno %d aligned to %zu %d enough %d\n", what, size, p ? "block" : "NULL", errno, alignment,
@@ -69,7 +70,7 @@ int main(void)
 			free(q);
 		}
 	}
-	/* The compiler would be right about programs that use a block after a realloc that works. */
+	/* The compiler's warning applies to a realloc that succeeds; this one fails. */
 	void *volatile keep = malloc(100);
 	strcpy(keep, "whole");
 	errno = 0;

@@ -1,5 +1,5 @@
-/* Allocates and frees, with 64 blocks alive at a time, of which the sampler takes two of three; says ten times what that left behind: the
- * process's resident memory, and the library's own counts. Argument: how many pairs. Begins when it is told. */
+/* Allocates and frees, with 64 live blocks at a time, of which the sampler samples two of three. Prints ten times how much is left behind:
+ * the process's resident memory, and the library's own counts. Argument: the number of pairs. Begins on request. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

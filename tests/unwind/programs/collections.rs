@@ -1,4 +1,4 @@
-//! Sorts, formats and hashes, for ever.
+//! Sorts, formats and hashes in an endless loop.
 use std::collections::{BTreeMap, HashMap};
 
 fn main() {

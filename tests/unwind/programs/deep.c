@@ -1,4 +1,4 @@
-/* Calls malloc from a given depth, over and over. Frames of different sizes, no frame pointers. */
+/* Calls malloc from a given depth repeatedly. Frames of different sizes, no frame pointers. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

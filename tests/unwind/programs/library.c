@@ -1,4 +1,4 @@
-/* A library whose section headers are taken away after linking. */
+/* A library whose section headers are removed after linking. */
 #include <stdlib.h>
 
 __attribute__((noinline, noclone)) long library_down(int depth)

@@ -1,12 +1,12 @@
 /*
- * Records its own stacks, for machines whose programs only run in emulation, where nobody can stop them from outside: a timer interrupts
- * the work at any instruction, and the handler writes out what it interrupted, and what it is itself.
+ * Records its own stacks, for machines whose programs only run in emulation, where they cannot be stopped from outside: a timer interrupts
+ * the work at any instruction, and the handler writes the interrupted stack and its own.
  *
- * To standard output: records of a letter, a number and as many bytes.
+ * Writes records to standard output: a letter, a number, and this many bytes.
  *   M  the text of /proc/self/maps
  *   T  an address, then the bytes there: code in no file
  *   I  34 words: x0 to x30, sp, pc, an address; then the stack from that address on: as interrupted
- *   H  the same, as it is in the handler. Behind each I.
+ *   H  the same in the handler, after each I.
  */
 #define _GNU_SOURCE
 #include <alloca.h>
