@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define SITES(X) X(tiny, 24, 2) X(small, 100, 5) X(medium, 700, 10) X(page, 4096, 15) X(big, 40000, 20) X(huge, 300000, 18) X(vast, 1200000,
-#30)
+#define SITES(X) X(tiny, 24, 2) X(small, 100, 5) X(medium, 700, 10) X(page, 4096, 15) X(big, 40000, 20) X(huge, 300000, 18) X(vast, 1200000, 30)
 
 #define DEFINE(name, size, percent)                                                                                                        \
 	__attribute__((noinline, noclone)) static void *site_##name(size_t bytes)                                                          \
