@@ -15,34 +15,36 @@ impl Counter {
             Self::LostStack => ("lost_stacks", "stack definitions lost because the ring buffer was full; sent again with the next use"),
             Self::LostVm => (
                 "lost_vm_changes",
-                "address-space records lost because the ring buffer was full, or events that the kernel did not pass on",
+                "address-space records lost because the ring buffer was full, or events that the kernel did not deliver",
             ),
             Self::LostLife => {
-                ("lost_life_events", "life-cycle records lost because the ring buffer was full, or events that the kernel did not pass on")
+                ("lost_life_events", "life-cycle records lost because the ring buffer was full, or events that the kernel did not deliver")
             }
             Self::Nested => ("nested_calls", "inner allocator calls covered by an outer one"),
             Self::CallAbandoned => ("abandoned_calls", "allocator calls that never returned (exception, longjmp, cancelled thread)"),
-            Self::ReturnUnmatched => ("unmatched_returns", "returns of allocator calls whose entry was not seen"),
+            Self::ReturnUnmatched => ("unmatched_returns", "returns of allocator calls whose entry was not observed"),
             Self::NoThreadState => ("no_thread_state", "events lost because thread state could not be allocated"),
             Self::NoWalkState => ("no_walk_state", "stacks lost because walk state could not be allocated"),
-            Self::StaleSlot => ("stale_hits", "probe hits for a process that was let go of while its probes went out"),
+            Self::StaleSlot => ("stale_hits", "probe hits for a process that was no longer watched while its probes were being detached"),
             Self::StackTableFull => ("stack_table_full", "stack definitions that could not be remembered as sent"),
-            Self::NotFollowed => ("not_followed_calls", "calls of a throwing operator new too large (1 GiB) to probe their return safely"),
+            Self::NotFollowed => {
+                ("not_followed_calls", "calls of a throwing operator new for 1 GiB or more, whose return cannot be probed safely")
+            }
             Self::AllocFailed => ("failed_calls", "allocator calls that returned failure"),
-            Self::Walk => ("walks", "stacks walked, but for those reused whole"),
-            Self::WalkReused => ("walks_reused", "stacks proven unchanged and reused whole, all of them complete"),
-            Self::WalkTailReused => ("walks_tail_reused", "walks of which some frames were proven unchanged and reused"),
+            Self::Walk => ("walks", "stacks walked, without those reused completely"),
+            Self::WalkReused => ("walks_reused", "stacks verified as unchanged and reused completely, all of them complete"),
+            Self::WalkTailReused => ("walks_tail_reused", "walks of which some frames were verified as unchanged and reused"),
             Self::Frames => ("frames", "frames found by the unwind tables"),
             Self::ArgumentUnreadable => ("unreadable_arguments", "arguments of a program's own probes whose memory could not be read"),
             Self::Hit => ("hits", "probe hits at entries of functions"),
-            Self::HitOff => ("hits_off", "probe hits while the process was switched off"),
-            Self::HitNull => ("hits_null", "probe hits that hand over no block, as free(NULL) does"),
-            Self::UnknownSite => ("unknown_sites", "probe hits whose place is not known: calls lost"),
+            Self::HitOff => ("hits_off", "probe hits while recording of the process was switched off"),
+            Self::HitNull => ("hits_null", "probe hits without a block, such as free(NULL)"),
+            Self::UnknownSite => ("unknown_sites", "probe hits at an unknown site: calls lost"),
             Self::LostContents => {
-                ("lost_births", "records of what new blocks held lost because the ring buffer was full: fewer blocks can be known again")
+                ("lost_births", "records of new blocks' contents lost because the ring buffer was full: fewer blocks can be checked again")
             }
             Self::HitSmall => {
-                ("hits_small", "hits of probes for large blocks by a small one, which the thread cache had no room or no block for")
+                ("hits_small", "hits of probes for large blocks by small ones that the thread cache could not supply or take")
             }
         }
     }
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_did_not_pass_on_is_added() {
+    fn events_that_the_kernel_did_not_deliver_are_added() {
         let mut counters = Counters::default();
         counters.add(Counter::LostVm, 3);
         counters.add(Counter::LostVm, 4);
@@ -169,7 +171,7 @@ mod tests {
         counters.add(Counter::HitNull, 10);
         assert_eq!(counters.unaccounted_hits(60, 0), 0);
         assert_eq!(counters.unaccounted_hits(50, 0), 10);
-        assert_eq!(counters.unaccounted_hits(50, 10), 0, "on their way");
+        assert_eq!(counters.unaccounted_hits(50, 10), 0, "in flight");
         assert_eq!(counters.unaccounted_hits(500, 0), 0);
     }
 }

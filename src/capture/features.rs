@@ -56,7 +56,7 @@ fn helper(number: libbpf_sys::bpf_func_id) -> Support {
 fn probed(answer: i32) -> Support {
     match answer {
         1 => Support::Yes,
-        0 => Support::No("this kernel has none, or refuses it".into()),
+        0 => Support::No("this kernel does not have it, or refuses it".into()),
         error => Support::No(std::io::Error::from_raw_os_error(-error).to_string()),
     }
 }

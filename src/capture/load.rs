@@ -134,7 +134,8 @@ fn hint_of_files(reason: &str) -> Option<String> {
     let allowed = crate::machine::open_files::allowed()?;
     reason.contains("os error 24").then(|| {
         format!(
-            "this process may have no more than {allowed} files open (`ulimit -n`): a recording takes about 50, and 3 more for each process; allow more"
+            "this process may have at most {allowed} open files (`ulimit -n`): a recording needs about 50, and 3 more per process; raise \
+             the limit"
         )
     })
 }
@@ -152,7 +153,7 @@ fn hint_for(root: bool, lockdown: &str) -> &'static str {
     match root {
         true if lockdown.contains("[confidentiality]") => {
             "this kernel is locked down for confidentiality (/sys/kernel/security/lockdown): not even root may load BPF programs that read \
-             memory; the census works (`fragprof census`, the agent), recording takes a kernel booted with lockdown=integrity or none"
+             memory; the census works (`fragprof census`, the agent), recording needs a kernel booted with lockdown=integrity or none"
         }
         true => {
             "this kernel or this container does not permit BPF: fragprof needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (CAP_SYS_ADMIN before \
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_is_the_last_telling_line_of_the_log() {
+    fn the_cause_is_the_last_meaningful_line_of_the_log() {
         let log = "libbpf: prog 'x': BPF program load failed: Invalid argument\nlibbpf: prog 'x': -- BEGIN PROG LOAD LOG --\n0: R1=ctx()\n\
                    invalid mem access 'scalar'\nprocessed 12 insns (limit 1000000)\n-- END PROG LOAD LOG --\nlibbpf: failed to load object 'fragprof'\n";
         assert_eq!(cause(log).as_deref(), Some("invalid mem access 'scalar'"));
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_is_locked_down_is_named_as_the_reason() {
+    fn lockdown_of_the_kernel_is_named_as_the_reason() {
         assert!(hint_for(true, "none integrity [confidentiality]\n").contains("locked down"));
         for other in ["none [integrity] confidentiality\n", "[none] integrity confidentiality\n", ""] {
             assert!(hint_for(true, other).contains("does not permit BPF"));
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_all_methods_share_is_told_once() {
+    fn a_reason_that_all_methods_share_is_reported_once() {
         let denied = "Operation not permitted".to_owned();
         let all: Vec<(Attach, String)> = Attach::ALL.into_iter().map(|method| (method, denied.clone())).collect();
         assert_eq!(reasons(&all), "Operation not permitted");
@@ -261,7 +262,7 @@ mod tests {
     /// Linux 5.12 added atomic operations that return the old value, and operations other than ADD (kernel commits 5ca419f2864a,
     /// 981f94c3e921). Compilers may generate them implicitly. Linux 5.10 then refuses the whole program ("BPF_STX uses reserved fields").
     #[test]
-    fn the_programs_for_old_kernels_have_only_the_atomic_operation_that_those_know() {
+    fn the_programs_for_old_kernels_use_only_the_atomic_operation_of_those() {
         const BPF_STX_ATOMIC: u8 = libbpf_sys::BPF_STX as u8 | 0xc0;
         let object = ObjectBuilder::default().open_memory(LEGACY_OBJECT).unwrap();
         for program in object.progs() {

@@ -3,7 +3,7 @@
 //! ```text
 //! Capture::load ──→ open_ring ──→ add_target ──→ attach ──→ (records flow into the Sink) ──→ drop Attached ──→ remove_target
 //!                       │                                            ↑
-//!                       └──→ one named thread a ring ────────────────┘
+//!                       └──→ one named thread per ring ──────────────┘
 //! ```
 //!
 //! Loaded once, it serves several recordings at the same time: each has its own ring, row of counters, and targets, even in the same
@@ -71,13 +71,13 @@ pub enum Error {
         source: libbpf_rs::Error,
     },
     /// All target slots are in use.
-    #[error("{max} processes are watched already: no slot is free")]
+    #[error("{max} processes are already watched: no slot is free")]
     TooManyTargets {
         /// The limit.
         max: u32,
     },
     /// A process already has the maximum number of targets.
-    #[error("process {pid} is already recorded in {max} ways, the most that are possible at a time")]
+    #[error("process {pid} is already recorded {max} times, the maximum at a time")]
     TooManyRecordings {
         /// The process.
         pid: Pid,
@@ -85,13 +85,13 @@ pub enum Error {
         max: usize,
     },
     /// All rings are in use.
-    #[error("{max} recordings are under way already: no ring is free")]
+    #[error("{max} recordings are already in progress: no ring is free")]
     TooManyRings {
         /// The limit.
         max: u32,
     },
     /// The USDT probes of all processes use more distinct argument locations than the table holds.
-    #[error("probes of programs place their arguments in more than {max} different ways: no room for another")]
+    #[error("probes of programs have more than {max} different argument locations: the table is full")]
     TooManySites {
         /// The limit.
         max: u32,

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_so_many_targets_and_its_row_names_them() {
+    fn a_process_has_a_limited_number_of_targets_and_its_row_names_them() {
         let mut processes = Processes::new(2);
         processes.add(Pid(7), slot(3), 0).unwrap();
         processes.add(Pid(7), slot(5), 1).unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_has_one_target_of_a_process_the_last() {
+    fn a_ring_has_only_the_latest_target_of_a_process() {
         let mut processes = Processes::new(4);
         processes.add(Pid(7), slot(3), 0).unwrap();
         processes.add(Pid(7), slot(4), 0).unwrap();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_of_every_call_shuts_the_others_until_it_ends() {
+    fn a_recording_of_every_call_closes_the_others_until_it_ends() {
         let mut processes = Processes::new(4);
         for index in [3, 4, 5] {
             processes.add(Pid(7), slot(index), u32::from(index)).unwrap();

@@ -116,7 +116,7 @@ impl Ring {
     pub fn stop(&mut self) -> Read {
         self.stop.store(true, Ordering::Release);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("a ring reader ended in a panic: its records are lost");
+            tracing::error!("a ring reader panicked: its records are lost");
         }
         self.read()
     }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_comes_back_with_another_generation_and_as_late_as_possible() {
+    fn a_slot_is_reused_with_another_generation_and_as_late_as_possible() {
         let mut slots = Slots::default();
         let all: Vec<Slot> = std::iter::from_fn(|| slots.take()).collect();
         assert_eq!(all.len(), TARGETS_MAX as usize);

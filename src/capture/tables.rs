@@ -424,7 +424,7 @@ impl Shared {
     /// Records the size of the table: when a process maps the file again, the table is retried if there is enough room.
     fn find_no_room(&self, number: u32, bytes: u64) {
         if let Some(file) = self.lock().files.get_mut(&number) {
-            tracing::debug!(path = %file.path.display(), bytes, "no room for its unwind table");
+            tracing::debug!(path = %file.path.display(), bytes, "no space for its unwind table");
             file.state = TableState::NoRoom;
             file.bytes = bytes;
         }
@@ -514,7 +514,7 @@ impl Shared {
                 continue;
             }
             if let Err(error) = self.write_clock(state.generation) {
-                tracing::warn!(%error, "the unwinder's clock stands still: tables may be evicted in the wrong order");
+                tracing::warn!(%error, "the unwinder's clock cannot be updated: tables may be evicted in the wrong order");
             }
             state = self.wake.wait_timeout(state, Duration::from_secs(1)).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -44,7 +44,7 @@ pub fn run(object: &Object, method: Attach) -> libbpf_rs::Result<bool> {
     let counts = hit(object, method, pid, address, offset, &hits);
     table.never_owned(SLOT);
     let (own, of_child) = counts?;
-    if own == 0 { Err(failed("a probe was put in and passed, but its program did not learn which one it was")) } else { Ok(of_child > 0) }
+    if own == 0 { Err(failed("a probe was attached and hit, but its program did not receive its cookie")) } else { Ok(of_child > 0) }
 }
 
 /// Only one thread at a time calls the probed function, so that all hits belong to this trial.
@@ -99,7 +99,7 @@ fn in_a_child_of_vfork() -> libbpf_rs::Result<()> {
 }
 
 /// Attaches an empty program by the method, if the method is a link for many sites. This detects a kernel without such links before its
-/// verifier processes the large programs in vain, which takes seconds on a slow machine.
+/// verifier processes the large programs without use, which takes seconds on a slow machine.
 ///
 /// # Errors
 /// If the kernel refuses.

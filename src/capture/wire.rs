@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_record_is_refused_at_every_length() {
+    fn a_truncated_record_is_refused_at_every_length() {
         let bytes = alloc_record();
         for len in 0..40 {
             assert_eq!(decode(&bytes.0[..len]).unwrap_err().len, len);

@@ -186,7 +186,7 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
         }
     };
     if found.refused > 0 {
-        refuse(format!("{} notes of probes are damaged or too many and were not read", found.refused));
+        refuse(format!("{} notes of probes are damaged or beyond the limit and were not read", found.refused));
     }
     for provider in PROVIDERS {
         let (mut allocs, mut frees) = (Vec::new(), Vec::new());
@@ -198,16 +198,14 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
             };
             match site(probe, needed, more, emulation) {
                 Ok(site) => sites.push(site),
-                Err(reason) => refuse(format!("a site of {provider}:{} cannot be listened to: {reason}", probe.name)),
+                Err(reason) => refuse(format!("a site of {provider}:{} cannot be used: {reason}", probe.name)),
             }
         }
         match (allocs.is_empty(), frees.is_empty()) {
             (false, false) => probes.sites.push((provider, allocs, frees)),
             (true, true) => {}
-            (_, true) => {
-                refuse(format!("it has {provider}:alloc but no {provider}:free that can be listened to: nothing can be said of what lives"))
-            }
-            (true, _) => refuse(format!("it has {provider}:free but no {provider}:alloc that can be listened to")),
+            (_, true) => refuse(format!("it has {provider}:alloc but no usable {provider}:free, so live bytes cannot be determined")),
+            (true, _) => refuse(format!("it has {provider}:free but no usable {provider}:alloc")),
         }
     }
     // With a refused `alloc` site, its allocations would be missing; with a refused `free` site, its blocks would stay live forever.
@@ -221,12 +219,14 @@ fn file_probes<R: ReadAt>(elf: &Elf<R>, emulation: Emulation) -> FileProbes {
 fn site(probe: &Probe, needed: usize, more: usize, emulation: Emulation) -> Result<PassedSite, String> {
     let all = probe.arguments.as_ref().map_err(Clone::clone)?;
     if all.len() < needed {
-        return Err(format!("it has {} arguments, the contract has {needed}", all.len()));
+        return Err(format!("it has {} arguments, the specification requires {needed}", all.len()));
     }
     if emulation.long_nops && probe.code.starts_with(&LONG_NOP) {
-        return Err("its nop has five bytes, which this kernel (6.18 and later) turns into a call of a page that a forked child does not \
-                    have: children of the program would die of SIGSEGV; build the emitter with a sys/sdt.h whose probes are one-byte nops"
-            .into());
+        return Err(
+            "its nop has five bytes, which this kernel (6.18 and later) replaces by a call into a page that a forked child does not \
+             have: children of the program would be killed by SIGSEGV; build the emitter with a sys/sdt.h whose probes are one-byte nops"
+                .into(),
+        );
     }
     Ok(PassedSite { offset: probe.offset, semaphore: probe.semaphore, arguments: all.iter().take(needed + more).copied().collect() })
 }
@@ -271,7 +271,7 @@ mod tests {
     use crate::sampler::library::{Flavour, install};
 
     #[test]
-    fn the_sampler_in_a_process_is_found_with_what_it_says_of_itself() {
+    fn the_sampler_in_a_process_is_found_with_its_statistics() {
         let folder = tempfile::tempdir().unwrap();
         install(folder.path()).unwrap();
         let library = folder.path().join(Flavour::Standard.file_name());
@@ -282,7 +282,7 @@ mod tests {
         let stats = emitter.stats.unwrap();
         assert_eq!((stats.sample_bytes, stats.in_front), (crate::sampler::SAMPLE_BYTES_DEFAULT, true));
         assert_eq!((stats.samples_per_second, stats.lengthened), (crate::sampler::SAMPLES_PER_SECOND_DEFAULT, 0));
-        assert_eq!(emitter.sites.allocs[0].arguments.len(), 4, "it tells the interval");
+        assert_eq!(emitter.sites.allocs[0].arguments.len(), 4, "it reports the interval");
         assert!(found.refused.is_empty() && emitter.hears());
     }
 
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_five_byte_nop_is_refused_where_the_kernel_makes_a_call_of_it() {
+    fn a_five_byte_nop_is_refused_if_the_kernel_replaces_it_by_a_call() {
         let long = probe("free", b"8@%rdi", &[0x0f, 0x1f, 0x44, 0, 0, 0xc3]);
         assert!(site(&long, 1, 0, Emulation::of_release("6.18.2")).unwrap_err().contains("SIGSEGV"));
         assert!(site(&long, 1, 0, Emulation::of_release("6.12.0")).is_ok());
@@ -318,7 +318,7 @@ mod tests {
         assert!(site(&probe("alloc", b"8@%rdi 8@%rsi", &[0x90]), 3, 0, Emulation::default()).unwrap_err().contains("2 arguments"));
         assert!(site(&probe("free", b"8@x(%rip)", &[0x90]), 1, 0, Emulation::default()).unwrap_err().contains("x(%rip)"));
         let more = probe("free", b"8@%rdi -4@$3", &[0x90]);
-        assert_eq!(site(&more, 1, 0, Emulation::default()).unwrap().arguments.len(), 1, "a foreign argument means nothing");
+        assert_eq!(site(&more, 1, 0, Emulation::default()).unwrap().arguments.len(), 1, "another emitter's argument is ignored");
         assert_eq!(site(&more, 1, 1, Emulation::default()).unwrap().arguments.len(), 2);
         assert_eq!(site(&more, 1, 2, Emulation::default()).unwrap().arguments.len(), 2, "an older library has none");
     }

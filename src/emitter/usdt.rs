@@ -4,7 +4,7 @@
 //! systemtap's sys/sdt.h):
 //!
 //! ```text
-//! 8 bytes  address of the probe's nop, as the linker knew it
+//! 8 bytes  address of the probe's nop at link time
 //! 8 bytes  address of .stapsdt.base, likewise: if the section is elsewhere now (prelink), all addresses moved by the difference
 //! 8 bytes  address of the semaphore, 0 = none: a 16-bit count of listeners in writable data
 //! text\0   provider
@@ -200,7 +200,7 @@ fn shown(text: &[u8]) -> String {
 /// # Errors
 /// The argument that is not supported.
 pub fn arguments(text: &[u8], machine: Machine) -> Result<Vec<Argument>, String> {
-    let text = std::str::from_utf8(text).map_err(|_| "its arguments are no text".to_owned())?;
+    let text = std::str::from_utf8(text).map_err(|_| "its arguments are not valid text".to_owned())?;
     let mut arguments = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
@@ -219,7 +219,7 @@ pub fn arguments(text: &[u8], machine: Machine) -> Result<Vec<Argument>, String>
         });
         let (one, after) = rest.split_at(end.unwrap_or(rest.len()));
         let argument = argument(one, machine)
-            .ok_or_else(|| format!("argument {} is not understood: {}", arguments.len() + 1, shown(one.as_bytes())))?;
+            .ok_or_else(|| format!("argument {} is not supported: {}", arguments.len() + 1, shown(one.as_bytes())))?;
         arguments.push(argument);
         rest = after.trim_start();
     }
@@ -355,14 +355,14 @@ mod tests {
     }
 
     #[test]
-    fn arguments_in_brackets_are_taken_apart_at_the_blanks_outside_of_them() {
+    fn arguments_are_split_at_blanks_outside_brackets() {
         let three = arguments(b"8@x0 -4@[sp, 16] 8@[x1, x2, lsl 3]", Machine::Aarch64).unwrap();
         assert_eq!(three.iter().map(|a| (a.bytes, a.signed)).collect::<Vec<_>>(), [(8, false), (4, true), (8, false)]);
         assert!(arguments(b"8@%rdi", Machine::Aarch64).unwrap_err().contains("argument 1"));
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unsupported_arguments_are_named() {
         for text in [
             "8@some_symbol(%rip)",
             "8@%fs:0x10",
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_moved_as_a_whole_has_its_probes_moved_with_it() {
+    fn the_probes_of_a_relocated_file_are_moved_with_it() {
         let elf = Elf::parse(Flavour::Standard.bytes().to_vec()).unwrap();
         let notes = elf.section(NOTES, 1 << 20).unwrap();
         let (note, _) = next_note(&notes).unwrap();

@@ -9,7 +9,7 @@ use crate::machine::register::Register;
 /// The call has no such argument; also the bit mask of a register field.
 const NO_REGISTER: u64 = bpf::NO_REG as u64;
 
-/// What a site tells its program.
+/// The information that a site passes to its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cookie {
     /// The effect of the call.
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_macros_of_the_wire_format_take_it_apart_the_same_way() {
+    fn the_macros_of_the_wire_format_decode_it_in_the_same_way() {
         let cookie = |op, function, size: Option<u8>, count: Option<u8>, pointer: Option<u8>, sp_words| Cookie {
             op,
             function: FunctionId(function),

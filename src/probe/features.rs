@@ -77,13 +77,13 @@ impl Capability {
     #[must_use]
     pub fn without(self) -> &'static str {
         match self {
-            Self::DacReadSearch => "files that only their owner may read give no symbols, unwind tables or probe sites",
+            Self::DacReadSearch => "no symbols, unwind tables or probe sites from files that only their owner may read",
             Self::SysPtrace => "no census and no recording of other users' processes, or of those in containers",
             Self::SysAdmin => "no recordings on kernels without uprobe_multi (before 6.6); not needed elsewhere",
             Self::SysResource => "no recordings on kernels before 5.11; not needed elsewhere",
             Self::Perfmon => "no recordings",
-            Self::Bpf => "no recordings; the census needs none",
-            Self::CheckpointRestore => "libraries that were replaced or deleted on disk give no symbols, unwind tables or probe sites",
+            Self::Bpf => "no recordings; the census does not need it",
+            Self::CheckpointRestore => "no symbols, unwind tables or probe sites from libraries that were replaced or deleted on disk",
         }
     }
 
@@ -180,7 +180,7 @@ impl fmt::Display for Attach {
 
 /// Why nothing can be attached.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the kernel or our permissions lack what recording needs: {}", .0.join("; "))]
+#[error("recording needs features or permissions that are missing: {}", .0.join("; "))]
 pub struct Missing(pub Vec<String>);
 
 impl Features {
@@ -198,7 +198,7 @@ impl Features {
             kernel_release,
             btf: exists(
                 "/sys/kernel/btf/vmlinux",
-                "/sys/kernel/btf/vmlinux is not there: the kernel was built without CONFIG_DEBUG_INFO_BTF",
+                "/sys/kernel/btf/vmlinux does not exist: the kernel was built without CONFIG_DEBUG_INFO_BTF",
             ),
             tracefs: exists("/sys/kernel/tracing/events", "tracefs is not mounted at /sys/kernel/tracing, or not readable"),
             perf_event_paranoid: text("/proc/sys/kernel/perf_event_paranoid").parse().ok(),
@@ -239,7 +239,7 @@ impl Features {
                 missing.extend(recent.into_iter().filter_map(lacks));
                 missing.extend(methods.into_iter().filter_map(|(_, name, support)| lacks((name, support))));
                 if missing.is_empty() {
-                    missing.push("no way to attach was tried".into());
+                    missing.push("no method to attach was tried".into());
                 }
                 Err(Missing(missing))
             }

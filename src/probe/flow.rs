@@ -135,7 +135,7 @@ mod tests {
 
     /// The words are the output of the assembler (GNU as 2.40).
     #[test]
-    fn every_branch_of_arm64_leads_where_the_assembler_meant_it_to() {
+    fn every_branch_of_arm64_has_the_target_given_to_the_assembler() {
         assert_eq!(arm64(0x1400_0002), Flow::Jump(0x1008)); // b .+8
         assert_eq!(arm64(0x17ff_ffff), Flow::Jump(0xffc)); // b .-4
         assert_eq!(arm64(0x97ff_fff0), Flow::Call { next: 0x1004, target: 0xfc0 }); // bl .-64
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(arm64(0xd420_0000), Flow::Unknown); // brk #0
         assert_eq!(arm64(0), Flow::Unknown);
         assert_eq!(arm64(0xa9be_7bfd), Flow::Next(0x1004)); // stp x29, x30, [sp, #-32]!
-        assert_eq!(flow_at(Machine::Aarch64, &[0x1f, 0x20], 0), Flow::Unknown, "cut off");
+        assert_eq!(flow_at(Machine::Aarch64, &[0x1f, 0x20], 0), Flow::Unknown, "truncated");
     }
 
     #[test]

@@ -75,13 +75,13 @@ impl Reason {
         match self {
             Self::Emulated => "emulated by the kernel",
             Self::EmulatedAfterNullCheck => "emulated by the kernel, after the check for a null pointer",
-            Self::ControlFlow => "entry: the way branches before an emulated instruction",
+            Self::ControlFlow => "entry: the path branches before an emulated instruction",
             Self::ArgumentLost => "entry: an argument is overwritten before an emulated instruction",
             Self::StackMoved => "entry: the stack pointer moves before an emulated instruction",
-            Self::BranchInto => "entry: code jumps in between",
+            Self::BranchInto => "entry: there is a jump into the path",
             Self::Undecodable => "entry: bytes that cannot be decoded",
-            Self::NothingFound => "entry: no emulated instruction near",
-            Self::AlwaysEntry => "entry, as always on arm64",
+            Self::NothingFound => "entry: no emulated instruction nearby",
+            Self::AlwaysEntry => "entry: always used on arm64",
         }
     }
 

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_site_is_the_entry_whatever_is_there() {
+    fn the_site_is_always_the_entry() {
         for (words, reason, text) in [
             (&[0xd503_233f_u32, 0xa9be_7bfd][..], Reason::AlwaysEntry, "paciasp"),
             (&[0xa9be_7bfd], Reason::AlwaysEntry, "stp x29, x30, [sp, …]!"),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_only_jumps_on_is_recognised_behind_a_landing_pad_too() {
+    fn a_function_that_only_jumps_is_recognised_after_a_landing_pad_too() {
         assert!(place_words(&[0x1400_0004]).jump.is_some_and(|jump| jump.target == 0x4010 && jump.passes_on(SHAPE)));
         assert!(place_words(&[0xd503_245f, 0x1400_0004]).jump.is_some_and(|jump| jump.target == 0x4014));
         assert!(!place_words(&[0x1400_0004]).jump.is_some_and(|jump| jump.passes_on(Shape { size: Some(2), ..SHAPE })));

@@ -31,7 +31,7 @@ pub enum PlanError {
     Target(#[from] ProcessError),
     /// A Go program without a C library.
     #[error(
-        "pid {pid} ({}) is a Go program without a C allocator: its heap is the Go runtime's, use Go's own heap profile",
+        "pid {pid} ({}) is a Go program without a C allocator: its heap is managed by the Go runtime, use Go's own heap profile",
         terminal(comm)
     )]
     GoWithoutLibc {
@@ -41,7 +41,11 @@ pub enum PlanError {
         comm: String,
     },
     /// No allocator was found.
-    #[error("found no allocator in pid {pid} ({}): none of its files has a symbol malloc (a stripped static program?){}", terminal(comm), and_notes(.notes))]
+    #[error(
+        "no allocator found in pid {pid} ({}): none of its files has a symbol malloc (a stripped static program?){}",
+        terminal(comm),
+        and_notes(.notes)
+    )]
     NoAllocator {
         /// The process.
         pid: u32,
@@ -249,7 +253,7 @@ pub fn place_all<R: ReadAt>(
                 })
             };
             let Some(shape) = entry_point.function.get().map(|f| f.shape) else {
-                return without("not in the table of functions".into());
+                return without("the function is not in the table of functions".into());
             };
             let code = elf.bytes_at(entry_point.vaddr, code_bytes(entry_point, function_starts));
             let placement = match Machine::HOST {
@@ -260,7 +264,7 @@ pub fn place_all<R: ReadAt>(
                 return without(reason);
             }
             let Some(offset) = elf.offset_of(entry_point.vaddr.wrapping_add(u64::from(placement.offset))) else {
-                return without("its code is not in the file".into());
+                return without("the function's code is not in the file".into());
             };
             let cookie = Cookie {
                 op: shape.op,

@@ -5,7 +5,8 @@
 //! file is checked against the file's size and a limit before anything is allocated.
 //!
 //! Three kinds of numbers name a location, and this module converts between them: a *virtual address* in the file (`vaddr`, used by
-//! symbols), a *file offset* (used by the kernel's uprobes), and an *address* in the process (see [`crate::process::maps::Mapping::address_of`]).
+//! symbols), a *file offset* (used by the kernel's uprobes), and an *address* in the process (see
+//! [`crate::process::maps::Mapping::address_of`]).
 
 mod symbols;
 
@@ -48,7 +49,7 @@ pub enum ElfError {
     #[error("not a 64-bit little-endian ELF file for {}", Machine::HOST.name())]
     WrongClass,
     /// A table lies outside the file or has an impossible size.
-    #[error("truncated or damaged ELF file: {what} ({bytes} bytes at offset {offset:#x}) does not fit")]
+    #[error("truncated or damaged ELF file: {what} ({bytes} bytes at offset {offset:#x}) outside the file or too large")]
     OutOfBounds {
         /// The table.
         what: &'static str,

@@ -15,7 +15,7 @@ use crate::process::maps::{Backing, Mapping};
 #[derive(Debug, Error)]
 pub enum FileError {
     /// The mapping has no file.
-    #[error("the mapping at {start:#x} has no file behind it")]
+    #[error("the mapping at {start:#x} has no file")]
     NoFile {
         /// Its first address.
         start: u64,

@@ -15,8 +15,8 @@ use crate::process::maps::Maps;
 use crate::sanitize::terminal;
 use crate::units::Pid;
 
-/// Maximum number of bytes read of `/proc/PID/maps`: [`crate::process::maps::MAPPINGS_MAX`] lines of typically about 100 bytes, with room for long
-/// paths.
+/// Maximum number of bytes read of `/proc/PID/maps`: [`crate::process::maps::MAPPINGS_MAX`] lines of typically about 100 bytes, with room
+/// for long paths.
 const MAPS_BYTES_MAX: u64 = 256 << 20;
 /// Maximum number of bytes read of `stat`, `status` and similar files, which have at most a few KiB.
 const SMALL_FILE_BYTES_MAX: u64 = 64 << 10;
@@ -35,7 +35,7 @@ pub enum ProcessError {
         pid: Pid,
     },
     /// The number is a thread's.
-    #[error("{tid} is a thread of process {pid}: give the process, -p {pid}")]
+    #[error("{tid} is a thread of process {pid}: specify the process, -p {pid}")]
     IsThread {
         /// The requested number.
         tid: Pid,
@@ -51,7 +51,7 @@ pub enum ProcessError {
         comm: String,
     },
     /// Ended, but not yet reaped.
-    #[error("pid {pid} ({}) is a zombie: it has ended and waits for its parent to notice", terminal(comm))]
+    #[error("pid {pid} ({}) is a zombie: it has ended and waits to be reaped by its parent", terminal(comm))]
     Zombie {
         /// The requested pid.
         pid: Pid,
@@ -69,7 +69,7 @@ pub enum ProcessError {
         found: String,
     },
     /// Permission is missing.
-    #[error("no right to read {path} of pid {pid}: run as root or with CAP_SYS_PTRACE (and in the process's user namespace)")]
+    #[error("no permission to read {path} of pid {pid}: run as root or with CAP_SYS_PTRACE (and in the process's user namespace)")]
     Denied {
         /// The requested pid.
         pid: Pid,
@@ -77,13 +77,13 @@ pub enum ProcessError {
         path: PathBuf,
     },
     /// The process ended while it was being read, or its pid was reused.
-    #[error("process {pid} ended meanwhile")]
+    #[error("process {pid} has ended meanwhile")]
     Gone {
         /// The pid.
         pid: Pid,
     },
     /// A `/proc` file is malformed.
-    #[error("{path} is not of the known form")]
+    #[error("{path} does not have the expected format")]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_stat_is_no_stat() {
+    fn a_truncated_stat_is_rejected() {
         let line = b"77 (cat) S 1 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 123456";
         assert!(Stat::parse(line).is_some());
         for len in 0..line.len() - 6 {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zombie_is_called_a_zombie() {
+    fn a_zombie_is_reported_as_a_zombie() {
         let mut child = Command::new("true").spawn().unwrap();
         let pidfd = rustix::process::pidfd_open(
             rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_another_kind_is_told_apart_by_its_header() {
+    fn a_program_of_another_kind_is_recognised_by_its_header() {
         let header = |class, machine: u16| {
             let mut header = [0; 20];
             header[..5].copy_from_slice(&[0x7f, b'E', b'L', b'F', class]);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_named_with_its_file() {
+    fn a_missing_permission_is_named_with_its_file() {
         let path = Path::new("/proc/1/exe");
         for code in [libc::EACCES, libc::EPERM] {
             let error = classify(Pid(1), path, io::Error::from_raw_os_error(code));
@@ -434,13 +434,13 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_thread_is_known_by_its_flag() {
+    fn a_kernel_thread_is_recognised_by_its_flag() {
         let line = b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0\n";
         assert!(Stat::parse(line).unwrap().is_kernel_thread());
     }
 
     #[test]
-    fn a_pid_that_nobody_has_is_not_found() {
+    fn an_unused_pid_is_not_found() {
         // pid_max is at most 2^22.
         assert!(matches!(Process::open(Pid(1 << 23)), Err(ProcessError::NotFound { .. })));
     }

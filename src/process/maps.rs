@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_spaces_newlines_and_the_mark_of_deletion_are_understood() {
+    fn names_with_spaces_newlines_and_the_mark_of_deletion_are_parsed() {
         let maps = Maps::parse(
             b"1000-2000 r--p 0 0:0 0 \n\
               2000-3000 r--p 00000000 00:2f 7 /tmp/a b\\012c (x) (deleted)\n\
@@ -304,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_parser_panic_and_no_line_is_lost_uncounted(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn no_bytes_make_the_parser_panic_and_every_skipped_line_is_counted(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let maps = Maps::parse(&bytes);
             let lines = bytes.split(|&b| b == b'\n').filter(|l| !l.is_empty()).count() as u64;
             prop_assert_eq!(maps.mappings.len() as u64 + maps.malformed_lines + maps.refused_mappings, lines);

@@ -1,7 +1,7 @@
 //! The probe sites of each glibc build seen so far, and the thread that finds them for unknown builds.
 //!
 //! Sites that are shipped or in the store are read at once. Any other build is run in a sandbox, which takes seconds. The driver has
-//! windows to close meanwhile, so this happens on a separate thread, and targets that wait for the build look again when it is done.
+//! windows to close meanwhile, so this happens on a separate thread, and targets that wait for the build query it again when it is done.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -77,12 +77,14 @@ impl KnownSites {
     fn seek(&mut self, process: &Process, file: &FilePlan, tries: u32) -> Build {
         let none = |reason: String| Build::Known(Err(reason));
         let Some(loader) = loader_of(process) else {
-            return none("its build of glibc is not known, and its dynamic loader was not found to try it with".to_owned());
+            return none("its build of glibc is not known, and cannot be examined because its dynamic loader was not found".to_owned());
         };
         if self.finder.is_none() {
             match Finder::start(self.store.clone()) {
                 Ok(finder) => self.finder = Some(finder),
-                Err(error) => return none(format!("its build of glibc is not known, and no thread could be started to try it: {error}")),
+                Err(error) => {
+                    return none(format!("its build of glibc is not known, and no thread could be started to examine it: {error}"));
+                }
             }
         }
         let wanted = Box::new(Wanted { identity: file.identity.clone(), libc: file.attach_path.clone(), loader });
@@ -90,7 +92,7 @@ impl KnownSites {
             Some(Ok(())) => Build::Sought(tries),
             Some(Err(TrySendError::Full(_))) => Build::Missed(tries),
             Some(Err(TrySendError::Disconnected(_))) | None => {
-                none("its build of glibc is not known, and the thread that tries such builds has ended".to_owned())
+                none("its build of glibc is not known, and the thread that examines such builds has ended".to_owned())
             }
         }
     }
@@ -184,7 +186,7 @@ impl Drop for Finder {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that finds sites of large blocks ended in a panic");
+            tracing::error!("the thread that finds sites of large blocks panicked");
         }
     }
 }

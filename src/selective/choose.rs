@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_that_part_and_meet_again_are_covered_once_each() {
+    fn paths_that_fork_and_join_are_covered_once_each() {
         // At 1, rax is stale on the second path; 2 and 3 are each on one path; 4 follows both, but a cached block reaches it too.
         let requests = [
             malloc(Passes::Once, &[(1, BLOCK, 7), (2, BLOCK, 7), (4, BLOCK, 7)]),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_is_better_than_two_and_a_near_one_better_than_a_called_one() {
+    fn one_site_is_better_than_two_and_a_near_one_better_than_one_in_a_callee() {
         let requests = [
             malloc(Passes::Once, &[(10, BLOCK, 0), (11, BLOCK, 0), (13, BLOCK, 0)]),
             malloc(Passes::Once, &[(10, BLOCK, 0), (12, BLOCK, 0), (13, BLOCK, 0)]),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_twice_or_by_another_function_or_by_a_failure_is_no_site() {
+    fn instructions_reached_twice_or_by_another_function_or_by_a_failure_are_no_sites() {
         let once = malloc(Passes::Once, &[(1, BLOCK, 0)]);
         let candidates = candidates(&[(1, 0)]);
         assert_eq!(chosen(&candidates, std::slice::from_ref(&once)), Ok(vec![(1, 0)]));

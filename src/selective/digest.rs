@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_those_of_sha256sum() {
+    fn digests_equal_those_of_sha256sum() {
         let directory = tempfile::tempdir().unwrap();
         // Lengths around the block boundary, where the padding changes.
         for bytes in [0, 1, 55, 56, 63, 64, 65, 119, 120, 1_000_003] {

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn every_miss_repetition_and_wrong_address_is_seen() {
+    fn every_miss_repetition_and_wrong_address_is_detected() {
         use Function::{Calloc, Free, Malloc};
         use Passes::{AtMostOnce, Never, Once};
         let chunk = BLOCK - 16;

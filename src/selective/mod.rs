@@ -100,13 +100,13 @@ pub struct LargeSites {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Unfit {
     /// No set of the function's instructions is reached exactly once by each large block.
-    #[error("no instructions of {0} are passed exactly once by each large block and never by a cached one")]
+    #[error("no set of instructions in {0} is reached exactly once by each large block and never by a cached one")]
     NoCover(&'static str),
     /// The sites that were found miss or repeat some blocks of other sizes and orders.
-    #[error("the sites that were found in {0} do not count other requests right")]
+    #[error("the sites that were found in {0} do not count other requests correctly")]
     Refuted(&'static str),
     /// The allocator did not take a required path.
-    #[error("the scratch run could not make it {0}")]
+    #[error("the scratch run could not make the allocator {0}")]
     NotTried(&'static str),
 }
 
@@ -125,7 +125,7 @@ pub enum NoSites {
         source: io::Error,
     },
     /// A file is too large.
-    #[error("{path} has more than {FILE_BYTES_MAX} bytes: no C library of a distribution has")]
+    #[error("{path} has more than {FILE_BYTES_MAX} bytes: too large for a distribution's C library")]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -139,7 +139,7 @@ pub enum NoSites {
         source: ElfError,
     },
     /// It lacks something that a dynamic glibc has.
-    #[error("{path} is no dynamic glibc: it has no {what}")]
+    #[error("{path} is not a dynamic glibc: it has no {what}")]
     NotGlibc {
         /// The file.
         path: PathBuf,
@@ -155,14 +155,15 @@ pub enum NoSites {
         why: Unfit,
     },
     /// It is unknown, and no loader was given to run it with.
-    #[error("no sites are known for build {build_id} of glibc, and its dynamic loader was not found to try it with")]
+    #[error("no sites are known for build {build_id} of glibc, and it cannot be examined because its dynamic loader was not found")]
     NoLoader {
         /// The build id, in hex; `none` if it has none.
         build_id: String,
     },
     /// The run could not be isolated, so nothing was run.
     #[error(
-        "no sites are known for build {build_id} of glibc, and it was not tried: cannot {step} ({source}), and a foreign C library is never run without"
+        "no sites are known for build {build_id} of glibc, and it was not examined: cannot {step} ({source}), and a foreign C library only \
+         runs in a sandbox"
     )]
     Sandbox {
         /// The build id, in hex; `none` if it has none.
@@ -173,7 +174,7 @@ pub enum NoSites {
         source: io::Error,
     },
     /// The run did not complete normally.
-    #[error("build {build_id} of glibc could not be tried: the scratch process {what}")]
+    #[error("build {build_id} of glibc could not be examined: the scratch process {what}")]
     Run {
         /// The build id, in hex; `none` if it has none.
         build_id: String,
@@ -181,7 +182,7 @@ pub enum NoSites {
         what: String,
     },
     /// Too many builds were examined.
-    #[error("build {build_id} of glibc was not tried: {0} other builds were, which is enough for one life of this program", RUNS_MAX)]
+    #[error("build {build_id} of glibc was not examined: {0} other builds were, which is the limit until a restart", RUNS_MAX)]
     TooManyRuns {
         /// The build id, in hex; `none` if it has none.
         build_id: String,

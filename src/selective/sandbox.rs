@@ -68,7 +68,7 @@ impl Sandbox {
     }
 
     fn start_for(time: Duration, folders: &[PathBuf], loader: &[u8], library: &[u8], program: &[u8]) -> Result<Self, Refused> {
-        let root = Root::make(folders).map_err(at("make a folder for it"))?;
+        let root = Root::make(folders).map_err(at("create a directory for it"))?;
         let write = at("write its files");
         let loader = root.add(LOADER, loader, 0o555).map_err(&write)?;
         let library = root.add(LIBRARY, library, 0o444).map_err(&write)?;
@@ -78,7 +78,7 @@ impl Sandbox {
         let pid = plan.start()?;
         // From here on the drop kills and reaps it.
         let mut sandbox = Self { pid, reaped: false, library, loader, watchdog: None, root: Some(root) };
-        sandbox.watchdog = Some(Watchdog::start(pid, time).map_err(at("watch its time"))?);
+        sandbox.watchdog = Some(Watchdog::start(pid, time).map_err(at("limit its run time"))?);
         sandbox.await_loader()?;
         Ok(sandbox)
     }
@@ -125,7 +125,7 @@ impl Sandbox {
         // A process that cannot be killed when its time is up must not run.
         // SAFETY: the child is ours and not reaped; signal 0 only checks whether a signal could be sent.
         if unsafe { libc::kill(self.pid, 0) } != 0 {
-            return Err(at("be sure to end it (CAP_KILL)")(io::Error::last_os_error()));
+            return Err(at("get permission to kill it (CAP_KILL)")(io::Error::last_os_error()));
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_never_ends_is_killed_by_the_clock_and_nothing_is_left_of_it() {
+    fn a_process_that_never_ends_is_killed_after_the_time_limit_and_nothing_is_left_of_it() {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: a sandbox cannot be made without root");
             return;
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_will_not_do_is_passed_over_and_named_if_there_is_no_other() {
+    fn an_unsuitable_directory_is_skipped_and_named_if_there_is_no_other() {
         let good = tempfile::tempdir().unwrap();
         let folders = [PathBuf::from("/proc"), "/no/such/folder".into(), good.path().to_owned()];
         let root = Root::make(&folders).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_is_nobody_without_rights_before_its_first_instruction() {
+    fn the_process_is_nobody_without_privileges_before_its_first_instruction() {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: a sandbox cannot be made without root");
             return;

@@ -1,8 +1,8 @@
-/* The program that a C library's allocator is run in to see which of its instructions what kind of block passes.
+/* The program in which a C library's allocator runs, to determine which of its instructions each kind of block reaches.
  *
- * It stops, calls what its tracer put into the registers by then, and stops again: the tracer chooses the functions and their arguments
- * (tracer.rs), and finds the result in rax. No start-up code and no symbol of the C library is used, only its name is needed, so the
- * same file runs under every glibc: the dynamic loader has prepared the library by the time it jumps here. */
+ * It stops, calls the function that its tracer has put into the registers, and stops again: the tracer chooses the functions and their
+ * arguments (tracer.rs), and finds the result in rax. No start-up code and no symbol of the C library is used, only its name is needed, so
+ * the same file runs under every glibc: the dynamic loader has prepared the library by the time it jumps here. */
 #ifndef __x86_64__
 #error "the calling sequence is that of x86-64"
 #endif
@@ -11,7 +11,7 @@ __asm__(".text\n"
         ".globl _start\n"
         ".type _start, @function\n"
         "_start:\n"
-        "	and $-16, %rsp\n" /* as the ABI wants it at a call */
+        "	and $-16, %rsp\n" /* as the ABI requires at a call */
         "again:\n"
         "	int3\n"
         "	call *%rax\n"

@@ -57,9 +57,9 @@ pub(super) struct Taken {
 /// How a script is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watch {
-    /// With its troubles; candidates are emulated.
+    /// With its injected faults; candidates are emulated.
     Closely,
-    /// Without its troubles; the CPU executes everything.
+    /// Without its injected faults; the CPU executes everything.
     Counting,
 }
 
@@ -194,7 +194,7 @@ impl Scratch {
     }
 }
 
-/// The size that a request of a script requested.
+/// The size that a request of a script allocates.
 fn bytes_of(script: &Script, number: usize) -> u64 {
     match script.requests.get(number).map(|request| request.call) {
         Some(Call::Malloc(bytes) | Call::Calloc(bytes)) => bytes,

@@ -27,7 +27,7 @@ pub(super) enum Thread {
     Other(u8),
 }
 
-/// Number of threads besides the first. All except the first of them are new at a request whose memory calls are refused.
+/// Number of threads in addition to the first. All except the first of them are new at a request whose memory calls are refused.
 pub(super) const OTHERS: u8 = 1 + NEW_THREADS_REFUSED;
 /// New threads whose arena fails at the first, second, … memory call: creating one takes up to three, and the request itself some more.
 const NEW_THREADS_REFUSED: u8 = 5;
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_block_of_a_script_is_freed_once_after_it_was_made_and_by_the_end_all_are() {
+    fn every_block_of_a_script_is_freed_once_after_its_allocation_and_none_is_left() {
         for script in [every_way(1, true), every_way(2, false), at_random(3, 2000)] {
             let mut live = BTreeSet::new();
             for (number, request) in script.requests.iter().enumerate() {

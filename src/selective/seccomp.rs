@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_loads_a_library_and_gets_memory_happens() {
+    fn only_calls_that_load_a_library_and_get_memory_are_allowed() {
         let refused = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
         for number in 0..1024 {
             let expected = match number {

@@ -175,7 +175,7 @@ pub(super) fn read(store: &Path, digest: &Digest) -> Option<Entry> {
 /// Stores an entry if there is room. Otherwise it is determined again next time.
 pub(super) fn write(store: &Path, entry: &Entry) {
     if let Err(error) = write_file(store, entry) {
-        tracing::warn!("cannot keep the size-selective sites of build {} in {}: {error}", entry.build_id, store.display());
+        tracing::warn!("cannot store the size-selective sites of build {} in {}: {error}", entry.build_id, store.display());
     }
 }
 
@@ -186,7 +186,7 @@ fn write_file(store: &Path, entry: &Entry) -> io::Result<()> {
         _ => {}
     }
     if fs::read_dir(&folder)?.take(FILES_MAX).count() >= FILES_MAX {
-        return Err(io::Error::other(format!("{FILES_MAX} builds are kept there already")));
+        return Err(io::Error::other(format!("{FILES_MAX} builds are already stored there")));
     }
     replace(&path_of(store, &entry.digest), format!("{HEADER}\n{}\n", entry.line()).as_bytes(), 0o600)
 }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_it_was_made_of() {
+    fn a_line_is_parsed_as_it_was_written() {
         let line = entry().line();
         assert!(line.ends_with("allocs=98acd:rax:block,989da:r8:block frees=96293:rbx:chunk"), "{line}");
         assert_eq!(parse_entry(&line), Some(entry()));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_anything_else_in_it_is_none() {
+    fn a_line_with_anything_else_in_it_is_rejected() {
         let line = entry().line();
         let long = format!("{line},{}", vec!["1:rax:block"; 20].join(","));
         let wrong = [
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_kept_for_its_file_alone_and_damage_is_noticed() {
+    fn an_entry_is_stored_for_its_file_only_and_damage_is_detected() {
         let store = tempfile::tempdir().unwrap();
         let entry = entry();
         assert_eq!(read(store.path(), &entry.digest), None);

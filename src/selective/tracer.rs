@@ -236,7 +236,8 @@ impl Tracer {
         let times = called.times.entry(vaddr).or_default();
         if *times < VISITS_OF_ONE_MAX {
             *times += 1;
-            self.visits_left = self.visits_left.checked_sub(1).ok_or_else(|| Failed("passed more places than any glibc does".into()))?;
+            self.visits_left =
+                self.visits_left.checked_sub(1).ok_or_else(|| Failed("reached more candidates than any glibc does".into()))?;
             called.visits.push(Visit { vaddr, registers: registers.general(), live: 0 });
         }
         Ok(())
@@ -260,7 +261,7 @@ impl Tracer {
     fn stopped_at(&self, registers: &Registers) -> Result<u64, Failed> {
         let vaddr = registers.pc().wrapping_sub(BREAKPOINT_PASSED_BYTES).wrapping_sub(self.bias);
         let known = self.armed.contains_key(&vaddr);
-        known.then_some(vaddr).ok_or_else(|| Failed("stopped at a breakpoint of its own".into()))
+        known.then_some(vaddr).ok_or_else(|| Failed("stopped at an unknown breakpoint".into()))
     }
 
     /// Lets the CPU execute the instruction at a breakpoint.
@@ -369,7 +370,7 @@ impl Tracer {
         match (libc::WSTOPSIG(status), status >> 16) {
             (libc::SIGTRAP, 0) => Ok(Stop::Trap),
             (SYSTEM_CALL, 0) => Ok(Stop::SystemCall),
-            (_, libc::PTRACE_EVENT_EXEC) => Err(Failed("executed something".into())),
+            (_, libc::PTRACE_EVENT_EXEC) => Err(Failed("executed another program".into())),
             (signal, _) => Err(Failed(format!("stopped by signal {signal}"))),
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::unwind::rows::Counts;
 
 /// The reason given for a table that does not fit.
-const NO_ROOM: &str = "the table does not fit into the budget beside those in use";
+const NO_ROOM: &str = "the table does not fit into the budget in addition to those in use";
 
 /// State of a file's table.
 #[derive(Debug, Clone, PartialEq, Eq)]

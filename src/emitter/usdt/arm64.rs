@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unsupported_operands_are_refused() {
         for text in [
             "",
             "[",

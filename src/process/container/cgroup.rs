@@ -83,14 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn the_path_whose_memory_counts_comes_first_in_a_hybrid() {
+    fn the_path_with_the_memory_controller_comes_first_in_a_hybrid_setup() {
         let file = CgroupFile::parse(b"9:name=systemd:/s\n4:cpu,cpuacct:/c\n3:hugetlb,memory:/m:with:colons\n1:pids:/\n0::/u\n");
         assert_eq!(file.paths().collect::<Vec<_>>(), ["/m:with:colons", "/u", "/s", "/c"]);
         assert_eq!(file.refused_lines, 0);
     }
 
     #[test]
-    fn what_is_not_a_line_is_counted_and_left_out() {
+    fn malformed_lines_are_counted_and_skipped() {
         let long = [b"0::/".as_slice(), &[b'a'; PATH_BYTES_MAX]].concat();
         let file = CgroupFile::parse(&[b"x\n0:\n::/a\n1:memory:relative\n\xff:memory:/\n".as_slice(), &long].concat());
         assert_eq!((file.paths().count(), file.refused_lines), (0, 6));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn own_file_is_understood() {
+    fn the_own_file_is_parsed() {
         let bytes = std::fs::read("/proc/self/cgroup").unwrap();
         let file = CgroupFile::parse(&bytes);
         assert!(file.paths().count() >= 1);

@@ -23,6 +23,10 @@ const DIRECTORIES_MAX: usize = 100_000;
 /// and have the host's view. About 50 µs each, once.
 const WITNESSES_MAX: usize = 4096;
 
+/// Why the memory limits of containers are not known.
+const NO_VIEW: &str = "memory limits of containers are not known: no process with a view of the machine's cgroups can be accessed (needs \
+                       the machine's pid namespace and CAP_SYS_PTRACE)";
+
 /// The hierarchies whose memory controller can be read.
 #[derive(Debug, Clone, Default)]
 pub struct Hierarchies {
@@ -58,7 +62,7 @@ impl Hierarchies {
                 (Some(root), true) => own_prefix(here, root),
                 (Some(_), false) => Ok(PathBuf::new()),
                 (None, _) if here.is_none() => continue,
-                (None, _) => Err("memory limits of containers are not known: no process is in sight that sees the machine's cgroups (needs the machine's pid namespace and CAP_SYS_PTRACE)".into()),
+                (None, _) => Err(NO_VIEW.into()),
             };
             match (whole, prefix) {
                 (Some(root), Ok(prefix)) => found.mounts.push(Mount { version, root, prefix }),
@@ -138,7 +142,7 @@ fn own_prefix(own: Option<&Mounted>, root: &Path) -> Result<PathBuf, String> {
     let inode = own.filter(|own| own.part == "/").and_then(|own| fs::metadata(&own.point).ok()).map(|metadata| metadata.ino());
     inode
         .and_then(|inode| find_inode(root, inode))
-        .ok_or_else(|| format!("memory limits are not known: this container's own cgroup is not found below {}", root.display()))
+        .ok_or_else(|| format!("memory limits are not known: this container's own cgroup was not found below {}", root.display()))
 }
 
 /// The path below `root` of the directory with an inode number, searched breadth-first.
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_path_is_resolved_from_the_own_root_and_never_above_the_hierarchy_s() {
+    fn a_relative_path_is_resolved_from_the_own_root_and_never_above_the_hierarchys() {
         let own = Path::new("kubepods/pod1/own");
         let resolved = |shown| resolve(own, shown).map(|path| path.display().to_string());
         assert_eq!(resolved("/").as_deref(), Some("kubepods/pod1/own"));
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_tree_is_told_from_a_part_of_it() {
+    fn a_whole_tree_is_distinguished_from_a_part_of_it() {
         let whole = |part: &str, private| Mounted { version: Version::V2, part: part.into(), point: "/x".into() }.is_whole(private);
         assert!(whole("/", false) && whole("/..", true) && whole("/../../..", true));
         // In a private namespace `/` is only its own root; in the host's any other path is a container's part.

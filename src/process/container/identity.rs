@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn each_runtime_and_driver_is_recognised_wherever_it_stands() {
+    fn each_runtime_and_driver_is_recognised_at_any_position() {
         let dashes = UID;
         let lines = UID.replace('-', "_");
         for (path, pod, id, engine) in [
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_s_own_cgroup_is_the_path_up_to_its_id() {
+    fn the_containers_own_cgroup_is_the_path_up_to_its_id() {
         assert_eq!(found(&format!("/docker/{A}/system.slice/nginx.service")).2, format!("/docker/{A}"));
         assert_eq!(found(&format!("/machine.slice/libpod-{A}.scope/container")).2, format!("/machine.slice/libpod-{A}.scope"));
         assert_eq!(found("/system.slice/redis.service").2, "/system.slice/redis.service");
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_alike_is_nothing() {
+    fn similar_names_are_not_recognised() {
         for path in [
             "/".to_owned(),
             "/../..".to_owned(),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hierarchy_that_knows_the_container_is_taken() {
+    fn the_hierarchy_with_the_container_is_used() {
         let docker = format!("/docker/{A}");
         let one = Membership::of_paths(["/", "/", docker.as_str()].into_iter()).unwrap();
         assert_eq!(one.path, docker);
@@ -347,13 +347,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_looked_through_without_harm(path in ".{0,400}") {
+        fn any_text_is_parsed_without_a_panic(path in ".{0,400}") {
             let one = Membership::of(&path);
             prop_assert!(path.starts_with(&one.path));
         }
 
         #[test]
-        fn an_id_is_found_behind_any_parts(parts in proptest::collection::vec("[a-z.:]{0,12}", 0..20)) {
+        fn an_id_is_found_after_any_parts(parts in proptest::collection::vec("[a-z.:]{0,12}", 0..20)) {
             let path = format!("/{}/docker-{A}.scope", parts.join("/"));
             let (id, _) = Membership::of(&path).container.unwrap();
             prop_assert_eq!(id.as_str(), A);

@@ -2,7 +2,7 @@
 //!
 //! | | version 2 | version 1 |
 //! |---|---|---|
-//! | limit | `memory.max`, the least of it and its ancestors' | `memory.limit_in_bytes`, likewise |
+//! | limit | the smallest `memory.max` of it and its ancestors | `memory.limit_in_bytes`, likewise |
 //! | usage | `memory.current` | `memory.usage_in_bytes` |
 //! | inactive file pages | `inactive_file` of `memory.stat` | `total_inactive_file` |
 //! | OOM kills | `oom_kill` of `memory.events` | `oom_kill` of `memory.oom_control` |
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_limit_of_the_ancestors_counts_in_version_2() {
+    fn the_smallest_limit_of_the_ancestors_applies_in_version_2() {
         let tree = tree(&[
             ("kubepods/memory.max", "max\n"),
             ("kubepods/pod/memory.max", "500\n"),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_other_names_and_a_number_for_no_limit() {
+    fn version_1_has_different_names_and_a_number_for_no_limit() {
         let none = "9223372036854771712\n";
         let tree = tree(&[
             ("memory.limit_in_bytes", none),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_says_what_is_known() {
+    fn the_sentence_has_the_known_figures() {
         let gib = |tenths: u64| (tenths << 30) / 10;
         let memory = CgroupMemory { limit_bytes: Some(gib(60)), usage_bytes: gib(60), ..CgroupMemory::default() };
         assert_eq!(

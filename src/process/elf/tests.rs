@@ -50,14 +50,14 @@ fn a_file_without_section_headers_has_the_same_dynamic_functions() {
 }
 
 #[test]
-fn the_build_id_is_the_one_readelf_shows() {
+fn the_build_id_equals_readelfs() {
     let shown = String::from_utf8(Command::new("readelf").args(["-n", LIBRARY]).output().unwrap().stdout).unwrap();
     let expected = shown.lines().find_map(|l| l.trim().strip_prefix("Build ID: ")).unwrap();
     assert_eq!(Elf::parse(File::open(LIBRARY).unwrap()).unwrap().build_id().unwrap().to_string(), expected);
 }
 
 #[test]
-fn the_load_bias_is_right_where_segments_share_a_page() {
+fn the_load_bias_is_right_if_segments_share_a_page() {
     // Text at offset 0x1a10 and virtual address 0x2a10, as lld places it; data before it in the same page.
     let segment = |offset, vaddr, executable| Segment { offset, vaddr, file_bytes: 0x1000, executable };
     let mut elf = Elf::parse(std::fs::read(LIBRARY).unwrap()).unwrap();
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_behind_a_good_magic_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn random_bytes_after_a_valid_magic_never_panic(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
         let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0".to_vec();
         bytes.extend(noise);
         exercise(bytes);

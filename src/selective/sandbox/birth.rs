@@ -61,13 +61,13 @@ impl Step {
     fn text(self) -> &'static str {
         match self {
             Self::Descriptors => "close its descriptors",
-            Self::Trace => "let it be traced",
+            Self::Trace => "have it traced",
             Self::Root => "change its root (CAP_SYS_CHROOT)",
-            Self::Identity => "make it nobody's (CAP_SETUID, CAP_SETGID)",
-            Self::Capabilities => "take its capabilities away",
+            Self::Identity => "run it as nobody (CAP_SETUID, CAP_SETGID)",
+            Self::Capabilities => "drop its capabilities",
             Self::Limits => "limit its memory and time",
-            Self::NoNewRights => "keep it from gaining rights",
-            Self::DeathSignal => "bind its life to ours",
+            Self::NoNewRights => "prevent it from gaining privileges",
+            Self::DeathSignal => "make it end with fragprof",
             Self::Filter => "filter its system calls",
             Self::Execute => "run its loader",
         }
@@ -135,7 +135,7 @@ impl Plan {
                 let step = Step::ALL.into_iter().find(|known| *known as u8 == step).map_or("set it up", Step::text);
                 Refused { step, source: io::Error::from_raw_os_error(i32::from_ne_bytes([a, b, c, d])) }
             }
-            (Ok(_), _) => at("set it up")(io::Error::other("it said nothing sensible")),
+            (Ok(_), _) => at("set it up")(io::Error::other("its report is not valid")),
             (Err(error), _) => at("set it up")(error),
         };
         // SAFETY: the child is ours and not reaped, so the number is its own.

@@ -14,7 +14,7 @@ pub(super) struct Root(PathBuf);
 
 impl Root {
     pub(super) fn make(folders: &[PathBuf]) -> io::Result<Self> {
-        let mut refused = io::Error::other("there is none to make it in");
+        let mut refused = io::Error::other("there is no directory to create it in");
         for folder in folders {
             match Self::make_in(folder) {
                 Ok(root) => return Ok(root),

@@ -28,7 +28,7 @@ impl Watchdog {
         let thread = std::thread::Builder::new().name("fragprof-scratch".into()).spawn(move || {
             if stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
                 shared.store(true, Ordering::SeqCst);
-                // It may just have ended.
+                // It may have ended at this moment.
                 let _ = pidfd_send_signal(&process, Signal::KILL);
             }
         })?;
