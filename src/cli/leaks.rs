@@ -140,13 +140,13 @@ fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<ScanResu
 /// The call stacks of a recording's blocks.
 struct Stacks {
     profile: Profile,
-    layouts: Option<session::report::block_index::BlockIndex>,
+    blocks: Option<session::report::block_index::BlockIndex>,
 }
 
 impl Stacks {
     /// The frames of the block at these addresses, the innermost first; empty if it was not recorded.
     fn of(&self, range: &Range<u64>) -> Vec<String> {
-        let shares = self.layouts.as_ref().map(|layouts| layouts.within(range)).unwrap_or_default();
+        let shares = self.blocks.as_ref().map(|blocks| blocks.within(range)).unwrap_or_default();
         let Some(share) = shares.first() else { return Vec::new() };
         share.frames.iter().take(FRAMES_MAX).map(|frame| self.profile.frame(*frame).function.to_string()).collect()
     }
@@ -169,8 +169,8 @@ fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<
         Ok::<_, std::io::Error>(looks.join().unwrap_or_else(|_| Err("the scanning thread panicked: this is a bug in fragprof".to_owned())))
     })?;
     let seen = seen.map_err(|text| Failed::new(ExitStatus::Target, text))?;
-    let (profile, layouts) = recorder.finish_with_blocks().map_err(cannot)?;
-    Ok((seen, Stacks { profile, layouts: layouts.into_iter().find(|layouts| layouts.pid == pid) }))
+    let (profile, blocks) = recorder.finish_with_blocks().map_err(cannot)?;
+    Ok((seen, Stacks { profile, blocks: blocks.into_iter().find(|blocks| blocks.pid == pid) }))
 }
 
 /// The memory limit that was given, or the default.

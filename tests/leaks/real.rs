@@ -1,6 +1,9 @@
 //! Packaged programs under load: no block that they still use is reported.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fragprof::capture::registers::ThreadRegisters;
@@ -68,6 +71,75 @@ fn redis_under_load_has_no_block_without_a_pointer() {
     let tests = ["-s", socket, "-q", "-n", "100000000", "-r", "100000", "-d", "100", "-t", "set,lpush,lpop,sadd,zadd"];
     let _load = start("redis-benchmark", &tests);
     assert_eq!(seen(&server, 100_000).candidates.len(), 0);
+}
+
+/// nginx, which takes pools per connection and request, with connections that stay, come and go.
+#[test]
+fn nginx_under_load_has_no_block_without_a_pointer() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (socket, page) = (path("socket"), "a line of text that compresses well\n".repeat(2000));
+    std::fs::write(path("page"), page).unwrap();
+    let configuration = format!(
+        "daemon off; master_process off; pid {}; error_log {}; events {{ worker_connections 1000; }} http {{ access_log off; gzip on; \
+         gzip_types *; client_body_temp_path {}; proxy_temp_path {}; fastcgi_temp_path {}; uwsgi_temp_path {}; scgi_temp_path {}; \
+         keepalive_requests 1000000; server {{ listen unix:{socket}; root {}; autoindex on; }} }}",
+        path("pid"),
+        path("log"),
+        path("t1"),
+        path("t2"),
+        path("t3"),
+        path("t4"),
+        path("t5"),
+        path("")
+    );
+    std::fs::write(path("conf"), configuration).unwrap();
+    let server = start("nginx", &["-e", &path("log"), "-c", &path("conf")]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < deadline, "nginx does not start");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let stop = AtomicBool::new(false);
+    let get = |mut stream: &UnixStream, path: &str| {
+        let mut answer = [0; 1 << 16];
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n").as_bytes()).unwrap();
+        assert_ne!(stream.read(&mut answer).unwrap(), 0, "{path}");
+    };
+    let candidates = std::thread::scope(|scope| {
+        for worker in 0..3 {
+            let (socket, stop) = (&socket, &stop);
+            scope.spawn(move || {
+                let open = || UnixStream::connect(socket).unwrap();
+                let mut streams: Vec<UnixStream> = (0..60).map(|_| open()).collect();
+                for round in 0.. {
+                    let at = round * 7 % streams.len();
+                    get(&streams[at], if (round + worker) % 3 == 0 { "/page" } else { "/" });
+                    if round % 5 == 0 {
+                        streams[at] = open();
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let seen = std::panic::catch_unwind(|| seen(&server, 300));
+        stop.store(true, Ordering::Relaxed);
+        seen.unwrap().candidates.len()
+    });
+    assert_eq!(candidates, 0);
+}
+
+#[test]
+fn a_go_program_that_keeps_blocks_of_c_has_no_block_without_a_pointer() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("kept_by_go");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/leaks/kept_by_go.go");
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).arg(&program).arg(source).env("CGO_ENABLED", "1").env("GO111MODULE", "off");
+    assert!(go.status().unwrap().success());
+    assert_eq!(seen(&start(program.to_str().unwrap(), &[]), 25_000).candidates.len(), 0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::process::{Backing, Maps};
 /// Pieces read with one call.
 const PIECES: usize = 1024;
 /// Locations examined by one reader: a GiB of pages of 16 KiB, a fifth of a second.
-const PLACES_MAX: usize = 1 << 16;
+const SLOTS_MAX: usize = 1 << 16;
 
 /// A process as the readers of runtimes see it.
 pub struct View<'a> {
@@ -55,25 +55,25 @@ impl<'a> View<'a> {
     }
 
     /// The first `N` words at each multiple of `stride` in the anonymous memory that is present, by ascending address; what can be read of
-    /// the first [`PLACES_MAX`].
+    /// the first [`SLOTS_MAX`].
     #[must_use]
     pub fn heads<const N: usize>(&self, stride: u64) -> Vec<(u64, [u64; N])> {
-        let mut layouts = Vec::new();
+        let mut slots = Vec::new();
         for range in &self.anonymous {
             let Some(mut at) = range.start.checked_next_multiple_of(stride) else { continue };
             let Ok(runs) = self.memory.page_runs(at.min(range.end)..range.end) else { continue };
-            while at < range.end && layouts.len() < PLACES_MAX {
+            while at < range.end && slots.len() < SLOTS_MAX {
                 if runs.state_at(at).present {
-                    layouts.push(at);
+                    slots.push(at);
                 }
                 // There is nothing up to the next present page.
                 let Some(next) = runs.next_present(at.saturating_add(stride)) else { break };
                 at = (next / stride * stride).max(at + stride);
             }
         }
-        let mut found = Vec::with_capacity(layouts.len());
+        let mut found = Vec::with_capacity(slots.len());
         let mut bytes = vec![0u8; PIECES * 8 * N];
-        for group in layouts.chunks(PIECES) {
+        for group in slots.chunks(PIECES) {
             let pieces: Vec<Piece> = group.iter().map(|&addr| Piece { addr, bytes: 8 * N }).collect();
             let Some(out) = bytes.get_mut(..8 * N * group.len()) else { break };
             let read = self.memory.read_pieces(&pieces, out);

@@ -44,23 +44,23 @@ pub struct BlockIndex {
 impl BlockIndex {
     /// The blocks in a ledger. `frames` are those of each stack.
     pub(in crate::session) fn of(pid: u32, ledger: &Ledger, frames: &HashMap<StackId, Arc<[FrameId]>>) -> Self {
-        let mut places = Self { pid, ..Self::default() };
+        let mut index = Self { pid, ..Self::default() };
         let mut indices: HashMap<StackId, u32> = HashMap::new();
         for block in ledger.outstanding().iter() {
             let Some(frames) = frames.get(&block.stack) else { continue };
-            if places.blocks.len() >= BLOCKS_MAX {
-                places.left_out += 1;
+            if index.blocks.len() >= BLOCKS_MAX {
+                index.left_out += 1;
                 continue;
             }
             let stack = *indices.entry(block.stack).or_insert_with(|| {
-                places.stacks.push(Arc::clone(frames));
+                index.stacks.push(Arc::clone(frames));
                 // Stack ids fit 20 bits.
-                u32::try_from(places.stacks.len() - 1).unwrap_or(u32::MAX)
+                u32::try_from(index.stacks.len() - 1).unwrap_or(u32::MAX)
             });
-            places.blocks.push(Placed { start: block.addr.0, bytes: block.size_bytes, stack });
+            index.blocks.push(Placed { start: block.addr.0, bytes: block.size_bytes, stack });
         }
-        places.blocks.sort_unstable_by_key(|block| block.start);
-        places
+        index.blocks.sort_unstable_by_key(|block| block.start);
+        index
     }
 
     /// The stacks whose blocks lie in a range, sorted by bytes, largest first.
