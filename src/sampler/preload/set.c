@@ -3,8 +3,9 @@
 
 uint16_t set_pages[PAGE_CELLS] OWN_LINES;
 uint16_t set_filter[FILTER_CELLS] OWN_LINES;
-/* 1 MiB: only these are searched. */
-static void *addresses[SET_BUCKETS][SET_WAYS] OWN_LINES;
+/* 1 MiB: only these are searched. They are complements of addresses, so that no search for leaks takes this table for a place from which
+ * the program still points to the blocks. */
+static uintptr_t addresses[SET_BUCKETS][SET_WAYS] OWN_LINES;
 /* 2 MiB: touched only for an address that was found. */
 static struct sampled records[SET_BUCKETS][SET_WAYS] OWN_LINES;
 static uint32_t live OWN_LINES;
@@ -16,6 +17,12 @@ static void buckets_of(const void *pointer, uint32_t bucket[2])
 
 	bucket[0] = (uint32_t)(hash >> 50) & (SET_BUCKETS - 1);
 	bucket[1] = (uint32_t)(hash >> 36) & (SET_BUCKETS - 1);
+}
+
+/* Never 0. */
+static uintptr_t complement(const void *pointer)
+{
+	return ~(uintptr_t)pointer;
 }
 
 static void count(const void *pointer)
@@ -33,11 +40,12 @@ static void discount(const void *pointer)
 static bool claim(uint32_t bucket, void *pointer, struct sampled sampled)
 {
 	for (uint32_t way = 0; way < SET_WAYS; way++) {
-		void *expected = NULL;
+		uintptr_t expected = 0;
 
-		if (__atomic_load_n(&addresses[bucket][way], __ATOMIC_RELAXED) != NULL)
+		if (__atomic_load_n(&addresses[bucket][way], __ATOMIC_RELAXED) != 0)
 			continue;
-		if (!__atomic_compare_exchange_n(&addresses[bucket][way], &expected, pointer, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+		if (!__atomic_compare_exchange_n(&addresses[bucket][way], &expected, complement(pointer), false, __ATOMIC_ACQ_REL,
+						 __ATOMIC_RELAXED))
 			continue;
 		/* The address is not looked up before the program has it. */
 		records[bucket][way] = sampled;
@@ -51,7 +59,7 @@ static uint32_t used_ways(uint32_t bucket)
 	uint32_t used = 0;
 
 	for (uint32_t way = 0; way < SET_WAYS; way++)
-		used += __atomic_load_n(&addresses[bucket][way], __ATOMIC_RELAXED) != NULL;
+		used += __atomic_load_n(&addresses[bucket][way], __ATOMIC_RELAXED) != 0;
 	return used;
 }
 
@@ -87,14 +95,14 @@ bool set_remove(void *pointer, struct sampled *sampled)
 	buckets_of(pointer, bucket);
 	for (uint32_t i = 0; i < 2; i++) {
 		for (uint32_t way = 0; way < SET_WAYS; way++) {
-			void *expected = pointer;
+			uintptr_t expected = complement(pointer);
 			struct sampled found;
 
-			if (__atomic_load_n(&addresses[bucket[i]][way], __ATOMIC_ACQUIRE) != pointer)
+			if (__atomic_load_n(&addresses[bucket[i]][way], __ATOMIC_ACQUIRE) != expected)
 				continue;
 			/* Before the swap: after it the place may be another's. */
 			found = records[bucket[i]][way];
-			if (!__atomic_compare_exchange_n(&addresses[bucket[i]][way], &expected, NULL, false, __ATOMIC_ACQ_REL,
+			if (!__atomic_compare_exchange_n(&addresses[bucket[i]][way], &expected, 0, false, __ATOMIC_ACQ_REL,
 							 __ATOMIC_RELAXED))
 				return false;
 			*sampled = found;
