@@ -304,6 +304,7 @@ impl Attribution {
                 profile: Arc::new(profile),
                 at: Instant::now(),
                 wall: SystemTime::now(),
+                blocks: None,
                 rates: Some(rates),
                 slowdown_ratio_est: status.iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
             };

@@ -122,7 +122,14 @@ impl Looker {
                 });
                 drop(sample);
                 let profile = Arc::new(told::profile(&leaks));
-                let attributed = Attributed { profile, at: Instant::now(), wall: SystemTime::now(), rates: None, slowdown_ratio_est: None };
+                let attributed = Attributed {
+                    profile,
+                    at: Instant::now(),
+                    wall: SystemTime::now(),
+                    blocks: None,
+                    rates: None,
+                    slowdown_ratio_est: None,
+                };
                 self.board.publish(process, attributed);
             }
             Err(error) => {
@@ -149,7 +156,9 @@ impl Looker {
         if !memory.process().is_alive() || memory.process().id() != one.identity.process {
             return Err("it ended, or its pid belongs to another process now".into());
         }
-        Ok(Leaks::of(&memory, pid.0, &one.comm, &seen, false)?)
+        // A recording or an emitter may know who allocated some of the blocks.
+        let known = self.board.of(one.identity.process);
+        Ok(Leaks::with_stacks(&memory, (pid.0, &one.comm), &seen, false, |range| known.functions(&range, told::FRAMES_MAX))?)
     }
 }
 

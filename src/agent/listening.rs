@@ -295,7 +295,7 @@ impl Listener {
                 join = false;
             }
             let before = thread_cpu();
-            let Some(profile) = recorder.profile_of(process, join) else { continue };
+            let Some((profile, blocks)) = recorder.profile_of(process, join) else { continue };
             if join {
                 one.joined = Some(Instant::now());
                 let spent = thread_cpu().saturating_sub(before);
@@ -309,6 +309,7 @@ impl Listener {
                 profile: Arc::new(profile),
                 at: Instant::now(),
                 wall: SystemTime::now(),
+                blocks: Some(Arc::new(blocks)),
                 rates: Some(rates),
                 slowdown_ratio_est: None,
             };

@@ -67,8 +67,6 @@ pub struct LeaksArgs {
     pub pause: u64,
 }
 
-/// Frames kept of a group.
-const FRAMES_MAX: usize = 32;
 /// Frames shown of a group.
 const FRAMES_SHOWN: usize = 6;
 /// Interval at which the recording's periodic work is done.
@@ -146,9 +144,7 @@ struct Stacks {
 impl Stacks {
     /// The frames of the block at these addresses, the innermost first; empty if it was not recorded.
     fn of(&self, range: &Range<u64>) -> Vec<String> {
-        let shares = self.blocks.as_ref().map(|blocks| blocks.within(range)).unwrap_or_default();
-        let Some(share) = shares.first() else { return Vec::new() };
-        share.frames.iter().take(FRAMES_MAX).map(|frame| self.profile.frame(*frame).function.to_string()).collect()
+        self.blocks.as_ref().map(|blocks| blocks.functions(range, &self.profile, told::FRAMES_MAX)).unwrap_or_default()
     }
 }
 

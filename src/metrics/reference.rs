@@ -62,8 +62,14 @@ fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
         Rates { allocations_per_s_stderr: Some(1.0), allocated_bytes_per_s_stderr: Some(1.0), are_lower_bounds, ..Rates::default() };
     let mut profile = shop();
     profile.meta.kinds = profile.meta.kinds.with(ValueKind::SameObjects);
-    let attributed =
-        Attributed { profile: Arc::new(profile), at: now, wall: SystemTime::now(), rates: Some(rates), slowdown_ratio_est: Some(0.01) };
+    let attributed = Attributed {
+        profile: Arc::new(profile),
+        at: now,
+        wall: SystemTime::now(),
+        blocks: None,
+        rates: Some(rates),
+        slowdown_ratio_est: Some(0.01),
+    };
     board.publish(process, attributed);
     let verdict = Some(Arc::new(judge(&census, None)));
     let full = Some(Arc::new(TimedCensus { at: now, wall: SystemTime::now(), cpu: Duration::ZERO, census }));

@@ -4,6 +4,7 @@
 //! census thread includes the newest in the next snapshot, and drops processes that have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -11,6 +12,7 @@ use super::sample::Identity;
 use crate::process::ProcessId;
 use crate::process::container::Container;
 use crate::profile::{Mode, Profile, ValueKind};
+use crate::session::report::block_index::BlockIndex;
 
 /// How often a process allocates, with the standard error if it is an estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -51,6 +53,8 @@ pub struct Attributed {
     pub at: Instant,
     /// The same by the wall clock.
     pub wall: SystemTime,
+    /// Addresses of blocks and their stacks in the profile, if the tier knows them.
+    pub blocks: Option<Arc<BlockIndex>>,
     /// Rates, if the tier measures them.
     pub rates: Option<Rates>,
     /// Estimated share of the target's time that the tier takes; `None` = not known to take any.
@@ -77,6 +81,13 @@ impl OfProcess {
     #[must_use]
     pub fn best(&self) -> Option<&Arc<Attributed>> {
         self.0.first()
+    }
+
+    /// Functions of the stack that allocated the block at these addresses, the innermost first; empty if no tier knows it.
+    #[must_use]
+    pub fn functions(&self, range: &Range<u64>, most: usize) -> Vec<String> {
+        let known = self.0.iter().filter_map(|one| Some(one.blocks.as_ref()?.functions(range, &one.profile, most)));
+        known.into_iter().find(|functions| !functions.is_empty()).unwrap_or_default()
     }
 
     /// Rates of the most exact tier that measures them.
@@ -179,7 +190,14 @@ mod tests {
         let mut profile = Profile::default();
         profile.meta.mode = mode;
         profile.meta.kinds = kinds.iter().copied().collect::<KindSet>();
-        Attributed { profile: Arc::new(profile), at: Instant::now(), wall: SystemTime::now(), rates: None, slowdown_ratio_est: None }
+        Attributed {
+            profile: Arc::new(profile),
+            at: Instant::now(),
+            wall: SystemTime::now(),
+            blocks: None,
+            rates: None,
+            slowdown_ratio_est: None,
+        }
     }
 
     #[test]

@@ -5,6 +5,8 @@ use super::scans::Doubts;
 use crate::profile::{Frame, Metadata, Mode, Profile, ValueKind, Values, meta};
 use crate::units::{HumanBytes, counted};
 
+/// Maximum number of frames kept of a group.
+pub const FRAMES_MAX: usize = 32;
 /// Name of the outermost frame in profiles.
 const ROOT_FRAME: &str = "[no pointer was seen]";
 

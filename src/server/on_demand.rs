@@ -45,6 +45,7 @@ pub async fn record(state: &ServerState, pid: Pid, seconds: u64) -> Result<Arc<P
         profile: Arc::new(profile),
         at: Instant::now(),
         wall: SystemTime::now(),
+        blocks: None,
         rates: Some(rates),
         slowdown_ratio_est: None,
     };

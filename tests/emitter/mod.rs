@@ -7,7 +7,7 @@ mod figures;
 mod foreign;
 mod heap;
 mod listening;
-mod programs;
+pub mod programs;
 mod pushes;
 mod real;
 mod report;

@@ -54,7 +54,7 @@ pub fn publish(published: &Published, profile: Profile, end_unix_ns: i64) {
     let process = ProcessId { pid: Pid(42), start_ticks: 1 };
     let wall = UNIX_EPOCH + Duration::from_nanos(end_unix_ns.unsigned_abs());
     let board = Attributions::default();
-    board.publish(process, Attributed { profile: Arc::new(profile), at: now, wall, rates: None, slowdown_ratio_est: None });
+    board.publish(process, Attributed { profile: Arc::new(profile), at: now, wall, blocks: None, rates: None, slowdown_ratio_est: None });
     let sample =
         ProcessSample { attributed: board.of(process), ..ProcessSample::new(Identity { process, stack: 0 }, "sh{o}p".into(), 0, 1) };
     published.store(Snapshot { processes: vec![Arc::new(sample)], ..Snapshot::empty(now) });

@@ -1,11 +1,11 @@
-//! Where the blocks of an exact recording were at its end, and which stacks allocated them: answers queries for a range of addresses. Pure.
+//! Addresses of the blocks of a recording, and which stacks allocated them: answers queries for a range of addresses. Pure.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::ledger::Ledger;
-use crate::profile::FrameId;
+use crate::ledger::{Ledger, SampledLedger};
+use crate::profile::{FrameId, Profile};
 use crate::units::StackId;
 
 /// Maximum number of blocks that are kept, 24 bytes each; further ones are counted.
@@ -47,20 +47,50 @@ impl BlockIndex {
         let mut index = Self { pid, ..Self::default() };
         let mut indices: HashMap<StackId, u32> = HashMap::new();
         for block in ledger.outstanding().iter() {
-            let Some(frames) = frames.get(&block.stack) else { continue };
-            if index.blocks.len() >= BLOCKS_MAX {
-                index.left_out += 1;
-                continue;
-            }
-            let stack = *indices.entry(block.stack).or_insert_with(|| {
-                index.stacks.push(Arc::clone(frames));
-                // Stack ids fit 20 bits.
-                u32::try_from(index.stacks.len() - 1).unwrap_or(u32::MAX)
-            });
-            index.blocks.push(Placed { start: block.addr.0, bytes: block.size_bytes, stack });
+            index.push(&mut indices, (block.addr.0, block.size_bytes), block.stack, frames);
         }
         index.blocks.sort_unstable_by_key(|block| block.start);
         index
+    }
+
+    /// The live blocks of a sample: of most blocks nothing is known. `frames` are those of each stack.
+    pub(in crate::session) fn of_sample(pid: u32, ledger: &SampledLedger, frames: &HashMap<StackId, Arc<[FrameId]>>) -> Self {
+        let mut index = Self { pid, ..Self::default() };
+        let mut indices: HashMap<StackId, u32> = HashMap::new();
+        for block in ledger.live_blocks() {
+            index.push(&mut indices, (block.addr.0, block.sample.size_bytes), block.stack, frames);
+        }
+        index.blocks.sort_unstable_by_key(|block| block.start);
+        index
+    }
+
+    fn push(
+        &mut self,
+        indices: &mut HashMap<StackId, u32>,
+        (start, bytes): (u64, u64),
+        stack: StackId,
+        frames: &HashMap<StackId, Arc<[FrameId]>>,
+    ) {
+        let Some(frames) = frames.get(&stack) else { return };
+        if self.blocks.len() >= BLOCKS_MAX {
+            self.left_out += 1;
+            return;
+        }
+        let stack = *indices.entry(stack).or_insert_with(|| {
+            self.stacks.push(Arc::clone(frames));
+            // Stack ids fit 20 bits.
+            u32::try_from(self.stacks.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.blocks.push(Placed { start, bytes, stack });
+    }
+
+    /// Functions of the stack with most bytes in a range, the innermost first, at most `most`; empty if no block in it is known. `profile` is
+    /// the one that the index was made with.
+    #[must_use]
+    pub fn functions(&self, range: &Range<u64>, profile: &Profile, most: usize) -> Vec<String> {
+        let shares = self.within(range);
+        let frames = shares.first().map(|share| share.frames.iter().take(most)).into_iter().flatten();
+        frames.map(|frame| profile.frame(*frame).function.to_string()).collect()
     }
 
     /// The stacks whose blocks lie in a range, sorted by bytes, largest first.

@@ -60,7 +60,7 @@ const KINDS: [ValueKind; 9] = [
     ValueKind::DoubtfulSpace,
 ];
 
-/// Builds the profile of all targets. `blocks` also receives the addresses of the blocks of processes that were recorded exactly.
+/// Builds the profile of all targets. `blocks` also receives the addresses of the blocks, one index per process.
 pub(in crate::session) fn profile(
     facts: Facts,
     targets: &[Target],
@@ -84,7 +84,10 @@ pub(in crate::session) fn profile(
     for target in targets {
         let Some(watched) = &target.watched else { continue };
         if let Some(ledger) = &watched.sampled {
-            add_sampled_process(&mut profile, namer.symbolizer, target, watched, ledger);
+            let stacks = add_sampled_process(&mut profile, namer.symbolizer, target, watched, ledger);
+            if let Some(blocks) = &mut blocks {
+                blocks.push(BlockIndex::of_sample(target.process.pid().0, ledger, &stacks));
+            }
         } else {
             let stacks = add_process(&mut profile, &mut namer, target, watched);
             if let Some(blocks) = &mut blocks {

@@ -1,16 +1,19 @@
 //! Rows of processes whose own emitter is the source: estimates with their errors.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use crate::emitter::Emitter;
 use crate::ledger::{Estimate, SampledLedger, SampledStack};
 use crate::process::container::Container;
-use crate::profile::{BEFORE_ATTACH, Frame, PowerCounts, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
+use crate::profile::{BEFORE_ATTACH, Frame, FrameId, PowerCounts, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
 use crate::session::report::losses::doubts;
 use crate::session::report::placeholder;
 use crate::session::report::sampled_heap::SampledPicture;
 use crate::session::target::Target;
 use crate::session::tier::exact::Watched;
 use crate::symbol::Symbolizer;
-use crate::units::HumanBytes;
+use crate::units::{HumanBytes, StackId};
 use crate::unwind::End;
 
 /// The kinds of values that a sample gives.
@@ -27,7 +30,15 @@ pub const SAMPLED_KINDS: [ValueKind; 6] = [
 pub const JOINED_KINDS: [ValueKind; 2] = [ValueKind::PinnedSpace, ValueKind::BlockedSpace];
 
 /// Adds a process whose own emitter is the source.
-pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, target: &Target, watched: &Watched, ledger: &SampledLedger) {
+///
+/// Returns the frames of its stacks, by which the blocks of its sample can be found.
+pub fn add_sampled_process(
+    profile: &mut Profile,
+    symbolizer: &mut Symbolizer,
+    target: &Target,
+    watched: &Watched,
+    ledger: &SampledLedger,
+) -> HashMap<StackId, Arc<[FrameId]>> {
     let pid = target.process.pid().0;
     let totals = ledger.totals();
     profile.meta.processes.push(meta::Process {
@@ -56,7 +67,7 @@ pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, t
         });
     }
     let heap = target.sampled_heap.as_ref();
-    add_sampled(profile, symbolizer, target, ledger, |row, view| {
+    let frames = add_sampled(profile, symbolizer, target, ledger, |row, view| {
         row.set(ValueKind::AllocObjects, view.allocations);
         row.set(ValueKind::AllocSpace, view.allocated_bytes);
         row.set(ValueKind::InuseObjects, view.live);
@@ -73,6 +84,7 @@ pub fn add_sampled_process(profile: &mut Profile, symbolizer: &mut Symbolizer, t
     if let Some(heap) = heap {
         add_rests(profile, pid, heap, totals.live_bytes);
     }
+    frames
 }
 
 /// Adds the heap memory that the sample does not explain as separate rows, and their sum together with the stacks.
@@ -146,8 +158,9 @@ fn add_sampled(
     target: &Target,
     ledger: &SampledLedger,
     fill: impl Fn(&mut Row, &SampledStack<'_>),
-) {
+) -> HashMap<StackId, Arc<[FrameId]>> {
     let pid = target.process.pid().0;
+    let mut frames_of = HashMap::new();
     for view in ledger.stacks() {
         let mut row = Row::default();
         fill(&mut row, &view);
@@ -157,8 +170,11 @@ fn add_sampled(
         }
         let frames = symbolizer.stack(&target.space, view.frames);
         let end = End::from_wire(view.end).filter(|end| *end != End::Complete).map(End::description);
-        row.add_to(profile, pid, without_emitter(&frames, target), end);
+        let frames = without_emitter(&frames, target);
+        row.add_to(profile, pid, frames, end);
+        frames_of.insert(view.id, frames.iter().map(|frame| profile.intern(frame)).collect());
     }
+    frames_of
 }
 
 /// The frames without fragprof's own sampler at the leaf, which is the same in every stack. The contents of another emitter's file are not

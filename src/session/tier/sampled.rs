@@ -7,6 +7,7 @@ use crate::capture::TargetLoss;
 use crate::ledger::{SampledStats, SampledTotals};
 use crate::process::{Process, ProcessId};
 use crate::profile::Profile;
+use crate::session::report::block_index::BlockIndex;
 use crate::session::report::{self, sampled_heap};
 use crate::session::sink::lock;
 use crate::session::target::Source;
@@ -94,9 +95,9 @@ impl Recorder {
         heard.collect()
     }
 
-    /// A process's current profile; listening continues. `join`: with a full census of its heap, which is kept for later profiles. `None`:
+    /// A process's current profile, with the blocks of its sample; listening continues. `join`: with a full census of its heap, which is kept for later profiles. `None`:
     /// the process is not listened to.
-    pub fn profile_of(&mut self, process: ProcessId, join: bool) -> Option<Profile> {
+    pub fn profile_of(&mut self, process: ProcessId, join: bool) -> Option<(Profile, BlockIndex)> {
         let slot = self.targets.iter().find(|(_, target)| target.process.id() == process).map(|(slot, _)| *slot)?;
         let target = self.targets.get_mut(&slot)?;
         target.look_at_the_end(&self.session);
@@ -132,9 +133,11 @@ impl Recorder {
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
         };
         target.watched = Some(watched);
-        let profile = self.session.name(|symbolizer| report::profile(facts, std::slice::from_ref(&*target), symbolizer, None));
+        let mut blocks = Vec::new();
+        let targets = std::slice::from_ref(&*target);
+        let profile = self.session.name(|symbolizer| report::profile(facts, targets, symbolizer, Some(&mut blocks)));
         target.watched = None;
-        Some(profile)
+        Some((profile, blocks.pop().unwrap_or_default()))
     }
 }
 
