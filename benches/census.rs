@@ -131,7 +131,7 @@ fn walk(arguments: &Arguments) {
             let taken = taken.unwrap();
             let heap = &taken.census.heaps[0];
             assert!(taken.census.walk.usable);
-            gib = heap.extent_bytes as f64 / GIB;
+            gib = heap.ladder.extent_bytes as f64 / GIB;
             chunks = taken.heaps[0].chunks.len() as f64;
             table_bytes = taken.heaps[0].chunks.table_bytes();
             let ranges: Vec<Range<u64>> = taken.heaps[0].extents.iter().map(|(_, range)| range.clone()).collect();
@@ -141,7 +141,7 @@ fn walk(arguments: &Arguments) {
             samples.push(1e3 * seconds(|| sampled = Some(census(&target, Level::Sampled, &mut layouts))));
             let sampled = sampled.unwrap();
             let estimate = sampled.census.heaps[0].live_bytes_est.unwrap() as f64;
-            sample_error.push((estimate - heap.live_bytes.unwrap() as f64).abs() / heap.live_bytes.unwrap() as f64);
+            sample_error.push((estimate - heap.ladder.live_bytes.unwrap() as f64).abs() / heap.ladder.live_bytes.unwrap() as f64);
         }
         let allocator = if library.is_empty() { "glibc" } else { "jemalloc" };
         println!("walk: {allocator}, {gib:.2} GiB in {:.2} M chunks from blocks of {size} bytes", chunks / 1e6);
@@ -266,10 +266,10 @@ fn rest_error(_: &Arguments) {
                 continue;
             };
             let number = |key: &str| own[key].as_f64().unwrap_or(0.0);
-            let live = heap.live_bytes.unwrap() as f64;
+            let live = heap.ladder.live_bytes.unwrap() as f64;
             let error = match allocator {
                 "glibc" => {
-                    let tcache = (heap.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap()) as f64;
+                    let tcache = (heap.details.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap()) as f64;
                     live + tcache + heap.overhead_bytes as f64 - number("uordblks") - number("hblkhd")
                 }
                 "jemalloc" => live - number("allocated"),
@@ -281,7 +281,10 @@ fn rest_error(_: &Arguments) {
                 _ => heap.live_allocations.unwrap() as f64 - number("live"),
             };
             let unit = if allocator == "musl" { "blocks more than the program's own" } else { "bytes" };
-            println!("  {allocator:<9} {scenario:<8} error {error:>8} {unit}, of {live} live bytes; unknown {}", heap.unknown_bytes);
+            println!(
+                "  {allocator:<9} {scenario:<8} error {error:>8} {unit}, of {live} live bytes; unknown {}",
+                heap.ladder.unknown_bytes.unwrap()
+            );
         }
     }
 }
@@ -344,15 +347,15 @@ fn running(arguments: &Arguments) {
         let seen = memory.seen.lock().unwrap().clone();
         let truth = seen.iter().sum::<f64>() / seen.len() as f64;
         let heap = &taken.census.heaps[0];
-        errors.push((heap.live_bytes.unwrap() as f64 - truth) / truth);
+        errors.push((heap.ladder.live_bytes.unwrap() as f64 - truth) / truth);
         let (low, high) = seen.iter().fold((f64::MAX, 0.0f64), |(low, high), &live| (low.min(live), high.max(live)));
         moved.push((high - low) / truth);
         let table = &taken.heaps[0].chunks;
         missed += pinned.iter().filter(|&&addr| table.is_live(addr) == Some(false)).count();
         unseen += pinned.iter().filter(|&&addr| table.is_live(addr).is_none()).count();
-        unknown += heap.unknown_bytes;
-        extent += heap.extent_bytes;
-        worst_unknown = worst_unknown.max(heap.unknown_bytes as f64 / heap.extent_bytes as f64);
+        unknown += heap.ladder.unknown_bytes.unwrap();
+        extent += heap.ladder.extent_bytes;
+        worst_unknown = worst_unknown.max(heap.ladder.unknown_bytes.unwrap() as f64 / heap.ladder.extent_bytes as f64);
         unusable += usize::from(!taken.census.walk.usable);
         broken += taken.census.walk.broken_headers;
         lost += taken.census.walk.resynchronised;
@@ -433,7 +436,8 @@ fn trim(_: &Arguments) {
             command.envs(environment.map(|tunables| ("GLIBC_TUNABLES", tunables)));
             let mut target = Target::start(&mut command);
             target.tell(scenario);
-            let predicted = census(&target, Level::Full, &mut LayoutCache::default()).census.heaps[0].trimmable_bytes.unwrap() as f64;
+            let predicted =
+                census(&target, Level::Full, &mut LayoutCache::default()).census.heaps[0].ladder.trimmable_bytes.unwrap() as f64;
             let before = target.anonymous_bytes() as f64;
             target.tell("trim");
             let fact = before - target.anonymous_bytes() as f64;

@@ -18,7 +18,8 @@
 //! allocator
 //! process
 //! ledger  unwind
-//! heap  machine  governor  profile  client
+//! machine  governor  profile  client
+//! heap
 //! units  bpf  frame  kept  random  sanitize  replace  error
 //! ```
 //!
@@ -35,10 +36,10 @@
 //! | [`machine`] | properties of the instruction set: registers, user addresses, rules | no |
 //! | [`ledger`] | outstanding allocations by address and by stack | no |
 //! | [`governor`] | the budget of tracing, when probes are attached, and estimates from windows | no |
-//! | [`heap`] | address ranges: extents, residency, occupancy of pages | no |
+//! | [`heap`] | the ladder; address ranges: extents, residency, occupancy of pages | no |
 //! | [`census`] | the allocators' own metadata, read from outside | reads memory |
 //! | [`retention`] | what points to which blocks: reachability, leaks, owners | reads memory |
-//! | [`fragmentation`] | the ladder, pinning, blocking, growth, verdicts | no |
+//! | [`fragmentation`] | pinning, blocking, growth, verdicts | no |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the profile model and its encoders | no |
 //! | [`session`] | a recording from attach to profile, in one of three tiers | yes |

@@ -173,11 +173,11 @@ fn summary(kind: EventKind, process: &ProcessView) -> String {
         let known = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), |bytes| HumanBytes(bytes).to_string());
         text.push_str(&format!(
             "; heap: extent {}, resident {}, live {}, trimmable {}, pinned {}",
-            HumanBytes(heap.extent_bytes),
-            HumanBytes(heap.resident_bytes),
+            HumanBytes(heap.ladder.extent_bytes),
+            HumanBytes(heap.ladder.resident_bytes),
             known(heap.live()),
-            known(heap.trimmable_bytes),
-            known(heap.pinned_bytes)
+            known(heap.ladder.trimmable_bytes),
+            known(heap.ladder.pinned_bytes)
         ));
     }
     if let Some(verdict) = &process.verdict {

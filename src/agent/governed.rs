@@ -216,7 +216,7 @@ impl Attribution {
 
     /// The processes that may be attributed: those with a heap that a census can read.
     fn candidates(&mut self, snapshot: &Snapshot) -> Vec<Candidate> {
-        let extent = |one: &ProcessSample| one.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+        let extent = |one: &ProcessSample| one.heaps.iter().map(|heap| heap.ladder.extent_bytes).fold(0, u64::saturating_add);
         self.refused.retain(|_, rounds| {
             *rounds = rounds.saturating_sub(1);
             *rounds > 0
@@ -327,8 +327,8 @@ impl Attribution {
 
 /// Free and live bytes of its heaps, if a census has determined them.
 fn heap_bytes(one: &ProcessSample) -> HeapBytes {
-    let free = one.heaps.iter().filter_map(|heap| Some(heap.extent_bytes.saturating_sub(heap.live_bytes?)));
-    let live = one.heaps.iter().filter_map(|heap| heap.live_bytes);
+    let free = one.heaps.iter().filter_map(|heap| Some(heap.ladder.extent_bytes.saturating_sub(heap.ladder.live_bytes?)));
+    let live = one.heaps.iter().filter_map(|heap| heap.ladder.live_bytes);
     HeapBytes { free: free.reduce(u64::saturating_add), live: live.reduce(u64::saturating_add) }
 }
 

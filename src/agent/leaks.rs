@@ -95,7 +95,7 @@ impl Looker {
 
     fn is_too_large(&self, one: &ProcessSample) -> bool {
         live_blocks(one).saturating_mul(BLOCK_BYTES) > self.config.memory_mib << 20
-            || one.ladder().is_some_and(|heap| heap.resident_bytes > self.config.heap_max_mib << 20)
+            || one.ladder().is_some_and(|heap| heap.ladder.resident_bytes > self.config.heap_max_mib << 20)
     }
 
     fn look_at(&mut self, one: &ProcessSample) {

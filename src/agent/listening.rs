@@ -365,7 +365,7 @@ impl ProcessSizes {
 /// Whether a full walk of its heap fits into the memory that the agent has for one.
 fn is_joinable(one: &ProcessSample) -> bool {
     let chunks = one.heaps.iter().filter_map(|heap| heap.live_allocations).reduce(u64::saturating_add);
-    let extent = one.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+    let extent = one.heaps.iter().map(|heap| heap.ladder.extent_bytes).fold(0, u64::saturating_add);
     chunks.map_or(extent <= JOIN_EXTENT_MAX, |chunks| chunks <= JOIN_CHUNKS_MAX)
 }
 

@@ -7,6 +7,7 @@ use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::runtime::Runtimes;
 use crate::allocator::Allocator;
+use crate::heap::ladder::{Details, Ladder, both};
 use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 
 /// How much of the heap to read.
@@ -57,6 +58,27 @@ pub struct Census {
     pub layout_unknown: Vec<String>,
 }
 
+impl Census {
+    /// The ladder of all heaps together; a rung that is unknown for one of them is unknown.
+    #[must_use]
+    pub fn ladder(&self) -> Ladder {
+        let ladders = self.heaps.iter().map(|heap| heap.ladder);
+        ladders.reduce(|a, b| a.and(b, both)).unwrap_or(Ladder { unknown_bytes: Some(0), ..Ladder::default() })
+    }
+
+    /// What lies beside it.
+    #[must_use]
+    pub fn details(&self) -> Details {
+        self.heaps.iter().map(|heap| heap.details).reduce(Details::and).unwrap_or_default()
+    }
+
+    /// A figure of all heaps together; `None` if it is unknown for one of them, or there is none.
+    #[must_use]
+    pub fn sum(&self, of: impl Fn(&HeapAccount) -> Option<u64>) -> Option<u64> {
+        self.heaps.iter().map(of).reduce(both).flatten()
+    }
+}
+
 /// Resident bytes outside malloc.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct NotMalloc {
@@ -69,7 +91,8 @@ pub struct NotMalloc {
     pub mappings: u64,
 }
 
-/// One heap. `None` (null) means that the level or the allocator does not give the figure.
+/// One heap. extent = live + cached + free + top + overhead + unknown. `None` (null) means that the level or the allocator does not give the
+/// figure.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct HeapAccount {
     /// The allocator.
@@ -77,26 +100,22 @@ pub struct HeapAccount {
     pub allocator: Allocator,
     /// The layout that was found.
     pub layout: String,
-    /// Address space the allocator holds. extent = live + cached + free + top + overhead + unknown.
-    pub extent_bytes: u64,
-    /// The part of the extent in RAM.
-    pub resident_bytes: u64,
+    /// Its rungs.
+    #[serde(flatten)]
+    pub ladder: Ladder,
+    /// What lies beside them.
+    #[serde(flatten)]
+    pub details: Details,
     /// The allocator's own figure of resident bytes, if it has one (jemalloc's `stats.resident`): it includes pages that were allocated but never
     /// touched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocator_resident_bytes: Option<u64>,
-    /// The part of the extent in swap.
-    pub swapped_bytes: u64,
-    /// The part of the extent in RAM in huge pages.
-    pub huge_bytes: u64,
     /// Of `huge_bytes`, 4 KiB pages that hold only zeros, estimated from a sample: never written, or zeroed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub huge_zero_bytes_est: Option<u64>,
     /// Standard error of the estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub huge_zero_bytes_stderr: Option<u64>,
-    /// Chunks in use with their rounding, including mmapped ones.
-    pub live_bytes: Option<u64>,
     /// Number of chunks in use, including mmapped ones.
     pub live_allocations: Option<u64>,
     /// Estimate of `live_bytes` from a sample.
@@ -105,9 +124,7 @@ pub struct HeapAccount {
     /// Standard error of the estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub live_bytes_stderr: Option<u64>,
-    /// Freed chunks in thread caches and fastbins.
-    pub cached_bytes: Option<u64>,
-    /// Of them, in fastbins.
+    /// Of the cached chunks, those in fastbins.
     pub fastbin_bytes: Option<u64>,
     /// Freed chunks in bins.
     pub free_bytes: Option<u64>,
@@ -117,8 +134,6 @@ pub struct HeapAccount {
     pub top_bytes: u64,
     /// The allocator's own data.
     pub overhead_bytes: u64,
-    /// Neither understood nor read.
-    pub unknown_bytes: u64,
     /// Address space of free extents whose pages are not returned yet (jemalloc's `stats.arenas.N.pdirty` in bytes): a purge, or time, releases
     /// the resident part. Level full.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -136,12 +151,6 @@ pub struct HeapAccount {
     /// Milliseconds after which muzzy pages are returned, if equal for all arenas: 0 = at once, −1 = never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muzzy_decay_ms: Option<i64>,
-    /// What `malloc_trim(0)`, or a purge, would release now.
-    pub trimmable_bytes: Option<u64>,
-    /// Free bytes on resident pages that also hold live bytes.
-    pub pinned_bytes: Option<u64>,
-    /// Resident whole pages of free bytes that a trim does not release: thread caches, tops of other arenas, partial pages.
-    pub kept_bytes: Option<u64>,
     /// The largest run of free bytes.
     pub largest_free_bytes: Option<u64>,
     /// Chunks with mappings of their own: bytes.
@@ -163,12 +172,32 @@ pub struct HeapAccount {
 }
 
 impl HeapAccount {
+    /// A heap of which nothing was read yet, and nothing was left unread.
+    #[must_use]
+    pub fn new(allocator: Allocator, layout: String) -> Self {
+        let ladder = Ladder { unknown_bytes: Some(0), ..Ladder::default() };
+        Self { allocator, layout, ladder, ..Self::default() }
+    }
+
     /// By how many bytes extent differs from live + cached + free + top + overhead + unknown; `None` if live or free bytes are not known.
     #[must_use]
     pub fn off_balance_bytes(&self) -> Option<i128> {
-        let parts =
-            [self.live_bytes?, self.cached_bytes.unwrap_or(0), self.free_bytes?, self.top_bytes, self.overhead_bytes, self.unknown_bytes];
-        Some(i128::from(self.extent_bytes) - parts.into_iter().map(i128::from).sum::<i128>())
+        let Ladder { extent_bytes, live_bytes, unknown_bytes, .. } = self.ladder;
+        let cached_bytes = self.details.cached_bytes.unwrap_or(0);
+        let parts = [live_bytes?, cached_bytes, self.free_bytes?, self.top_bytes, self.overhead_bytes, unknown_bytes.unwrap_or(0)];
+        Some(i128::from(extent_bytes) - parts.into_iter().map(i128::from).sum::<i128>())
+    }
+
+    /// Live bytes on resident pages.
+    #[must_use]
+    pub fn live_resident_bytes(&self) -> Option<u64> {
+        self.occupancy.map(|occupancy| occupancy.live_resident_bytes)
+    }
+
+    /// Free bytes on resident pages.
+    #[must_use]
+    pub fn free_resident_bytes(&self) -> Option<u64> {
+        [self.ladder.trimmable_bytes, self.ladder.pinned_bytes, self.details.kept_bytes].into_iter().sum()
     }
 }
 

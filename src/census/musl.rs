@@ -77,7 +77,7 @@ fn take(memory: &dyn Memory, objects: &Objects<'_>, layouts: &mut LayoutCache, l
     }
     let Some((name, secret, first)) = locate(memory, objects, layouts) else { return Ok(None) };
     let (groups, torn) = groups(memory, secret, first);
-    let mut account = HeapAccount { allocator: Allocator::Musl, layout: format!("musl mallocng in {name}"), ..HeapAccount::default() };
+    let mut account = HeapAccount::new(Allocator::Musl, format!("musl mallocng in {name}"));
     let mut table = ChunkTable::for_musl();
     let mut extents: Vec<Range<u64>> = Vec::new();
     let mut rest = groups.as_slice();
@@ -96,33 +96,33 @@ fn take(memory: &dyn Memory, objects: &Objects<'_>, layouts: &mut LayoutCache, l
     let mut pages = PageCache::new(memory);
     for extent in &extents {
         let residency = pages.residency(extent.clone());
-        account.extent_bytes += extent.end - extent.start;
-        account.resident_bytes += residency.resident_bytes;
-        account.swapped_bytes += residency.swapped_bytes;
-        account.huge_bytes += residency.huge_bytes;
+        account.ladder.extent_bytes += extent.end - extent.start;
+        account.ladder.resident_bytes += residency.resident_bytes;
+        account.details.swapped_bytes += residency.swapped_bytes;
+        account.details.huge_bytes += residency.huge_bytes;
     }
-    account.live_bytes = Some(sums.bytes_in(ChunkState::Live));
+    account.ladder.live_bytes = Some(sums.bytes_in(ChunkState::Live));
     account.live_allocations = Some(sums.chunks_in(ChunkState::Live));
     account.free_bytes = Some(sums.bytes_in(ChunkState::Free));
     account.free_chunks = Some(sums.chunks_in(ChunkState::Free));
-    account.cached_bytes = Some(0);
+    account.details.cached_bytes = Some(0);
     account.overhead_bytes = sums.bytes_in(ChunkState::Overhead);
     account.largest_free_bytes = Some(sums.largest_free_bytes);
     account.size_classes = sums.size_classes;
     if level == Level::Full {
         let occupancy = occupancy_of(&table, &mut pages);
         // mallocng unmaps a group when its last slot is freed and has no call that returns more.
-        account.trimmable_bytes = Some(0);
-        account.pinned_bytes = Some(occupancy.pinned_bytes);
-        account.kept_bytes = Some(occupancy.free_unpinned_bytes);
+        account.ladder.trimmable_bytes = Some(0);
+        account.ladder.pinned_bytes = Some(occupancy.pinned_bytes);
+        account.details.kept_bytes = Some(occupancy.free_unpinned_bytes);
         account.occupancy = Some(occupancy);
     }
-    let used = account.live_bytes.unwrap_or(0) + account.free_bytes.unwrap_or(0) + account.overhead_bytes;
+    let used = account.ladder.live_bytes.unwrap_or(0) + account.free_bytes.unwrap_or(0) + account.overhead_bytes;
     let mut quality = WalkQuality { windows: groups.len() as u64, broken_headers: torn, ..WalkQuality::default() };
-    quality.judge(account.extent_bytes, used == account.extent_bytes && torn.saturating_mul(100) <= groups.len() as u64);
+    quality.judge(account.ladder.extent_bytes, used == account.ladder.extent_bytes && torn.saturating_mul(100) <= groups.len() as u64);
     let extents = extents.into_iter().map(|extent| (0, extent)).collect();
     // Words that look like the secret but lead to no group belong to other code: glibc's loader, for example.
-    Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks: table, extents }))
+    Ok((account.ladder.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks: table, extents }))
 }
 
 /// Where the pointer to the first meta area was found before, as a distance from its object's base, by build id.
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn a_meta_area_is_musls_if_its_groups_lead_back_and_musl_can_be_there() {
         let back = AREA + AREA_HEADER_BYTES as u64;
-        let live = |walk: Option<HeapWalk>| walk.and_then(|walk| walk.account.live_bytes);
+        let live = |walk: Option<HeapWalk>| walk.and_then(|walk| walk.account.ladder.live_bytes);
         assert_eq!(live(taken("/lib/ld-musl-x86_64.so.1", back)), Some(480));
         assert_eq!(live(taken("/usr/bin/static", back)), Some(480));
         // Looks like a meta area, but nothing points back: words of a program's own tables.

@@ -124,8 +124,8 @@ pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, layouts: &mut LayoutCa
 /// Removes heaps whose parts do not add up if there is a larger one whose parts do, and returns a message for each: a misread heap is no
 /// reason to doubt the others.
 fn set_aside(heaps: &mut Vec<HeapWalk>) -> Vec<String> {
-    let sound = heaps.iter().filter(|heap| heap.quality.balanced).map(|heap| heap.account.extent_bytes).max().unwrap_or(0);
-    let is_aside = |heap: &HeapWalk| !heap.quality.balanced && heap.account.extent_bytes < sound;
+    let sound = heaps.iter().filter(|heap| heap.quality.balanced).map(|heap| heap.account.ladder.extent_bytes).max().unwrap_or(0);
+    let is_aside = |heap: &HeapWalk| !heap.quality.balanced && heap.account.ladder.extent_bytes < sound;
     let told = heaps.iter().filter(|heap| is_aside(heap)).map(|heap| {
         format!("a heap that looks like {}'s ({}) is not consistent: it is left out", heap.account.allocator.name(), heap.account.layout)
     });
@@ -192,7 +192,7 @@ fn finish(
         walk.broken_lists += heap.quality.broken_lists;
         walk.balanced &= heap.quality.balanced;
     }
-    walk.judge(heaps.iter().map(|heap| heap.account.extent_bytes).sum(), walk.balanced);
+    walk.judge(heaps.iter().map(|heap| heap.account.ladder.extent_bytes).sum(), walk.balanced);
     let (rss_bytes, not_malloc) = if options.with_not_malloc { besides(memory, &heaps, &claims)? } else { (0, Vec::new()) };
     // The process must still be there, and the same: otherwise half of the figures are another's.
     memory.maps()?;
@@ -213,7 +213,7 @@ fn finish(
 
 /// Estimates the zeros in the heaps' huge pages.
 fn look_at_huge_pages(memory: &dyn Memory, heaps: &mut [HeapWalk]) {
-    for heap in heaps.iter_mut().filter(|heap| heap.account.huge_bytes > 0) {
+    for heap in heaps.iter_mut().filter(|heap| heap.account.details.huge_bytes > 0) {
         let mut own = Vec::new();
         own_ranges(heap, &mut own);
         own.sort_by_key(|range| range.start);
@@ -254,9 +254,10 @@ mod tests {
     use super::super::account::HeapAccount;
     use super::super::chunks::ChunkTable;
     use super::*;
+    use crate::heap::ladder::Ladder;
 
     fn heap(allocator: Allocator, extent_bytes: u64, balanced: bool) -> HeapWalk {
-        let account = HeapAccount { allocator, extent_bytes, ..HeapAccount::default() };
+        let account = HeapAccount { allocator, ladder: Ladder { extent_bytes, ..Ladder::default() }, ..HeapAccount::default() };
         let quality = WalkQuality { balanced, ..WalkQuality::default() };
         HeapWalk { account, quality, chunks: ChunkTable::default(), extents: Vec::new() }
     }

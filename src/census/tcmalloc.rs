@@ -81,13 +81,9 @@ fn take(
     // A span counts once, and only if its first page's entry points to it: other entries may be old.
     spans.sort_unstable();
     let mapped = unbacked_ranges(maps);
-    let mut account = HeapAccount {
-        allocator: Allocator::Tcmalloc,
-        layout: format!("gperftools tcmalloc, page map in {}, {} size classes", found.object.name, classes.len() - 1),
-        live_bytes: Some(0),
-        live_allocations: Some(0),
-        ..HeapAccount::default()
-    };
+    let layout = format!("gperftools tcmalloc, page map in {}, {} size classes", found.object.name, classes.len() - 1);
+    let mut account = HeapAccount::new(Allocator::Tcmalloc, layout);
+    (account.ladder.live_bytes, account.live_allocations) = (Some(0), Some(0));
     let mut extents: Vec<(u32, Range<u64>)> = Vec::new();
     let (mut torn, mut trimmable, mut free, mut free_spans) = (0u64, 0u64, 0u64, 0u64);
     let mut pages = PageCache::new(memory);
@@ -129,11 +125,11 @@ fn take(
             add_chunks(memory, &range, object.filter(|_| class > 0), (location == IN_USE, live.1), word_at(bytes, 32), &mut chunks);
         }
         let residency = pages.residency(range.clone());
-        account.extent_bytes += size;
-        account.resident_bytes += residency.resident_bytes;
-        account.swapped_bytes += residency.swapped_bytes;
-        account.huge_bytes += residency.huge_bytes;
-        account.live_bytes = account.live_bytes.map(|bytes| bytes + live.0);
+        account.ladder.extent_bytes += size;
+        account.ladder.resident_bytes += residency.resident_bytes;
+        account.details.swapped_bytes += residency.swapped_bytes;
+        account.details.huge_bytes += residency.huge_bytes;
+        account.ladder.live_bytes = account.ladder.live_bytes.map(|bytes| bytes + live.0);
         account.live_allocations = account.live_allocations.map(|count| count + live.1);
         free += size - live.0;
         if location != IN_USE {
@@ -147,12 +143,12 @@ fn take(
     extents.sort_by_key(|(_, range)| range.start);
     account.free_bytes = Some(free);
     account.free_chunks = Some(free_spans);
-    account.trimmable_bytes = Some(trimmable);
+    account.ladder.trimmable_bytes = Some(trimmable);
     let mut quality = WalkQuality { windows: addrs.len() as u64, broken_headers: torn, ..WalkQuality::default() };
-    quality.judge(account.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
+    quality.judge(account.ladder.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
     chunks.sort_regions();
     // A page map that leads to no span is not one.
-    Ok((account.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks, extents }))
+    Ok((account.ladder.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks, extents }))
 }
 
 /// Adds a span's objects, or the span if it has none. `first` leads to the first of those on its own list.

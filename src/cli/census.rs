@@ -14,7 +14,7 @@ use crate::census::pace;
 use crate::census::runtime::hotspot::JavaMemory;
 use crate::census::{Census, CoreFile, HeapAccount, LayoutCache, Level, LiveMemory, MemoryError, Options, Pace, Taken, take};
 use crate::error::{ExitStatus, Failed};
-use crate::fragmentation::ladder::Ladder;
+use crate::heap::ladder::fragmentation_ratio;
 use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::process::{Process, ProcessError};
 use crate::sanitize::terminal;
@@ -166,8 +166,8 @@ fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings)
     if let Some(container) = &surroundings.container {
         writeln!(out, "  in {}", terminal(&container.title()))?;
     }
-    let sum = |bytes: fn(&HeapAccount) -> Option<u64>| census.heaps.iter().map(bytes).reduce(|a, b| Some(a?.saturating_add(b?))).flatten();
-    if let Some(sentence) = surroundings.sentence(sum(|heap| heap.live_bytes), sum(|heap| heap.trimmable_bytes)) {
+    let ladder = census.ladder();
+    if let Some(sentence) = surroundings.sentence(ladder.live_bytes, ladder.trimmable_bytes) {
         writeln!(out, "  {sentence}")?;
     }
     if census.heaps.is_empty() && census.layout_unknown.is_empty() {
@@ -227,39 +227,40 @@ fn write_java(out: &mut dyn Write, java: &JavaMemory) -> io::Result<()> {
 }
 
 fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
-    let ladder = Ladder::of(heap);
+    let (ladder, details) = (&heap.ladder, &heap.details);
     writeln!(out, "\n  {} ({})", heap.allocator.name(), heap.layout)?;
     let mut row = |depth: usize, name: &str, bytes: Option<u64>, more: String| match bytes {
         Some(bytes) => writeln!(out, "  {:depth$}{name:<width$} {:>10}  {more}", "", HumanBytes(bytes), width = 26 - depth),
         None => Ok(()),
     };
-    row(2, "extent", Some(heap.extent_bytes), String::new())?;
-    row(4, "swapped", Some(heap.swapped_bytes).filter(|&bytes| bytes > 0), String::new())?;
+    row(2, "extent", Some(ladder.extent_bytes), String::new())?;
+    row(4, "swapped", Some(details.swapped_bytes).filter(|&bytes| bytes > 0), String::new())?;
     row(
         4,
         "resident",
-        Some(heap.resident_bytes),
-        if heap.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(heap.huge_bytes)) } else { String::new() },
+        Some(ladder.resident_bytes),
+        if details.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(details.huge_bytes)) } else { String::new() },
     )?;
-    row(6, "live, resident", ladder.live_resident_bytes, String::new())?;
-    row(6, "trimmable", heap.trimmable_bytes, "a trim would release it now".into())?;
-    row(6, "pinned", heap.pinned_bytes, "free, on pages with live bytes".into())?;
-    row(6, "kept", heap.kept_bytes, "free pages that a trim leaves".into())?;
-    row(2, "live", heap.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;
+    row(6, "live, resident", heap.live_resident_bytes(), String::new())?;
+    row(6, "trimmable", ladder.trimmable_bytes, "a trim would release it now".into())?;
+    row(6, "pinned", ladder.pinned_bytes, "free, on pages with live bytes".into())?;
+    row(6, "kept", details.kept_bytes, "free pages that a trim leaves".into())?;
+    row(2, "live", ladder.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;
     if let (Some(estimate), Some(error)) = (heap.live_bytes_est, heap.live_bytes_stderr) {
         row(2, "live, estimated", Some(estimate), format!("± {}", HumanBytes(error)))?;
     }
     row(4, "of it mmapped", Some(heap.mmapped_bytes), format!("{} allocations", heap.mmapped_allocations))?;
-    row(2, "cached", heap.cached_bytes, String::new())?;
+    row(2, "cached", details.cached_bytes, String::new())?;
     row(2, "free", heap.free_bytes, heap.largest_free_bytes.map_or(String::new(), |bytes| format!("largest run {}", HumanBytes(bytes))))?;
     row(2, "top", Some(heap.top_bytes), String::new())?;
     row(2, "overhead", Some(heap.overhead_bytes), String::new())?;
-    row(2, "unknown", Some(heap.unknown_bytes), String::new())?;
+    row(2, "unknown", ladder.unknown_bytes, String::new())?;
     if let Some(off) = heap.off_balance_bytes() {
         let verdict = if off == 0 { "holds".to_owned() } else { format!("is off by {off} bytes") };
         writeln!(out, "    balance: extent = live + cached + free + top + overhead + unknown {verdict}")?;
     }
-    if let Some(ratio) = ladder.fragmentation_ratio() {
+    let used = ladder.used_bytes(heap.live_resident_bytes());
+    if let Some(ratio) = used.and_then(|used| fragmentation_ratio(used, ladder.resident_bytes)) {
         writeln!(out, "    fragmentation_ratio {ratio:.3}")?;
     }
     write_decay(out, heap)?;

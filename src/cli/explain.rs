@@ -278,12 +278,12 @@ fn write_text(
         ("heap extent", Some(ladder.extent_bytes)),
         ("heap resident", Some(ladder.resident_bytes)),
         ("in use", ladder.live_bytes),
-        ("in use, resident", ladder.live_resident_bytes),
+        ("in use, resident", evidence.live_resident_bytes),
         ("trimmable", ladder.trimmable_bytes),
         ("pinned", ladder.pinned_bytes),
-        ("kept", ladder.kept_bytes),
-        ("cached", ladder.cached_bytes),
-        ("in huge pages", known(ladder.huge_bytes)),
+        ("kept", evidence.details.kept_bytes),
+        ("cached", evidence.details.cached_bytes),
+        ("in huge pages", known(evidence.details.huge_bytes)),
     ];
     writeln!(out, "\n  evidence")?;
     for (name, bytes) in steps {

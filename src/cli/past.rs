@@ -97,10 +97,10 @@ fn row(reader: &Reader, one: &PastProcess) -> anyhow::Result<String> {
     Ok(format!(
         "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {}{}\n",
         one.pid,
-        shown(last.rss_bytes),
-        shown(last.live_bytes),
-        shown(last.trimmable_bytes),
-        shown(last.pinned_bytes),
+        shown(last.figures.rss_bytes),
+        shown(last.figures.ladder.live_bytes),
+        shown(last.figures.ladder.trimmable_bytes),
+        shown(last.figures.ladder.pinned_bytes),
         signed(delta),
         sanitize::terminal(&one.comm),
         last.verdict.map(|verdict| format!("  {verdict}")).unwrap_or_default()
@@ -140,12 +140,12 @@ fn page(view: &HistoryView, now: f64) -> String {
             text,
             "{:>12} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}  {verdict}",
             ago(*at, now),
-            cell(&view.rss_bytes),
-            cell(&view.extent_bytes),
-            cell(&view.resident_bytes),
-            cell(&view.live_bytes),
-            cell(&view.trimmable_bytes),
-            cell(&view.pinned_bytes)
+            cell(&view.figures.rss_bytes),
+            cell(&view.figures.ladder.extent_bytes),
+            cell(&view.figures.ladder.resident_bytes),
+            cell(&view.figures.ladder.live_bytes),
+            cell(&view.figures.ladder.trimmable_bytes),
+            cell(&view.figures.ladder.pinned_bytes)
         );
     }
     push_events(&mut text, &view.events, now);

@@ -181,7 +181,7 @@ fn elsewhere(census: &Census, evidence: &Evidence) -> Option<Finding> {
 /// The finding on the heap's present state.
 fn state_of_heap(evidence: &Evidence) -> Finding {
     let ladder = &evidence.ladder;
-    let (Some(live), Some(free)) = (ladder.live_bytes, ladder.free_resident_bytes) else {
+    let (Some(live), Some(free)) = (ladder.live_bytes, evidence.free_resident_bytes) else {
         if let Some(estimate) = evidence.occupancy_est {
             return estimated::state_of_heap(evidence, &estimate);
         }
@@ -197,7 +197,7 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
     }
     let trimmable = ladder.trimmable_bytes.unwrap_or(0);
     let pinned = ladder.pinned_bytes.unwrap_or(0);
-    let cached = ladder.cached_bytes.unwrap_or(0).min(free);
+    let cached = evidence.details.cached_bytes.unwrap_or(0).min(free);
     let arenas = spread_over_arenas(evidence).min(free);
     let (kind, bytes) = [(Kind::Hoarding, trimmable), (Kind::Fragmentation, pinned), (Kind::Cache, cached)]
         .into_iter()
@@ -252,7 +252,7 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
     let mut text = format!(
         "of {} resident in the malloc heap, {} is in use and {} is free",
         HumanBytes(ladder.resident_bytes),
-        HumanBytes(ladder.live_resident_bytes.unwrap_or(live.min(ladder.resident_bytes))),
+        HumanBytes(evidence.live_resident_bytes.unwrap_or(live.min(ladder.resident_bytes))),
         HumanBytes(free)
     );
     let confidence = match &evidence.change {
@@ -288,8 +288,8 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
 /// be zero too, and a trim splits huge pages, so the other causes come first.
 pub(super) fn huge_pages(evidence: &Evidence) -> Option<Finding> {
     let ladder = &evidence.ladder;
-    let zero = evidence.huge_zero_bytes_est?.min(ladder.huge_bytes);
-    let counted = [ladder.trimmable_bytes, ladder.pinned_bytes, ladder.cached_bytes];
+    let zero = evidence.huge_zero_bytes_est?.min(evidence.details.huge_bytes);
+    let counted = [ladder.trimmable_bytes, ladder.pinned_bytes, evidence.details.cached_bytes];
     let estimated = evidence.occupancy_est.map(|est| est.trimmable_bytes_est.max(est.pinned_bytes_est).max(est.cached_bytes_est));
     let others = counted.into_iter().chain([estimated]).flatten().max().unwrap_or(0);
     let is_much = zero >= FREE_BYTES_MIN && zero.saturating_mul(100) >= ladder.resident_bytes.saturating_mul(FREE_PERCENT_MIN);
@@ -300,7 +300,7 @@ pub(super) fn huge_pages(evidence: &Evidence) -> Option<Finding> {
     let text = format!(
         "of {} resident in the malloc heap, {} is in huge pages, and {} of that holds only zeros",
         HumanBytes(ladder.resident_bytes),
-        HumanBytes(ladder.huge_bytes),
+        HumanBytes(evidence.details.huge_bytes),
         HumanBytes(zero)
     );
     Some(Finding::new(Kind::HugePageBloat, confidence, Some(zero), text))

@@ -1,4 +1,4 @@
-//! The ladder, pinning, blocking, growth and verdicts: pure functions over census, ledger and residency.
+//! Pinning, blocking, growth and verdicts: pure functions over census, ledger and residency.
 //!
 //! | file | job |
 //! |---|---|
@@ -6,8 +6,6 @@
 //! | [`pinned`] | free bytes on pages that also hold live blocks |
 //! | [`blocked`] | free pages under the highest live chunk of a heap |
 //! | [`growth`] | growth while enough free bytes were available |
-//! | [`ladder`] | extent, resident, live, and the free part by kind |
-//! | [`ratio`] | `fragmentation_ratio` and `extent_ratio` |
 //! | [`survey`] | one walk over a heap: sums by range, and pinning |
 //! | [`trend`] | how live bytes, and memory outside malloc, change over several samples |
 //! | `outside` | resident memory outside malloc: which kinds count, which can grow, remedies |
@@ -22,10 +20,8 @@ pub mod by_stack;
 mod decide;
 mod estimated;
 pub mod growth;
-pub mod ladder;
 mod outside;
 pub mod pinned;
-pub mod ratio;
 pub mod recorded;
 mod remedy;
 pub mod survey;

@@ -1,10 +1,10 @@
 //! The verdict on a profile: the heap at the end of a recording, its change since the start, and the stacks responsible. Pure.
 
 use super::decide::of_heap;
-use super::ladder::Ladder;
 use super::trend::Shape;
 use super::verdict::{Change, Evidence, Finding, Kind, Remedy, Source, TrendSample, Verdict};
 use crate::allocator::Allocator;
+use crate::heap::ladder::{Ladder, fragmentation_ratio};
 use crate::profile::{BEFORE_ATTACH, Frame, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue, text};
 use crate::units::{HumanBytes, counted};
 
@@ -40,10 +40,11 @@ pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
     });
     unknowns.extend(profile.meta.doubts.iter().cloned());
     let heap = process.heap.unwrap_or_default();
-    let ladder = ladder(&heap);
+    let ladder = Ladder { unknown_bytes: heap.unknown_bytes.or(Some(0)), ..heap.map(Option::unwrap_or_default) };
     let evidence = Evidence {
         rss_bytes: ladder.resident_bytes,
-        fragmentation_ratio: ladder.fragmentation_ratio(),
+        fragmentation_ratio: ladder.used_bytes(None).and_then(|used| fragmentation_ratio(used, ladder.resident_bytes)),
+        free_resident_bytes: heap.resident_bytes.zip(heap.live_bytes).map(|(resident, live)| resident.saturating_sub(live)),
         ladder,
         change,
         ..Evidence::default()
@@ -72,20 +73,6 @@ fn sources(profile: &Profile, process: &Process) -> Vec<Source> {
         ));
     }
     sources
-}
-
-fn ladder(heap: &HeapSummary) -> Ladder {
-    let free = heap.resident_bytes.zip(heap.live_bytes).map(|(resident, live)| resident.saturating_sub(live));
-    Ladder {
-        extent_bytes: heap.extent_bytes.unwrap_or(0),
-        resident_bytes: heap.resident_bytes.unwrap_or(0),
-        live_bytes: heap.live_bytes,
-        free_resident_bytes: free,
-        trimmable_bytes: heap.trimmable_bytes,
-        pinned_bytes: heap.pinned_bytes,
-        unknown_bytes: heap.unknown_bytes.unwrap_or(0),
-        ..Ladder::default()
-    }
 }
 
 /// From the census at the start to the one at the end. If more of the recorded bytes were live at some time than at the end, live bytes do

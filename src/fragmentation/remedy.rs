@@ -36,7 +36,7 @@ pub(super) fn remedies(findings: &[Finding], census: &Census, evidence: &Evidenc
 /// The remedies for one cause.
 fn against(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
     let mut heaps: Vec<&HeapAccount> = census.heaps.iter().collect();
-    heaps.sort_by_key(|heap| std::cmp::Reverse(heap.resident_bytes));
+    heaps.sort_by_key(|heap| std::cmp::Reverse(heap.ladder.resident_bytes));
     let trims = || heaps.iter().filter_map(|heap| trim(heap));
     match kind {
         Kind::Leak | Kind::Growing => growth(evidence),
@@ -62,7 +62,7 @@ fn setting(heap: &HeapAccount, name: &str) -> Option<u64> {
 
 /// The call that releases whole free pages now; `None` if they are few, or the allocator has no such call.
 fn trim(heap: &HeapAccount) -> Option<Remedy> {
-    let bytes = heap.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN)?;
+    let bytes = heap.ladder.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN)?;
     let allocator::Remedy { action, basis } = heap.allocator.row().trim?;
     let basis = decay(heap).map_or_else(|| basis.to_owned(), |decay| format!("{basis}: {decay}"));
     Some(Remedy { action: action.into(), predicted_bytes: Some(bytes), at_most: false, basis })
@@ -206,7 +206,7 @@ fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
 fn caches(heap: &HeapAccount) -> Vec<Remedy> {
     let Some(settings) = heap.allocator.row().caches else { return Vec::new() };
     let fast = heap.fastbin_bytes.unwrap_or(0);
-    let thread = heap.cached_bytes.unwrap_or(0).saturating_sub(fast);
+    let thread = heap.details.cached_bytes.unwrap_or(0).saturating_sub(fast);
     let mut parts = [(fast, settings.arena), (thread, settings.thread)];
     parts.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
     let remedy = |(bytes, of): (u64, allocator::Remedy)| Remedy {

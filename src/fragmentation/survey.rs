@@ -1,9 +1,9 @@
 //! One walk over a heap: sums by range, and pinned bytes by stack.
 
 use super::pinned::PinnedSpace;
-use super::ratio::Ratios;
 use crate::allocator::footprint::Footprint;
 use crate::heap::extents::{Coverage, Extents, HeapRange};
+use crate::heap::ladder::Ladder;
 use crate::heap::pages::{Misfits, PageStates, PageSums, Span, visit_pages};
 use crate::ledger::Ledger;
 
@@ -57,13 +57,16 @@ impl Survey {
         Self::new(&ranges, blocks.iter().map(|block| footprint.span(&block)), &states)
     }
 
-    /// The heap's ratios with the bytes behind them.
-    pub fn ratios(&self) -> Ratios {
-        Ratios {
-            live_bytes: self.sums.live_bytes,
-            resident_bytes: self.sums.resident_bytes,
-            extent_bytes: self.sums.extent_bytes,
-            unknown_bytes: self.sums.resident_unknown_bytes,
+    /// The heap's ladder. Bytes that may be live or free leave open what a trim would release.
+    pub fn ladder(&self) -> Ladder {
+        let sums = &self.sums;
+        Ladder {
+            extent_bytes: sums.extent_bytes,
+            resident_bytes: sums.resident_bytes,
+            live_bytes: Some(sums.live_bytes),
+            trimmable_bytes: (sums.resident_unknown_bytes == 0).then_some(sums.trimmable_bytes),
+            pinned_bytes: Some(sums.pinned_bytes),
+            unknown_bytes: Some(sums.resident_unknown_bytes),
         }
     }
 }
@@ -94,7 +97,8 @@ mod tests {
         assert_eq!(by_range, [(0x10, 0x1000, 0xff0, 0), (0x10, 0, 0, 0xff0), (0x1000, 0, 0, 0)]);
         assert_eq!(survey.sums.live_bytes, 0x1020);
         assert_eq!(survey.pinned.bytes.of(StackId(2)), 0xff0);
-        assert_eq!(survey.ratios().fragmentation_ratio(), Some(1.0 - (0x1020 + 0xff0) as f64 / 0x4000 as f64));
+        let ladder = survey.ladder();
+        assert_eq!((ladder.used_bytes(None), ladder.trimmable_bytes), (Some(0x1020 + 0xff0), None));
     }
 
     #[test]

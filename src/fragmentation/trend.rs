@@ -13,8 +13,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::ladder::Ladder;
-use crate::census::Census;
+use crate::census::{Census, HeapAccount};
 
 /// Fewest samples for a shape: two per half.
 pub const LOOKS_MIN: usize = 4;
@@ -88,15 +87,14 @@ impl TrendSample {
     /// The sample of a census; `None` if the census did not measure live bytes.
     #[must_use]
     pub fn of(census: &Census, at_s: f64) -> Option<Self> {
-        let ladder = Ladder::of_all(&census.heaps);
         // A process without a readable heap has no live bytes, but memory outside it can still grow.
-        let live_bytes = if census.heaps.is_empty() { 0 } else { ladder.live_bytes? };
+        let live_bytes = if census.heaps.is_empty() { 0 } else { census.sum(|heap| heap.ladder.live_bytes)? };
         let outside = census.not_malloc.iter().filter(|part| super::outside::grows_by_itself(part.kind));
         Some(Self {
             at_s,
             live_bytes,
             resident_bytes: census.rss_bytes,
-            free_bytes: ladder.free_resident_bytes,
+            free_bytes: census.sum(HeapAccount::free_resident_bytes),
             outside_bytes: outside.map(|part| part.resident_bytes).fold(0, u64::saturating_add),
         })
     }

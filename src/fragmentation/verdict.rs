@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use super::decide::decide;
-use super::ladder::Ladder;
 use super::remedy::remedies;
 use super::trend::Shape;
 pub use super::trend::{Change, TrendSample, TrendSamples};
 use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate};
+use crate::heap::ladder::{Details, Ladder, fragmentation_ratio};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
 /// What is wrong.
@@ -179,9 +179,16 @@ pub struct Evidence {
     pub not_malloc_largest: Option<&'static str>,
     /// Each part of those.
     pub not_malloc: Vec<NotMalloc>,
-    /// The steps of all heaps together.
+    /// The rungs of all heaps together.
     #[serde(flatten)]
     pub ladder: Ladder,
+    /// What lies beside them.
+    #[serde(flatten)]
+    pub details: Details,
+    /// In use and resident.
+    pub live_resident_bytes: Option<u64>,
+    /// Free bytes that are resident.
+    pub free_resident_bytes: Option<u64>,
     /// Occupancy of the heaps' resident pages, estimated from a sample, if they were not walked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy_est: Option<OccupancyEstimate>,
@@ -215,7 +222,7 @@ pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
         unknowns.push(format!("{} of the heap, which could not be read or understood", HumanBytes(census.walk.unknown_bytes)));
     }
     unknowns.extend(unknown_growth(change.as_ref()));
-    let swapped = evidence.ladder.swapped_bytes;
+    let swapped = evidence.details.swapped_bytes;
     if swapped > 0 {
         unknowns.push(format!("{} of the heap, which is in swap and was not read", HumanBytes(swapped)));
     }
@@ -290,7 +297,8 @@ fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
 }
 
 fn evidence(census: &Census, change: Option<Change>) -> Evidence {
-    let ladder = Ladder::of_all(&census.heaps);
+    let ladder = census.ladder();
+    let live_resident_bytes = census.sum(HeapAccount::live_resident_bytes);
     let arenas = census.heaps.iter().flat_map(|heap| &heap.arenas).filter(|arena| arena.extent_bytes > 0);
     let of_arenas: Vec<(u64, u64)> = census.heaps.iter().map(other_arenas_free).collect();
     Evidence {
@@ -299,8 +307,11 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         not_malloc_largest: census.not_malloc.iter().max_by_key(|one| one.resident_bytes).map(|one| one.kind),
         not_malloc: census.not_malloc.clone(),
         ladder,
+        details: census.details(),
+        live_resident_bytes,
+        free_resident_bytes: census.sum(HeapAccount::free_resident_bytes),
         occupancy_est: occupancy_est(census),
-        fragmentation_ratio: ladder.fragmentation_ratio(),
+        fragmentation_ratio: ladder.used_bytes(live_resident_bytes).and_then(|used| fragmentation_ratio(used, ladder.resident_bytes)),
         arenas: arenas.count(),
         huge_zero_bytes_est: census.heaps.iter().filter_map(|heap| heap.huge_zero_bytes_est).reduce(u64::saturating_add),
         other_arenas_free_bytes: of_arenas.iter().map(|&(sum, _)| sum).fold(0, u64::saturating_add),
@@ -320,7 +331,7 @@ fn occupancy_est(census: &Census) -> Option<OccupancyEstimate> {
 fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
     let of = |arena: &ArenaAccount| (arena.free_bytes + arena.cached_bytes + arena.top_bytes).min(arena.resident_bytes);
     let free = || heap.arenas.iter().skip(1).map(of);
-    let decaying = if heap.allocator.row().decays { heap.trimmable_bytes.unwrap_or(0) } else { 0 };
+    let decaying = if heap.allocator.row().decays { heap.ladder.trimmable_bytes.unwrap_or(0) } else { 0 };
     let sum = free().fold(0, u64::saturating_add).saturating_sub(decaying);
     (sum, free().max().unwrap_or(0).min(sum))
 }
@@ -338,14 +349,16 @@ mod tests {
     fn census(live: u64, trimmable: u64, pinned: u64, kept: u64) -> Census {
         let heap = HeapAccount {
             allocator: Allocator::Glibc,
-            extent_bytes: (live + trimmable + pinned + kept) * MIB,
-            resident_bytes: (live + trimmable + pinned + kept) * MIB,
-            live_bytes: Some(live * MIB),
-            cached_bytes: Some(0),
+            ladder: Ladder {
+                extent_bytes: (live + trimmable + pinned + kept) * MIB,
+                resident_bytes: (live + trimmable + pinned + kept) * MIB,
+                live_bytes: Some(live * MIB),
+                trimmable_bytes: Some(trimmable * MIB),
+                pinned_bytes: Some(pinned * MIB),
+                unknown_bytes: Some(0),
+            },
+            details: Details { cached_bytes: Some(0), kept_bytes: Some(kept * MIB), ..Details::default() },
             fastbin_bytes: Some(0),
-            trimmable_bytes: Some(trimmable * MIB),
-            pinned_bytes: Some(pinned * MIB),
-            kept_bytes: Some(kept * MIB),
             occupancy: Some(Occupancy { live_resident_bytes: live * MIB, ..Occupancy::default() }),
             ..HeapAccount::default()
         };
@@ -353,7 +366,7 @@ mod tests {
             pid: 1,
             comm: "x".into(),
             level: Level::Full,
-            rss_bytes: heap.resident_bytes,
+            rss_bytes: heap.ladder.resident_bytes,
             heaps: vec![heap],
             not_malloc: Vec::new(),
             runtimes: Default::default(),
@@ -388,7 +401,7 @@ mod tests {
         assert_eq!(kind(&census(100, 300, 50, 5)), Kind::Hoarding);
         assert_eq!(kind(&census(100, 20, 300, 5)), Kind::Fragmentation);
         let mut cached = census(100, 20, 20, 100);
-        cached.heaps[0].cached_bytes = Some(90 * MIB);
+        cached.heaps[0].details.cached_bytes = Some(90 * MIB);
         assert_eq!(kind(&cached), Kind::Cache);
     }
 
@@ -405,7 +418,7 @@ mod tests {
     #[test]
     fn huge_pages_full_of_zeros_are_bloat_unless_another_cause_has_more() {
         let mut huge = census(300, 0, 0, 0);
-        huge.heaps[0].huge_bytes = 290 * MIB;
+        huge.heaps[0].details.huge_bytes = 290 * MIB;
         assert_eq!(kind(&huge), Kind::Healthy);
         huge.heaps[0].huge_zero_bytes_est = Some(200 * MIB);
         let verdict = judge(&huge, None);
@@ -413,7 +426,7 @@ mod tests {
         assert!(verdict.remedies[0].action.contains("transparent_hugepage"), "{:?}", verdict.remedies);
         assert_eq!(verdict.remedies[0].predicted_bytes, Some(200 * MIB));
         let mut hoarding = census(50, 250, 0, 0);
-        hoarding.heaps[0].huge_bytes = 290 * MIB;
+        hoarding.heaps[0].details.huge_bytes = 290 * MIB;
         hoarding.heaps[0].huge_zero_bytes_est = Some(200 * MIB);
         assert_eq!(kind(&hoarding), Kind::Hoarding);
     }
@@ -555,7 +568,7 @@ mod tests {
         assert!(verdict.remedies[0].action.contains("malloc_trim") && !verdict.remedies[0].at_most, "{:?}", verdict.remedies);
         let arenas = verdict.remedies.iter().find(|remedy| remedy.action.contains("MALLOC_ARENA_MAX"));
         assert!(arenas.is_some_and(|remedy| remedy.at_most), "{:?}", verdict.remedies);
-        many.heaps[0].trimmable_bytes = Some(0);
+        many.heaps[0].ladder.trimmable_bytes = Some(0);
         assert!(judge(&many, None).remedies[0].action.contains("--by pinned"));
         // Free bytes of a single arena are not due to the number of arenas.
         let mut one = census(75, 72, 0, 0);
@@ -615,7 +628,7 @@ mod tests {
     #[test]
     fn fastbins_and_thread_caches_have_a_setting_each_the_larger_first() {
         let mut cached = census(100, 20, 20, 100);
-        cached.heaps[0].cached_bytes = Some(90 * MIB);
+        cached.heaps[0].details.cached_bytes = Some(90 * MIB);
         cached.heaps[0].fastbin_bytes = Some(80 * MIB);
         let remedies = judge(&cached, None).remedies;
         assert!(remedies[0].action.contains("mxfast=0") && remedies[0].predicted_bytes == Some(80 * MIB), "{remedies:?}");

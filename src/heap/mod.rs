@@ -1,7 +1,8 @@
-//! Address ranges of a heap: extents, residency and per-page occupancy. Pure, fed by snapshots and events.
+//! A heap's figures and its address ranges: ladder, extents, residency and per-page occupancy. Pure, fed by snapshots and events.
 //!
 //! | file | job |
 //! |---|---|
+//! | [`ladder`] | extent, resident, live, and the free part by kind, for everybody above |
 //! | [`ranges`] | disjoint address ranges, each with a value |
 //! | [`extents`] | which mappings are heap, kept up to date by events |
 //! | [`overlaid`] | ranges mapped again before their unmapping was recorded |
@@ -10,6 +11,7 @@
 //! | [`residency`] | which pages are in RAM, swapped out or huge |
 
 pub mod extents;
+pub mod ladder;
 pub mod occupancy;
 pub mod overlaid;
 pub mod pages;

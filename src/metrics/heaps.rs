@@ -22,27 +22,27 @@ const HEAP: [(&str, &str, Figure); 19] = [
     (
         "fragprof_heap_extent_bytes",
         "Address space that the allocator holds, from the newest census of any level. Exact at rest; under load off by what changes during a census.",
-        |heap| Some(heap.extent_bytes),
+        |heap| Some(heap.ladder.extent_bytes),
     ),
     (
         "fragprof_heap_resident_bytes",
         "Part of the extent that is in RAM. Exact to the page at rest; between full censuses the pages of blocks with mappings of their own are carried over from the last full one (and not counted before the first).",
-        |heap| Some(heap.resident_bytes),
+        |heap| Some(heap.ladder.resident_bytes),
     ),
     (
         "fragprof_heap_swapped_bytes",
         "Part of the extent that is in swap. Between full censuses without blocks that have mappings of their own.",
-        |heap| Some(heap.swapped_bytes),
+        |heap| Some(heap.details.swapped_bytes),
     ),
     (
         "fragprof_heap_huge_bytes",
         "Part of the extent that is in RAM in huge pages; 0 on kernels before 6.7, which do not report it. Between full censuses without blocks that have mappings of their own.",
-        |heap| Some(heap.huge_bytes),
+        |heap| Some(heap.details.huge_bytes),
     ),
     (
         "fragprof_heap_live_bytes",
         "Chunks in use with their rounding, including those with mappings of their own, as of the last full census. Exact at rest; mean error at most 0.5 % at 2 million operations per second.",
-        |heap| heap.live_bytes,
+        |heap| heap.ladder.live_bytes,
     ),
     (
         "fragprof_heap_live_bytes_est",
@@ -56,7 +56,7 @@ const HEAP: [(&str, &str, Figure); 19] = [
         |heap| heap.live_allocations,
     ),
     ("fragprof_heap_cached_bytes", "Freed chunks in thread caches and fastbins, as of the last full census. Exact at rest.", |heap| {
-        heap.cached_bytes
+        heap.details.cached_bytes
     }),
     ("fragprof_heap_free_bytes", "Freed chunks in the allocator's bins, as of the last full census. Exact at rest.", |heap| {
         heap.free_bytes
@@ -68,22 +68,22 @@ const HEAP: [(&str, &str, Figure); 19] = [
     (
         "fragprof_heap_trimmable_bytes",
         "What malloc_trim(0), or a purge, would have released at the last full census: a prediction, right within 1 % or 256 KiB at rest.",
-        |heap| heap.trimmable_bytes,
+        |heap| heap.ladder.trimmable_bytes,
     ),
     (
         "fragprof_heap_pinned_bytes",
         "Free bytes on resident pages that also hold live bytes, as of the last full census: no trim releases them. Exact at rest.",
-        |heap| heap.pinned_bytes,
+        |heap| heap.ladder.pinned_bytes,
     ),
     (
         "fragprof_heap_kept_bytes",
         "Resident whole free pages that a trim leaves (thread caches, tops of other arenas), as of the last full census.",
-        |heap| heap.kept_bytes,
+        |heap| heap.details.kept_bytes,
     ),
     (
         "fragprof_heap_unknown_bytes",
         "Part of the extent that was not understood or not read at the last full census: the error of all other steps. Above 1 % fragprof_census_usable is 0.",
-        |heap| heap.unknown_bytes,
+        |heap| heap.ladder.unknown_bytes,
     ),
     (
         "fragprof_heap_mmapped_bytes",

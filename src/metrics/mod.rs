@@ -63,12 +63,17 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::heap::ladder::Ladder;
     use crate::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
     use crate::process::ProcessId;
     use crate::units::Pid;
 
     fn process(pid: u32, comm: &str, rss_bytes: u64) -> Arc<ProcessSample> {
-        let heap = HeapSample { allocator: "glibc".into(), extent_bytes: rss_bytes, live_bytes: Some(rss_bytes / 2), ..Default::default() };
+        let heap = HeapSample {
+            allocator: "glibc".into(),
+            ladder: Ladder { extent_bytes: rss_bytes, live_bytes: Some(rss_bytes / 2), ..Ladder::default() },
+            ..HeapSample::default()
+        };
         let identity = Identity { process: ProcessId { pid: Pid(pid), start_ticks: 1 }, stack: 1 };
         Arc::new(ProcessSample { state: WatchState::Watched, heaps: vec![heap], ..ProcessSample::new(identity, comm.into(), 0, rss_bytes) })
     }

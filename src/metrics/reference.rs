@@ -10,6 +10,7 @@ use super::labels::Known;
 use super::{AgentCounters, exposition};
 use crate::census::{Census, Level, NotMalloc, WalkQuality};
 use crate::fragmentation::verdict::judge;
+use crate::heap::ladder::{Details, Ladder};
 use crate::model::attribution::{Attributed, Attributions, Rates};
 use crate::model::counters::GovernedSample;
 use crate::model::counters::ListeningSample;
@@ -32,18 +33,20 @@ fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
     let some = Some(1 << 20);
     let heap = HeapSample {
         allocator: "glibc".into(),
-        resident_bytes: 1 << 20,
-        live_bytes: some,
+        ladder: Ladder {
+            resident_bytes: 1 << 20,
+            live_bytes: some,
+            trimmable_bytes: some,
+            pinned_bytes: some,
+            unknown_bytes: some,
+            ..Ladder::default()
+        },
+        details: Details { cached_bytes: some, kept_bytes: some, ..Details::default() },
         live_bytes_est: some,
         live_bytes_stderr: some,
         live_allocations: some,
-        cached_bytes: some,
         free_bytes: some,
         overhead_bytes: some,
-        trimmable_bytes: some,
-        pinned_bytes: some,
-        kept_bytes: some,
-        unknown_bytes: some,
         ..HeapSample::default()
     };
     let census = Census {

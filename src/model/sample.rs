@@ -11,6 +11,7 @@ use super::attribution::OfProcess;
 use super::view::{Growth, LimitView};
 use crate::census::{Census, HeapAccount, Level};
 use crate::fragmentation::verdict::Verdict;
+use crate::heap::ladder::{Details, Ladder, both};
 use crate::process::ProcessId;
 use crate::process::container::Surroundings;
 
@@ -179,23 +180,17 @@ pub const ALL: &str = "all";
 #[allow(missing_docs)] // The names are those of the census.
 pub struct HeapSample {
     pub allocator: String,
-    pub extent_bytes: u64,
-    pub resident_bytes: u64,
-    pub swapped_bytes: u64,
-    pub huge_bytes: u64,
-    pub live_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub ladder: Ladder,
+    #[serde(flatten)]
+    pub details: Details,
     pub live_bytes_est: Option<u64>,
     pub live_bytes_stderr: Option<u64>,
     pub live_resident_bytes: Option<u64>,
     pub live_allocations: Option<u64>,
-    pub cached_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
     pub top_bytes: u64,
     pub overhead_bytes: Option<u64>,
-    pub trimmable_bytes: Option<u64>,
-    pub pinned_bytes: Option<u64>,
-    pub kept_bytes: Option<u64>,
-    pub unknown_bytes: Option<u64>,
     pub mmapped_bytes: u64,
     pub mmapped_allocations: u64,
     pub arenas: u64,
@@ -209,23 +204,15 @@ impl HeapSample {
         let full = level == Level::Full;
         Self {
             allocator: heap.allocator.name().to_owned(),
-            extent_bytes: heap.extent_bytes,
-            resident_bytes: heap.resident_bytes,
-            swapped_bytes: heap.swapped_bytes,
-            huge_bytes: heap.huge_bytes,
-            live_bytes: heap.live_bytes,
+            ladder: Ladder { unknown_bytes: heap.ladder.unknown_bytes.filter(|_| full), ..heap.ladder },
+            details: heap.details,
             live_bytes_est: heap.live_bytes_est,
             live_bytes_stderr: heap.live_bytes_stderr,
-            live_resident_bytes: heap.occupancy.map(|occupancy| occupancy.live_resident_bytes),
+            live_resident_bytes: heap.live_resident_bytes(),
             live_allocations: heap.live_allocations,
-            cached_bytes: heap.cached_bytes,
             free_bytes: heap.free_bytes,
             top_bytes: heap.top_bytes,
             overhead_bytes: full.then_some(heap.overhead_bytes),
-            trimmable_bytes: heap.trimmable_bytes,
-            pinned_bytes: heap.pinned_bytes,
-            kept_bytes: heap.kept_bytes,
-            unknown_bytes: full.then_some(heap.unknown_bytes),
             mmapped_bytes: heap.mmapped_bytes,
             mmapped_allocations: heap.mmapped_allocations,
             arenas: heap.arenas.len() as u64,
@@ -236,47 +223,41 @@ impl HeapSample {
     /// Live bytes: counted, or estimated if the heap was sampled.
     #[must_use]
     pub fn live(&self) -> Option<u64> {
-        self.live_bytes.or(self.live_bytes_est)
+        self.ladder.live_bytes.or(self.live_bytes_est)
     }
 
     /// Fits the steps of an older full census into newer extents and residency: the heap may have shrunk since. If they exceed these by more than
     /// a quarter, they are dropped until the next full census, which such a change brings forward.
     fn fit(&mut self) {
         let exceeds = |bytes: u64, room: u64| bytes > room.saturating_add(room / 4);
-        if self.live().is_some_and(|live| exceeds(live, self.extent_bytes)) {
-            (self.live_bytes, self.live_bytes_est, self.live_bytes_stderr, self.live_allocations) = (None, None, None, None);
+        if self.live().is_some_and(|live| exceeds(live, self.ladder.extent_bytes)) {
+            (self.ladder.live_bytes, self.live_bytes_est, self.live_bytes_stderr, self.live_allocations) = (None, None, None, None);
         }
-        let inside = [self.live_resident_bytes, self.trimmable_bytes, self.pinned_bytes, self.kept_bytes];
-        if self.live().is_none() || exceeds(inside.into_iter().flatten().fold(0, u64::saturating_add), self.resident_bytes) {
-            (self.live_resident_bytes, self.trimmable_bytes, self.pinned_bytes, self.kept_bytes) = (None, None, None, None);
+        let live = self.live();
+        let Ladder { extent_bytes, resident_bytes, live_bytes, trimmable_bytes, pinned_bytes, .. } = &mut self.ladder;
+        let (live_resident_bytes, kept_bytes) = (&mut self.live_resident_bytes, &mut self.details.kept_bytes);
+        let inside = [&mut *live_resident_bytes, trimmable_bytes, pinned_bytes, kept_bytes];
+        if live.is_none() || exceeds(inside.iter().filter_map(|bytes| **bytes).fold(0, u64::saturating_add), *resident_bytes) {
+            inside.into_iter().for_each(|bytes| *bytes = None);
         }
-        self.live_bytes = self.live_bytes.map(|live| live.min(self.extent_bytes));
-        self.live_bytes_est = self.live_bytes_est.map(|live| live.min(self.extent_bytes));
-        self.live_resident_bytes = self.live_resident_bytes.map(|live| live.min(self.resident_bytes));
+        *live_bytes = live_bytes.map(|live| live.min(*extent_bytes));
+        self.live_bytes_est = self.live_bytes_est.map(|live| live.min(*extent_bytes));
+        *live_resident_bytes = live_resident_bytes.map(|live| live.min(*resident_bytes));
     }
 
     /// Adds another heap; a step that is unknown for either is unknown.
     pub fn add(&mut self, other: &Self) {
-        let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
         // Errors of independent samples add up by their squares.
         let errors = |a: Option<u64>, b: Option<u64>| Some((a? as f64).hypot(b? as f64) as u64);
-        self.extent_bytes = self.extent_bytes.saturating_add(other.extent_bytes);
-        self.resident_bytes = self.resident_bytes.saturating_add(other.resident_bytes);
-        self.swapped_bytes = self.swapped_bytes.saturating_add(other.swapped_bytes);
-        self.huge_bytes = self.huge_bytes.saturating_add(other.huge_bytes);
-        self.live_bytes = both(self.live_bytes, other.live_bytes);
+        self.ladder = self.ladder.and(other.ladder, both);
+        self.details = self.details.and(other.details);
         self.live_bytes_est = both(self.live_bytes_est, other.live_bytes_est);
         self.live_bytes_stderr = errors(self.live_bytes_stderr, other.live_bytes_stderr);
         self.live_resident_bytes = both(self.live_resident_bytes, other.live_resident_bytes);
         self.live_allocations = both(self.live_allocations, other.live_allocations);
-        self.cached_bytes = both(self.cached_bytes, other.cached_bytes);
         self.free_bytes = both(self.free_bytes, other.free_bytes);
         self.top_bytes = self.top_bytes.saturating_add(other.top_bytes);
         self.overhead_bytes = both(self.overhead_bytes, other.overhead_bytes);
-        self.trimmable_bytes = both(self.trimmable_bytes, other.trimmable_bytes);
-        self.pinned_bytes = both(self.pinned_bytes, other.pinned_bytes);
-        self.kept_bytes = both(self.kept_bytes, other.kept_bytes);
-        self.unknown_bytes = both(self.unknown_bytes, other.unknown_bytes);
         self.mmapped_bytes = self.mmapped_bytes.saturating_add(other.mmapped_bytes);
         self.mmapped_allocations = self.mmapped_allocations.saturating_add(other.mmapped_allocations);
         self.arenas = self.arenas.saturating_add(other.arenas);
@@ -287,7 +268,7 @@ impl HeapSample {
     fn mmapped_resident_bytes(census: &Census, allocator: &str) -> u64 {
         let of_heap = |heap: &HeapAccount| {
             let arenas = heap.arenas.iter().map(|arena| arena.resident_bytes).fold(0, u64::saturating_add);
-            heap.resident_bytes.saturating_sub(arenas).min(heap.mmapped_bytes)
+            heap.ladder.resident_bytes.saturating_sub(arenas).min(heap.mmapped_bytes)
         };
         census.heaps.iter().filter(|heap| heap.allocator.name() == allocator).map(of_heap).fold(0, u64::saturating_add)
     }
@@ -327,10 +308,10 @@ fn join(top: Option<&TimedCensus>, full: Option<&TimedCensus>) -> Vec<HeapSample
         } else {
             0
         };
-        heap.extent_bytes = fresh.extent_bytes;
-        heap.resident_bytes = fresh.resident_bytes.saturating_add(carried);
-        heap.swapped_bytes = fresh.swapped_bytes;
-        heap.huge_bytes = fresh.huge_bytes;
+        heap.ladder.extent_bytes = fresh.ladder.extent_bytes;
+        heap.ladder.resident_bytes = fresh.ladder.resident_bytes.saturating_add(carried);
+        heap.details.swapped_bytes = fresh.details.swapped_bytes;
+        heap.details.huge_bytes = fresh.details.huge_bytes;
         heap.top_bytes = fresh.top_bytes;
         heap.mmapped_bytes = fresh.mmapped_bytes;
         heap.mmapped_allocations = fresh.mmapped_allocations;
@@ -368,9 +349,7 @@ mod tests {
         let mmapped_bytes = 400;
         HeapAccount {
             allocator: Allocator::Glibc,
-            extent_bytes,
-            resident_bytes,
-            live_bytes,
+            ladder: Ladder { extent_bytes, resident_bytes, live_bytes, unknown_bytes: Some(0), ..Ladder::default() },
             mmapped_bytes,
             arenas,
             ..HeapAccount::default()
@@ -384,23 +363,24 @@ mod tests {
         let top = taken(Level::Top, 1, heap(2500, 900, None), now);
         let joined = join(Some(&top), Some(&full));
         // 300 resident bytes of mmapped blocks were known at the full census.
-        assert_eq!((joined[0].extent_bytes, joined[0].resident_bytes, joined[0].live_bytes), (2500, 1200, Some(800)));
+        assert_eq!((joined[0].ladder.extent_bytes, joined[0].ladder.resident_bytes, joined[0].ladder.live_bytes), (2500, 1200, Some(800)));
         let older = taken(Level::Top, 90, heap(2500, 900, None), now);
         let joined = join(Some(&older), Some(&full));
-        assert_eq!((joined[0].extent_bytes, joined[0].resident_bytes), (2000, 1000));
+        assert_eq!((joined[0].ladder.extent_bytes, joined[0].ladder.resident_bytes), (2000, 1000));
         let only = join(Some(&top), None);
-        assert_eq!((only[0].extent_bytes, only[0].live_bytes), (2500, None));
+        assert_eq!((only[0].ladder.extent_bytes, only[0].ladder.live_bytes), (2500, None));
     }
 
     #[test]
     fn what_was_inside_a_heap_that_has_shrunk_since_is_fitted_or_forgotten() {
         let now = Instant::now();
         let joined = |extent_bytes: u64, resident_bytes: u64| {
-            let full = HeapAccount { trimmable_bytes: Some(100), pinned_bytes: Some(50), mmapped_bytes: 0, ..heap(2000, 1000, Some(800)) };
+            let mut full = HeapAccount { mmapped_bytes: 0, ..heap(2000, 1000, Some(800)) };
+            (full.ladder.trimmable_bytes, full.ladder.pinned_bytes) = (Some(100), Some(50));
             let top = HeapAccount { mmapped_bytes: 0, ..heap(extent_bytes, resident_bytes, None) };
             join(Some(&taken(Level::Top, 1, top, now)), Some(&taken(Level::Full, 60, full, now))).remove(0)
         };
-        let inside = |heap: &HeapSample| (heap.live_bytes, heap.trimmable_bytes, heap.pinned_bytes);
+        let inside = |heap: &HeapSample| (heap.ladder.live_bytes, heap.ladder.trimmable_bytes, heap.ladder.pinned_bytes);
         assert_eq!(inside(&joined(2500, 1200)), (Some(800), Some(100), Some(50)));
         assert_eq!(inside(&joined(700, 700)), (Some(700), Some(100), Some(50)), "live is never more than there is");
         assert_eq!(inside(&joined(600, 500)), (None, None, None));
@@ -415,6 +395,6 @@ mod tests {
     fn heaps_of_one_allocator_are_summed_and_an_unknown_step_stays_unknown() {
         let mut one = HeapSample::of(&heap(2000, 1000, Some(800)), Level::Full);
         one.add(&HeapSample::of(&heap(1000, 500, None), Level::Top));
-        assert_eq!((one.extent_bytes, one.live_bytes, one.unknown_bytes, one.arenas), (3000, None, None, 2));
+        assert_eq!((one.ladder.extent_bytes, one.ladder.live_bytes, one.ladder.unknown_bytes, one.arenas), (3000, None, None, 2));
     }
 }

@@ -14,6 +14,7 @@ use super::sample::{HeapSample, ProcessSample, TimedCensus, WatchState};
 use super::snapshot::Snapshot;
 use crate::fragmentation::trend::{Change, Shape};
 use crate::fragmentation::verdict::Verdict;
+use crate::heap::ladder::{extent_ratio, fragmentation_ratio};
 use crate::process::container::{CgroupMemory, Container, ContainerId};
 use crate::profile::{Mode, ValueKind};
 
@@ -324,8 +325,8 @@ impl ProcessView {
     #[must_use]
     pub fn of(one: &ProcessSample, now: Instant) -> Self {
         let ladder = one.ladder();
-        let ratio = |live: u64, heap: &HeapSample| (heap.resident_bytes > 0).then(|| 1.0 - live as f64 / heap.resident_bytes as f64);
         let live = ladder.as_ref().and_then(HeapSample::live);
+        let rungs = ladder.as_ref().map(|heap| heap.ladder).zip(live);
         Self {
             pid: one.identity.process.pid.0,
             start_ticks: one.identity.process.start_ticks,
@@ -335,8 +336,8 @@ impl ProcessView {
             state: one.state,
             reason: one.reason.clone(),
             rss_bytes: one.rss_bytes,
-            fragmentation_ratio: ladder.as_ref().zip(live).and_then(|(heap, live)| ratio(live, heap)).map(|ratio| ratio.max(0.0)),
-            extent_ratio: ladder.as_ref().zip(live).and_then(|(heap, live)| (live > 0).then(|| heap.extent_bytes as f64 / live as f64)),
+            fragmentation_ratio: rungs.and_then(|(rungs, live)| fragmentation_ratio(live, rungs.resident_bytes)),
+            extent_ratio: rungs.and_then(|(rungs, live)| extent_ratio(rungs.extent_bytes, live)),
             heaps: one.heaps.clone(),
             not_malloc: one.best().map(|taken| taken.census.not_malloc.iter().map(NotMallocView::of).collect()).unwrap_or_default(),
             verdict: one.verdict.as_deref().map(VerdictView::of),
@@ -344,7 +345,7 @@ impl ProcessView {
             rates: one.attributed.rates().map(|(rates, mode)| RatesView::of(&rates, mode)),
             unreached: one.attributed.with(ValueKind::UnreachedSpace).map(|known| UnreachedView::of(known)),
             cgroup_memory: one.surroundings.memory,
-            cgroup_memory_sentence: one.surroundings.sentence(live, ladder.as_ref().and_then(|heap| heap.trimmable_bytes)),
+            cgroup_memory_sentence: one.surroundings.sentence(live, rungs.and_then(|(rungs, _)| rungs.trimmable_bytes)),
             memory_limit: one.limit_view(),
             profiles: one.attributed.all().map(|known| ProfileInfo::of(known)).collect(),
             censuses: [&one.top, &one.full].into_iter().flatten().map(|taken| CensusInfo::of(taken, now)).collect(),

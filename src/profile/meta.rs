@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::PowerCounts;
 use super::kind::KindSet;
+use crate::heap::ladder::Ladder;
 use crate::units::{HumanBytes, counted};
 
 /// How the values were obtained, which determines how they are named and shown.
@@ -66,40 +67,8 @@ impl Counter {
     }
 }
 
-/// The ladder of a process's malloc heap at the end of the recording, in bytes. `None` = not known.
-///
-/// extent ≥ resident ≥ live; free = resident − live = trimmable + pinned, as far as the parts are known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct HeapSummary {
-    /// Address space that the allocator holds.
-    pub extent_bytes: Option<u64>,
-    /// The part of the extent that is in RAM.
-    pub resident_bytes: Option<u64>,
-    /// Chunks in use, with their rounding if that is known.
-    pub live_bytes: Option<u64>,
-    /// Whole free pages: what a trim releases.
-    pub trimmable_bytes: Option<u64>,
-    /// Free bytes on pages that also hold a live byte.
-    pub pinned_bytes: Option<u64>,
-    /// Bytes that may be live or free, such as those allocated before the recording.
-    pub unknown_bytes: Option<u64>,
-}
-
-impl HeapSummary {
-    /// `1 − live / resident`, in 0..=1; 0 is perfect. `None` if a part is not known or nothing is resident. 0 if live exceeds resident, as
-    /// with untouched or swapped pages.
-    pub fn fragmentation_ratio(&self) -> Option<f64> {
-        let (live, resident) = (self.live_bytes?, self.resident_bytes?);
-        (resident > 0).then(|| (1.0 - live as f64 / resident as f64).max(0.0))
-    }
-
-    /// `extent / live`, ≥ 1 in an intact heap. `None` if a part is not known or nothing is live.
-    pub fn extent_ratio(&self) -> Option<f64> {
-        let (extent, live) = (self.extent_bytes?, self.live_bytes?);
-        (live > 0).then(|| extent as f64 / live as f64)
-    }
-}
+/// The ladder of a process's malloc heap in a profile. `None` = not known.
+pub type HeapSummary = Ladder<Option<u64>>;
 
 /// The live chunks of a census by owner. The three parts are disjoint and add up to the census's live bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -28,7 +28,7 @@ pub fn default_bytes() -> u64 {
 /// If it needs more; the error states how much.
 pub fn check(taken: &Taken, bytes_a_block: u64, limit_bytes: u64) -> Result<(), LooksError> {
     let blocks: u64 = taken.heaps.iter().map(|heap| heap.chunks.len() as u64).sum();
-    let span: u64 = taken.census.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+    let span: u64 = taken.census.heaps.iter().map(|heap| heap.ladder.extent_bytes).fold(0, u64::saturating_add);
     let needed_bytes = blocks.saturating_mul(bytes_a_block).saturating_add(span / SPAN_SHARE);
     if needed_bytes > limit_bytes { Err(LooksError::TooLarge { blocks, needed_bytes, limit_bytes }) } else { Ok(()) }
 }

@@ -1,11 +1,14 @@
 //! Reading the history: processes of a span, the ladder over time, one moment, profiles and events.
 
+use std::collections::BTreeMap;
+
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params};
 
 use super::database::{Database, StoreError};
 use super::row::{COLUMNS, Row, verdict_of};
-use super::view::{EventView, EventsView, HistoryView, LadderAt, PastProcess, PastProcesses};
+use super::view::{EventView, EventsView, Figures, HistoryView, LadderAt, PastProcess, PastProcesses};
+use crate::heap::ladder::Ladder;
 use crate::profile::{Profile, ValueKind};
 
 /// Most processes in one answer.
@@ -255,69 +258,51 @@ fn row_of(row: &SqlRow<'_>) -> rusqlite::Result<Row> {
     Ok(Row { at: row.get(0)?, values, verdict: verdict.and_then(verdict_of) })
 }
 
+/// The stored figures; `of` gives the value of a column.
+fn figures<T>(of: impl Fn(&str) -> T) -> Figures<T> {
+    Figures {
+        rss_bytes: of("rss_bytes"),
+        ladder: Ladder {
+            extent_bytes: of("extent_bytes"),
+            resident_bytes: of("resident_bytes"),
+            live_bytes: of("live_bytes"),
+            trimmable_bytes: of("trimmable_bytes"),
+            pinned_bytes: of("pinned_bytes"),
+            unknown_bytes: of("unknown_bytes"),
+        },
+        swapped_bytes: of("swapped_bytes"),
+        cached_bytes: of("cached_bytes"),
+        free_bytes: of("free_bytes"),
+        top_bytes: of("top_bytes"),
+        kept_bytes: of("kept_bytes"),
+        mmapped_bytes: of("mmapped_bytes"),
+        arenas: of("arenas"),
+    }
+}
+
 fn fill(view: &mut HistoryView, rows: &[Row]) {
     let column = |name: &str| rows.iter().map(|row| row.value(name)).collect::<Vec<_>>();
     view.at_unix_s = rows.iter().map(|row| row.at as f64).collect();
-    view.rss_bytes = column("rss_bytes");
+    view.figures = figures(column);
     view.rss_bytes_max = column("rss_bytes_max");
-    view.extent_bytes = column("extent_bytes");
-    view.resident_bytes = column("resident_bytes");
-    view.swapped_bytes = column("swapped_bytes");
-    view.live_bytes = column("live_bytes");
-    view.cached_bytes = column("cached_bytes");
-    view.free_bytes = column("free_bytes");
-    view.top_bytes = column("top_bytes");
-    view.trimmable_bytes = column("trimmable_bytes");
-    view.pinned_bytes = column("pinned_bytes");
-    view.kept_bytes = column("kept_bytes");
-    view.unknown_bytes = column("unknown_bytes");
-    view.mmapped_bytes = column("mmapped_bytes");
-    view.arenas = column("arenas");
     view.limit_bytes = column("limit_bytes");
     view.verdict = rows.iter().map(|row| row.verdict.map(|kind| kind.name().to_owned())).collect();
 }
 
 fn ladder_at(row: &Row) -> LadderAt {
-    LadderAt {
-        at_unix_s: row.at as f64,
-        rss_bytes: row.value("rss_bytes"),
-        extent_bytes: row.value("extent_bytes"),
-        resident_bytes: row.value("resident_bytes"),
-        swapped_bytes: row.value("swapped_bytes"),
-        live_bytes: row.value("live_bytes"),
-        cached_bytes: row.value("cached_bytes"),
-        free_bytes: row.value("free_bytes"),
-        top_bytes: row.value("top_bytes"),
-        trimmable_bytes: row.value("trimmable_bytes"),
-        pinned_bytes: row.value("pinned_bytes"),
-        kept_bytes: row.value("kept_bytes"),
-        unknown_bytes: row.value("unknown_bytes"),
-        mmapped_bytes: row.value("mmapped_bytes"),
-        arenas: row.value("arenas"),
-        verdict: row.verdict.map(|kind| kind.name().to_owned()),
-    }
+    let verdict = row.verdict.map(|kind| kind.name().to_owned());
+    LadderAt { at_unix_s: row.at as f64, figures: figures(|column| row.value(column)), verdict }
 }
 
 impl LadderAt {
     /// What changed to a later one, by key; a figure that either does not know is left out.
     #[must_use]
-    pub fn delta(&self, to: &Self) -> std::collections::BTreeMap<String, i64> {
-        let pairs = [
-            ("rss_bytes", self.rss_bytes, to.rss_bytes),
-            ("extent_bytes", self.extent_bytes, to.extent_bytes),
-            ("resident_bytes", self.resident_bytes, to.resident_bytes),
-            ("swapped_bytes", self.swapped_bytes, to.swapped_bytes),
-            ("live_bytes", self.live_bytes, to.live_bytes),
-            ("cached_bytes", self.cached_bytes, to.cached_bytes),
-            ("free_bytes", self.free_bytes, to.free_bytes),
-            ("top_bytes", self.top_bytes, to.top_bytes),
-            ("trimmable_bytes", self.trimmable_bytes, to.trimmable_bytes),
-            ("pinned_bytes", self.pinned_bytes, to.pinned_bytes),
-            ("kept_bytes", self.kept_bytes, to.kept_bytes),
-            ("unknown_bytes", self.unknown_bytes, to.unknown_bytes),
-            ("mmapped_bytes", self.mmapped_bytes, to.mmapped_bytes),
-        ];
+    pub fn delta(&self, to: &Self) -> BTreeMap<String, i64> {
+        // The figures are numbers or null, which always serialise.
+        let keys = |at: &Self| serde_json::to_value(&at.figures).unwrap_or_default();
+        let (from, to) = (keys(self), keys(to));
         let delta = |from: u64, to: u64| i64::try_from(i128::from(to) - i128::from(from)).unwrap_or(i64::MAX);
-        pairs.into_iter().filter_map(|(key, from, to)| Some((key.to_owned(), delta(from?, to?)))).collect()
+        let bytes = from.as_object().into_iter().flatten().filter(|(key, _)| key.ends_with("_bytes"));
+        bytes.filter_map(|(key, from)| Some((key.clone(), delta(from.as_u64()?, to.get(key)?.as_u64()?)))).collect()
     }
 }

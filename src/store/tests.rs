@@ -6,6 +6,7 @@ use super::thin::{Limits, size_bytes, thin};
 use super::view::{EventKind, EventView};
 use super::write::Writer;
 use super::{Database, Reader};
+use crate::heap::ladder::Ladder;
 use crate::model::sample::{HeapSample, Identity, ProcessSample};
 use crate::model::view::{ProcessView, VerdictView};
 use crate::process::ProcessId;
@@ -22,11 +23,14 @@ pub(crate) fn process(pid: u32, mib: u64) -> ProcessView {
     let bytes = mib << 20;
     let heap = HeapSample {
         allocator: "glibc".into(),
-        extent_bytes: bytes,
-        resident_bytes: bytes - 4096,
-        live_bytes: Some(bytes / 2),
-        trimmable_bytes: Some(bytes / 8),
-        pinned_bytes: Some(bytes / 4),
+        ladder: Ladder {
+            extent_bytes: bytes,
+            resident_bytes: bytes - 4096,
+            live_bytes: Some(bytes / 2),
+            trimmable_bytes: Some(bytes / 8),
+            pinned_bytes: Some(bytes / 4),
+            unknown_bytes: None,
+        },
         ..HeapSample::default()
     };
     let sample = ProcessSample { heaps: vec![heap], ..ProcessSample::new(identity, format!("p{pid}"), 0, bytes + 12345) };
@@ -52,9 +56,9 @@ fn what_is_written_comes_back_as_columns_over_time() {
     let found = reader.find(7, None).unwrap().unwrap();
     let view = reader.history(&found, NOW as f64, (NOW + 300) as f64, 300).unwrap();
     assert_eq!(view.at_unix_s.len(), 10);
-    assert_eq!(view.live_bytes[9], Some(109 << 19));
+    assert_eq!(view.figures.ladder.live_bytes[9], Some(109 << 19));
     assert_eq!(view.verdict[0].as_deref(), Some("fragmentation"));
-    assert_eq!(view.cached_bytes[0], None);
+    assert_eq!(view.figures.cached_bytes[0], None);
     // Fewer points: the last sample of each step.
     let view = reader.history(&found, NOW as f64, (NOW + 300) as f64, 3).unwrap();
     assert!(view.at_unix_s.len() <= 4 && view.step_s == 100.0, "{view:?}");

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::heap::ladder::Ladder;
 use crate::model::view::{ContainerView, ProcessView};
 
 /// A process in the history, running or not.
@@ -37,7 +38,23 @@ pub struct PastProcesses {
     pub processes_dropped: u64,
 }
 
-/// The ladder of one process over time. A point is the last sample of its step.
+/// The stored figures of a process: one of each (`Option<u64>`), or a column of each.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs)] // The names are those of the ladder.
+pub struct Figures<T> {
+    pub rss_bytes: T,
+    #[serde(flatten)]
+    pub ladder: Ladder<T, T>,
+    pub swapped_bytes: T,
+    pub cached_bytes: T,
+    pub free_bytes: T,
+    pub top_bytes: T,
+    pub kept_bytes: T,
+    pub mmapped_bytes: T,
+    pub arenas: T,
+}
+
+/// The ladder of one process over time. A point is the last sample of its step. Live bytes are counted, or estimated if the heap was sampled.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[allow(missing_docs)] // The names are those of the ladder.
 pub struct HistoryView {
@@ -55,23 +72,11 @@ pub struct HistoryView {
     pub step_s: f64,
     /// Times of the points, ascending, seconds since the Unix epoch. All columns below have this length.
     pub at_unix_s: Vec<f64>,
-    pub rss_bytes: Vec<Option<u64>>,
+    /// The figures.
+    #[serde(flatten)]
+    pub figures: Figures<Vec<Option<u64>>>,
     /// The largest of the samples of a point.
     pub rss_bytes_max: Vec<Option<u64>>,
-    pub extent_bytes: Vec<Option<u64>>,
-    pub resident_bytes: Vec<Option<u64>>,
-    pub swapped_bytes: Vec<Option<u64>>,
-    /// Counted, or estimated if the heap was sampled.
-    pub live_bytes: Vec<Option<u64>>,
-    pub cached_bytes: Vec<Option<u64>>,
-    pub free_bytes: Vec<Option<u64>>,
-    pub top_bytes: Vec<Option<u64>>,
-    pub trimmable_bytes: Vec<Option<u64>>,
-    pub pinned_bytes: Vec<Option<u64>>,
-    pub kept_bytes: Vec<Option<u64>>,
-    pub unknown_bytes: Vec<Option<u64>>,
-    pub mmapped_bytes: Vec<Option<u64>>,
-    pub arenas: Vec<Option<u64>>,
     /// The process's memory limit.
     pub limit_bytes: Vec<Option<u64>>,
     /// The verdict's name.
@@ -139,26 +144,14 @@ pub struct EventsView {
     pub events_left_out: u64,
 }
 
-/// One side of a difference.
+/// One side of a difference. Live bytes are counted, or estimated if the heap was sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[allow(missing_docs)] // The names are those of the ladder.
 pub struct LadderAt {
     /// When the sample was taken, seconds since the Unix epoch: the last one at or before the requested time.
     pub at_unix_s: f64,
-    pub rss_bytes: Option<u64>,
-    pub extent_bytes: Option<u64>,
-    pub resident_bytes: Option<u64>,
-    pub swapped_bytes: Option<u64>,
-    pub live_bytes: Option<u64>,
-    pub cached_bytes: Option<u64>,
-    pub free_bytes: Option<u64>,
-    pub top_bytes: Option<u64>,
-    pub trimmable_bytes: Option<u64>,
-    pub pinned_bytes: Option<u64>,
-    pub kept_bytes: Option<u64>,
-    pub unknown_bytes: Option<u64>,
-    pub mmapped_bytes: Option<u64>,
-    pub arenas: Option<u64>,
+    #[serde(flatten)]
+    pub figures: Figures<Option<u64>>,
     pub verdict: Option<String>,
 }
 

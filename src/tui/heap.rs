@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::sample::{Basis, HeapReading};
 use crate::census::{self, LayoutCache, Level, LiveMemory, Memory as _, MemoryError, Pace};
-use crate::fragmentation::ladder::Ladder;
+use crate::heap::ladder::{extent_ratio, fragmentation_ratio};
 use crate::heap::residency::{PAGE_BYTES, Residency};
 use crate::process::{Backing, Mapping, Maps, Process};
 use crate::profile::HeapSummary;
@@ -103,7 +103,7 @@ impl HeapReader {
         let options =
             census::Options { level: Level::Top, pace: Pace { duration_max: WALK_MAX, ..Pace::default() }, with_not_malloc: false };
         let top = census::take(memory, pid.0, comm, options, layouts)?;
-        let extent_bytes: u64 = top.census.heaps.iter().map(|heap| heap.extent_bytes).fold(0, u64::saturating_add);
+        let extent_bytes: u64 = top.census.heaps.iter().map(|heap| heap.ladder.extent_bytes).fold(0, u64::saturating_add);
         if extent_bytes == 0 {
             return from_mappings(memory);
         }
@@ -117,24 +117,16 @@ impl HeapReader {
 }
 
 fn from_census(census: &census::Census) -> HeapReading {
-    let ladder = Ladder::of_all(&census.heaps);
-    let sum =
-        |of: fn(&census::HeapAccount) -> Option<u64>| census.heaps.iter().map(of).try_fold(0u64, |sum, one| Some(sum.saturating_add(one?)));
+    let ladder = census.ladder();
+    let used = ladder.used_bytes(census.sum(census::HeapAccount::live_resident_bytes));
     HeapReading {
         basis: if census.level == Level::Full { Basis::Census } else { Basis::SampledCensus },
-        ladder: HeapSummary {
-            extent_bytes: Some(ladder.extent_bytes),
-            resident_bytes: Some(ladder.resident_bytes),
-            live_bytes: ladder.live_bytes,
-            trimmable_bytes: ladder.trimmable_bytes,
-            pinned_bytes: ladder.pinned_bytes,
-            unknown_bytes: Some(ladder.unknown_bytes),
-        },
-        swapped_bytes: Some(ladder.swapped_bytes),
-        live_bytes_est: sum(|heap| heap.live_bytes_est),
-        live_bytes_stderr: sum(|heap| heap.live_bytes_stderr),
-        fragmentation_ratio: ladder.fragmentation_ratio(),
-        extent_ratio: ladder.extent_ratio(),
+        ladder: ladder.map(Some),
+        swapped_bytes: Some(census.details().swapped_bytes),
+        live_bytes_est: census.sum(|heap| heap.live_bytes_est),
+        live_bytes_stderr: census.sum(|heap| heap.live_bytes_stderr),
+        fragmentation_ratio: used.and_then(|used| fragmentation_ratio(used, ladder.resident_bytes)),
+        extent_ratio: used.and_then(|used| extent_ratio(ladder.extent_bytes, used)),
     }
 }
 

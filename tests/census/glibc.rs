@@ -17,10 +17,10 @@ fn number(account: &Value, key: &str) -> u64 {
 
 /// mallinfo2 counts thread caches as in use, and tops and fastbins as free.
 fn assert_equal_to_the_allocators_account(heap: &HeapAccount, own: &Value, what: &str) {
-    let cached = heap.cached_bytes.unwrap();
+    let cached = heap.details.cached_bytes.unwrap();
     let fast = heap.fastbin_bytes.unwrap();
     let tcache = cached - fast;
-    let live = heap.live_bytes.unwrap() - heap.mmapped_bytes;
+    let live = heap.ladder.live_bytes.unwrap() - heap.mmapped_bytes;
     assert_eq!(heap.mmapped_allocations, number(own, "hblks"), "{what}: mmapped chunks");
     let drift = number(own, "hblkhd") - heap.mmapped_bytes;
     // glibc 2.43 counts 16 bytes too many at each mremap of a block.
@@ -29,10 +29,10 @@ fn assert_equal_to_the_allocators_account(heap: &HeapAccount, own: &Value, what:
     // 2.31 takes the text of its tunables from brk first: its own account has a heap that does not begin aligned.
     let slack = if number(own, "arena").is_multiple_of(16) { 0 } else { 16 };
     let near = |left: u64, right: u64, of: &str| assert!(left.abs_diff(right) <= slack, "{what}: {of}: {left} against {right}");
-    near(heap.extent_bytes - heap.mmapped_bytes, number(own, "arena"), "bytes from the system");
+    near(heap.ladder.extent_bytes - heap.mmapped_bytes, number(own, "arena"), "bytes from the system");
     assert_eq!(heap.free_bytes.unwrap() + heap.top_bytes + fast, number(own, "fordblks"), "{what}: free bytes");
     assert_eq!(fast, number(own, "fsmblks"), "{what}: fastbins");
-    near(live + tcache + heap.overhead_bytes + heap.unknown_bytes, number(own, "uordblks"), "bytes in use");
+    near(live + tcache + heap.overhead_bytes + heap.ladder.unknown_bytes.unwrap(), number(own, "uordblks"), "bytes in use");
     let arenas = heap.arenas.iter().filter(|arena| arena.extent_bytes > 0).count() as u64;
     assert_eq!(heap.free_chunks.unwrap() + arenas, number(own, "ordblks"), "{what}: free chunks and tops");
 }
@@ -50,7 +50,7 @@ pub fn check_command(command: &mut Command, scenario: &str, what: &str) -> (Targ
     let heap = &taken.census.heaps[0];
     assert_equal_to_the_allocators_account(heap, &own, what);
     let slack = if number(&own, "arena").is_multiple_of(16) { 0 } else { 16 };
-    assert!(heap.unknown_bytes <= slack, "{what}: {} unknown", heap.unknown_bytes);
+    assert!(heap.ladder.unknown_bytes.unwrap() <= slack, "{what}: {} unknown", heap.ladder.unknown_bytes.unwrap());
     assert!(taken.census.walk.usable, "{what}: {:?}", taken.census.walk);
     // The blocks that the program holds are all live, and usable sizes agree with malloc_usable_size: what else is live is libc's own.
     let usable: u64 = taken.heaps[0].chunks.live_blocks().map(|block| block.usable_bytes).sum();
@@ -67,7 +67,7 @@ fn check_trim(scenario: &str, environment: &[(&str, &str)]) {
 /// As [`check_command`]; then a trim returns what was predicted, and the account is right again.
 pub fn check_trim_of(command: &mut Command, scenario: &str, what: &str) {
     let (mut target, _) = check_command(command, scenario, what);
-    let predicted = target.census(Level::Full).census.heaps[0].trimmable_bytes.unwrap();
+    let predicted = target.census(Level::Full).census.heaps[0].ladder.trimmable_bytes.unwrap();
     let before = target.anonymous_bytes();
     let own = target.tell("trim");
     let fact = before.saturating_sub(target.anonymous_bytes());
@@ -120,7 +120,7 @@ fn blocks_whose_mappings_were_split_are_found_whole() {
     let elsewhere = |kind: &str| taken.census.not_malloc.iter().filter(|one| one.kind == kind).map(|one| one.resident_bytes).sum::<u64>();
     assert!(elsewhere("other_anonymous") + elsewhere("thread_stacks") < 1 << 20, "{:?}", taken.census.not_malloc);
     // Eight blocks of 4 MiB of which one was freed and a MiB of another returned, and one of 5 MiB of which 4 were written.
-    assert!(heap.resident_bytes + heap.swapped_bytes > 31 << 20, "{heap:?}");
+    assert!(heap.ladder.resident_bytes + heap.details.swapped_bytes > 31 << 20, "{heap:?}");
 }
 
 #[test]
@@ -130,9 +130,13 @@ fn zeros_in_the_huge_pages_of_a_block_with_a_mapping_of_its_own_are_seen() {
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
     // The kernel provides as many huge pages as it has.
-    assert!(heap.huge_bytes > 0, "no huge page was given: {heap:?}");
+    assert!(heap.details.huge_bytes > 0, "no huge page was given: {heap:?}");
     let zero = heap.huge_zero_bytes_est.unwrap();
-    assert!(zero > heap.huge_bytes - heap.huge_bytes / 100 - 4 * heap.huge_zero_bytes_stderr.unwrap(), "{zero} of {}", heap.huge_bytes);
+    assert!(
+        zero > heap.details.huge_bytes - heap.details.huge_bytes / 100 - 4 * heap.huge_zero_bytes_stderr.unwrap(),
+        "{zero} of {}",
+        heap.details.huge_bytes
+    );
 }
 
 #[test]
@@ -147,7 +151,7 @@ fn bytes_taken_from_brk_outside_malloc_are_unknown_and_no_others() {
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
     assert_equal_to_the_allocators_account(heap, &own, "foreign");
-    assert!((12288 - 64..12288 + 4096).contains(&heap.unknown_bytes), "{}", heap.unknown_bytes);
+    assert!((12288 - 64..12288 + 4096).contains(&heap.ladder.unknown_bytes.unwrap()), "{}", heap.ladder.unknown_bytes.unwrap());
     assert!(taken.census.walk.usable);
 }
 
@@ -167,9 +171,13 @@ fn a_main_arena_scattered_over_mappings_is_right_except_for_its_unknown_bytes() 
     let heap = &taken.census.heaps[0];
     assert!(taken.census.walk.usable, "{:?}", taken.census.walk);
     assert_eq!(heap.mmapped_bytes, number(&own, "hblkhd"));
-    assert_eq!(heap.extent_bytes - heap.mmapped_bytes, number(&own, "arena"));
+    assert_eq!(heap.ladder.extent_bytes - heap.mmapped_bytes, number(&own, "arena"));
     let free = heap.free_bytes.unwrap() + heap.fastbin_bytes.unwrap() + heap.top_bytes;
-    assert!(free.abs_diff(number(&own, "fordblks")) <= heap.unknown_bytes, "{free} free, {own}, {} unknown", heap.unknown_bytes);
+    assert!(
+        free.abs_diff(number(&own, "fordblks")) <= heap.ladder.unknown_bytes.unwrap(),
+        "{free} free, {own}, {} unknown",
+        heap.ladder.unknown_bytes.unwrap()
+    );
 }
 
 #[test]
@@ -179,11 +187,11 @@ fn the_top_level_agrees_with_the_full_one() {
     let top = &target.census(Level::Top).census.heaps[0];
     let full = &target.census(Level::Full).census.heaps[0];
     assert_eq!(
-        (top.extent_bytes, top.top_bytes, top.mmapped_bytes, top.mmapped_allocations),
-        (full.extent_bytes, full.top_bytes, full.mmapped_bytes, full.mmapped_allocations)
+        (top.ladder.extent_bytes, top.top_bytes, top.mmapped_bytes, top.mmapped_allocations),
+        (full.ladder.extent_bytes, full.top_bytes, full.mmapped_bytes, full.mmapped_allocations)
     );
-    assert!(full.resident_bytes - top.resident_bytes <= full.mmapped_bytes);
-    assert_eq!(top.live_bytes, None);
+    assert!(full.ladder.resident_bytes - top.ladder.resident_bytes <= full.mmapped_bytes);
+    assert_eq!(top.ladder.live_bytes, None);
 }
 
 #[test]
@@ -194,21 +202,22 @@ fn a_sample_comes_near_the_full_walk() {
         target.tell(pattern);
         let sampled = &target.census(Level::Sampled).census.heaps[0];
         let full = &target.census(Level::Full).census.heaps[0];
-        let error = sampled.live_bytes_est.unwrap().abs_diff(full.live_bytes.unwrap());
+        let error = sampled.live_bytes_est.unwrap().abs_diff(full.ladder.live_bytes.unwrap());
         let stderr = sampled.live_bytes_stderr.unwrap();
-        assert!(error <= 4 * stderr + full.extent_bytes / 50, "{pattern}: error {error}: {sampled:?}");
-        assert!(stderr <= full.extent_bytes / 4, "{pattern}: an error of {stderr} is useless: {sampled:?}");
+        assert!(error <= 4 * stderr + full.ladder.extent_bytes / 50, "{pattern}: error {error}: {sampled:?}");
+        assert!(stderr <= full.ladder.extent_bytes / 4, "{pattern}: an error of {stderr} is useless: {sampled:?}");
         // Unless it was walked after all, the contents of the pages are close too.
         let Some(pages) = sampled.occupancy_est else {
-            assert_eq!(sampled.live_bytes, full.live_bytes, "{pattern}: neither walked nor estimated");
+            assert_eq!(sampled.ladder.live_bytes, full.ladder.live_bytes, "{pattern}: neither walked nor estimated");
             continue;
         };
-        let (pinned, trimmable, kept) = (full.pinned_bytes.unwrap(), full.trimmable_bytes.unwrap(), full.kept_bytes.unwrap());
-        let near = 4 * pages.free_resident_bytes_stderr + full.extent_bytes / 50;
+        let (pinned, trimmable, kept) =
+            (full.ladder.pinned_bytes.unwrap(), full.ladder.trimmable_bytes.unwrap(), full.details.kept_bytes.unwrap());
+        let near = 4 * pages.free_resident_bytes_stderr + full.ladder.extent_bytes / 50;
         for (what, estimate, counted) in [
             ("free", pages.free_resident_bytes_est, pinned + trimmable + kept),
             ("pinned", pages.pinned_bytes_est, pinned),
-            ("cached", pages.cached_bytes_est, full.cached_bytes.unwrap()),
+            ("cached", pages.cached_bytes_est, full.details.cached_bytes.unwrap()),
         ] {
             assert!(estimate.abs_diff(counted) <= near, "{pattern}: {what} {estimate}, {counted} by the walk: {pages:?}");
         }

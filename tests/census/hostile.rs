@@ -28,9 +28,9 @@ fn census(memory: &dyn Memory) -> Taken {
 
 /// Whatever the bytes were: a census that is marked usable adds up.
 fn assert_adds_up(heap: &HeapAccount, usable: bool) {
-    let parts = [heap.live_bytes, heap.cached_bytes, heap.free_bytes].iter().flatten().sum::<u64>();
-    let sum = parts + heap.top_bytes + heap.overhead_bytes + heap.unknown_bytes;
-    assert!(!usable || sum == heap.extent_bytes, "{sum}: {heap:?}");
+    let parts = [heap.ladder.live_bytes, heap.details.cached_bytes, heap.free_bytes].iter().flatten().sum::<u64>();
+    let sum = parts + heap.top_bytes + heap.overhead_bytes + heap.ladder.unknown_bytes.unwrap();
+    assert!(!usable || sum == heap.ladder.extent_bytes, "{sum}: {heap:?}");
 }
 
 fn small_heap() -> Fixture {
@@ -60,7 +60,10 @@ fn a_recording_gives_the_same_figures_as_the_process() {
     target.tell("fastbins");
     let live = target.census(Level::Full).census.heaps[0].clone();
     let recorded = census(&Fixture::record(&target.memory()).unwrap()).census.heaps[0].clone();
-    assert_eq!((live.live_bytes, live.cached_bytes, live.free_bytes), (recorded.live_bytes, recorded.cached_bytes, recorded.free_bytes));
+    assert_eq!(
+        (live.ladder.live_bytes, live.details.cached_bytes, live.free_bytes),
+        (recorded.ladder.live_bytes, recorded.details.cached_bytes, recorded.free_bytes)
+    );
 }
 
 #[test]

@@ -30,8 +30,8 @@ fn heap<'a>(taken: &'a Taken, allocator: &str) -> &'a HeapAccount {
 }
 
 fn assert_balanced(heap: &HeapAccount) {
-    let live = heap.live_bytes.unwrap() + heap.cached_bytes.unwrap_or(0) + heap.free_bytes.unwrap();
-    assert_eq!(live + heap.top_bytes + heap.overhead_bytes + heap.unknown_bytes, heap.extent_bytes);
+    let live = heap.ladder.live_bytes.unwrap() + heap.details.cached_bytes.unwrap_or(0) + heap.free_bytes.unwrap();
+    assert_eq!(live + heap.top_bytes + heap.overhead_bytes + heap.ladder.unknown_bytes.unwrap(), heap.ladder.extent_bytes);
 }
 
 fn near(left: u64, right: u64, allowed: u64, what: &str) {
@@ -61,8 +61,8 @@ pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, wh
     let taken = target.census(Level::Full);
     let heap = heap(&taken, "jemalloc");
     let what = &format!("{what} {scenario}: {own} {heap:?}");
-    assert_eq!(heap.live_bytes.unwrap(), number(&own, "allocated"), "live: {what}");
-    assert_eq!(heap.extent_bytes, number(&own, "mapped") + number(&own, "retained"), "extent: {what}");
+    assert_eq!(heap.ladder.live_bytes.unwrap(), number(&own, "allocated"), "live: {what}");
+    assert_eq!(heap.ladder.extent_bytes, number(&own, "mapped") + number(&own, "retained"), "extent: {what}");
     assert_eq!(active_bytes(&taken), number(&own, "active"), "active: {what}");
     let pages = |key: &str| Some(number(&own, key) << 12);
     assert_eq!((heap.dirty_bytes, heap.muzzy_bytes), (pages("pdirty"), pages("pmuzzy")), "dirty and muzzy: {what}");
@@ -71,7 +71,7 @@ pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, wh
     assert_eq!((heap.dirty_decay_ms, heap.muzzy_decay_ms), (time("dirty_decay_ms"), time("muzzy_decay_ms")), "decay: {what}");
     let resident = number(&own, "resident");
     near(heap.allocator_resident_bytes.unwrap(), resident, resident / 1000, &format!("resident: {what}"));
-    assert!(heap.resident_bytes <= resident + (64 << 10), "resident: {what}");
+    assert!(heap.ladder.resident_bytes <= resident + (64 << 10), "resident: {what}");
     assert_balanced(heap);
     assert!(taken.census.walk.usable && taken.census.walk.broken_headers == 0, "{:?}", taken.census.walk);
     assert_all_live(target, &own, &taken, "jemalloc");
@@ -153,16 +153,16 @@ fn jemallocs_levels_below_full_agree_with_the_full_one() {
         let levels = [Level::Top, Level::Sampled, Level::Full].map(|level| heap(&target.census(level), "jemalloc").clone());
         let [top, sampled, full] = &levels;
         for quick in [top, sampled] {
-            assert_eq!(quick.extent_bytes, full.extent_bytes, "{scenario}");
+            assert_eq!(quick.ladder.extent_bytes, full.ladder.extent_bytes, "{scenario}");
             assert_eq!(quick.layout, full.layout);
-            near(quick.resident_bytes, full.resident_bytes, full.resident_bytes / 1000, scenario);
+            near(quick.ladder.resident_bytes, full.ladder.resident_bytes, full.ladder.resident_bytes / 1000, scenario);
             let arenas = |heap: &HeapAccount| heap.arenas.iter().map(|arena| (arena.address, arena.extent_bytes)).collect::<Vec<_>>();
             assert_eq!(arenas(quick), arenas(full), "{scenario}");
         }
-        let error = sampled.live_bytes_est.unwrap().abs_diff(full.live_bytes.unwrap());
-        let allowed = 5 * sampled.live_bytes_stderr.unwrap() + full.live_bytes.unwrap() / 100;
+        let error = sampled.live_bytes_est.unwrap().abs_diff(full.ladder.live_bytes.unwrap());
+        let allowed = 5 * sampled.live_bytes_stderr.unwrap() + full.ladder.live_bytes.unwrap() / 100;
         assert!(error <= allowed, "{scenario}: off by {error} of {allowed}");
-        assert!(sampled.live_bytes_stderr.unwrap() < full.live_bytes.unwrap() / 50, "{scenario}: {sampled:?}");
+        assert!(sampled.live_bytes_stderr.unwrap() < full.ladder.live_bytes.unwrap() / 50, "{scenario}: {sampled:?}");
     }
 }
 
@@ -174,8 +174,8 @@ fn tcmalloc_is_counted_as_it_counts_itself() {
         let taken = target.census(Level::Full);
         let heap = heap(&taken, "tcmalloc");
         let caches = number(&own, "thread_cache_free_bytes") + number(&own, "transfer_cache_free_bytes");
-        near(heap.live_bytes.unwrap(), number(&own, "current_allocated_bytes") + caches, 64 << 10, &format!("{scenario}: {own}"));
-        near(heap.extent_bytes, number(&own, "heap_size"), 1 << 20, scenario);
+        near(heap.ladder.live_bytes.unwrap(), number(&own, "current_allocated_bytes") + caches, 64 << 10, &format!("{scenario}: {own}"));
+        near(heap.ladder.extent_bytes, number(&own, "heap_size"), 1 << 20, scenario);
         assert_balanced(heap);
         assert!(taken.census.walk.usable);
     }
@@ -233,20 +233,20 @@ fn redis_equals_its_own_info_before_and_after_most_keys_are_deleted() {
         let taken = fragprof::census::take(&memory, child.0.id(), "redis", options, &mut Default::default()).unwrap();
         let heap = heap(&taken, "jemalloc").clone();
         let allocated = info("allocator_allocated:");
-        near(heap.live_bytes.unwrap(), allocated, allocated / 100, &format!("{what}: allocated"));
+        near(heap.ladder.live_bytes.unwrap(), allocated, allocated / 100, &format!("{what}: allocated"));
         assert_balanced(&heap);
         assert!(taken.census.walk.usable, "{what}: {:?}", taken.census.walk);
         let (active, resident) = (info("allocator_active:"), info("allocator_resident:"));
         near(active_bytes(&taken), active, active / 100, &format!("{what}: active"));
         near(heap.allocator_resident_bytes.unwrap(), resident, resident / 100, &format!("{what}: resident, {heap:?}"));
         // The kernel's figure is smaller: jemalloc counts everything it allocated as touched.
-        assert!(heap.resident_bytes <= resident + resident / 100, "{what}: {} of {resident}", heap.resident_bytes);
+        assert!(heap.ladder.resident_bytes <= resident + resident / 100, "{what}: {} of {resident}", heap.ladder.resident_bytes);
         heap
     };
     ask(&["EVAL", "for i=0,199999 do redis.call('SET','p:'..i,string.rep('x',100+i%200)) end", "0"]);
     let before = compare("filled");
     ask(&["EVAL", "for i=0,199999 do if i%5~=0 then redis.call('DEL','p:'..i) end end", "0"]);
     let after = compare("four of five keys deleted");
-    assert!(after.live_bytes.unwrap() < before.live_bytes.unwrap() * 2 / 3);
-    assert!(after.pinned_bytes.unwrap() > before.pinned_bytes.unwrap());
+    assert!(after.ladder.live_bytes.unwrap() < before.ladder.live_bytes.unwrap() * 2 / 3);
+    assert!(after.ladder.pinned_bytes.unwrap() > before.ladder.pinned_bytes.unwrap());
 }

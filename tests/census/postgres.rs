@@ -102,9 +102,14 @@ fn a_backend_of_postgres_is_walked_to_the_last_byte_of_its_own_account() {
     await_sleep(pid);
     let taken = take(&memory, pid, "postgres", options, &mut LayoutCache::default()).unwrap();
     let heap = &taken.census.heaps[0];
-    assert_eq!((heap.allocator.name(), heap.unknown_bytes, heap.off_balance_bytes()), ("glibc", 0, Some(0)), "{:?}", taken.census.walk);
+    assert_eq!(
+        (heap.allocator.name(), heap.ladder.unknown_bytes.unwrap(), heap.off_balance_bytes()),
+        ("glibc", 0, Some(0)),
+        "{:?}",
+        taken.census.walk
+    );
     assert!(taken.census.walk.usable && taken.census.layout_unknown.is_empty(), "{:?}", taken.census.layout_unknown);
-    assert!(heap.live_bytes.unwrap() >= contexts, "{} live, contexts that stay have {contexts}", heap.live_bytes.unwrap());
+    assert!(heap.ladder.live_bytes.unwrap() >= contexts, "{} live, contexts that stay have {contexts}", heap.ladder.live_bytes.unwrap());
     assert!(taken.census.not_malloc.iter().any(|part| part.kind == "shared_memory"), "{:?}", taken.census.not_malloc);
     // Its allocator's account, called from outside, goes to the server's log.
     let before = server.log().len();
@@ -115,10 +120,10 @@ fn a_backend_of_postgres_is_walked_to_the_last_byte_of_its_own_account() {
     let stats = &log[before..];
     let total = stats.find("Total").unwrap_or_else(|| panic!("{stats} {}", String::from_utf8_lossy(&called.stderr)));
     let (arenas, total) = stats.split_at(total);
-    assert_eq!(heap.extent_bytes - heap.mmapped_bytes, sum_of(arenas, "system bytes"), "{stats}");
-    assert_eq!(heap.extent_bytes, sum_of(total, "system bytes"), "{stats}");
-    let tcache = heap.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap();
-    assert_eq!(heap.live_bytes.unwrap() + tcache + heap.overhead_bytes, sum_of(total, "in use bytes"), "{stats}");
+    assert_eq!(heap.ladder.extent_bytes - heap.mmapped_bytes, sum_of(arenas, "system bytes"), "{stats}");
+    assert_eq!(heap.ladder.extent_bytes, sum_of(total, "system bytes"), "{stats}");
+    let tcache = heap.details.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap();
+    assert_eq!(heap.ladder.live_bytes.unwrap() + tcache + heap.overhead_bytes, sum_of(total, "in use bytes"), "{stats}");
     drop(input);
     let _ = session.wait();
 }

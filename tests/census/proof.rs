@@ -90,12 +90,12 @@ fn what_is_swapped_out_stays_there_and_is_counted_as_unread() {
         let taken = target.census(level);
         let heap = &taken.census.heaps[0];
         assert_eq!(swapped_bytes(target.pid()), swapped, "{level:?} brought pages back");
-        assert!(heap.swapped_bytes.abs_diff(swapped) < 2 << 20, "{level:?}: {} of {swapped}", heap.swapped_bytes);
+        assert!(heap.details.swapped_bytes.abs_diff(swapped) < 2 << 20, "{level:?}: {} of {swapped}", heap.details.swapped_bytes);
         assert_eq!(heap.off_balance_bytes().unwrap_or(0), 0, "{level:?}");
         if level == Level::Full {
-            assert!(!taken.census.walk.usable && heap.unknown_bytes > 32 << 20, "{:?}", taken.census.walk);
+            assert!(!taken.census.walk.usable && heap.ladder.unknown_bytes.unwrap() > 32 << 20, "{:?}", taken.census.walk);
             // The rest are the few pages that stayed, to which no boundary leads.
-            assert!(taken.census.walk.unread_bytes >= heap.unknown_bytes / 100 * 98, "{:?}", taken.census.walk);
+            assert!(taken.census.walk.unread_bytes >= heap.ladder.unknown_bytes.unwrap() / 100 * 98, "{:?}", taken.census.walk);
         }
     }
 }
@@ -169,11 +169,11 @@ fn a_statically_linked_glibc_is_counted_to_the_byte() {
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
     assert_eq!(heap.allocator.name(), "glibc");
-    let tcache = heap.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap();
-    let live = heap.live_bytes.unwrap() - heap.mmapped_bytes;
+    let tcache = heap.details.cached_bytes.unwrap() - heap.fastbin_bytes.unwrap();
+    let live = heap.ladder.live_bytes.unwrap() - heap.mmapped_bytes;
     assert_eq!(live + tcache + heap.overhead_bytes, own["uordblks"].as_u64().unwrap());
-    assert_eq!(heap.extent_bytes - heap.mmapped_bytes, own["arena"].as_u64().unwrap());
-    assert_eq!(heap.unknown_bytes, 0);
+    assert_eq!(heap.ladder.extent_bytes - heap.mmapped_bytes, own["arena"].as_u64().unwrap());
+    assert_eq!(heap.ladder.unknown_bytes.unwrap(), 0);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn take_now(memory: &dyn Memory, pid: u32, level: Level, layouts: &mut LayoutCac
 fn assert_honest(heap: &HeapAccount, usable: bool, what: &str) {
     let off = heap.off_balance_bytes().unwrap_or(0);
     assert!(!usable || off == 0, "{what}: off by {off}: {heap:?}");
-    assert!(!usable || heap.unknown_bytes * 100 <= heap.extent_bytes, "{what}");
+    assert!(!usable || heap.ladder.unknown_bytes.unwrap() * 100 <= heap.ladder.extent_bytes, "{what}");
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn every_process_of_the_machine_that_rests_is_walked_to_the_last_byte() {
         let before = used_time(pid);
         // The largest ones take seconds, and are no different.
         let Some(top) = take_now(&memory, pid, Level::Top, &mut layouts) else { continue };
-        if top.census.heaps.iter().any(|heap| heap.resident_bytes > 256 << 20) {
+        if top.census.heaps.iter().any(|heap| heap.ladder.resident_bytes > 256 << 20) {
             continue;
         }
         let Some(taken) = take_now(&memory, pid, Level::Full, &mut layouts) else { continue };
@@ -268,7 +268,7 @@ fn every_process_of_the_machine_that_rests_is_walked_to_the_last_byte() {
             continue;
         }
         at_rest += 1;
-        if taken.census.heaps.iter().any(|heap| heap.unknown_bytes > 0) || !taken.census.walk.balanced {
+        if taken.census.heaps.iter().any(|heap| heap.ladder.unknown_bytes.unwrap() > 0) || !taken.census.walk.balanced {
             let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             odd.push(format!("{pid} {} {:?}", comm.trim(), taken.census.walk));
         }
@@ -286,7 +286,7 @@ fn python_on_malloc_is_walked_to_the_last_byte() {
     target.hear();
     let taken = target.census(Level::Full);
     let heap = &taken.census.heaps[0];
-    assert_eq!((heap.unknown_bytes, heap.off_balance_bytes()), (0, Some(0)));
+    assert_eq!((heap.ladder.unknown_bytes.unwrap(), heap.off_balance_bytes()), (0, Some(0)));
     assert!(heap.live_allocations.unwrap() > 60_000 && taken.census.walk.usable);
     assert!(taken.census.layout_unknown.is_empty(), "{:?}", taken.census.layout_unknown);
 }

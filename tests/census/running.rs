@@ -32,8 +32,8 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
         let taken = take(&target.memory(), target.pid(), "busy", options, &mut LayoutCache::default()).unwrap();
         let heap = &taken.census.heaps[0];
         unusable.extend((!taken.census.walk.usable).then_some(taken.census.walk));
-        unknown += heap.unknown_bytes;
-        extent += heap.extent_bytes;
+        unknown += heap.ladder.unknown_bytes.unwrap();
+        extent += heap.ladder.extent_bytes;
         missed += pinned.iter().filter(|&&addr| taken.heaps[0].chunks.is_live(addr) == Some(false)).count();
     }
     assert_eq!(missed, 0, "of {}; not usable: {unusable:?}", pinned.len() * walks);
@@ -49,7 +49,7 @@ fn live_bytes_of_a_busy_heap_are_near_what_the_program_counts() {
     let mut errors = Vec::new();
     for _ in 0..8 {
         let before = target.tell("count")["live_bytes"].as_f64().unwrap();
-        let live = target.census(Level::Full).census.heaps[0].live_bytes.unwrap() as f64;
+        let live = target.census(Level::Full).census.heaps[0].ladder.live_bytes.unwrap() as f64;
         let after = target.tell("count")["live_bytes"].as_f64().unwrap();
         let truth = (before + after) / 2.0;
         errors.push((live - truth) / truth);
@@ -103,7 +103,15 @@ fn a_core_file_gives_the_same_census_as_the_process_did() {
     let core = CoreFile::open(&file).unwrap();
     let dead = take(&core, core.pid(), core.comm(), OPTIONS, &mut LayoutCache::default()).unwrap();
     let figures = |heap: &HeapAccount| {
-        (heap.extent_bytes, heap.live_bytes, heap.live_allocations, heap.cached_bytes, heap.free_bytes, heap.top_bytes, heap.mmapped_bytes)
+        (
+            heap.ladder.extent_bytes,
+            heap.ladder.live_bytes,
+            heap.live_allocations,
+            heap.details.cached_bytes,
+            heap.free_bytes,
+            heap.top_bytes,
+            heap.mmapped_bytes,
+        )
     };
     assert_eq!(figures(&dead.census.heaps[0]), figures(&live));
     assert_eq!(core.pid(), target.pid());

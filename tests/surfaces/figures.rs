@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fragprof::census::{Census, Level, NotMalloc, WalkQuality};
+use fragprof::heap::ladder::{Details, Ladder};
 use fragprof::metrics::AgentCounters;
 use fragprof::model::sample::{HeapSample, Identity, ProcessSample, WatchState};
 use fragprof::model::snapshot::{Published, Snapshot};
@@ -24,18 +25,19 @@ fn process(pid: u32, at: u64, now: Instant) -> ProcessSample {
     let bytes = (200 << 20) + noise;
     let heap = HeapSample {
         allocator: "glibc".into(),
-        extent_bytes: bytes,
-        resident_bytes: bytes - 4096,
-        live_bytes: Some(bytes / 2 + noise / 3),
+        ladder: Ladder {
+            extent_bytes: bytes,
+            resident_bytes: bytes - 4096,
+            live_bytes: Some(bytes / 2 + noise / 3),
+            trimmable_bytes: Some(bytes / 8 + noise),
+            pinned_bytes: Some(bytes / 4 + noise),
+            unknown_bytes: Some(0),
+        },
+        details: Details { cached_bytes: Some(noise), kept_bytes: Some(noise / 5), ..Details::default() },
         live_allocations: Some(bytes / 200),
-        cached_bytes: Some(noise),
         free_bytes: Some(bytes / 3),
         top_bytes: noise / 2,
         overhead_bytes: Some(100_000),
-        trimmable_bytes: Some(bytes / 8 + noise),
-        pinned_bytes: Some(bytes / 4 + noise),
-        kept_bytes: Some(noise / 5),
-        unknown_bytes: Some(0),
         mmapped_bytes: noise,
         mmapped_allocations: 3,
         arenas: 8,

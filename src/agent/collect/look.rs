@@ -75,7 +75,7 @@ impl Collector {
             return Level::Top;
         }
         // Blocks with mappings of their own are not walked.
-        let extents = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+        let extents = sample.heaps.iter().map(|heap| heap.ladder.extent_bytes.saturating_sub(heap.mmapped_bytes));
         match close_level(extents.fold(0, u64::saturating_add), chunks, self.own_rss_bytes, config) {
             Ok(level) => level,
             Err(shed) => {
@@ -184,7 +184,7 @@ impl Collector {
 
 /// Whether a sample of this process's heap may be enough for a first verdict, and is cheaper than a walk.
 fn is_settled_by_a_sample(sample: &ProcessSample) -> bool {
-    let walked = sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+    let walked = sample.heaps.iter().map(|heap| heap.ladder.extent_bytes.saturating_sub(heap.mmapped_bytes));
     let is_sampled = |heap: &HeapSample| Allocator::of_name(&heap.allocator).is_some_and(|allocator| allocator.row().is_sampled);
     sample.heaps.iter().all(is_sampled) && walked.fold(0, u64::saturating_add) >= SAMPLED_BYTES_MIN
 }
@@ -205,5 +205,5 @@ pub(super) fn is_gone(error: &MemoryError) -> bool {
 }
 
 fn extent(census: &Census) -> u64 {
-    census.heaps.iter().map(|heap| HeapSample::of(heap, census.level).extent_bytes).fold(0, u64::saturating_add)
+    census.heaps.iter().map(|heap| HeapSample::of(heap, census.level).ladder.extent_bytes).fold(0, u64::saturating_add)
 }

@@ -51,7 +51,7 @@ impl Collector {
         if !self.budget.allows(Work::Asked) {
             return Err(MapRefused::Busy { retry_s: self.budget.wait_s(Work::Asked).ceil() as u64 });
         }
-        let extents = watch.sample.heaps.iter().map(|heap| heap.extent_bytes.saturating_sub(heap.mmapped_bytes));
+        let extents = watch.sample.heaps.iter().map(|heap| heap.ladder.extent_bytes.saturating_sub(heap.mmapped_bytes));
         let extent = extents.fold(0, u64::saturating_add);
         if close_level(extent, watch.chunks, self.own_rss_bytes, &self.config.census) != Ok(Level::Full) {
             return Err(MapRefused::TooLarge);

@@ -69,7 +69,8 @@ fn take(
     let anonymous = anonymous_ranges(maps);
     let mut regions = regions(memory, &layout, &arenas, par.as_ref(), &anonymous, brk_heap(maps, par.as_ref()));
     let mut pages = PageCache::new(memory);
-    let mut account = HeapAccount { allocator: Allocator::Glibc, overhead_bytes: regions.overhead_bytes, ..HeapAccount::default() };
+    let mut account = HeapAccount::new(Allocator::Glibc, String::new());
+    account.overhead_bytes = regions.overhead_bytes;
     account.settings = par.as_ref().map(settings).unwrap_or_default();
     let mut quality = WalkQuality::default();
     let mut table = ChunkTable::for_glibc();
@@ -84,7 +85,7 @@ fn take(
     match level {
         Level::Top | Level::Sampled => {
             account.arenas = arena_accounts(&arenas, &regions, &mut pages, &mut account);
-            account.extent_bytes = arenas.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add);
+            account.ladder.extent_bytes = arenas.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add);
             account.top_bytes = arenas.iter().map(|arena| arena.top_bytes).fold(0, u64::saturating_add);
             if let Some(sample) = sample {
                 quality = sample.quality;
@@ -96,9 +97,9 @@ fn take(
             } else if let Some(par) = par {
                 account.mmapped_bytes = par.mmapped_bytes;
                 account.mmapped_allocations = u64::from(par.mmapped_allocations);
-                account.extent_bytes = account.extent_bytes.saturating_add(par.mmapped_bytes);
+                account.ladder.extent_bytes = account.ladder.extent_bytes.saturating_add(par.mmapped_bytes);
             }
-            let extent_bytes = account.extent_bytes;
+            let extent_bytes = account.ladder.extent_bytes;
             quality.judge(extent_bytes, true);
         }
         Level::Full => {
@@ -155,20 +156,19 @@ fn take(
                 huge_mappings: huge_mappings(maps),
             };
             fill_pages(&table, &plan, &regions, &mut pages, &mut account);
-            let sum = [account.live_bytes, account.cached_bytes, account.free_bytes].iter().flatten().sum::<u64>();
-            let balanced = sum + account.top_bytes + account.overhead_bytes + account.unknown_bytes == account.extent_bytes;
-            quality.judge(account.extent_bytes, quality.balanced && balanced);
+            let balanced = account.off_balance_bytes() == Some(0);
+            quality.judge(account.ladder.extent_bytes, quality.balanced && balanced);
             if sample.is_some() {
-                account.live_bytes_est = account.live_bytes;
-                account.live_bytes_stderr = account.live_bytes.map(|_| 0);
+                account.live_bytes_est = account.ladder.live_bytes;
+                account.live_bytes_stderr = account.ladder.live_bytes.map(|_| 0);
             }
         }
     }
-    if account.extent_bytes == 0 {
+    if account.ladder.extent_bytes == 0 {
         // Set up, but never used: another allocator serves malloc, or the program has not called it yet.
         return Ok(None);
     }
-    account.unknown_bytes = quality.unknown_bytes;
+    account.ladder.unknown_bytes = Some(quality.unknown_bytes);
     account.layout = layout.name();
     Ok(Some(HeapWalk { account, quality, chunks: table, extents: regions.extents }))
 }
@@ -253,9 +253,9 @@ fn arena_accounts(arenas: &[Arena], regions: &Regions, pages: &mut PageCache<'_>
         .collect();
     for (index, range) in &regions.extents {
         let residency = pages.residency(range.clone());
-        account.resident_bytes = account.resident_bytes.saturating_add(residency.resident_bytes);
-        account.swapped_bytes = account.swapped_bytes.saturating_add(residency.swapped_bytes);
-        account.huge_bytes = account.huge_bytes.saturating_add(residency.huge_bytes);
+        account.ladder.resident_bytes = account.ladder.resident_bytes.saturating_add(residency.resident_bytes);
+        account.details.swapped_bytes = account.details.swapped_bytes.saturating_add(residency.swapped_bytes);
+        account.details.huge_bytes = account.details.huge_bytes.saturating_add(residency.huge_bytes);
         if let Some(arena) = accounts.get_mut(*index as usize) {
             arena.pieces += 1;
             arena.extent_bytes = arena.extent_bytes.saturating_add(range.end - range.start);
@@ -279,7 +279,7 @@ fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &C
     let [before, after] = arenas.map(|list| list.iter().map(|arena| arena.system_bytes).fold(0, u64::saturating_add));
     let missing = least_bytes.saturating_sub(walked);
     quality.unknown_bytes = quality.unknown_bytes.saturating_add(missing);
-    account.extent_bytes = walked.saturating_add(missing);
+    account.ladder.extent_bytes = walked.saturating_add(missing);
     // In a running process the heap may have grown and shrunk again between the two reads.
     let moved = before.abs_diff(after).max(if quality.broken_headers > 0 { walked / 64 } else { 0 });
     quality.balanced = walked <= before.max(after).saturating_add(ACCOUNT_SLACK_BYTES).saturating_add(moved);
@@ -313,14 +313,14 @@ fn add_mmapped(
         table.push(chunk.bytes - chunk.offset_bytes, ChunkState::Mmapped);
         listed = listed.saturating_add(chunk.bytes);
         let residency = pages.residency(chunk.start..chunk.start.saturating_add(chunk.bytes));
-        account.resident_bytes = account.resident_bytes.saturating_add(residency.resident_bytes);
-        account.swapped_bytes = account.swapped_bytes.saturating_add(residency.swapped_bytes);
-        account.huge_bytes = account.huge_bytes.saturating_add(residency.huge_bytes);
+        account.ladder.resident_bytes = account.ladder.resident_bytes.saturating_add(residency.resident_bytes);
+        account.details.swapped_bytes = account.details.swapped_bytes.saturating_add(residency.swapped_bytes);
+        account.details.huge_bytes = account.details.huge_bytes.saturating_add(residency.huge_bytes);
     }
     // The list is exact when its number is right. glibc 2.43 adds 16 bytes too many at each mremap, so the number decides, not the bytes.
     account.mmapped_allocations = u64::from(now.mmapped_allocations);
     account.mmapped_bytes = if found.is_complete { listed } else { now.mmapped_bytes };
-    account.extent_bytes = account.extent_bytes.saturating_add(account.mmapped_bytes);
+    account.ladder.extent_bytes = account.ladder.extent_bytes.saturating_add(account.mmapped_bytes);
     if !found.is_complete {
         quality.broken_lists += 1;
     }
@@ -338,15 +338,15 @@ fn fill_account(table: &ChunkTable, account: &mut HeapAccount, quality: &WalkQua
         .filter(|chunk| chunk.state == ChunkState::Overhead)
         .map(|chunk| chunk.bytes)
         .sum();
-    account.live_bytes = Some(sums.bytes_in(ChunkState::Live) + account.mmapped_bytes);
+    account.ladder.live_bytes = Some(sums.bytes_in(ChunkState::Live) + account.mmapped_bytes);
     account.live_allocations = Some(sums.chunks_in(ChunkState::Live) + account.mmapped_allocations);
     account.fastbin_bytes = Some(sums.bytes_in(ChunkState::Fastbin));
-    account.cached_bytes = Some(sums.bytes_in(ChunkState::Tcache) + sums.bytes_in(ChunkState::Fastbin));
+    account.details.cached_bytes = Some(sums.bytes_in(ChunkState::Tcache) + sums.bytes_in(ChunkState::Fastbin));
     account.free_bytes = Some(sums.bytes_in(ChunkState::Free));
     account.free_chunks = Some(sums.chunks_in(ChunkState::Free));
     account.top_bytes = sums.bytes_in(ChunkState::Top);
     account.overhead_bytes += sums.bytes_in(ChunkState::Overhead) - padding;
-    account.unknown_bytes = quality.unknown_bytes;
+    account.ladder.unknown_bytes = Some(quality.unknown_bytes);
     account.largest_free_bytes = Some(sums.largest_free_bytes);
     account.size_classes = sums.size_classes;
 }
@@ -365,8 +365,8 @@ fn fill_pages(table: &ChunkTable, plan: &TrimPlan, regions: &Regions, pages: &mu
     }
     let occupancy = builder.finish();
     let whole = occupancy.cached_unpinned_bytes + occupancy.free_unpinned_bytes + occupancy.top_unpinned_bytes;
-    account.trimmable_bytes = Some(trim.bytes());
-    account.pinned_bytes = Some(occupancy.pinned_bytes);
-    account.kept_bytes = Some(whole.saturating_sub(trim.bytes()));
+    account.ladder.trimmable_bytes = Some(trim.bytes());
+    account.ladder.pinned_bytes = Some(occupancy.pinned_bytes);
+    account.details.kept_bytes = Some(whole.saturating_sub(trim.bytes()));
     account.occupancy = Some(occupancy);
 }

@@ -339,19 +339,19 @@ impl<'a> Reading<'a> {
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
         let Self { memory, sums, table, mut pages, extents, arenas, torn, build, .. } = self;
-        let mut account = HeapAccount { allocator: Allocator::Jemalloc, layout: layout(build.bits(), found), ..HeapAccount::default() };
-        account.extent_bytes = sums.extent;
-        account.resident_bytes = sums.resident;
-        account.swapped_bytes = sums.swapped;
-        account.huge_bytes = sums.huge;
+        let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.bits(), found));
+        account.ladder.extent_bytes = sums.extent;
+        account.ladder.resident_bytes = sums.resident;
+        account.details.swapped_bytes = sums.swapped;
+        account.details.huge_bytes = sums.huge;
         account.allocator_resident_bytes = Some(sums.taken_for_resident);
-        account.live_bytes = Some(sums.live);
+        account.ladder.live_bytes = Some(sums.live);
         account.live_allocations = Some(sums.live_count);
         account.free_bytes = Some(sums.free);
         account.free_chunks = Some(sums.free_extents);
-        account.unknown_bytes = sums.unread;
+        account.ladder.unknown_bytes = Some(sums.unread);
         account.overhead_bytes = sums.extent.saturating_sub(sums.live).saturating_sub(sums.free).saturating_sub(sums.unread);
-        account.trimmable_bytes = Some(sums.purgeable);
+        account.ladder.trimmable_bytes = Some(sums.purgeable);
         account.arenas = arenas.into_values().collect();
         let total = |bytes: fn(&ArenaAccount) -> Option<u64>| Some(account.arenas.iter().filter_map(bytes).fold(0, u64::saturating_add));
         account.dirty_bytes = total(|arena| arena.dirty_bytes);
@@ -361,8 +361,8 @@ impl<'a> Reading<'a> {
         account.largest_free_bytes = Some(sums.largest_free);
         account.size_classes = Sums::of(&table, &mut []).size_classes;
         let occupancy = occupancy_of(&table, &mut pages);
-        account.pinned_bytes = Some(occupancy.pinned_bytes);
-        account.kept_bytes = Some(occupancy.free_unpinned_bytes.saturating_sub(sums.purgeable));
+        account.ladder.pinned_bytes = Some(occupancy.pinned_bytes);
+        account.details.kept_bytes = Some(occupancy.free_unpinned_bytes.saturating_sub(sums.purgeable));
         account.occupancy = Some(occupancy);
         let mut quality = WalkQuality {
             windows: known,
@@ -371,7 +371,7 @@ impl<'a> Reading<'a> {
             unread_bytes: sums.unread,
             ..WalkQuality::default()
         };
-        quality.judge(account.extent_bytes, torn.saturating_mul(100) <= known);
+        quality.judge(account.ladder.extent_bytes, torn.saturating_mul(100) <= known);
         HeapWalk { account, quality, chunks: table, extents }
     }
 }

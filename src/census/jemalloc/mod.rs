@@ -131,7 +131,7 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
         }
     }
     let bits = agreement.bits();
-    let mut account = HeapAccount { allocator: Allocator::Jemalloc, layout: layout(bits, found), ..HeapAccount::default() };
+    let mut account = HeapAccount::new(Allocator::Jemalloc, layout(bits, found));
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
         let estimate = seen.estimate(memory, |record| Extent::parse(record, bits).map(live_of));
@@ -155,10 +155,10 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
     for (arena, range) in &extents {
         let bytes = range.end - range.start;
         let residency = pages.residency(range.clone());
-        account.extent_bytes = account.extent_bytes.saturating_add(bytes);
-        account.resident_bytes += residency.resident_bytes;
-        account.swapped_bytes += residency.swapped_bytes;
-        account.huge_bytes += residency.huge_bytes;
+        account.ladder.extent_bytes = account.ladder.extent_bytes.saturating_add(bytes);
+        account.ladder.resident_bytes += residency.resident_bytes;
+        account.details.swapped_bytes += residency.swapped_bytes;
+        account.details.huge_bytes += residency.huge_bytes;
         if *arena != NO_ARENA {
             let own = by_arena.entry(*arena).or_insert_with(|| ArenaAccount { address: u64::from(*arena), ..ArenaAccount::default() });
             own.pieces += 1;
@@ -168,7 +168,7 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
     }
     account.arenas = by_arena.into_values().collect();
     add_decay(&mut account, memory, &blocks, found);
-    quality.judge(account.extent_bytes, true);
+    quality.judge(account.ladder.extent_bytes, true);
     HeapWalk { account, quality, chunks: ChunkTable::default(), extents }
 }
 

@@ -10,6 +10,7 @@ use crate::census::resident::{heap_ranges, pages_of};
 use crate::census::{self, LayoutCache, Level, Pace, Taken};
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, Extents, RegionKind};
+use crate::heap::ladder::known;
 use crate::ledger::Ledger;
 use crate::process::{Maps, Process};
 use crate::profile::{Attribution, HeapSummary};
@@ -148,8 +149,8 @@ pub struct HeapBytes {
 /// A process's heap now, from a census that samples large heaps.
 pub fn bytes(pid: Pid) -> HeapBytes {
     let Some(taken) = look(pid, Level::Sampled) else { return HeapBytes::default() };
-    let live = |heap: &census::HeapAccount| heap.live_bytes.or(heap.live_bytes_est);
-    let free = |heap: &census::HeapAccount| live(heap).map(|live| heap.extent_bytes.saturating_sub(live));
+    let live = |heap: &census::HeapAccount| heap.ladder.live_bytes.or(heap.live_bytes_est);
+    let free = |heap: &census::HeapAccount| live(heap).map(|live| heap.ladder.extent_bytes.saturating_sub(live));
     let heaps = &taken.census.heaps;
     HeapBytes {
         free: heaps.iter().filter_map(free).reduce(u64::saturating_add),
@@ -199,17 +200,10 @@ fn look(pid: Pid, level: Level) -> Option<Taken> {
     census_of(&memory, pid, &comm, level).ok()
 }
 
-/// The heap totals of a census at level full.
+/// The heap totals of a census at level full; a rung that some heaps do not have is that of the others.
 pub fn summary(taken: &Taken) -> HeapSummary {
-    let sum = |of: fn(&census::HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
-    HeapSummary {
-        extent_bytes: sum(|heap| Some(heap.extent_bytes)),
-        resident_bytes: sum(|heap| Some(heap.resident_bytes)),
-        live_bytes: sum(|heap| heap.live_bytes),
-        trimmable_bytes: sum(|heap| heap.trimmable_bytes),
-        pinned_bytes: sum(|heap| heap.pinned_bytes),
-        unknown_bytes: sum(|heap| Some(heap.unknown_bytes)),
-    }
+    let ladders = taken.census.heaps.iter().map(|heap| heap.ladder);
+    ladders.reduce(|a, b| a.and(b, known)).map(|ladder| ladder.map(Some)).unwrap_or_default()
 }
 
 fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Before) -> Option<HeapPicture> {
@@ -219,7 +213,7 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
         if walk.chunks.is_empty() {
             // Only once: a second heap without chunks would attribute the same stacks' bytes again.
             let ledger = if by_sums { &Ledger::new(0, Default::default()) } else { ledger };
-            picture.owned.add_sums(ledger, walk.account.live_bytes.unwrap_or(0), walk.account.live_allocations.unwrap_or(0));
+            picture.owned.add_sums(ledger, walk.account.ladder.live_bytes.unwrap_or(0), walk.account.live_allocations.unwrap_or(0));
             by_sums = true;
             continue;
         }
@@ -259,15 +253,7 @@ fn from_ledger(memory: &LiveMemory, ledger: &Ledger, extents: &mut Extents, foot
     }
     let states = pages_of(memory, ranges.iter().map(|range| range.range.clone()))?;
     let survey = Survey::new(&ranges, blocks.iter().map(|block| footprint.span(&block)), &states);
-    let sums = survey.sums;
-    let summary = HeapSummary {
-        extent_bytes: Some(sums.extent_bytes),
-        resident_bytes: Some(sums.resident_bytes),
-        live_bytes: Some(sums.live_bytes),
-        trimmable_bytes: (sums.resident_unknown_bytes == 0).then_some(sums.trimmable_bytes),
-        pinned_bytes: Some(sums.pinned_bytes),
-        unknown_bytes: Some(sums.resident_unknown_bytes),
-    };
+    let summary = survey.ladder().map(Some);
     let note = "the heap's figures are from the recorded blocks and the mappings alone: no census can read this allocator".to_owned();
     let owned = Owned { pinned: survey.pinned.bytes, ..Owned::default() };
     Some(HeapPicture { summary, owned, notes: vec![note], ..HeapPicture::default() })

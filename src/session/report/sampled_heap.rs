@@ -16,7 +16,7 @@ use crate::census::HeapWalk;
 use crate::census::chunks::Block;
 use crate::census::live::LiveMemory;
 use crate::census::resident::{heap_ranges, pages_of};
-use crate::census::{ChunkState, HeapAccount, Level, Taken};
+use crate::census::{ChunkState, Level, Taken};
 use crate::fragmentation::blocked::blocked_space;
 use crate::fragmentation::survey::Survey;
 use crate::heap::pages::{Owner, Span};
@@ -122,7 +122,7 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<
         if walk.chunks.is_empty() {
             join.by_sums = true;
             join.new.whole.objects += walk.account.live_allocations.unwrap_or(0);
-            join.new.whole.live += walk.account.live_bytes.unwrap_or(0);
+            join.new.whole.live += walk.account.ladder.live_bytes.unwrap_or(0);
             continue;
         }
         join.walk(&memory, walk).ok_or("the state of its pages could not be read")?;
@@ -133,15 +133,7 @@ pub fn picture(pid: Pid, ledger: &mut SampledLedger, before: &Before) -> Result<
     let by_sums = join.by_sums;
     let mut picture = join.picture(ledger.weighing());
     (picture.beyond, picture.by_sums) = (beyond, by_sums);
-    let sum = |of: fn(&HeapAccount) -> Option<u64>| taken.census.heaps.iter().filter_map(of).reduce(u64::saturating_add);
-    picture.summary = HeapSummary {
-        extent_bytes: sum(|heap| Some(heap.extent_bytes)),
-        resident_bytes: sum(|heap| Some(heap.resident_bytes)),
-        live_bytes: sum(|heap| heap.live_bytes),
-        trimmable_bytes: sum(|heap| heap.trimmable_bytes),
-        pinned_bytes: sum(|heap| heap.pinned_bytes),
-        unknown_bytes: sum(|heap| Some(heap.unknown_bytes)),
-    };
+    picture.summary = super::heap::summary(&taken);
     Ok(picture)
 }
 

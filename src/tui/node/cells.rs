@@ -36,10 +36,10 @@ pub fn columns(process: &ProcessView) -> [String; HEADS.len()] {
     [
         process.pid.to_string(),
         HumanBytes(process.rss_bytes).to_string(),
-        known(heap.map(|heap| heap.extent_bytes)),
+        known(heap.map(|heap| heap.ladder.extent_bytes)),
         known(heap.and_then(live_resident)),
-        known(heap.and_then(|heap| heap.trimmable_bytes)),
-        known(heap.and_then(|heap| heap.pinned_bytes)),
+        known(heap.and_then(|heap| heap.ladder.trimmable_bytes)),
+        known(heap.and_then(|heap| heap.ladder.pinned_bytes)),
         process.fragmentation_ratio.map_or_else(|| "?".to_owned(), |ratio| format!("{ratio:.2}")),
         process.growth.map_or_else(|| "?".to_owned(), |growth| signed(growth.live_bytes_per_s * 3600.0)),
         process.verdict.as_ref().map_or_else(|| process.state.name().to_owned(), |verdict| verdict.verdict.clone()),
@@ -49,18 +49,18 @@ pub fn columns(process: &ProcessView) -> [String; HEADS.len()] {
 /// Live bytes as a step below the resident ones: the resident part of them, or, if that is not known, at most the resident bytes.
 #[must_use]
 pub fn live_resident(heap: &HeapSample) -> Option<u64> {
-    heap.live_resident_bytes.or_else(|| Some(heap.live()?.min(heap.resident_bytes)))
+    heap.live_resident_bytes.or_else(|| Some(heap.live()?.min(heap.ladder.resident_bytes)))
 }
 
 /// The ladder in a sentence. Live bytes that were never touched, or are swapped, are given in parentheses: they are on no page.
 fn ladder(heap: &HeapSample) -> String {
-    let (extent, resident) = (HumanBytes(heap.extent_bytes), HumanBytes(heap.resident_bytes));
+    let (extent, resident) = (HumanBytes(heap.ladder.extent_bytes), HumanBytes(heap.ladder.resident_bytes));
     let absent = heap.live().zip(live_resident(heap)).map_or(0, |(live, in_memory)| live.saturating_sub(in_memory));
     let absent = if absent == 0 { String::new() } else { format!(" ({} more are not resident)", HumanBytes(absent)) };
     format!(
         "extent {extent} ≥ resident {resident} ≥ live {}{absent}; swapped {}",
         known(live_resident(heap)),
-        HumanBytes(heap.swapped_bytes)
+        HumanBytes(heap.details.swapped_bytes)
     )
 }
 
@@ -115,10 +115,10 @@ pub fn figures(process: &ProcessView) -> Vec<(&'static str, String)> {
             "free",
             format!(
                 "trimmable {}, pinned {}, kept {}; cached {}, in bins {}, tops {}",
-                known(heap.trimmable_bytes),
-                known(heap.pinned_bytes),
-                known(heap.kept_bytes),
-                known(heap.cached_bytes),
+                known(heap.ladder.trimmable_bytes),
+                known(heap.ladder.pinned_bytes),
+                known(heap.details.kept_bytes),
+                known(heap.details.cached_bytes),
                 known(heap.free_bytes),
                 HumanBytes(heap.top_bytes)
             ),
@@ -261,6 +261,7 @@ fn push(node: &Node, all: u64, depth: usize, lines_max: usize, lines: &mut Vec<S
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::heap::ladder::Ladder;
 
     #[test]
     fn cells_are_classified_by_their_contents() {
@@ -273,9 +274,7 @@ mod tests {
     #[test]
     fn live_never_exceeds_resident_and_the_rest_is_shown() {
         let heap = |live_resident_bytes| HeapSample {
-            extent_bytes: 100 << 20,
-            resident_bytes: 30 << 20,
-            live_bytes: Some(90 << 20),
+            ladder: Ladder { extent_bytes: 100 << 20, resident_bytes: 30 << 20, live_bytes: Some(90 << 20), ..Ladder::default() },
             live_resident_bytes,
             ..HeapSample::default()
         };

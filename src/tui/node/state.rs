@@ -53,8 +53,8 @@ impl Sort {
         match self {
             Self::Resident => one.rss_bytes as f64,
             Self::Live => bytes(heap.and_then(live_resident)),
-            Self::Trimmable => bytes(heap.and_then(|heap| heap.trimmable_bytes)),
-            Self::Pinned => bytes(heap.and_then(|heap| heap.pinned_bytes)),
+            Self::Trimmable => bytes(heap.and_then(|heap| heap.ladder.trimmable_bytes)),
+            Self::Pinned => bytes(heap.and_then(|heap| heap.ladder.pinned_bytes)),
             Self::Fragmentation => one.fragmentation_ratio.unwrap_or(-1.0),
             Self::Growth => one.growth.map_or(f64::MIN, |growth| growth.live_bytes_per_s),
             Self::Name => 0.0,
